@@ -1,0 +1,112 @@
+"""An independent, slow and simple reader of PyTorch traces: the standard json module and exact decimals.
+
+Tests hold the real parser against it. It knows nothing of the parser's code.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import polars as pl
+
+from tracekit.schema import EVENTS, conform
+
+KIND = {
+    "kernel": "kernel",
+    "gpu_memcpy": "memcpy",
+    "memcpy": "memcpy",
+    "gpu_memset": "memset",
+    "memset": "memset",
+    "cpu_op": "cpu_op",
+    "operator": "cpu_op",
+    "cuda_runtime": "runtime",
+    "runtime": "runtime",
+    "cuda_driver": "driver",
+    "user_annotation": "annotation",
+    "gpu_user_annotation": "gpu_annotation",
+    "python_function": "python",
+    "overhead": "overhead",
+    "cuda_sync": "sync",
+}
+SIZE = {"Float": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
+
+
+def load_json(path):
+    raw = Path(path).read_bytes()
+    if raw[:2] == b"\x1f\x8b":
+        raw = gzip.decompress(raw)
+    return json.loads(raw.decode("utf-8", "replace"), parse_float=Decimal, strict=False)
+
+
+def read(path, rank=0):
+    """The events table of one file, row for row."""
+    data = load_json(path)
+    base = int(data.get("baseTimeNanoseconds", 0)) if isinstance(data, dict) else 0
+    events = data["traceEvents"] if isinstance(data, dict) else data
+    info = data.get("distributedInfo", {}) if isinstance(data, dict) else {}
+    rank = info.get("rank", rank)
+    rows = [
+        _row(i, e, base) for i, e in enumerate(e for e in events if e.get("ph", "X") == "X" and "ts" in e)
+    ]
+    frame = conform(pl.DataFrame(rows, infer_schema_length=None).with_columns(rank=pl.lit(rank)), EVENTS)
+    return _steps(frame)
+
+
+def _row(index, event, base):
+    args = event.get("args") or {}
+    kind = KIND.get(str(event.get("cat", "")).lower(), "other")
+    start = base + int(Decimal(event["ts"]) * 1000)
+    gpu = kind in ("kernel", "memcpy", "memset", "gpu_annotation")
+    external = args.get("External id", args.get("external id"))
+    row = {
+        "id": index,
+        "kind": kind,
+        "name": str(event["name"]),
+        "start_ns": start,
+        "end_ns": start + int(Decimal(event.get("dur", 0)) * 1000),
+        "pid": event["pid"] if isinstance(event.get("pid"), int) else None,
+        "tid": event["tid"] if isinstance(event.get("tid"), int) else None,
+        "correlation": args.get("correlation"),
+        "external_id": external,
+        "sequence": args.get("Sequence number"),
+        "fwd_thread": args.get("Fwd thread id"),
+        "collective": args.get("Collective name"),
+        "group": args.get("Process Group Name"),
+        "group_desc": args.get("Process Group Description"),
+        "group_ranks": args.get("Process Group Ranks"),
+        "peer": args.get("Dst Rank", args.get("Src Rank")),
+        "bytes": int(args["bytes"]) if "bytes" in args else None,
+        "shapes": json.dumps(args["Input Dims"], separators=(",", ":")) if "Input Dims" in args else None,
+    }
+    if gpu:
+        row["device"] = int(args.get("device", event["pid"]))
+        row["stream"] = int(args.get("stream", event["tid"]))
+    if "In msg nelems" in args and args.get("dtype") in SIZE:
+        nelems = max(int(args["In msg nelems"]), int(args.get("Out msg nelems", 0)))
+        row["bytes"] = nelems * SIZE[args["dtype"]]
+    return row
+
+
+def _steps(frame):
+    """A CPU event belongs to the ProfilerStep that contains its start, a GPU event to that of its launch."""
+    marks = sorted(
+        (r["start_ns"], r["end_ns"], int(r["name"].split("#")[1]))
+        for r in frame.filter(pl.col("kind") == "annotation").iter_rows(named=True)
+        if r["name"].startswith("ProfilerStep#")
+    )
+
+    def step_at(time):
+        return next((n for s, e, n in marks if s <= time < e), None)
+
+    launch = {
+        r["correlation"]: r["start_ns"]
+        for r in frame.filter(pl.col("kind").is_in(["runtime", "driver"])).iter_rows(named=True)
+    }
+    steps = [
+        step_at(launch.get(r["correlation"], -1) if r["stream"] is not None else r["start_ns"])
+        for r in frame.iter_rows(named=True)
+    ]
+    return frame.with_columns(step=pl.Series(steps, dtype=pl.Int64))

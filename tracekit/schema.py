@@ -1,0 +1,215 @@
+"""The tables' columns, declared once.
+
+Every parser ends in ``conform(frame, EVENTS)``; nothing behind it checks again. Times are Int64 nanoseconds
+since the Unix epoch. Text that repeats is Categorical (dictionary-encoded). Unknown is null, never 0 or "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import polars as pl
+
+from tracekit.errors import Notice
+
+GPU_KINDS = ("kernel", "memcpy", "memset", "graph")
+"""What occupies a GPU. ``graph`` is a whole CUDA-graph launch recorded without its kernels."""
+
+KINDS = (
+    *GPU_KINDS,
+    "gpu_annotation",  # an annotation as the profiler projected it onto a stream
+    "cpu_op",
+    "runtime",  # CUDA / HIP runtime API call
+    "driver",  # CUDA driver API call
+    "annotation",  # record_function or NVTX range on a CPU thread
+    "mark",  # NVTX instant
+    "sync",
+    "python",  # Python frames, read only on request
+    "overhead",  # the profiler's own
+    "other",
+)
+
+COMPUTE_LABELS = ("forward", "dgrad", "wgrad", "backward", "recompute", "optimizer")
+COMMUNICATION_LABELS = (
+    "ep_dispatch",
+    "ep_combine",
+    "pp_comm",
+    "tp_comm",
+    "dp_comm",
+    "cp_comm",
+    "comm",
+    "broadcast",
+)
+COPY_LABELS = ("offload", "onload", "reload", "memory")
+LABELS = (
+    *COMPUTE_LABELS,
+    "ep_dispatch",
+    "ep_combine",
+    "pp_comm",
+    "tp_comm",
+    "dp_comm",
+    "cp_comm",
+    "comm",
+    "offload",
+    "onload",
+    "broadcast",
+    "reload",
+    "memory",
+    "other",
+)
+"""Every label, in the order that settles who pays for time covered by two exposed labels."""
+
+PASSES = ("forward", "backward")
+
+_TEXT = pl.Categorical()
+
+EVENTS = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "id": pl.Int64(),  # position in the rank's source, from 0: (rank, id) names an event
+        "kind": pl.Enum(KINDS),
+        "name": _TEXT,
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "device": pl.Int32(),  # GPU events only
+        "stream": pl.Int64(),  # GPU events only
+        "pid": pl.Int64(),
+        "tid": pl.Int64(),  # of CPU events: the thread
+        "correlation": pl.Int64(),  # joins a GPU event to its launch
+        "external_id": pl.Int64(),
+        "sequence": pl.Int64(),  # autograd sequence number
+        "fwd_thread": pl.Int64(),  # >0 on backward ops: the thread of the forward
+        "shapes": _TEXT,  # input dims as compact JSON, "[[2,512,1024],[]]"
+        "collective": _TEXT,  # "all_to_allv", "send", …
+        "group": _TEXT,  # process group name
+        "group_desc": _TEXT,
+        "group_ranks": _TEXT,  # "[0,1,2,3]"; only what the file gives
+        "peer": pl.Int32(),  # of a point-to-point op: the other rank, global
+        "bytes": pl.Int64(),
+        "graph": pl.Int64(),  # CUDA graph (node) id, where a kernel was launched by a graph
+        "domain": _TEXT,  # NVTX domain
+        "step": pl.Int64(),
+    }
+)
+"""One row a complete event. ``step`` of a GPU event is that of its launch."""
+
+EVIDENCE = pl.Schema(
+    {
+        "launch_ns": pl.Int64(),  # start of the API call that launched it; null when the file has none
+        "launch_tid": pl.Int64(),
+        "op": _TEXT,  # innermost CPU op around the launch
+        "chain": _TEXT,  # the ops above it, outermost first, joined by " > "
+        "annotation": _TEXT,  # innermost user annotation around the launch
+        "annotations": _TEXT,  # all of them, outermost first, joined by " > "
+        "node": _TEXT,  # autograd node that ran it: "MmBackward0"; null outside the engine
+        "fwd_op": _TEXT,  # the forward op the node belongs to: "aten::mm"
+        "autograd_sequence": pl.Int64(),  # number that ties a backward to its forward
+    }
+)
+"""What the classifier learnt about a GPU event before it decided."""
+
+LABELLING = pl.Schema(
+    {
+        "label": pl.Enum(LABELS),
+        "pass": pl.Enum(PASSES),
+        "module": _TEXT,  # attention, mlp, norm, embedding, head, router, …
+        "microbatch": pl.Int32(),
+        "stage": pl.Int32(),
+        "rule": _TEXT,
+        "confidence": pl.Float32(),
+    }
+)
+
+LABELLED = pl.Schema({**EVENTS, **EVIDENCE, **LABELLING})
+"""The labelled table: GPU events only, one row each, sorted by (rank, start_ns)."""
+
+CELLS = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "step": pl.Int64(),
+        "op": pl.Enum(("F", "I", "W", "B", "FB")),
+        "stage": pl.Int32(),
+        "microbatch": pl.Int32(),
+        "b_stage": pl.Int32(),  # FB only: stage and micro-batch of its backward half
+        "b_microbatch": pl.Int32(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "busy_ns": pl.Int64(),  # union of compute inside it
+        "confidence": pl.Float32(),
+    }
+)
+"""Pipeline cells measured from a trace."""
+
+
+def conform(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
+    """Return *frame* with exactly the columns of *schema*, in order; missing columns become null.
+
+    >>> conform(pl.DataFrame({"rank": [0], "noise": [1]}), pl.Schema({"rank": pl.Int32(), "id": pl.Int64()}))
+    shape: (1, 2)
+    ┌──────┬──────┐
+    │ rank ┆ id   │
+    │ ---  ┆ ---  │
+    │ i32  ┆ i64  │
+    ╞══════╪══════╡
+    │ 0    ┆ null │
+    └──────┴──────┘
+    """
+    return frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in schema.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A communicator as the trace's header lists it."""
+
+    name: str
+    description: str | None
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one rank's events came from, and what the file said beside them."""
+
+    path: str
+    reader: str  # "kineto" or "nsight"
+    rank: int
+    rank_from: str  # "content", "name", "option" or "only file"
+    world_size: int | None = None
+    devices: tuple[str, ...] = ()  # GPU names
+    versions: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[ProcessGroup, ...] = ()
+    run: str | None = None  # what files of one run share and files of two runs do not
+    record_shapes: bool | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)  # events by kind
+    skipped: Mapping[str, int] = field(default_factory=dict)  # what the file held and the table does not
+    notices: tuple[Notice, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON and Parquet metadata."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Source:
+        """Read back what ``to_dict`` wrote.
+
+        >>> s = Source("a.json", "kineto", 0, "name", groups=(ProcessGroup("1", None, (0, 1)),))
+        >>> Source.from_dict(s.to_dict()) == s
+        True
+        """
+        groups = tuple(ProcessGroup(g["name"], g["description"], tuple(g["ranks"])) for g in data["groups"])
+        notices = tuple(Notice(**n) for n in data["notices"])
+        rest = {k: v for k, v in data.items() if k not in ("groups", "notices", "devices")}
+        return cls(**rest, groups=groups, notices=notices, devices=tuple(data["devices"]))
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvents:
+    """One rank as a parser returns it: the events table and its source."""
+
+    events: pl.DataFrame
+    source: Source
