@@ -31,7 +31,17 @@ KIND = {
     "overhead": "overhead",
     "cuda_sync": "sync",
 }
-SIZE = {"Float": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
+SIZE = {
+    "Float": 4,
+    "BFloat16": 2,
+    "Half": 2,
+    "Double": 8,
+    "Int": 4,
+    "Long": 8,
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+}
 
 
 def load_json(path):
@@ -48,9 +58,7 @@ def read(path, rank=0):
     events = data["traceEvents"] if isinstance(data, dict) else data
     info = data.get("distributedInfo", {}) if isinstance(data, dict) else {}
     rank = info.get("rank", rank)
-    rows = [
-        _row(i, e, base) for i, e in enumerate(e for e in events if e.get("ph", "X") == "X" and "ts" in e)
-    ]
+    rows = [_row(i, e, base) for i, e in enumerate(e for e in events if e.get("ph", "X") == "X" and "ts" in e)]
     frame = conform(pl.DataFrame(rows, infer_schema_length=None).with_columns(rank=pl.lit(rank)), EVENTS)
     return _steps(frame)
 
