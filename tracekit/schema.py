@@ -106,6 +106,7 @@ EVIDENCE = pl.Schema(
         "node": _TEXT,  # autograd node that ran it: "MmBackward0"; null outside the engine
         "fwd_op": _TEXT,  # the forward op the node belongs to: "aten::mm"
         "autograd_sequence": pl.Int64(),  # number that ties a backward to its forward
+        "p2p": _TEXT,  # what one point-to-point kernel moves, in issue order: "send:2,recv:0"
     }
 )
 """What the classifier learnt about a GPU event before it decided."""
