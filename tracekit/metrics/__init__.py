@@ -1,1 +1,1 @@
-"""Filled in by its own change."""
+"""Pure functions from the labelled table to times: intervals, steps, budget, overlap, waits, bubbles, gaps."""

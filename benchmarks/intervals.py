@@ -1,0 +1,80 @@
+"""Time of the interval code: union and intersection of two label sets, 10 groups, 200 steps.
+
+    python benchmarks/intervals.py [--hta]
+
+``--hta`` also runs Holistic Trace Analysis's own overlap (``pip install traceinsight``) on the 5 M set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import numpy as np
+import polars as pl
+
+from tracekit.metrics.intervals import union_of
+
+GROUPS, STEPS = 10, 200
+
+
+def data(n, *, shuffled):
+    """Two label sets on ten streams; trace-like (each stream in order of time) or in random order."""
+    rng = np.random.default_rng(0)
+    start = np.sort(rng.integers(0, n * 500, n))
+    end = start + rng.integers(100, 9_000, n)
+    group, compute = rng.integers(0, GROUPS, n), rng.random(n) < 0.5
+    step = (np.arange(n) * STEPS // n).astype(np.int64)
+    order = rng.permutation(n) if shuffled else np.arange(n)
+    return start[order], end[order], group[order], step[order], compute[order]
+
+
+def work(start, end, group, step, compute):
+    """Both unions and their intersection, by group and step."""
+    frame = pl.DataFrame({"start_ns": start, "end_ns": end, "key": group * STEPS + step, "compute": compute})
+    a = union_of(frame.filter("compute"), "key")
+    b = union_of(frame.filter(~pl.col("compute")), "key")
+    both = a & b
+    return a.totals_ns(GROUPS * STEPS), b.totals_ns(GROUPS * STEPS), both.totals_ns(GROUPS * STEPS)
+
+
+def hta(start, end, group, compute):
+    """HTA's computation-communication overlap, stream by stream, as its library computes it."""
+    import pandas as pd
+    from hta.utils.utils import merge_kernel_intervals  # type: ignore[import-not-found]
+
+    total = 0
+    for g in range(GROUPS):
+        rows = group == g
+        frame = pd.DataFrame({"ts": start[rows], "dur": (end - start)[rows], "compute": compute[rows]})
+        a = merge_kernel_intervals(frame[frame["compute"]][["ts", "dur"]].copy())
+        b = merge_kernel_intervals(frame[~frame["compute"]][["ts", "dur"]].copy())
+        both = merge_kernel_intervals(frame[["ts", "dur"]].copy())
+        length = [(x["end"] - x["ts"]).sum() for x in (a, b, both)]
+        total += length[0] + length[1] - length[2]
+    return total
+
+
+def main():
+    options = argparse.ArgumentParser()
+    options.add_argument("--hta", action="store_true")
+    wanted = options.parse_args()
+    for n in (5_000_000, 20_000_000):
+        for shuffled in (False, True):
+            columns = data(n, shuffled=shuffled)
+            began = time.perf_counter()
+            work(*columns)
+            took = time.perf_counter() - began
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(f"{n:>11,} intervals {'shuffled' if shuffled else 'in order'}: {took:.2f} s, peak {peak:,.0f} MB")
+            if wanted.hta and n == 5_000_000 and not shuffled:
+                began = time.perf_counter()
+                start, end, group, _, compute = columns
+                hta(start, end, group, compute)
+                theirs = time.perf_counter() - began
+                print(f"  HTA: {theirs:.1f} s, {theirs / took:.0f} times as long")
+
+
+if __name__ == "__main__":
+    main()
