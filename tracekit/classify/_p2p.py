@@ -16,8 +16,8 @@ def point_to_point(events: pl.DataFrame) -> pl.DataFrame:
 
     >>> from tracekit.schema import EVENTS, conform
     >>> rows = [
-    ...     {"id": 0, "kind": "cpu_op", "name": "c", "tid": 1, "start_ns": 1, "end_ns": 2, "collective": "send", "peer": 2},
-    ...     {"id": 1, "kind": "cpu_op", "name": "c", "tid": 1, "start_ns": 3, "end_ns": 4, "collective": "recv", "peer": 0},
+    ...     {"id": 0, "kind": "cpu_op", "tid": 1, "start_ns": 1, "end_ns": 2, "collective": "send", "peer": 2},
+    ...     {"id": 1, "kind": "cpu_op", "tid": 1, "start_ns": 3, "end_ns": 4, "collective": "recv", "peer": 0},
     ...     {"id": 2, "kind": "runtime", "name": "launch", "tid": 1, "start_ns": 5, "end_ns": 6, "correlation": 7},
     ...     {"id": 3, "kind": "kernel", "name": "ncclDevKernel_SendRecv", "start_ns": 8, "end_ns": 9, "correlation": 7},
     ... ]
