@@ -1,0 +1,69 @@
+"""The step's budget: compute + exposed communication and copies by label + idle = span, to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tracekit.metrics.intervals import Intervals
+from tracekit.metrics.lanes import EXPOSABLE, Lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Where a span went. ``exposed_ns`` holds only labels that occur."""
+
+    span_ns: int
+    compute_ns: int
+    exposed_ns: Mapping[str, int] = field(default_factory=dict)
+    idle_ns: int = 0
+
+    @property
+    def conserved(self) -> bool:
+        """Say whether the parts sum to the span."""
+        return self.compute_ns + sum(self.exposed_ns.values()) + self.idle_ns == self.span_ns
+
+    def __add__(self, other: Budget) -> Budget:
+        """Sum over ranks or steps.
+
+        >>> Budget(10, 6, {"pp_comm": 1}, 3) + Budget(5, 5)
+        Budget(span_ns=15, compute_ns=11, exposed_ns={'pp_comm': 1}, idle_ns=3)
+        """
+        labels = [x for x in EXPOSABLE if x in self.exposed_ns or x in other.exposed_ns]
+        return Budget(
+            self.span_ns + other.span_ns,
+            self.compute_ns + other.compute_ns,
+            {x: self.exposed_ns.get(x, 0) + other.exposed_ns.get(x, 0) for x in labels},
+            self.idle_ns + other.idle_ns,
+        )
+
+
+def budgets(lanes: Lanes) -> list[Budget]:
+    """Share out each part's span, one budget a part.
+
+    Time that two exposed labels cover goes to the one that comes first in the order of labels.
+
+    >>> import polars as pl
+    >>> events = pl.DataFrame({"label": ["forward", "pp_comm", "offload", "forward"],
+    ...                        "start_ns": [0, 4, 7, 12], "end_ns": [6, 8, 10, 14]})
+    >>> budgets(Lanes.of(events))
+    [Budget(span_ns=14, compute_ns=8, exposed_ns={'pp_comm': 2, 'offload': 2}, idle_ns=2)]
+    """
+    parts = lanes.parts
+    spans = lanes.busy.hull().totals_ns(parts)
+    busy, compute = lanes.busy.totals_ns(parts), lanes.compute.totals_ns(parts)
+    paid = {label: shares.totals_ns(parts) for label, shares in exposed_in_order(lanes).items()}
+    return [
+        Budget(int(spans[p]), int(compute[p]), {x: int(ns[p]) for x, ns in paid.items()}, int(spans[p] - busy[p]))
+        for p in range(parts)
+    ]
+
+
+def exposed_in_order(lanes: Lanes) -> dict[str, Intervals]:
+    """Return, for each communication and copy label, the exposed time that it pays for."""
+    taken, paid = lanes.compute, {}
+    for label in EXPOSABLE:
+        if label in lanes.by_label:
+            paid[label] = lanes.by_label[label] - taken
+            taken = taken | lanes.by_label[label]
+    return paid

@@ -1,0 +1,130 @@
+"""What compute hides: overlap and exposure by label, and the matrix of what hides what."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tracekit.metrics.intervals import union
+from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, Lanes
+from tracekit.schema import LABELS, conform
+
+LABEL_TIMES = pl.Schema(
+    {
+        "part": pl.Int64(),
+        "label": pl.String(),
+        "ns": pl.Int64(),
+        "count": pl.Int64(),
+        "hidden_ns": pl.Int64(),
+        "exposed_ns": pl.Int64(),
+        "bytes": pl.Int64(),
+    }
+)
+HIDDEN = pl.Schema(
+    {
+        "part": pl.Int64(),
+        "detail": pl.Boolean(),
+        "label": pl.String(),
+        "pass": pl.String(),
+        "by": pl.String(),
+        "by_pass": pl.String(),
+        "by_module": pl.String(),
+        "ns": pl.Int64(),
+    }
+)
+
+
+def ratio(part: int, whole: int) -> float | None:
+    """Share of *whole*; None when there is nothing to divide by.
+
+    >>> ratio(1, 4), ratio(0, 0)
+    (0.25, None)
+    """
+    return part / whole if whole else None
+
+
+def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl.DataFrame:
+    """Time, count, hidden and exposed time of every label and set; hidden / ns is the share that compute hides.
+
+    >>> events = pl.DataFrame(
+    ...     {"label": ["forward", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8], "bytes": [None, 9]})
+    >>> table = label_times(events, Lanes.of(events))
+    >>> table.filter(label="pp_comm").select("ns", "hidden_ns", "exposed_ns", "bytes").rows()
+    [(4, 2, 2, 9)]
+    """
+    counts = labelled.group_by(_part(part), pl.col("label").cast(pl.String)).agg(
+        count=pl.len().cast(pl.Int64), bytes=_sum_or_null("bytes") if "bytes" in labelled.columns else pl.lit(None)
+    )
+    rows = []
+    for name in (*lanes.by_label, "compute", "communication", "copy"):
+        lane = lanes.named(name)
+        total = lane.totals_ns(lanes.parts)
+        hidden = total if name in (*COMPUTE_SET, "compute") else (lane & lanes.compute).totals_ns(lanes.parts)
+        rows += [
+            (int(p), name, int(total[p]), int(hidden[p]), int(total[p] - hidden[p])) for p in np.flatnonzero(total)
+        ]
+    times = pl.DataFrame(rows, schema=["part", "label", "ns", "hidden_ns", "exposed_ns"], orient="row")
+    joined = times.cast({"part": pl.Int64, "label": pl.String}).join(
+        counts, on=["part", "label"], how="full", coalesce=True
+    )
+    order = pl.Enum(["compute", "communication", "copy", *LABELS])
+    filled = joined.with_columns(pl.col("ns", "hidden_ns", "exposed_ns").fill_null(0))
+    return conform(filled.sort("part", pl.col("label").cast(order)), LABEL_TIMES)
+
+
+def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
+    """How long each compute label (with pass and module) runs beside each communication or copy label (with pass).
+
+    Two kernels that hide the same moment both count, so a row of the matrix may sum to more than the label's
+    hidden time. Rows whose ``detail`` is false are the plain label × label matrix; those with true split both by pass,
+    and the hiding side by module.
+
+    >>> events = pl.DataFrame({"label": ["dgrad", "ep_dispatch"], "start_ns": [0, 4], "end_ns": [6, 8],
+    ...                        "pass": ["backward", "forward"], "module": ["mlp", None]})
+    >>> hidden(events).select("detail", "label", "pass", "by", "by_module", "ns").rows()
+    [(False, 'ep_dispatch', None, 'dgrad', None, 2), (True, 'ep_dispatch', 'forward', 'dgrad', 'mlp', 2)]
+    """
+    frame = labelled.select(_part(part), "label", "pass", "module", "start_ns", "end_ns")
+    asked = frame.filter(pl.col("label").is_in(EXPOSABLE))
+    hiding = frame.filter(pl.col("label").is_in(COMPUTE_SET))
+    if asked.is_empty() or hiding.is_empty():
+        return pl.DataFrame(schema=HIDDEN)
+    found = []
+    for detail in (False, True):
+        of = ["label", "pass"] if detail else ["label"]
+        by = ["label", "pass", "module"] if detail else ["label"]
+        pieces = pl.concat(_pieces(rows, of) for rows in asked.partition_by(of, maintain_order=True))
+        found += [_beside(pieces, rows, by) for rows in hiding.partition_by(by, maintain_order=True)]
+    table = conform(pl.concat(found, how="diagonal").filter(pl.col("ns") > 0), HIDDEN)
+    order = pl.col("label").cast(pl.Enum(LABELS))
+    return table.sort("part", "detail", order, "pass", -pl.col("ns"), "by", "by_pass", "by_module")
+
+
+def _pieces(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Return the disjoint pieces of one label (and pass), with its keys beside them."""
+    found = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), rows["part"].to_numpy())
+    first = rows.row(0, named=True)
+    return found.to_frame().with_columns(pl.lit(first[key], pl.String).alias(key) for key in keys)
+
+
+def _beside(pieces: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Sum, for each label and part of *pieces*, the time that *rows* cover."""
+    cover = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), rows["part"].to_numpy())
+    ns = cover.covered_ns(*(pieces[c].to_numpy() for c in ("start_ns", "end_ns", "group")))
+    first = rows.row(0, named=True)
+    names = {"label": "by", "pass": "by_pass", "module": "by_module"}
+    return (
+        pieces.with_columns(ns=pl.Series(ns))
+        .group_by(pl.col("group").alias("part"), "label", *(["pass"] if len(keys) > 1 else []), maintain_order=True)
+        .agg(pl.col("ns").sum())
+        .with_columns(pl.lit(first[key], pl.String).alias(names[key]) for key in keys)
+        .with_columns(detail=pl.lit(len(keys) > 1))
+    )
+
+
+def _part(column: str | None) -> pl.Expr:
+    return (pl.col(column).cast(pl.Int64) if column is not None else pl.lit(0, pl.Int64)).alias("part")
+
+
+def _sum_or_null(column: str) -> pl.Expr:
+    return pl.when(pl.col(column).is_not_null().any()).then(pl.col(column).sum()).otherwise(None)
