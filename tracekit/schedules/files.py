@@ -1,0 +1,64 @@
+"""Custom schedules from files: the notation, one line a rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tracekit._files import atomic_write
+from tracekit.errors import InputError, ScheduleError
+from tracekit.schedules.ops import Op
+from tracekit.schedules.schedule import Schedule
+
+
+def read_orders(path: str | os.PathLike[str]) -> Schedule:
+    r"""Read a schedule from a text file: one line a rank, ops between blanks; ``#`` starts a comment.
+
+    >>> import tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "mine.txt"
+    >>> _ = file.write_text("0F0 0B0   # rank 0\n1F0 1B0\n")
+    >>> read_orders(file).orders()
+    [['0F0', '0B0'], ['1F0', '1B0']]
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise InputError(f"{file}: cannot be read: {reason}", hint="one line a rank, as in 0F0 0F1 0B0 0B1") from error
+    ranks = tuple(_line(file, number, line) for number, line in _lines(text))
+    ops = [op for rank in ranks for op in rank]
+    if not ops:
+        raise ScheduleError(f"{file}: has no ops", hint="write one line a rank, as in 0F0 0F1 0B0 0B1")
+    microbatches = 1 + max(max(op.microbatch, op.b_microbatch or 0) for op in ops)
+    held = max(len({op.stage for op in rank}) for rank in ranks)
+    schedule = Schedule(file.stem, len(ranks), microbatches, held, ranks)
+    _ = schedule.edges  # every op once, or an error that names it
+    return schedule
+
+
+def write_orders(schedule: Schedule, path: str | os.PathLike[str]) -> None:
+    r"""Write a schedule so that ``read_orders`` reads it back.
+
+    >>> import tempfile, pathlib
+    >>> from tracekit.schedules import generate
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "1f1b.txt"
+    >>> write_orders(generate("1f1b", pp=2, microbatches=1), file)
+    >>> file.read_text()
+    '0F0 0B0\n1F0 1B0\n'
+    """
+    with atomic_write(path) as part:
+        part.write_text("".join(" ".join(rank) + "\n" for rank in schedule.orders()), encoding="utf-8")
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    """Lines that hold ops, with their numbers; a rank without ops is not possible."""
+    lines = ((number, line.split("#", 1)[0].strip()) for number, line in enumerate(text.splitlines(), 1))
+    return [(number, line) for number, line in lines if line]
+
+
+def _line(file: Path, number: int, line: str) -> tuple[Op, ...]:
+    try:
+        return tuple(Op.parse(word) for word in line.split())
+    except ScheduleError as error:
+        raise ScheduleError(f"{file}: line {number}: {error.message}", hint=error.hint) from error

@@ -1,0 +1,112 @@
+"""Interleaved schedules: a rank holds every pp-th stage, so each holds `virtual` chunks of the model.
+
+Interleaved 1F1B: Narayanan et al. 2021 (Megatron's virtual pipeline). With overlap: Kimi K2 and Megatron's MoE overlap.
+Looped BFS: Lamy-Poirier 2023. Interleaved zero bubble: PyTorch's combination with Qi et al. 2023.
+"""
+
+from __future__ import annotations
+
+from tracekit.schedules.ops import Op, backward, backward_input, backward_weight, forward, overlapped
+
+
+def default_group(pp: int, microbatches: int) -> int | None:
+    """Micro-batches a group: pp where it divides them, else rounds of equal size, else none.
+
+    >>> default_group(4, 8), default_group(4, 10), default_group(2, 5)
+    (4, 5, None)
+    """
+    if microbatches % pp == 0:
+        return pp
+    rounds = max(1, microbatches // pp)
+    return microbatches // rounds if microbatches % rounds == 0 else None
+
+
+def chunk_order(microbatches: int, virtual: int, group: int) -> list[tuple[int, int]]:
+    """(chunk, micro-batch) in the order forwards run: group by group, in each chunk by chunk.
+
+    >>> order = chunk_order(5, 2, 3)
+    >>> "".join(str(i) for _, i in order), "".join(str(c) for c, _ in order)
+    ('0120123434', '0001110011')
+    """
+    return [
+        (chunk, i)
+        for first in range(0, microbatches, group)
+        for chunk in range(virtual)
+        for i in range(first, min(first + group, microbatches))
+    ]
+
+
+def interleaved(pp: int, microbatches: int, virtual: int, group: int) -> list[list[Op]]:
+    """Warm up, then one forward, one backward, then drain.
+
+    >>> interleaved(2, 2, 2, 2)[1]
+    [Op(1F0), Op(1F1), Op(3F0), Op(3B0), Op(3F1), Op(3B1), Op(1B0), Op(1B1)]
+    """
+    orders = []
+    for rank in range(pp):
+        forwards, backwards = _passes(pp, rank, microbatches, virtual, group)
+        warmup = min(2 * (pp - 1 - rank) + (virtual - 1) * group, len(forwards))
+        steady = len(forwards) - warmup
+        order = forwards[:warmup]
+        for k in range(steady):
+            order += [forwards[warmup + k], backwards[k]]
+        orders.append(order + backwards[steady:])
+    return orders
+
+
+def interleaved_overlap(pp: int, microbatches: int, virtual: int, group: int, *, extra: int = 1) -> list[list[Op]]:
+    """One warm-up forward more, so that the forward and backward of a steady pair are independent and run as one FB.
+
+    >>> interleaved_overlap(2, 2, 1, 2)
+    [[Op(0F0), Op(0F1), Op(0B0), Op(0B1)], [Op(1F0), Op((1F1;1B0)), Op(1B1)]]
+    """
+    orders = []
+    for rank in range(pp):
+        forwards, backwards = _passes(pp, rank, microbatches, virtual, group)
+        warmup = min(2 * (pp - 1 - rank) + (virtual - 1) * group + extra, len(forwards))
+        steady = len(forwards) - warmup
+        pairs = [overlapped(forwards[warmup + k], backwards[k]) for k in range(steady)]
+        orders.append(forwards[:warmup] + pairs + backwards[steady:])
+    return orders
+
+
+def looped_bfs(pp: int, microbatches: int, virtual: int) -> list[list[Op]]:
+    """Chunk by chunk all forwards; back again, chunk by chunk, all backwards, last in, first out.
+
+    >>> looped_bfs(1, 2, 2)
+    [[Op(0F0), Op(0F1), Op(1F0), Op(1F1), Op(1B1), Op(1B0), Op(0B1), Op(0B0)]]
+    """
+    orders = []
+    for rank in range(pp):
+        forwards = [forward(chunk * pp + rank, i) for chunk in range(virtual) for i in range(microbatches)]
+        orders.append(forwards + [backward(f.stage, f.microbatch) for f in reversed(forwards)])
+    return orders
+
+
+def interleaved_zero_bubble(pp: int, microbatches: int, virtual: int, group: int) -> list[list[Op]]:
+    """Interleaved with the backward split: rank r delays each W by r backwards.
+
+    >>> interleaved_zero_bubble(2, 2, 1, 2)[1]
+    [Op(1F0), Op(1I0), Op(1F1), Op(1I1), Op(1W0), Op(1W1)]
+    """
+    orders = []
+    for rank in range(pp):
+        forwards, backwards = _passes(pp, rank, microbatches, virtual, group)
+        total = len(forwards)
+        warmup = min((virtual - 1) * group + (pp - 1 - rank), total)
+        weights = [backward_weight(b.stage, b.microbatch) for b in backwards]
+        order = forwards[:warmup]
+        for k in range(total):
+            order += forwards[warmup + k : warmup + k + 1]
+            order.append(backward_input(backwards[k].stage, backwards[k].microbatch))
+            order += weights[k - rank : k - rank + 1] if k >= rank else []
+        orders.append(order + weights[max(total - rank, 0) :])
+    return orders
+
+
+def _passes(pp: int, rank: int, microbatches: int, virtual: int, group: int) -> tuple[list[Op], list[Op]]:
+    """List a rank's forwards and backwards, each in the order they run; backwards take the chunks from the last."""
+    order = chunk_order(microbatches, virtual, group)
+    forwards = [forward(chunk * pp + rank, i) for chunk, i in order]
+    backwards = [backward((virtual - 1 - chunk) * pp + rank, i) for chunk, i in order]
+    return forwards, backwards

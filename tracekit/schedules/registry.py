@@ -1,0 +1,171 @@
+"""Schedules by name: what each is, where it comes from, which sizes it takes; and a place for your own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tracekit.errors import ScheduleError
+from tracekit.schedules.ops import Op, parse_orders
+from tracekit.schedules.schedule import Schedule
+from tracekit.schedules.times import Times
+
+
+class Sizes(NamedTuple):
+    """What a generator is asked for. ``group`` is 0 where the schedule has none."""
+
+    pp: int
+    microbatches: int
+    virtual: int
+    group: int
+    times: Times
+
+
+Orders = Iterable[Sequence[Op] | str]
+"""One order a rank: ops, or a line in the notation."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A schedule the registry knows."""
+
+    name: str
+    summary: str
+    source: str
+    constraint: str
+    """Which sizes it takes, in words: "dualpipe needs …"; empty when any will do."""
+    build: Callable[[Sizes], Orders]
+    holds: Callable[[Sizes], bool]
+    virtual: int | None
+    """Chunks a rank, or None where the user chooses (default 2)."""
+    default_group: Callable[[int, int], int | None] | None = None
+    pipeline: bool = True
+    """False for what is not a pipeline of micro-batches (weight-reload)."""
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain data for ``tracekit schedule --list --json``."""
+        return {key: getattr(self, key) for key in ("name", "summary", "source", "constraint")}
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(
+    name: str,
+    build: Callable[[Sizes], Orders],
+    *,
+    summary: str,
+    source: str = "",
+    constraint: str = "",
+    holds: Callable[[Sizes], bool] = lambda _: True,
+    virtual: int | None = 1,
+    default_group: Callable[[int, int], int | None] | None = None,
+    replace: bool = False,
+) -> Entry:
+    """Add a schedule of your own; *build* takes the sizes and returns one order a rank.
+
+    >>> _ = register("one-by-one", lambda n: [" ".join(f"{r}F{i} {r}B{i}" for i in range(n.microbatches))
+    ...     for r in range(n.pp)], summary="no pipelining at all", replace=True)
+    >>> generate("one-by-one", pp=2, microbatches=2).orders()
+    [['0F0', '0B0', '0F1', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
+    >>> unregister("one-by-one")
+    """
+    if name in _ENTRIES and not replace:
+        raise ScheduleError(f"there is already a schedule called {name}", hint="pass replace=True to take its place")
+    entry = Entry(name, summary, source, constraint, build, holds, virtual, default_group)
+    _ENTRIES[name] = entry
+    return entry
+
+
+def unregister(name: str) -> None:
+    """Forget a schedule."""
+    _ENTRIES.pop(describe(name).name)
+
+
+def add_entry(entry: Entry) -> None:
+    """Add an entry as it is."""
+    _ENTRIES[entry.name] = entry
+
+
+def names() -> list[str]:
+    """Every schedule's name.
+
+    >>> "dualpipe" in names()
+    True
+    """
+    return list(_ENTRIES)
+
+
+def describe(name: str) -> Entry:
+    """Look up what the registry knows of a schedule; an unknown name gets the nearest one suggested.
+
+    >>> describe("1f1b").summary
+    'one forward, one backward: warm up, alternate, drain'
+    >>> describe("dualpip")
+    Traceback (most recent call last):
+    tracekit.errors.ScheduleError: no schedule is called 'dualpip' (did you mean dualpipe?)
+    """
+    wanted = name.strip().lower().replace("_", "-")
+    if wanted in _ENTRIES:
+        return _ENTRIES[wanted]
+    near = difflib.get_close_matches(wanted, _ENTRIES, n=1, cutoff=0.5)
+    known = f"did you mean {near[0]}?" if near else f"known: {', '.join(_ENTRIES)}"
+    raise ScheduleError(f"no schedule is called {name!r}", hint=known)
+
+
+def generate(
+    name: str,
+    *,
+    pp: int,
+    microbatches: int,
+    virtual: int | None = None,
+    group: int | None = None,
+    times: Times | None = None,
+) -> Schedule:
+    """Make the order of every rank. Only the searched schedules (zb-1p, zb-2p) look at *times*.
+
+    >>> generate("1f1b", pp=2, microbatches=2).orders()
+    [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
+    >>> generate("dualpipe", pp=8, microbatches=12)
+    Traceback (most recent call last):
+    tracekit.errors.ScheduleError: dualpipe needs an even number of ranks and at least 2×pp micro-batches; got pp=8, \
+microbatches=12
+    """
+    entry = describe(name)
+    if not entry.pipeline:
+        raise ScheduleError(f"{entry.name} is not a pipeline schedule", hint="use tracekit.schedules.weight_reload")
+    for size, value in (("pp", pp), ("microbatches", microbatches), ("virtual", virtual), ("group", group)):
+        if value is not None and value < 1:
+            raise ScheduleError(f"{size} must be 1 or more; got {value}")
+    sizes = Sizes(pp, microbatches, _virtual(entry, virtual), _group(entry, pp, microbatches, group), times or Times())
+    if not entry.holds(sizes):
+        raise _refusal(entry, sizes, group)
+    ranks = tuple(parse_orders(rank) if isinstance(rank, str) else tuple(rank) for rank in entry.build(sizes))
+    if len(ranks) != pp:
+        raise ScheduleError(f"{entry.name}: its generator made {len(ranks)} ranks, not {pp}")
+    return Schedule(entry.name, pp, microbatches, sizes.virtual, ranks, sizes.group or None)
+
+
+def _virtual(entry: Entry, virtual: int | None) -> int:
+    if entry.virtual is None:
+        return 2 if virtual is None else virtual
+    if virtual not in (None, entry.virtual):
+        raise ScheduleError(f"{entry.name} has virtual={entry.virtual}; got virtual={virtual}", hint="leave it out")
+    return entry.virtual
+
+
+def _group(entry: Entry, pp: int, microbatches: int, group: int | None) -> int:
+    if entry.default_group is None:
+        if group is not None:
+            raise ScheduleError(f"{entry.name} has no groups; got group={group}", hint="leave it out")
+        return 0
+    return entry.default_group(pp, microbatches) or 0 if group is None else group
+
+
+def _refusal(entry: Entry, sizes: Sizes, group: int | None) -> ScheduleError:
+    got = f"pp={sizes.pp}, microbatches={sizes.microbatches}"
+    got += f", virtual={sizes.virtual}" if entry.virtual is None else ""
+    got += f", group={group}" if group is not None else ""
+    return ScheduleError(f"{entry.constraint}; got {got}")

@@ -1,0 +1,228 @@
+"""A schedule as data: per rank, the ops in the order they run, and what each op waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.errors import ScheduleError
+from tracekit.schedules.ops import KINDS, Op
+
+Ints = npt.NDArray[np.int64]
+F, I, W, B, FB = range(len(KINDS))  # codes of the kinds in OpTable  # noqa: E741
+
+
+@dataclass(frozen=True, eq=False)
+class OpTable:
+    """The ops of all ranks as columns, rank after rank; ``offsets[r]`` is where rank r begins."""
+
+    rank: Ints
+    kind: Ints
+    stage: Ints
+    microbatch: Ints
+    b_stage: Ints  # of B, I and W the same as stage; of FB its backward half; of F -1
+    b_microbatch: Ints
+    offsets: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Per op, the index of the op it waits for, -1 for none."""
+
+    previous: Ints  # the op before it on its rank
+    forward: Ints  # F of the stage before: what an F or FB receives
+    backward: Ints  # B or I of the stage after: what a B, I or FB receives
+    own: Ints  # own F of a B, I or FB; own I of a W
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A named order of ops for every rank.
+
+    >>> from tracekit.schedules.ops import parse_orders
+    >>> s = Schedule("mine", 2, 1, 1, (parse_orders("0F0 0B0"), parse_orders("1F0 1B0")))
+    >>> s.orders()
+    [['0F0', '0B0'], ['1F0', '1B0']]
+    >>> int(s.stage_ranks[1, 0])
+    1
+    """
+
+    name: str
+    pp: int
+    microbatches: int
+    virtual: int
+    ranks: tuple[tuple[Op, ...], ...]
+    group: int | None = None
+
+    def orders(self) -> list[list[str]]:
+        """Every rank's order in the notation, as lists of strings."""
+        return [[str(op) for op in rank] for rank in self.ranks]
+
+    def op_at(self, index: int) -> Op:
+        """Return the op at *index* of the table."""
+        rank = int(self.table.rank[index])
+        return self.ranks[rank][index - int(self.table.offsets[rank])]
+
+    @property
+    def stages(self) -> int:
+        """How many stages the model is cut into."""
+        return int(self.table.stage.max()) + 1
+
+    @cached_property
+    def table(self) -> OpTable:
+        """The ops as columns."""
+        ops = [op for rank in self.ranks for op in rank]
+        if not ops:
+            raise ScheduleError(f"{self.name}: has no ops", hint="write at least one forward and its backward")
+        codes = {kind: code for code, kind in enumerate(KINDS)}
+        kind = np.array([codes[op[0]] for op in ops], np.int64)
+        stage = np.array([op[1] for op in ops], np.int64)
+        microbatch = np.array([op[2] for op in ops], np.int64)
+        b_stage = np.array([-1 if op[3] is None else op[3] for op in ops], np.int64)
+        b_microbatch = np.array([-1 if op[4] is None else op[4] for op in ops], np.int64)
+        backward = (kind == B) | (kind == I) | (kind == W)
+        lengths = [len(rank) for rank in self.ranks]
+        return OpTable(
+            rank=np.repeat(np.arange(len(lengths)), lengths),
+            kind=kind,
+            stage=stage,
+            microbatch=microbatch,
+            b_stage=np.where(backward, stage, b_stage),
+            b_microbatch=np.where(backward, microbatch, b_microbatch),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        )
+
+    @cached_property
+    def stage_ranks(self) -> Ints:
+        """``stage_ranks[stage, microbatch]``: the rank that holds it, in the direction that micro-batch flows."""
+        forwards = self._makers[0]
+        placement = self.table.rank[forwards]
+        placement.flags.writeable = False
+        return placement
+
+    @cached_property
+    def edges(self) -> Edges:
+        """What every op waits for. Raises if an op is missing, doubled or on a rank of its own."""
+        table = self.table
+        makes_f, makes_i, _ = self._makers
+        last = makes_f.shape[0] - 1
+        none = np.int64(-1)
+        f_part = (table.kind == F) | (table.kind == FB)
+        b_part = (table.kind == B) | (table.kind == I) | (table.kind == FB)
+        w_part = table.kind == W
+        previous = np.arange(len(table.kind)) - 1
+        first = table.offsets[:-1][np.diff(table.offsets) > 0]
+        previous[first] = none
+        before = makes_f[table.stage - 1, table.microbatch]
+        after = makes_i[np.minimum(table.b_stage + 1, last), table.b_microbatch]
+        own = np.where(w_part, makes_i[table.b_stage, table.b_microbatch], makes_f[table.b_stage, table.b_microbatch])
+        return Edges(
+            previous=previous,
+            forward=np.where(f_part & (table.stage > 0), before, none),
+            backward=np.where(b_part & (table.b_stage < last), after, none),
+            own=np.where(b_part | w_part, own, none),
+        )
+
+    @cached_property
+    def _makers(self) -> tuple[Ints, Ints, Ints]:
+        """Index of the op that makes each (stage, micro-batch)'s output, input gradient and weight gradient."""
+        table = self.table
+        shape = (int(max(table.stage.max(), table.b_stage.max())) + 1, self.microbatches)
+        _check_microbatches(self, max(table.microbatch.max(), table.b_microbatch.max()))
+        kind, index = table.kind, np.arange(len(table.kind))
+        f_part = (kind == F) | (kind == FB)
+        i_part = (kind == B) | (kind == I) | (kind == FB)
+        w_part = (kind == B) | (kind == W) | (kind == FB)
+        parts = (
+            ("F", f_part, table.stage, table.microbatch),
+            ("B", i_part, table.b_stage, table.b_microbatch),
+            ("W", w_part, table.b_stage, table.b_microbatch),
+        )
+        made = []
+        for letter, part, stage, microbatch in parts:
+            flat = stage[part] * shape[1] + microbatch[part]
+            counts = np.bincount(flat, minlength=shape[0] * shape[1])
+            _check_once(self, letter, counts.reshape(shape))
+            maker = np.empty(len(counts), np.int64)
+            maker[flat] = index[part]
+            made.append(maker.reshape(shape))
+        _check_placement(self, *made)
+        return made[0], made[1], made[2]
+
+
+def _check_microbatches(schedule: Schedule, largest: np.int64) -> None:
+    if largest >= schedule.microbatches:
+        raise ScheduleError(
+            f"{schedule.name}: micro-batch {largest} is beyond the {schedule.microbatches} of the schedule",
+            hint="count micro-batches from 0",
+        )
+
+
+def _check_once(schedule: Schedule, letter: str, counts: Ints) -> None:
+    wrong = np.argwhere(counts != 1)
+    if not len(wrong):
+        return
+    stage, microbatch = (int(n) for n in wrong[0])
+    op = f"{stage}{letter}{microbatch}"
+    others = f", and {len(wrong) - 1} more like it" if len(wrong) > 1 else ""
+    if counts[stage, microbatch]:
+        where = ", ".join(_mentions(schedule, letter, stage, microbatch))
+        raise ScheduleError(
+            f"{schedule.name}: {op} is there {counts[stage, microbatch]} times ({where}){others}",
+            hint="every op runs once",
+        )
+    hint = {
+        "F": "every stage needs every micro-batch's forward",
+        "B": "every forward needs its backward, as B, as I and W, or inside an FB",
+        "W": "every I needs its W",
+    }[letter]
+    raise ScheduleError(f"{schedule.name}: {op} is missing{others}", hint=hint)
+
+
+def _mentions(schedule: Schedule, letter: str, stage: int, microbatch: int) -> list[str]:
+    """Where the ops stand that all do this one piece of work."""
+    kinds = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W")}[letter]
+    found = []
+    for rank, ops in enumerate(schedule.ranks):
+        for op in ops:
+            plain = op.kind in kinds and (op.stage, op.microbatch) == (stage, microbatch)
+            half = (op.stage, op.microbatch) if letter == "F" else (op.b_stage, op.b_microbatch)
+            if plain or (op.kind == "FB" and half == (stage, microbatch)):
+                found.append(f"{op} on rank {rank}")
+    return found
+
+
+def _check_placement(schedule: Schedule, *made: Ints) -> None:
+    forward_rank = schedule.table.rank[made[0]]
+    for part in made[1:]:
+        wrong = np.argwhere(schedule.table.rank[part] != forward_rank)
+        if len(wrong):
+            stage, microbatch = wrong[0]
+            op = schedule.op_at(int(part[stage, microbatch]))
+            raise ScheduleError(
+                f"{schedule.name}: {op} is on rank {schedule.table.rank[part[stage, microbatch]]}, "
+                f"its forward on rank {forward_rank[stage, microbatch]}",
+                hint="a backward runs where its forward ran",
+            )
+
+
+def align(schedule: Schedule, values: Any) -> list[Any]:
+    """Flatten one sequence a rank, aligned to ``schedule.ranks``, into the order of ``schedule.table``.
+
+    >>> from tracekit.schedules.ops import parse_orders
+    >>> s = Schedule("mine", 2, 1, 1, (parse_orders("0F0 0B0"), parse_orders("1F0 1B0")))
+    >>> align(s, [[1, 2], [3, 4]])
+    [1, 2, 3, 4]
+    """
+    wanted = [len(rank) for rank in schedule.ranks]
+    given = [len(rank) for rank in values]
+    if given != wanted:
+        raise ScheduleError(
+            f"{schedule.name}: durations for {given} ops a rank, the schedule has {wanted}",
+            hint="give one value for each op of schedule.ranks",
+        )
+    return [value for rank in values for value in (rank.tolist() if hasattr(rank, "tolist") else rank)]

@@ -1,0 +1,170 @@
+"""What a simulated schedule tells: cells, makespan, three bubbles, memory, idle by phase."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.schedules import schedule as s
+from tracekit.schedules.ops import KINDS
+from tracekit.schedules.schedule import Schedule
+from tracekit.schedules.times import Times
+
+Numbers = npt.NDArray[Any]
+PHASES = ("warm-up", "steady", "cool-down")
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """A schedule with its clock; ``start`` and ``end`` are aligned to ``schedule.table``.
+
+    >>> from tracekit.schedules import generate, simulate
+    >>> done = simulate(generate("1f1b", pp=4, microbatches=8))
+    >>> done.makespan, done.bubble, done.peak_activations
+    (33, [9, 9, 9, 9], [4, 3, 2, 1])
+    >>> round(done.bubble_fraction, 4), done.bubble_over_work
+    (0.2727, 0.375)
+    """
+
+    schedule: Schedule
+    times: Times
+    start: Numbers
+    end: Numbers
+
+    @cached_property
+    def cells(self) -> pl.DataFrame:
+        """One row an op: rank, op, stage, microbatch, b_stage, b_microbatch (of FB), start, end."""
+        table = self.schedule.table
+        pair = table.kind == s.FB
+        return pl.DataFrame(
+            {
+                "rank": table.rank.astype(np.int32),
+                "op": pl.Series(np.array(KINDS)[table.kind], dtype=pl.Enum(KINDS)),
+                "stage": table.stage.astype(np.int32),
+                "microbatch": table.microbatch.astype(np.int32),
+                "b_stage": _only(pair, table.b_stage),
+                "b_microbatch": _only(pair, table.b_microbatch),
+                "start": self.start,
+                "end": self.end,
+            }
+        )
+
+    @property
+    def makespan(self) -> Any:
+        """From 0 to the end of the last op."""
+        return self.end.max().item()
+
+    @cached_property
+    def busy(self) -> list[Any]:
+        """Work of each rank."""
+        return _by_rank(self.end - self.start, self.schedule)
+
+    @property
+    def span(self) -> list[Any]:
+        """From the start of each rank's first op to the end of its last."""
+        return [(self.end[rows][-1] - self.start[rows][0]).item() if _some(rows) else 0 for rows in self._rows()]
+
+    @property
+    def bubble(self) -> list[Any]:
+        """Makespan − work, of each rank."""
+        return [self.makespan - work for work in self.busy]
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle share of ranks × makespan."""
+        return float(sum(self.bubble) / (self.makespan * self.schedule.pp))
+
+    @property
+    def bubble_rate_zb(self) -> float:
+        """The zero-bubble papers' rate: 1 − mean work of a rank / the longest span, first start to last end."""
+        return float(1 - sum(self.busy) / self.schedule.pp / max(self.span))
+
+    @property
+    def bubble_over_work(self) -> float:
+        """Megatron's: bubble / work."""
+        return float(sum(self.bubble) / sum(self.busy))
+
+    @cached_property
+    def peak_activations(self) -> list[int]:
+        """Most chunks' activations each rank holds at once: from F's start to the end of B or W."""
+        kind = self.schedule.table.kind
+        taken = (kind == s.F).astype(np.int64) + (kind == s.FB)
+        freed = ((kind == s.B) | (kind == s.W) | (kind == s.FB)).astype(np.int64)
+        peaks = []
+        for rows in self._rows():
+            before = np.concatenate([[0], np.cumsum(taken[rows] - freed[rows])[:-1]]) if _some(rows) else [0]
+            peaks.append(int((before + taken[rows]).max(initial=0)))
+        return peaks
+
+    @cached_property
+    def idle_by_phase(self) -> pl.DataFrame:
+        """Idle time of each rank before its first backward, after its last forward, and between.
+
+        >>> from tracekit.schedules import generate, simulate
+        >>> simulate(generate("1f1b", pp=2, microbatches=4)).idle_by_phase.rows()
+        [(0, 2, 0, 1), (1, 1, 0, 2)]
+        """
+        kind = self.schedule.table.kind
+        rows = []
+        for rank, ops in enumerate(self._rows()):
+            if not _some(ops):
+                rows.append((rank, self.makespan, 0, 0))
+                continue
+            start, end, kinds = self.start[ops], self.end[ops], kind[ops]
+            steady = start[np.argmax(kinds != s.F)]
+            forwards = np.flatnonzero((kinds == s.F) | (kinds == s.FB))
+            cool = np.maximum(steady, end[forwards[-1]] if len(forwards) else steady)
+            parts = ((0, steady), (steady, cool), (cool, self.makespan))
+            rows.append((rank, *(_idle(start, end, low, high) for low, high in parts)))
+        return pl.DataFrame(rows, schema=["rank", "warm_up", "steady", "cool_down"], orient="row")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the JSON of ``tracekit schedule --json``, format tracekit.schedule/1."""
+        plan = self.schedule
+        return {
+            "format": "tracekit.schedule/1",
+            "name": plan.name,
+            "pp": plan.pp,
+            "microbatches": plan.microbatches,
+            "virtual": plan.virtual,
+            "group": plan.group,
+            "time": self.times.scalars(),
+            "ranks": plan.orders(),
+            "cells": self.cells.to_dicts(),
+            "makespan": self.makespan,
+            "bubble": self.bubble,
+            "bubble_fraction": self.bubble_fraction,
+            "bubble_rate_zb": self.bubble_rate_zb,
+            "bubble_over_work": self.bubble_over_work,
+            "peak_activations": self.peak_activations,
+            "idle_by_phase": self.idle_by_phase.to_dicts(),
+        }
+
+    def _rows(self) -> list[slice]:
+        offsets = self.schedule.table.offsets.tolist()
+        return [slice(a, b) for a, b in itertools.pairwise(offsets)]
+
+
+def _some(rows: slice) -> bool:
+    return bool(rows.stop > rows.start)
+
+
+def _only(rows: npt.NDArray[np.bool_], values: npt.NDArray[np.int64]) -> pl.Series:
+    return pl.Series(np.where(rows, values, 0), dtype=pl.Int32).set(pl.Series(~rows), None)
+
+
+def _by_rank(values: Numbers, schedule: Schedule) -> list[Any]:
+    sums = np.zeros(len(schedule.ranks), values.dtype)
+    np.add.at(sums, schedule.table.rank, values)
+    return list(sums.tolist())
+
+
+def _idle(start: Numbers, end: Numbers, low: Any, high: Any) -> Any:
+    busy = (np.minimum(end, high) - np.maximum(start, low)).clip(0).sum()
+    return (high - low - busy).item() if hasattr(high - low - busy, "item") else high - low - busy
