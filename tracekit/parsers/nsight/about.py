@@ -1,0 +1,69 @@
+"""What an export says about itself: versions, GPUs, the clock, lost events. Nothing of the program or its host.
+
+Reports embed the environment, the command line and the program's output. None of those tables is opened, and of
+diagnostics only the severity and known phrases are used.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.errors import Notice
+from tracekit.parsers.nsight.tables import Export, read_table
+
+_VERSIONS = {"EXPORT_PRODUCT_VERSION": "nsys", "EXPORT_SCHEMA_VERSION": "schema"}
+_META = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+_LOST = (
+    ("drop|lost|might have been|not all|incomplete", "some events were lost"),
+    ("buffer", "a buffer ran full and events may be missing"),
+    ("clock|timestamp|synchroni", "the profiler had trouble with its clocks"),
+)
+_WARNING, _ERROR = 2, 3
+
+
+def versions(export: Export) -> dict[str, str]:
+    """Return the exporter's version and its schema's, where the file says so (2020's does not)."""
+    table = next((name for name in _META if name in export.tables), "")
+    rows = read_table(export, table, ["name", "value"]).filter(pl.col("name").is_in(list(_VERSIONS)))
+    return {_VERSIONS[name]: value for name, value in rows.select("name", "value").rows() if value}
+
+
+def session_start(export: Export) -> int | None:
+    """Return the wall clock at time 0 of the file, nanoseconds since the epoch."""
+    start = read_table(export, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
+    return int(start[0]) if len(start) else None
+
+
+def session_length(export: Export) -> int:
+    """How long the session lasted, 0 when the file does not say."""
+    duration = read_table(export, "ANALYSIS_DETAILS", ["duration"])["duration"].drop_nulls()
+    return max(0, int(duration[0])) if len(duration) else 0
+
+
+def gpu_names(export: Export) -> dict[tuple[int, int | None], str]:
+    """Return the model of the GPU that each (pid, device) means; -1 stands for every pid."""
+    gpus = read_table(export, "TARGET_INFO_GPU", ["id", "name", "cuDevice"])
+    cuda = read_table(export, "TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"])
+    names = dict(gpus.select("id", "name").rows())
+    found: dict[tuple[int, int | None], str] = {
+        (-1, device): name for device, name in gpus.select("cuDevice", "name").rows() if device is not None
+    }
+    found |= {(pid, device): names[gpu] for gpu, device, pid in cuda.rows() if gpu in names}
+    return found
+
+
+def lost_events(export: Export) -> list[Notice]:
+    """Return a notice for each kind of warning or error the profiler recorded, without its text."""
+    rows = read_table(export, "DIAGNOSTIC_EVENT", ["severity", "text"])
+    rows = rows.filter(pl.col("severity").is_in([_WARNING, _ERROR]))
+    if not rows.height:
+        return []
+    text = pl.col("text").str.to_lowercase()
+    said = pl.lit("the profiler reported a problem")
+    for pattern, sentence in reversed(_LOST):
+        said = pl.when(text.str.contains(pattern)).then(pl.lit(sentence)).otherwise(said)
+    counts = rows.group_by(said.alias("said")).len().sort("said")
+    return [
+        Notice("profiler-warnings", f"{sentence} ({count} such warnings; open the report in nsys-ui to read them)")
+        for sentence, count in counts.rows()
+    ]

@@ -1,0 +1,133 @@
+"""Arrow and Parquet exports: a folder with a file a table, or many Arrow streams in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit.errors import InputError, Notice
+
+
+class FolderExport:
+    """``parquetdir`` or ``arrowdir``: one file a table, named after it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notices: list[Notice] = []
+        self._files = {
+            file.stem: file
+            for file in sorted(path.iterdir())
+            if file.suffix in (".parquet", ".arrow") and file.is_file()
+        }
+        self.tables = frozenset(self._files)
+
+    def columns(self, table: str) -> frozenset[str]:
+        """Name the columns *table* has in this file; of a damaged file, none."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        file = self._files[table]
+        try:
+            if file.suffix == ".parquet":
+                return frozenset(parquet.read_schema(file).names)
+            with pa.OSFile(str(file)) as source:
+                return frozenset(_open_arrow(source).schema.names)
+        except (pa.ArrowException, OSError):
+            self._damaged(table)
+            return frozenset()
+
+    def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Read columns that are there."""
+        import pyarrow as pa
+
+        if not columns:
+            return pl.DataFrame()
+        file = self._files[table]
+        try:
+            if file.suffix == ".parquet":
+                return pl.read_parquet(file, columns=list(columns))
+            with pa.memory_map(str(file)) as source:
+                return _to_polars(_read_all(_open_arrow(source), columns))
+        except (pa.ArrowException, pl.exceptions.PolarsError, OSError):
+            self._damaged(table)
+            return pl.DataFrame()
+
+    def _damaged(self, table: str) -> None:
+        self.notices.append(Notice("damaged-table", f"{self.path.name}: {table} is damaged and was left out"))
+
+    def close(self) -> None:
+        """Nothing is held between reads."""
+
+
+class StreamExport:
+    """``.arrow``: one Arrow stream a table, one after another; each names its table in the schema's metadata."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+        from pyarrow import ipc
+
+        self.path = path
+        self.notices: list[Notice] = []
+        self._source = pa.memory_map(str(path))
+        self._at: dict[str, int] = {}
+        self._columns: dict[str, frozenset[str]] = {}
+        size = self._source.size()
+        try:
+            while self._source.tell() < size:
+                at = self._source.tell()
+                reader = ipc.open_stream(self._source)
+                name = (reader.schema.metadata or {}).get(b"table_name", b"").decode("utf-8", "replace")
+                for _ in reader:  # memory-mapped: this reads the batches' headers, not their columns
+                    pass
+                self._at[name] = at
+                self._columns[name] = frozenset(reader.schema.names)
+        except (pa.ArrowException, OSError) as error:
+            if not self._at:
+                self._source.close()
+                raise InputError(
+                    f"{path}: is no Arrow export", hint="pass what `nsys export --type arrow` wrote"
+                ) from error
+            self.notices.append(Notice("truncated", f"{path.name}: the file ends early; the tables before were read"))
+        self.tables = frozenset(self._at)
+
+    def columns(self, table: str) -> frozenset[str]:
+        """Name the columns *table* has in this file."""
+        return self._columns[table]
+
+    def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Read columns that are there."""
+        from pyarrow import ipc
+
+        if not columns:
+            return pl.DataFrame()
+        self._source.seek(self._at[table])
+        return _to_polars(_read_all(ipc.open_stream(self._source), columns))
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._source.close()
+
+
+def _open_arrow(source: Any) -> Any:
+    """Open an Arrow file or an Arrow stream: exporters have written both."""
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    try:
+        return ipc.open_file(source)
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return ipc.open_stream(source)
+
+
+def _read_all(reader: Any, columns: Sequence[str]) -> Any:
+    return reader.read_all().select(list(columns))
+
+
+def _to_polars(table: Any) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame

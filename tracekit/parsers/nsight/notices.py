@@ -1,0 +1,62 @@
+"""What a rank's events cannot tell, said once and plainly."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.errors import Notice
+from tracekit.schema import GPU_KINDS
+
+
+def rank_notices(events: pl.DataFrame, rank: int) -> list[Notice]:
+    """Notices about one rank's events table."""
+    counts = dict(events["kind"].cast(pl.String).value_counts().rows())
+    gpu = sum(counts.get(kind, 0) for kind in GPU_KINDS)
+    found = []
+    if not gpu:
+        found.append(Notice("no-gpu-events", f"rank {rank}: nothing ran on a GPU here, or CUDA was not traced"))
+    if graphs := counts.get("graph", 0):
+        found.append(
+            Notice(
+                "graph-mode",
+                f"rank {rank}: {graphs:,} CUDA graph launches were recorded whole, without their kernels; "
+                "record with --cuda-graph-trace=node to see inside",
+            )
+        )
+    found += _launches(events, gpu, rank)
+    if not counts.get("cpu_op") and not counts.get("annotation"):
+        found.append(
+            Notice(
+                "no-ranges",
+                f"rank {rank}: no NVTX ranges, so labels come from kernel names alone; "
+                "record with --trace=cuda,nvtx under torch.autograd.profiler.emit_nvtx()",
+            )
+        )
+    found += _peers(events, rank)
+    return found
+
+
+def _launches(events: pl.DataFrame, gpu: int, rank: int) -> list[Notice]:
+    """GPU events whose launch is not in the file: normal in a recording of a window, but it costs evidence."""
+    kind = pl.col("kind").cast(pl.String)
+    known = events.filter(kind.is_in(["runtime", "driver"]))["correlation"]
+    lost = events.filter(
+        kind.is_in(GPU_KINDS) & ~pl.col("correlation").is_in(known.unique().implode()).fill_null(False)
+    )
+    if not gpu or not lost.height:
+        return []
+    text = f"rank {rank}: {lost.height:,} of {gpu:,} GPU events have no launch in the file; these go by name alone"
+    return [Notice("no-launch", text)]
+
+
+def _peers(events: pl.DataFrame, rank: int) -> list[Notice]:
+    sent = events.filter(pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
+    if not sent.height or sent["peer"].null_count() < sent.height:
+        return []
+    return [
+        Notice(
+            "no-peers",
+            f"rank {rank}: sends and receives do not say to whom: the export has no NCCL payloads "
+            "(export again with --include-json=true, or --include-blobs=true)",
+        )
+    ]

@@ -1,0 +1,158 @@
+"""Nsight Systems exports into the events table: one rank for each process and GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from tracekit.errors import InputError, Notice
+from tracekit.parsers.nsight import about, emit, nccl
+from tracekit.parsers.nsight.api import api_events
+from tracekit.parsers.nsight.build import events_table
+from tracekit.parsers.nsight.gpu import gpu_events
+from tracekit.parsers.nsight.marks import step_marks
+from tracekit.parsers.nsight.names import Strings
+from tracekit.parsers.nsight.notices import rank_notices
+from tracekit.parsers.nsight.nvtx import nvtx_events, thread_names
+from tracekit.parsers.nsight.payload import layouts
+from tracekit.parsers.nsight.ranks import Owner, find_pairs, number
+from tracekit.parsers.nsight.report import SUFFIXES as REPORTS
+from tracekit.parsers.nsight.report import exported
+from tracekit.parsers.nsight.tables import Export, open_export
+from tracekit.schema import EVENTS, RankEvents, Source, conform
+
+
+def read(
+    path: str | os.PathLike[str], *, rank: int | None = None, nsys: str | None = None, lenient: bool = True
+) -> list[RankEvents]:
+    """Read an export (sqlite, parquetdir, arrowdir, arrow) or, through ``nsys``, a report: one item a rank.
+
+    *rank* numbers the file's first rank; *nsys* is the exporter to use for reports; with *lenient* off a damaged
+    file is an error instead of a notice.
+
+    >>> one, = read("sample_traces/nsys-1f1b/rank0.sqlite")
+    >>> one.source.rank, one.source.counts["kernel"]
+    (0, 643)
+    """
+    asked = Path(path)
+    if not asked.exists():
+        raise InputError(f"{asked}: there is no such file", hint="check the path")
+    if asked.suffix in REPORTS:
+        with exported(asked, nsys) as export_path:
+            return _read(export_path, asked, rank, lenient)
+    return _read(asked, asked, rank, lenient)
+
+
+def _read(path: Path, asked: Path, rank: int | None, lenient: bool) -> list[RankEvents]:
+    export = open_export(path)
+    try:
+        return _ranks(export, asked, rank, lenient)
+    finally:
+        export.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What one export holds for all its ranks."""
+
+    asked: Path
+    gpu: list[pl.DataFrame]
+    calls: list[pl.DataFrame]
+    nvtx: pl.DataFrame
+    world_size: int | None
+    versions: Mapping[str, str]
+    gpus: Mapping[tuple[int, int | None], str]
+    skipped: Mapping[str, int]
+    notices: tuple[Notice, ...]
+
+
+def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list[RankEvents]:
+    began = about.session_start(export)
+    strings = Strings(export)
+    gpu = gpu_events(export, strings, began or 0)
+    calls = api_events(export, strings, began or 0)
+    nvtx = nvtx_events(export, strings, began or 0, about.session_length(export))
+    threads = thread_names(export, strings)
+    layout = layouts(export)
+    created = nccl.communicators(nvtx, layout)
+    nvtx = nccl.add_communication(emit.link_autograd(emit.parse_ops(nvtx)), layout)
+    pairs, skipped = find_pairs(gpu)
+    processes = pairs or _without_gpu([*calls, nvtx], asked)
+    owners = number(processes, asked, rank=rank, communicators=created, threads=threads)
+    if export.notices and not lenient:
+        raise InputError(export.notices[0].message, hint="export the report again, or allow damaged files")
+    file = _File(
+        asked=asked,
+        gpu=gpu,
+        calls=calls,
+        nvtx=nvtx,
+        world_size=max(created["ranks"].to_list(), default=None),
+        versions=about.versions(export),
+        gpus=about.gpu_names(export),
+        skipped=skipped,
+        notices=(*export.notices, *about.lost_events(export), *_clock(began)),
+    )
+    return [_rank(owner, file) for owner in owners]
+
+
+def _without_gpu(frames: list[pl.DataFrame], asked: Path) -> list[tuple[int, int | None]]:
+    """Name the processes of a file without GPU events: ranks all the same, with a notice each."""
+    found = sorted({process for frame in frames for process in frame["process"].unique().drop_nulls()})
+    if not found:
+        raise InputError(
+            f"{asked}: holds no GPU events, no CUDA calls and no NVTX ranges",
+            hint="record with: nsys profile --trace=cuda,nvtx",
+        )
+    return [(process, None) for process in found]
+
+
+def _rank(owner: Owner, file: _File) -> RankEvents:
+    gpu = [_of(frame, process=owner.process, device=owner.device) for frame in file.gpu]
+    calls = [_of(frame, process=owner.process) for frame in file.calls]
+    nvtx = _of(file.nvtx, process=owner.process)
+    if calls:
+        records = nvtx.filter(pl.col("kind") == "cpu_op", pl.col("collective").is_not_null())
+        gpu = [nccl.on_kernels(frame, calls[0], records) for frame in gpu]
+    frames = [frame.drop("process") for frame in (*gpu, *calls, nvtx) if frame.height]
+    pid = owner.process & 0xFFFFFF
+    events = events_table(frames, rank=owner.rank, pid=pid)
+    with contextlib.suppress(ModuleNotFoundError):
+        from tracekit.parsers.steps import assign_steps
+
+        events = assign_steps(events, marks=step_marks(nvtx))
+    kinds = dict(events["kind"].cast(pl.String).value_counts().sort("kind").rows())
+    device = file.gpus.get((pid, owner.device)) or file.gpus.get((-1, owner.device))
+    source = Source(
+        path=str(file.asked),
+        reader="nsight",
+        rank=owner.rank,
+        rank_from=owner.rank_from,
+        world_size=file.world_size,
+        devices=(device,) if device else (),
+        versions=dict(file.versions),
+        record_shapes=nvtx["shapes"].is_not_null().any() if kinds.get("cpu_op") else None,
+        counts=kinds,
+        skipped=dict(file.skipped),
+        notices=(*file.notices, *rank_notices(events, owner.rank)),
+    )
+    return RankEvents(conform(events, EVENTS), source)
+
+
+def _of(frame: pl.DataFrame, *, process: int, device: int | None = None) -> pl.DataFrame:
+    """Return the rows of one process (and device); the frame itself, uncopied, when they are all."""
+    wanted = {"process": process} | ({"device": device} if device is not None else {})
+    for column, value in wanted.items():
+        if frame[column].min() != value or frame[column].max() != value or frame[column].null_count():
+            frame = frame.filter(pl.col(column) == value)
+    return frame
+
+
+def _clock(began: int | None) -> list[Notice]:
+    if began is not None:
+        return []
+    return [Notice("no-clock", "the file does not say when it was recorded: times count from 0, ranks align by events")]
