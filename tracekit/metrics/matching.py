@@ -1,0 +1,141 @@
+"""Which operations of different ranks are one and the same: collectives by group and order, messages by pair and order.
+
+The result is a table of memberships: a collective's operation is a member of one match; a kernel that carries several
+point-to-point messages is a member of one match a message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.errors import Notice
+
+_KEY = ["what", "group", "group_ranks", "step", "source", "target"]
+_AGREE_NS = 100_000  # ends of operations with no group named must agree this well (or within a quarter of their time)
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """``members``: match, row (of the operations table), rank, sends (of a message; else null), start_ns, end_ns."""
+
+    members: pl.DataFrame
+    notices: tuple[Notice, ...] = ()
+
+
+def match(operations: pl.DataFrame) -> Matching:
+    """Pair up the operations of several ranks (one table, all ranks below each other).
+
+    >>> from tracekit.metrics.operations import OPERATIONS
+    >>> from tracekit.schema import conform
+    >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,
+    ...     "order_ns": [0, 3], "start_ns": [1, 4], "end_ns": [9, 9], "label": "pp_comm"}), OPERATIONS)
+    >>> match(ops).members.select("match", "row", "rank", "sends").rows()
+    [(0, 0, 0, True), (0, 1, 1, False)]
+    """
+    rows = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    collectives = rows.filter(pl.col("what") != "p2p").select(
+        "row",
+        "rank",
+        *_KEY[:4],
+        "order_ns",
+        "start_ns",
+        "end_ns",
+        source=pl.lit(None, pl.Int32),
+        target=pl.lit(None, pl.Int32),
+        sends=pl.lit(None, pl.Boolean),
+    )
+    members = pl.concat([collectives, _messages(rows).select(collectives.columns)])
+    members = members.sort("order_ns", "row", maintain_order=True).with_columns(
+        n=pl.int_range(pl.len()).over([*_KEY, "rank", "sends"]).cast(pl.Int64)
+    )
+    members, uneven = _even_out(members)
+    members, doubtful = _verify(members)
+    key = pl.struct([*_KEY, "n"]).rank("dense").cast(pl.Int64) - 1
+    members = members.with_columns(match=key)
+    several = pl.col("rank").n_unique().over("match") > 1
+    members = members.filter(several).with_columns(match=pl.col("match").rank("dense").cast(pl.Int64) - 1)
+    columns = ["match", "row", "rank", "sends", "start_ns", "end_ns"]
+    return Matching(members.sort("match", "rank", "row").select(columns), (*uneven, *doubtful))
+
+
+def _messages(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return one row a point-to-point message whose other side the file names."""
+    single = rows.filter((pl.col("what") == "p2p") & pl.col("p2p").is_not_null())
+    parts = pl.col("message").str.split_exact(":", 1).struct
+    return (
+        single.with_columns(message=pl.col("p2p").cast(pl.String).str.split(","))
+        .explode("message", empty_as_null=True, keep_nulls=True)
+        .with_columns(sends=parts.field("field_0") == "send", peer=parts.field("field_1").cast(pl.Int32, strict=False))
+        .filter(pl.col("peer").is_not_null())
+        .with_columns(
+            source=pl.when("sends").then("rank").otherwise("peer").cast(pl.Int32),
+            target=pl.when("sends").then("peer").otherwise("rank").cast(pl.Int32),
+            # The two sides of a pair may name its group differently, or not at all; the pair itself is enough.
+            group=pl.lit(None, pl.String),
+            group_ranks=pl.lit(None, pl.String),
+        )
+    )
+
+
+def _even_out(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
+    """Where ranks recorded different numbers of one operation, count from whichever end makes their ends agree."""
+    counts = members.group_by([*_KEY, "rank", "sends"]).agg(count=pl.len())
+    most = pl.col("count").max().over(_KEY)
+    present = pl.col("rank").n_unique().over(_KEY) > 1
+    short = counts.with_columns(missing=most.cast(pl.Int64) - pl.col("count"), full=most == pl.col("count")).filter(
+        present
+    )
+    uneven = short.filter(pl.col("missing") > 0)
+    if uneven.is_empty():
+        return members, []
+    shifts = []
+    for row in uneven.iter_rows(named=True):
+        same = [pl.col(k).eq_missing(pl.lit(row[k])) for k in _KEY]
+        here = members.filter(*same)
+        own = here.filter(pl.col("rank") == row["rank"], pl.col("sends").eq_missing(pl.lit(row["sends"])))
+        full = short.filter(*same, pl.col("full")).row(0, named=True)
+        other = here.filter(pl.col("rank") == full["rank"], pl.col("sends").eq_missing(pl.lit(full["sends"])))
+        front, back = (
+            _spread(other["end_ns"].to_numpy()[at : at + len(own)] - own["end_ns"].to_numpy())
+            for at in (0, row["missing"])
+        )
+        shifts.append({**{k: row[k] for k in (*_KEY, "rank", "sends")}, "shift": row["missing"] if back < front else 0})
+    table = pl.DataFrame(shifts, schema={**{k: members.schema[k] for k in (*_KEY, "rank", "sends")}, "shift": pl.Int64})
+    moved = members.join(table, on=[*_KEY, "rank", "sends"], how="left", nulls_equal=True, maintain_order="left")
+    ranks = ", ".join(map(str, uneven["rank"].unique().sort().to_list()[:8]))
+    notice = Notice(
+        "uneven-operations",
+        f"rank {ranks} recorded fewer of some operations than its peers: matched by how well their ends agree",
+    )
+    return moved.with_columns(n=pl.col("n") + pl.col("shift").fill_null(0)).drop("shift"), [notice]
+
+
+def _verify(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
+    """Drop collectives of unnamed groups whose ends do not agree: they are not one operation."""
+    nameless = pl.col("group").is_null() & pl.col("group_ranks").is_null() & pl.col("source").is_null()
+    loose = members.filter(nameless)
+    if loose.is_empty() or loose["rank"].n_unique() < 2:
+        return members, []
+    first = pl.col("end_ns").sort_by("rank").first().over([*_KEY, "n"])
+    apart = loose.with_columns(apart=pl.col("end_ns") - first, ns=pl.col("end_ns") - pl.col("start_ns"))
+    judged = apart.group_by(*_KEY, "rank").agg(
+        off=(pl.col("apart") - pl.col("apart").median()).abs().median(), usual=pl.col("ns").median()
+    )
+    bad = judged.filter(pl.col("off") > pl.max_horizontal(pl.lit(_AGREE_NS), pl.col("usual") / 4))
+    if bad.is_empty():
+        return members, []
+    kept = members.join(bad.select(_KEY).unique(), on=_KEY, how="anti", nulls_equal=True, maintain_order="left")
+    what = ", ".join(sorted(set(bad["what"].to_list()))[:4])
+    notice = Notice(
+        "unmatched-operations",
+        f"{what}: the trace names no group and the ranks' ends do not agree, so waiting inside them is not known",
+    )
+    return kept, [notice]
+
+
+def _spread(values: npt.NDArray[np.int64]) -> float:
+    return float(np.median(np.abs(values - np.median(values)))) if len(values) else float("inf")

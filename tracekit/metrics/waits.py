@@ -1,0 +1,67 @@
+"""Waiting inside communication, and for whom.
+
+wait = an operation's duration − the shortest duration among the ranks of the same matched operation; the rest is
+transfer. The rank that arrives last makes the others wait.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.metrics.clocks import Clocks
+
+
+def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
+    """Add to each operation: wait_ns, transfer_ns (null: no peer's trace), match, last_rank, late_ns.
+
+    ``late_ns`` is how long after the first of its match this rank began, on aligned clocks.
+
+    >>> from tracekit.metrics.matching import match
+    >>> from tracekit.metrics.clocks import align
+    >>> from tracekit.metrics.operations import OPERATIONS
+    >>> from tracekit.schema import conform
+    >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,
+    ...     "order_ns": [0, 3], "start_ns": [6, 1], "end_ns": [9, 9], "label": "pp_comm"}), OPERATIONS)
+    >>> found = match(ops).members
+    >>> waits(ops, found, align(found, [0, 1])).select("rank", "wait_ns", "transfer_ns", "last_rank").rows()
+    [(0, 0, 3, 0), (1, 5, 3, 0)]
+    """
+    each = (
+        clocks.align(members, "start_ns", "end_ns")
+        .with_columns(ns=members["end_ns"] - members["start_ns"])
+        .with_columns(
+            shortest=pl.col("ns").min().over("match"),
+            last_rank=pl.col("rank").sort_by("start_ns").last().over("match"),
+            late_ns=pl.col("start_ns") - pl.col("start_ns").min().over("match"),
+        )
+    )
+    # A kernel of several messages waits for its slowest partner no longer than its own shortest match allows.
+    own = each.sort("row", "shortest", "match").group_by("row", maintain_order=True).first()
+    return (
+        operations.with_row_index("row")
+        .with_columns(pl.col("row").cast(pl.Int64))
+        .join(
+            own.select("row", "match", "shortest", "last_rank", "late_ns"), on="row", how="left", maintain_order="left"
+        )
+        .with_columns(
+            wait_ns=pl.col("end_ns") - pl.col("start_ns") - pl.col("shortest"),
+            transfer_ns=pl.col("shortest"),
+        )
+        .drop("row", "shortest")
+    )
+
+
+def stragglers(waited: pl.DataFrame) -> pl.DataFrame:
+    """For whom others wait: by rank and label, the wait of all others in operations where this rank came last.
+
+    >>> waited = pl.DataFrame({"rank": [0, 1, 2], "label": ["dp_comm"] * 3, "wait_ns": [5, 0, 4],
+    ...                        "last_rank": [1, 1, 1], "match": [7, 7, 7]})
+    >>> stragglers(waited).rows()
+    [(1, 'dp_comm', 9, 1)]
+    """
+    return (
+        waited.filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
+        .group_by(pl.col("last_rank").alias("rank"), "label")
+        .agg(caused_ns=pl.col("wait_ns").sum(), operations=pl.col("match").n_unique().cast(pl.Int64))
+        .sort("caused_ns", "rank", "label", descending=[True, False, False])
+    )
