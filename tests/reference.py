@@ -16,6 +16,8 @@ from tracekit.schema import EVENTS, conform
 
 KIND = {
     "kernel": "kernel",
+    "mtia_ccp_events": "kernel",
+    "mtia_runtime": "runtime",
     "gpu_memcpy": "memcpy",
     "memcpy": "memcpy",
     "gpu_memset": "memset",
@@ -59,6 +61,8 @@ def read(path, rank=0):
     info = data.get("distributedInfo", {}) if isinstance(data, dict) else {}
     rank = info.get("rank", rank)
     rows = [_row(i, e, base) for i, e in enumerate(e for e in events if e.get("ph", "X") == "X" and "ts" in e)]
+    for row in rows:
+        row["group"] = None if row["group"] is None else str(row["group"])
     frame = conform(pl.DataFrame(rows, infer_schema_length=None).with_columns(rank=pl.lit(rank)), EVENTS)
     return _steps(frame)
 
@@ -75,34 +79,41 @@ def _row(index, event, base):
         "name": str(event["name"]),
         "start_ns": start,
         "end_ns": start + int(Decimal(event.get("dur", 0)) * 1000),
-        "pid": event["pid"] if isinstance(event.get("pid"), int) else None,
-        "tid": event["tid"] if isinstance(event.get("tid"), int) else None,
+        "pid": _whole(event.get("pid")),
+        "tid": _whole(event.get("tid")),
         "correlation": args.get("correlation"),
         "external_id": external,
         "sequence": args.get("Sequence number"),
         "fwd_thread": args.get("Fwd thread id"),
         "collective": args.get("Collective name"),
-        "group": args.get("Process Group Name"),
+        "group": args.get("Process Group Name", args.get("Process Group ID")),
         "group_desc": args.get("Process Group Description"),
-        "group_ranks": args.get("Process Group Ranks"),
+        "group_ranks": args["Process Group Ranks"].replace(" ", "") if "Process Group Ranks" in args else None,
         "peer": args.get("Dst Rank", args.get("Src Rank")),
         "bytes": int(args["bytes"]) if "bytes" in args else None,
+        "graph": args.get("graph node id") or args.get("graph id") or None,
         "shapes": json.dumps(args["Input Dims"], separators=(",", ":")) if "Input Dims" in args else None,
     }
     if gpu:
-        row["device"] = int(args.get("device", event["pid"]))
-        row["stream"] = int(args.get("stream", event["tid"]))
+        row["device"] = _whole(args.get("device", event["pid"]))
+        row["stream"] = _whole(args.get("stream", event["tid"]))
     if "In msg nelems" in args and args.get("dtype") in SIZE:
         nelems = max(int(args["In msg nelems"]), int(args.get("Out msg nelems", 0)))
         row["bytes"] = nelems * SIZE[args["dtype"]]
     return row
 
 
+def _whole(value):
+    """A number, or a string that is one; a thread of 2021 may be called "stream 7"."""
+    text = str(value).removeprefix("stream ")
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
 def _steps(frame):
     """A CPU event belongs to the ProfilerStep that contains its start, a GPU event to that of its launch."""
     marks = sorted(
         (r["start_ns"], r["end_ns"], int(r["name"].split("#")[1]))
-        for r in frame.filter(pl.col("kind") == "annotation").iter_rows(named=True)
+        for r in frame.filter(pl.col("kind").is_in(["annotation", "cpu_op"])).iter_rows(named=True)
         if r["name"].startswith("ProfilerStep#")
     )
 
@@ -112,6 +123,7 @@ def _steps(frame):
     launch = {
         r["correlation"]: r["start_ns"]
         for r in frame.filter(pl.col("kind").is_in(["runtime", "driver"])).iter_rows(named=True)
+        if r["correlation"] is not None
     }
     steps = [
         step_at(launch.get(r["correlation"], -1) if r["stream"] is not None else r["start_ns"])

@@ -1,1 +1,1 @@
-"""Filled in by its own change."""
+"""Readers of traces: PyTorch profiler files and Nsight Systems exports."""

@@ -1,0 +1,227 @@
+"""The keys beside the events: before them, and after them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tracekit.errors import InputError
+from tracekit.parsers.kineto.stream import Stream
+from tracekit.schema import ProcessGroup
+
+HEAD_LIMIT = 64 << 20
+"""A header longer than this is none: process groups of ten thousand ranks take a tenth of it."""
+
+TAIL_LIMIT = 16 << 20
+
+_DECODER = json.JSONDecoder(strict=False)
+_KEY = re.compile(r'[\s,]*"([^"\\]{0,200})"\s*:\s*')
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})')
+_RANK = re.compile(r"(?<![a-z])rank[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_VERSION = re.compile(
+    r"(cuda_driver|cuda_runtime|cupti|hip_driver|hip_runtime|roctracer|rocprofiler|nccl|rccl|torch|pytorch|kineto)_version"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a PyTorch profiler file says about itself."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    base_ns: int = 0
+    devices: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[ProcessGroup, ...] = ()
+    record_shapes: bool | None = None
+
+
+def sniff(start: bytes) -> bool:
+    """Whether the first bytes of a file may be those of a PyTorch profiler trace, gzipped or not.
+
+    >>> sniff(b'{"schemaVersion": 1, "traceEvents": ['), sniff(b"\\x89PNG"), sniff(b"")
+    (True, False, False)
+    """
+    if start[:2] == b"\x1f\x8b":
+        return True
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text[:1] == b"{":
+        return text[1:].lstrip()[:1] in (b'"', b"", b"}")
+    return text[:1] == b"[" and text[1:].lstrip()[:1] in (b"{", b"", b"]")
+
+
+def rank_in_name(path: str | Path) -> int | None:
+    """The rank a file's name gives.
+
+    >>> rank_in_name("run/rank3.pt.trace.json.gz"), rank_in_name("rank-12_trace.json"), rank_in_name("frank3.json")
+    (3, 12, None)
+    """
+    found = _RANK.search(Path(str(path)).name)
+    return int(found.group(1)) if found else None
+
+
+def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
+    """Read up to the first event: the bytes read so far, where in them the events start, and the keys before."""
+    data, size = b"", 1 << 18
+    while True:
+        more = stream.read(size)
+        data += more
+        found = _search(data, stream.name, last=len(more) < size)
+        if found is not None:
+            return data, *found
+        if len(data) > HEAD_LIMIT:
+            raise _no_trace(stream.name, f"no traceEvents in the first {HEAD_LIMIT >> 20} MB")
+        size = len(data)
+
+
+def _no_trace(name: str, why: str) -> InputError:
+    return InputError(
+        f"{name}: not a PyTorch profiler trace: {why}", hint="give the .json or .json.gz the profiler wrote"
+    )
+
+
+def _search(data: bytes, name: str, *, last: bool) -> tuple[int, dict[str, Any]] | None:
+    lead = len(data) - len(data.removeprefix(b"\xef\xbb\xbf").lstrip())
+    if lead == len(data):
+        if last or lead > 1 << 20:
+            raise InputError(f"{name}: the file is empty", hint="re-record this rank")
+        return None
+    if not sniff(data[:2] and data[lead : lead + 4096]):
+        raise _no_trace(name, "it does not start as JSON")
+    if data[lead : lead + 1] == b"[":
+        return lead + 1, {}
+    # Bytes outside ASCII would shift positions between text and bytes; latin-1 keeps them equal.
+    text, at = data.decode("latin-1"), lead + 1
+    keys, at, state = _keys(text, at)
+    if state == "events":
+        return at, keys
+    damaged = _EVENTS.search(data, at)
+    if damaged:  # a value before the events is no JSON; its key is lost
+        return damaged.end(), keys
+    if state == "closed" or last:
+        raise _no_trace(name, "no traceEvents")
+    return None
+
+
+def _keys(text: str, at: int) -> tuple[dict[str, Any], int, str]:
+    """Top-level keys from *at*: until the events start, the object closes, or the text is no JSON any more."""
+    keys: dict[str, Any] = {}
+    while True:
+        found = _KEY.match(text, at)
+        if not found:
+            rest = text[at:].lstrip(", \t\r\n")
+            return keys, at, "closed" if rest[:1] == "}" else "open"
+        key, start = found.group(1), found.end()
+        if key == "traceEvents" and text[start : start + 1] == "[":
+            return keys, start + 1, "events"
+        try:
+            keys[key], at = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            return keys, found.start(), "open"
+
+
+def tail_keys(tail: bytes) -> dict[str, Any]:
+    """The keys after the events; *tail* starts behind the bracket that closes them.
+
+    >>> tail_keys(b', "baseTimeNanoseconds": 5, "traceName": "x"}')["baseTimeNanoseconds"]
+    5
+    """
+    keys, _, _ = _keys(tail.decode("latin-1"), 0)
+    if "baseTimeNanoseconds" not in keys and (found := _BASE.search(tail)):
+        keys["baseTimeNanoseconds"] = int(found.group(1))
+    return keys
+
+
+def peek(source: str | Path | BinaryIO) -> Header:
+    """What a file says about itself, without reading its events: the head, and the tail when the rank is not there.
+
+    >>> import io
+    >>> peek(io.BytesIO(b'{"traceEvents": [], "distributedInfo": {"rank": 3, "world_size": 8}}')).rank
+    3
+    """
+    with Stream(source) as stream:
+        data, at, keys = find_events(stream)
+        if "rank" not in (keys.get("distributedInfo") or {}):
+            tail = data[at:]
+            for block in iter(lambda: stream.read(1 << 20), b""):
+                tail = tail[-(1 << 20) :] + block
+            keys = {**_last_keys(tail), **keys}
+        return understand(keys)
+
+
+def _last_keys(tail: bytes) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    text = tail.decode("latin-1")
+    for found in re.finditer(r'"(distributedInfo|deviceProperties|record_shapes|baseTimeNanoseconds)"\s*:\s*', text):
+        try:
+            keys[found.group(1)], _ = _DECODER.raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            continue
+    return keys
+
+
+def understand(keys: Mapping[str, Any]) -> Header:
+    """Pick what matters out of the raw keys. Environment, users, hosts and paths are left behind."""
+    info = keys.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    devices = keys.get("deviceProperties")
+    shapes = keys.get("record_shapes")
+    return Header(
+        rank=_whole(info.get("rank")),
+        world_size=_whole(info.get("world_size")),
+        base_ns=_whole(keys.get("baseTimeNanoseconds"), negative=True) or 0,
+        devices=tuple(_text(d["name"]) for d in devices if isinstance(d, dict) and "name" in d)
+        if isinstance(devices, list)
+        else (),
+        versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
+        groups=_groups(info.get("pg_config")),
+        record_shapes=bool(shapes) if isinstance(shapes, int) else None,
+    )
+
+
+def _text(value: Any) -> str:
+    """Undo the latin-1 reading, which kept positions equal, for what is shown."""
+    text = str(value)
+    try:
+        return text.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return text
+
+
+def _whole(value: Any, *, negative: bool = False) -> int | None:
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
+        return None
+    return value if negative or value >= 0 else None
+
+
+def _versions(keys: Mapping[str, Any]) -> dict[str, str]:
+    versions = {}
+    for key, value in keys.items():
+        found = _VERSION.fullmatch(key)
+        if found and isinstance(value, str | int | float) and re.fullmatch(r"[\w.+-]{1,40}", str(value)):
+            name = found.group(1)
+            if name.startswith("cuda_") and isinstance(value, int):
+                value = f"{value // 1000}.{value % 1000 // 10}"
+            versions[name] = str(value)
+    return versions
+
+
+def _groups(config: Any) -> tuple[ProcessGroup, ...]:
+    groups = []
+    for entry in config if isinstance(config, list) else ():
+        if not isinstance(entry, dict):
+            continue
+        ranks = entry.get("ranks")
+        ranks = ranks if isinstance(ranks, list) and all(isinstance(r, int) for r in ranks) else []
+        description = entry.get("pg_desc")
+        if not isinstance(description, str) or description in ("", "undefined"):
+            description = None
+        groups.append(ProcessGroup(_text(entry.get("pg_name", "")), description and _text(description), tuple(ranks)))
+    return tuple(groups)

@@ -1,0 +1,181 @@
+"""``read``: one PyTorch profiler file to one rank's events."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import polars as pl
+
+from tracekit.errors import InputError, Notice
+from tracekit.parsers.kineto.header import Header, find_events, rank_in_name, tail_keys, understand
+from tracekit.parsers.kineto.stream import Stream
+from tracekit.parsers.steps import assign_steps
+from tracekit.schema import RankEvents, Source
+
+if TYPE_CHECKING:
+    from tracekit.parsers.kineto.blocks import Scanned
+
+
+def read(
+    source: str | Path | BinaryIO, *, rank: int | None = None, stacks: bool = False, lenient: bool = True
+) -> RankEvents:
+    """Read a PyTorch profiler trace (``.json``, ``.json.gz``, or an open binary file) into one rank's events.
+
+    Complete events become rows; the rest is counted in ``source.skipped``. Python frames are read only with *stacks*.
+    *rank* counts when neither the content nor the name of the file gives one. Damage inside events is stepped over
+    and counted in ``source.notices``; with ``lenient=False`` it is an error.
+
+    >>> import io
+    >>> text = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1.5, "dur": 2, "pid": 1, "tid": 1}]}'
+    >>> events = read(io.BytesIO(text), rank=3).events
+    >>> events["rank"][0], events["name"][0], events["start_ns"][0], events["end_ns"][0]
+    (3, 'aten::mm', 1500, 3500)
+    """
+    _warm_up()
+    from tracekit.parsers.kineto.table import build
+
+    with Stream(source) as stream:
+        scanned, keys = _scan(stream, stacks=stacks)
+        keys = {**keys, **tail_keys(scanned.tail)}
+        header = understand(keys)
+        if not lenient:
+            _refuse(stream, scanned)
+        number, number_from = _rank(header, stream.name, rank)
+        table = build(scanned, rank=number, base_ns=header.base_ns)
+        if table.bad_text and not lenient:
+            raise InputError(f"{stream.name}: {table.bad_text} texts are no valid JSON", hint=_HINT)
+        events = assign_steps(table.events)
+        return RankEvents(
+            events,
+            Source(
+                path=stream.name,
+                reader="kineto",
+                rank=number,
+                rank_from=number_from,
+                world_size=header.world_size,
+                devices=header.devices,
+                versions=header.versions,
+                groups=header.groups,
+                record_shapes=_record_shapes(header, events),
+                counts=_counts(events),
+                skipped=_skipped(scanned),
+                notices=tuple(_notices(stream, scanned, table.bad_text, events.height)),
+            ),
+        )
+
+
+_HINT = "re-record this rank, or read leniently to use what is there"
+_ready = threading.Event()
+
+
+def _warm_up() -> None:
+    """Load the scanner; the first time on a machine that compiles it, which is worth a word."""
+    if _ready.is_set():
+        return
+    import numba  # noqa: F401  (slow to import, and not what the timer is for)
+
+    timer = threading.Timer(
+        1.5, sys.stderr.write, ("tracekit: compiling the trace scanner, once (a few seconds)...\n",)
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        from tracekit.parsers.kineto import scanner  # noqa: F401
+    finally:
+        timer.cancel()
+    _ready.set()
+
+
+def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
+    from tracekit.parsers.kineto.blocks import OtherLayoutError, scan_in_order, scan_parallel, separator
+
+    head, at, keys = find_events(stream)
+    mark = separator(head, at)
+    scanned = None
+    if mark is not None:
+        try:
+            scanned = scan_parallel(stream, head, at, mark, stacks=stacks)
+        except OtherLayoutError:
+            stream.restart()
+            head = stream.read(len(head))
+    if scanned is None:
+        scanned = scan_in_order(stream, head, at, stacks=stacks)
+    total = sum(part.events for part in scanned.parts)
+    junk = sum(part.bad + int(part.phases[0]) for part in scanned.parts)
+    if total and total == junk:
+        raise InputError(
+            f"{stream.name}: not a PyTorch profiler trace: no event has a time",
+            hint="give the .json or .json.gz the profiler wrote",
+        )
+    return scanned, keys
+
+
+def _rank(header: Header, name: str, option: int | None) -> tuple[int, str]:
+    if header.rank is not None:
+        return header.rank, "content"
+    if (named := rank_in_name(name)) is not None:
+        return named, "name"
+    return (0, "only file") if option is None else (option, "option")
+
+
+def _refuse(stream: Stream, scanned: Scanned) -> None:
+    """Raise for the first damage, naming the event."""
+    before = 0
+    for part in scanned.parts:
+        if part.bad or part.bad_values:
+            last = scanned.cut_event and part is scanned.parts[-1] and part.bad == 1
+            if last and not part.bad_values:
+                raise InputError(f"{stream.name}: ends inside event {before + part.events - 1}", hint=_HINT)
+            first = min(
+                part.first_bad if part.bad else part.events, part.first_bad_value if part.bad_values else part.events
+            )
+            raise InputError(f"{stream.name}: event {before + first} is no valid JSON", hint=_HINT)
+        before += part.events
+    if stream.cut_short or not scanned.closed:
+        raise InputError(f"{stream.name}: ends after event {before - 1}, before the list of events does", hint=_HINT)
+
+
+def _notices(stream: Stream, scanned: Scanned, bad_text: int, rows: int) -> list[Notice]:
+    notices = []
+    bad = sum(part.bad for part in scanned.parts)
+    values = sum(part.bad_values for part in scanned.parts)
+    if stream.cut_short or not scanned.closed:
+        lost = 1 if scanned.cut_event else 0
+        bad -= lost
+        notices.append(
+            Notice("truncated", f"the file ends before its list of events does; {lost} event cut in two was lost")
+        )
+    if bad:
+        notices.append(Notice("bad-events", f"{bad} damaged events were lost"))
+    if values:
+        notices.append(Notice("bad-values", f"{values} values are no JSON (such as inf or N/A) and were left out"))
+    if bad_text:
+        notices.append(Notice("bad-text", f"{bad_text} names hold invalid bytes or escapes and were repaired"))
+    if not rows:
+        notices.append(Notice("no-events", "the file holds no complete event"))
+    return notices
+
+
+def _record_shapes(header: Header, events: pl.DataFrame) -> bool | None:
+    if header.record_shapes is not None:
+        return header.record_shapes
+    if events["shapes"].null_count() < events.height:
+        return True
+    return False if (events["kind"] == "cpu_op").any() else None
+
+
+def _counts(events: pl.DataFrame) -> Mapping[str, int]:
+    return {str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()}
+
+
+def _skipped(scanned: Scanned) -> Mapping[str, int]:
+    phases = np.sum([part.phases for part in scanned.parts], axis=0)
+    names = {0: "no phase", 1: "unknown phase"}
+    skipped = {names.get(k, chr(k)): int(phases[k]) for k in np.flatnonzero(phases).tolist()}
+    python = sum(part.python for part in scanned.parts)
+    return {**skipped, "python": python} if python else skipped

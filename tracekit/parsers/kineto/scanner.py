@@ -1,0 +1,631 @@
+"""The byte scanner: JSON events in a buffer to rows of integers, compiled with numba.
+
+One call walks one buffer. It never reads past ``end`` plus ``PAD`` bytes, which the caller must own, and never
+writes past the rows and the dictionary it was given: when either is full it stops before an event, says so, and
+is called again from there. Nothing here trusts the bytes: an event that is no JSON is counted and stepped over.
+
+All compiled code stays in this one file, because numba's cache looks at one file to see whether it is stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from tracekit.parsers.kineto.columns import (
+    ARGS,
+    FIRST_TEXT,
+    KEY_BYTES,
+    MIX,
+    NULL,
+    PHASE,
+    SLOT_WIDTH,
+    SLOTS,
+    TEXTS,
+    WIDTH,
+    Column,
+)
+
+PAD = 64
+"""Bytes a buffer must own after ``end``; the scanner reads eight at a time."""
+
+MORE, END, PARTIAL, ROWS_FULL, TEXT_FULL = range(5)
+"""How a scan stops: clean at ``end``, after the closing bracket, before an event that ``end`` cuts in two, before
+an event there is no row for, before an event whose text the dictionary has no room for."""
+
+# Where the counters stand in the state array.
+(
+    POS,
+    ROWS,
+    EVENTS,
+    COMPLETE,
+    BAD,
+    FIRST_BAD,
+    BAD_VALUES,
+    FIRST_BAD_VALUE,
+    TEXT_COUNT,
+    TEXT_BYTES,
+    PYTHON,
+    SEEN,
+    ODD,
+    LOST,
+) = range(14)
+PHASES = 16
+STATE = PHASES + 256
+
+_INT = types.int64
+_BYTES = types.CPointer(types.uint8)
+_WORDS = types.CPointer(types.uint64)
+_INTS = types.CPointer(types.int64)
+
+_ONES = 0x0101010101010101
+_HIGHS = 0x8080808080808080
+_QUOTES = 0x2222222222222222
+_SLASHES = 0x5C5C5C5C5C5C5C5C
+_FOLD = 0xDFDFDFDFDFDFDFDF  # clears the bit that parts "{" from "[" and "}" from "]"
+_OPENS = 0x5B5B5B5B5B5B5B5B
+_CLOSES = 0x5D5D5D5D5D5D5D5D
+_LIMIT = 922337203685477580  # a tenth of the greatest int64
+
+_TS, _DUR, _TID, _ID = int(Column.TS), int(Column.DUR), int(Column.TID), int(Column.ID)
+_CAT = int(Column.CAT)
+_CUT, _BROKEN = -1, -2  # results of a step: the buffer ended; no JSON (minus the position)
+_PYTHON = np.frombuffer(b"python_function\0", "<u8")
+_PYTHON_A, _PYTHON_B = int(_PYTHON[0]), int(_PYTHON[1])
+
+
+def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = njit(nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+def _cast(pointer: Any) -> Any:
+    @intrinsic  # type: ignore[misc]
+    def cast(_context: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return pointer(address), emit
+
+    return cast
+
+
+_as_bytes, _as_words, _as_ints = _cast(_BYTES), _cast(_WORDS), _cast(_INTS)
+
+
+@intrinsic  # type: ignore[misc]
+def _word(_context: Any, buf: Any, at: Any) -> Any:
+    """Eight bytes from any address: a plain 64-bit index would promise the compiler an alignment we do not have."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8)
+        address = builder.gep(args[0], [args[1]], source_etype=byte)
+        return builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()), align=1, typ=ir.IntType(64))
+
+    return types.uint64(_BYTES, types.int64), emit
+
+
+@intrinsic  # type: ignore[misc]
+def _trailing_zeros(_context: Any, value: Any) -> Any:
+    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), emit
+
+
+@_jit
+def _zero_bytes(word):  # type: ignore[no-untyped-def]
+    """The high bit of each zero byte; exact up to the first, which is all that is used."""
+    return (word - np.uint64(_ONES)) & ~word & np.uint64(_HIGHS)
+
+
+@_jit
+def _low_bytes(word, count):  # type: ignore[no-untyped-def]
+    """The first *count* (under 8) bytes of a word, the rest zero."""
+    return word & ((np.uint64(1) << np.uint64(count * 8)) - np.uint64(1))
+
+
+@_jit
+def _space(buf, i, end):  # type: ignore[no-untyped-def]
+    while i < end and buf[i] <= 32:
+        i += 1
+    return i
+
+
+@_jit
+def _text_end(buf, i, end):  # type: ignore[no-untyped-def]
+    """The closing quote of the string whose first byte is at *i*."""
+    while i < end:
+        word = _word(buf, i)
+        found = _zero_bytes(word ^ np.uint64(_QUOTES)) | _zero_bytes(word ^ np.uint64(_SLASHES))
+        if found == 0:
+            i += 8
+            continue
+        i += _trailing_zeros(found) >> 3
+        if i >= end:
+            return _CUT
+        if buf[i] == 34:
+            return i
+        i += 2
+    return _CUT
+
+
+@_jit
+def _skip(buf, i, end):  # type: ignore[no-untyped-def]
+    """The place after the array or object at *i*. A quote must be followed by what may follow a string."""
+    depth = 0
+    while i < end:
+        word = _word(buf, i)
+        folded = word & np.uint64(_FOLD)
+        found = _zero_bytes(word ^ np.uint64(_QUOTES))
+        found |= _zero_bytes(folded ^ np.uint64(_OPENS)) | _zero_bytes(folded ^ np.uint64(_CLOSES))
+        if found == 0:
+            i += 8
+            continue
+        i += _trailing_zeros(found) >> 3
+        if i >= end:
+            return _CUT
+        c = buf[i]
+        i += 1
+        if c == 34:
+            i = _text_end(buf, i, end)
+            if i < 0:
+                return _CUT
+            i = _space(buf, i + 1, end)
+            if i >= end:
+                return _CUT
+            c = buf[i]
+            if c != 44 and c != 58 and c != 93 and c != 125:
+                return _BROKEN - i
+        elif c == 91 or c == 123:
+            depth += 1
+        else:
+            depth -= 1
+            if depth == 0:
+                return i
+    return _CUT
+
+
+@_jit
+def _scalar_end(buf, i, end):  # type: ignore[no-untyped-def]
+    """Where the bare word or number at *i* ends."""
+    while i < end:
+        c = buf[i]
+        if c <= 32 or c == 44 or c == 125 or c == 93:
+            return i
+        i += 1
+    return _CUT
+
+
+@_jit
+def _lawful(buf, i):  # type: ignore[no-untyped-def]
+    """Whether a bare word starts as JSON allows: a number, true, false or null. ``NaN``, ``inf``, ``N/A`` do not."""
+    c = buf[i]
+    if c == 45:
+        c = buf[i + 1]
+    if 48 <= c <= 57:
+        return True
+    if c == 110:
+        return buf[i + 1] == 117
+    return c == 116 or c == 102
+
+
+@_jit
+def _number(buf, i, end, thousands):  # type: ignore[no-untyped-def]
+    """The number in ``buf[i:end]``, all of it, times 1 or 1000, cut to an integer; NULL when it is none or too big."""
+    negative = buf[i] == 45
+    if negative:
+        i += 1
+    value, digits, fraction, exponent = 0, 0, 0, 0
+    while i < end:
+        c = np.int64(buf[i]) - 48
+        if c < 0 or c > 9:
+            break
+        if value > _LIMIT - 1:
+            return NULL
+        value = value * 10 + c
+        digits += 1
+        i += 1
+    if digits == 0:
+        return NULL
+    if i < end and buf[i] == 46:
+        i += 1
+        while i < end:
+            c = np.int64(buf[i]) - 48
+            if c < 0 or c > 9:
+                break
+            if value <= _LIMIT - 1 and fraction < 18:
+                value = value * 10 + c
+                fraction += 1
+            i += 1
+    if i < end and (buf[i] == 101 or buf[i] == 69):
+        i += 1
+        down = i < end and buf[i] == 45
+        if down or (i < end and buf[i] == 43):
+            i += 1
+        if i >= end:
+            return NULL
+        while i < end:
+            c = np.int64(buf[i]) - 48
+            if c < 0 or c > 9:
+                return NULL
+            exponent = min(exponent * 10 + c, 99)
+            i += 1
+        if down:
+            exponent = -exponent
+    if i != end:
+        return NULL
+    shift = exponent - fraction + (3 if thousands else 0)
+    while shift < 0 and value > 0:
+        value //= 10
+        shift += 1
+    while shift > 0 and value > 0:
+        if value > _LIMIT - 1:
+            return NULL
+        value *= 10
+        shift -= 1
+    return -value if negative else value
+
+
+@_jit
+def _quoted_number(buf, i, end, column):  # type: ignore[no-untyped-def]
+    """A number written as a string; of a thread, "stream 7" counts too (files of 2021)."""
+    if column == _TID and end - i > 7 and _low_bytes(_word(buf, i), 7) == np.uint64(0x206D6165727473):
+        i += 7
+    if i >= end:
+        return NULL
+    return _number(buf, i, end, column == _TS or column == _DUR)
+
+
+@_jit
+def _column(buf, i, length, level, keys):  # type: ignore[no-untyped-def]
+    """The column of the key at *i*, or -1. Compares the whole key: no two keys are ever taken for each other."""
+    if length > KEY_BYTES or length == 0:
+        return -1
+    tag = np.uint64(length | level << 8)
+    first = _word(buf, i) if length >= 8 else _low_bytes(_word(buf, i), length)
+    slot = np.int64(((first ^ tag) * np.uint64(MIX)) >> np.uint64(57))
+    while True:
+        at = slot * SLOT_WIDTH
+        if keys[at] == 0:
+            return -1
+        if keys[at] == tag and keys[at + 1] == first:
+            rest, k, same = length - 8, 1, True
+            while rest > 0 and same:
+                word = _word(buf, i + 8 * k)
+                if rest < 8:
+                    word = _low_bytes(word, rest)
+                same = word == keys[at + 1 + k]
+                rest -= 8
+                k += 1
+            if same:
+                return np.int64(keys[at + 5])
+        slot = (slot + 1) % SLOTS
+
+
+@_jit
+def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-def]
+    """Read the object at *start* into *row*: numbers as they are, of text the first byte (its end goes to *ends*).
+
+    Returns the place after it, or how it failed. ``state[SEEN]`` takes the phase (1 when it is no single letter),
+    ``state[ODD]`` how many bare words are no JSON, ``state[LOST]`` whether a time is no number.
+    """
+    for c in range(WIDTH):
+        row[c] = NULL
+    phase, level, odd, lost = 0, 0, 0, 0
+    i = start + 1
+    while True:
+        i = _space(buf, i, end)
+        if i >= end:
+            return _CUT
+        c = buf[i]
+        if c == 125:
+            i += 1
+            if level == 0:
+                break
+            level = 0
+            i = _space(buf, i, end)
+            if i >= end:
+                return _CUT
+            if buf[i] == 44:
+                i += 1
+            elif buf[i] != 125:
+                return _BROKEN - i
+            continue
+        if c != 34:
+            return _BROKEN - i
+        first = i + 1
+        i = _text_end(buf, first, end)
+        if i < 0:
+            return _CUT
+        column = _column(buf, first, i - first, level, keys)
+        i = _space(buf, i + 1, end)
+        if i >= end:
+            return _CUT
+        if buf[i] != 58:
+            return _BROKEN - i
+        i = _space(buf, i + 1, end)
+        if i >= end:
+            return _CUT
+        c = buf[i]
+        first = i
+        if c == 34:
+            first = i + 1
+            last = _text_end(buf, first, end)
+            if last < 0:
+                return _CUT
+            i = last + 1
+            if column == PHASE:
+                phase = np.int64(buf[first]) if last == first + 1 else 1
+            elif column >= FIRST_TEXT and column < WIDTH:
+                row[column] = first
+                ends[column - FIRST_TEXT] = last
+            elif column >= 0 and column < FIRST_TEXT:
+                row[column] = _quoted_number(buf, first, last, column)
+                if column <= _DUR and row[column] == NULL:
+                    lost = 1
+        elif c == 123 or c == 91:
+            if column == ARGS and c == 123:
+                level = 1
+                i += 1
+                continue
+            i = _skip(buf, i, end)
+            if i < 0:
+                return i
+            if column >= FIRST_TEXT and column < WIDTH:
+                row[column] = first
+                ends[column - FIRST_TEXT] = i
+        else:
+            i = _scalar_end(buf, i, end)
+            if i < 0:
+                return _CUT
+            if i == first:
+                return _BROKEN - i
+            if not _lawful(buf, first):
+                odd += 1
+                if column == _TS or column == _DUR:
+                    lost = 1
+            elif column >= 0 and column < FIRST_TEXT:
+                row[column] = _number(buf, first, i, column == _TS or column == _DUR)
+                if column == _DUR and (row[column] < 0):
+                    lost = 1
+            elif column >= FIRST_TEXT and column < WIDTH and buf[first] != 110:
+                row[column] = first
+                ends[column - FIRST_TEXT] = i
+        i = _space(buf, i, end)
+        if i >= end:
+            return _CUT
+        if buf[i] == 44:
+            i += 1
+        elif buf[i] != 125:
+            return _BROKEN - i
+    state[SEEN] = phase
+    state[ODD] = odd
+    state[LOST] = lost
+    return i
+
+
+@_jit
+def _next_event(buf, i, end, keys):  # type: ignore[no-untyped-def]
+    """The next place after *i* that looks like the start of an event, ``, {"ph"`` in any spacing, or -1."""
+    begin = i
+    while i < end:
+        if buf[i] != 123:
+            i += 1
+            continue
+        back = i - 1
+        while back >= begin and buf[back] <= 32:
+            back -= 1
+        if back >= begin and buf[back] == 44:
+            k = _space(buf, i + 1, end)
+            if k < end and buf[k] == 34:
+                last = _text_end(buf, k + 1, min(end, k + 2 + KEY_BYTES))
+                if last > 0 and _column(buf, k + 1, last - k - 1, 0, keys) >= 0:
+                    return i
+        i += 1
+    return -1
+
+
+@_jit
+def _array_end(buf, i, end):  # type: ignore[no-untyped-def]
+    """The bracket that closes the list of events: ``}``, ``]``, then a comma, a brace or nothing. Else *end*."""
+    while i < end:
+        if buf[i] == 125:
+            k = _space(buf, i + 1, end)
+            if k < end and buf[k] == 93:
+                after = _space(buf, k + 1, end)
+                if after >= end or buf[after] == 44 or buf[after] == 125:
+                    return k
+        i += 1
+    return end
+
+
+@_jit
+def _count_bad(state):  # type: ignore[no-untyped-def]
+    if state[BAD] == 0:
+        state[FIRST_BAD] = state[EVENTS]
+    state[BAD] += 1
+
+
+@_jit
+def _intern(buf, first, last, slots, mask, starts, heap, state):  # type: ignore[no-untyped-def]
+    """The code of ``buf[first:last]``, new or known. Bytes are compared, so a shared hash merges nothing."""
+    length = last - first
+    h = np.uint64(length) * np.uint64(MIX)
+    i = first
+    while last - i >= 8:
+        h = (h ^ _word(buf, i)) * np.uint64(MIX)
+        h ^= h >> np.uint64(32)
+        i += 8
+    if i < last:
+        h = (h ^ _low_bytes(_word(buf, i), last - i)) * np.uint64(MIX)
+        h ^= h >> np.uint64(32)
+    h ^= h >> np.uint64(29)
+    tag = np.int64(h >> np.uint64(32)) << 32
+    slot = np.int64(h >> np.uint64(32)) & mask  # from the tag, so that a table can grow without the text
+    while True:
+        entry = slots[slot]
+        if entry == 0:
+            break
+        code = (entry & 0xFFFFFFFF) - 1
+        begin = starts[code]
+        if entry ^ tag == code + 1 and starts[code + 1] - begin == length:
+            i = 0
+            while length - i >= 8 and _word(heap, begin + i) == _word(buf, first + i):
+                i += 8
+            rest = length - i
+            if rest < 8 and (
+                rest == 0 or _low_bytes(_word(heap, begin + i), rest) == _low_bytes(_word(buf, first + i), rest)
+            ):
+                return code
+        slot = (slot + 1) & mask
+    code = state[TEXT_COUNT]
+    begin = starts[code]
+    for k in range(length):
+        heap[begin + k] = buf[first + k]
+    starts[code + 1] = begin + length
+    slots[slot] = tag | (code + 1)
+    state[TEXT_COUNT] = code + 1
+    state[TEXT_BYTES] = begin + length
+    return code
+
+
+@_jit
+def _is_python(buf, first, last):  # type: ignore[no-untyped-def]
+    return (
+        last - first == 15
+        and _word(buf, first) == np.uint64(_PYTHON_A)
+        and _low_bytes(_word(buf, first + 8), 7) == np.uint64(_PYTHON_B)
+    )
+
+
+def _scan(block, start, end, key_table, rows, slot_table, start_table, heap_bytes, state_table, trust, stacks):  # type: ignore[no-untyped-def]
+    """Walk events from *start*; returns how it stopped, with the place in ``state[POS]``.
+
+    *trust*: an event that runs to *end* is damage when another event starts inside it. *stacks*: keep Python frames.
+    """
+    buf = _as_bytes(block.ctypes.data)
+    keys = _as_words(key_table.ctypes.data)
+    out = np.int64(rows.ctypes.data)
+    slots = _as_ints(slot_table.ctypes.data)
+    starts = _as_ints(start_table.ctypes.data)
+    heap = _as_bytes(heap_bytes.ctypes.data)
+    state = _as_ints(state_table.ctypes.data)
+    room, mask = rows.shape[0] - 1, slot_table.shape[0] - 1
+    text_room, byte_room = start_table.shape[0] - 1, heap_bytes.shape[0] - PAD
+    ends = _as_ints(out + room * WIDTH * 8)  # the last row is scratch
+    waste = 16 * (end - start) + 1_000_000
+    i = start
+    while True:
+        i = _space(buf, i, end)
+        state[POS] = i
+        if i >= end:
+            return MORE
+        c = buf[i]
+        if c == 44:
+            i += 1
+            continue
+        if c == 93:
+            state[POS] = i + 1
+            return END
+        if state[ROWS] >= room:
+            return ROWS_FULL
+        row = _as_ints(out + state[ROWS] * WIDTH * 8)
+        stop = _event(buf, i, end, keys, row, ends, state) if c == 123 else _BROKEN - i
+        if stop < 0:
+            after = i + 1
+            if stop == _CUT:
+                after = _next_event(buf, i + 1, end, keys) if trust else -1
+                if after < 0:
+                    return PARTIAL
+                waste -= end - i
+            else:
+                waste -= _BROKEN - stop - i
+                after = _next_event(buf, i + 1, end, keys)
+                if after < 0:
+                    if not trust:
+                        return PARTIAL
+                    after = _array_end(buf, _BROKEN - stop, end)
+            if waste < 0:
+                after = end
+            _count_bad(state)
+            state[EVENTS] += 1
+            i = after
+            continue
+        phase = state[SEEN]
+        if phase != 88 and (phase != 0 or row[_TS] == NULL):
+            state[PHASES + phase] += 1
+        elif row[_TS] == NULL or state[LOST] == 1:
+            _count_bad(state)
+        elif not stacks and row[_CAT] != NULL and _is_python(buf, row[_CAT], ends[_CAT - FIRST_TEXT]):
+            state[PYTHON] += 1
+            state[COMPLETE] += 1
+        else:
+            total = 0
+            for k in range(TEXTS):
+                if row[FIRST_TEXT + k] != NULL:
+                    total += ends[k] - row[FIRST_TEXT + k]
+            if state[TEXT_COUNT] + TEXTS > text_room or state[TEXT_BYTES] + total > byte_room:
+                return TEXT_FULL
+            for k in range(TEXTS):
+                if row[FIRST_TEXT + k] != NULL:
+                    row[FIRST_TEXT + k] = _intern(buf, row[FIRST_TEXT + k], ends[k], slots, mask, starts, heap, state)
+            row[_ID] = state[COMPLETE]
+            state[COMPLETE] += 1
+            state[ROWS] += 1
+        if state[ODD] > 0:
+            if state[BAD_VALUES] == 0:
+                state[FIRST_BAD_VALUE] = state[EVENTS]
+            state[BAD_VALUES] += state[ODD]
+        state[EVENTS] += 1
+        i = stop
+
+
+def _split(rows, count, columns, low, high):  # type: ignore[no-untyped-def]
+    """Turn *count* rows into columns, and note the least and greatest value of each (NULL apart)."""
+    for c in range(WIDTH):
+        low[c], high[c] = np.int64(2**63 - 1), NULL
+    for r in range(count):
+        for c in range(WIDTH):
+            value = rows[r, c]
+            columns[c, r] = value
+            if value != NULL:
+                low[c] = min(low[c], value)
+                high[c] = max(high[c], value)
+
+
+def _regrow(old, new):  # type: ignore[no-untyped-def]
+    """Move the entries of a dictionary's slots to a larger, empty table."""
+    mask = new.shape[0] - 1
+    for k in range(old.shape[0]):
+        entry = old[k]
+        if entry != 0:
+            slot = (entry >> 32) & mask
+            while new[slot] != 0:
+                slot = (slot + 1) & mask
+            new[slot] = entry
+
+
+def _compile(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
+    try:
+        compiled: Callable[..., Any] = njit(signature, nogil=True, error_model="numpy", cache=True)(function)
+    except RuntimeError:  # nowhere to write the cache: neither beside this file nor in the user's folder
+        compiled = njit(signature, nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+_ROWS = types.Array(_INT, 2, "C")
+_LIST = types.Array(_INT, 1, "C")
+_RAW = types.Array(types.uint8, 1, "C")
+_SCAN = _INT(
+    _RAW, _INT, _INT, types.Array(types.uint64, 1, "C"), _ROWS, _LIST, _LIST, _RAW, _LIST, types.boolean, types.boolean
+)
+scan = _compile(_scan, _SCAN)
+split = _compile(_split, types.void(_ROWS, _INT, _ROWS, _LIST, _LIST))
+regrow = _compile(_regrow, types.void(_LIST, _LIST))

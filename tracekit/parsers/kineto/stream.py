@@ -1,0 +1,135 @@
+"""Bytes in: a plain or gzipped file, a block at a time, with what went wrong on the way."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from tracekit.errors import InputError
+
+GZIP = b"\x1f\x8b"
+_STEP = 1 << 20
+
+
+class _Inflater(Protocol):
+    unconsumed_tail: bytes
+    unused_data: bytes
+    eof: bool
+
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
+def _inflater() -> _Inflater:
+    from zlib_ng import zlib_ng
+
+    made: _Inflater = zlib_ng.decompressobj(31)
+    return made
+
+
+class Stream:
+    """A trace's bytes, inflated if need be. The format is told by the first bytes, never by the name.
+
+    >>> import io
+    >>> Stream(io.BytesIO(b"[]")).read(10)
+    b'[]'
+    """
+
+    def __init__(self, source: str | Path | BinaryIO) -> None:
+        if isinstance(source, str | Path):
+            self.name = str(source)
+            try:
+                self._file: BinaryIO = Path(source).open("rb", buffering=0)
+            except OSError as error:
+                raise InputError(
+                    f"{source}: {(error.strerror or str(error)).lower()}", hint="give the path of a trace file"
+                ) from None
+        else:
+            self.name = str(getattr(source, "name", None) or getattr(source, "path", None) or "trace")
+            self._file = source
+        self._owned = isinstance(source, str | Path)
+        self.restart()
+
+    def restart(self) -> None:
+        """Go back to the first byte."""
+        self._file.seek(0)
+        self._input = self._fetch()
+        self.gzipped = self._input[:2] == GZIP
+        self.cut_short = False
+        """The gzip data ends early or is damaged: what came before it was read."""
+        self._engine = _inflater() if self.gzipped else None
+
+    def _fetch(self) -> bytes:
+        try:
+            return self._file.read(_STEP) or b""
+        except OSError as error:
+            raise InputError(
+                f"{self.name}: {(error.strerror or str(error)).lower()}", hint="give the path of a trace file"
+            ) from None
+
+    def close(self) -> None:
+        """Close the file if this object opened it."""
+        if self._owned:
+            self._file.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, size: int) -> bytes:
+        """Up to *size* bytes; fewer only at the end."""
+        buffer = bytearray(size)
+        return bytes(buffer[: self.fill(memoryview(buffer))])
+
+    def fill(self, view: memoryview) -> int:
+        """Fill *view* as far as the data goes; returns how many bytes are in it."""
+        return self._inflate(view) if self._engine else self._copy(view)
+
+    def _copy(self, view: memoryview) -> int:
+        done = min(len(self._input), len(view))
+        view[:done] = self._input[:done]
+        self._input = self._input[done:]
+        readinto = getattr(self._file, "readinto", None)
+        while done < len(view):
+            if readinto is not None:
+                got = readinto(view[done:]) or 0
+            else:
+                data = self._file.read(min(_STEP, len(view) - done))
+                got = len(data)
+                view[done : done + got] = data
+            if not got:
+                break
+            done += got
+        return done
+
+    def _inflate(self, view: memoryview) -> int:
+        done = 0
+        while done < len(view) and not self.cut_short:
+            if not self._input:
+                self._input = self._fetch()
+            engine = self._engine
+            if engine is None:
+                break
+            if not self._input:
+                self.cut_short = not engine.eof
+                break
+            if engine.eof:  # another member may follow; anything else is padding
+                if self._input[:2] != GZIP:
+                    break
+                engine = self._engine = _inflater()
+            done += self._step(engine, view[done:])
+        return done
+
+    def _step(self, engine: _Inflater, view: memoryview) -> int:
+        try:
+            data = engine.decompress(self._input, len(view))
+        except Exception as error:  # zlib-ng has an error class of its own, not an heir of zlib's
+            if not isinstance(error, zlib.error) and type(error).__name__ != "error":
+                raise
+            self.cut_short = True
+            return 0
+        self._input = engine.unused_data if engine.eof else engine.unconsumed_tail
+        view[: len(data)] = data
+        return len(data)

@@ -1,0 +1,120 @@
+"""One scanning thread's memory: its rows, its dictionary of text, and what it has counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.parsers.kineto import scanner
+from tracekit.parsers.kineto.columns import WIDTH, key_table
+
+ROWS = 1 << 14
+INT32 = 2**31
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Rows of one scan, by column: narrow where they fit, None where no row has a value."""
+
+    worker: int
+    rows: int
+    columns: list[npt.NDArray[np.signedinteger] | None]
+
+
+@dataclass(slots=True)
+class Part:
+    """What one stretch of events gave: its rows, and counts of all it held."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    status: int = scanner.MORE
+    position: int = 0
+    events: int = 0
+    complete: int = 0
+    bad: int = 0
+    first_bad: int = 0
+    bad_values: int = 0
+    first_bad_value: int = 0
+    python: int = 0
+    phases: Ints = field(default_factory=lambda: np.zeros(256, np.int64))
+
+
+class Worker:
+    """Runs the scanner over buffers, harvests its rows, and gives it room when it asks for it."""
+
+    def __init__(self, index: int, *, stacks: bool) -> None:
+        self.index = index
+        self.stacks = stacks
+        self._keys = key_table()
+        self._rows = np.empty((ROWS + 1, WIDTH), np.int64)
+        self._columns = np.empty((WIDTH, ROWS), np.int64)
+        self._low, self._high = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.int64)
+        self._slots = np.zeros(1 << 14, np.int64)
+        self._starts = np.zeros((1 << 13) + 1, np.int64)
+        self._heap = np.empty((1 << 20) + scanner.PAD, np.uint8)
+        self._state = np.zeros(scanner.STATE, np.int64)
+
+    def run(self, buffer: npt.NDArray[np.uint8], start: int, end: int, *, trust: bool) -> Part:
+        """Scan ``buffer[start:end]``, of which the caller owns ``PAD`` bytes more."""
+        if not 0 <= start <= end <= len(buffer) - scanner.PAD:
+            raise ValueError("the buffer is not padded")
+        state, part = self._state, Part()
+        texts = state[[scanner.TEXT_COUNT, scanner.TEXT_BYTES]]
+        state[:] = 0
+        state[[scanner.TEXT_COUNT, scanner.TEXT_BYTES]] = texts
+        position = start
+        while True:
+            part.status = scanner.scan(
+                buffer, position, end, self._keys, self._rows, self._slots, self._starts, self._heap, state, trust,
+                self.stacks,
+            )  # fmt: skip
+            position = int(state[scanner.POS])
+            self._harvest(part)
+            if part.status == scanner.TEXT_FULL:
+                self._grow(end - position)
+            elif part.status != scanner.ROWS_FULL:
+                break
+        part.position = position
+        part.events, part.complete = int(state[scanner.EVENTS]), int(state[scanner.COMPLETE])
+        part.bad, part.first_bad = int(state[scanner.BAD]), int(state[scanner.FIRST_BAD])
+        part.bad_values, part.first_bad_value = int(state[scanner.BAD_VALUES]), int(state[scanner.FIRST_BAD_VALUE])
+        part.python = int(state[scanner.PYTHON])
+        part.phases = state[scanner.PHASES :].copy()
+        return part
+
+    def texts(self) -> list[bytes]:
+        """The dictionary: text by code, as it stands in the file."""
+        count = int(self._state[scanner.TEXT_COUNT])
+        heap = self._heap[: self._starts[count]].tobytes()
+        bounds = self._starts[: count + 1].tolist()
+        return [heap[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+    def _harvest(self, part: Part) -> None:
+        count = int(self._state[scanner.ROWS])
+        if not count:
+            return
+        scanner.split(self._rows, count, self._columns, self._low, self._high)
+        columns: list[npt.NDArray[np.signedinteger] | None] = []
+        for values, low, high in zip(self._columns, self._low.tolist(), self._high.tolist(), strict=True):
+            if low > high:
+                columns.append(None)
+            elif -INT32 < low and high < INT32:
+                columns.append(values[:count].astype(np.int32))
+            else:
+                columns.append(values[:count].copy())
+        part.chunks.append(Chunk(self.index, count, columns))
+        self._state[scanner.ROWS] = 0
+
+    def _grow(self, longest: int) -> None:
+        """Double the dictionary, with room for the longest text that can still come."""
+        slots = np.zeros(2 * len(self._slots), np.int64)
+        scanner.regrow(self._slots, slots)
+        self._slots = slots
+        self._starts = np.concatenate([self._starts, np.zeros(len(self._starts) - 1, np.int64)])
+        used = int(self._state[scanner.TEXT_BYTES])
+        heap = np.empty(max(2 * len(self._heap), used + longest) + scanner.PAD, np.uint8)
+        heap[:used] = self._heap[:used]
+        self._heap = heap
