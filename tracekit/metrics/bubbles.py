@@ -1,0 +1,94 @@
+"""Bubbles: idle time and exposed pipeline waiting, by phase of the pipeline.
+
+bubble = idle + |U(waits of pp_comm) − U(compute)|; bubble fraction = bubble / span. Phases of a rank: warm-up before
+its first backward, steady until its last forward has ended, cool-down until its last backward has, then the rest
+(gradient sync, optimizer).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.metrics.intervals import Intervals, union
+from tracekit.metrics.lanes import Lanes
+
+PHASES = ("warm-up", "steady", "cool-down", "rest")
+_BACKWARD = ("dgrad", "wgrad", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """``wait_ns`` is null without the peers' traces; the fraction is then a lower bound."""
+
+    span_ns: int
+    idle_ns: int
+    wait_ns: int | None
+
+    @property
+    def fraction(self) -> float | None:
+        """Share of the span that is bubble.
+
+        >>> Bubble(100, 5, 20).fraction
+        0.25
+        """
+        return (self.idle_ns + (self.wait_ns or 0)) / self.span_ns if self.span_ns else None
+
+    def __add__(self, other: Bubble) -> Bubble:
+        """Sum over ranks; a wait unknown on either side stays out of the sum only if both are unknown."""
+        known = [w for w in (self.wait_ns, other.wait_ns) if w is not None]
+        return Bubble(self.span_ns + other.span_ns, self.idle_ns + other.idle_ns, sum(known) if known else None)
+
+
+def phases(lanes: Lanes) -> pl.DataFrame:
+    """Bounds of each phase of each part, with its span, compute and idle; empty where a part has no backward.
+
+    >>> events = pl.DataFrame({"label": ["forward", "dgrad", "forward", "dgrad", "optimizer"],
+    ...                        "start_ns": [0, 5, 8, 13, 20], "end_ns": [4, 8, 12, 16, 21]})
+    >>> phases(Lanes.of(events)).select("phase", "start_ns", "end_ns", "idle_ns").rows()
+    [('warm-up', 0, 5, 1), ('steady', 5, 12, 0), ('cool-down', 12, 16, 1), ('rest', 16, 21, 4)]
+    """
+    hull, idle = lanes.busy.hull(), lanes.busy.gaps()
+    forward = lanes.label("forward").hull()
+    backward = _hull_of([lanes.label(x) for x in _BACKWARD])
+    rows = []
+    for part in range(lanes.parts):
+        whole, ahead, behind = hull.of(part), forward.of(part), backward.of(part)
+        if not (len(whole) and len(ahead) and len(behind)):
+            continue
+        first = int(behind.start_ns[0])
+        last = max(int(ahead.end_ns[0]), first)
+        done = max(int(behind.end_ns[0]), last)
+        edges = [int(whole.start_ns[0]), first, last, done, int(whole.end_ns[0])]
+        for name, start, end in zip(PHASES, edges[:-1], edges[1:], strict=True):
+            rows.append((part, name, start, end))
+    bounds = pl.DataFrame(
+        rows, schema={"part": pl.Int64, "phase": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}, orient="row"
+    )
+    asked = [bounds[c].to_numpy() for c in ("start_ns", "end_ns", "part")]
+    return bounds.with_columns(
+        span_ns=pl.col("end_ns") - pl.col("start_ns"),
+        compute_ns=pl.Series(lanes.compute.covered_ns(*asked)),
+        idle_ns=pl.Series(idle.covered_ns(*asked)),
+    )
+
+
+def exposed_waits(waited: pl.DataFrame, covered: Intervals) -> Intervals:
+    """Return the waiting of these operations that compute does not hide: each waits at its beginning.
+
+    *covered* is where compute runs (at least wherever the operations do); the group of both is the part.
+
+    >>> waited = pl.DataFrame({"part": [0, 0], "start_ns": [0, 20], "wait_ns": [10, None]})
+    >>> exposed_waits(waited, union([4], [6]))
+    Intervals([0, 4), [6, 10))
+    """
+    known = waited.filter(pl.col("wait_ns") > 0)
+    start, wait = known["start_ns"].to_numpy(), known["wait_ns"].to_numpy()
+    return union(start, start + wait, known["part"].to_numpy()) - covered
+
+
+def _hull_of(sets: list[Intervals]) -> Intervals:
+    start, end, group = (np.concatenate([getattr(s, c) for s in sets]) for c in ("start_ns", "end_ns", "group"))
+    return union(start, end, group).hull()
