@@ -1,7 +1,60 @@
-"""tracekit: where did my training step go, and how far is it from the schedule I meant to run?"""
+"""Where did my training step go, and how far is it from the schedule I meant to run.
+
+>>> import tracekit
+>>> tracekit.load("sample_traces/reload").ranks
+(0, 1, 2, 3)
+"""
 
 from __future__ import annotations
 
-from tracekit._version import __version__
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__"]
+from tracekit._version import __version__
+from tracekit.errors import InputError, Notice, TracekitError
+
+if TYPE_CHECKING:
+    from tracekit import classify, metrics, schedules
+    from tracekit.doctor import diagnose
+    from tracekit.ingestion import ingest
+    from tracekit.store import Store, open_store
+    from tracekit.trace import Trace, load
+
+# Imported on first use: `import tracekit` and `tracekit --help` stay instant.
+_HOMES = {
+    "Store": "tracekit.store",
+    "Trace": "tracekit.trace",
+    "diagnose": "tracekit.doctor",
+    "ingest": "tracekit.ingestion",
+    "load": "tracekit.trace",
+    "open_store": "tracekit.store",
+}
+_MODULES = ("classify", "metrics", "schedules")
+
+__all__ = [
+    "InputError",
+    "Notice",
+    "Store",
+    "Trace",
+    "TracekitError",
+    "__version__",
+    "classify",
+    "diagnose",
+    "ingest",
+    "load",
+    "metrics",
+    "open_store",
+    "schedules",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"tracekit.{name}")
+    raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

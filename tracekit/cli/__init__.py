@@ -11,6 +11,7 @@ import sys
 import typer
 
 from tracekit._version import __version__
+from tracekit.cli import doctor, ingest, redact
 from tracekit.errors import TracekitError
 
 app = typer.Typer(
@@ -33,6 +34,11 @@ def _root(
     _: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
+
+
+app.command()(ingest.ingest)
+app.command()(doctor.doctor)
+app.command()(redact.redact)
 
 
 def fail(error: TracekitError) -> int:

@@ -1,0 +1,49 @@
+"""What commands share: the words that mean the same everywhere, and how notices are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import typer
+
+from tracekit.errors import Notice, OptionError
+
+PATHS_HELP = "Traces: files, a folder, a quoted glob, a URL or a store."
+RANKS_HELP = "Only these ranks: 0,2 or 0-7."
+RANK_HELP = "The rank of a single file that does not say."
+WORKERS_HELP = "Processes to read with; by default as many as pay."
+
+
+def parse_ranks(text: str | None) -> tuple[int, ...] | None:
+    """Read a list of ranks: numbers and spans, joined by commas.
+
+    >>> parse_ranks("0,4-6")
+    (0, 4, 5, 6)
+    """
+    if text is None:
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise OptionError(f"--ranks {text}: {part.strip()!r} is no rank", hint="write 0,2 or 0-7")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(ranks))
+
+
+def show_notices(notices: Iterable[Notice]) -> None:
+    """Print notices on stderr, one line each."""
+    for notice in notices:
+        typer.echo(f"note: {notice.message}", err=True)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as people say it.
+
+    >>> size(3_400_000)
+    '3.4 MB'
+    """
+    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= divisor:
+            return f"{count / divisor:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,48 @@
+"""``tracekit ingest``: traces into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekit.cli._common import (
+    PATHS_HELP,
+    RANK_HELP,
+    RANKS_HELP,
+    WORKERS_HELP,
+    parse_ranks,
+    show_notices,
+    size,
+)
+
+
+def ingest(
+    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH…")],
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The store to write: a folder.", metavar="STORE")],
+    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP)] = None,
+    rank: Annotated[int | None, typer.Option(help=RANK_HELP)] = None,
+    rules: Annotated[Path | None, typer.Option(help="Label with this rules file.")] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Keep Python frames too.")] = False,
+    lenient: Annotated[bool, typer.Option(help="Use what can be read of a damaged file.")] = True,
+) -> None:
+    """Write traces as a Parquet store, labelled, one folder a rank; reading it back needs no parsing."""
+    from tracekit.ingestion import ingest
+
+    store, notices = ingest(
+        paths,
+        output,
+        ranks=parse_ranks(ranks),
+        rank=rank,
+        workers=workers,
+        stacks=stacks,
+        lenient=lenient,
+        rules=rules,
+    )
+    show_notices(notices)
+    rows = sum(entry.rows for entry in store.entries)
+    written = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    typer.echo(f"Wrote {output}: {len(store.entries)} ranks, {rows:,} events, {size(written)}")

@@ -1,0 +1,24 @@
+"""``tracekit redact``: the same trace without what should not leave the house."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekit.cli._common import size
+
+
+def redact(
+    path: Annotated[str, typer.Argument(help="A trace, or a folder of traces.", metavar="PATH")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it; a folder for a folder.")],
+    words: Annotated[
+        list[str] | None, typer.Option("--word", help="Also replace this word, wherever it stands; may be repeated.")
+    ] = None,
+) -> None:
+    """Write the same trace without environment, paths, host and user names, and Python stacks."""
+    from tracekit.redact import redact
+
+    for done in redact(path, output, words=words or ()):
+        typer.echo(f"Wrote {done.path} ({size(done.bytes)}): {done.summary()}")

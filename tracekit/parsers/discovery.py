@@ -1,0 +1,347 @@
+"""Paths in, one source a rank out: files, folders, globs, URLs, stores and Nsight Systems exports.
+
+A rank is what the file's content says, else what its name says, else what the caller says; one file that says
+nothing is rank 0. Two files for one rank and files of different runs are errors that list them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tracekit.errors import InputError, Notice, OptionError
+from tracekit.parsers import remote
+from tracekit.parsers.probe import HEAD_BYTES, NSIGHT_SUFFIXES, TAIL_BYTES, Probe, probe
+
+STORE_MANIFEST = "tracekit-store.json"
+DEPTH = 3
+"""How deep a folder is searched: RUN/HOST/RANK/trace.json is as deep as people nest."""
+
+_RANK_NAME = (
+    re.compile(r"(?<![a-z])rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE),
+    re.compile(r"(?<![a-z])worker[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE),
+)
+_MAYBE_TRACE = re.compile(r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRef:
+    """One file (or exported folder, or store) to read, and the rank it seems to hold."""
+
+    path: str
+    reader: str  # "kineto", "nsight" or "store"
+    rank: int | None = None  # None: only reading will tell
+    rank_from: str = "content"
+    world_size: int | None = None
+    bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, for messages.
+
+        >>> SourceRef("runs/a/rank0.json", "kineto").name
+        'rank0.json'
+        """
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What discovery found: the sources, by rank, and how many files beside them are no traces."""
+
+    refs: tuple[SourceRef, ...]
+    skipped: int = 0
+    notices: tuple[Notice, ...] = ()
+
+
+def discover(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    rank: int | None = None,
+    ranks: Collection[int] | None = None,
+) -> Found:
+    """Find the traces at *paths*: one source a rank, ordered by rank.
+
+    *rank* is the rank of a single file that does not say; *ranks* keeps only those.
+
+    >>> [(ref.rank, ref.name) for ref in discover("sample_traces/reload").refs][:2]
+    [(0, 'rank0.pt.trace.json.gz'), (1, 'rank1.pt.trace.json.gz')]
+    """
+    wanted = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not wanted:
+        raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
+    found = [_expand(os.fspath(path)) for path in wanted]
+    refs = _unique(ref for one in found for ref in one.refs)
+    notices = tuple(notice for one in found for notice in one.notices)
+    refs = _with_option(refs, rank)
+    check_unmixed(refs)
+    if ranks is not None:
+        refs = _only(refs, ranks)
+    order = sorted(refs, key=lambda ref: (ref.rank is None, ref.rank or 0, ref.path))
+    return Found(tuple(order), sum(one.skipped for one in found), notices)
+
+
+def rank_in_name(path: str) -> int | None:
+    """Return the rank that a path's name gives: the file's own name first, then its folders.
+
+    >>> [rank_in_name(n) for n in ("rank3.json", "rank-34.Jul.json.gz", "rank_2/t.json", "worker7_step.json", "t.json")]
+    [3, 34, 2, 7, None]
+    """
+    for part in reversed(path.replace("\\", "/").split("/")[-DEPTH:]):
+        for pattern in _RANK_NAME:
+            if numbers := pattern.findall(part):
+                return int(numbers[-1])
+    return None
+
+
+def listing(names: Iterable[str], *, most: int = 4) -> str:
+    """Join names for a message, the first few and how many more.
+
+    >>> listing("abcdef")
+    'a, b, c, d, +2 more'
+    """
+    every = list(names)
+    more = [f"+{len(every) - most} more"] if len(every) > most else []
+    return ", ".join([*every[:most], *more])
+
+
+def file_listing(paths: Iterable[str], *, most: int = 4) -> str:
+    """List paths for a message, their common folder said once.
+
+    >>> file_listing(["runs/b/0.json", "runs/a/0.json"]), file_listing(["a.json"])
+    (' in runs: a/0.json, b/0.json', ': a.json')
+    """
+    every = sorted(paths)
+    folder = os.path.commonpath([path.rpartition("/")[0] for path in every]) if "/" in every[0] else ""
+    if not folder or any("://" in path for path in every):
+        return f": {listing(every, most=most)}"
+    return f" in {folder}: {listing([path[len(folder) :].lstrip('/') for path in every], most=most)}"
+
+
+def check_unmixed(refs: Sequence[SourceRef]) -> None:
+    """Refuse sources that cannot be ranks of one run: several files a rank, tools or world sizes."""
+    by_rank: dict[int, list[str]] = defaultdict(list)
+    for ref in refs:
+        if ref.rank is not None:
+            by_rank[ref.rank].append(ref.path)
+    for number, files in sorted(by_rank.items()):
+        if len(files) > 1:
+            raise InputError(
+                f"rank {number} has {len(files)} files{file_listing(files)}",
+                hint="name one file a rank, for instance with a glob",
+            )
+    _check_same({ref.path: ref.reader for ref in refs}, "different tools")
+    _check_same({ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes")
+    unknown = [ref.path for ref in refs if ref.rank is None and ref.reader == "kineto"]
+    if unknown and len(refs) > 1:
+        raise InputError(
+            f"{len(unknown)} files do not say their rank{file_listing(unknown)}",
+            hint="put the rank into their names: rank0.json, rank1.json, …",
+        )
+
+
+def _check_same(values: dict[str, object], what: str) -> None:
+    groups: dict[object, list[str]] = defaultdict(list)
+    for path, value in sorted(values.items()):
+        groups[value].append(path)
+    if len(groups) > 1:
+        shown = "; ".join(f"{value}: {listing(files, most=2)}" for value, files in groups.items())
+        raise InputError(f"these traces are of different runs ({what}): {shown}", hint="name the files of one run")
+
+
+def _with_option(refs: list[SourceRef], rank: int | None) -> list[SourceRef]:
+    if rank is not None:
+        if len(refs) != 1:
+            raise OptionError(f"--rank names the rank of one file, and there are {len(refs)}", hint="leave it out")
+        if refs[0].rank not in (None, rank):
+            known = f"its {refs[0].rank_from} says so"
+            raise OptionError(f"{refs[0].path}: is rank {refs[0].rank} ({known}), not {rank}", hint="leave --rank out")
+        if refs[0].rank is None:
+            return [replace(refs[0], rank=rank, rank_from="option")]
+    elif len(refs) == 1 and refs[0].rank is None and refs[0].reader == "kineto":
+        return [replace(refs[0], rank=0, rank_from="only file")]
+    return refs
+
+
+def _only(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceRef]:
+    """Drop what is certainly not wanted; what only reading can tell stays."""
+    kept = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader != "kineto"]
+    have = {ref.rank for ref in refs}
+    missing = sorted(set(ranks) - {number for number in have if number is not None})
+    if missing and all(ref.reader == "kineto" for ref in refs):
+        held = listing((str(number) for number in sorted(n for n in have if n is not None)), most=8)
+        raise InputError(f"there is no rank {listing(map(str, missing))}", hint=f"the traces hold {held}")
+    return kept
+
+
+def _unique(refs: Iterable[SourceRef]) -> list[SourceRef]:
+    """Drop a file that was named twice: `traces/ traces/rank0.json` is no conflict."""
+    return list({ref.path if "://" in ref.path else str(Path(ref.path).resolve()): ref for ref in refs}.values())
+
+
+def _expand(path: str) -> Found:
+    if "://" in path:
+        return _expand_remote(path)
+    if Path(path).exists():
+        return _from_folder(Path(path)) if Path(path).is_dir() and not _is_source(path) else _from_file(path)
+    if glob.has_magic(path):
+        names = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # patterns may be absolute
+        if not names:
+            raise InputError(f"{path}: matches nothing", hint="check the pattern")
+        return _from_many(path, [member for name in names for member in _members(Path(name))])
+    raise InputError(f"{path}: there is no such file or folder", hint="check the path")
+
+
+def _is_source(path: str) -> bool:
+    """Say whether a folder is itself one source: a store or an exported report."""
+    folder = Path(path)
+    if (folder / STORE_MANIFEST).is_file() or folder.suffix in (".parquetdir", ".arrowdir"):
+        return True
+    return any((folder / f"StringIds{suffix}").is_file() for suffix in (".parquet", ".arrow"))
+
+
+def _from_file(path: str) -> Found:
+    ref, why = _reference(Path(path), path)
+    if ref is None:
+        raise InputError(f"{path}: {why}", hint="tracekit reads PyTorch profiler traces and Nsight Systems exports")
+    return Found((ref,))
+
+
+def _from_folder(folder: Path) -> Found:
+    members = list(_walk(folder, DEPTH))
+    if not members:
+        raise InputError(f"{folder}: is an empty folder", hint="name the folder that holds the traces")
+    return _from_many(str(folder), members)
+
+
+def _members(path: Path) -> Iterable[Path]:
+    return _walk(path, DEPTH) if path.is_dir() and not _is_source(str(path)) else [path]
+
+
+def _walk(folder: Path, depth: int) -> Iterable[Path]:
+    try:
+        members = sorted(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror}", hint="check its permissions") from error
+    for member in members:
+        if member.name.startswith("."):
+            continue
+        if member.is_dir() and not _is_source(str(member)):
+            if depth > 1:
+                yield from _walk(member, depth - 1)
+        else:
+            yield member
+
+
+def _from_many(asked: str, members: list[Path]) -> Found:
+    """Keep the traces among many files; count the others, and name those that look like traces and are none."""
+    refs, odd, skipped = [], [], 0
+    for member in members:
+        ref, why = _reference(member, os.path.relpath(member, asked) if Path(asked).is_dir() else str(member))
+        if ref is not None:
+            refs.append(ref)
+            continue
+        skipped += 1
+        if _MAYBE_TRACE.search(member.name) and rank_in_name(member.name) is not None:
+            odd.append(f"{member.name} {why}")
+    if not refs:
+        raise InputError(f"{asked}: holds no traces ({skipped} other files)", hint="name the traces' own folder")
+    refs, notices = _one_export_each(refs)
+    if odd:
+        notices.append(Notice("not-a-trace", f"skipped {listing(odd)}"))
+    return Found(tuple(refs), skipped, tuple(notices))
+
+
+def _one_export_each(refs: list[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:
+    """Of one report exported in several formats, keep one."""
+    exports: dict[str, list[SourceRef]] = defaultdict(list)
+    kept = []
+    for ref in refs:
+        if ref.reader == "nsight":
+            exports[_stem(ref.path)].append(ref)
+        else:
+            kept.append(ref)
+    notices = []
+    for several in exports.values():
+        best, *others = sorted(several, key=lambda ref: _preference(ref.path))
+        kept.append(best)
+        if others:
+            left = listing(other.name for other in others)
+            notices.append(Notice("several-exports", f"read {best.name}; the same report is also there as {left}"))
+    return kept, notices
+
+
+def _stem(path: str) -> str:
+    suffix = next((s for s in NSIGHT_SUFFIXES if path.endswith(s)), "")
+    return path.removesuffix(suffix)
+
+
+def _preference(path: str) -> int:
+    return next((i for i, suffix in enumerate(NSIGHT_SUFFIXES) if path.endswith(suffix)), len(NSIGHT_SUFFIXES))
+
+
+def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:
+    """Return the source that *path* is, or why it is none."""
+    try:
+        if path.is_dir():
+            return _folder_reference(path, shown), ""
+        size = path.stat().st_size
+        if path.name == STORE_MANIFEST:
+            return SourceRef(str(path.parent), "store", bytes=size), ""
+        seen = _probe_file(path, size)
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    return _as_reference(str(path), shown, seen, size), seen.why
+
+
+def _folder_reference(path: Path, shown: str) -> SourceRef:
+    size = sum(member.stat().st_size for member in path.iterdir() if member.is_file())
+    if (path / STORE_MANIFEST).is_file():
+        return SourceRef(str(path), "store", bytes=size)
+    number = rank_in_name(shown)
+    return SourceRef(str(path), "nsight", number, "name" if number is not None else "content", bytes=size)
+
+
+def _probe_file(path: Path, size: int) -> Probe:
+    if path.suffix == ".nsys-rep" and size:
+        return Probe("nsight")
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        tail = b""
+        if size > HEAD_BYTES and head[:1] in b"{[\xef \n":
+            file.seek(max(HEAD_BYTES, size - TAIL_BYTES))
+            tail = file.read()
+    return probe(head, tail)
+
+
+def _as_reference(path: str, shown: str, seen: Probe, size: int) -> SourceRef | None:
+    if seen.reader is None:
+        return None
+    if seen.rank is not None:
+        return SourceRef(path, seen.reader, seen.rank, "content", seen.world_size, size)
+    number = rank_in_name(shown)
+    return SourceRef(path, seen.reader, number, "name" if number is not None else "content", seen.world_size, size)
+
+
+def _expand_remote(url: str) -> Found:
+    refs, skipped = [], 0
+    files = remote.expand(url, depth=DEPTH)
+    for file in files:
+        nsight = file.url.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
+        seen = Probe("nsight") if nsight else probe(remote.head(file.url, HEAD_BYTES))
+        ref = _as_reference(file.url, file.url, seen, file.bytes)
+        if ref is not None:
+            refs.append(ref)
+        elif len(files) == 1:
+            raise InputError(f"{url}: {seen.why}", hint="tracekit reads PyTorch and Nsight Systems traces")
+        else:
+            skipped += 1
+    if not refs:
+        raise InputError(f"{url}: holds no traces ({skipped} other files)", hint="name the traces' own folder")
+    refs, notices = _one_export_each(refs)
+    return Found(tuple(refs), skipped, tuple(notices))

@@ -1,0 +1,104 @@
+"""Traces behind a URL, through fsspec (the extra ``remote``): listed here, fetched by the worker that reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracekit.errors import InputError
+
+_FOLDER_SUFFIXES = (".parquetdir", ".arrowdir")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file (or exported folder) behind a URL."""
+
+    url: str
+    bytes: int
+
+
+def expand(url: str, *, depth: int) -> list[RemoteFile]:
+    """List the files at *url*: itself, what its pattern matches, or what its folder holds."""
+    with _one_line_errors(url):
+        system, path = _system(url)
+        if any(sign in path for sign in "*?["):
+            found = system.glob(path, detail=True)
+        elif path.endswith(_FOLDER_SUFFIXES) or (not url.startswith("http") and system.isdir(path)):
+            found = system.find(path, maxdepth=depth, detail=True)
+        else:
+            info = system.info(path)
+            return [RemoteFile(url, int(info.get("size") or 0))]
+        sizes: dict[str, int] = {}
+        for name, info in sorted(found.items()):
+            whole = _exported_folder(name) or name
+            sizes[whole] = sizes.get(whole, 0) + int(info.get("size") or 0)
+        if not sizes:
+            raise InputError(f"{url}: holds nothing", hint="check the URL")
+        return [RemoteFile(system.unstrip_protocol(name), size) for name, size in sizes.items()]
+
+
+def head(url: str, count: int) -> bytes:
+    """Return the first *count* bytes of the file at *url*."""
+    with _one_line_errors(url):
+        system, path = _system(url)
+        with system.open(path, "rb") as file:
+            return bytes(file.read(count))
+
+
+@contextlib.contextmanager
+def fetched(path: str) -> Iterator[str]:
+    """Yield a local path with the content of *path*: itself if it is local, else a copy that lives this long.
+
+    >>> with fetched("here.json") as local:
+    ...     local
+    'here.json'
+    """
+    if "://" not in path:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
+        with _one_line_errors(path):
+            system, remote_path = _system(path)
+            local = Path(folder) / remote_path.rstrip("/").rsplit("/", 1)[-1]
+            system.get(remote_path, str(local), recursive=remote_path.endswith(_FOLDER_SUFFIXES))
+        yield str(local)
+
+
+def _exported_folder(name: str) -> str | None:
+    for suffix in _FOLDER_SUFFIXES:
+        if f"{suffix}/" in name:
+            return name[: name.index(f"{suffix}/") + len(suffix)]
+    return None
+
+
+def _system(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise InputError(
+            f"{url}: reading URLs needs fsspec", hint="pip install 'tracekit-ml[remote]', or copy the files here"
+        ) from None
+    system, path = url_to_fs(url)
+    return system, str(path)
+
+
+@contextlib.contextmanager
+def _one_line_errors(url: str) -> Iterator[None]:
+    """Turn whatever a remote file system raises into one line about the URL."""
+    try:
+        yield
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{url}: there is no such file or folder", hint="check the URL") from None
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{url}: {reason}", hint="install that package, or copy the files here") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{url}: cannot be read: {reason}", hint="check the URL and your access to it") from error

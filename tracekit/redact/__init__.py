@@ -1,0 +1,87 @@
+"""The same trace without what should not leave the house: environment, paths, host and user names, stacks.
+
+What the analysis needs stays byte for byte: events, times, arguments. What is not known to be harmless goes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracekit._files import atomic_write
+from tracekit.errors import InputError, OptionError, OutputError
+from tracekit.parsers.discovery import SourceRef, discover
+from tracekit.redact.text import Scrubber, host_in_name
+
+SQLITE_SUFFIX = ".sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """One file that was written, and what is not in it any more."""
+
+    path: Path
+    bytes: int
+    dropped: dict[str, int]
+
+    def summary(self) -> str:
+        """Say what went, in words.
+
+        >>> Redacted(Path("x"), 1, {"Python frames": 2142, "texts replaced": 1}).summary()
+        '2,142 Python frames, 1 texts replaced'
+        """
+        return ", ".join(f"{count:,} {what}" for what, count in self.dropped.items() if count) or "nothing had to go"
+
+
+def redact(
+    path: str | os.PathLike[str], output: str | os.PathLike[str], *, words: Sequence[str] = ()
+) -> Iterator[Redacted]:
+    """Write the trace (or each trace of a folder) at *path* to *output*; yield what was written, file by file.
+
+    Reads PyTorch profiler traces (``.json``, ``.json.gz``) and Nsight Systems ``.sqlite``. *words* are replaced
+    wherever they stand. Files of a folder are named after their rank, because names hold host names too.
+    """
+    source, target = Path(path), Path(output)
+    if source.exists() and target.exists() and source.resolve() == target.resolve():
+        raise OptionError(f"{target}: is the trace itself", hint="write the redacted trace somewhere else")
+    found = discover(source)
+    if len(found.refs) == 1 and not source.is_dir():
+        yield _redact_file(found.refs[0], target, words)
+        return
+    if target.is_file():
+        raise OutputError(f"{target}: is a file, and there are {len(found.refs)} traces", hint="name a folder")
+    target.mkdir(exist_ok=True)
+    for ref in found.refs:
+        yield _redact_file(ref, target / _harmless_name(ref), words)
+
+
+def _redact_file(ref: SourceRef, target: Path, words: Sequence[str]) -> Redacted:
+    scrubber = Scrubber([*words, *host_in_name(ref.name)])
+    if ref.reader == "kineto":
+        from tracekit.redact.kineto import rewrite
+
+        if not target.name.endswith((".json", ".json.gz")):
+            raise OptionError(f"{target}: a PyTorch trace is .json or .json.gz", hint="name the output so")
+        with atomic_write(target) as part:
+            dropped = rewrite(Path(ref.path), part, scrubber, compress=target.name.endswith(".gz"))
+    elif ref.reader == "nsight" and ref.path.endswith(SQLITE_SUFFIX):
+        from tracekit.redact.nsight import rewrite as rewrite_sqlite
+
+        if target.suffix != SQLITE_SUFFIX:
+            raise OptionError(f"{target}: a redacted report is .sqlite", hint="name the output so")
+        with atomic_write(target) as part:
+            dropped = rewrite_sqlite(Path(ref.path), part, scrubber)
+    else:
+        what = "a store" if ref.reader == "store" else "this export"
+        hint = (
+            "redact the traces it came from" if ref.reader == "store" else "nsys export --type=sqlite, then redact that"
+        )
+        raise InputError(f"{ref.path}: {what} cannot be redacted", hint=hint)
+    return Redacted(target, target.stat().st_size, dropped)
+
+
+def _harmless_name(ref: SourceRef) -> str:
+    suffix = SQLITE_SUFFIX if ref.reader == "nsight" else ".pt.trace.json.gz"
+    return f"rank{ref.rank}{suffix}" if ref.rank is not None else f"trace{suffix}"

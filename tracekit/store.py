@@ -1,0 +1,260 @@
+"""The store: events as a Parquet dataset, one folder a rank, read back identical and without parsing.
+
+    STORE/tracekit-store.json          the manifest: format, ranks, and each rank's source
+    STORE/rank=3/events.parquet        the events table of rank 3 (zstd; its source in the file's metadata)
+    STORE/rank=3/labelled.parquet      the labelled GPU events of rank 3, where they were written
+
+A store is built beside its place and renamed when it is whole; a folder without a manifest is no store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit._files import atomic_write
+from tracekit._version import __version__
+from tracekit.errors import InputError, OutputError
+from tracekit.parsers.discovery import STORE_MANIFEST
+from tracekit.schema import EVENTS, LABELLED, RankEvents, Source
+
+FORMAT = "tracekit.store/1"
+MANIFEST = STORE_MANIFEST
+SOURCE_KEY = "tracekit.source"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One rank of a store."""
+
+    rank: int
+    rows: int
+    labelled_rows: int | None  # None: not labelled
+    start_ns: int | None  # of its first event; None without events
+    end_ns: int | None
+    source: Source
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store that was opened: its ranks are read one at a time, and only when asked for."""
+
+    path: Path
+    entries: tuple[Entry, ...]
+    labelled_by: str | None = None
+    """Who labelled it: version and rules. Labels of other rules must be made anew."""
+    _by_rank: dict[int, Entry] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_rank", {entry.rank: entry for entry in self.entries})
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks it holds, ascending."""
+        return tuple(sorted(self._by_rank))
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Each rank's source, as parsing found it."""
+        return tuple(self._by_rank[rank].source for rank in self.ranks)
+
+    def scan(self, rank: int) -> pl.LazyFrame:
+        """Return one rank's events, unread: columns and rows are fetched when collected."""
+        return pl.scan_parquet(self._file(rank, "events"), hive_partitioning=False)
+
+    def scan_labelled(self, rank: int) -> pl.LazyFrame | None:
+        """Return one rank's labelled events, unread; None where they were not written."""
+        if self._entry(rank).labelled_rows is None:
+            return None
+        return pl.scan_parquet(self._file(rank, "labelled"), hive_partitioning=False)
+
+    def rank(self, rank: int) -> RankEvents:
+        """Read one rank: its events table and its source."""
+        entry = self._entry(rank)
+        return RankEvents(_collect(self.scan(rank), self._file(rank, "events"), EVENTS, entry.rows), entry.source)
+
+    def labelled(self, rank: int) -> pl.DataFrame | None:
+        """Read one rank's labelled events; None where they were not written."""
+        lazy, rows = self.scan_labelled(rank), self._entry(rank).labelled_rows
+        if lazy is None or rows is None:
+            return None
+        return _collect(lazy, self._file(rank, "labelled"), LABELLED, rows)
+
+    def _entry(self, rank: int) -> Entry:
+        try:
+            return self._by_rank[rank]
+        except KeyError:
+            known = ", ".join(map(str, self.ranks[:8])) + (" …" if len(self.ranks) > 8 else "")
+            raise InputError(f"{self.path}: there is no rank {rank}", hint=f"it holds {known}") from None
+
+    def _file(self, rank: int, name: str) -> Path:
+        self._entry(rank)
+        return rank_folder(self.path, rank) / f"{name}.parquet"
+
+
+def rank_folder(store: Path, rank: int) -> Path:
+    """Return where one rank of a store lies.
+
+    >>> rank_folder(Path("s"), 3).as_posix()
+    's/rank=3'
+    """
+    return store / f"rank={rank}"
+
+
+def is_store(path: str | Path) -> bool:
+    """Say whether *path* is a store (or its manifest).
+
+    >>> is_store("/nowhere")
+    False
+    """
+    return _root(Path(path)).joinpath(MANIFEST).is_file()
+
+
+def open_store(path: str | Path) -> Store:
+    """Open a store: read its manifest, and nothing else yet."""
+    root = _root(Path(path))
+    try:
+        manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise InputError(
+                f"{root}: is a store of format {manifest['format']}, this version reads {FORMAT}",
+                hint="ingest the traces again",
+            )
+        entries = tuple(Entry(**{**one, "source": Source.from_dict(one["source"])}) for one in manifest["ranks"])
+    except FileNotFoundError:
+        raise InputError(f"{root}: is no store: it has no {MANIFEST}", hint="make one with: tracekit ingest") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{root / MANIFEST}: is damaged: {error}", hint="ingest the traces again") from error
+    return Store(root, entries, manifest.get("labelled_by"))
+
+
+def write_rank(folder: Path, rank: RankEvents, labelled: pl.DataFrame | None = None) -> Entry:
+    """Write one rank into *folder* (a store being built); return its entry for the manifest.
+
+    Runs in any process: ranks share nothing but the folder.
+    """
+    number = rank.source.rank
+    target = rank_folder(folder, number)
+    part = Path(tempfile.mkdtemp(prefix=f".rank={number}.", dir=folder))
+    metadata = {SOURCE_KEY: json.dumps(rank.source.to_dict())}
+    try:
+        rank.events.write_parquet(part / "events.parquet", compression="zstd", metadata=metadata)
+        if labelled is not None:
+            labelled.write_parquet(part / "labelled.parquet", compression="zstd", metadata=metadata)
+        part.chmod(0o755)
+        if target.exists():
+            raise InputError(f"rank {number} was found twice", hint="name one trace a rank")
+        part.rename(target)
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return Entry(
+        rank=number,
+        rows=rank.events.height,
+        labelled_rows=None if labelled is None else labelled.height,
+        start_ns=rank.events["start_ns"].min(),  # type: ignore[arg-type]  # polars types a minimum as any value
+        end_ns=rank.events["end_ns"].max(),  # type: ignore[arg-type]
+        source=rank.source,
+    )
+
+
+def write_manifest(folder: Path, entries: Iterable[Entry], *, labelled_by: str | None = None) -> None:
+    """Write the manifest that makes *folder* a store. Goes last: what it does not list does not exist."""
+    ranks = [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.rank)]
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "tracekit": __version__,
+        "labelled_by": labelled_by,
+        "ranks": ranks,
+    }
+    with atomic_write(folder / MANIFEST) as part:
+        part.write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def building(path: str | Path) -> Iterator[Path]:
+    """Yield a folder beside *path* to build a store in; when the block succeeds it takes the place of *path*.
+
+    A store that is already there is replaced; any other folder or file is refused.
+    """
+    target = Path(path)
+    _check_target(target)
+    try:
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
+    try:
+        yield part
+        part.chmod(0o755)
+        _take_place(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write_store(
+    path: str | Path,
+    ranks: Sequence[RankEvents],
+    *,
+    labelled: Sequence[pl.DataFrame] | None = None,
+    labelled_by: str | None = None,
+) -> Store:
+    """Write ranks that are in memory as a store at *path*, and open it."""
+    frames = labelled if labelled is not None else [None] * len(ranks)
+    with building(path) as folder:
+        entries = [write_rank(folder, rank, frame) for rank, frame in zip(ranks, frames, strict=True)]
+        write_manifest(folder, entries, labelled_by=labelled_by)
+    return open_store(path)
+
+
+def _check_target(target: Path) -> None:
+    if not target.parent.is_dir():
+        raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
+    if target.is_file():
+        raise OutputError(f"{target}: is a file; a store is a folder", hint="choose another place")
+    if target.is_dir() and not is_store(target) and any(target.iterdir()):
+        raise OutputError(f"{target}: holds other files and is no store", hint="name a new or an empty folder")
+
+
+def _take_place(part: Path, target: Path) -> None:
+    try:
+        if not target.exists():
+            part.rename(target)
+            return
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent))
+        try:
+            target.rename(old / "store")
+            part.rename(target)
+        except OSError:
+            if (old / "store").exists() and not target.exists():
+                (old / "store").rename(target)
+            raise
+        finally:
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be replaced: {error.strerror}", hint="choose another place") from error
+
+
+def _root(path: Path) -> Path:
+    return path.parent if path.name == MANIFEST else path
+
+
+def _collect(lazy: pl.LazyFrame, file: Path, schema: pl.Schema, rows: int) -> pl.DataFrame:
+    """Read a frame and hold it against what the manifest promised."""
+    try:
+        frame = lazy.collect()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).strip().split("\n", maxsplit=1)[0]
+        raise InputError(f"{file}: cannot be read: {reason}", hint="ingest the traces again") from error
+    if frame.schema != schema or frame.height != rows:
+        raise InputError(f"{file}: is not what the manifest lists", hint="ingest the traces again")
+    return frame
