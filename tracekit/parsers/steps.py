@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.schema import GPU_KINDS
+from tracekit.schema import GPU_KINDS, KINDS
 
 _MARK = r"^ProfilerStep#(\d+)$"
 
@@ -23,38 +23,40 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     >>> assign_steps(events, marks)["step"].to_list()
     [7, 7]
     """
-    marks = _profiler_steps(events) if marks is None else marks
+    kind = events["kind"].cast(pl.Enum(KINDS)).to_physical().to_numpy()
+    marks = _profiler_steps(events, kind) if marks is None else marks
     marks = marks.drop_nulls().sort("start_ns")
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
-    starts = events["start_ns"].to_numpy()
+    starts, numbers = events["start_ns"].to_numpy(), marks["step"].to_numpy()
     row, found = _containing(marks, starts)
-    kind = events["kind"].cast(pl.String)
-    gpu = kind.is_in([*GPU_KINDS, "gpu_annotation"]).to_numpy()
-    launch = kind.is_in(["runtime", "driver"]).to_numpy()
-    steps = marks["step"].to_numpy()[row]
-    origin = _launches(events["correlation"], launch, gpu)
+    steps = numbers[row]
+    gpu = _of_kind(kind, *GPU_KINDS, "gpu_annotation")
+    launch = _launches(events["correlation"], _of_kind(kind, "runtime", "driver"), gpu)
+    known = launch >= 0
+    launched = np.flatnonzero(gpu)[known]
+    row, inside = _containing(marks, starts[launch[known]])
     found[gpu] = False
-    known = origin >= 0
-    which = np.flatnonzero(gpu)[known]
-    source_row, source_found = _containing(marks, starts[origin[known]])
-    steps[which], found[which] = marks["step"].to_numpy()[source_row], source_found
-    column = pl.Series("step", steps, dtype=pl.Int64)
-    return events.with_columns(column.set(pl.Series(~found), None))
+    steps[launched], found[launched] = numbers[row], inside
+    return events.with_columns(pl.Series("step", steps, dtype=pl.Int64).set(pl.Series(~found), None))
 
 
-def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
-    # Files of 2021 list the steps among the operators.
-    named = events.filter(pl.col("kind").is_in(["annotation", "cpu_op"]))
-    names = named["name"].unique().cast(pl.String)
-    names = names.filter(names.str.contains(_MARK))
-    return (
-        named.lazy()
-        .with_columns(pl.col("name").cast(pl.String))
-        .filter(pl.col("name").is_in(names.implode()))
-        .select(pl.col("name").str.extract(_MARK).cast(pl.Int64, strict=False).alias("step"), "start_ns", "end_ns")
-        .collect()
-    )
+def _of_kind(kind: npt.NDArray[np.uint8], *names: str) -> npt.NDArray[np.bool_]:
+    table = np.zeros(len(KINDS), np.bool_)
+    table[[KINDS.index(name) for name in names]] = True
+    return table[kind]
+
+
+def _profiler_steps(events: pl.DataFrame, kind: npt.NDArray[np.uint8]) -> pl.DataFrame:
+    names = events["name"].unique()
+    text = names.cast(pl.String)
+    steps = pl.DataFrame({"name": names, "step": text.str.extract(_MARK).cast(pl.Int64, strict=False)}).drop_nulls()
+    if steps.is_empty():
+        return pl.DataFrame(schema={"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64})
+    # Files of 2021 list the steps among the operators; the copies that are drawn over the GPU do not count.
+    rows = pl.DataFrame({"row": np.flatnonzero(_of_kind(kind, "annotation", "cpu_op"))})
+    named = events.select("name", "start_ns", "end_ns")[rows["row"]]
+    return named.join(steps, on="name").select("step", "start_ns", "end_ns")
 
 
 def _containing(

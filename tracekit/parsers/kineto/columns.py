@@ -15,6 +15,10 @@ NULL = -(2**63) + 2**31
 """Not there. Its low 32 bits are the least int32, so a narrowed column keeps its nulls."""
 
 
+NULL32 = -(2**31)
+"""The same in a column narrowed to 32 bits."""
+
+
 class Column(IntEnum):
     """The scanner's row."""
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.parsers.kineto.blocks import Scanned
-from tracekit.parsers.kineto.columns import NULL, Column
+from tracekit.parsers.kineto.columns import NULL, NULL32, Column
 from tracekit.schema import EVENTS, KINDS, conform
 
 Ints = npt.NDArray[np.int64]
@@ -90,148 +90,183 @@ def build(scanned: Scanned, *, rank: int, base_ns: int) -> Table:
 
 class _Builder:
     def __init__(self, scanned: Scanned) -> None:
+        self._parts = scanned.parts
         self._chunks = [chunk for part in scanned.parts for chunk in part.chunks]
-        self._texts = [worker.texts() for worker in scanned.workers]
+        self._texts: list[bytes] = []
+        self._first_code: list[int] = []  # where each worker's codes start in the common list
+        for worker in scanned.workers:
+            self._first_code.append(len(self._texts))
+            self._texts += worker.texts()
         self._rows = sum(chunk.rows for chunk in self._chunks)
         self.bad_text = 0
-        offset = 0
-        for part in scanned.parts:  # ids count on from part to part
-            for chunk in part.chunks:
-                ids = chunk.columns[Column.ID]
-                if ids is not None:
-                    chunk.columns[Column.ID] = ids + np.int64(offset)
-            offset += part.complete
 
     def table(self, rank: int, base_ns: int) -> Table:
         n = self._rows
-        start = self._take(Column.TS)
-        start += base_ns
-        length = self._take(Column.DUR)
-        length[length == NULL] = 0
         category, names = self._codes(Column.CAT, _plain)
-        kinds = np.array([KINDS.index(CATEGORIES.get(c.lower(), "other")) for c in names] + [KINDS.index("other")])
-        kind = kinds[category].astype(np.uint8)
+        kinds = np.array([KINDS.index(CATEGORIES.get(c.lower(), "other")) for c in [*names, ""]], np.uint8)
+        kind = kinds[category] if category is not None else np.full(n, KINDS.index("other"), np.uint8)
+        del category
         gpu = np.isin(kind, [KINDS.index(k) for k in DEVICE_KINDS])
+        start, length = self._take(Column.TS), self._take(Column.DUR)
+        if start is None:
+            start = np.empty(0, np.int64)
+        start += base_ns
+        end = start.copy() if length is None else np.add(start, length, out=length, where=length != NULL)
+        if length is not None:
+            np.copyto(end, start, where=end == NULL)
         frame: dict[str, pl.Series] = {
             "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, n),
-            "id": pl.Series(self._take(Column.ID)),
+            "id": pl.Series(self._ids()),
             "kind": pl.Series(kind).cat.to(pl.Enum(KINDS)),
             "name": self._text(Column.NAME),
             "start_ns": pl.Series(start),
-            "end_ns": pl.Series(start + length),
+            "end_ns": pl.Series(end),
         }
-        del start, length, category
+        del start, length, end
         pid, tid = self._take(Column.PID), self._take(Column.TID)
-        frame["device"] = _nullable(_where(gpu, self._take(Column.DEVICE), pid), pl.Int32())
-        frame["stream"] = _nullable(_where(gpu, self._take(Column.STREAM), tid))
-        frame["pid"], frame["tid"] = _nullable(pid), _nullable(tid)
+        frame["device"] = self._series(_where(gpu, self._take(Column.DEVICE), pid), pl.Int32())
+        frame["stream"] = self._series(_where(gpu, self._take(Column.STREAM), tid))
+        frame["pid"], frame["tid"] = self._series(pid), self._series(tid)
         del pid, tid, gpu
-        frame["correlation"] = _nullable(self._take(Column.CORRELATION))
-        frame["external_id"] = _nullable(self._take(Column.EXTERNAL))
-        frame["sequence"] = _nullable(self._take(Column.SEQUENCE))
-        frame["fwd_thread"] = _nullable(self._take(Column.FWD_THREAD))
+        for name, column in (
+            ("correlation", Column.CORRELATION),
+            ("external_id", Column.EXTERNAL),
+            ("sequence", Column.SEQUENCE),
+            ("fwd_thread", Column.FWD_THREAD),
+        ):
+            frame[name] = self._series(self._take(column))
         frame["shapes"] = self._text(Column.SHAPES, _compact)
         frame["collective"] = self._text(Column.COLLECTIVE)
-        group, old = self._text(Column.GROUP), _nullable(self._take(Column.GROUP_ID))
-        frame["group"] = group if old.null_count() == n else _either(group, old)
+        frame["group"] = _either(self._text(Column.GROUP), self._series(self._take(Column.GROUP_ID)))
         frame["group_desc"] = self._text(Column.GROUP_DESC)
         frame["group_ranks"] = self._text(Column.GROUP_RANKS, _compact)
-        frame["peer"] = _nullable(_first(self._take(Column.DST), self._take(Column.SRC)), pl.Int32())
-        frame["bytes"] = _nullable(self._bytes())
-        graph = _first(_no_zero(self._take(Column.GRAPH_NODE)), _no_zero(self._take(Column.GRAPH)))
-        frame["graph"] = _nullable(graph)
+        frame["peer"] = self._series(_first(self._take(Column.DST), self._take(Column.SRC)), pl.Int32())
+        frame["bytes"] = self._series(self._bytes())
+        nodes, graphs = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
+        frame["graph"] = self._series(_first(_no_zero(nodes), _no_zero(graphs)))
         return Table(conform(pl.DataFrame(frame), EVENTS), self.bad_text)
 
-    def _take(self, column: Column) -> Ints:
-        """One column of all chunks, which give it up."""
-        values = np.full(self._rows, NULL, np.int64)
+    def _take(self, column: Column) -> Ints | None:
+        """One column of all chunks, which give it up; None when no row has a value."""
+        if all(chunk.columns[column] is None for chunk in self._chunks):
+            return None
+        values = np.empty(self._rows, np.int64)
         at = 0
         for chunk in self._chunks:
             part, chunk.columns[column] = chunk.columns[column], None
-            if part is not None:
-                here = values[at : at + chunk.rows]
-                here[:] = part
-                if part.dtype == np.int32:
-                    here[part == np.iinfo(np.int32).min] = NULL
+            here = values[at : at + chunk.rows]
             at += chunk.rows
+            if part is None:
+                here[:] = NULL
+                continue
+            here[:] = part
+            if part.dtype == np.int32:
+                here[part == NULL32] = NULL
         return values
 
-    def _codes(self, column: Column, decode: Callable[[bytes], str]) -> tuple[npt.NDArray[np.int32], list[str]]:
+    def _ids(self) -> Ints:
+        """Positions among all complete events: each chunk counts from its part's first."""
+        ids = self._take(Column.ID)
+        at = offset = 0
+        for part in self._parts:
+            rows = sum(chunk.rows for chunk in part.chunks)
+            if ids is not None:
+                ids[at : at + rows] += offset
+            at, offset = at + rows, offset + part.complete
+        return np.empty(0, np.int64) if ids is None else ids
+
+    def _codes(self, column: Column, decode: Callable[[bytes], str]) -> tuple[npt.NDArray[np.int32] | None, list[str]]:
         """A text column: codes into a list of distinct strings, -1 for none."""
-        values = np.full(self._rows, -1, np.int32)
-        known: dict[str, int] = {}
-        maps = [np.full(len(texts), -1, np.int32) for texts in self._texts]
+        if all(chunk.columns[column] is None for chunk in self._chunks):
+            return None, []
+        values = np.empty(self._rows, np.int32)
         at = 0
         for chunk in self._chunks:
             codes, chunk.columns[column] = chunk.columns[column], None
             here = values[at : at + chunk.rows]
             at += chunk.rows
             if codes is None:
+                here[:] = len(self._texts)
                 continue
-            present = codes >= 0
-            used, table, texts = codes[present], maps[chunk.worker], self._texts[chunk.worker]
-            for code in np.unique(used[table[used] < 0]).tolist():
-                table[code] = known.setdefault(decode(texts[code]), len(known))
-            here[present] = table[used]
-        return values, list(known)
+            here[:] = codes
+            here += self._first_code[chunk.worker]
+            here[codes == NULL32] = len(self._texts)
+        used = np.zeros(len(self._texts) + 1, np.bool_)
+        used[values] = True
+        table = np.full(len(used), -1, np.int32)
+        known: dict[str, int] = {}
+        for code in np.flatnonzero(used[:-1]).tolist():
+            table[code] = known.setdefault(decode(self._texts[code]), len(known))
+        return table[values], list(known)
 
     def _text(self, column: Column, decode: Callable[[bytes], str] | None = None) -> pl.Series:
         codes, names = self._codes(column, decode or _plain)
-        if not names:
+        if codes is None:
             return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, self._rows)
-        damaged = np.array([_marked(name) for name in names])
+        damaged = np.array([_DAMAGE in name for name in names])
         if damaged.any():
             self.bad_text += int(np.append(damaged, False)[codes].sum())
-            names = [name.translate(_UNMARK) for name in names]
-        categories = pl.Series(names, dtype=pl.Categorical())
-        index = pl.Series(codes)
-        return categories.gather(index.set(index < 0, None) if (codes < 0).any() else index)
+            names = [name.replace(_DAMAGE, "") for name in names]
+        categories = pl.Series(names, dtype=pl.Categorical())  # polars forgets them when no series is left
+        physical = categories.to_physical().to_numpy()
+        series = pl.Series(np.append(physical, physical[:1])[codes])
+        missing = codes < 0
+        if missing.any():
+            series = series.set(pl.Series(missing), None)
+        text = series.cat.to(pl.Categorical())
+        del categories
+        return text
 
-    def _bytes(self) -> Ints:
+    def _series(self, values: Ints | None, dtype: pl.DataType | None = None) -> pl.Series:
+        if values is None:
+            return pl.Series([None], dtype=dtype or pl.Int64()).new_from_index(0, self._rows)
+        series = pl.Series(values)
+        missing = values == NULL
+        if missing.any():
+            series = series.set(pl.Series(missing), None)
+        return series.cast(dtype, strict=False) if dtype else series
+
+    def _bytes(self) -> Ints | None:
         values = self._take(Column.BYTES)
         sent, received = self._take(Column.IN_NELEMS), self._take(Column.OUT_NELEMS)
         codes, names = self._codes(Column.DTYPE, _plain)
+        if sent is None or codes is None:
+            return values
+        if values is None:
+            values = np.full(self._rows, NULL, np.int64)
         sizes = np.array([ITEM_BYTES.get(name, 0) for name in names] + [0], np.int64)[codes]
         known = (sent != NULL) & (sizes > 0)
-        values[known] = (np.maximum(sent, received) * sizes)[known]
+        most = sent[known] if received is None else np.maximum(sent[known], received[known])
+        values[known] = most * sizes[known]
         return values
 
 
-def _where(gpu: npt.NDArray[np.bool_], values: Ints, fallback: Ints) -> Ints:
+def _where(gpu: npt.NDArray[np.bool_], values: Ints | None, fallback: Ints | None) -> Ints | None:
     """A GPU event's own value, or where the file shows it; nothing for the rest."""
-    return np.where(gpu, np.where(values == NULL, fallback, values), NULL)
+    own = _first(values, fallback)
+    return None if own is None or not gpu.any() else np.where(gpu, own, NULL)
 
 
-def _first(values: Ints, fallback: Ints) -> Ints:
+def _first(values: Ints | None, fallback: Ints | None) -> Ints | None:
+    if values is None or fallback is None:
+        return fallback if values is None else values
     return np.where(values == NULL, fallback, values)
 
 
-def _no_zero(values: Ints) -> Ints:
-    values[values == 0] = NULL
+def _no_zero(values: Ints | None) -> Ints | None:
+    if values is not None:
+        values[values == 0] = NULL
     return values
 
 
 def _either(group: pl.Series, old: pl.Series) -> pl.Series:
-    pair = pl.DataFrame({"new": group, "old": old})
-    return pair.select(
-        pl.coalesce(pl.col("new").cast(pl.String), pl.col("old").cast(pl.String)).cast(pl.Categorical())
-    )["new"]
-
-
-def _nullable(values: Ints, dtype: pl.DataType | None = None) -> pl.Series:
-    series = pl.Series(values)
-    missing = values == NULL
-    if missing.any():
-        series = series.set(pl.Series(missing), None)
-    return series.cast(dtype, strict=False) if dtype else series
+    """The group's name, or the number that files before mid 2024 give instead."""
+    if old.null_count() == len(old):
+        return group
+    return pl.select(pl.coalesce(group.cast(pl.String), old.cast(pl.String)).cast(pl.Categorical())).to_series()
 
 
 _DAMAGE = "\ue000"
-_UNMARK = {ord(_DAMAGE): None}
-
-
-def _marked(text: str) -> bool:
-    return _DAMAGE in text
 
 
 def _plain(raw: bytes) -> str:
