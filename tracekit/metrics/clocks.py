@@ -1,8 +1,9 @@
 """Clocks of different ranks, aligned by the ends of operations they took part in together.
 
 Ranks of one collective finish together, so the difference of their recorded ends is the difference of their clocks.
-A message's receiver may finish after its sender; taking both directions of a pair cancels that, as NTP does. A clock is
-corrected only where its offset is clearly larger than the scatter of the ends it comes from; the residual is reported.
+The two sides of a message may finish up to a transfer apart; taking both directions of a pair cancels most of that, as
+NTP does. A clock is corrected only where its offset is clearly larger than the scatter of the ends it comes from (and,
+for messages, than a transfer); what is left is reported as the residual.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ CLOCKS = pl.Schema(
     }
 )
 _ENOUGH_FOR_DRIFT = 8
+_NOTHING_NS = 5_000  # clocks closer than this are as good as equal: profilers themselves are no better
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,13 @@ class _Edge:
     offset_ns: float  # clock of high minus clock of low
     drift: float  # ns a ns
     spread_ns: float
+    floor_ns: float  # how far apart ends may lie for reasons that are not clocks
     count: int
 
     @property
     def clear(self) -> bool:
         """Say whether the offset stands out from the scatter."""
-        return abs(self.offset_ns) > max(self.spread_ns, 3 * self.spread_ns / float(self.count**0.5), 1_000)
+        return abs(self.offset_ns) > self.spread_ns * max(1.0, 3 / float(self.count**0.5)) + self.floor_ns + _NOTHING_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,10 @@ def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
         infer_schema_length=None,
     )
     clocks = Clocks(_table(table), origin)
+    # Relative to the origin: a median is a float, and an epoch in nanoseconds does not fit one exactly.
     middle = pl.col("end_ns").median().over("match")
-    off = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(
-        off=(pl.col("end_ns") - middle).abs()
-    )
+    ends = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(pl.col("end_ns") - origin)
+    off = ends.with_columns(off=(pl.col("end_ns") - middle).abs())
     residual = off.group_by("rank").agg(residual_ns=pl.col("off").median().round().cast(pl.Int64))
     table = clocks.table.drop("residual_ns").join(residual.cast({"rank": pl.Int32}), on="rank", how="left")
     median, worst = off.select(pl.col("off").median().round(), w=pl.col("off").max().round()).row(0)
@@ -110,42 +113,38 @@ def _table(frame: pl.DataFrame) -> pl.DataFrame:
 
 def _edges(members: pl.DataFrame, origin: int) -> list[_Edge]:
     """Compare every member with the lowest rank of its match."""
-    base = members.sort("rank").group_by("match", maintain_order=True).first()
+    each = members.with_columns(ns=(pl.col("end_ns") - pl.col("start_ns")).min().over("match"))
+    base = each.sort("rank").group_by("match", maintain_order=True).first()
     apart = (
-        members.join(base.select("match", low="rank", low_end="end_ns", low_sends="sends"), on="match")
+        each.join(base.select("match", low="rank", low_end="end_ns", low_sends="sends"), on="match")
         .filter(pl.col("rank") > pl.col("low"))
         .with_columns(apart=pl.col("end_ns") - pl.col("low_end"), at=pl.col("low_end") - origin)
+        # Where a pair meets in collectives too, they know better than its messages.
+        .filter(pl.col("sends").is_null() | pl.col("sends").is_not_null().all().over("low", "rank"))
     )
-    return [
-        _edge(
-            low,
-            high,
-            rows["apart"].to_numpy().astype(float),
-            rows["at"].to_numpy().astype(float),
-            np.array(rows["low_sends"].to_list(), dtype=object),
-        )
-        for ((low, high), rows) in apart.group_by("low", "rank", maintain_order=True)
-    ]
+    return [_edge(low, high, rows) for ((low, high), rows) in apart.group_by("low", "rank", maintain_order=True)]
 
 
-def _edge(
-    low: int, high: int, apart: npt.NDArray[np.float64], at: npt.NDArray[np.float64], sends: npt.NDArray[np.object_]
-) -> _Edge:
+def _edge(low: int, high: int, rows: pl.DataFrame) -> _Edge:
     """Reduce one pair's differences of ends to an offset, a drift and a scatter."""
-    ways = [sends == way for way in (True, False)]
-    ways = [way for way in ways if way.any()] or [np.ones(len(apart), bool)]
+    apart, at = rows["apart"].to_numpy().astype(float), rows["at"].to_numpy().astype(float)
+    sends = rows["low_sends"].to_list()
+    messages = sends[0] is not None
+    ways = [np.array([way == send for send in sends]) for way in ((True, False) if messages else (None,))]
+    ways = [way for way in ways if way.any()]
     offset = float(np.mean([np.median(apart[way]) for way in ways]))
     level = np.zeros(len(apart))
     for way in ways:
         level[way] = np.median(apart[way])
     rest = apart - level
     spread = 1.4826 * float(np.median(np.abs(rest)))
-    if len(ways) == 1 and sends[0] is not None:
-        spread = max(spread, abs(offset))  # one direction only: a late receiver looks like a late clock
+    floor = float(np.median(rows["ns"].to_numpy())) if messages else 0.0
+    if messages and len(ways) == 1:
+        floor = max(floor, abs(offset))  # one direction only: a late receiver looks like a late clock
     drift = _drift(at, rest, spread)
     if drift:
         offset -= drift * float(np.median(at))
-    return _Edge(low, high, offset, drift, spread, len(apart))
+    return _Edge(low, high, offset, drift, spread, floor, len(apart))
 
 
 def _drift(at: npt.NDArray[np.float64], rest: npt.NDArray[np.float64], spread: float) -> float:
@@ -169,7 +168,7 @@ def _tree(edges: list[_Edge]) -> list[_Edge]:
         return rank
 
     kept = []
-    for edge in sorted(edges, key=lambda e: (e.spread_ns / e.count**0.5, e.low, e.high)):
+    for edge in sorted(edges, key=lambda e: (e.floor_ns + e.spread_ns / e.count**0.5, e.low, e.high)):
         a, b = top(edge.low), top(edge.high)
         if a != b:
             root[a] = b

@@ -1,0 +1,92 @@
+"""``analyze``: the one way through reading, labelling, measuring and comparing.
+
+Each rank is a pure function of its events (``rank_tables``) that returns small tables; ``combine`` reduces them. That
+is what lets the same analysis run in one process, in several, or on a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from functools import partial
+
+from tracekit.analysis.combine import combine
+from tracekit.analysis.result import Analysis, Measured, RankResult
+from tracekit.analysis.sources import Options
+from tracekit.analysis.tables import RankTables, rank_tables
+from tracekit.errors import OptionError
+from tracekit.metrics.steps import parse_steps
+from tracekit.trace import (
+    Paths,
+    Trace,
+    check_one_run,
+    find,
+    merged_notices,
+    missing_notice,
+    raise_failures,
+    worker_count,
+)
+from tracekit.workers import run_map
+
+__all__ = ["Analysis", "Measured", "Options", "RankResult", "RankTables", "analyze", "combine", "rank_tables"]
+
+MEASURE_PAYS_BYTES = 1 << 28
+"""Input above which processes pay: labelling and measuring cost more than reading."""
+
+
+def analyze(
+    traces: Paths | Trace,
+    *,
+    steps: str | None = None,
+    ranks: Collection[int] | None = None,
+    rank: int | None = None,
+    rules: str | os.PathLike[str] | None = None,
+    schedule: str = "auto",
+    layout: str | None = None,
+    what_if: bool = False,
+    workers: int | None = None,
+    lenient: bool = True,
+) -> Analysis:
+    """Say where the step went: read (a path, folder, glob, URL, store or ``Trace``), label, measure and compare.
+
+    *steps* selects steps (``2:4`` is 2 and 3), *ranks* reads only those, *rules* is a rules file, *schedule* is
+    ``auto``, a name or ``none``, *layout* overrides how ranks are arranged (``pp=4,ep=2``).
+
+    >>> found = analyze("sample_traces/reload", schedule="none")
+    >>> found.reload.rounds, found.reload.buckets, found.reload.sources
+    (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
+    """
+    if steps is not None:
+        parse_steps(steps)
+    if rules is not None:
+        from tracekit.classify import load_rules
+
+        load_rules(rules)  # a mistake in the rules is one error, not one a rank
+    options = Options(rules=rules, steps=steps, pipeline=schedule != "none", ranks=_frozen(ranks), lenient=lenient)
+    reduce = partial(combine, schedule=schedule, layout=layout, what_if=what_if)
+    if isinstance(traces, Trace):
+        chosen = [part for part in traces.parts if ranks is None or part.source.rank in ranks]
+        _check_chosen([part.source.rank for part in chosen], ranks)
+        tables = [options.measure(part) for part in chosen]
+        return reduce(tables, paths=[part.source.path for part in chosen], notices=traces.notices)
+    refs, notices = find(traces, ranks=ranks, rank=rank)
+    count = worker_count(refs, workers, pays=MEASURE_PAYS_BYTES)
+    done = run_map(options.source_tables, refs, workers=count, progress="analyzing")
+    raise_failures(done)
+    tables = [one for each in done for one in each.unwrap()]
+    _check_chosen([one.source.rank for one in tables], ranks)
+    check_one_run([(one.source, one.steps["start_ns"].min(), one.steps["end_ns"].max()) for one in tables])  # type: ignore[misc]
+    sources = [one.source for one in tables]
+    missing = () if ranks is not None else missing_notice(sources)
+    return reduce(tables, paths=[ref.path for ref in refs], notices=(*notices, *merged_notices(sources), *missing))
+
+
+def _frozen(ranks: Collection[int] | None) -> frozenset[int] | None:
+    return None if ranks is None else frozenset(ranks)
+
+
+def _check_chosen(found: list[int], asked: Collection[int] | None) -> None:
+    lost = sorted(set(asked or ()) - set(found))
+    if lost or not found:
+        names = ", ".join(map(str, lost[:8]))
+        raise OptionError(f"ranks: there is no rank {names}", hint="leave --ranks out to see which there are")

@@ -1,0 +1,264 @@
+"""Ranks together: match their operations, align their clocks, find waiting, bubbles and stragglers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from tracekit.analysis.result import Analysis, Measured, RankResult
+from tracekit.analysis.tables import Measures, RankTables
+from tracekit.errors import Notice
+from tracekit.metrics.bubbles import Bubble, exposed_waits
+from tracekit.metrics.clocks import align
+from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE
+from tracekit.metrics.matching import match
+from tracekit.metrics.reload import reload_report
+from tracekit.metrics.waits import stragglers, waits
+from tracekit.schema import COMMUNICATION_LABELS, LABELS
+
+LOUD_OTHER = 0.01
+"""Share of a window above which unlabelled work is worth a warning."""
+
+
+def combine(
+    parts: Sequence[RankTables],
+    *,
+    paths: Sequence[str] = (),
+    notices: Sequence[Notice] = (),
+    schedule: str = "none",
+    layout: str | None = None,
+    what_if: bool = False,
+) -> Analysis:
+    """Reduce the ranks' tables to one analysis; *notices* are what reading them said."""
+    parts = sorted(parts, key=lambda part: part.source.rank)
+    operations = pl.concat([part.operations for part in parts])
+    matching = match(operations)
+    clocks = align(matching.members, [part.source.rank for part in parts])
+    waited = waits(operations, matching.members, clocks)
+    by_rank = {key[0]: rows for key, rows in waited.group_by("rank", maintain_order=True)}
+    ranks = tuple(_rank(part, by_rank.get(part.source.rank, waited.clear())) for part in parts)
+    reports = [part.reload for part in parts if part.reload is not None]
+    tables = _tables(parts, ranks, waited)
+    tables["clocks"] = clocks.table
+    own = _merge((part.source.rank, part.notices) for part in parts)
+    compared, reasons = _compare(parts, schedule=schedule, layout=layout, what_if=what_if)
+    return Analysis(
+        sources=tuple(part.source for part in parts),
+        ranks=ranks,
+        tables=tables,
+        clocks=clocks,
+        reload=reload_report(reports),
+        schedule=compared,
+        notices=(*notices, *own, *matching.notices, *_wait_notices(waited), *_other_notices(ranks), *reasons),
+        paths=tuple(paths),
+    )
+
+
+def _rank(part: RankTables, waited: pl.DataFrame) -> RankResult:
+    rank, steps = part.source.rank, part.steps["step"].to_list() or [None]
+    whole = _measured(part.window, 0, waited.with_columns(part=pl.lit(0, pl.Int64)), part.idle_known, None)
+    per_step = tuple(
+        _measured(part.by_step, p, waited.filter(part=p), part.idle_known, step) for p, step in enumerate(steps)
+    )
+    causes = part.window.causes.row(0, named=True) if len(part.window.causes) else {}
+    names = ("launch_bound_ns", "dependency_ns", "unknown_ns")
+    return RankResult(
+        rank=rank,
+        steps=tuple(step for step in steps if step is not None),
+        whole=whole,
+        per_step=per_step,
+        phases=tuple(_phases(part, waited, steps)),
+        idle_causes={name.removesuffix("_ns"): causes.get(name, 0) for name in names},
+    )
+
+
+def _measured(measures: Measures, part: int, waited: pl.DataFrame, idle_known: bool, step: int | None) -> Measured:
+    budget = measures.budgets[part] if part < len(measures.budgets) else measures.budgets[0]
+    rows = measures.labels.filter(part=part)
+    label_ns = {r["label"]: r["ns"] for r in rows.iter_rows(named=True)}
+    plain = measures.hidden.filter(pl.col("part") == part, ~pl.col("detail"))
+    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE if label in label_ns}
+    for r in plain.iter_rows(named=True):
+        matrix[r["label"]][r["by"]] = r["ns"]
+    hidden = {r["label"]: r["hidden_ns"] for r in rows.iter_rows(named=True) if r["label"] not in _NEVER_HIDDEN}
+    wait = _wait_by_label(waited)
+    pipeline = waited.filter(label="pp_comm")
+    exposed = exposed_waits(pipeline, measures.covered).of(part).total_ns
+    unknown = pipeline["wait_ns"].null_count()
+    none_known = len(pipeline) > 0 and unknown == len(pipeline)
+    return Measured(
+        budget=budget,
+        label_ns={label: label_ns[label] for label in _ORDER if label in label_ns},
+        label_count={r["label"]: r["count"] for r in rows.iter_rows(named=True) if r["count"] is not None},
+        hidden_ns={"communication": 0, "copy": 0, **hidden},
+        hidden_by_ns=matrix,
+        wait_ns=wait,
+        bubble=Bubble(budget.span_ns, budget.idle_ns, None if none_known else exposed),
+        idle_known=idle_known,
+        lower_bound=unknown > 0,
+        step=step,
+    )
+
+
+_NEVER_HIDDEN = ("compute", *COMPUTE_SET)
+_ORDER = ("compute", "communication", "copy", *LABELS)
+
+
+def _wait_by_label(waited: pl.DataFrame) -> dict[str, int | None]:
+    sums = waited.group_by("label").agg(
+        pl.when(pl.col("wait_ns").is_not_null().any()).then(pl.col("wait_ns").sum()).otherwise(None).alias("wait_ns")
+    )
+    found = dict(sums.iter_rows())
+    return {label: found[label] for label in COMMUNICATION_LABELS if label in found}
+
+
+def _phases(part: RankTables, waited: pl.DataFrame, steps: list[int | None]) -> list[dict[str, Any]]:
+    """Each step's phases with the bubble inside them: idle and exposed pipeline waiting."""
+    table = part.by_step.phases
+    if table.is_empty():
+        return []
+    pipeline = waited.filter(label="pp_comm")
+    hollow = exposed_waits(pipeline, part.by_step.covered)
+    spent = hollow.covered_ns(*(table[c].to_numpy() for c in ("start_ns", "end_ns", "part")))
+    known = pipeline.is_empty() or pipeline["wait_ns"].null_count() < len(pipeline)
+    return [
+        {
+            "step": steps[row["part"]],
+            "phase": row["phase"],
+            "span_ns": row["span_ns"],
+            "compute_ns": row["compute_ns"],
+            "idle_ns": row["idle_ns"] if part.idle_known else None,
+            "wait_ns": int(wait) if known else None,
+        }
+        for row, wait in zip(table.iter_rows(named=True), spent, strict=True)
+    ]
+
+
+def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Everything as tables; columns ``rank`` and ``step`` come first (a null step is the whole window)."""
+    return {
+        "steps": pl.concat([p.steps for p in parts]).select("rank", pl.exclude("rank")),
+        "budget": _budget_table(ranks),
+        "labels": _stacked(parts, "labels"),
+        "hidden": _stacked(parts, "hidden"),
+        "copies": _stacked(parts, "copies", steps=False),
+        "bubbles": _bubble_table(ranks),
+        "phases": _phase_table(ranks),
+        "operations": waited.drop("part", "order_ns"),
+        "stragglers": stragglers(waited),
+        "gaps": pl.concat([p.gaps for p in parts])
+        .drop("part")
+        .select("rank", pl.exclude("rank"))
+        .sort("ns", descending=True),
+    }
+
+
+def _stacked(parts: Sequence[RankTables], name: str, *, steps: bool = True) -> pl.DataFrame:
+    """Put one table of all ranks together: the window's rows, then (where there are several) each step's."""
+    frames = []
+    for part in parts:
+        rank = pl.lit(part.source.rank, pl.Int32).alias("rank")
+        frames.append(getattr(part.window, name).select(rank, pl.lit(None, pl.Int64).alias("step"), pl.exclude("part")))
+        if steps and part.by_step is not part.window:
+            numbers = part.steps.select("step").with_row_index("part").with_columns(pl.col("part").cast(pl.Int64))
+            each = getattr(part.by_step, name).join(numbers, on="part", how="left", maintain_order="left")
+            frames.append(each.select(rank, "step", pl.exclude("part", "step")))
+    return pl.concat(frames)
+
+
+def _scopes(ranks: Sequence[RankResult]) -> list[tuple[int, int | None, Measured]]:
+    scopes: list[tuple[int, int | None, Measured]] = []
+    for one in ranks:
+        scopes.append((one.rank, None, one.whole))
+        if len(one.per_step) > 1:
+            scopes += [(one.rank, step.step, step) for step in one.per_step]
+    return scopes
+
+
+def _budget_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
+    rows: list[tuple[int, int | None, str, int | None, float | None]] = []
+    for rank, step, one in _scopes(ranks):
+        span = one.budget.span_ns
+        idle = one.budget.idle_ns if one.idle_known else None
+        for name, ns in (("compute", one.budget.compute_ns), *one.budget.exposed_ns.items(), ("idle", idle)):
+            rows.append((rank, step, name, ns, ns / span if span and ns is not None else None))
+    schema = {"rank": pl.Int32, "step": pl.Int64, "part": pl.String, "ns": pl.Int64, "share": pl.Float64}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _bubble_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
+    rows = [
+        (rank, step, one.budget.span_ns, one.budget.idle_ns if one.idle_known else None, one.bubble.wait_ns,
+         one.bubble_fraction, one.lower_bound)
+        for rank, step, one in _scopes(ranks)
+    ]  # fmt: skip
+    schema = {"rank": pl.Int32, "step": pl.Int64, "span_ns": pl.Int64, "idle_ns": pl.Int64, "wait_ns": pl.Int64,
+              "fraction": pl.Float64, "lower_bound": pl.Boolean}  # fmt: skip
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _phase_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
+    rows = [{"rank": one.rank, **phase} for one in ranks for phase in one.phases]
+    schema = {"rank": pl.Int32, "step": pl.Int64, "phase": pl.String, "span_ns": pl.Int64, "compute_ns": pl.Int64,
+              "idle_ns": pl.Int64, "wait_ns": pl.Int64}  # fmt: skip
+    return pl.DataFrame(rows, schema=schema)
+
+
+def _wait_notices(waited: pl.DataFrame) -> list[Notice]:
+    """Say where waiting could not be told from transfer."""
+    pipeline = waited.filter(label="pp_comm")
+    lost = pipeline["wait_ns"].null_count()
+    if not lost:
+        return []
+    text = (
+        f"{lost} of {len(pipeline)} pipeline operations have no peer in these traces: waiting inside them is not known "
+        "and the bubble fraction is a lower bound; give all ranks of the pipeline"
+    )
+    return [Notice("wait-unknown", text)]
+
+
+def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:
+    shares = {
+        one.rank: one.whole.label_ns.get("other", 0) / one.whole.budget.span_ns
+        for one in ranks
+        if one.whole.budget.span_ns
+    }
+    loud = [rank for rank, share in shares.items() if share > LOUD_OTHER]
+    if not loud:
+        return []
+    worst = max(loud, key=lambda rank: shares[rank])
+    text = (
+        f"no rule knows what {shares[worst]:.1%} of rank {worst}'s span is (label other"
+        + (f"; above {LOUD_OTHER:.0%} on {len(loud)} ranks" if len(loud) > 1 else "")
+        + "): it counts as compute; name it in a rules file (--rules), see --explain other"
+    )
+    return [Notice("unlabelled", text)]
+
+
+def _compare(
+    parts: Sequence[RankTables], *, schedule: str, layout: str | None, what_if: bool
+) -> tuple[Any, tuple[Notice, ...]]:
+    """Hold the run against its ideal, where that was asked for; a reason where it cannot be."""
+    pipelines = [part.pipeline for part in parts if part.pipeline is not None]
+    if schedule == "none" or not pipelines:
+        return None, ()
+    from tracekit.compare import compare_ranks
+
+    return compare_ranks(pipelines, schedule=schedule, layout=layout, what_if=what_if)
+
+
+def _merge(said: Any) -> list[Notice]:
+    """One notice for each code and text, with the ranks it is about."""
+    about: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, notes in said:
+        for note in notes:
+            about[note.code, note.message].append(rank)
+    every = len({rank for ranks in about.values() for rank in ranks})
+    merged = []
+    for (code, message), ranks in about.items():
+        named = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+        merged.append(Notice(code, message if len(ranks) == every > 1 else f"rank {named}: {message}"))
+    return merged

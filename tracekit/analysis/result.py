@@ -1,0 +1,217 @@
+"""The frozen result of an analysis: what every report, gate and plot is made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from tracekit._version import __version__
+from tracekit.errors import Notice
+from tracekit.metrics.bubbles import Bubble
+from tracekit.metrics.budget import Budget
+from tracekit.metrics.clocks import Clocks
+from tracekit.metrics.lanes import EXPOSABLE
+from tracekit.metrics.overlap import ratio
+from tracekit.metrics.reload import Reload
+from tracekit.schema import Source
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = "tracekit.analysis/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The figures of one rank's window, of one step on one rank, or of all ranks together."""
+
+    budget: Budget
+    label_ns: Mapping[str, int]
+    label_count: Mapping[str, int]
+    hidden_ns: Mapping[str, int]
+    """Of each communication and copy label, and of both sets: the time compute hides."""
+    hidden_by_ns: Mapping[str, Mapping[str, int]]
+    wait_ns: Mapping[str, int | None]
+    """Of each communication label, time inside it spent waiting for a peer; null without peers' traces."""
+    bubble: Bubble
+    idle_known: bool = True
+    lower_bound: bool = False
+    """True where some pipeline waiting could not be measured."""
+    step: int | None = None
+
+    @property
+    def overlap(self) -> dict[str, float | None]:
+        """Share of each label's (and set's) own time that compute hides; None where it never ran."""
+        return {name: ratio(ns, self.label_ns.get(name, 0)) for name, ns in self.hidden_ns.items()}
+
+    @property
+    def bubble_fraction(self) -> float | None:
+        """Share of the span that is idle or exposed pipeline waiting; None where idle is not known."""
+        return self.bubble.fraction if self.idle_known else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        idle = self.budget.idle_ns if self.idle_known else None
+        sets = ("compute", "communication", "copy")
+        return {
+            "span_ns": self.budget.span_ns,
+            "budget_ns": {"compute": self.budget.compute_ns, "exposed": dict(self.budget.exposed_ns), "idle": idle},
+            "label_ns": {k: v for k, v in self.label_ns.items() if k not in sets},
+            "set_ns": {k: v for k, v in self.label_ns.items() if k in sets},
+            "label_count": dict(self.label_count),
+            "overlap": self.overlap,
+            "hidden_ns": {k: dict(v) for k, v in self.hidden_by_ns.items()},
+            "wait_ns": dict(self.wait_ns),
+            "bubble": {
+                "idle_ns": idle,
+                "wait_ns": self.bubble.wait_ns,
+                "fraction": self.bubble_fraction,
+                "lower_bound": self.lower_bound,
+            },
+        }
+
+    @classmethod
+    def total(cls, parts: Iterable[Measured]) -> Measured:
+        """Sum over ranks: nanoseconds add up, ratios are of the sums."""
+        several = list(parts)
+        budget, bubble = Budget(0, 0), Bubble(0, 0, None)
+        for one in several:
+            budget, bubble = budget + one.budget, bubble + one.bubble
+        return cls(
+            budget=budget,
+            label_ns=_sum(one.label_ns for one in several),
+            label_count=_sum(one.label_count for one in several),
+            hidden_ns={"communication": 0, "copy": 0, **_sum(one.hidden_ns for one in several)},
+            hidden_by_ns=_sum_nested(one.hidden_by_ns for one in several),
+            wait_ns=_sum_known(one.wait_ns for one in several),
+            bubble=bubble,
+            idle_known=all(one.idle_known for one in several),
+            lower_bound=any(one.lower_bound for one in several),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RankResult:
+    """One rank: its window, each of its steps, its phases and the causes of its idleness."""
+
+    rank: int
+    steps: tuple[int, ...]
+    whole: Measured
+    per_step: tuple[Measured, ...]
+    phases: tuple[Mapping[str, Any], ...]
+    idle_causes: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "rank": self.rank,
+            "steps": list(self.steps),
+            **self.whole.to_dict(),
+            "phases": [dict(phase) for phase in self.phases],
+            "idle_causes_ns": dict(self.idle_causes) if self.whole.idle_known else None,
+            "per_step": [{"step": one.step, **one.to_dict()} for one in self.per_step],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Where the step went, on every rank. ``tables`` holds it all as polars tables; ``to_dict`` is the JSON.
+
+    >>> from tracekit.analysis import analyze
+    >>> found = analyze("sample_traces/reload", schedule="none")
+    >>> found.ranks[0].whole.budget.span_ns
+    104587652
+    >>> found.to_dict()["source"]["ranks"]
+    [0, 1, 2, 3]
+    """
+
+    sources: tuple[Source, ...]
+    ranks: tuple[RankResult, ...]
+    tables: Mapping[str, pl.DataFrame]
+    clocks: Clocks
+    reload: Reload | None = None
+    schedule: Any = None
+    """How the run compares with its ideal (``tracekit.compare``); None with the reason among the notices."""
+    notices: tuple[Notice, ...] = ()
+    paths: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def total(self) -> Measured:
+        """All ranks together."""
+        return Measured.total(rank.whole for rank in self.ranks)
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the run, as far as the files say."""
+        return max((s.world_size for s in self.sources if s.world_size is not None), default=None)
+
+    def rank(self, rank: int) -> RankResult:
+        """Return one rank's result."""
+        return next(one for one in self.ranks if one.rank == rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""
+        readers = sorted({source.reader for source in self.sources})
+        return {
+            "tracekit": __version__,
+            "format": FORMAT,
+            "source": {
+                "paths": list(self.paths) or [source.path for source in self.sources],
+                "reader": "+".join(readers),
+                "ranks": [one.rank for one in self.ranks],
+                "world_size": self.world_size,
+            },
+            "ranks": [one.to_dict() for one in self.ranks],
+            "total": self.total.to_dict(),
+            "schedule": self.schedule.to_dict() if self.schedule is not None else None,
+            "stragglers": self.tables["stragglers"].to_dicts(),
+            "clocks": {
+                "residual_ns": self.clocks.residual_ns,
+                "worst_ns": self.clocks.worst_ns,
+                "ranks": self.clocks.table.to_dicts(),
+            },
+            "copies": self.tables["copies"].drop("step").to_dicts(),
+            "reload": self.reload.to_dict() if self.reload is not None else None,
+            "warnings": [{"code": note.code, "message": note.message} for note in self.notices],
+        }
+
+    def to_json(self, *, indent: int | None = 1) -> str:
+        """Return ``to_dict`` as text."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+
+    def to_pandas(self) -> dict[str, pd.DataFrame]:
+        """Return every table as a pandas one, by name."""
+        return {name: table.to_pandas() for name, table in self.tables.items()}
+
+    def __repr__(self) -> str:
+        return f"<Analysis: {len(self.ranks)} ranks, {self.total.budget.span_ns / 1e6:.3f} ms of GPU time>"
+
+
+def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
+def _sum_nested(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    gathered: dict[str, list[Mapping[str, int]]] = {}
+    for part in parts:
+        for key, row in part.items():
+            gathered.setdefault(key, []).append(row)
+    return {key: _sum(gathered[key]) for key in EXPOSABLE if key in gathered}
+
+
+def _sum_known(parts: Iterable[Mapping[str, int | None]]) -> dict[str, int | None]:
+    total: dict[str, int | None] = {}
+    for part in parts:
+        for key, value in part.items():
+            known = total.get(key)
+            total[key] = value if known is None else known + (value or 0)
+    return total

@@ -1,0 +1,164 @@
+"""One rank's half of the analysis: a pure function from its events to small tables that can travel."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from tracekit.errors import Notice
+from tracekit.metrics.bubbles import phases
+from tracekit.metrics.budget import Budget, budgets, exposed_in_order
+from tracekit.metrics.copies import copies
+from tracekit.metrics.gaps import gap_causes, gaps
+from tracekit.metrics.intervals import Intervals
+from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.operations import operations
+from tracekit.metrics.overlap import hidden, label_times
+from tracekit.metrics.reload import reload_events
+from tracekit.metrics.steps import assign_parts
+from tracekit.schema import COPY_LABELS, GPU_KINDS, RankEvents, Source
+
+LONGEST_GAPS = 100
+"""Idle gaps kept by rank, the longest; their sums are exact."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measures:
+    """What was measured over some parts of one rank: its whole window (one part), or each of its steps."""
+
+    budgets: tuple[Budget, ...]
+    labels: pl.DataFrame
+    hidden: pl.DataFrame
+    phases: pl.DataFrame
+    causes: pl.DataFrame
+    copies: pl.DataFrame
+    covered: Intervals
+    """Where compute runs beside communication."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankTables:
+    """All that leaves a rank: a few small tables, picklable."""
+
+    source: Source
+    steps: pl.DataFrame
+    window: Measures
+    by_step: Measures
+    operations: pl.DataFrame
+    gaps: pl.DataFrame
+    reload: pl.DataFrame | None
+    pipeline: Any
+    """What ``tracekit.compare.rank_pipeline`` found; None when no schedule was asked for."""
+    idle_known: bool = True
+    """False where work ran on the GPU that the trace does not show."""
+    notices: tuple[Notice, ...] = ()
+
+
+def rank_tables(
+    rank: RankEvents,
+    *,
+    labelled: pl.DataFrame | None = None,
+    rules: str | os.PathLike[str] | None = None,
+    steps: str | None = None,
+    pipeline: bool = True,
+) -> RankTables:
+    """Label and measure one rank. *labelled* saves labelling where a store already holds it.
+
+    >>> from tracekit.trace import load
+    >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
+    >>> tables.window.budgets[0].span_ns, tables.window.budgets[0].conserved
+    (104587652, True)
+    """
+    if labelled is None:
+        from tracekit.classify import classify
+
+        labelled = classify(rank.events, rules=rules)
+    hollow, unseen = _unseen_graphs(rank.events, labelled)
+    kept, table, notices = assign_parts(labelled, steps)
+    table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
+    parts = max(1, len(table))
+    window = _measure(kept, Lanes.of(kept), None)
+    lanes = Lanes.of(kept, parts=parts, part="part")
+    by_step = window if parts == 1 else _measure(kept, lanes, "part")
+    found = gaps(kept, Lanes.of(kept))
+    return RankTables(
+        source=rank.source,
+        steps=table,
+        window=window,
+        by_step=by_step,
+        operations=operations(kept, lanes, part="part"),
+        gaps=found.sort("ns", descending=True).head(LONGEST_GAPS).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
+        reload=reload_events(kept),
+        pipeline=_pipeline(kept, rank.source) if pipeline else None,
+        idle_known=not hollow,
+        notices=(*unseen, *notices, *_notices(kept, table)),
+    )
+
+
+def _measure(labelled: pl.DataFrame, lanes: Lanes, part: str | None) -> Measures:
+    times = label_times(labelled, lanes, part=part)
+    paid = exposed_in_order(lanes)
+    stalls = {
+        (p, label): (intervals.of(p).total_ns, len(intervals.of(p)))
+        for label, intervals in paid.items()
+        if label in COPY_LABELS
+        for p in range(lanes.parts)
+    }
+    return Measures(
+        budgets=tuple(budgets(lanes)),
+        labels=times,
+        hidden=hidden(labelled, part=part),
+        phases=phases(lanes),
+        causes=gap_causes(gaps(labelled, lanes, part=part)),
+        copies=copies(times, stalls),
+        covered=lanes.compute & lanes.communication,
+    )
+
+
+def _pipeline(labelled: pl.DataFrame, source: Source) -> Any:
+    from tracekit.compare import rank_pipeline
+
+    return rank_pipeline(labelled.drop("part"), source)
+
+
+def _unseen_graphs(events: pl.DataFrame, labelled: pl.DataFrame) -> tuple[bool, list[Notice]]:
+    """Find CUDA graph launches that left no GPU event: what ran then is not in the file, so idle is not known."""
+    launches = events.filter(
+        pl.col("kind").is_in(["runtime", "driver"]) & pl.col("name").cast(pl.String).str.contains("GraphLaunch")
+    ).select("correlation")
+    if launches.is_empty():
+        return False, []
+    seen = labelled.filter(pl.col("kind").is_in(GPU_KINDS)).select("correlation")
+    empty = len(launches.join(seen, on="correlation", how="anti"))
+    if not empty:
+        return False, []
+    text = (
+        f"{empty} of {len(launches)} CUDA graph launches left no GPU events in the file: what they ran is not known, "
+        "so idle time and the bubble are null; record with graph node tracing"
+    )
+    return True, [Notice("graphs-unseen", text)]
+
+
+def _notices(kept: pl.DataFrame, steps: pl.DataFrame) -> list[Notice]:
+    notes = []
+    if kept.is_empty():
+        notes.append(Notice("no-gpu-events", "there are no GPU events: record with CUDA activities on"))
+        return notes
+    if kept["step"].null_count() == len(kept):
+        notes.append(Notice("no-steps", "there are no step marks: the whole trace is taken as one step"))
+    for row in steps.filter("partial").iter_rows(named=True):
+        notes.append(
+            Notice("partial-step", f"step {row['step']} holds only {row['events']} GPU events: it looks cut off")
+        )
+    whole = int((kept["kind"] == "graph").sum())
+    if whole:
+        text = f"{whole} CUDA graphs were recorded whole, without their kernels: they count as compute labelled other"
+        notes.append(Notice("graphs-whole", text))
+    lost = kept["launch_ns"].null_count()
+    if lost * 100 > len(kept):
+        text = f"{lost} of {len(kept)} GPU events have no launch in the file: what their gaps waited for is not known"
+        notes.append(Notice("no-launches", text))
+    return notes
