@@ -6,9 +6,13 @@ how long an activation lives, and so the memory. Then the ends are squeezed: gap
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
+
 from tracekit.schedules.ops import Op, backward_input, backward_weight, forward
 
 PERIOD = 6
+WINDOW = 32  # ops to look ahead for one that fits a gap; more never helped, and costs time
 _FREED = {"F": 1, "I": 0, "W": -1}  # chunks of activations an op takes
 
 
@@ -69,10 +73,11 @@ class _Squeeze:
     """
 
     def __init__(self, orders: list[list[Op]], limit: int, *, eager: bool) -> None:
-        self.left = [list(order) for order in orders]
+        self.left: list[deque[Op]] = [deque(order) for order in orders]
         self.forwards = [sum(op.kind == "F" for op in order) for order in orders]
         self.held = [0] * len(orders)
         self.limit, self.eager = limit, eager
+        self.window = min(2 * limit, WINDOW)
         self.last_stage = 2 * len(orders) - 1
         self.done: dict[tuple[str, int, int], int] = {}
 
@@ -84,7 +89,8 @@ class _Squeeze:
             now += 1
             for rank, at in picks:
                 if at is not None:
-                    op = self.left[rank].pop(at)
+                    op = self.left[rank][at]
+                    del self.left[rank][at]
                     self.forwards[rank] -= op.kind == "F"
                     self.held[rank] += _FREED[op.kind]
                     self.done[op.kind, op.stage, op.microbatch] = now
@@ -96,12 +102,12 @@ class _Squeeze:
         best: tuple[int, int] | None = None
         held = peak = self.held[rank]
         ops = self.left[rank]
-        for at, op in enumerate(ops[: 4 * self.limit]):
+        for at, op in enumerate(itertools.islice(ops, self.window)):
             fits = op.kind != "F" or max(peak, self.held[rank]) < self.limit or at == 0
             if fits and self.ready(op, now):
                 choice = (self.worth(rank, ops[0], op, at), at)
                 best = choice if best is None else min(best, choice)
-                if best[0] == 0:
+                if best[0] <= (at > 0):
                     break
             held += _FREED[op.kind]
             peak = max(peak, held)
