@@ -1,0 +1,192 @@
+"""Which known schedule a run followed: exactly, or the nearest with what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tracekit.compare.orders import Difference, differences, distance, grain, pattern, same_work
+from tracekit.errors import ScheduleError
+from tracekit.schedules import Op, Schedule, Times, generate, names, read_orders
+from tracekit.schedules.registry import describe
+
+Orders = Mapping[int, Sequence[Op]]
+"""The order each rank ran, by its position in the pipeline; ranks may be missing."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A schedule, how far the run is from it (0: equal up to grain), and where."""
+
+    schedule: Schedule
+    distance: int
+    differences: tuple[Difference, ...] = ()
+    unfused: int = 0  # FB blocks of the schedule that ran as F and B
+    fused: int = 0  # split backwards of the schedule that ran as B
+
+    @property
+    def exact(self) -> bool:
+        """Whether the order is the schedule's."""
+        return self.distance == 0
+
+
+def candidates(pp: int, forwards: int, times: Times | None = None) -> Iterator[Schedule]:
+    """Every known schedule in which a rank of *pp* runs so many forwards, the plain ones first.
+
+    >>> sorted({s.name for s in candidates(2, 8)} & {"1f1b", "dualpipe", "interleaved"})
+    ['1f1b', 'dualpipe', 'interleaved']
+    """
+    searched = []
+    for name in names():
+        entry = describe(name)
+        if not entry.pipeline:
+            continue
+        if name in ("zb-1p", "zb-2p"):
+            searched.append(name)
+            continue
+        for virtual, group in _shapes(entry.virtual, entry.default_group is not None, pp, forwards):
+            for microbatches in {forwards // virtual, forwards} if entry.virtual == 2 else {forwards // virtual}:
+                yield from _try(name, pp, microbatches, None if entry.virtual else virtual, group, forwards, None)
+    for name in searched:
+        yield from _try(name, pp, forwards, None, None, forwards, times)
+
+
+def _shapes(virtual: int | None, grouped: bool, pp: int, forwards: int) -> Iterator[tuple[int, int | None]]:
+    if virtual is not None:
+        yield virtual, None
+        return
+    for v in range(1 if grouped else 2, min(forwards, 16) + 1):
+        if forwards % v == 0:
+            yield v, None
+            m = forwards // v
+            for group in {g for g in (m, 2 * pp, pp + 1) if grouped and pp <= g <= m} - {pp}:
+                yield v, group
+
+
+def _try(
+    name: str, pp: int, microbatches: int, virtual: int | None, group: int | None, forwards: int, times: Times | None
+) -> Iterator[Schedule]:
+    try:
+        made = generate(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times)
+    except ScheduleError:
+        return
+    if sum(op.kind in ("F", "FB") for op in made.ranks[0]) == forwards:
+        yield made
+
+
+Traffic = Mapping[int, Mapping[int, int]]
+"""Messages each rank sent, by position: ``traffic[from][to]``."""
+
+
+def exact_match(
+    orders: Orders,
+    known: Sequence[Schedule],
+    *,
+    traffic: Traffic | None = None,
+    stages_known: bool = False,
+    weights_by_count: bool = False,
+) -> Match | None:
+    """The schedule whose pattern of forwards, backwards and pairs every rank's order has.
+
+    Of several, the one that explains who sent how much to whom, then the one with the stages that were found, then the
+    one nearest in grain. A schedule that contradicts the messages is none.
+    """
+    patterns = {rank: pattern(order) for rank, order in orders.items()}
+    found: list[tuple[tuple[bool, int], Match]] = []
+    for schedule in known:
+        ranks = schedule.ranks
+        fits = all(
+            same_work(own, pattern(ranks[rank]), weights_by_count=weights_by_count) for rank, own in patterns.items()
+        )
+        if not fits or (traffic and not _explains(schedule, traffic)):
+            continue
+        lost = [grain(orders[r], ranks[r]) for r in orders]
+        other = stages_known and not all(_same_stages(orders[r], ranks[r]) for r in orders)
+        off = sum(abs(_blocks(orders[r]) - _blocks(ranks[r])) + abs(_split(orders[r]) - _split(ranks[r])) for r in orders)
+        match = Match(schedule, 0, (), sum(g["FB"] for g in lost), sum(g["I"] for g in lost))
+        if not other and not off:
+            return match
+        found.append(((other, off), match))
+    return min(found, key=lambda m: m[0])[1] if found else None
+
+
+def _blocks(order: Sequence[Op]) -> int:
+    return sum(op.kind == "FB" for op in order)
+
+
+def _split(order: Sequence[Op]) -> int:
+    return sum(op.kind == "W" for op in order)
+
+
+def _explains(schedule: Schedule, traffic: Traffic) -> bool:
+    """Whether the schedule's messages are those that were sent."""
+    table, edges = schedule.table, schedule.edges
+    count: dict[tuple[int, int], int] = {}
+    for producers in (edges.forward, edges.backward):
+        to = np.flatnonzero(producers >= 0)
+        for a, b in zip(table.rank[producers[to]].tolist(), table.rank[to].tolist(), strict=True):
+            if a != b:
+                count[a, b] = count.get((a, b), 0) + 1
+    return all(
+        sent.get(to, 0) == count.get((at, to), 0) for at, sent in traffic.items() for to in range(schedule.pp) if to != at
+    )
+
+
+def _same_stages(measured: Sequence[Op], expected: Sequence[Op]) -> bool:
+    own, other = ([op.stage for op in order if op.kind in ("F", "FB")] for order in (measured, expected))
+    return own == other
+
+
+def nearest_match(orders: Orders, known: Sequence[Schedule]) -> Match | None:
+    """The schedule with the fewest units of work to move; stages and micro-batches must be known."""
+    best: tuple[int, Schedule] | None = None
+    for schedule in known:
+        limit = 400 if best is None else best[0]
+        total = 0
+        for rank, order in orders.items():
+            total += distance(order, schedule.ranks[rank], limit=min(400, limit - total) if best else 400)
+            if best is not None and total >= best[0]:
+                break
+        else:
+            best = (total, schedule)
+    if best is None:
+        return None
+    return against(orders, best[1], known_distance=best[0])
+
+
+def against(orders: Orders, schedule: Schedule, *, known_distance: int | None = None) -> Match:
+    """The run held against one schedule, equal or not."""
+    for rank in orders:
+        if rank >= len(schedule.ranks):
+            raise ScheduleError(
+                f"{schedule.name} is for {len(schedule.ranks)} ranks, the run has {max(orders) + 1}",
+                hint="give the schedule of this pipeline's size",
+            )
+    off = {
+        rank: order for rank, order in orders.items() if not same_work(order, schedule.ranks[rank])
+    }
+    total = sum(distance(order, schedule.ranks[rank]) for rank, order in off.items())
+    found: list[Difference] = []
+    for rank, order in off.items():
+        found += differences(rank, order, schedule.ranks[rank], most=max(1, 20 - len(found)))
+        if len(found) >= 20:
+            break
+    lost = [grain(orders[r], schedule.ranks[r]) for r in orders]
+    return Match(
+        schedule,
+        total if off else 0,
+        tuple(found),
+        sum(g["FB"] for g in lost),
+        sum(g["I"] for g in lost),
+    )
+
+
+def named(name: str, pp: int, forwards: int, times: Times | None = None) -> list[Schedule]:
+    """The schedules a user's word can mean here: a name in every fitting size, or a file of orders."""
+    if Path(name).suffix or "/" in name:
+        return [read_orders(name)]
+    wanted = describe(name).name
+    return [s for s in candidates(pp, forwards, times) if s.name == wanted]

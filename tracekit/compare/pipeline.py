@@ -1,0 +1,197 @@
+"""The cells of one pipeline in one step, assembled from its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import polars as pl
+
+from tracekit.compare.clocks import Clocks
+from tracekit.compare.place import Place, Placement, place
+from tracekit.compare.rank import CAUSES, RankPipeline
+from tracekit.compare.segment import COUNTED, PAIRED, POSITION, SURE
+from tracekit.errors import Notice
+from tracekit.schedules import Op, Schedule
+from tracekit.schema import CELLS, conform
+
+INSIDE = tuple(f"{cause}_ns" for cause in CAUSES)
+DETAILED = pl.Schema(
+    {
+        **CELLS,
+        "position": pl.Int32(),
+        "pair": pl.Int64(),
+        "b_pair": pl.Int64(),
+        "launch_ns": pl.Int64(),
+        "wgrad_ns": pl.Int64(),
+        **dict.fromkeys(INSIDE, pl.Int64()),
+    }
+)
+"""Cells with their place, their pair (see ``CHUNKS``), launch time, weight gradients and stalls inside."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """One pipeline in one step: its ranks in stage order and the cells of those that are there.
+
+    ``cells`` has the columns of ``tracekit.schema.CELLS``, times on one clock, sorted by rank and start.
+    """
+
+    ranks: tuple[int, ...]
+    step: int
+    cells: pl.DataFrame
+    placement: Placement
+    clocks: Clocks
+    stages_from: str  # "annotations", "messages", "pattern" or "nothing"
+    notices: tuple[Notice, ...] = ()
+    detail: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DETAILED), repr=False)
+    weights_counted: bool = False
+    traffic: Mapping[int, Mapping[int, int]] = field(default_factory=dict, repr=False)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Places in the pipeline that there are traces of."""
+        return tuple(sorted(self.detail["position"].unique().to_list()))
+
+    def orders(self) -> dict[int, list[Op]]:
+        """What each rank ran, in order, by its position in the pipeline.
+
+        Where stages are not known, all are 0 and pairs stand for micro-batches.
+        """
+        found: dict[int, list[Op]] = {}
+        known = self.stages_from != "nothing"
+        columns = ("stage", "microbatch", "b_stage", "b_microbatch") if known else ("zero", "pair", "b_zero", "b_pair")
+        table = self.detail.with_columns(zero=pl.lit(0), b_zero=pl.when(pl.col("op") == "FB").then(0))
+        for position, op, *names in table.select("position", "op", *columns).iter_rows():
+            found.setdefault(position, []).append(Op(op, *names))
+        return found
+
+
+def assemble(
+    ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: int, clocks: Clocks
+) -> Pipeline:
+    """Cells of the pipeline formed by the ranks *pipeline* (in stage order; some may have no trace) in one step."""
+    position = {rank: i for i, rank in enumerate(pipeline)}
+    chunks = {
+        position[r]: ranks[r].chunks.filter(pl.col("step") == step) for r in pipeline if r in ranks
+    }
+    chunks = {at: table for at, table in chunks.items() if table.height}
+    messages = {
+        at: ranks[pipeline[at]]
+        .messages.filter(pl.col("step") == step)
+        .with_columns(pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32))
+        for at in chunks
+    }
+    told = all(c["stage"].null_count() == 0 and c["microbatch"].null_count() == 0 for c in chunks.values())
+    placement = Placement("annotated", 1, {}) if told else place(chunks, messages, len(pipeline))
+    stages_from = "annotations" if told else "messages" if placement.places else "nothing"
+    if len(pipeline) == 1 and placement.places and not told:
+        stages_from = "order"
+    tables = [
+        _cells(table, ranks[pipeline[at]].rank, at, placement, clocks.offset_ns.get(pipeline[at], 0), step)
+        for at, table in sorted(chunks.items())
+    ]
+    detail = pl.concat(tables) if tables else pl.DataFrame(schema=DETAILED)
+    notices = []
+    if not placement.places and not told:
+        notices.append(Notice("stages-unknown", f"stages and micro-batches cannot be told: {placement.reason}"))
+    counted = any((c.filter(pl.col("op") == "W")["confidence"] <= COUNTED).any() for c in chunks.values())
+    return Pipeline(
+        tuple(pipeline), step, conform(detail, CELLS), placement, clocks, stages_from, tuple(notices), detail, counted, _traffic(messages)
+    )
+
+
+def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
+    """Who sent how many messages to whom; empty when the trace does not say."""
+    sent = {at: table.filter("send") for at, table in messages.items()}
+    if any(table["peer"].null_count() for table in sent.values()) or not any(t.height for t in sent.values()):
+        return {}
+    return {at: dict(table.group_by("peer").len().rows()) for at, table in sent.items()}
+
+
+def _cells(
+    chunks: pl.DataFrame, rank: int, position: int, placement: Placement, offset_ns: int, step: int
+) -> pl.DataFrame:
+    """One rank's chunks as cells, forwards and backwards that ran as one block joined."""
+    places = placement.places.get(position, {})
+    chunks = _named(chunks, places)
+    first = chunks.with_row_index("index")
+    halves = first.filter((pl.col("beside") >= 0) & (pl.col("op") != "F"))
+    forwards = first.filter((pl.col("beside") >= 0) & (pl.col("op") == "F"))
+    blocks = forwards.join(halves.with_columns(pl.col("beside").cast(pl.UInt32)), left_on="index", right_on="beside", suffix="_b")
+    # Stalls inside both halves are counted once: of two overlapping spans the longer one's.
+    joined = blocks.select(
+        pl.lit("FB").alias("op"),
+        "stage",
+        "microbatch",
+        "pair",
+        pl.col("pair_b").alias("b_pair"),
+        pl.col("stage_b").alias("b_stage"),
+        pl.col("microbatch_b").alias("b_microbatch"),
+        *(pl.min_horizontal(n, f"{n}_b").alias(n) for n in ("start_ns", "launch_ns", "confidence")),
+        pl.max_horizontal("end_ns", "end_ns_b").alias("end_ns"),
+        *(pl.max_horizontal(n, f"{n}_b").alias(n) for n in ("busy_ns", "wgrad_ns", *INSIDE)),
+    )
+    used = set(blocks["index"].to_list()) | set(blocks["index_b"].to_list())
+    single = first.filter(~pl.col("index").is_in(list(used))) if used else first
+    table = pl.concat([single, joined], how="diagonal")
+    return conform(
+        table.with_columns(
+            pl.col("start_ns", "end_ns", "launch_ns") + offset_ns,
+            rank=pl.lit(rank),
+            position=pl.lit(position),
+            step=pl.lit(step),
+        ).sort("start_ns", "end_ns"),
+        DETAILED,
+    )
+
+
+def _named(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:
+    """Stage and micro-batch from the placement, where annotations did not give them."""
+    if not places:
+        sure = pl.when(pl.col("stage").is_null()).then(pl.min_horizontal("confidence", pl.lit(POSITION)))
+        return chunks.with_columns(confidence=sure.otherwise("confidence"))
+    table = pl.DataFrame(
+        [(pair, stage, microbatch) for pair, (stage, microbatch) in places.items()],
+        schema={"pair": pl.Int64, "placed_stage": pl.Int32, "placed_microbatch": pl.Int32},
+        orient="row",
+    )
+    joined = chunks.join(table, on="pair", how="left", maintain_order="left")
+    return joined.with_columns(
+        pl.coalesce("stage", "placed_stage").alias("stage"),
+        pl.coalesce("microbatch", "placed_microbatch").alias("microbatch"),
+    ).drop("placed_stage", "placed_microbatch")
+
+
+def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
+    """The pipeline with stages and micro-batches as *schedule*, whose order it follows, calls them.
+
+    The pattern of forwards, backwards and their pairs fitted every rank, so each forward takes the name of the
+    schedule's forward in the same place, and its backward and weight gradient follow.
+    """
+    detail = pipeline.detail.with_row_index("cell")
+    names: list[tuple[int, int, int, int | None, int | None]] = []
+    for position in pipeline.positions:
+        part = detail.filter(pl.col("position") == position)
+        order = schedule.ranks[position]
+        rows = part.select("cell", "op", "pair", "b_pair").rows()
+        there = [(op.stage, op.microbatch) for op in order if op.kind in ("F", "FB")]
+        to = dict(zip((pair for _, op, pair, _ in rows if op in ("F", "FB")), there, strict=True))
+        weights = [(op.stage, op.microbatch) for op in order if op.kind == "W"]
+        counted = pipeline.weights_counted and len(weights) == (part["op"] == "W").sum()
+        turn = iter(weights)
+        for cell, op, pair, b_pair in rows:
+            back = to[b_pair] if op == "FB" else (None, None)
+            names.append((cell, *(next(turn) if op == "W" and counted else to[pair]), *back))
+    table = pl.DataFrame(
+        names, schema=["cell", "stage", "microbatch", "b_stage", "b_microbatch"], orient="row"
+    ).with_columns(pl.col("cell").cast(pl.UInt32))
+    fresh = detail.drop("stage", "microbatch", "b_stage", "b_microbatch").join(table, on="cell", maintain_order="left")
+    sure = pl.lit(PAIRED if pipeline.stages_from != "nothing" else COUNTED)
+    fresh = fresh.with_columns(
+        confidence=pl.when(pl.col("confidence") < SURE).then(pl.max_horizontal("confidence", sure)).otherwise("confidence")
+    )
+    detail = conform(fresh, DETAILED)
+    source = "pattern" if pipeline.stages_from == "nothing" else pipeline.stages_from
+    kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")
+    return replace(pipeline, cells=conform(detail, CELLS), stages_from=source, notices=kept, detail=detail)

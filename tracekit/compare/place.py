@@ -1,0 +1,158 @@
+"""Stages and micro-batches of chunks, from what was sent to whom.
+
+A forward that sends to the next rank and a forward that sends back to the one before it belong to different stages.
+Messages between two ranks arrive in the order they were sent, so the k-th forward of a stage on one rank is the k-th
+on the next, and counting is enough once each forward's stage on its rank is known:
+
+- every forward goes to the next rank, the last rank sends none: one stage a rank;
+- the last rank sends some back to the first: several stages a rank, in a loop;
+- forwards go both ways: two stages a rank, either the two legs of a V or two pipelines in opposite directions. The last
+  rank tells: in a V it begins with what it received, in the other case with micro-batches of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+Place = tuple[int, int]
+"""Stage and micro-batch."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """``places[position][pair]``: stage and micro-batch of each pair; empty when they cannot be told, with the reason."""
+
+    shape: str  # "line", "loop", "V", "two-way" or "unknown"
+    virtual: int
+    places: Mapping[int, Mapping[int, Place]]
+    reason: str = ""
+
+
+def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], pp: int) -> Placement:
+    """Stage and micro-batch of every pair, by position in the pipeline. *messages* hold positions, not ranks."""
+    goes = {at: forward_peers(chunks[at], messages[at]) for at in chunks}
+    if pp == 1:
+        return _line({0: goes[0]}) if 0 in goes else Placement("unknown", 1, {}, "no rank is there")
+    if any(m.filter(pl.col("send"))["peer"].null_count() for m in messages.values()):
+        return Placement("unknown", 1, {}, "the trace does not say who the messages went to")
+    if _both_ways(goes, pp):
+        return _two_ways(goes, pp)
+    if _wraps(goes, pp):
+        return _loop(goes, pp)
+    return _line(goes)
+
+
+def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | None]:
+    """For each forward in launch order, the position its output was sent to, None for nowhere.
+
+    A batch of sends belongs to the chunks launched last before it. Where a forward and a backward send together to
+    different ranks, forwards that sent alone tell which way forwards go.
+    """
+    work = chunks.filter(pl.col("op") != "W").select("op", "pair", "last_ns").rows()
+    work.sort(key=lambda row: row[2])
+    sends = messages.filter("send").sort("launch_ns")
+    batches = sends.group_by("kernel", maintain_order=True).agg(pl.col("launch_ns").first(), "peer").rows()
+    found: dict[int, int] = {}
+    open_batches: list[tuple[list[tuple[str, int]], list[int]]] = []
+    at, waiting = 0, list[tuple[str, int]]()
+    for _, when, peers in batches:
+        while at < len(work) and work[at][2] <= when:
+            waiting.append((work[at][0], work[at][1]))
+            at += 1
+        mine, waiting = waiting[-len(peers) :], []
+        if len(mine) == 1 or len(set(peers)) == 1:
+            for (op, pair), peer in zip(mine, peers, strict=False):
+                if op == "F":
+                    found[pair] = peer
+        elif mine:
+            open_batches.append((mine, peers))
+    usual = set(found.values())
+    for mine, peers in open_batches:
+        left = [p for p in peers if p in usual] or peers
+        for op, pair in mine:
+            if op == "F":
+                found[pair] = left.pop(0) if left else peers[0]
+    count = chunks.filter(pl.col("op") == "F")["pair"].to_list()
+    return [found.get(pair) for pair in count]
+
+
+def _both_ways(goes: Mapping[int, list[int | None]], pp: int) -> bool:
+    inner = any(to == at - 1 for at, peers in goes.items() if 0 < at < pp - 1 for to in peers)
+    ends = (
+        pp == 2
+        and 0 in goes
+        and any(to is None for to in goes[0])
+        and any(to == 1 for to in goes[0])
+    )
+    return inner or ends
+
+
+def _wraps(goes: Mapping[int, list[int | None]], pp: int) -> bool:
+    return pp - 1 in goes and any(to == 0 for to in goes[pp - 1])
+
+
+def _count(stages: list[int], first: Mapping[int, int] | None = None) -> dict[int, Place]:
+    """Micro-batches counted off within each stage."""
+    seen: dict[int, int] = dict(first or {})
+    places = {}
+    for pair, stage in enumerate(stages):
+        number = seen.get(stage, 0)
+        places[pair] = (stage, number)
+        seen[stage] = number + 1
+    return places
+
+
+def _line(goes: Mapping[int, list[int | None]]) -> Placement:
+    return Placement("line", 1, {at: _count([at] * len(peers)) for at, peers in goes.items()})
+
+
+def _two_ways(goes: Mapping[int, list[int | None]], pp: int) -> Placement:
+    last = goes.get(pp - 1)
+    if last is None:
+        return Placement("unknown", 2, {}, "without the last rank a V cannot be told from two opposite pipelines")
+    opposite = last[0] is not None
+    places = {}
+    for at, peers in goes.items():
+        down = [to is None if at == pp - 1 else to == at + 1 for to in peers]
+        if opposite:
+            half = len(peers) // 2
+            mirror = {pp - 1 - at: half} if at != pp - 1 - at else {}
+            places[at] = _count([at if way else pp - 1 - at for way in down], mirror)
+        else:
+            places[at] = _count([at if way else 2 * pp - 1 - at for way in down])
+    return Placement("two-way" if opposite else "V", 2, places)
+
+
+def _loop(goes: Mapping[int, list[int | None]], pp: int) -> Placement:
+    """Every rank runs its forwards in the same order; the last rank's tell which belong to the last chunk."""
+    ends = [to is None for to in goes[pp - 1]]
+    total, microbatches = len(ends), sum(ends)
+    if not microbatches or total % microbatches:
+        return Placement("unknown", 1, {}, "the last rank's sends do not divide into chunks")
+    virtual = total // microbatches
+    chunks = _chunk_order(ends, virtual, pp)
+    if chunks is None:
+        return Placement("unknown", virtual, {}, f"the order of {virtual} chunks a rank is none that is known")
+    if any(len(peers) != total for peers in goes.values()):
+        return Placement("unknown", virtual, {}, "the ranks ran different numbers of forwards")
+    return Placement("loop", virtual, {at: _count([c * pp + at for c in chunks]) for at in goes})
+
+
+def _chunk_order(ends: list[bool], virtual: int, pp: int) -> list[int] | None:
+    """The chunk of each forward. With two chunks the ends say it; with more, groups of micro-batches must explain them."""
+    if virtual == 2:
+        return [int(end) for end in ends]
+    microbatches = sum(ends)
+    for group in sorted(range(1, microbatches + 1), key=lambda g: (g != pp, g)):
+        order = [
+            chunk
+            for first in range(0, microbatches, group)
+            for chunk in range(virtual)
+            for _ in range(min(group, microbatches - first))
+        ]
+        if [chunk == virtual - 1 for chunk in order] == ends:
+            return order
+    return None

@@ -1,0 +1,301 @@
+"""What one rank contributes to the pipeline: small tables that can be sent from where its trace lies.
+
+``rank_pipeline`` is the per-rank half of reconstruction. It knows chunks of work and messages, but no stages:
+those come when the ranks of a pipeline meet in ``assemble``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.compare.lanes import LANES, lanes
+from tracekit.compare.segment import SURE, Segments, prepare, segment
+from tracekit.errors import Notice
+from tracekit.metrics.intervals import EMPTY, Intervals, union
+from tracekit.schema import COMPUTE_LABELS, ProcessGroup, Source
+
+Ints = npt.NDArray[np.int64]
+
+CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
+"""Why a GPU may do nothing for the pipeline at some moment, in the order that settles doubt."""
+
+CHUNKS = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "op": pl.String(),  # F, I, W or B
+        "pair": pl.Int64(),  # numbers the forwards of a step in launch order; a backward has its forward's
+        "beside": pl.Int64(),  # row, within its step, of the chunk it overlaps with (FB), else -1
+        "launch_ns": pl.Int64(),  # of its first kernel
+        "last_ns": pl.Int64(),  # launch of its last
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "busy_ns": pl.Int64(),  # union of compute inside it
+        "wgrad_ns": pl.Int64(),  # of that, weight gradients
+        **{f"{cause}_ns": pl.Int64() for cause in CAUSES},
+        "stage": pl.Int32(),
+        "microbatch": pl.Int32(),
+        "confidence": pl.Float64(),
+    }
+)
+MESSAGES = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "kernel": pl.Int64(),  # messages of one batch share their kernel
+        "send": pl.Boolean(),
+        "peer": pl.Int32(),
+        "launch_ns": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+    }
+)
+STALLS = pl.Schema({"cause": pl.Enum(CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
+
+
+@dataclass(frozen=True, eq=False)
+class RankPipeline:
+    """Chunks, messages, stalls and lanes of one rank; picklable and small."""
+
+    rank: int
+    chunks: pl.DataFrame
+    messages: pl.DataFrame
+    stalls: pl.DataFrame
+    lanes: pl.DataFrame
+    reload: pl.DataFrame
+    groups: tuple[ProcessGroup, ...]
+    group: str | None  # the communicator its messages went through
+    world_size: int | None
+    notices: tuple[Notice, ...] = ()
+
+
+def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
+    """Chunks of work and messages of one rank's labelled events.
+
+    >>> from tracekit.schema import LABELLED, conform
+    >>> rows = [
+    ...     {"label": "forward", "start_ns": 0, "end_ns": 5, "autograd_sequence": 1},
+    ...     {"label": "dgrad", "start_ns": 6, "end_ns": 9, "autograd_sequence": 1, "node": "MmBackward0"},
+    ... ]
+    >>> done = rank_pipeline(conform(pl.DataFrame(rows), LABELLED), Source("a.json", "kineto", 3, "name"))
+    >>> done.chunks.select("op", "pair", "start_ns", "end_ns").rows()
+    [('F', 0, 0, 5), ('B', 0, 6, 9)]
+    """
+    rows = prepare(labelled)
+    found = [_step(step, part) for step, part in _steps(rows)]
+    chunks = _stack([c for c, _ in found], CHUNKS)
+    used = np.zeros(rows.height, bool)
+    for _, mine in found:
+        used[mine] = True
+    stalls = _stalls(rows, used)
+    chunks = _measured(chunks, rows, stalls)
+    messages = _messages(rows)
+    return RankPipeline(
+        rank=source.rank,
+        chunks=chunks,
+        messages=messages,
+        stalls=_stall_table(stalls),
+        lanes=lanes(rows, chunks) if chunks.height else pl.DataFrame(schema=LANES),
+        reload=_reload_rows(rows),
+        groups=source.groups,
+        group=_group(rows),
+        world_size=source.world_size,
+        notices=_notices(rows, chunks, source.rank),
+    )
+
+
+def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+    """The rows of each step; without step marks the whole trace is step 0."""
+    if rows["step"].null_count() == rows.height:
+        return [(0, rows)] if rows.height else []
+    parts = rows.filter(pl.col("step").is_not_null()).partition_by("step", maintain_order=True)
+    return [(int(part["step"][0]), part) for part in parts]
+
+
+def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.int64]]:
+    """Chunks of one step, and the rows they are made of."""
+    cut = segment(rows)
+    inside = np.flatnonzero(cut.chunk >= 0)
+    if not len(inside):
+        return pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64)
+    used = rows[inside].select(
+        "launch_ns", "host_ns", "start_ns", "end_ns", "stage", "microbatch", chunk=pl.Series(cut.chunk[inside])
+    )
+    chunks = (
+        used.group_by("chunk")
+        .agg(
+            pl.col("host_ns").min().alias("launch_ns"),
+            pl.col("host_ns").max().alias("last_ns"),
+            pl.col("start_ns").min(),
+            pl.col("end_ns").max(),
+            pl.col("stage").drop_nulls().first(),
+            pl.col("microbatch").drop_nulls().first(),
+        )
+        .sort("chunk")
+        .with_columns(
+            step=pl.lit(step, pl.Int64),
+            op=pl.Series(cut.op, dtype=pl.String),
+            pair=pl.Series(cut.pair),
+            confidence=pl.Series(cut.confidence, dtype=pl.Float64),
+        )
+    )
+    chunks = _shared_names(chunks, cut)
+    return chunks.with_columns(beside=_beside(chunks)), rows["row"].to_numpy()[inside]
+
+
+def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
+    """A forward's annotation names its backward too, where that one has none of its own."""
+    told = chunks["stage"].is_not_null() & chunks["microbatch"].is_not_null()
+    names = ("stage", "microbatch")
+    own = chunks.filter(told & (pl.col("op") == "F")).group_by("pair").agg(pl.col(n).first() for n in names)
+    joined = chunks.join(own, on="pair", how="left", suffix="_of_f", maintain_order="left")
+    named = joined.with_columns(pl.coalesce(n, f"{n}_of_f").alias(n) for n in names).drop(f"{n}_of_f" for n in names)
+    return named.with_columns(
+        confidence=pl.when(pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null())
+        .then(pl.lit(SURE))
+        .otherwise("confidence")
+    )
+
+
+def _beside(chunks: pl.DataFrame) -> pl.Series:
+    """For each forward the backward it ran together with, and the other way round.
+
+    Together means launched interleaved, or on the GPU at once for a third of the shorter one.
+    """
+    op, pair = chunks["op"].to_list(), chunks["pair"].to_list()
+    host = list(zip(chunks["launch_ns"].to_list(), chunks["last_ns"].to_list(), strict=True))
+    gpu = list(zip(chunks["start_ns"].to_list(), chunks["end_ns"].to_list(), strict=True))
+    partner = [-1] * len(op)
+    for i, kind in enumerate(op):
+        if kind != "F":
+            continue
+        best, most = -1, 0.0
+        for j in range(max(0, i - 3), min(len(op), i + 4)):
+            if op[j] in ("B", "I") and pair[j] != pair[i] and partner[j] < 0:
+                share = max(_share(host[i], host[j], inner=True), _share(gpu[i], gpu[j]))
+                if share > max(most, 1 / 3):
+                    best, most = j, share
+        if best >= 0:
+            partner[i], partner[best] = best, i
+    return pl.Series("beside", partner, dtype=pl.Int64)
+
+
+def _share(a: tuple[int, int], b: tuple[int, int], *, inner: bool = False) -> float:
+    both = min(a[1], b[1]) - max(a[0], b[0])
+    return both / max(1, min(a[1] - a[0], b[1] - b[0])) if both > 0 or (inner and both == 0) else 0.0
+
+
+def _labelled_union(rows: pl.DataFrame, labels: tuple[str, ...]) -> Intervals:
+    part = rows.filter(pl.col("label").cast(pl.String).is_in(labels))
+    return union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
+
+
+def _stalls(rows: pl.DataFrame, used: npt.NDArray[np.bool_]) -> dict[str, Intervals]:
+    """Disjoint sets of time outside the chunks' compute, by cause."""
+    work = (*COMPUTE_LABELS, "other", "memory")
+    ours = rows.filter(pl.Series(used) & pl.col("label").cast(pl.String).is_in(work))
+    covered = union(ours["start_ns"].to_numpy(), ours["end_ns"].to_numpy())
+    sets = {
+        "other_work": _labelled_union(rows, work),
+        "exposed_ep": _labelled_union(rows, ("ep_dispatch", "ep_combine")),
+        "p2p": _labelled_union(rows, ("pp_comm",)),
+        "exposed_comm": _labelled_union(rows, ("tp_comm", "dp_comm", "cp_comm", "comm", "broadcast")),
+        "offload": _labelled_union(rows, ("offload", "onload", "reload")),
+    }
+    found: dict[str, Intervals] = {}
+    for cause, intervals in sets.items():
+        found[cause] = intervals - covered
+        covered = covered | intervals
+    found["host"] = _host_gaps(rows, covered)
+    return found
+
+
+def _host_gaps(rows: pl.DataFrame, covered: Intervals) -> Intervals:
+    """Idle time before a kernel that the host had not even launched yet."""
+    gaps = covered.gaps()
+    known = rows.filter(pl.col("launch_ns").is_not_null()).sort("start_ns")
+    if not len(gaps) or known.is_empty():
+        return EMPTY
+    at = np.searchsorted(known["start_ns"].to_numpy(), gaps.end_ns)
+    at = np.minimum(at, known.height - 1)
+    launched = np.minimum(known["launch_ns"].to_numpy()[at], gaps.end_ns)
+    same = known["start_ns"].to_numpy()[at] == gaps.end_ns
+    late = same & (launched > gaps.start_ns)
+    return union(gaps.start_ns[late], launched[late])
+
+
+def _stall_table(stalls: dict[str, Intervals]) -> pl.DataFrame:
+    parts = [
+        pl.DataFrame({"start_ns": s.start_ns, "end_ns": s.end_ns}).with_columns(cause=pl.lit(cause))
+        for cause, s in stalls.items()
+    ]
+    return pl.concat(parts).select(pl.col(name).cast(kind) for name, kind in STALLS.items())
+
+
+def _measured(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: dict[str, Intervals]) -> pl.DataFrame:
+    """The chunks with what was inside them."""
+    if chunks.is_empty():
+        return chunks
+    start, end = chunks["start_ns"].to_numpy(), chunks["end_ns"].to_numpy()
+    compute = _labelled_union(rows, (*COMPUTE_LABELS, "other"))
+    inside = {f"{cause}_ns": pl.Series(s.covered_ns(start, end)) for cause, s in stalls.items()}
+    return chunks.with_columns(
+        busy_ns=pl.Series(compute.covered_ns(start, end)),
+        wgrad_ns=pl.Series(_labelled_union(rows, ("wgrad",)).covered_ns(start, end)),
+        **inside,
+    ).select(pl.col(name).cast(kind) for name, kind in CHUNKS.items())
+
+
+def _messages(rows: pl.DataFrame) -> pl.DataFrame:
+    """One row a send or receive, in the order they were issued."""
+    part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("p2p").is_not_null())
+    split = part.select(
+        pl.col("step").fill_null(0) if part["step"].null_count() == part.height else pl.col("step"),
+        "launch_ns",
+        "start_ns",
+        "end_ns",
+        pl.col("p2p").cast(pl.String).str.split(",").alias("message"),
+        kernel="id",
+    ).explode("message")
+    way = pl.col("message").str.split(":")
+    return split.select(
+        "step",
+        "kernel",
+        (way.list.get(0) == "send").alias("send"),
+        way.list.get(1).cast(pl.Int32, strict=False).alias("peer"),
+        "launch_ns",
+        "start_ns",
+        "end_ns",
+    ).select(pl.col(name).cast(kind) for name, kind in MESSAGES.items())
+
+
+def _group(rows: pl.DataFrame) -> str | None:
+    part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("group").is_not_null())
+    return None if part.is_empty() else str(part["group"].cast(pl.String).mode()[0])
+
+
+def _reload_rows(rows: pl.DataFrame) -> pl.DataFrame:
+    """The three stages of a weight reload, where this rank has one."""
+    label = pl.col("label").cast(pl.String)
+    part = rows.filter(label.is_in(["onload", "broadcast", "reload"]))
+    names = ["step", "label", "start_ns", "end_ns", "bytes"]
+    return part.select(names) if (part["label"].cast(pl.String) == "reload").any() else part.head(0).select(names)
+
+
+def _notices(rows: pl.DataFrame, chunks: pl.DataFrame, rank: int) -> tuple[Notice, ...]:
+    found = []
+    if chunks.height and not rows["number"].is_not_null().any():
+        found.append(Notice("no-sequence-numbers", f"rank {rank}: no autograd sequence numbers; pairs go by order alone"))
+    alone = chunks.filter(pl.col("op") == "F").join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="anti")
+    if alone.height and alone.height < chunks.filter(pl.col("op") == "F").height:
+        found.append(
+            Notice("forward-without-backward", f"rank {rank}: {alone.height} forward(s) have no backward in the trace")
+        )
+    return tuple(found)
+
+
+def _stack(frames: list[pl.DataFrame], schema: pl.Schema) -> pl.DataFrame:
+    real = [frame for frame in frames if frame.height]
+    return pl.concat(real) if real else pl.DataFrame(schema=schema)

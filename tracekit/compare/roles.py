@@ -1,0 +1,167 @@
+"""Which ranks form a pipeline together, and each rank's place in every kind of group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tracekit.compare.rank import RankPipeline
+from tracekit.errors import Notice, OptionError
+
+_KINDS = {
+    "pp": r"pipe|\bpp\b|_pp|pp_",
+    "ep": r"expert|\bep\b|_ep|ep_",
+    "tp": r"tensor|\btp\b|_tp|tp_",
+    "cp": r"context|\bcp\b|_cp|cp_",
+    "dp": r"data|\bdp\b|_dp|dp_|fsdp|replicate|shard",
+}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The pipelines of a run, ranks in stage order, and positions: ``positions[rank]["ep"]``."""
+
+    pipelines: tuple[tuple[int, ...], ...]
+    positions: Mapping[int, Mapping[str, int]]
+    notices: tuple[Notice, ...] = ()
+
+
+def parse_layout(text: str) -> dict[str, int]:
+    """Read ``pp=4,ep=2``: sizes of a mesh, the last one varying fastest from rank to rank.
+
+    >>> parse_layout("pp=4,ep=2")
+    {'pp': 4, 'ep': 2}
+    >>> parse_layout("pp4")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: layout 'pp4' is not NAME=size,… (write it as pp=4,ep=2: slowest first)
+    """
+    sizes: dict[str, int] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"([a-z]\w*)=([1-9]\d*)", word)
+        if not match or match[1] in sizes:
+            raise OptionError(f"layout {text!r} is not NAME=size,…", hint="write it as pp=4,ep=2: slowest first")
+        sizes[match[1]] = int(match[2])
+    if "pp" not in sizes:
+        raise OptionError(f"layout {text!r} has no pp", hint="write it as pp=4,ep=2: slowest first")
+    return sizes
+
+
+def mesh_positions(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
+    """A rank's place along every axis of the mesh.
+
+    >>> mesh_positions({"pp": 4, "ep": 2}, 5)
+    {'pp': 2, 'ep': 1}
+    """
+    place: dict[str, int] = {}
+    for name, size in reversed(sizes.items()):
+        place[name] = rank % size
+        rank //= size
+    return dict(reversed(place.items()))
+
+
+def find_roles(ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | None = None) -> Roles:
+    """Pipelines and positions, from the layout if given, else from who sent to whom and the process groups."""
+    if layout is not None:
+        return _from_mesh(ranks, parse_layout(layout) if isinstance(layout, str) else dict(layout))
+    notices: list[Notice] = []
+    pipelines = _from_messages(ranks, notices)
+    positions: dict[int, dict[str, int]] = {r.rank: _group_positions(r) for r in ranks}
+    for pipeline in pipelines:
+        for place, rank in enumerate(pipeline):
+            positions.setdefault(rank, {})["pp"] = place
+    return Roles(pipelines, positions, tuple(notices))
+
+
+def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles:
+    world, highest = prod(sizes.values()), max(r.rank for r in ranks)
+    if highest >= world:
+        given = ",".join(f"{name}={size}" for name, size in sizes.items())
+        raise OptionError(f"layout {given} has {world} ranks, the trace has rank {highest}", hint="multiply the sizes")
+    places = {rank: mesh_positions(sizes, rank) for rank in range(world)}
+    lines: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for rank, place in places.items():
+        lines.setdefault(tuple((k, v) for k, v in place.items() if k != "pp"), []).append(rank)
+    present = {r.rank for r in ranks}
+    pipelines = tuple(tuple(line) for line in lines.values() if present & set(line))
+    return Roles(pipelines, {rank: places[rank] for rank in sorted(present)})
+
+
+def _from_messages(ranks: Sequence[RankPipeline], notices: list[Notice]) -> tuple[tuple[int, ...], ...]:
+    parent = {r.rank: r.rank for r in ranks}
+
+    def root(rank: int) -> int:
+        while parent.setdefault(rank, rank) != rank:
+            rank = parent[rank]
+        return rank
+
+    for r in ranks:
+        for peer in r.messages["peer"].drop_nulls().unique().to_list():
+            parent[root(peer)] = root(r.rank)
+    by_root: dict[int, list[int]] = {}
+    for rank in sorted(parent):
+        by_root.setdefault(root(rank), []).append(rank)
+    known = {r.rank: r for r in ranks}
+    found = []
+    for members in by_root.values():
+        full = _complete(members, [known[m] for m in members if m in known])
+        missing = [m for m in full if m not in known]
+        if missing:
+            notices.append(
+                Notice(
+                    "partial-pipeline",
+                    f"pipeline {_few(full)}: no trace of rank(s) {_few(missing)}; their cells, the true critical path and "
+                    "makespan through them cannot be known",
+                )
+            )
+        found.append(tuple(full))
+    return tuple(found)
+
+
+def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int]:
+    """The pipeline's ranks in order: its communicator's if that is a pipeline group, else those that exchange messages."""
+    for r in ranks:
+        for group in r.groups:
+            fits = set(members) <= set(group.ranks) and len(group.ranks) > 1
+            named = group.name == r.group and (
+                _kind(group.description) == "pp" or len(members) < len({m.rank for m in ranks} | set(group.ranks))
+            )
+            if fits and named and (_kind(group.description) == "pp" or _chain(group.ranks, ranks)):
+                return list(group.ranks)
+    peerless = all(r.messages.height and r.messages["peer"].null_count() == r.messages.height for r in ranks)
+    if peerless and len(ranks) == 1 and ranks[0].group is not None:
+        for group in ranks[0].groups:
+            if group.name == ranks[0].group:
+                return list(group.ranks)
+    return members
+
+
+def _chain(order: Sequence[int], ranks: Sequence[RankPipeline]) -> bool:
+    """Whether everyone's peers are neighbours in this order, so that it may well be a pipeline."""
+    place = {rank: i for i, rank in enumerate(order)}
+    for r in ranks:
+        for peer in r.messages["peer"].drop_nulls().unique().to_list():
+            step = abs(place.get(peer, -9) - place.get(r.rank, 0))
+            if step not in (1, len(order) - 1):
+                return False
+    return True
+
+
+def _kind(description: str | None) -> str | None:
+    text = (description or "").lower()
+    return next((kind for kind, pattern in _KINDS.items() if re.search(pattern, text)), None)
+
+
+def _group_positions(rank: RankPipeline) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for group in rank.groups:
+        kind = _kind(group.description)
+        if kind and kind not in found and rank.rank in group.ranks:
+            found[kind] = group.ranks.index(rank.rank)
+    return found
+
+
+def _few(ranks: Iterable[int]) -> str:
+    listed = list(ranks)
+    return ", ".join(map(str, listed[:8])) + (f" … ({len(listed)} in all)" if len(listed) > 8 else "")
