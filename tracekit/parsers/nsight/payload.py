@@ -102,9 +102,7 @@ def _number(value: Any) -> int | None:
 
 def _from_bytes(rows: pl.DataFrame, layout: Layout) -> pl.DataFrame:
     """Decode blobs, all blobs of one length and schema at a time."""
-    data = rows["binaryData"]
-    blobs = data if data.dtype == pl.Binary else data.str.decode("hex", strict=False)
-    rows = rows.select("_row").with_columns(blob=blobs).filter(pl.col("blob").bin.size() > _HEADER)
+    rows = rows.select("_row", blob=_blobs(rows["binaryData"])).filter(pl.col("blob").bin.size() > _HEADER)
     parts = [_SCHEMA.to_frame()]
     for _, group in rows.group_by(pl.col("blob").bin.size()):
         size = len(group["blob"][0])
@@ -120,6 +118,13 @@ def _from_bytes(rows: pl.DataFrame, layout: Layout) -> pl.DataFrame:
             if fields:
                 parts.append(_frame(group["_row"].filter(pl.Series(mine)), fields))
     return pl.concat(parts)
+
+
+def _blobs(data: pl.Series) -> pl.Series:
+    """Undo what text columns do to bytes: they hold hex or base64."""
+    if data.dtype == pl.Binary:
+        return data
+    return data.str.decode("hex", strict=False).fill_null(data.str.decode("base64", strict=False))
 
 
 def _frame(rows: pl.Series, fields: dict[str, np.ndarray[Any, Any]]) -> pl.DataFrame:

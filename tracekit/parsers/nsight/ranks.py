@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+_IN_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _PAIR = ["process", "device"]
 
 

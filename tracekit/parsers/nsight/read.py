@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from tracekit.parsers.nsight.ranks import Owner, find_pairs, number
 from tracekit.parsers.nsight.report import SUFFIXES as REPORTS
 from tracekit.parsers.nsight.report import exported
 from tracekit.parsers.nsight.tables import Export, open_export
+from tracekit.parsers.steps import assign_steps
 from tracekit.schema import EVENTS, RankEvents, Source, conform
 
 
@@ -82,7 +82,7 @@ def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list
     created = nccl.communicators(nvtx, layout)
     nvtx = nccl.add_communication(emit.link_autograd(emit.parse_ops(nvtx)), layout)
     pairs, skipped = find_pairs(gpu)
-    processes = pairs or _without_gpu([*calls, nvtx], asked)
+    processes = pairs or _without_gpu([*calls, nvtx], asked, damaged=bool(export.notices))
     owners = number(processes, asked, rank=rank, communicators=created, threads=threads)
     if export.notices and not lenient:
         raise InputError(export.notices[0].message, hint="export the report again, or allow damaged files")
@@ -100,9 +100,11 @@ def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list
     return [_rank(owner, file) for owner in owners]
 
 
-def _without_gpu(frames: list[pl.DataFrame], asked: Path) -> list[tuple[int, int | None]]:
+def _without_gpu(frames: list[pl.DataFrame], asked: Path, *, damaged: bool) -> list[tuple[int, int | None]]:
     """Name the processes of a file without GPU events: ranks all the same, with a notice each."""
     found = sorted({process for frame in frames for process in frame["process"].unique().drop_nulls()})
+    if not found and damaged:
+        raise InputError(f"{asked}: is damaged; no event could be read", hint="export the report again")
     if not found:
         raise InputError(
             f"{asked}: holds no GPU events, no CUDA calls and no NVTX ranges",
@@ -121,10 +123,7 @@ def _rank(owner: Owner, file: _File) -> RankEvents:
     frames = [frame.drop("process") for frame in (*gpu, *calls, nvtx) if frame.height]
     pid = owner.process & 0xFFFFFF
     events = events_table(frames, rank=owner.rank, pid=pid)
-    with contextlib.suppress(ModuleNotFoundError):
-        from tracekit.parsers.steps import assign_steps
-
-        events = assign_steps(events, marks=step_marks(nvtx))
+    events = assign_steps(events, marks=step_marks(nvtx))
     kinds = dict(events["kind"].cast(pl.String).value_counts().sort("kind").rows())
     device = file.gpus.get((pid, owner.device)) or file.gpus.get((-1, owner.device))
     source = Source(

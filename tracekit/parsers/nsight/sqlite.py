@@ -16,6 +16,7 @@ from tracekit.parsers.nsight.tables import KNOWN, TEXT
 
 THREADS = 2
 BATCH_ROWS = 65536
+SALVAGE_ROWS = 32
 SMALL = 100_000
 """Below this many rows a second thread costs more than it gains."""
 
@@ -47,22 +48,33 @@ class SqliteExport:
         return self._columns[table]
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read columns; of a damaged table, the rows before the damage."""
+        """Read columns; of a damaged table, the rows around the damage."""
         if not columns:
             return pl.DataFrame()
+        query = f'SELECT {", ".join(_select(name) for name in columns)} FROM "{table}"'
         ranges = self._ranges(table)
-        what = ", ".join(_select(name) for name in columns)
-        queries = [f'SELECT {what} FROM "{table}"{where}' for where in ranges]
-        if len(queries) == 1:
-            parts = [self._query(queries[0])]
-        else:
+        try:
+            if len(ranges) == 1:
+                return self._query(query)
             with ThreadPoolExecutor(THREADS) as pool:
-                parts = list(pool.map(self._query, queries))
-        if any(damaged for _, damaged in parts):
-            self.notices.append(
-                Notice("damaged-table", f"{self.path.name}: {table} could be read only in part; times there are short")
-            )
-        return pl.concat([frame for frame, _ in parts], rechunk=False)
+                return pl.concat(pool.map(self._query, [query + where for where in ranges]))
+        except _DamageError:
+            return self._salvage(table, query, columns)
+
+    def _salvage(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Read a damaged table from both ends towards the damage, a few rows at a time."""
+        self.notices.append(
+            Notice("damaged-table", f"{self.path.name}: {table} is damaged; the rows before and after were read")
+        )
+        parts = [pl.DataFrame(schema={name: pl.String() if name in TEXT else pl.Int64() for name in columns})]
+        for order in (" ORDER BY rowid", " ORDER BY rowid DESC"):
+            try:
+                parts.append(self._query(query + order, batch_rows=SALVAGE_ROWS))
+                break  # sound from this end
+            except _DamageError as damage:
+                if damage.before.height:
+                    parts.append(damage.before)
+        return pl.concat(parts, how="vertical_relaxed")
 
     def _ranges(self, table: str) -> list[str]:
         """WHERE clauses that cut *table* in equal stretches of rowids."""
@@ -76,30 +88,22 @@ class SqliteExport:
         middle = (first + last) // 2
         return [f" WHERE rowid <= {middle}", f" WHERE rowid > {middle}"]
 
-    def _query(self, query: str) -> tuple[pl.DataFrame, bool]:
+    def _query(self, query: str, batch_rows: int = BATCH_ROWS) -> pl.DataFrame:
         import adbc_driver_manager
         import pyarrow as pa
         from adbc_driver_sqlite import dbapi
 
+        batches: list[Any] = []
         with dbapi.connect(self._uri) as connection, connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
-            batches: list[Any] = []
-            damaged = False
+            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(batch_rows)})
             try:
                 cursor.execute(query)
                 reader = cursor.fetch_record_batch()
-                schema = reader.schema
                 for batch in reader:
                     batches.append(batch)
-            except (adbc_driver_manager.Error, pa.ArrowException, OSError):
-                damaged = True
-                if not batches:
-                    return _no_rows(query), True
-                schema = batches[0].schema
-            table = pa.Table.from_batches(batches, schema)
-        frame = pl.from_arrow(table, rechunk=False)
-        assert isinstance(frame, pl.DataFrame)
-        return frame, damaged
+            except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
+                raise _DamageError(_frame(batches, None)) from error
+            return _frame(batches, reader.schema)
 
     def close(self) -> None:
         """Nothing is held between reads."""
@@ -108,13 +112,26 @@ class SqliteExport:
 def _select(name: str) -> str:
     """How a column is asked for so that its type is known from the first row on, null or not."""
     if name == "binaryData":
-        return f'hex("{name}") AS "{name}"'
+        return f'CASE typeof("{name}") WHEN \'blob\' THEN hex("{name}") ELSE coalesce("{name}", \'\') END AS "{name}"'
     return f'coalesce("{name}", \'\') AS "{name}"' if name in TEXT else f'"{name}"'
 
 
-def _no_rows(query: str) -> pl.DataFrame:
-    names = [part.split('"')[-2] for part in query[7 : query.index(" FROM ")].split(", ") if '"' in part]
-    return pl.DataFrame(schema={name: pl.String() if name in TEXT else pl.Int64() for name in names})
+def _frame(batches: list[Any], schema: Any) -> pl.DataFrame:
+    import pyarrow as pa
+
+    if not batches and schema is None:
+        return pl.DataFrame()
+    frame = pl.from_arrow(pa.Table.from_batches(batches, schema), rechunk=False)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+class _DamageError(Exception):
+    """A table broke off; ``before`` is what was read until then."""
+
+    def __init__(self, before: pl.DataFrame) -> None:
+        super().__init__()
+        self.before = before
 
 
 def _column_names(connection: sqlite3.Connection, table: str) -> frozenset[str]:
