@@ -1,1 +1,48 @@
-"""Filled in by its own change."""
+"""The classifier: every GPU event gets a label, and can say why."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify.engine import Decisions, decide_all
+from tracekit.classify.evidence import Evidence, gather
+from tracekit.classify.rules import Rule, RuleBook, builtin_rules, load_rules
+from tracekit.schema import LABELLED, conform
+
+__all__ = ["Rule", "RuleBook", "builtin_rules", "classify", "load_rules"]
+
+
+def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:
+    """Label one rank's GPU events: all kinds of events in, GPU events out, sorted by start."""
+    book = rules.before(builtin_rules()) if rules else builtin_rules()
+    evidence = gather(events, book.groups)
+    return _table(evidence, decide_all(evidence, book))
+
+
+def _table(evidence: Evidence, decisions: Decisions) -> pl.DataFrame:
+    comm, own = evidence.collectives, evidence.gpu
+    words = ("op", "chain", "annotation", "annotations", "node", "fwd_op")
+    passes = decisions.passes.fill(evidence.text("exchange_pass")).fill(evidence.text("comm_pass"))
+    return conform(
+        own.with_columns(
+            **{name: evidence.text(name).series(name) for name in words},
+            collective=pl.coalesce("collective", comm.call.series("call")),
+            group=pl.coalesce("group", comm.group.series("asked")),
+            group_desc=pl.coalesce("group_desc", comm.group_desc.series("asked")),
+            group_ranks=pl.coalesce("group_ranks", comm.group_ranks.series("asked")),
+            peer=_nullable("peer", comm.peer),
+            launch_ns=_nullable("launch_ns", evidence.launch_at),
+            launch_tid=_nullable("launch_tid", evidence.launch_tid),
+            autograd_sequence=_nullable("autograd_sequence", evidence.sequence),
+            label=decisions.label.series("label").cast(pl.String),
+            rule=decisions.rule.series("rule"),
+            confidence=pl.Series(decisions.confidence),
+            **{"pass": passes.series("pass").cast(pl.String), "module": decisions.module.series("module")},
+        ),
+        LABELLED,
+    )
+
+
+def _nullable(name: str, values: Ints) -> pl.Series:
+    return pl.Series(name, values).replace(-1, None)

@@ -1,0 +1,90 @@
+"""Which CPU ranges contain which: one pass over every thread with two stacks.
+
+Ranges of one thread nest like calls. The pass walks them in order of start and keeps the open ops and the open
+annotations on a stack each, so the innermost range around anything is the top of its stack: linear time, no search.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+OP, ANNOTATION, PROBE = 0, 1, 2
+"""What a row is: an op, an annotation, or a point in time whose surroundings are asked for."""
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _sweep(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    n = len(start)
+    op_of, ann_of = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    op_path, ann_path = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    ops, anns = np.empty(n, np.int64), np.empty(n, np.int64)
+    n_ops = n_anns = 0
+    current = np.int64(-1)
+    for i in range(n):
+        if thread[i] != current:
+            current, n_ops, n_anns = thread[i], 0, 0
+        while n_ops > 0 and end[ops[n_ops - 1]] <= start[i]:
+            n_ops -= 1
+        while n_anns > 0 and end[anns[n_anns - 1]] <= start[i]:
+            n_anns -= 1
+        if n_ops > 0:
+            op_of[i] = ops[n_ops - 1]
+            op_path[i] = op_path[ops[n_ops - 1]]
+        if n_anns > 0:
+            ann_of[i] = anns[n_anns - 1]
+            ann_path[i] = ann_path[anns[n_anns - 1]]
+        if what[i] == OP:
+            op_path[i] = (op_path[i] ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
+            ops[n_ops] = i
+            n_ops += 1
+        elif what[i] == ANNOTATION:
+            ann_path[i] = (ann_path[i] ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
+            anns[n_anns] = i
+            n_anns += 1
+    return op_of, ann_of, op_path, ann_path
+
+
+def nest(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """For every row: the innermost op and annotation around it (-1 where none), and a hash of each path down to it.
+
+    Rows may come in any order. The path of an op or annotation includes itself, that of a probe does not.
+
+    >>> one = np.zeros(3, np.int64)
+    >>> op, ann, _, _ = nest(one, np.array([0, 2, 3]), np.array([9, 5, 4]), np.array([OP, OP, PROBE]), one)
+    >>> op.tolist(), ann.tolist()
+    ([-1, 0, 1], [-1, -1, -1])
+    """
+    order = np.lexsort((what, -end, start, thread))
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    op_of, ann_of, op_path, ann_path = _sweep(
+        *(np.ascontiguousarray(a[order]) for a in (thread, start, end, what, name))
+    )
+    op_of = np.where(op_of >= 0, order[op_of], -1)
+    ann_of = np.where(ann_of >= 0, order[ann_of], -1)
+    return op_of[back], ann_of[back], op_path[back], ann_path[back]
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _inherit(parent: Ints, own: npt.NDArray[np.bool_]) -> Ints:
+    out = np.full(len(parent), -1, np.int64)
+    for i in range(len(parent)):
+        if own[i]:
+            out[i] = i
+        elif parent[i] >= 0:
+            out[i] = out[parent[i]]
+    return out
+
+
+def inherit(parent: Ints, own: npt.NDArray[np.bool_]) -> Ints:
+    """For every row the nearest row at or above it for which *own* holds, -1 where none. Parents come before children.
+
+    >>> inherit(np.array([-1, 0, 1]), np.array([False, True, False])).tolist()
+    [-1, 1, 1]
+    """
+    found: Ints = _inherit(parent, own)
+    return found

@@ -1,0 +1,117 @@
+"""Repeating text as numbers: a few hundred distinct values, millions of rows.
+
+Regular expressions run over the distinct values only, and every row is a lookup.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A column of text: distinct *values*, and for every row the place of its value (-1 where null)."""
+
+    values: tuple[str, ...]
+    codes: Ints
+
+    @classmethod
+    def of(cls, series: pl.Series) -> Text:
+        """Read a polars text column.
+
+        >>> Text.of(pl.Series(["b", None, "a", "b"])).codes.tolist()
+        [0, -1, 1, 0]
+        """
+        column = series.cast(pl.Categorical())
+        physical = column.to_physical()
+        distinct = column.drop_nulls().unique(maintain_order=True)
+        places = distinct.to_physical().to_numpy()
+        lookup = np.full(int(places.max()) + 1 if len(places) else 1, -1, np.int64)
+        lookup[places] = np.arange(len(places))
+        codes = np.where(series.is_null().to_numpy(), -1, lookup[physical.fill_null(0).to_numpy()])
+        return cls(tuple(distinct.cast(pl.String).to_list()), codes)
+
+    @classmethod
+    def constant(cls, value: str | None, rows: int) -> Text:
+        """The same value, or null, on every row."""
+        return cls(() if value is None else (value,), np.full(rows, -1 if value is None else 0, np.int64))
+
+    @classmethod
+    def choose(cls, rows: int, cases: Sequence[tuple[str, Bools]]) -> Text:
+        """The value of the first case whose mask is true.
+
+        >>> Text.choose(2, [("x", np.array([True, False])), ("y", np.array([True, True]))]).strings()
+        ['x', 'y']
+        """
+        codes = np.full(rows, -1, np.int64)
+        for place, (_, mask) in reversed(list(enumerate(cases))):
+            codes[mask] = place
+        return cls(tuple(value for value, _ in cases), codes)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @cached_property
+    def present(self) -> Bools:
+        """Rows that have a value."""
+        return self.codes >= 0
+
+    def map(self, test: Callable[[str], bool]) -> Bools:
+        """Rows whose value passes *test*; it runs once for each distinct value, and null never passes."""
+        hits = np.fromiter((bool(test(v)) for v in self.values), np.bool_, len(self.values))
+        return np.append(hits, False)[self.codes]
+
+    def matches(self, pattern: str) -> Bools:
+        """Rows in whose value the regular expression is found."""
+        search = re.compile(pattern).search
+        return self.map(lambda value: search(value) is not None)
+
+    def extract(self, pattern: str, group: int | str = 1) -> Text:
+        """What a group of the pattern holds; null where it is not found."""
+        found = [re.search(pattern, value) for value in self.values]
+        return self.replace([m.group(group) if m else None for m in found])
+
+    def replace(self, values: Sequence[str | None]) -> Text:
+        """The column with each distinct value exchanged for another (or for null)."""
+        distinct = tuple(dict.fromkeys(v for v in values if v is not None))
+        place = {v: i for i, v in enumerate(distinct)}
+        lookup = np.array([*(-1 if v is None else place[v] for v in values), -1], np.int64)
+        return Text(distinct, lookup[self.codes])
+
+    def take(self, rows: Ints) -> Text:
+        """The values at *rows*; a negative row gives null."""
+        return Text(self.values, np.where(rows >= 0, np.append(self.codes, -1)[rows], -1))
+
+    def where(self, mask: Bools) -> Text:
+        """Null outside *mask*."""
+        return Text(self.values, np.where(mask, self.codes, -1))
+
+    def fill(self, other: Text) -> Text:
+        """This column, and *other*'s value where it is null."""
+        values = self.values + other.values
+        codes = np.where(self.present, self.codes, np.where(other.present, other.codes + len(self.values), -1))
+        return Text(values, codes).replace(values)
+
+    def numbers(self) -> Ints:
+        """The values as integers, -1 where null."""
+        return np.array([*(int(v) for v in self.values), -1], np.int64)[self.codes]
+
+    def strings(self) -> list[str | None]:
+        """Every row's value."""
+        lookup = (*self.values, None)
+        return [lookup[i] for i in self.codes]
+
+    def series(self, name: str) -> pl.Series:
+        """As a categorical polars column."""
+        values = pl.Series(name, [*self.values, None], dtype=pl.String).cast(pl.Categorical())
+        return values.gather(np.where(self.codes < 0, len(self.values), self.codes))

@@ -1,0 +1,170 @@
+"""Which pass launched each GPU event, read from the autograd engine's own ranges and sequence numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.ranges import NODE, Launches, Ranges
+
+_BACKWARD = r"(Backward\d*|Backwards|BackwardHook|AccumulateGrad|CopySlices)$"
+
+
+@dataclass(frozen=True)
+class Autograd:
+    """The engine's nodes among the ranges, and what they say of every GPU event."""
+
+    is_node: Bools  # of every range: it is the outer range of one node's evaluation
+    node_of: Ints  # of every range: the row of the node that runs it, -1 outside the engine
+    differentiable: Ints  # of every range: nearest op at or above it that made a node which ran backward
+    names: Text  # of every range: its name as a node, "MmBackward0"
+    node_sequence: Ints  # of every range that is a node: its number
+    node_row: Ints  # of every GPU event
+    node: Text
+    fwd_op: Text
+    sequence: Ints
+    site: Text  # "forward", "backward", "recompute"; null where the engine says nothing
+    made: Bools  # of every GPU event: its op made a node, though perhaps none that ran backward in this window
+    active: bool  # the trace holds any backward at all
+
+
+def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
+    """Find the engine's nodes, tie each to its forward op, and place every GPU event."""
+    is_node = _nodes(ranges)
+    node_of = ranges.nearest_op(is_node)
+    names = _node_names(ranges)
+    inside = node_of >= 0
+    node_sequence = np.where(is_node, _node_sequence(ranges, is_node), -1)
+
+    forward_op = ranges.is_op & ~inside & (ranges.sequence >= 0) & ~ranges.name.matches(r"^(c10d::|record_param_comms)")
+    answered = np.isin(ranges.sequence, np.unique(node_sequence[is_node]))
+    makers, used = _makers(ranges, forward_op)
+    differentiable = ranges.nearest_op(makers & answered)
+    made_row = ranges.nearest_op(makers & used)
+    again = _reruns(ranges, is_node, inside)
+
+    op = launches.op
+    node_row = _at(node_of, op)
+    made = _at(differentiable, op)
+    sequence = np.where(node_row >= 0, _at(node_sequence, node_row), _at(ranges.sequence, made))
+    site = Text.choose(
+        len(op),
+        [
+            ("recompute", (node_row >= 0) & (_at(again, op) >= 0)),
+            ("backward", node_row >= 0),
+            ("forward", made >= 0),
+        ],
+    )
+    fwd = _forward_ops(ranges, forward_op, names, is_node, node_sequence)
+    return Autograd(
+        is_node,
+        node_of,
+        differentiable,
+        names,
+        node_sequence,
+        node_row,
+        names.take(node_row),
+        ranges.name.take(_at(fwd, node_row)),
+        sequence,
+        site,
+        _at(made_row, op) >= 0,
+        bool(is_node.any()),
+    )
+
+
+def _at(values: Ints, rows: Ints) -> Ints:
+    return np.where(rows >= 0, np.append(values, -1)[rows], -1)
+
+
+def _nodes(ranges: Ranges) -> Bools:
+    """Outer ranges of node evaluations; where the wrapper was not recorded, the node's own range stands for it."""
+    wrapper = ranges.name.map(lambda v: v.startswith(NODE))
+    named = ranges.name.matches(_BACKWARD) & ~wrapper & ~ranges.name.matches(r"^(aten|c10d)::")
+    alone = named & (ranges.nearest_op(wrapper) < 0)
+    return (wrapper | alone) & ranges.is_op
+
+
+def _node_names(ranges: Ranges) -> Text:
+    def short(value: str) -> str:
+        return value.removeprefix(NODE).removeprefix("torch::autograd::")
+
+    return ranges.name.replace([short(v) for v in ranges.name.values])
+
+
+def _node_sequence(ranges: Ranges, is_node: Bools) -> Ints:
+    """A node's number; some files write it on the inner range only."""
+    sequence = ranges.sequence.copy()
+    inner = np.flatnonzero((ranges.op_of >= 0) & (ranges.sequence >= 0))
+    parent = ranges.op_of[inner]
+    use = is_node[parent] & (sequence[parent] < 0)
+    sequence[parent[use]] = ranges.sequence[inner[use]]
+    return sequence
+
+
+def _makers(ranges: Ranges, candidates: Bools) -> tuple[Bools, Bools]:
+    """Ops that made a node, and the numbers that some node took.
+
+    An op records the number the *next* node will get, so ops that make none repeat the number of the one that does:
+    the last to start with it, and whatever contains that one. A number was taken when a higher one follows on the
+    thread, even where the window ends before the backward.
+    """
+    rows = np.flatnonzero(candidates)
+    table = pl.DataFrame({"thread": ranges.thread[rows], "sequence": ranges.sequence[rows], "end": ranges.end[rows]})
+    last = table.select(pl.col("end").last().over("thread", "sequence"))["end"].to_numpy()
+    higher = table.select(pl.col("sequence") < pl.col("sequence").max().over("thread"))["sequence"].to_numpy()
+    makers, taken = np.zeros(len(candidates), np.bool_), np.zeros(len(candidates), np.bool_)
+    makers[rows], taken[rows] = ranges.end[rows] >= last, higher
+    return makers, taken
+
+
+def _reruns(ranges: Ranges, is_node: Bools, inside: Bools) -> Ints:
+    """Ops that run forward again inside a node.
+
+    Backward formulas run with gradients off, so their ops carry no sequence number; a checkpoint re-runs its forward
+    with gradients on. A node's own inner range repeats the node's number and is no re-run.
+    """
+    own = ranges.name.matches(_BACKWARD) | ranges.name.map(lambda v: v.startswith(NODE))
+    numbered = inside & ~is_node & ~own & (ranges.sequence >= 0) & ~_bookkeeping(ranges)
+    return inherit_below(ranges, numbered, is_node)
+
+
+def _bookkeeping(ranges: Ranges) -> Bools:
+    return ranges.name.matches(
+        r"^(record_param_comms|c10d::|nccl:|aten::(detach|empty|zeros_like|record_stream))|^detach"
+    )
+
+
+def inherit_below(ranges: Ranges, own: Bools, stop: Bools) -> Ints:
+    """Like ``nearest_op``, but not past a range of *stop*: a node inside a re-run is backward again."""
+    nearest = ranges.nearest_op(own | stop)
+    hit = nearest >= 0
+    found = np.where(hit, nearest, 0)
+    return np.where(hit & own[found] & ~stop[found], nearest, -1)
+
+
+def _forward_ops(ranges: Ranges, forward_op: Bools, names: Text, is_node: Bools, node_sequence: Ints) -> Ints:
+    """For every node the row of the forward op it belongs to: same number, and the name that fits it best."""
+
+    def key(value: str) -> str:
+        value = value.rsplit("::", 1)[-1].lower().replace("_", "")
+        return value.rstrip("0123456789").removesuffix("backward")
+
+    rows = np.flatnonzero(forward_op)
+    fitted = ranges.name.replace([key(v) for v in ranges.name.values])
+    want = names.replace([key(v) for v in names.values])
+    nodes = np.flatnonzero(is_node & (node_sequence >= 0))
+    ops = pl.DataFrame({"sequence": ranges.sequence[rows], "op": rows, "key": fitted.take(rows).series("key")})
+    asked = pl.DataFrame({"sequence": node_sequence[nodes], "node": nodes, "want": want.take(nodes).series("want")})
+    best = (
+        asked.join(ops, on="sequence")
+        .with_columns(fits=pl.col("key") == pl.col("want"))
+        .sort("fits", "op")
+        .unique("node", keep="last")
+    )
+    out = np.full(len(ranges), -1, np.int64)
+    out[best["node"].to_numpy()] = best["op"].to_numpy()
+    return out

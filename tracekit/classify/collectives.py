@@ -1,0 +1,182 @@
+"""Communication kernels: which library, which call, which process group, which peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.ranges import Launches, Ranges
+
+LIBRARIES = (
+    ("deepep", r"deep_?ep::|dpsk::ep::|::(intranode|internode|internode_ll)::\w*(dispatch|combine|notify)"),
+    ("nccl", r"(?i)^nccl(Dev)?Kernel|^ncclSymk|ncclKernel_"),
+    ("nvshmem", r"(?i)nvshmem"),
+    ("mscclpp", r"(?i)mscclpp"),
+    (
+        "custom",
+        r"(?i)cross_device_reduce|one_shot_(all_reduce|push)|two_shot_all_reduce|multimem_\w*(reduce|gather)"
+        r"|userbuffers_|allreduce_fusion_kernel|\bquickreduce|low_latency_(dispatch|combine)|(all|reduce)_?(reduce|gather|scatter)_kernel",
+    ),
+)
+"""Whose kernel it is, by name. Each pattern is tried in turn."""
+
+_SPOKEN = (  # what a kernel's name says about the collective, where nothing better does
+    ("all_reduce", r"(?i)all_?reduce|cross_device_reduce|quickreduce|one_shot_push"),
+    ("reduce_scatter", r"(?i)reduce_?scatter"),
+    ("all_gather", r"(?i)all_?gather"),
+    ("all_to_all", r"(?i)all_?to_?all"),
+    ("broadcast", r"(?i)broadcast"),
+    ("reduce", r"(?i)_reduce_|DevKernel_Reduce"),
+    ("sendrecv", r"(?i)send_?recv"),
+)
+_TALK = r"^(wait|barrier_wait|startcoalesced|endcoalesced|init|bootstrap)$"
+_P2P = ("send", "recv", "isend", "irecv")
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """What is known of every GPU event that communicates; null elsewhere."""
+
+    library: Text
+    call: Text  # one spelling each: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, coalesced, …
+    group: Text
+    group_desc: Text
+    group_ranks: Text
+    peer: Ints  # -1 where unknown
+
+
+def normal(name: str) -> str:
+    """One spelling for each collective.
+
+    >>> [normal(n) for n in ("_allgather_base", "all_to_allv", "ncclReduceScatter", "allreduce_coalesced", "nccl:all_reduce")]
+    ['all_gather', 'all_to_all', 'reduce_scatter', 'all_reduce', 'all_reduce']
+    """
+    plain = name.lower().removeprefix("nccl:").removeprefix("c10d::").removeprefix("nccl")
+    plain = plain.replace("_", "").replace("coalesced", "").replace("base", "") if plain != "coalesced" else plain
+    for word in (
+        "allreduce",
+        "allgather",
+        "reducescatter",
+        "alltoall",
+        "broadcast",
+        "barrier",
+        "gather",
+        "scatter",
+        "reduce",
+    ):
+        if word in plain:
+            spelt = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
+            return spelt.get(word, {"alltoall": "all_to_all"}.get(word, word))
+    for word in ("send", "recv"):
+        if plain in (word, f"i{word}"):
+            return word
+    return plain
+
+
+def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> Collectives:
+    """Join every communication kernel to the call that asked for it."""
+    names = Text.of(gpu["name"])
+    kernel = (gpu["kind"] == "kernel").to_numpy()
+    own = Text.of(gpu["collective"]).present
+    library = Text.choose(
+        len(gpu), [(lib, names.matches(p) & kernel) for lib, p in LIBRARIES] + [("nccl", own & kernel)]
+    )
+    calls = _calls(ranges)
+    first, last = _batches(ranges, launches, calls, library)
+
+    def column(name: str) -> Text:
+        asked = Text.of(ranges.frame[name]).take(calls)
+        return Text.of(gpu[name]).fill(asked.take(last)).where(library.present)
+
+    call = _named(gpu, ranges, launches, calls, first, last, names).where(library.present)
+    peer = _peers(gpu, ranges, calls, first, last)
+    return Collectives(
+        library,
+        call,
+        column("group"),
+        column("group_desc"),
+        column("group_ranks"),
+        np.where(library.present, peer, -1),
+    )
+
+
+def _calls(ranges: Ranges) -> Ints:
+    """Ranges that ask for communication, in thread and time order."""
+    name = Text.of(ranges.frame["collective"])
+    nccl = Text.of(ranges.frame["domain"]).matches(r"(?i)^nccl$") & ranges.name.matches(
+        r"^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|Send|Recv|AlltoAll|Gather|Scatter)"
+    )
+    return np.flatnonzero((name.present & ~name.matches(_TALK)) | (nccl & ~name.present))
+
+
+def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> tuple[Ints, Ints]:
+    """For every communication kernel, the first and last place in *calls* that it answers; -1 where none.
+
+    A call that contains the launch answers alone. Otherwise the batch is what was asked on the launching thread
+    since the communication kernel before.
+    """
+    rows = np.flatnonzero(library.present & (launches.at >= 0))
+    first, last = np.full(len(library), -1, np.int64), np.full(len(library), -1, np.int64)
+    if not len(calls) or not len(rows):
+        return first, last
+    big = np.int64(1 << 62)
+    rows = rows[np.lexsort((launches.at[rows], launches.thread[rows]))]
+    keys = np.rec.fromarrays([ranges.thread[calls], ranges.start[calls]], names="t,s")
+    asked = np.rec.fromarrays([launches.thread[rows], launches.at[rows]], names="t,s")
+    until = np.searchsorted(keys, asked, side="right") - 1
+    same = (until >= 0) & (ranges.thread[calls[until]] == launches.thread[rows])
+    # Calls up to the previous kernel of the thread have been answered already.
+    before = np.concatenate([[-1], until[:-1]])
+    fresh = np.concatenate([[True], launches.thread[rows][1:] != launches.thread[rows][:-1]])
+    thread_start = np.searchsorted(keys["t"], launches.thread[rows], side="left")
+    since = np.where(fresh, thread_start, np.maximum(before + 1, thread_start))
+    since = np.minimum(since, until)  # two kernels may answer one call
+    inside = same & (ranges.end[calls[until]] > launches.at[rows])
+    since = np.where(inside, until, since)
+    near = same & (launches.at[rows] - ranges.start[calls[until]] < big)
+    first[rows[near]], last[rows[near]] = since[near], until[near]
+    return first, last
+
+
+def _named(
+    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, calls: Ints, first: Ints, last: Ints, names: Text
+) -> Text:
+    own = Text.of(gpu["collective"])
+    own = own.replace([normal(v) for v in own.values])
+    raw = Text.of(ranges.frame["collective"]).fill(ranges.name).take(calls)
+    asked = raw.replace([normal(v) for v in raw.values])
+    end = asked.take(last)
+    mixed = _differs(asked.codes, first, last)
+    p2p = end.map(lambda v: v in _P2P)
+    batch = Text.choose(len(gpu), [("coalesced", p2p & mixed)])
+    spoken = Text.choose(len(gpu), [(word, names.matches(p)) for word, p in _SPOKEN])
+    return own.fill(batch).fill(end).fill(_around(ranges, launches)).fill(spoken)
+
+
+def _around(ranges: Ranges, launches: Launches) -> Text:
+    """Older files name the collective only in the op or annotation around the launch."""
+    asks = ranges.name.matches(r"^c10d::\w*(reduce|gather|scatter|alltoall|broadcast|barrier|send|recv)")
+    op = ranges.nearest_op(asks)
+    op_name = ranges.name.take(np.where(launches.op >= 0, np.append(op, -1)[launches.op], -1))
+    annotation = ranges.name.take(launches.ann).extract(r"^nccl:(?!coalesced)(\w+)")
+    return op_name.replace([normal(v) for v in op_name.values]).fill(
+        annotation.replace([normal(v) for v in annotation.values])
+    )
+
+
+def _peers(gpu: pl.DataFrame, ranges: Ranges, calls: Ints, first: Ints, last: Ints) -> Ints:
+    own = gpu["peer"].fill_null(-1).to_numpy().astype(np.int64)
+    asked = ranges.frame["peer"].gather(calls).fill_null(-1).to_numpy().astype(np.int64)
+    found = np.where(last >= 0, np.append(asked, -1)[last], -1)
+    return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, found))
+
+
+def _differs(values: Ints, first: Ints, last: Ints) -> Bools:
+    """Whether *values* change anywhere between first and last."""
+    changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])]) if len(values) else np.zeros(1, np.int64)
+    known = last >= 0
+    return known & (changes[np.where(known, first, 0)] != changes[np.where(known, last, 0)])

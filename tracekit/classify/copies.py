@@ -1,0 +1,98 @@
+"""Copies between host and device: what leaves and comes back, what feeds a broadcast, what is merely input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.collectives import Collectives
+from tracekit.classify.ranges import Launches
+
+_WAYS = (
+    ("d2h", r"(?i)DtoH|DeviceToHost|Device -> (Pinned|Pageable|Host)|Device-to-Host"),
+    ("h2d", r"(?i)HtoD|HostToDevice|(Pinned|Pageable|Host) -> Device|Host-to-Device"),
+    ("p2p", r"(?i)PtoP|Peer"),
+    ("d2d", r"(?i)DtoD|DeviceToDevice|Device -> Device|Device-to-Device|CopyDevice"),
+)
+LARGE = 1 << 18
+"""Bytes below which a copy is a scalar, an index or a flag rather than a tensor worth moving away."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """For every GPU event: how and why it copies; null where it does not."""
+
+    way: Text  # "d2h", "h2d", "d2d", "p2p"
+    host: Text  # "pinned" or "pageable"
+    use: Text  # "leaves", "returns", "staged", "loaded", "small"
+    stream: Text  # of every event: what its stream mostly does: "compute", "communication", "copy"
+
+
+def read_copies(gpu: pl.DataFrame, launches: Launches, comm: Collectives) -> Copies:
+    """Find what every copy is for."""
+    names = Text.of(gpu["name"])
+    copy = (gpu["kind"] == "memcpy").to_numpy()
+    way = Text.choose(len(gpu), [(w, copy & names.matches(p)) for w, p in _WAYS])
+    host = Text.choose(
+        len(gpu),
+        [("pinned", copy & names.matches(r"(?i)pinned")), ("pageable", copy & names.matches(r"(?i)pageable"))],
+    )
+    out, back = way.map(lambda v: v == "d2h"), way.map(lambda v: v == "h2d")
+    size = gpu["bytes"].fill_null(-1).to_numpy().astype(np.int64)
+    both = np.intersect1d(size[out & (size >= LARGE)], size[back & (size >= LARGE)])
+    round_trip = np.isin(size, both)
+    staged, loaded = _around_broadcasts(launches, comm, way)
+    use = Text.choose(
+        len(gpu),
+        [
+            ("leaves", out & round_trip),
+            ("returns", back & round_trip),
+            ("small", copy & (size >= 0) & (size < LARGE)),
+            ("loaded", loaded),
+            ("staged", staged),
+        ],
+    )
+    return Copies(way, host, use, _streams(gpu, copy, comm))
+
+
+def _around_broadcasts(launches: Launches, comm: Collectives, way: Text) -> tuple[Bools, Bools]:
+    """Device copies launched just before a broadcast stage it; those launched just after one load what it brought."""
+    none = np.zeros(len(way), np.bool_)
+    cast = comm.call.map(lambda v: v == "broadcast")
+    device = way.map(lambda v: v in ("d2d", "p2p"))
+    if not cast.any() or not device.any():
+        return none, none
+    order = np.argsort(launches.at, kind="stable")
+    order = order[(launches.at >= 0)[order] & (comm.library.present | way.present)[order]]
+    is_cast, is_device = cast[order], device[order]
+    after = is_device & np.concatenate([[False], is_cast[:-1]])
+    before = is_device & ~after & np.concatenate([is_cast[1:], [False]])
+    staged, loaded = none.copy(), none.copy()
+    staged[order[before]] = True
+    loaded[order[after]] = True
+    return staged, loaded
+
+
+def _streams(gpu: pl.DataFrame, copy: Bools, comm: Collectives) -> Text:
+    """A stream is named for what fills three quarters of its busy time."""
+    duration = (gpu["end_ns"] - gpu["start_ns"]).to_numpy()
+    number: Ints = gpu.select(pl.struct("device", "stream").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    if not len(number):
+        return Text.constant(None, 0)
+    total = np.bincount(number, weights=duration)
+
+    def mostly(mask: Bools) -> Bools:
+        return (np.bincount(number, weights=np.where(mask, duration, 0), minlength=len(total)) > 0.75 * total)[number]
+
+    return Text.choose(
+        len(gpu),
+        [
+            ("communication", mostly(comm.library.present)),
+            ("copy", mostly(copy)),
+            ("compute", np.ones(len(gpu), np.bool_)),
+        ],
+    )

@@ -1,0 +1,128 @@
+"""Forward, backward or optimizer for work the autograd engine did not place: by name, then by its neighbours.
+
+Neighbours are counted in the order the host launched, over all threads: that order is the program's, while the order on
+the GPU mixes streams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.autograd import Autograd
+from tracekit.classify.matmul import Matmuls
+from tracekit.classify.ranges import Launches, Ranges
+
+WGRAD = (
+    r"(?i)wgrad|weight_?grad|grad_weight|_acc::GemmKernel|GammaBeta|dgamma|dbeta|gradbias|bias_grad|embedding_backward"
+)
+BACKWARD = r"(?i)backward|(?<![a-z])bwd|bprop|dgrad|_grad(?![a-z])|grad_input"
+FORWARD = r"(?i)forward|(?<![a-z])fwd|fprop"
+OPTIMIZER = r"(?i)multi_tensor_apply|(?<![a-z])(fused)?_?adamw?(?![a-z])|(?<![a-z])lamb(?![a-z])|l2norm|adafactor|sgd_?kernel|muon"
+OPTIMIZER_OP = r"(?i)aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_)|optimizer|clip_grad"
+OPTIMIZER_ANNOTATION = (
+    r"(?i)^Optimizer\.(step|zero_grad)|optimizer[-_. ]?step|^optimizer$|opt_step|clip_grad|unscale_grads|zero_grad"
+)
+
+_VALUES = ("forward", "backward", "wgrad", "recompute", "optimizer")
+_F, _B, _W, _R, _O = range(5)
+
+
+@dataclass(frozen=True)
+class Directions:
+    """For every GPU event the direction of the work around it, and how that is known."""
+
+    value: Text  # "forward", "backward", "wgrad", "recompute", "optimizer"
+    source: Text  # "autograd", "matmul", "name", "between", "next", "previous", "no backward in trace"
+
+
+def read_directions(
+    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bools
+) -> Directions:
+    """Place every GPU event in a pass, as far as anything speaks for one."""
+    n = len(gpu)
+    names = Text.of(gpu["name"])
+    compute = (gpu["kind"] == "kernel").to_numpy() & ~comm
+    value, source = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    sources: list[str] = []
+
+    def say(why: str, mask: Bools, what: int | Ints) -> None:
+        if why not in sources:
+            sources.append(why)
+        new = mask & (value < 0) & ~comm
+        value[new] = what if isinstance(what, int) else what[new]
+        source[new] = sources.index(why)
+
+    site = autograd.site
+    say("autograd", site.map(lambda v: v == "recompute"), _R)
+    say("autograd", site.map(lambda v: v == "backward"), _B)
+    say("autograd", site.map(lambda v: v == "forward"), _F)
+    say("matmul", matmuls.role.map(lambda v: v == "wgrad"), _W)
+    say("autograd", autograd.made & ~matmuls.role.present, _F)
+    ops = ranges.paths(launches.op, ranges.op_of, ranges.op_path)
+    annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
+    opted = annotations.map(lambda v: any(_search(OPTIMIZER_ANNOTATION, part) for part in v.split(" > ")))
+    say("name", opted | ops.matches(OPTIMIZER_OP) | (names.matches(OPTIMIZER) & compute), _O)
+    alone = compute & (launches.op < 0)
+    say("name", alone & names.matches(WGRAD), _W)
+    say("name", alone & names.matches(BACKWARD), _B)
+    say("name", alone & names.matches(FORWARD), _F)
+    _neighbours(say, value, launches, autograd, compute, comm, alone & (value >= 0))
+    trained = autograd.active or bool(((value == _B) | (value == _W) | (value == _O))[compute].any())
+    if not trained:
+        say("no backward in trace", np.ones(n, np.bool_), _F)
+    return Directions(Text(_VALUES, value), Text(tuple(sources), source))
+
+
+def _search(pattern: str, text: str) -> bool:
+    import re
+
+    return re.search(pattern, text) is not None
+
+
+def _neighbours(
+    say: object, value: Ints, launches: Launches, autograd: Autograd, compute: Bools, comm: Bools, anchors: Bools
+) -> None:
+    """Work between two of one direction shares it; else it goes with what its own kind of launch does next, or did last.
+
+    A stretch ends at a communication launch and where the engine's threads take over.
+    """
+    assert callable(say)
+    order = np.argsort(np.where(launches.at >= 0, launches.at, np.iinfo(np.int64).max), kind="stable")
+    order = order[launches.at[order] >= 0]
+    known = (value >= 0)[order]
+    engine = (autograd.node_row >= 0)[order]
+    turn = np.concatenate([[False], engine[1:] != engine[:-1]]) if len(order) else engine
+    stretch = np.cumsum(comm[order] | turn)
+    dirs = value[order]
+
+    def nearest(mask: Bools, step: int) -> Ints:
+        """The value of the nearest row of *mask* before (-1) or after (1), in the same stretch; -1 where none."""
+        rows = np.arange(len(order))
+        if step < 0:
+            place = np.maximum.accumulate(np.where(mask, rows, -1))
+        else:
+            place = np.minimum.accumulate(np.where(mask, rows, len(order))[::-1])[::-1]
+        ok = (place >= 0) & (place < len(order))
+        place = np.where(ok, place, 0)
+        return np.where(ok & (stretch[place] == stretch) if len(order) else ok, dirs[place] if len(order) else -1, -1)
+
+    before, after = nearest(known, -1), nearest(known, 1)
+    own_before, own_after = nearest(anchors[order], -1), nearest(anchors[order], 1)
+
+    def spread(values: Ints) -> Ints:
+        out = np.full(len(value), -1, np.int64)
+        out[order] = values
+        return out
+
+    agreed = spread(np.where(before == after, before, -1))
+    say("between", agreed >= 0, agreed)
+    graded = spread(np.where((before == _B) & (after == _O), _O, -1))
+    say("between", graded >= 0, graded)
+    for why, values in (("next", own_after), ("previous", own_before), ("next", after), ("previous", before)):
+        found = spread(values)
+        say(why, found >= 0, found)

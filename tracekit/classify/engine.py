@@ -1,0 +1,81 @@
+"""Tries the rules in order on all events at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.evidence import Evidence
+from tracekit.classify.rules import Condition, Rule, RuleBook
+
+UNKNOWN = "other"
+"""Rule named on what no rule knows."""
+
+PASS_OF = {
+    "forward": "forward",
+    "dgrad": "backward",
+    "wgrad": "backward",
+    "backward": "backward",
+    "recompute": "backward",
+}
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """For every event the place of the rule that won (-1 where none did), and what follows from it."""
+
+    winner: npt.NDArray[np.int64]
+    label: Text
+    passes: Text
+    module: Text
+    rule: Text
+    confidence: npt.NDArray[np.float32]
+
+
+class Matcher:
+    """Tests rules against one trace's evidence; a condition used by many rules is evaluated once."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self._known: dict[tuple[str, Condition], Bools] = {}
+
+    def test(self, column: str, condition: Condition) -> Bools:
+        """Rows that meet one condition."""
+        key = (column, condition)
+        if key not in self._known:
+            self._known[key] = self.evidence.test(column, condition)
+        return self._known[key]
+
+    def match(self, rule: Rule) -> Bools:
+        """Rows that meet all of a rule's conditions and none of its exceptions."""
+        hit = np.ones(len(self.evidence), np.bool_)
+        for column, condition in rule.when.items():
+            hit &= self.test(column, condition)
+        for column, condition in rule.unless.items():
+            hit &= ~self.test(column, condition)
+        return hit
+
+
+def decide_all(evidence: Evidence, book: RuleBook) -> Decisions:
+    """Give every event the label of the first rule that matches it."""
+    matcher = Matcher(evidence)
+    winner = np.full(len(evidence), -1, np.int64)
+    for place, rule in enumerate(book.rules):
+        hit = matcher.match(rule) & (winner < 0)
+        winner[hit] = place
+        if not (winner < 0).any():
+            break
+    rules = book.rules
+    label = Text((*(r.label for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
+    label = label.replace(label.values)
+    stated = Text(tuple(r.passes or "" for r in rules), winner)
+    stated = stated.replace([v or None for v in stated.values])
+    implied = label.replace([PASS_OF.get(v) for v in label.values])
+    module = Text(tuple(r.module or "" for r in rules), winner)
+    module = module.replace([v or None for v in module.values])
+    rule = Text((*(r.name for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
+    confidence = np.array([*(r.confidence for r in rules), 0.0], np.float32)[winner]
+    return Decisions(winner, label, stated.fill(implied), module, rule, confidence)

@@ -1,0 +1,174 @@
+"""Everything known about every GPU event before any rule speaks, joined once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.autograd import read_autograd
+from tracekit.classify.collectives import Collectives, read_collectives
+from tracekit.classify.copies import read_copies
+from tracekit.classify.directions import read_directions
+from tracekit.classify.experts import comm_passes, read_exchanges
+from tracekit.classify.matmul import read_matmuls
+from tracekit.classify.ranges import Launches, Ranges, read_ranges
+from tracekit.classify.rules import Condition, Kind
+
+Column = Text | Bools | Ints
+ATTENTION = r"(?i)flash|fmha|sdpa|attention|attn"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Columns of evidence, one row for each GPU event, in order of start."""
+
+    gpu: pl.DataFrame
+    columns: dict[str, Column]
+    launch_at: Ints
+    launch_tid: Ints
+    launch_thread: Ints
+    sequence: Ints
+    collectives: Collectives
+
+    def __len__(self) -> int:
+        return len(self.gpu)
+
+    def text(self, column: str) -> Text:
+        """One of the text columns."""
+        values = self.columns[column]
+        assert isinstance(values, Text)
+        return values
+
+    def test(self, column: str, condition: Condition) -> Bools:
+        """Rows whose evidence meets one condition of a rule."""
+        values = self.columns[column]
+        if isinstance(values, Text):
+            if isinstance(condition, bool):
+                return values.present == condition
+            if isinstance(condition, tuple):
+                return values.map(lambda v: v in condition)
+            return values.matches(str(condition))
+        met: Bools = values == condition
+        return met
+
+    def show(self, row: int) -> dict[str, str | int | bool]:
+        """The evidence of one event, without what is unknown."""
+        shown: dict[str, str | int | bool] = {}
+        for name, values in self.columns.items():
+            if isinstance(values, Text):
+                if values.codes[row] >= 0:
+                    shown[name] = values.values[values.codes[row]]
+            elif values.dtype == np.bool_:
+                shown[name] = bool(values[row])
+            elif values[row] >= 0:
+                shown[name] = int(values[row])
+        return shown
+
+
+def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
+    """Join every GPU event of one rank to all that speaks for its label."""
+    gpu, ranges, launches = read_ranges(events)
+    autograd = read_autograd(ranges, launches)
+    matmuls = read_matmuls(gpu, ranges, launches, autograd)
+    comm = read_collectives(gpu, ranges, launches)
+    directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm.library.present)
+    passes = comm_passes(gpu, ranges, launches, autograd, comm, directions)
+    copies = read_copies(gpu, launches, comm)
+    names, chain = Text.of(gpu["name"]), ranges.paths(launches.op, ranges.op_of, ranges.op_path)
+    base: dict[str, Column] = {
+        **_launch_columns(gpu, ranges, launches, names, chain),
+        "class": _classes(gpu, comm),
+        "node": autograd.node,
+        "fwd_op": autograd.fwd_op,
+        "site": autograd.site,
+        "gemm": matmuls.is_gemm,
+        "role": matmuls.role,
+        "role_from": matmuls.evidence,
+        "after_role": matmuls.after,
+        "deferred": np.full(len(gpu), _deferred(matmuls.role, directions.value, autograd.site)),
+        "direction": directions.value,
+        "direction_from": directions.source,
+        "library": comm.library,
+        "call": comm.call,
+        "group": comm.group,
+        "group_desc": comm.group_desc,
+        "group_ranks": comm.group_ranks,
+        "comm_pass": passes,
+        "copy": copies.way,
+        "host": copies.host,
+        "copy_use": copies.use,
+        "stream_use": copies.stream,
+        "peer": comm.peer,
+        "trained": np.full(len(gpu), _trained(directions.value)),
+    }
+    found = Evidence(gpu, base, launches.at, launches.tid, launches.thread, autograd.sequence, comm)
+    kinds = decide(found, groups).where(comm.library.present)
+    attention = names.matches(ATTENTION) | chain.matches(ATTENTION)
+    exchanges = read_exchanges(gpu, launches, autograd, comm, passes, attention, kinds.map(lambda v: v == "ep"))
+    base |= {"group_kind": kinds, "exchange": exchanges.role, "exchange_pass": exchanges.direction}
+    return found
+
+
+def decide(evidence: Evidence, kinds: Sequence[Kind]) -> Text:
+    """The value of the first kind whose conditions all hold."""
+    cases: list[tuple[str, Bools]] = []
+    for kind in kinds:
+        mask = np.ones(len(evidence), np.bool_)
+        for column, condition in kind.when.items():
+            mask &= evidence.test(column, condition)
+        cases.append((kind.value, mask))
+    chosen = Text.choose(len(evidence), cases)
+    return chosen.replace(chosen.values)
+
+
+def _launch_columns(
+    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, names: Text, chain: Text
+) -> dict[str, Column]:
+    annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
+    marked = ranges.name.where(~ranges.is_op).matches(r"\(W\)$|(?i: wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+")
+    return {
+        "kind": Text.of(gpu["kind"].cast(pl.String)),
+        "name": names,
+        "op": ranges.name.take(launches.op),
+        "chain": chain,
+        "annotation": ranges.name.take(launches.ann),
+        "annotations": annotations,
+        "domain": Text.of(ranges.frame["domain"]).take(launches.ann),
+        "bytes": _ints(gpu["bytes"]),
+        "stream": _ints(gpu["stream"]),
+        "graph": _ints(gpu["graph"]),
+        "launched": launches.at >= 0,
+        "wgrad_annotated": np.full(len(gpu), bool(marked.any())),
+    }
+
+
+def _classes(gpu: pl.DataFrame, comm: Collectives) -> Text:
+    kind = gpu["kind"].cast(pl.String)
+    return Text.choose(
+        len(gpu),
+        [
+            ("communication", comm.library.present),
+            ("copy", kind.is_in(["memcpy", "memset"]).to_numpy()),
+            ("compute", np.ones(len(gpu), np.bool_)),
+        ],
+    )
+
+
+def _trained(direction: Text) -> bool:
+    return bool(direction.map(lambda v: v in ("backward", "wgrad", "recompute", "optimizer")).any())
+
+
+def _deferred(role: Text, direction: Text, site: Text) -> bool:
+    """Weight gradients run outside the engine, so what the engine runs is the input's."""
+    outside = ~site.present
+    return bool((outside & (role.map(lambda v: v == "wgrad") | direction.map(lambda v: v == "wgrad"))).any())
+
+
+def _ints(series: pl.Series) -> npt.NDArray[np.int64]:
+    return series.fill_null(-1).to_numpy().astype(np.int64)

@@ -1,0 +1,339 @@
+"""Forward, dgrad or wgrad: the role of every matrix multiplication, and what gave it away.
+
+A linear layer's forward is [M,K]×[K,N]. Its two backward products contract N (dgrad) or M, the tokens (wgrad).
+Where shapes were recorded they decide. Without them: the order in which autograd's own formulas multiply, what
+consumes the result, how operands were transposed, and for products outside the engine that more gradients
+are owed than were computed. The layout letters in kernel names come last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.autograd import Autograd
+from tracekit.classify.ranges import Launches, Ranges
+
+OPS = (
+    r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
+    r"|_addmm_activation|matmul|linear|einsum)$"
+)
+KERNELS = (
+    r"(?i)gemm|nvjet|cutlass.*(mma|Gemm)|xmma|splitKreduce|^Cijk_|sm\d+_.*_(tn|nt|nn|tt)[_n]|triton_\w*mm|wgmma_fp8"
+)
+# cuBLAS is column-major: row-major x·Wᵀ is "TN" there, g·W is "NN" and gᵀ·x is "NT".
+_LAYOUT = r"(?:_|^)(?:(tn|nn|nt)(?:_n|t_n)?(?:_|$)|(TN|NN|NT)[NT](?:_|$))|^Cijk_(Alik_Bljk|Ailk_Bljk|Ailk_Bjlk)_"
+_LAYOUTS = {
+    "tn": "forward",
+    "nn": "dgrad",
+    "nt": "wgrad",
+    "Alik_Bljk": "forward",
+    "Ailk_Bljk": "dgrad",
+    "Ailk_Bjlk": "wgrad",
+}
+_TRANSPOSES = r"^aten::(t|transpose|numpy_T|permute|mT|adjoint)$"
+
+
+@dataclass(frozen=True)
+class Matmuls:
+    """For every GPU event that multiplies matrices: its role and the evidence for it."""
+
+    is_gemm: Bools
+    role: Text  # "forward", "dgrad", "wgrad"
+    after: Text  # of any event: the role of the product its op comes right after
+    evidence: Text  # "shapes", "order", "consumer", "transpose", "owed", "layout", "pass"
+
+
+def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd) -> Matmuls:
+    """Give every matrix multiplication its role."""
+    names = Text.of(gpu["name"])
+    is_call = ranges.is_op & ranges.name.matches(OPS)
+    call_of = ranges.nearest_op(is_call)
+    call = np.where(launches.op >= 0, np.append(call_of, -1)[launches.op], -1)
+    is_kernel = (gpu["kind"] == "kernel").to_numpy()
+    by_name = names.matches(KERNELS) & is_kernel
+    is_gemm = is_kernel & ((call >= 0) | by_name)
+
+    calls = np.unique(call[is_gemm & (call >= 0)])  # the ops that launched something, in thread and time order
+    role, evidence = _call_roles(ranges, autograd, calls)
+    place = np.searchsorted(calls, call) if len(calls) else np.zeros(len(call), np.int64)
+    place = np.where((call >= 0) & is_gemm, np.minimum(place, max(len(calls) - 1, 0)), -1)
+    after = _after(ranges, calls, role, launches.op)
+    role, evidence = role.take(place), evidence.take(place)
+
+    site = autograd.site
+    backward, forward = site.map(lambda v: v == "backward"), site.map(lambda v: v == "forward")
+    layout = _layouts(names).where(is_gemm)
+    role, evidence = _fill(role, evidence, layout.where(backward & ~layout.map(lambda v: v == "forward")), "layout")
+    role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", forward & is_gemm)]), "pass")
+    host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0)
+    role, evidence = _fill(role, evidence, layout.where(host & layout.map(lambda v: v == "wgrad")), "layout")
+    role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", is_gemm & autograd.made)]), "pass")
+    return Matmuls(is_gemm, role, after, evidence)
+
+
+def _after(ranges: Ranges, calls: Ints, role: Text, ops: Ints) -> Text:
+    """The role of the product that the op before each op computed."""
+    before = np.where(ops >= 0, _sibling(ranges, np.maximum(ops, 0), -1), -1) if len(ranges) else ops
+    outer = np.full(len(ranges), -1, np.int64)
+    outer[_outermost(ranges, calls)] = np.arange(len(calls))
+    return role.take(np.where(before >= 0, np.append(outer, -1)[before], -1))
+
+
+def _fill(role: Text, evidence: Text, other: Text, why: str) -> tuple[Text, Text]:
+    new = other.present & ~role.present
+    return role.fill(other), evidence.fill(Text.choose(len(role), [(why, new)]))
+
+
+def _layouts(names: Text) -> Text:
+    pattern = re.compile(_LAYOUT)
+
+    def layout(name: str) -> str | None:
+        found = pattern.search(name)
+        if not found:
+            return None
+        letters = next(g for g in found.groups() if g)
+        return _LAYOUTS.get(letters if letters in _LAYOUTS else letters.lower())
+
+    return names.replace([layout(v) for v in names.values])
+
+
+def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints) -> tuple[Text, Text]:
+    node = autograd.node_of[calls]
+    in_node, forward = node >= 0, autograd.differentiable[calls] >= 0
+    size = Dims.of(ranges, calls)
+    original = _forward_sizes(ranges, autograd, calls, size)
+
+    none = Text.constant(None, len(calls))
+    role, evidence = none, none
+    role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", forward & ~in_node)]), "pass")
+    role, evidence = _fill(role, evidence, _by_shapes(ranges, autograd, calls, size, original, in_node), "shapes")
+    role, evidence = _fill(role, evidence, _by_order(ranges, autograd, calls, in_node), "order")
+    consumed, transposed = _by_use(ranges, autograd, calls, in_node)
+    role, evidence = _fill(role, evidence, consumed, "consumer")
+    role, evidence = _fill(role, evidence, transposed, "transpose")
+    usual = np.isin(ranges.op_path[calls], np.unique(ranges.op_path[calls[forward]]))
+    usual |= ranges.name.take(ranges.op_of[calls]).map(lambda v: v == "aten::linear")
+    return _fill(role, evidence, _owed(ranges, calls, node, in_node, role, usual), "owed")
+
+
+@dataclass(frozen=True)
+class Dims:
+    """A product's sizes: rows × inner × columns; 0 where unknown."""
+
+    rows: Ints
+    inner: Ints
+    columns: Ints
+
+    @classmethod
+    def of(cls, ranges: Ranges, calls: Ints) -> Dims:
+        """Read the recorded input shapes; every distinct one is parsed once."""
+        shapes = Text.of(ranges.frame["shapes"].gather(calls))
+        names = ranges.name.take(calls)
+        linear = names.map(lambda v: v == "aten::linear")
+        parsed = np.array([*(_product(v) for v in shapes.values), (0, 0, 0, 0)], np.int64).reshape(-1, 4)
+        rows, inner, columns, transposed = parsed[shapes.codes].T
+        return cls(rows, inner, np.where(linear, transposed, columns))
+
+    @property
+    def known(self) -> Bools:
+        """Calls whose shapes were recorded."""
+        return self.inner > 0
+
+
+def _product(shapes: str) -> tuple[int, int, int, int]:
+    """Rows, inner, columns, and columns if the second operand is stored transposed (aten::linear).
+
+    >>> _product("[[1024,2048],[2048,6144]]"), _product("[[64],[8,16],[16,64],[]]")
+    ((1024, 2048, 6144, 2048), (8, 16, 64, 16))
+    """
+    try:
+        dims = [d for d in json.loads(shapes) if isinstance(d, list) and all(isinstance(n, int) for n in d)]
+    except ValueError:
+        return 0, 0, 0, 0
+    matrices = [d for d in dims if len(d) >= 2]
+    if len(matrices) < 2:
+        return 0, 0, 0, 0
+    # addmm's first operand is what is added: the product is of the last two that fit.
+    left, right = next(
+        ((a, b) for a, b in zip(matrices, matrices[1:], strict=False) if a[-1] == b[-2]), (matrices[0], matrices[1])
+    )
+    if left[-1] not in (right[-2], right[-1]):
+        return 0, 0, 0, 0
+    batch = len(right) > 2
+    rows = left[-2] if batch else prod(left[:-1])
+    return rows, left[-1], right[-1], right[-2]
+
+
+def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) -> Dims:
+    """For every call inside a node, the sizes of the forward product the node belongs to."""
+    made = autograd.differentiable[calls]
+    forward = np.flatnonzero((made >= 0) & (autograd.node_of[calls] < 0) & size.known)
+    sequence = np.where(made >= 0, ranges.sequence[made], -1)
+    table = pl.DataFrame({"sequence": sequence[forward], "call": forward}).unique("sequence", keep="first")
+    node = autograd.node_of[calls]
+    asked = pl.DataFrame({"sequence": np.where(node >= 0, autograd.node_sequence[node], -2)})
+    found = asked.join(table, on="sequence", how="left", maintain_order="left")["call"].fill_null(-1).to_numpy()
+
+    def pick(values: Ints) -> Ints:
+        return np.where(found >= 0, np.append(values, 0)[found], 0)
+
+    return Dims(pick(size.rows), pick(size.inner), pick(size.columns))
+
+
+def _by_shapes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, original: Dims, in_node: Bools) -> Text:
+    """Contracting the forward's rows is wgrad, its columns dgrad; with no forward at hand, the weights' shapes tell."""
+    paired = original.known & size.known
+    tokens, wide = size.inner == original.rows, size.inner == original.columns
+    weights = _weight_shapes(ranges, autograd, calls, size)
+    gives = size.known & np.isin(_pair(size.rows, size.columns), weights)
+    takes = size.known & np.isin(_pair(size.inner, size.columns), weights)
+    outside = ~in_node & (autograd.differentiable[calls] < 0)
+    free = size.known & ~original.known & autograd.active
+    rows_seen = np.unique(size.rows[(autograd.differentiable[calls] >= 0) & ~in_node & size.known])
+    tokened = np.isin(size.inner, rows_seen)
+    return Text.choose(
+        len(calls),
+        [
+            ("wgrad", paired & tokens & ~wide),
+            ("dgrad", paired & wide & ~tokens),
+            ("wgrad", free & gives & ~takes & (in_node | tokened)),
+            ("dgrad", free & takes & ~gives & in_node),
+            ("wgrad", free & gives & tokened & outside & ~np.isin(size.rows, rows_seen)),
+        ],
+    )
+
+
+def _pair(one: Ints, other: Ints) -> Ints:
+    return np.minimum(one, other) * np.int64(1 << 31) + np.maximum(one, other)
+
+
+def _weight_shapes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) -> Ints:
+    forward = (autograd.differentiable[calls] >= 0) & (autograd.node_of[calls] < 0) & size.known
+    seen = _pair(size.inner, size.columns)[forward]
+    grads = np.flatnonzero(ranges.name.map(lambda v: v.endswith("AccumulateGrad") and "evaluate" not in v))
+    shapes = Text.of(ranges.frame["shapes"].gather(grads)).values
+    matrices = [d for d in (_first_shape(s) for s in shapes) if len(d) >= 2]
+    parameters = [_pair(np.int64(d[-2]), np.int64(d[-1])) for d in matrices]
+    return np.unique(np.concatenate([seen, np.array(parameters, np.int64)]))
+
+
+def _first_shape(shapes: str) -> list[int]:
+    try:
+        first = json.loads(shapes)[0]
+    except (ValueError, IndexError):
+        return []
+    return first if isinstance(first, list) and all(isinstance(n, int) for n in first) else []
+
+
+def _by_order(ranges: Ranges, autograd: Autograd, calls: Ints, in_node: Bools) -> Text:
+    """Autograd's own formulas multiply in a fixed order: mm's weight first, addmm's weight second."""
+    node = autograd.node_of[calls]
+    order, count = _places(node, in_node)
+    name = autograd.names.take(np.where(in_node, node, -1))
+    mm, addmm = name.matches(r"^MmBackward"), name.matches(r"^Addmm(Activation)?Backward")
+    linear = mm | addmm
+    sequence = np.where(in_node, autograd.node_sequence[node], -9)
+    transposed = np.unique(autograd.node_sequence[autograd.is_node & autograd.names.matches(r"^TBackward")])
+    owns_weight = np.isin(sequence - 1, transposed) | np.isin(sequence - 2, transposed)
+    batched = name.matches(r"^(Bmm|Baddbmm)Backward")
+    pair, single = linear & (count == 2), linear & (count == 1)
+    return Text.choose(
+        len(calls),
+        [
+            ("wgrad", pair & mm & (order == 0)),
+            ("dgrad", pair & mm & (order == 1)),
+            ("dgrad", pair & addmm & (order == 0)),
+            ("wgrad", pair & addmm & (order == 1)),
+            ("wgrad", single & owns_weight),
+            ("dgrad", single),
+            ("dgrad", batched),
+        ],
+    )
+
+
+def _places(node: Ints, in_node: Bools) -> tuple[Ints, Ints]:
+    """For every call its place among its node's calls, and how many there are."""
+    table = pl.DataFrame({"node": np.where(in_node, node, -1)})
+    order = table.select(pl.int_range(pl.len()).over("node"))["literal"].to_numpy()
+    count = table.select(pl.len().over("node"))["len"].to_numpy().astype(np.int64)
+    return order, count
+
+
+def _by_use(ranges: Ranges, autograd: Autograd, calls: Ints, in_node: Bools) -> tuple[Text, Text]:
+    """In a custom node with several products: one whose result is added in place is a weight gradient, the others not.
+
+    Failing that, the weight's product is the one that had an operand transposed just before it.
+    """
+    node = autograd.node_of[calls]
+    _, count = _places(node, in_node)
+    several = in_node & (count >= 2)
+    outer = _outermost(ranges, calls)
+    after = _next_is(ranges, outer, ranges.name.matches(r"^aten::(add_|copy_|_foreach_add_)$"))
+    before = _before_is(ranges, outer, ranges.name.matches(_TRANSPOSES))
+    return _decide(node, several, after), _decide(node, several, before)
+
+
+def _decide(node: Ints, several: Bools, mark: Bools) -> Text:
+    """Where some but not all products of a node are marked, those are wgrad and the rest dgrad."""
+    share = pl.DataFrame({"node": node, "mark": mark}).select(pl.col("mark").mean().over("node"))["mark"].to_numpy()
+    split = several & (share > 0) & (share < 1)
+    return Text.choose(len(node), [("wgrad", split & mark), ("dgrad", split & ~mark)])
+
+
+def _outermost(ranges: Ranges, calls: Ints) -> Ints:
+    """The outermost matmul op around each call: aten::matmul of aten::mm."""
+    is_call = ranges.is_op & ranges.name.matches(OPS)
+    outer = calls.copy()
+    for _ in range(4):  # einsum > bmm, linear > matmul > mm: never deeper
+        parent = ranges.op_of[outer]
+        up = (parent >= 0) & is_call[parent]
+        outer = np.where(up, parent, outer)
+    return outer
+
+
+def _next_is(ranges: Ranges, outer: Ints, wanted: Bools) -> Bools:
+    """Whether the next sibling op after each call is in *wanted*."""
+    following = _sibling(ranges, outer, 1)
+    return (following >= 0) & wanted[following]
+
+
+def _before_is(ranges: Ranges, outer: Ints, wanted: Bools) -> Bools:
+    """Whether one of the two sibling ops before each call is in *wanted*."""
+    one = _sibling(ranges, outer, -1)
+    two = np.where(one >= 0, _sibling(ranges, np.maximum(one, 0), -1), -1)
+    return ((one >= 0) & wanted[one]) | ((two >= 0) & wanted[two])
+
+
+def _sibling(ranges: Ranges, rows: Ints, step: int) -> Ints:
+    """The next or previous op with the same parent op, -1 where none."""
+    ops = np.flatnonzero(ranges.is_op)
+    table = pl.DataFrame({"parent": ranges.op_of[ops], "thread": ranges.thread[ops], "row": ops})
+    other = table.select(pl.col("row").shift(-step).over("parent", "thread"))["row"].fill_null(-1).to_numpy()
+    lookup = np.full(len(ranges), -1, np.int64)
+    lookup[ops] = other
+    return lookup[rows]
+
+
+def _owed(ranges: Ranges, calls: Ints, node: Ints, in_node: Bools, role: Text, usual: Bools) -> Text:
+    """Products outside the engine, after nodes that computed only their input's gradient, pay the weight's.
+
+    A custom node with one product computed dgrad alone: its wgrad is owed. Walking in time, each product on a thread
+    outside the engine pays one while any is owed. One called the way forward products are is none.
+    """
+    _, count = _places(node, in_node)
+    alone = in_node & (count == 1) & ~role.present
+    dgrad_only = in_node & (count == 1) & role.map(lambda v: v == "dgrad")
+    outside = ~in_node & ~role.present & ~usual
+    order = np.argsort(ranges.start[calls], kind="stable")
+    balance = np.cumsum(np.where(alone | dgrad_only, 1, 0)[order]) - np.cumsum(outside[order].astype(np.int64))
+    pays = np.zeros(len(calls), np.bool_)
+    pays[order] = outside[order] & (balance >= 0)
+    return Text.choose(len(calls), [("wgrad", pays), ("dgrad", alone)])
