@@ -1,0 +1,74 @@
+"""``tracekit analyze``: where the step went, and how far it is from its ideal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekit.cli._common import PATHS_HELP, RANK_HELP, RANKS_HELP, WORKERS_HELP, parse_ranks
+
+
+def analyze(
+    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH…")],
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("--output", "-o", help="Write the result: .html, .json, .md, .parquet or .csv; may be repeated."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    schedule: Annotated[str, typer.Option(help="Ideal to compare with: auto, a name, an order file or none.")] = "auto",
+    steps: Annotated[str | None, typer.Option(help="Only these steps: 3, 2:4 (2 and 3), 1:, :-1.")] = None,
+    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP)] = None,
+    rank: Annotated[int | None, typer.Option(help=RANK_HELP)] = None,
+    rules: Annotated[Path | None, typer.Option(help="Rules file to label with, before the built-in ones.")] = None,
+    layout: Annotated[str | None, typer.Option(help="How ranks are arranged, where it is wrong: pp=4,ep=2.")] = None,
+    what_if: Annotated[bool, typer.Option("--what-if", help="Rank the schedules this run could use.")] = False,
+    explain: Annotated[
+        str | None, typer.Option(help="Say why an event got its label: a name (or part of one), a label or an id.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="A damaged file is an error, not a warning.")] = False,
+) -> None:
+    """Say where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
+    if explain is not None:
+        _explain(paths, explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
+        return
+    from tracekit.analysis import analyze as run
+    from tracekit.report.write import check_output, write
+
+    for path in output or []:
+        check_output(path)
+    found = run(
+        paths,
+        steps=steps,
+        ranks=parse_ranks(ranks),
+        rank=rank,
+        rules=rules,
+        schedule=schedule,
+        layout=layout,
+        what_if=what_if,
+        workers=workers,
+        lenient=not strict,
+    )
+    for path in output or []:
+        write(found, path)
+        typer.echo(f"wrote {path}", err=True)
+    if json:
+        typer.echo(found.to_json())
+    else:
+        from tracekit.report.terminal import render
+
+        render(found)
+
+
+def _explain(
+    paths: list[str], selector: str, *, ranks: tuple[int, ...] | None, rank: int | None, rules: Path | None
+) -> None:
+    """Print why events got their labels, for the first rank asked for."""
+    from tracekit.classify import explain
+    from tracekit.trace import find, read_ref
+
+    refs, _ = find(paths, ranks=ranks, rank=rank)
+    part = read_ref(refs[0])[0]
+    typer.echo(str(explain(part.events, selector, rules=rules)))

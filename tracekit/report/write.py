@@ -1,0 +1,64 @@
+"""Where results are written: the format follows from the file's extension."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+from tracekit._files import atomic_write
+from tracekit.analysis import Analysis
+from tracekit.errors import OptionError
+from tracekit.report.json import render_json
+from tracekit.report.tables import figures
+
+
+def write(analysis: Analysis, path: str | Path) -> None:
+    """Write *analysis* to *path*: .html, .json, .md, .parquet or .csv.
+
+    >>> check_output("report.docx")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: report.docx: cannot write .docx (use .html, .json, .md, .parquet or .csv)
+    """
+    writer = check_output(path)
+    with atomic_write(path) as part:
+        writer(analysis, part)
+
+
+def check_output(path: str | Path) -> Callable[[Analysis, Path], None]:
+    """Return the writer for a path's extension, before any work is done."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in WRITERS:
+        known = list(WRITERS)
+        what = f"cannot write {suffix}" if suffix else "has no extension"
+        raise OptionError(f"{path}: {what}", hint=f"use {', '.join(known[:-1])} or {known[-1]}")
+    return WRITERS[suffix]
+
+
+def _text(module: str, name: str) -> Callable[[Analysis, Path], None]:
+    def writer(analysis: Analysis, path: Path) -> None:
+        render: Callable[[Analysis], str] = getattr(importlib.import_module(module), name)
+        path.write_text(render(analysis), encoding="utf-8")
+
+    return writer
+
+
+def _json(analysis: Analysis, path: Path) -> None:
+    path.write_text(render_json(analysis), encoding="utf-8")
+
+
+def _parquet(analysis: Analysis, path: Path) -> None:
+    figures(analysis).write_parquet(path)
+
+
+def _csv(analysis: Analysis, path: Path) -> None:
+    figures(analysis).write_csv(path)
+
+
+WRITERS: dict[str, Callable[[Analysis, Path], None]] = {
+    ".html": _text("tracekit.report.html", "render_html"),
+    ".json": _json,
+    ".md": _text("tracekit.report.markdown", "render_markdown"),
+    ".parquet": _parquet,
+    ".csv": _csv,
+}
