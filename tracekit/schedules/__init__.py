@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from tracekit.schedules.blocks import BlockTimes, block, block_times
 from tracekit.schedules.catalogue import fill as _fill
 from tracekit.schedules.files import read_orders, write_orders
 from tracekit.schedules.ops import Op
@@ -16,14 +17,20 @@ from tracekit.schedules.schedule import Schedule
 from tracekit.schedules.simulation import Simulation
 from tracekit.schedules.simulator import simulate
 from tracekit.schedules.times import Times
+from tracekit.schedules.weight_reload import ReloadTimes, WeightReload, weight_reload
 
 __all__ = [
+    "BlockTimes",
     "Entry",
     "Op",
+    "ReloadTimes",
     "Schedule",
     "Simulation",
     "Sizes",
     "Times",
+    "WeightReload",
+    "block",
+    "block_times",
     "describe",
     "generate",
     "names",
@@ -31,6 +38,7 @@ __all__ = [
     "register",
     "simulate",
     "unregister",
+    "weight_reload",
     "write_orders",
 ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import Op, backward, backward_input, backward_weight, forward, overlapped
 
 
@@ -17,6 +18,8 @@ def dualpipe(pp: int, microbatches: int) -> list[list[Op]]:
     >>> " ".join(map(str, dualpipe(2, 4)[0]))
     '0F0 1F2 0F1 1B2 (1F3;0B0) 1B3 0I1 0W1'
     """
+    if microbatches % 2:
+        raise ScheduleError(f"dualpipe needs an even number of micro-batches; got pp={pp}, microbatches={microbatches}")
     half = microbatches // 2
     orders = []
     for rank in range(pp):

@@ -1,0 +1,129 @@
+"""Weight reload: how checkpoint-engine updates the weights of a running inference engine.
+
+Every device has one buffer for the copy from the host (H2D) and two that it shares with the engine (IPC). A round:
+
+1. every device copies its own bucket from the host, all at once;
+2. for each owner in turn: its bucket is broadcast into IPC buffer g % 2 of every device;
+3. once the engine has taken the bucket before (reload g-1), it is told to take this one (reload g).
+
+So broadcast g+1 runs beside reload g, and the next round's H2D beside the last reload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from tracekit.errors import OptionError, ScheduleError
+from tracekit.schedules.times import parse_times
+
+LANES = ("H2D buffer", "IPC buffer 0", "IPC buffer 1")
+
+
+@dataclass(frozen=True)
+class ReloadTimes:
+    """Durations of one bucket's copy from the host, broadcast and reload.
+
+    >>> ReloadTimes.parse("H2D=4,RELOAD=2")
+    ReloadTimes(H2D=4, BROADCAST=1, RELOAD=2)
+    """
+
+    H2D: float = 4
+    BROADCAST: float = 1
+    RELOAD: float = 1
+
+    def __post_init__(self) -> None:
+        for key, value in asdict(self).items():
+            if not 0 < value < float("inf"):
+                raise OptionError(f"time {key} must be more than 0", hint=f"got {value!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> ReloadTimes:
+        """Read the command line's ``H2D=4,BROADCAST=1,RELOAD=1``."""
+        return cls(**parse_times(text, ("H2D", "BROADCAST", "RELOAD")))
+
+
+@dataclass(frozen=True)
+class WeightReload:
+    """A simulated update: *rounds* rounds over *ranks* devices.
+
+    >>> weight_reload(4, 2).makespan
+    17
+    """
+
+    ranks: int
+    rounds: int
+    times: ReloadTimes
+    steps: tuple[tuple[str, int, float, float], ...]
+    """(op, bucket, start, end) in the order they start; an H2D stands for all devices, named by the round's first."""
+
+    @property
+    def name(self) -> str:
+        """Name in the registry."""
+        return "weight-reload"
+
+    @property
+    def makespan(self) -> float:
+        """From the first copy to the end of the last reload."""
+        return max(end for *_, end in self.steps)
+
+    @cached_property
+    def cells(self) -> pl.DataFrame:
+        """One row a device and op: rank, lane, op, role (of a broadcast), bucket, round, start, end."""
+        rows = []
+        for op, bucket, start, end in self.steps:
+            turn, owner = divmod(bucket, self.ranks)
+            for rank in range(self.ranks):
+                own = turn * self.ranks + rank if op == "H2D" else bucket
+                lane = LANES[0] if op == "H2D" else LANES[1 + bucket % 2]
+                role = ("source" if rank == owner else "destination") if op == "BROADCAST" else None
+                rows.append((rank, lane, op, role, own, turn, start, end))
+        columns = ["rank", "lane", "op", "role", "bucket", "round", "start", "end"]
+        return pl.DataFrame(rows, schema=columns, orient="row").sort("rank", "start", "lane", maintain_order=True)
+
+    def orders(self) -> list[list[str]]:
+        """List what every device does, in order of start, as in ``H2D0 BROADCAST0 RELOAD0``."""
+        orders: list[list[str]] = [[] for _ in range(self.ranks)]
+        for rank, op, bucket in self.cells.select("rank", "op", "bucket").iter_rows():
+            orders[rank].append(f"{op}{bucket}")
+        return orders
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the JSON of ``tracekit schedule weight-reload --json``."""
+        return {
+            "format": "tracekit.schedule/1",
+            "name": self.name,
+            "devices": self.ranks,
+            "rounds": self.rounds,
+            "time": asdict(self.times),
+            "ranks": self.orders(),
+            "cells": self.cells.to_dicts(),
+            "makespan": self.makespan,
+        }
+
+
+def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> WeightReload:
+    """Simulate an update of *rounds* rounds, every device the owner of one bucket a round.
+
+    >>> weight_reload(2, 1, ReloadTimes(H2D=1, BROADCAST=1, RELOAD=3)).makespan
+    8
+    """
+    for size, value in (("ranks", ranks), ("rounds", rounds)):
+        if value < 1:
+            raise ScheduleError(f"{size} must be 1 or more; got {value}")
+    times = times or ReloadTimes()
+    steps: list[tuple[str, int, float, float]] = []
+    now: float = 0
+    reloaded: float = 0  # when the engine has taken the bucket before
+    for turn in range(rounds):
+        steps.append(("H2D", turn * ranks, now, now + times.H2D))
+        now += times.H2D
+        for bucket in range(turn * ranks, (turn + 1) * ranks):
+            steps.append(("BROADCAST", bucket, now, now + times.BROADCAST))
+            now = max(now + times.BROADCAST, reloaded)
+            reloaded = now + times.RELOAD
+            steps.append(("RELOAD", bucket, now, reloaded))
+    return WeightReload(ranks, rounds, times, tuple(steps))
