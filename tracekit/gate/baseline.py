@@ -1,0 +1,116 @@
+"""Baseline files: small JSON that lives well in git.
+
+Keys are sorted, numbers rounded to five digits, one metric a line: a new baseline shows as a readable difference.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tracekit._files import atomic_write
+from tracekit._version import __version__
+from tracekit.errors import InputError
+from tracekit.gate.floors import Noise
+from tracekit.gate.samples import Run
+
+FORMAT = "tracekit.baseline/1"
+MOST_STEPS, MOST_ROWS = 64, 40
+"""What a file keeps of a long run: more steps and smaller kernels would not change a verdict."""
+
+
+def dump(runs: Sequence[Run], noise: Mapping[str, Noise] | None = None) -> str:
+    """Return the text of a baseline file.
+
+    >>> print(dump([Run("a", {"step_ms": (10.123456, 9.9)}, {"world_size": 2})]))
+    {
+     "facts": {"world_size": 2},
+     "format": "tracekit.baseline/1",
+     "noise": {},
+     "runs": [
+      {"name": "a",
+       "samples": {
+        "step_ms": [10.123, 9.9]
+       }}
+     ],
+     "tables": {},
+     "tracekit": "..."
+    }
+    """
+    lines = ["{", f' "facts": {_json(runs[0].facts)},', f' "format": {_json(FORMAT)},']
+    rows = [
+        f"  {_json(k)}: {_json({'deviation': _round(n.deviation), 'runs': n.df + 1})}"
+        for k, n in sorted((noise or {}).items())
+    ]
+    lines += [' "noise": {' + ("\n" + ",\n".join(rows) + "\n }" if rows else "}") + ",", ' "runs": [']
+    lines += [",\n".join(_run(run) for run in runs), " ],"]
+    tables = {k: _table(v) for k, v in sorted(runs[0].tables.items())}
+    lines += [
+        ' "tables": {'
+        + ("\n" + ",\n".join(f"  {_json(k)}: {t}" for k, t in tables.items()) + "\n }" if tables else "}")
+        + ","
+    ]
+    return "\n".join([*lines, f' "tracekit": {_json(__version__)}', "}"])
+
+
+def load(document: Mapping[str, Any], *, name: str) -> tuple[list[Run], dict[str, Noise]]:
+    """Read a baseline file's data back into runs and noise."""
+    try:
+        facts, tables = document["facts"], document["tables"]
+        runs = [
+            Run(f"{name}:{r['name']}", {k: tuple(map(float, v)) for k, v in r["samples"].items()}, facts, tables)
+            for r in document["runs"]
+        ]
+        noise = {k: Noise(float(n["deviation"]), int(n["runs"]) - 1) for k, n in document["noise"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{name}: is not a whole baseline file ({error})", hint="write it again with --update-baseline"
+        ) from error
+    if not runs or not any(r.steps for r in runs):
+        raise InputError(f"{name}: the baseline is empty", hint="write it again with --update-baseline")
+    return runs, noise
+
+
+def save(path: str | os.PathLike[str], runs: Sequence[Run], noise: Mapping[str, Noise] | None = None) -> None:
+    """Write a baseline file, or leave the old one as it was."""
+    text = dump(runs, noise)
+    with atomic_write(path) as part:
+        part.write_text(text + "\n", encoding="utf-8")
+
+
+def _run(run: Run) -> str:
+    rows = (f"    {_json(k)}: {_json([_round(x) for x in _thin(v)])}" for k, v in sorted(run.samples.items()))
+    return f'  {{"name": {_json(run.name)},\n   "samples": {{\n' + ",\n".join(rows) + "\n   }}"
+
+
+def _thin(values: tuple[float, ...]) -> Sequence[float]:
+    """Every n-th step of a very long run."""
+    stride = -(-len(values) // MOST_STEPS)
+    return values[::stride] if stride > 1 else values
+
+
+def _table(rows: Any) -> str:
+    if isinstance(rows, list):
+        return "[" + ",".join("\n   " + _json(_rounded(r)) for r in rows[:MOST_ROWS]) + "\n  ]"
+    return _json(_rounded(rows))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _rounded(v) for k, v in value.items()}
+    return _round(value) if isinstance(value, float) else value
+
+
+def _round(value: float) -> float | int:
+    """Five significant digits, and whole numbers as such."""
+    if not math.isfinite(value) or value == 0:
+        return 0
+    short = float(f"{value:.5g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

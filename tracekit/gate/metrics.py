@@ -1,0 +1,144 @@
+"""Every metric that can be gated: its name, unit, direction, and how small a change is too small to matter.
+
+A metric is a family and, for most, a key: ``overlap.ep_dispatch``. ``@3`` after it means rank 3 alone. Values are
+one number a step: the mean over ranks for times (the largest for ``step_ms``, as the slowest rank sets the pace), the
+ratio of sums over ranks for shares.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tracekit.errors import OptionError
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS
+
+Direction = Literal["down", "up", "none"]
+KEYS_EXPOSED = ("communication", "copy", *COMMUNICATION_LABELS, *COPY_LABELS)
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """A change smaller than the largest of these is noise or does not matter.
+
+    *relative* is a share of the baseline's value, *absolute* in the metric's unit, *of_step* a share of the baseline's
+    step time (for an overlap: of the time that became exposed).
+    """
+
+    relative: float = 0.0
+    absolute: float = 0.0
+    of_step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of metric."""
+
+    name: str
+    unit: Literal["ms", "ratio", "count"]
+    better: Direction
+    about: str
+    keys: tuple[str, ...] = ()
+    floor: Floor = Floor()
+    default: bool = False  # checked when nothing is named
+
+
+_PART = Floor(relative=0.05, of_step=0.01)
+_SHARE = Floor(absolute=0.02)
+
+FAMILIES = (
+    Family("step_ms", "ms", "down", "span of a step on the slowest rank", floor=Floor(relative=0.025), default=True),
+    Family("bubble_fraction", "ratio", "down", "(idle + exposed pp_comm wait) / span", floor=_SHARE, default=True),
+    Family("exposed_ms", "ms", "down", "time of a label that no compute hides", KEYS_EXPOSED, _PART, default=True),
+    Family("overlap", "ratio", "up", "share of a label's time that compute hides", KEYS_EXPOSED,
+           Floor(absolute=0.02, of_step=0.01), default=True),
+    Family("label_ms", "ms", "down", "time a label runs (union)", LABELS, _PART, default=True),
+    Family("compute_ms", "ms", "down", "time any compute runs (union)", floor=_PART),
+    Family("idle_ms", "ms", "down", "time the GPU runs nothing", floor=_PART),
+    Family("wait_ms", "ms", "down", "exposed pp_comm time spent waiting for a peer", floor=_PART),
+    Family("bubble_ms", "ms", "down", "idle + exposed pp_comm wait", floor=_PART),
+    Family("idle_fraction", "ratio", "down", "idle / span", floor=_SHARE),
+    Family("compute_fraction", "ratio", "up", "compute / span", floor=_SHARE),
+    Family("other_fraction", "ratio", "down", "time labelled other / span", LABELS[:0], _SHARE),
+    Family("hidden_ms", "ms", "up", "time of a label that a compute label hides: hidden_ms.ep_dispatch.dgrad",
+           tuple(f"{a}.{b}" for a in KEYS_EXPOSED[2:] for b in (*COMPUTE_LABELS, "other")), _PART),
+    Family("label_count", "count", "none", "GPU events of a label in the window", LABELS),
+    Family("makespan_ms", "ms", "down", "pipeline makespan as measured", floor=_PART),
+    Family("ideal_makespan_ms", "ms", "down", "the schedule's makespan from measured cell times", floor=_PART),
+    Family("schedule_bubble_fraction", "ratio", "down", "bubble of the measured pipeline / makespan", floor=_SHARE),
+    Family("gap_ms", "ms", "down", "measured minus ideal makespan: total, or one cause",
+           ("total", "imbalance", "variation", "p2p", "exposed_ep", "offload", "launch", "unexplained"), _PART),
+)  # fmt: skip
+BY_NAME = {f.name: f for f in FAMILIES}
+_RUN_LEVEL = ("makespan_ms", "ideal_makespan_ms", "schedule_bubble_fraction", "gap_ms", "label_count", "hidden_ms")
+"""Known once a run, not once a step, in a saved analysis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric by its full name.
+
+    >>> resolve("overlap.ep_dispatch").better
+    'up'
+    >>> resolve("step_ms@3").rank
+    3
+    """
+
+    name: str
+    family: Family
+    key: str | None = None
+    rank: int | None = None
+
+    @property
+    def unit(self) -> str:
+        """``ms``, ``ratio`` or ``count``."""
+        return self.family.unit
+
+    @property
+    def better(self) -> Direction:
+        """Which way is better."""
+        return self.family.better
+
+    @property
+    def once_a_run(self) -> bool:
+        """Whether a run gives one value, whatever its steps."""
+        return self.family.name in _RUN_LEVEL
+
+
+def resolve(name: str, *, known: Iterable[str] = ()) -> Metric:
+    """Return the metric called *name*; *known* adds names that a run really has.
+
+    >>> resolve("overlap.ep_dispach")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: unknown metric overlap.ep_dispach (did you mean overlap.ep_dispatch or ...
+    """
+    match = re.fullmatch(r"([A-Za-z_]+)(?:\.([A-Za-z0-9_.]+))?(?:@(\d+))?", name)
+    family = BY_NAME.get(match[1]) if match else None
+    if match and family:
+        key = match[2]
+        fits = (key in family.keys or f"{family.name}.{key}" in known) if key else not family.keys
+        if fits:
+            return Metric(name, family, key, int(match[3]) if match[3] else None)
+    raise OptionError(f"unknown metric {name}", hint=_nearest(name, known))
+
+
+def names() -> list[str]:
+    """Every metric name, families in order.
+
+    >>> names()[:3]
+    ['step_ms', 'bubble_fraction', 'exposed_ms.communication']
+    """
+    return [n for f in FAMILIES for n in ([f"{f.name}.{k}" for k in f.keys] if f.keys else [f.name])]
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    every = list(dict.fromkeys([*names(), *known]))
+    bare = name.split("@", maxsplit=1)[0]
+    close = difflib.get_close_matches(bare, every, n=3, cutoff=0.6)
+    close += [n for n in every if bare and (n.startswith(bare) or n.endswith(f".{bare}"))][: 3 - len(close)]
+    if not close:
+        return "names: " + ", ".join(f"{f.name}.LABEL" if f.keys else f.name for f in FAMILIES[:7]) + ", …"
+    return "did you mean " + " or ".join(dict.fromkeys(close)) + "?"

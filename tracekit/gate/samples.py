@@ -1,0 +1,196 @@
+"""One run as the gate sees it: a list of values a step for every metric, and what makes runs comparable.
+
+Everything is read from the plain data of an analysis (``format: tracekit.analysis/1``), so a saved JSON and a trace
+analysed a moment ago are the same to the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracekit.errors import InputError
+from tracekit.gate.metrics import Metric
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
+
+FORMAT = "tracekit.analysis/1"
+Record = Mapping[str, Any]
+"""One rank and step of an analysis: ``span_ns``, ``budget_ns``, ``label_ns``, ``overlap``, ``bubble``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: its samples by metric name, its facts, and the tables that explain a change."""
+
+    name: str
+    samples: Mapping[str, tuple[float, ...]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, Any] = field(default_factory=dict)  # kernels, modules, cells: only what the input held
+    document: Mapping[str, Any] | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps were measured."""
+        return len(self.samples.get("step_ms", ()))
+
+    def values(self, metric: Metric) -> tuple[float, ...]:
+        """Return the samples of *metric*, empty when this run does not have it."""
+        if metric.name in self.samples:
+            return self.samples[metric.name]
+        if metric.rank is None or self.document is None:
+            return ()
+        alone = [r for r in self.document["ranks"] if r["rank"] == metric.rank]
+        return _per_step(alone).get(metric.name.split("@", maxsplit=1)[0], ())
+
+
+def from_analysis(document: Mapping[str, Any], *, name: str, tables: Mapping[str, Any] | None = None) -> Run:
+    """Read the samples of one analysis.
+
+    >>> step = {"span_ns": 2_000_000, "budget_ns": {"compute": 1_500_000, "exposed": {"pp_comm": 300_000},
+    ...     "idle": 200_000}, "label_ns": {"pp_comm": 400_000}, "overlap": {"pp_comm": 0.25},
+    ...     "bubble": {"idle_ns": 200_000, "wait_ns": None, "fraction": 0.1}}
+    >>> rank = {"rank": 0, "steps": [2], **step, "per_step": [{"step": 2, **step}]}
+    >>> run = from_analysis({"format": "tracekit.analysis/1", "source": {}, "ranks": [rank]}, name="demo")
+    >>> run.samples["step_ms"], run.samples["overlap.pp_comm"], run.samples["exposed_ms.pp_comm"]
+    ((2.0,), (0.25,), (0.3,))
+    """
+    if document.get("format") != FORMAT:
+        raise InputError(f"{name}: format is {document.get('format')!r}, not {FORMAT}", hint="save with analyze --json")
+    ranks = document.get("ranks")
+    if not isinstance(ranks, list) or not ranks:
+        raise InputError(f"{name}: the analysis has no ranks", hint="analyse the trace again")
+    try:
+        samples = {**_per_step(ranks), **_per_run(document)}
+        return Run(name, samples, facts(document), {**_own_tables(document), **(tables or {})}, document)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{name}: the analysis lacks {error}", hint="analyse the trace again") from error
+
+
+def facts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must agree before two runs can be compared."""
+    source = document.get("source") or {}
+    schedule = document.get("schedule") or {}
+    found = {
+        "reader": source.get("reader"),
+        "world_size": source.get("world_size"),
+        "ranks": len(document["ranks"]),
+        "gpu": _joined(source.get("devices")),
+        "shapes": source.get("shapes"),
+        "schedule": schedule.get("name"),
+        **{key: schedule.get(key) for key in ("pp", "microbatches", "virtual")},
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _joined(devices: Iterable[str] | str | None) -> str | None:
+    if not devices:
+        return None
+    return devices if isinstance(devices, str) else " + ".join(sorted(set(devices)))
+
+
+def _own_tables(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: document[key] for key in ("kernels", "modules", "cells") if document.get(key)}
+
+
+def _per_step(ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """One value a step that every rank has; an analysis without steps is one sample."""
+    by_rank = [{s["step"]: s for s in r["per_step"]} if r.get("per_step") else {} for r in ranks]
+    if by_rank and all(by_rank):
+        common = sorted(set.intersection(*(set(b) for b in by_rank)), key=lambda s: (s is None, s))
+        rows = [step_values([b[s] for b in by_rank]) for s in common]
+    else:
+        count = max(len(ranks[0].get("steps") or ()), 1) if ranks else 1
+        rows = [step_values(ranks, steps=count)] if ranks else []
+    names = {n: None for row in rows for n in row}
+    # A label that is missing in a step took no time in it; a share of nothing is unknown and is left out.
+    return {
+        n: tuple(row.get(n, 0.0) for row in rows) if "_ms" in n else tuple(row[n] for row in rows if n in row)
+        for n in names
+    }
+
+
+def step_values(records: Sequence[Record], *, steps: int = 1) -> dict[str, float]:
+    """Every per-step metric of one step from the ranks' records of it (see ``metrics`` for what is averaged how)."""
+    count, span = len(records), sum(r["span_ns"] for r in records)
+    ms = 1e6 * steps * count
+    budgets = [r["budget_ns"] for r in records]
+    idle, compute = sum(b["idle"] for b in budgets), sum(b["compute"] for b in budgets)
+    values = {
+        "step_ms": max(r["span_ns"] for r in records) / 1e6 / steps,
+        "compute_ms": compute / ms,
+        "idle_ms": idle / ms,
+        **{f"exposed_ms.{k}": v / ms for k, v in _summed(b["exposed"] for b in budgets).items()},
+        **{f"label_ms.{k}": v / ms for k, v in _summed(r["label_ns"] for r in records).items()},
+    }
+    bubbles = [r.get("bubble") or {} for r in records]
+    if all(b.get("wait_ns") is not None for b in bubbles):
+        values["wait_ms"] = sum(b["wait_ns"] for b in bubbles) / ms
+    if span:
+        values |= {"idle_fraction": idle / span, "compute_fraction": compute / span}
+        values["other_fraction"] = values.get("label_ms.other", 0.0) * ms / span
+        if all(b.get("fraction") is not None for b in bubbles):
+            values["bubble_fraction"] = (
+                sum(b["fraction"] * r["span_ns"] for b, r in zip(bubbles, records, strict=True)) / span
+            )
+            values["bubble_ms"] = values["bubble_fraction"] * span / ms
+    return values | _overlaps(records)
+
+
+def _summed(tables: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Sum by label, with the two sets that the labels form."""
+    total: dict[str, float] = {}
+    for table in tables:
+        for label, value in table.items():
+            if isinstance(value, int | float) and label not in ("communication", "copy", "compute"):
+                total[label] = total.get(label, 0) + value
+    for name, members in (("communication", COMMUNICATION_LABELS), ("copy", COPY_LABELS)):
+        present = [total[m] for m in members if m in total]
+        if present:
+            total[name] = sum(present)
+    return total
+
+
+def _overlaps(records: Sequence[Record]) -> dict[str, float]:
+    """Hidden over total, summed over ranks: each rank's share weighs by how long the label ran there."""
+    hidden: dict[str, float] = {}
+    total: dict[str, float] = {}
+    for record in records:
+        weights = _summed([record["label_ns"]])
+        for key, share in (record.get("overlap") or {}).items():
+            if share is not None and weights.get(key):
+                hidden[key] = hidden.get(key, 0.0) + share * weights[key]
+                total[key] = total.get(key, 0.0) + weights[key]
+    return {f"overlap.{k}": hidden[k] / total[k] for k in total}
+
+
+def _per_run(document: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    ranks = document["ranks"]
+    steps = max(len(ranks[0].get("steps") or ()), 1)
+    values: dict[str, float] = {}
+    for rank in ranks:
+        for label, count in (rank.get("label_count") or {}).items():
+            values[f"label_count.{label}"] = values.get(f"label_count.{label}", 0) + count / steps
+        for label, by in (rank.get("hidden_ns") or {}).items():
+            for compute, ns in by.items():
+                if isinstance(ns, int | float):
+                    name = f"hidden_ms.{label}.{compute}"
+                    values[name] = values.get(name, 0.0) + ns / 1e6 / steps / len(ranks)
+    return {name: (value,) for name, value in {**values, **_of_schedule(document.get("schedule") or {})}.items()}
+
+
+def _of_schedule(schedule: Mapping[str, Any]) -> dict[str, float]:
+    measured, ideal, gap = (schedule.get(k) or {} for k in ("measured", "ideal", "gap_ns"))
+    found = {
+        "makespan_ms": _ms(measured.get("makespan_ns")),
+        "ideal_makespan_ms": _ms(ideal.get("makespan_ns")),
+        "schedule_bubble_fraction": measured.get("bubble_fraction"),
+        **{f"gap_ms.{cause}": _ms(ns) for cause, ns in gap.items()},
+    }
+    if gap and all(ns is not None for ns in gap.values()):
+        found["gap_ms.total"] = _ms(sum(gap.values()))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6
