@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.classify._nest import Ints
+from tracekit.classify._p2p import point_to_point
 from tracekit.classify.engine import Decisions, decide_all
 from tracekit.classify.evidence import Evidence, gather
 from tracekit.classify.rules import Rule, RuleBook, builtin_rules, load_rules
@@ -17,7 +18,8 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
     """Label one rank's GPU events: all kinds of events in, GPU events out, sorted by start."""
     book = rules.before(builtin_rules()) if rules else builtin_rules()
     evidence = gather(events, book.groups)
-    return _table(evidence, decide_all(evidence, book))
+    labelled = _table(evidence, decide_all(evidence, book)).drop("p2p")
+    return conform(labelled.join(point_to_point(events), on="id", how="left", maintain_order="left"), LABELLED)
 
 
 def _table(evidence: Evidence, decisions: Decisions) -> pl.DataFrame:
