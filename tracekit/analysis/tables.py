@@ -73,9 +73,9 @@ def rank_tables(
     (104587652, True)
     """
     if labelled is None:
-        from tracekit.classify import classify
+        from tracekit.classify import classify, load_rules
 
-        labelled = classify(rank.events, rules=rules)
+        labelled = classify(rank.events, rules=load_rules(rules) if rules is not None else None)
     hollow, unseen = _unseen_graphs(rank.events, labelled)
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))

@@ -11,7 +11,7 @@ import sys
 import typer
 
 from tracekit._version import __version__
-from tracekit.cli import doctor, ingest, redact
+from tracekit.cli import analyze, doctor, ingest, redact
 from tracekit.errors import TracekitError
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ def _root(
     pass
 
 
+app.command()(analyze.analyze)
 app.command()(ingest.ingest)
 app.command()(doctor.doctor)
 app.command()(redact.redact)

@@ -12,6 +12,7 @@ from tracekit.cli._common import PATHS_HELP, RANK_HELP, RANKS_HELP, WORKERS_HELP
 
 def analyze(
     paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH…")],
+    *,
     output: Annotated[
         list[Path] | None,
         typer.Option("--output", "-o", help="Write the result: .html, .json, .md, .parquet or .csv; may be repeated."),

@@ -46,14 +46,15 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
     )
     # Text is only unpacked for communication, the few among the many.
     rows = rows.with_columns(pl.col("collective", "group", "group_ranks", "p2p", "name").cast(pl.String))
-    single = pl.col("collective").is_in(_P2P)
+    single, batch = pl.col("collective").is_in(_P2P), pl.col("collective") == "coalesced"
     named = pl.format("{}:{}", pl.col("collective").str.strip_prefix("i"), pl.col("peer"))
+    both_ways = pl.format("send:{},recv:{}", pl.col("peer"), pl.col("peer"))  # a batch with one peer is an exchange
     rows = rows.with_columns(
-        p2p=pl.coalesce("p2p", pl.when(single & pl.col("peer").is_not_null()).then(named)),
+        p2p=pl.coalesce("p2p", pl.when(single).then(named), pl.when(batch).then(both_ways)),
         order_ns=pl.coalesce("launch_ns", "start_ns"),
         hidden_ns=pl.Series(lanes.compute.covered_ns(*(rows[c].to_numpy() for c in ("start_ns", "end_ns", "part")))),
     )
-    unknown_peer = single | ((pl.col("label") == "pp_comm") & pl.col("collective").is_null())
+    unknown_peer = single | batch | ((pl.col("label") == "pp_comm") & pl.col("collective").is_null())
     what = (
         pl.when(pl.col("p2p").is_not_null() | unknown_peer)
         .then(pl.lit("p2p"))

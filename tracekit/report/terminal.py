@@ -89,8 +89,8 @@ def advice(analysis: Analysis) -> list[str]:
         known = total.label_ns.get(label, 0)
         text = f"{label} is exposed for {ns / span:.1%} of the span: overlap it with compute"
         if wait is not None and known and wait > known / 2:
-            text = f"{label} is exposed for {ns / span:.1%} of the span, {wait / known:.0%} of its time waiting for a peer: "
-            text += "balance the ranks (see who others wait for) before speeding up the transfer"
+            text = f"{label} is exposed for {ns / span:.1%} of the span, {wait / known:.0%} of its time waiting"
+            text += ": balance the ranks (see whom the others wait for) before speeding up the transfer"
         found.append((ns / span, text))
     bound = sum(one.idle_causes.get("launch_bound", 0) for one in analysis.ranks)
     if total.idle_known and bound > 0.02 * span:

@@ -167,9 +167,9 @@ def exposure(analysis: Analysis, width: int) -> RenderableType | None:
     for label in labels:
         ns, exposed = total.label_ns.get(label, 0), total.budget.exposed_ns[label]
         wait = total.wait_ns.get(label)
-        row: list[RenderableType] = [_name(label), ms(ns / count), percent(total.overlap.get(label)), ms(exposed / count),
-               percent(exposed, total.budget.span_ns), ms(None if wait is None else wait / count)]  # fmt: skip
-        made.add_row(*row, *([_hiders(analysis, label, ns)] if wide else []))
+        share, waited = percent(exposed, total.budget.span_ns), ms(None if wait is None else wait / count)
+        row = [ms(ns / count), percent(total.overlap.get(label)), ms(exposed / count), share, waited]
+        made.add_row(_name(label), *row, *([_hiders(analysis, label, ns)] if wide else []))
     return made
 
 
