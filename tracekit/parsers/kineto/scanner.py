@@ -71,6 +71,11 @@ _SLASHES = 0x5C5C5C5C5C5C5C5C
 _FOLD = 0xDFDFDFDFDFDFDFDF  # clears the bit that parts "{" from "[" and "}" from "]"
 _OPENS = 0x5B5B5B5B5B5B5B5B
 _CLOSES = 0x5D5D5D5D5D5D5D5D
+_COMMAS = 0x2C2C2C2C2C2C2C2C
+_BLANKS = 0x2121212121212121  # one more than the last blank
+_ZEROS = 0x3030303030303030
+_NINES = 0x7676767676767676  # lifts everything above nine over the high bit
+_POWERS = SLOTS * SLOT_WIDTH  # of ten, behind the keys
 _LIMIT = 922337203685477580  # a tenth of the greatest int64
 
 _TS, _DUR, _TID, _ID = int(Column.TS), int(Column.DUR), int(Column.TID), int(Column.ID)
@@ -81,7 +86,7 @@ _PYTHON_A, _PYTHON_B = int(_PYTHON[0]), int(_PYTHON[1])
 
 
 def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = njit(nogil=True, error_model="numpy")(function)
+    compiled: Callable[..., Any] = njit(nogil=True, error_model="numpy", forceinline=True)(function)
     return compiled
 
 
@@ -194,13 +199,61 @@ def _skip(buf, i, end):  # type: ignore[no-untyped-def]
 
 @_jit
 def _scalar_end(buf, i, end):  # type: ignore[no-untyped-def]
-    """Where the bare word or number at *i* ends."""
+    """Where the bare word or number at *i* ends: at a blank, a comma, or a closing bracket or brace."""
     while i < end:
-        c = buf[i]
-        if c <= 32 or c == 44 or c == 125 or c == 93:
-            return i
-        i += 1
+        word = _word(buf, i)
+        found = _zero_bytes(word ^ np.uint64(_COMMAS)) | _zero_bytes((word & np.uint64(_FOLD)) ^ np.uint64(_CLOSES))
+        found |= (word - np.uint64(_BLANKS)) & ~word & np.uint64(_HIGHS)
+        if found == 0:
+            i += 8
+            continue
+        i += _trailing_zeros(found) >> 3
+        return i if i < end else _CUT
     return _CUT
+
+
+@_jit
+def _digits(buf, i):  # type: ignore[no-untyped-def]
+    """How many of the eight bytes at *i* are digits before the first that is none, and the number they make."""
+    word = _word(buf, i) ^ np.uint64(_ZEROS)
+    other = ((word + np.uint64(_NINES)) | word) & np.uint64(_HIGHS)
+    count = 8 if other == 0 else _trailing_zeros(other) >> 3
+    if count == 0:
+        return 0, 0
+    word <<= np.uint64(64 - 8 * count)
+    word = (word * np.uint64(2561)) >> np.uint64(8) & np.uint64(0x00FF00FF00FF00FF)
+    word = (word * np.uint64(6553601)) >> np.uint64(16) & np.uint64(0x0000FFFF0000FFFF)
+    return count, np.int64((word * np.uint64(42949672960001)) >> np.uint64(32))
+
+
+@_jit
+def _common_number(buf, i, end, thousands, keys):  # type: ignore[no-untyped-def]
+    """The number at *i* in the ways real files write it, up to 16 digits before the point; returns where it ends.
+
+    Anything else (signs, exponents, longer numbers, words) returns an end of -1 and is left to ``_number``.
+    """
+    count, value = _digits(buf, i)
+    if count == 0:
+        return -1, 0
+    i += count
+    if count == 8:
+        count, more = _digits(buf, i)
+        value = value * np.int64(keys[_POWERS + count]) + more
+        i += count
+        if value > 9_000_000_000_000_000:  # a thousand times this no longer fits
+            return -1, 0
+    shift = 3 if thousands else 0
+    if buf[i] == 46:
+        count, more = _digits(buf, i + 1)
+        if count != 3 or shift == 0:
+            return -1, 0
+        value = value * 1000 + more
+        shift = 0
+        i += 4
+    c = buf[i]
+    if i >= end or (c > 32 and c != 44 and c != 125 and c != 93):
+        return -1, 0
+    return i, value * 1000 if shift else value
 
 
 @_jit
@@ -382,7 +435,15 @@ def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-
                 row[column] = first
                 ends[column - FIRST_TEXT] = i
         else:
-            i = _scalar_end(buf, i, end)
+            if column >= 0 and column < FIRST_TEXT:
+                i, value = _common_number(buf, first, end, column == _TS or column == _DUR, keys)
+                if i > 0:
+                    row[column] = value
+                    column = -1
+                else:
+                    i = _scalar_end(buf, first, end)
+            else:
+                i = _scalar_end(buf, first, end)
             if i < 0:
                 return _CUT
             if i == first:
@@ -587,10 +648,10 @@ def _scan(block, start, end, key_table, rows, slot_table, start_table, heap_byte
         i = stop
 
 
-def _split(rows, count, columns, low, high):  # type: ignore[no-untyped-def]
-    """Turn *count* rows into columns, and note the least and greatest value of each (NULL apart)."""
+def _split(rows, count, columns, low, high, present):  # type: ignore[no-untyped-def]
+    """Turn *count* rows into columns, and note of each the least and greatest value and how many there are."""
     for c in range(WIDTH):
-        low[c], high[c] = np.int64(2**63 - 1), NULL
+        low[c], high[c], present[c] = np.int64(2**63 - 1), NULL, 0
     for r in range(count):
         for c in range(WIDTH):
             value = rows[r, c]
@@ -598,6 +659,7 @@ def _split(rows, count, columns, low, high):  # type: ignore[no-untyped-def]
             if value != NULL:
                 low[c] = min(low[c], value)
                 high[c] = max(high[c], value)
+                present[c] += 1
 
 
 def _regrow(old, new):  # type: ignore[no-untyped-def]
@@ -627,5 +689,5 @@ _SCAN = _INT(
     _RAW, _INT, _INT, types.Array(types.uint64, 1, "C"), _ROWS, _LIST, _LIST, _RAW, _LIST, types.boolean, types.boolean
 )
 scan = _compile(_scan, _SCAN)
-split = _compile(_split, types.void(_ROWS, _INT, _ROWS, _LIST, _LIST))
+split = _compile(_split, types.void(_ROWS, _INT, _ROWS, _LIST, _LIST, _LIST))
 regrow = _compile(_regrow, types.void(_LIST, _LIST))

@@ -150,18 +150,20 @@ class _Builder:
         """One column of all chunks, which give it up; None when no row has a value."""
         if all(chunk.columns[column] is None for chunk in self._chunks):
             return None
-        values = np.empty(self._rows, np.int64)
+        values = np.full(self._rows, NULL, np.int64)
         at = 0
         for chunk in self._chunks:
-            part, chunk.columns[column] = chunk.columns[column], None
+            piece, chunk.columns[column] = chunk.columns[column], None
             here = values[at : at + chunk.rows]
             at += chunk.rows
-            if part is None:
-                here[:] = NULL
+            if piece is None:
                 continue
-            here[:] = part
-            if part.dtype == np.int32:
-                here[part == NULL32] = NULL
+            if piece.where is not None:
+                here[piece.where] = piece.values
+                continue
+            here[:] = piece.values
+            if not piece.full and piece.values.dtype == np.int32:
+                here[piece.values == NULL32] = NULL
         return values
 
     def _ids(self) -> Ints:
@@ -179,25 +181,28 @@ class _Builder:
         """A text column: codes into a list of distinct strings, -1 for none."""
         if all(chunk.columns[column] is None for chunk in self._chunks):
             return None, []
-        values = np.empty(self._rows, np.int32)
+        none = len(self._texts)
+        values = np.full(self._rows, -1, np.int32)
+        table = np.full(none + 1, -1, np.int32)
+        known: dict[str, int] = {}
         at = 0
         for chunk in self._chunks:
-            codes, chunk.columns[column] = chunk.columns[column], None
+            piece, chunk.columns[column] = chunk.columns[column], None
             here = values[at : at + chunk.rows]
             at += chunk.rows
-            if codes is None:
-                here[:] = len(self._texts)
+            if piece is None:
                 continue
-            here[:] = codes
-            here += self._first_code[chunk.worker]
-            here[codes == NULL32] = len(self._texts)
-        used = np.zeros(len(self._texts) + 1, np.bool_)
-        used[values] = True
-        table = np.full(len(used), -1, np.int32)
-        known: dict[str, int] = {}
-        for code in np.flatnonzero(used[:-1]).tolist():
-            table[code] = known.setdefault(decode(self._texts[code]), len(known))
-        return table[values], list(known)
+            codes = piece.values + np.int32(self._first_code[chunk.worker])
+            if not piece.full and piece.where is None:
+                codes[piece.values == NULL32] = none
+            found = table[codes]
+            if (found < 0).any():
+                for code in np.unique(codes[found < 0]).tolist():
+                    if code < none:
+                        table[code] = known.setdefault(decode(self._texts[code]), len(known))
+                found = table[codes]
+            here[slice(None) if piece.where is None else piece.where] = found
+        return values, list(known)
 
     def _text(self, column: Column, decode: Callable[[bytes], str] | None = None) -> pl.Series:
         codes, names = self._codes(column, decode or _plain)

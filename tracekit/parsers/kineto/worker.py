@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.parsers.kineto import scanner
-from tracekit.parsers.kineto.columns import WIDTH, key_table
+from tracekit.parsers.kineto.columns import NULL, NULL32, WIDTH, key_table
 
 ROWS = 1 << 14
-INT32 = 2**31
 
 Ints = npt.NDArray[np.int64]
 
 
+Values = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Piece:
+    """One column of a chunk: narrow where it fits; with *where* only the rows that have a value."""
+
+    values: Values
+    where: npt.NDArray[np.intp] | None = None
+    full: bool = False  # every row has a value
+
+
 @dataclass(slots=True)
 class Chunk:
-    """Rows of one scan, by column: narrow where they fit, None where no row has a value."""
+    """Rows of one scan, by column; None where no row has a value."""
 
     worker: int
     rows: int
-    columns: list[npt.NDArray[np.signedinteger] | None]
+    columns: list[Piece | None]
 
 
 @dataclass(slots=True)
@@ -51,7 +63,7 @@ class Worker:
         self._keys = key_table()
         self._rows = np.empty((ROWS + 1, WIDTH), np.int64)
         self._columns = np.empty((WIDTH, ROWS), np.int64)
-        self._low, self._high = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.int64)
+        self._low, self._high, self._present = np.empty((3, WIDTH), np.int64)
         self._slots = np.zeros(1 << 14, np.int64)
         self._starts = np.zeros((1 << 13) + 1, np.int64)
         self._heap = np.empty((1 << 20) + scanner.PAD, np.uint8)
@@ -86,25 +98,19 @@ class Worker:
         return part
 
     def texts(self) -> list[bytes]:
-        """The dictionary: text by code, as it stands in the file."""
+        """Return the dictionary: text by code, as it stands in the file."""
         count = int(self._state[scanner.TEXT_COUNT])
         heap = self._heap[: self._starts[count]].tobytes()
         bounds = self._starts[: count + 1].tolist()
-        return [heap[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [heap[a:b] for a, b in pairwise(bounds)]
 
     def _harvest(self, part: Part) -> None:
         count = int(self._state[scanner.ROWS])
         if not count:
             return
-        scanner.split(self._rows, count, self._columns, self._low, self._high)
-        columns: list[npt.NDArray[np.signedinteger] | None] = []
-        for values, low, high in zip(self._columns, self._low.tolist(), self._high.tolist(), strict=True):
-            if low > high:
-                columns.append(None)
-            elif -INT32 < low and high < INT32:
-                columns.append(values[:count].astype(np.int32))
-            else:
-                columns.append(values[:count].copy())
+        scanner.split(self._rows, count, self._columns, self._low, self._high, self._present)
+        bounds = zip(self._columns, self._low.tolist(), self._high.tolist(), self._present.tolist(), strict=True)
+        columns = [_piece(values[:count], low, high, present) for values, low, high, present in bounds]
         part.chunks.append(Chunk(self.index, count, columns))
         self._state[scanner.ROWS] = 0
 
@@ -118,3 +124,13 @@ class Worker:
         heap = np.empty(max(2 * len(self._heap), used + longest) + scanner.PAD, np.uint8)
         heap[:used] = self._heap[:used]
         self._heap = heap
+
+
+def _piece(values: Ints, low: int, high: int, present: int) -> Piece | None:
+    if not present:
+        return None
+    dtype = np.int32 if low > NULL32 and high < 2**31 else np.int64
+    if present * 8 < len(values):
+        where = np.flatnonzero(values != NULL)
+        return Piece(values[where].astype(dtype), where)
+    return Piece(values.astype(dtype), full=present == len(values))
