@@ -248,7 +248,7 @@ def raise_failures(done: Sequence[Done[SourceRef, Any]]) -> None:
     assert error is not None, "only failures are in the list"
     where = "" if failed[0].item.name in error.message else f"{failed[0].item.path}: "
     more = f" (and {len(failed) - 1} more files cannot be read)" if len(failed) > 1 else ""
-    raise type(error)(f"{where}{error.message}{more}", hint=error.hint)
+    raise type(error)(f"{where}{error.message}{more}", hint=error.hint) from error.__cause__
 
 
 def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> None:

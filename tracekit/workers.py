@@ -150,7 +150,9 @@ def _as_data(error: BaseException) -> TracekitError:
     if isinstance(error, MemoryError):
         return InputError("ran out of memory", hint="use fewer workers")
     text = " ".join(str(error).split())
-    return TracekitError(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    wrapped = TracekitError(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    wrapped.__cause__ = error  # within this process, whoever debugs still sees where it came from
+    return wrapped
 
 
 def _on_executor(

@@ -251,6 +251,8 @@ def _from_many(asked: str, members: list[Path]) -> Found:
             odd.append(f"{member.name} {why}")
     if not refs:
         raise InputError(f"{asked}: holds no traces ({skipped} other files)", hint="name the traces' own folder")
+    if len(refs) == 1 and refs[0].rank is None and (number := rank_in_name(refs[0].path)) is not None:
+        refs = [replace(refs[0], rank=number, rank_from="name")]  # one file in a folder that is named after a rank
     refs, notices = _one_export_each(refs)
     if odd:
         notices.append(Notice("not-a-trace", f"skipped {listing(odd)}"))

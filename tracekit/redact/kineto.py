@@ -77,16 +77,20 @@ class _Pass:
         while (sign := text.peek()) not in ("}", ""):
             if sign != '"':
                 raise text.lost("no key")
-            key = json.loads(text.value()[0], strict=False)
-            text.expect(":")
-            if key == "traceEvents" and text.peek() == "[":
+            try:
+                key = str(text.value()[1])
+                text.expect(":")
+                kept = None if key == "traceEvents" and text.peek() == "[" else self._header(key)
+            except _EndedError:
+                self.dropped["header entries"] += 1
+                break
+            if kept is not None:
+                yield f"{separator}{json.dumps(key)}: {kept}"
+            elif key == "traceEvents" and text.peek() == "[":
                 yield f'{separator}"traceEvents": '
                 yield from self._events()
             else:
-                kept = self._header(key)
-                if kept is None:
-                    continue
-                yield f"{separator}{json.dumps(key)}: {kept}"
+                continue
             separator = ",\n  "
         yield "\n}\n"
 
@@ -109,6 +113,7 @@ class _Pass:
                 raw, value = text.value()
             except _EndedError:
                 self.dropped["broken events"] += 1
+                text.give_up()
                 break
             kept = self._event(raw, value)
             if kept is not None:
@@ -171,6 +176,10 @@ class _Text:
                 return self._window[self._at]
             if not self._more():
                 return ""
+
+    def give_up(self) -> None:
+        """Go to the end: the file breaks off here."""
+        self._at = len(self._window)
 
     def skip(self, count: int) -> None:
         self._at += count

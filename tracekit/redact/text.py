@@ -6,18 +6,21 @@ import re
 from collections.abc import Iterable
 
 _PART = r"(?:[^\s\"\\/:;,()<>|\[\]{}'=]|\\u[0-9a-fA-F]{4})+"
-_SLASH = r"\\{0,2}/"
-_PATTERNS = (
-    (r"\b[a-zA-Z][a-zA-Z0-9+.-]{1,12}:(?:\\?/){2}[^\s\"]+", "<url>"),
-    # Below a home folder names may hold spaces: go on to the end of what can be a name.
-    (rf"(?<![\w/\\.]){_SLASH}(?:home|Users|root){_SLASH}[^\"()<>:;,|\n]*", "<path>"),
-    (rf"(?<![\w/\\.])(?:{_SLASH}{_PART}){{2,}}{_SLASH}?|~{_PART}?(?:{_SLASH}{_PART})+", "<path>"),
-    (r"(?<![\w])[A-Za-z]:(?:\\{1,2}|/)[^\"()<>:;,|\n/]+[^\"()<>:;,|\n]*", "<path>"),
-    (r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-zA-Z]{2,}\b", "<address>"),
-    (r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.])", "<address>"),
+_TO_THE_END = r"[^\"()<>:;,|\n]*"
+_PATTERNS = tuple(
+    (trigger, re.compile(pattern), replacement)
+    for trigger, pattern, replacement in (
+        ("://", r"\b[a-zA-Z][a-zA-Z0-9+.-]{1,12}://[^\s\"]+", "<url>"),
+        ("~", rf"~(?:{_PART})?(?:/{_PART})+/?", "<path>"),
+        # Below a home folder names may hold spaces: go on to the end of what can be a name.
+        ("/", rf"/(?<![\w/.<]/)(?:home|Users|root)/{_TO_THE_END}", "<path>"),
+        ("/", rf"/(?<![\w/.<]/){_PART}(?:/{_PART})+/?", "<path>"),
+        (":\\", rf"(?<!\w)[A-Za-z]:\\{{1,2}}{_TO_THE_END}", "<path>"),
+        ("@", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-zA-Z]{2,}\b", "<address>"),
+        (".", r"(?<![\d.])\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?![\d.])", "<address>"),
+    )
 )
-_REPLACEMENTS = [text for _, text in _PATTERNS]
-_SENSITIVE = re.compile("|".join(f"({pattern})" for pattern, _ in _PATTERNS))
+"""What to look for, each with a sign without which it cannot be there: most texts are passed over by that alone."""
 _HANDLER_NAME = re.compile(r"^(?P<host>[A-Za-z][\w.-]*?)_\d+\.\d{9,}(?:\.|$)")
 
 HARMLESS_WORDS = frozenset(
@@ -51,10 +54,10 @@ class Scrubber:
 
     def __call__(self, text: str) -> str:
         """Return *text* without what is sensitive in it."""
-        found = _SENSITIVE.search(text) or (self._words and self._words.search(text))
-        if not found:
-            return text
-        clean = _SENSITIVE.sub(lambda match: _REPLACEMENTS[(match.lastindex or 1) - 1], text)
+        clean = text.replace("\\/", "/") if "\\/" in text else text
+        for trigger, pattern, replacement in _PATTERNS:
+            if trigger in clean:
+                clean = pattern.sub(replacement, clean)
         if self._words:
             clean = self._words.sub("<name>", clean)
         self.replaced += clean != text

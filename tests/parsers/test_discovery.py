@@ -1,0 +1,188 @@
+"""Paths in, one source a rank out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from tracekit.errors import InputError, OptionError
+from tracekit.parsers.discovery import discover, rank_in_name
+
+EVENT = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "pid": 0, "tid": 7}
+
+
+def trace(rank=None, size=None, *, late=False, array=False):
+    """The text of a small trace; with *late*, the header comes after the events."""
+    if array:
+        return json.dumps([EVENT])
+    info = {} if rank is None else {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": size}}
+    events = {"traceEvents": [EVENT]}
+    return json.dumps({**events, **info} if late else {"schemaVersion": 1, **info, **events})
+
+
+def lay(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".gz"):
+            path.write_bytes(gzip.compress(content.encode()))
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+FOUND = {
+    "content beats name": ({"rank9.json": trace(3, 4)}, [(3, "content")]),
+    "content after the events": ({"rank9.json": trace(3, 4, late=True)}, [(3, "content")]),
+    "gzip": ({"a.json.gz": trace(1, 2), "b.json.gz": trace(0, 2)}, [(0, "content"), (1, "content")]),
+    "rank3": ({"rank3.json": trace()}, [(3, "name")]),
+    "rank-3": ({"rank-3.Apr_03.pt.trace.json": trace()}, [(3, "name")]),
+    "rank_3": ({"rank_3.json": trace()}, [(3, "name")]),
+    "rank3_trace": ({"run7_rank3_trace.json": trace()}, [(3, "name")]),
+    "worker3": ({"worker3_step_12.169.pt.trace.json": trace()}, [(3, "name")]),
+    "a folder a rank": ({"rank0/t.json": trace(), "rank1/t.json": trace()}, [(0, "name"), (1, "name")]),
+    "only file": ({"host_4242.169412.pt.trace.json": trace()}, [(0, "only file")]),
+    "bare array": ({"t.json": trace(array=True)}, [(0, "only file")]),
+    "unrelated files are skipped": (
+        {"rank0.json": trace(), "README.md": "# hi", "truth.json": '{"answer": 42}', "notes.txt": "[1]", ".x": "y"},
+        [(0, "name")],
+    ),
+    "world size unknown in one": ({"rank0.json": trace(0, 2), "rank1.json": trace()}, [(0, "content"), (1, "name")]),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_a_folder_becomes_one_source_a_rank(tmp_path, case):
+    files, expected = FOUND[case]
+    assert [(ref.rank, ref.rank_from) for ref in discover(lay(tmp_path, files)).refs] == expected
+
+
+REFUSED = {
+    "two files for one rank": (
+        {"a.json": trace(0, 2), "b.json": trace(0, 2)},
+        "rank 0 has 2 files in .*: a.json, b.json",
+    ),
+    "many files for one rank": ({f"{i}.json": trace(0, 2) for i in range(9)}, r"3.json, \+5 more"),
+    "name against content": ({"a.json": trace(1, 2), "rank1.json": trace()}, "rank 1 has 2 files"),
+    "two world sizes": ({"a.json": trace(0, 2), "b.json": trace(1, 4)}, "different runs .*world sizes.*2: .*4: "),
+    "two tools": ({"rank0.json": trace(), "rank1.sqlite": b"SQLite format 3\0"}, "different runs .*different tools"),
+    "no ranks": ({"x_1.1690000000.json": trace(), "x_2.1690000000.json": trace()}, "2 files do not say their rank"),
+    "no traces": ({"README.md": "# hi", "truth.json": "{}"}, r"holds no traces \(2 other files\)"),
+    "a png among none": ({"rank0.json": b"\x89PNG\r\n\x1a\n"}, "holds no traces"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_one_run_is_refused_and_listed(tmp_path, case):
+    files, message = REFUSED[case]
+    with pytest.raises(InputError, match=message):
+        discover(lay(tmp_path, files))
+
+
+FILES = {
+    "png": (b"\x89PNG\r\n\x1a\n", "is no trace: neither JSON nor"),
+    "no trace": (b'{"answer": 42}', 'is JSON but no trace: it has no "traceEvents"'),
+    "numbers": (b"[1, 2, 3]", "is JSON but no trace"),
+    "empty": (b"", "is empty"),
+    "cut gzip": (b"\x1f\x8b\x08\x00garbage", "damaged gzip"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_is_no_trace_is_one_line(tmp_path, case):
+    content, message = FILES[case]
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        discover(path)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(InputError, match="there is no such file or folder"):
+        discover(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="is an empty folder"):
+        discover(tmp_path)
+    with pytest.raises(InputError, match="matches nothing"):
+        discover(str(tmp_path / "*.json"))
+    with pytest.raises(OptionError, match="no path"):
+        discover([])
+
+
+def test_a_rank_that_cannot_be_read_is_named_not_passed_over(tmp_path):
+    lay(tmp_path, {"rank0.json": trace(), "rank1.json": b""})
+    (notice,) = discover(tmp_path).notices
+    assert "rank1.json is empty" in notice.message
+
+
+def test_files_globs_and_repeats(tmp_path):
+    lay(tmp_path, {f"rank{i}.json": trace() for i in range(4)})
+    both = [tmp_path / "rank2.json", tmp_path / "rank0.json"]
+    assert [ref.rank for ref in discover(both).refs] == [0, 2]
+    assert [ref.rank for ref in discover(str(tmp_path / "rank[13].json")).refs] == [1, 3]
+    assert [ref.rank for ref in discover([tmp_path, *both]).refs] == [0, 1, 2, 3]
+
+
+def test_the_rank_option_is_for_one_file_that_does_not_say(tmp_path):
+    lay(tmp_path, {"t.json": trace(), "rank3.json": trace()})
+    (ref,) = discover(tmp_path / "t.json", rank=5).refs
+    assert (ref.rank, ref.rank_from) == (5, "option")
+    with pytest.raises(OptionError, match="is rank 3"):
+        discover(tmp_path / "rank3.json", rank=5)
+    with pytest.raises(OptionError, match="there are 2"):
+        discover([tmp_path / "rank3.json", tmp_path / "t.json"], rank=5)
+
+
+def test_only_the_ranks_asked_for(samples):
+    assert [ref.rank for ref in discover(samples / "1f1b", ranks=[1, 3]).refs] == [1, 3]
+    with pytest.raises(InputError, match="there is no rank 9"):
+        discover(samples / "1f1b", ranks=[1, 9])
+
+
+def test_one_report_in_several_formats_is_read_once(samples):
+    found = discover(samples / "nsys-1f1b")
+    assert [(ref.rank, ref.name) for ref in found.refs] == [(i, f"rank{i}.sqlite") for i in range(4)]
+    (notice,) = found.notices
+    assert notice.code == "several-exports"
+    assert "rank0.parquetdir" in notice.message
+
+
+@pytest.mark.parametrize("name", ["rank0.parquetdir", "rank0.arrow", "rank0.sqlite"])
+def test_each_export_can_be_named(samples, name):
+    (ref,) = discover(samples / "nsys-1f1b" / name).refs
+    assert (ref.reader, ref.rank) == ("nsight", 0)
+
+
+def test_naming_two_exports_of_one_rank_is_an_error(samples):
+    folder = samples / "nsys-1f1b"
+    with pytest.raises(InputError, match="rank 0 has 2 files"):
+        discover([folder / "rank0.arrow", folder / "rank0.sqlite"])
+
+
+def test_a_url_is_listed_and_read_through_fsspec(tmp_path):
+    pytest.importorskip("fsspec")
+    lay(tmp_path, {"run/rank0.json": trace(0, 2), "run/rank1.json.gz": trace(1, 2), "run/README.md": "x"})
+    found = discover(f"file://{tmp_path}/run")
+    assert [(ref.rank, ref.name) for ref in found.refs] == [(0, "rank0.json"), (1, "rank1.json.gz")]
+    assert found.skipped == 1
+    assert [ref.rank for ref in discover(f"file://{tmp_path}/run/*.gz").refs] == [1]
+    with pytest.raises(InputError, match="no such file"):
+        discover(f"file://{tmp_path}/run/rank7.json")
+    with pytest.raises(InputError, match="nosuch://x"):
+        discover("nosuch://x/y.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("frank3.json", None),
+        ("resnet50_num_workers_0.worker1.1623.pt.trace.json.gz", 1),
+        ("RANK12.json", 12),
+        ("rank=5/events.parquet", 5),
+        ("a/rank2/rank3.json", 3),
+    ],
+)
+def test_ranks_in_names(name, rank):
+    assert rank_in_name(name) == rank

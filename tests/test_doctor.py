@@ -1,0 +1,156 @@
+"""The doctor finds what is there and what is not, on real captures and on captures made worse on purpose."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+import tracekit
+from tracekit.doctor import diagnose, examine
+from tracekit.errors import InputError, Notice
+from tracekit.recording import LACKS, RECIPES, findings
+from tracekit.report.doctor import as_json, render
+from tracekit.schema import EVENTS, RankEvents
+
+
+def codes(diagnosis):
+    return {finding.code for finding in diagnosis.findings}
+
+
+@pytest.fixture(scope="module")
+def part(samples):
+    return tracekit.load(samples / "1f1b", ranks=[0]).parts[0]
+
+
+def found(part, **columns):
+    """The findings on a rank whose columns were overwritten."""
+    worse = RankEvents(part.events.with_columns(**columns).cast(dict(EVENTS)), replace(part.source, world_size=None))
+    return {finding.code for finding in findings([examine(worse)])}
+
+
+def test_a_full_recording_lacks_nothing(samples):
+    diagnosis = diagnose(samples / "1f1b")
+    assert codes(diagnosis) == set()
+    facts = diagnosis.to_dict()
+    assert facts["format"] == "tracekit.doctor/1"
+    assert facts["ranks"] == [0, 1, 2, 3]
+    assert facts["world_size"] == 4
+    assert facts["steps"] == [2]
+    assert facts["devices"] == ["NVIDIA H200"]
+    assert [group["description"] for group in facts["groups"]] == ["default_pg", "PIPELINE_MODEL_PARALLEL_GROUP"]
+    assert facts["counts"]["kernel"] == 971 + 993 + 991 + 1074
+    assert facts["by_rank"][0]["launched"] == facts["by_rank"][0]["gpu_events"] == 971 + 216
+
+
+def test_each_lack_is_found_when_its_evidence_is_taken_away(part):
+    none = pl.lit(None)
+    gpu = pl.col("kind").is_in(["kernel", "memcpy", "memset"])
+    cpu = pl.col("kind") == "cpu_op"
+    other = pl.when(cpu).then(pl.lit("other")).otherwise(pl.col("kind").cast(pl.String))
+    assert found(part) == set()
+    assert found(part, shapes=none) == {"no-shapes"}
+    assert found(part, step=none) == {"no-steps"}
+    assert found(part, sequence=none) == {"no-autograd"}
+    assert "no-cpu-ops" in found(part, kind=other)
+    assert found(part, kind=pl.when(gpu).then(pl.lit("other")).otherwise(pl.col("kind").cast(pl.String))) == {
+        "no-gpu-events"
+    }
+    assert found(part, correlation=pl.when(gpu).then(None).otherwise(pl.col("correlation"))) == {"no-launches"}
+    assert found(part, graph=pl.when(gpu).then(7)) == {"cuda-graphs"}
+    whole = pl.when(pl.col("kind") == "kernel").then(pl.lit("graph")).otherwise(pl.col("kind").cast(pl.String))
+    assert found(part, kind=whole) == {"graphs-unseen"}
+
+
+def test_groups_without_names_or_descriptions(part):
+    bare = replace(part.source, groups=())
+    nameless = RankEvents(part.events.with_columns(group=None).cast(dict(EVENTS)), bare)
+    assert {f.code for f in findings([examine(nameless)])} == {"no-groups", "missing-ranks"}
+    groups = tuple(replace(group, description=None) for group in part.source.groups)
+    undescribed = part.events.with_columns(group_desc=pl.lit("undefined")).cast(dict(EVENTS))
+    worse = RankEvents(undescribed, replace(part.source, groups=groups, world_size=None))
+    assert {f.code for f in findings([examine(worse)])} == {"no-group-descriptions"}
+
+
+def test_what_readers_noticed_is_a_finding(part):
+    cut = replace(part.source, notices=(Notice("truncated", "the file ends early"),), world_size=None)
+    (finding,) = findings([examine(RankEvents(part.events, cut))])
+    assert (finding.code, finding.problem, finding.ranks) == ("truncated", "the file ends early", (0,))
+
+
+def test_missing_ranks_are_listed_and_named(samples):
+    diagnosis = diagnose([samples / "1f1b/rank0.pt.trace.json.gz", samples / "1f1b/rank2.pt.trace.json.gz"])
+    (finding,) = diagnosis.findings
+    assert (finding.code, finding.ranks) == ("missing-ranks", (1, 3))
+    assert codes(diagnose(samples / "1f1b", ranks=[0])) == set()
+
+
+def test_an_unreadable_rank_is_a_finding_and_only_unreadable_ranks_an_error(samples, tmp_path):
+    good = (samples / "reload/rank0.pt.trace.json.gz").read_bytes()
+    (tmp_path / "rank0.json.gz").write_bytes(good)
+    (tmp_path / "rank1.json").write_text('{"traceEvents": [{"a": 1}, {"b": 2}]}')
+    diagnosis = diagnose(tmp_path)
+    assert diagnosis.findings[0].code == "unreadable"
+    assert "rank1.json" in diagnosis.findings[0].problem
+    (tmp_path / "rank0.json.gz").unlink()
+    with pytest.raises(InputError, match=r"rank1\.json"):
+        diagnose(tmp_path)
+
+
+def test_nsight_reports_are_diagnosed_too(samples):
+    diagnosis = diagnose(samples / "nsys-1f1b")
+    assert diagnosis.reader == "nsight"
+    assert codes(diagnosis) == {"no-peers", "no-groups"}
+    assert "nsys profile" in text(diagnosis)
+
+
+PUBLIC = {
+    "deepseek/train.json.gz": {"no-shapes", "missing-ranks"},
+    "dlrm-8ranks": {"no-groups"},
+    "tracelens/qwen3_30b_a3b_B300_TP-0-DECODE.trace.json.gz": {
+        "cuda-graphs",
+        "no-autograd",
+        "no-steps",
+        "stacks-recorded",
+    },
+    "hta/rank_not_found.json.gz": {"no-gpu-events"},
+    "nsight/perlmutter-cloverleaf-cuda.sqlite": {"no-nvtx", "no-steps"},
+}
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_public_traces_lack_what_their_recordings_left_out(corpus, path):
+    assert codes(diagnose(corpus / path)) == PUBLIC[path]
+
+
+def text(diagnosis, width=80):
+    console = Console(width=width, color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(render(diagnosis))
+    return captured.get()
+
+
+def test_the_page_reads_at_80_columns(samples):
+    page = text(diagnose(samples / "nsys-1f1b"))
+    assert max(len(line.rstrip()) for line in page.splitlines()) <= 80
+    assert "Missing, and what it costs" in page
+    assert "Nothing is missing" in text(diagnose(samples / "1f1b"))
+
+
+def test_recipes_are_not_broken_by_an_80_column_terminal():
+    for recipe in RECIPES.values():
+        assert max(map(len, recipe.splitlines())) <= 78
+
+
+def test_json_is_json(samples):
+    assert json.loads(as_json(diagnose(samples / "reload")))["reader"] == "kineto"
+
+
+def test_every_lack_says_what_to_do():
+    for lack in LACKS:
+        assert lack.severity in ("blocks", "limits", "note")
+        assert lack.fixes
+        assert lack.rules_out or lack.severity == "note"

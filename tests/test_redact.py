@@ -1,0 +1,263 @@
+"""A redacted trace reads the same, and nothing that names a person, a machine or a place is left in it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+
+import polars as pl
+import pytest
+
+import tracekit
+from tracekit.errors import InputError, OptionError, OutputError
+from tracekit.redact import redact
+from tracekit.redact.text import Scrubber
+
+SECRETS = ("zoe", "gpu-node-17", "/home", "/mnt", "secret", "10.1.2.3", "TOKEN", "model.py", "C:\\\\Users")
+
+
+def event(name="aten::mm", cat="cpu_op", **args):
+    return {"ph": "X", "cat": cat, "name": name, "ts": 1.5, "dur": 2.25, "pid": 1, "tid": 1, "args": args}
+
+
+SECRETIVE = {
+    "schemaVersion": 1,
+    "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
+    "distributedInfo": {"rank": 3, "world_size": 4, "pg_config": [], "hostname": "gpu-node-17"},
+    "env": {"TOKEN": "secret"},
+    "INFO": ["INFO:2026 gpu-node-17 zoe started /mnt/secret/job"],
+    "traceEvents": [
+        event(**{"External id": 1, "Call stack": "/home/zoe/model.py(3): forward;x"}),
+        event(**{"Call stack": "model.py(3)", "External id": 2}),
+        event(**{"Call stack": "model.py(3)"}),
+        event("python_frame /home/zoe/model.py(7): forward", "python_function"),
+        event("load /home/zoe/my secret.pt", "user_annotation"),
+        event("from 10.1.2.3 on gpu-node-17", "user_annotation"),
+        event("read C:\\Users\\zoe\\x.bin", "user_annotation"),
+        event("Torch-Compiled Region: 0/0", "cpu_op", **{"memory bandwidth (GB/s)": 1.5, "N/A": 1}),
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "python /mnt/secret/a.py"}},
+    ],
+    "username": "zoe",
+    "host_name": "gpu-node-17",
+    "traceName": "/home/zoe/trace.json",
+    "baseTimeNanoseconds": 1790857026000000000,
+}
+LAYOUTS = {
+    "compact": json.dumps,
+    "indented": lambda data: json.dumps(data, indent=2),
+    "escaped slashes": lambda data: json.dumps(data).replace("/", "\\/"),
+    "header last": lambda data: json.dumps(dict(reversed(data.items()))),
+}
+
+
+def run(source, target, **options):
+    return list(redact(source, target, **options))
+
+
+def content(path):
+    raw = path.read_bytes()
+    return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
+
+
+def same_events(first, second):
+    """Equal but for Python frames, which are gone, and the positions in the file, which they shift."""
+    for one, other in zip(first.parts, second.parts, strict=True):
+        assert one.events.filter(pl.col("kind") != "python").drop("id").equals(other.events.drop("id"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_no_secret_is_left(tmp_path, layout, suffix):
+    source = tmp_path / "in.json"
+    source.write_text(LAYOUTS[layout](SECRETIVE))
+    target = tmp_path / f"out{suffix}"
+    run(source, target)
+    text = content(target)
+    assert not [secret for secret in SECRETS if secret in text.replace("\\/", "/")]
+    data = json.loads(text)
+    assert data["distributedInfo"]["rank"] == 3
+    assert data["baseTimeNanoseconds"] == 1790857026000000000
+    assert [e["name"] for e in data["traceEvents"]] == [
+        "aten::mm",
+        "aten::mm",
+        "aten::mm",
+        "load <path>",
+        "from <address> on <name>",
+        "read <path>",
+        "Torch-Compiled Region: 0/0",
+        "process_name",
+    ]
+    assert data["traceEvents"][0]["args"] == {"External id": 1}
+    assert data["traceEvents"][1]["args"] == {"External id": 2}
+    assert data["traceEvents"][2]["args"] == {}
+    assert data["traceEvents"][6] == SECRETIVE["traceEvents"][7]
+
+
+def test_real_traces_read_the_same(samples, tmp_path):
+    run(samples / "1f1b", tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [f"rank{i}.pt.trace.json.gz" for i in range(4)]
+    before, after = tracekit.load(samples / "1f1b"), tracekit.load(tmp_path / "out")
+    assert before.events.equals(after.events)
+    for one, other in zip(before.sources, after.sources, strict=True):
+        assert (one.groups, one.versions, one.devices, one.world_size) == (
+            other.groups,
+            other.versions,
+            other.devices,
+            other.world_size,
+        )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "kineto/resnet50_num_workers_0.worker0.1623143089861.pt.trace.json.gz",
+        "tracelens/qwen3_30b_a3b_B300_TP-0-DECODE.trace.json.gz",
+        "deepseek/train.json.gz",
+        "hta/mi250_minitoy_train_ROCm6_2_kineto.json.gz",
+    ],
+)
+def test_public_traces_read_the_same_without_paths(corpus, tmp_path, path):
+    target = tmp_path / "rank0.json"
+    run(corpus / path, target)
+    same_events(tracekit.load(corpus / path), tracekit.load(target))
+    text = content(target)
+    assert "/home/" not in text
+    assert "yangu" not in text
+    assert '"Call stack"' not in text
+
+
+def test_words_are_replaced_on_demand(tmp_path):
+    source = tmp_path / "in.json"
+    source.write_text(json.dumps({"traceEvents": [event("zeppelin::gemm", "kernel")]}))
+    run(source, tmp_path / "out.json", words=["Zeppelin"])
+    assert json.loads(content(tmp_path / "out.json"))["traceEvents"][0]["name"] == "<name>::gemm"
+
+
+def test_the_host_in_the_handlers_file_name_goes_too(tmp_path):
+    source = tmp_path / "gpu-node-17_4242.1694128201545.pt.trace.json"
+    source.write_text(json.dumps({"traceEvents": [event("on gpu-node-17", "user_annotation")]}))
+    run(tmp_path, tmp_path / "out")
+    (file,) = (tmp_path / "out").iterdir()
+    assert "gpu-node" not in file.name + content(file)
+
+
+def test_events_that_are_not_quite_json_are_kept_and_cleaned(tmp_path):
+    body = '{"traceEvents": [\n  {\n    "ph": "X", "name": "load /home/zoe/x", "ts": 1, "dur": N/A\n  },\n  '
+    body += '{\n    "ph": "X", "name": "a", "ts": inf, "args": {"Call stack": "model.py"}\n  },\n  '
+    body += json.dumps(event("fine")) + "\n]}"
+    source = tmp_path / "in.json"
+    source.write_text(body)
+    run(source, tmp_path / "out.json")
+    text = content(tmp_path / "out.json")
+    assert "N/A" in text
+    assert "inf" in text
+    assert "fine" in text
+    assert "zoe" not in text
+    assert "model.py" not in text
+
+
+def test_bytes_that_are_no_text_come_out_as_they_went_in(tmp_path):
+    source = tmp_path / "in.json"
+    source.write_bytes(b'{"traceEvents": [{"ph": "X", "name": "caf\xc3\xa9 \xff\xfe", "ts": 1, "dur": 1}]}')
+    run(source, tmp_path / "out.json")
+    assert b"caf\xc3\xa9 \xff\xfe" in (tmp_path / "out.json").read_bytes()
+
+
+def test_a_cut_trace_keeps_its_whole_events(tmp_path, samples):
+    raw = gzip.decompress((samples / "reload/rank0.pt.trace.json.gz").read_bytes())
+    source = tmp_path / "in.json"
+    source.write_bytes(raw[: len(raw) // 2])
+    (done,) = run(source, tmp_path / "out.json")
+    assert done.dropped["broken events"] == 1
+    assert tracekit.load(source).events.equals(tracekit.load(tmp_path / "out.json").events)
+
+
+def test_chunks_may_end_anywhere(tmp_path, samples, monkeypatch):
+    monkeypatch.setattr("tracekit.redact.kineto.CHUNK", 97)
+    run(samples / "reload/rank0.pt.trace.json.gz", tmp_path / "out.json")
+    before = tracekit.load(samples / "reload/rank0.pt.trace.json.gz")
+    assert before.events.equals(tracekit.load(tmp_path / "out.json").events)
+
+
+def test_memory_is_bounded(tmp_path):
+    """One event lives in memory at a time: 40 MB of them must not take 40 MB."""
+    import tracemalloc
+
+    line = json.dumps(event("x" * 50_000)) + ",\n"
+    with (tmp_path / "in.json").open("w") as file:
+        file.write('{"traceEvents": [\n')
+        for _ in range(800):
+            file.write(line)
+        file.write(json.dumps(event()) + "]}")
+    tracemalloc.start()
+    run(tmp_path / "in.json", tmp_path / "out.json")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12e6
+
+
+def test_nsight_reports_read_the_same(samples, tmp_path):
+    source, target = samples / "nsys-1f1b/rank1.sqlite", tmp_path / "rank1.sqlite"
+    run(source, target)
+    assert tracekit.load(source).events.equals(tracekit.load(target).events)
+
+
+def test_nsight_environment_output_and_machine_go(samples, tmp_path):
+    source = tmp_path / "rank1.sqlite"
+    source.write_bytes((samples / "nsys-1f1b/rank1.sqlite").read_bytes())
+    with sqlite3.connect(source) as report:
+        report.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (1, 'Host', 'HOME', 1, '/home/zoe')")
+        report.execute("INSERT INTO META_DATA_CAPTURE VALUES ('COMMAND_LINE', 'python /home/zoe/train.py')")
+        report.execute("INSERT INTO StringIds VALUES (99990, 'stdout: secret of zoe')")
+        report.execute("INSERT INTO ProcessStreams VALUES (1, 99990, 99990)")
+        report.execute("UPDATE PROCESSES SET name = '/home/zoe/python'")
+        report.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 1, 1, 1, 'secret', 1)")
+        report.execute("UPDATE NVTX_EVENTS SET text = 'load /home/zoe/secret.pt' WHERE rowid = 5")
+        uuid = report.execute("SELECT uuid FROM TARGET_INFO_GPU").fetchone()[0]
+    report.close()
+    run(source, tmp_path / "out.sqlite")
+    raw = (tmp_path / "out.sqlite").read_bytes()
+    assert not [s for s in (b"zoe", b"secret", b"/home", uuid.encode(), b"COMMAND_LINE") if s in raw]
+    with sqlite3.connect(tmp_path / "out.sqlite") as report:
+        assert report.execute("SELECT text FROM NVTX_EVENTS WHERE text LIKE '%load%'").fetchone()[0] == "load <path>"
+        assert report.execute("SELECT severity, text FROM DIAGNOSTIC_EVENT").fetchall() == [(1, "redacted")]
+    report.close()
+
+
+def test_what_cannot_be_redacted_is_one_line(samples, tmp_path):
+    source = tmp_path / "rank0.json"
+    source.write_text(json.dumps(SECRETIVE))
+    with pytest.raises(OptionError, match="is the trace itself"):
+        run(source, source)
+    with pytest.raises(OptionError, match=r"is \.json or \.json\.gz"):
+        run(source, tmp_path / "out.txt")
+    with pytest.raises(InputError, match="this export cannot be redacted"):
+        run(samples / "nsys-1f1b/rank0.arrow", tmp_path / "out.arrow")
+    with pytest.raises(OutputError, match="is a file, and there are 4"):
+        run(samples / "reload", source)
+    (tmp_path / "bad.sqlite").write_bytes(b"SQLite format 3\0garbage")
+    with pytest.raises(InputError, match="no readable sqlite"):
+        run(tmp_path / "bad.sqlite", tmp_path / "out.sqlite")
+    (tmp_path / "bad.json").write_text('{"traceEvents": [], 7: 8}')
+    with pytest.raises(InputError, match="cannot be followed at byte 20"):
+        run(tmp_path / "bad.json", tmp_path / "out.json")
+    assert not list(tmp_path.glob("out*"))
+    assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize(
+    ("dirty", "clean"),
+    [
+        ("/usr/lib/python3/x.py(3): f", "<path>(3): f"),
+        ("~/x/y.pt and ~zoe/x", "<path> and <path>"),
+        ("s3://bucket/secret key", "<url> key"),
+        ("zoe@lab.example.org", "<address>"),
+        ("void at::native::(anonymous namespace)::f<4>", "void at::native::(anonymous namespace)::f<4>"),
+        ("a/b and 1/2 GB/s N/A 0/0/0", "a/b and 1/2 GB/s N/A 0/0/0"),
+        ("ncclDevKernel_SendRecv(2.28.9)", "ncclDevKernel_SendRecv(2.28.9)"),
+        ("ProfilerStep#3", "ProfilerStep#3"),
+    ],
+)
+def test_scrubbing(dirty, clean):
+    assert Scrubber()(dirty) == clean

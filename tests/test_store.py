@@ -1,0 +1,144 @@
+"""The store reads back what was written: same rows, same types, same sources; never half of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from tests.reference import read
+from tracekit.errors import InputError, Notice, OutputError
+from tracekit.schema import EVENTS, LABELLED, ProcessGroup, RankEvents, Source, conform
+from tracekit.store import MANIFEST, building, is_store, open_store, write_manifest, write_rank, write_store
+
+
+def source(rank):
+    return Source(
+        path=f"rank{rank}.json",
+        reader="kineto",
+        rank=rank,
+        rank_from="content",
+        world_size=2,
+        devices=("GPU",),
+        versions={"nccl": "2.28.9"},
+        groups=(ProcessGroup("1", None, (0, 1)), ProcessGroup("2", "tp", ())),
+        counts={"kernel": 3},
+        notices=(Notice("cut", "ends early"),),
+    )
+
+
+@pytest.fixture(scope="module")
+def ranks(samples):
+    return [RankEvents(read(samples / f"reload/rank{r}.pt.trace.json.gz"), source(r)) for r in (0, 1)]
+
+
+@pytest.fixture
+def store(tmp_path, ranks):
+    return write_store(tmp_path / "store", ranks)
+
+
+def test_events_and_sources_come_back_identical(store, ranks):
+    for rank in ranks:
+        back = store.rank(rank.source.rank)
+        assert back.source == rank.source
+        assert back.events.schema == EVENTS
+        assert back.events.equals(rank.events)
+
+
+def test_labelled_events_come_back_identical(tmp_path, ranks):
+    labelled = [conform(r.events.with_columns(label=pl.lit("other"), confidence=pl.lit(0.5)), LABELLED) for r in ranks]
+    store = write_store(tmp_path / "store", ranks, labelled=labelled, labelled_by="me")
+    assert store.labelled_by == "me"
+    assert store.labelled(1).equals(labelled[1])
+    assert store.labelled(1).schema == LABELLED
+
+
+def test_a_store_without_labels_says_so(store):
+    assert store.labelled(0) is None
+
+
+def test_a_rank_is_scanned_without_reading_it_all(store, ranks):
+    kernels = store.scan(1).filter(pl.col("kind") == "kernel").select("name").collect()
+    assert kernels.height == (ranks[1].events["kind"] == "kernel").sum() > 0
+
+
+def test_the_dataset_is_plain_hive_partitioned_parquet(store, ranks):
+    every = pl.scan_parquet(store.path / "**/events.parquet", hive_partitioning=True).collect()
+    assert every.height == sum(r.events.height for r in ranks)
+    assert sorted(every["rank"].unique()) == [0, 1]
+    metadata = pl.read_parquet_metadata(store.path / "rank=1/events.parquet")
+    assert Source.from_dict(json.loads(metadata["tracekit.source"])) == ranks[1].source
+
+
+def interrupted_build(path, ranks):
+    with building(path) as folder:
+        write_manifest(folder, [write_rank(folder, ranks[0])])
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path, ranks):
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_build(tmp_path / "store", ranks)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_rebuild_leaves_the_old_store(tmp_path, store, ranks):
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_build(store.path, ranks)
+    assert open_store(store.path).ranks == (0, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_store_is_replaced_whole(tmp_path, store, ranks):
+    assert write_store(store.path, ranks[:1]).ranks == (0,)
+    assert sorted(p.name for p in store.path.iterdir()) == ["rank=0", MANIFEST]
+    assert [p.name for p in tmp_path.iterdir()] == ["store"]
+
+
+def test_other_peoples_files_are_not_replaced(tmp_path, ranks):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match="holds other files"):
+        write_store(tmp_path, ranks)
+    with pytest.raises(OutputError, match="is a file"):
+        write_store(tmp_path / "thesis.tex", ranks)
+    with pytest.raises(OutputError, match="there is no folder"):
+        write_store(tmp_path / "no/where", ranks)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_one_rank_twice_is_an_error(tmp_path, ranks):
+    with pytest.raises(InputError, match="rank 0 was found twice"):
+        write_store(tmp_path / "s", [ranks[0], replace(ranks[1], source=replace(ranks[1].source, rank=0))])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damage_is_one_line(store):
+    with pytest.raises(InputError, match="there is no rank 7"):
+        store.rank(7)
+    file = store.path / "rank=1/events.parquet"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"events\.parquet: cannot be read"):
+        store.rank(1)
+    (store.path / "rank=0/events.parquet").unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        store.rank(0)
+    EVENTS.to_frame().write_parquet(file)
+    with pytest.raises(InputError, match="is not what the manifest lists"):
+        store.rank(1)
+
+
+def test_a_folder_without_or_with_another_manifest_is_no_store(tmp_path, store):
+    assert is_store(store.path)
+    assert is_store(store.path / MANIFEST)
+    assert not is_store(tmp_path)
+    with pytest.raises(InputError, match="is no store"):
+        open_store(tmp_path)
+    manifest = json.loads((store.path / MANIFEST).read_text())
+    (store.path / MANIFEST).write_text(json.dumps(manifest | {"format": "tracekit.store/9"}))
+    with pytest.raises(InputError, match=r"format tracekit\.store/9"):
+        open_store(store.path)
+    (store.path / MANIFEST).write_text('{"format": "tracekit.store/1"')
+    with pytest.raises(InputError, match="is damaged"):
+        open_store(store.path)

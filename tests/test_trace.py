@@ -1,0 +1,187 @@
+"""load: any paths to one table, in this process or in others, with runs kept apart."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import tracekit
+from tests.reference import read
+from tracekit.errors import InputError
+from tracekit.parsers.discovery import SourceRef
+from tracekit.schema import EVENTS
+from tracekit.store import write_store
+from tracekit.trace import worker_count
+
+
+@pytest.fixture(scope="module")
+def trace(samples):
+    return tracekit.load(samples / "reload")
+
+
+def text(rank, *, start=1.79e15, size=2, stray=""):
+    event = {"ph": "X", "cat": "kernel", "name": f"k{stray}", "ts": int(start), "dur": 5, "pid": 0, "tid": 7}
+    event["args"] = {"device": 0, "stream": 7}
+    return json.dumps({"distributedInfo": {"rank": rank, "world_size": size}, "traceEvents": [event]})
+
+
+def test_a_trace_holds_every_rank(trace, samples):
+    assert trace.ranks == (0, 1, 2, 3)
+    assert trace.events.schema == EVENTS
+    for rank in trace.ranks:
+        expected = read(samples / f"reload/rank{rank}.pt.trace.json.gz")
+        assert trace.rank(rank).events.height == expected.height
+        assert trace.events.filter(pl.col("rank") == rank).height == expected.height
+    assert [source.rank_from for source in trace.sources] == ["content"] * 4
+    assert trace.notices == ()
+
+
+def test_other_libraries_take_it(trace):
+    table = pa.table(trace)
+    assert table.num_rows == trace.events.height
+    frame = trace.to_pandas()
+    assert list(frame.columns) == EVENTS.names()
+    assert frame["start_ns"].dtype == "int64"
+    assert frame["start_ns"].tolist() == trace.events["start_ns"].to_list()
+    assert pl.DataFrame(trace).equals(trace.events)
+
+
+def test_a_notebook_shows_a_row_a_rank(trace):
+    page = trace._repr_html_()
+    assert page.count("<tr>") == 1 + 4
+    assert "rank3.pt.trace.json.gz" in page
+    assert repr(trace) == f"<Trace: 4 ranks, {trace.events.height:,} events>"
+
+
+def test_html_is_escaped(tmp_path):
+    path = tmp_path / "rank0<b>.json"
+    path.write_text(text(0, size=1))
+    assert "<b>.json" not in tracekit.load(path)._repr_html_()
+
+
+def test_processes_read_the_same(trace, samples):
+    apart = tracekit.load(samples / "reload", workers=2)
+    assert apart.sources == trace.sources
+    assert apart.events.equals(trace.events)
+
+
+def test_only_the_ranks_asked_for(samples):
+    assert tracekit.load(samples / "reload", ranks=[2]).ranks == (2,)
+    with pytest.raises(InputError, match="there is no rank 7"):
+        tracekit.load(samples / "reload", ranks=[2, 7])
+    with pytest.raises(InputError, match="there is no rank 7"):
+        tracekit.load(samples / "nsys-1f1b", ranks=[7])
+    with pytest.raises(InputError, match="there is no rank 7"):
+        tracekit.load(samples / "reload", ranks=[0]).rank(7)
+
+
+def test_a_store_loads_identically_and_without_parsing(trace, samples, tmp_path, monkeypatch):
+    write_store(tmp_path / "store", trace.parts)
+    monkeypatch.setitem(sys.modules, "tracekit.parsers.kineto", None)  # parsing would now fail
+    back = tracekit.load(tmp_path / "store")
+    assert back.sources == trace.sources
+    assert back.events.equals(trace.events)
+    assert tracekit.load(tmp_path / "store", ranks=[1]).ranks == (1,)
+    assert tracekit.load(tmp_path / "store" / "tracekit-store.json").ranks == (0, 1, 2, 3)
+
+
+def test_nsight_reports_load_alike(samples):
+    trace = tracekit.load(samples / "nsys-1f1b")
+    assert trace.ranks == (0, 1, 2, 3)
+    assert {source.reader for source in trace.sources} == {"nsight"}
+    assert any(notice.code == "several-exports" for notice in trace.notices)
+
+
+def test_a_url_is_fetched_by_whoever_reads_it(samples, trace):
+    pytest.importorskip("fsspec")
+    url = f"file://{samples}/reload"
+    there = tracekit.load(url, ranks=[1])
+    assert there.events.equals(trace.rank(1).events)
+    assert there.sources[0].path.startswith("file://")
+
+
+def test_a_rank_in_the_content_is_found_even_behind_the_events_of_a_gzip_file(tmp_path):
+    event = json.loads(text(0))["traceEvents"][0]
+    body = json.dumps({"traceEvents": [event], "distributedInfo": {"rank": 5, "world_size": 6}})
+    (tmp_path / "rank9.json.gz").write_bytes(gzip.compress(body.encode()))
+    trace = tracekit.load(tmp_path / "rank9.json.gz")
+    assert trace.ranks == (5,)
+    assert trace.events["rank"].to_list() == [5]
+
+
+def test_the_rank_given_reaches_the_table(tmp_path):
+    event = json.loads(text(0))["traceEvents"]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": event}))
+    (tmp_path / "worker4").mkdir()
+    (tmp_path / "worker4/t.json").write_text(json.dumps({"traceEvents": event}))
+    given = tracekit.load(tmp_path / "t.json", rank=3)
+    assert (given.ranks, given.events["rank"].to_list(), given.sources[0].rank_from) == ((3,), [3], "option")
+    named = tracekit.load(tmp_path / "worker4")
+    assert (named.ranks, named.events["rank"].to_list(), named.sources[0].rank_from) == ((4,), [4], "name")
+    alone = tracekit.load(tmp_path / "t.json")
+    assert (alone.ranks, alone.sources[0].rank_from) == ((0,), "only file")
+
+
+def test_missing_ranks_are_noticed(tmp_path):
+    (tmp_path / "rank1.json").write_text(text(1, size=4))
+    (notice,) = tracekit.load(tmp_path).notices
+    assert notice.code == "missing-ranks"
+    assert "3 of 4 ranks are not here: 0, 2, 3" in notice.message
+
+
+def test_ranks_of_two_days_are_two_runs(tmp_path):
+    (tmp_path / "rank0.json").write_text(text(0))
+    (tmp_path / "rank1.json").write_text(text(1, start=1.79e15 + 86400e6))
+    with pytest.raises(InputError, match=r"different runs: .*rank1\.json begins 24 h after .*rank0\.json ends"):
+        tracekit.load(tmp_path)
+
+
+def test_clocks_that_count_from_boot_are_no_evidence_of_two_runs(tmp_path):
+    (tmp_path / "rank0.json").write_text(text(0, start=5e9))
+    (tmp_path / "rank1.json").write_text(text(1, start=9e12))
+    assert tracekit.load(tmp_path).ranks == (0, 1)
+
+
+def test_the_first_failure_is_raised_and_the_others_counted(tmp_path):
+    for rank in range(3):
+        (tmp_path / f"rank{rank}.json").write_text(text(rank, size=3))
+    (tmp_path / "rank1.json").write_text('{"traceEvents": [' + "}" * 50)
+    (tmp_path / "rank2.json").write_text('{"traceEvents": [' + "}" * 50)
+    with pytest.raises(InputError, match=r"rank1\.json: .*1 more files") as error:
+        tracekit.load(tmp_path, lenient=False)
+    assert "\n" not in str(error.value)
+
+
+def test_workers_are_bounded_by_ranks_work_and_memory(monkeypatch):
+    monkeypatch.setattr("tracekit.trace.cores", lambda: 8)
+    monkeypatch.setattr("tracekit.trace.available_memory", lambda: 100 << 30)
+    large = [SourceRef(f"{i}.json", "kineto", i, bytes=2 << 30) for i in range(4)]
+    assert worker_count(large) == 4
+    assert worker_count(large * 4) == 8
+    assert worker_count(large[:1]) == 1
+    assert worker_count([SourceRef("a.json", "kineto", bytes=1 << 20)] * 8) == 1
+    monkeypatch.setattr("tracekit.trace.available_memory", lambda: 7 << 30)
+    assert worker_count(large) == 2
+
+
+def test_importing_is_light():
+    code = (
+        "import sys, tracekit; tracekit.errors; "
+        "print([m for m in ('polars','numba','matplotlib','pandas','rich') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there():
+    for name in tracekit.__all__:
+        assert getattr(tracekit, name) is not None
+    assert set(tracekit.__all__) == set(dir(tracekit))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = tracekit.nothing
