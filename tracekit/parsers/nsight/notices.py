@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from tracekit.errors import Notice
 from tracekit.schema import GPU_KINDS
 
 
-def rank_notices(events: pl.DataFrame, rank: int) -> list[Notice]:
-    """Notices about one rank's events table."""
-    counts = dict(events["kind"].cast(pl.String).value_counts().rows())
+def rank_notices(events: pl.DataFrame, counts: Mapping[str, int], rank: int) -> list[Notice]:
+    """Say what one rank's events, *counts* of each kind, leave open."""
     gpu = sum(counts.get(kind, 0) for kind in GPU_KINDS)
     found = []
     if not gpu:
@@ -38,14 +39,13 @@ def rank_notices(events: pl.DataFrame, rank: int) -> list[Notice]:
 
 def _launches(events: pl.DataFrame, gpu: int, rank: int) -> list[Notice]:
     """GPU events whose launch is not in the file: normal in a recording of a window, but it costs evidence."""
-    kind = pl.col("kind").cast(pl.String)
-    known = events.filter(kind.is_in(["runtime", "driver"]))["correlation"]
-    lost = events.filter(
-        kind.is_in(GPU_KINDS) & ~pl.col("correlation").is_in(known.unique().implode()).fill_null(False)
-    )
-    if not gpu or not lost.height:
+    kind = pl.col("kind")
+    known = events.filter(kind.is_in(["runtime", "driver"]))["correlation"].unique()
+    launched = pl.col("correlation").is_in(known.implode()).fill_null(False)
+    lost = events.select((kind.is_in(GPU_KINDS) & ~launched).sum()).item()
+    if not lost:
         return []
-    text = f"rank {rank}: {lost.height:,} of {gpu:,} GPU events have no launch in the file; these go by name alone"
+    text = f"rank {rank}: {lost:,} of {gpu:,} GPU events have no launch in the file; these go by name alone"
     return [Notice("no-launch", text)]
 
 

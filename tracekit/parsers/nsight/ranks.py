@@ -27,13 +27,7 @@ def find_pairs(gpu: list[pl.DataFrame]) -> tuple[list[tuple[int, int | None]], d
 
     A process that runs kernels on one device and only touches another is a rank of the first alone.
     """
-    counted = [
-        frame.group_by(_PAIR).agg(
-            n=pl.len().cast(pl.Int64),
-            ran=pl.col("kind").first().cast(pl.String).is_in(["kernel", "graph"]),
-        )
-        for frame in gpu
-    ]
+    counted = [_count(frame) for frame in gpu]
     if not counted:
         return [], {}
     pairs = pl.concat(counted).group_by(_PAIR).agg(pl.col("n").sum(), pl.col("ran").any())
@@ -41,6 +35,15 @@ def find_pairs(gpu: list[pl.DataFrame]) -> tuple[list[tuple[int, int | None]], d
     left_out = int(pairs.filter(~pl.col("ranks"))["n"].sum())
     kept = pairs.filter("ranks").select(_PAIR).rows()
     return kept, {"events on other devices": left_out} if left_out else {}
+
+
+def _count(frame: pl.DataFrame) -> pl.DataFrame:
+    """Count the events of each pair; ``ran`` is whether they are work, not copies."""
+    ran = pl.lit(frame["kind"][0] in ("kernel", "graph")).alias("ran")
+    same = all(frame[name].min() == frame[name].max() and not frame[name].null_count() for name in _PAIR)
+    if same:  # one pair, as most files have: no need to group millions of rows
+        return frame.head(1).select(*_PAIR, pl.lit(frame.height, dtype=pl.Int64).alias("n"), ran)
+    return frame.group_by(_PAIR).agg(pl.len().cast(pl.Int64).alias("n")).with_columns(ran)
 
 
 def number(

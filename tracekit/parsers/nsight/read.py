@@ -124,7 +124,7 @@ def _rank(owner: Owner, file: _File) -> RankEvents:
     pid = owner.process & 0xFFFFFF
     events = events_table(frames, rank=owner.rank, pid=pid)
     events = assign_steps(events, marks=step_marks(nvtx))
-    kinds = dict(events["kind"].cast(pl.String).value_counts().sort("kind").rows())
+    kinds = dict(sorted(events["kind"].value_counts().rows()))
     device = file.gpus.get((pid, owner.device)) or file.gpus.get((-1, owner.device))
     source = Source(
         path=str(file.asked),
@@ -137,7 +137,7 @@ def _rank(owner: Owner, file: _File) -> RankEvents:
         record_shapes=nvtx["shapes"].is_not_null().any() if kinds.get("cpu_op") else None,
         counts=kinds,
         skipped=dict(file.skipped),
-        notices=(*file.notices, *rank_notices(events, owner.rank)),
+        notices=(*file.notices, *rank_notices(events, kinds, owner.rank)),
     )
     return RankEvents(conform(events, EVENTS), source)
 

@@ -80,7 +80,9 @@ class SqliteExport:
         """WHERE clauses that cut *table* in equal stretches of rowids."""
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
-                first, last = connection.execute(f'SELECT min(rowid), max(rowid) FROM "{table}"').fetchone()
+                # One by one: sqlite looks up a min or a max, but scans the table for both at once.
+                ends = (f'SELECT {end}(rowid) FROM "{table}"' for end in ("min", "max"))
+                first, last = (connection.execute(query).fetchone()[0] for query in ends)
         except sqlite3.DatabaseError:  # damaged, or a table without rowids
             return [""]
         if first is None or last - first < SMALL:
