@@ -137,5 +137,7 @@ def _verify(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     return kept, [notice]
 
 
-def _spread(values: npt.NDArray[np.int64]) -> float:
-    return float(np.median(np.abs(values - np.median(values)))) if len(values) else float("inf")
+def _spread(apart: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Judge how well ends agree: scatter first (clocks may differ), then distance."""
+    middle = float(np.median(apart))
+    return float(np.mean(np.abs(apart - middle))), abs(middle)

@@ -1,0 +1,140 @@
+"""Bubbles, phases, idle gaps, copies and reload, counted on fingers."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.metrics.bubbles import Bubble, exposed_waits, phases
+from tracekit.metrics.copies import copies
+from tracekit.metrics.gaps import gap_causes, gaps
+from tracekit.metrics.intervals import EMPTY, union
+from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.overlap import label_times
+from tracekit.metrics.reload import reload_events, reload_report, two_buffer_ideal
+
+
+def test_a_wait_is_exposed_only_where_no_compute_runs():
+    waited = pl.DataFrame({"part": [0, 0, 1], "start_ns": [0, 5, 0], "wait_ns": [10, 10, 4]})
+    found = exposed_waits(waited, union([2], [6]))
+    assert found.of(0).total_ns == 11  # [0,15) less [2,6)
+    assert found.of(1).total_ns == 4
+    assert exposed_waits(waited.clear(), EMPTY) == EMPTY
+
+
+def test_bubble_is_a_lower_bound_without_wait():
+    assert Bubble(100, 10, None).fraction == 0.1
+    assert Bubble(0, 0, None).fraction is None
+    assert (Bubble(100, 10, None) + Bubble(100, 0, 20)).fraction == 0.15
+
+
+def test_gpipe_has_no_steady_phase(labelled):
+    events = labelled(("forward", 0, 10), ("forward", 10, 20), ("backward", 25, 35), ("backward", 35, 45))
+    table = phases(Lanes.of(events))
+    assert table.select("phase", "span_ns", "idle_ns").rows() == [
+        ("warm-up", 25, 5),
+        ("steady", 0, 0),
+        ("cool-down", 20, 0),
+        ("rest", 0, 0),
+    ]
+
+
+def test_phases_need_a_backward(labelled):
+    assert phases(Lanes.of(labelled(("forward", 0, 10)))).is_empty()
+
+
+def test_phases_cover_the_span(labelled):
+    events = labelled(("pp_comm", 0, 5), ("forward", 5, 9), ("dgrad", 12, 20), ("wgrad", 21, 23), ("dp_comm", 24, 30))
+    assert phases(Lanes.of(events))["span_ns"].sum() == 30
+
+
+def test_idle_is_launch_bound_until_the_next_event_is_launched(labelled):
+    events = labelled(
+        {"label": "forward", "start_ns": 0, "end_ns": 10, "launch_ns": 0},
+        {"label": "forward", "start_ns": 30, "end_ns": 40, "launch_ns": 25},  # 15 of 20 not yet launched
+        {"label": "forward", "start_ns": 50, "end_ns": 60, "launch_ns": 1},  # launched long ago: a dependency
+        {"label": "forward", "start_ns": 90, "end_ns": 99, "launch_ns": None},  # no launch in the file
+    )
+    found = gaps(events, Lanes.of(events))
+    assert found.select("ns", "launch_bound_ns", "dependency_ns", "unknown_ns").rows() == [
+        (20, 15, 5, 0),
+        (10, 0, 10, 0),
+        (30, 0, 0, 30),
+    ]
+    assert gap_causes(found).rows() == [(0, 15, 15, 30, 3)]
+    assert (
+        found["ns"].sum() == found["launch_bound_ns"].sum() + found["dependency_ns"].sum() + found["unknown_ns"].sum()
+    )
+
+
+def test_of_two_events_that_end_a_gap_the_earlier_launch_counts(labelled):
+    events = labelled(
+        {"label": "forward", "start_ns": 0, "end_ns": 10, "launch_ns": 0},
+        {"label": "forward", "start_ns": 30, "end_ns": 40, "launch_ns": 29},
+        {"label": "offload", "start_ns": 30, "end_ns": 35, "launch_ns": 12},
+    )
+    assert gaps(events, Lanes.of(events))["launch_bound_ns"].to_list() == [2]
+
+
+def test_offload_bandwidth_hidden_share_and_stall(labelled):
+    events = labelled(
+        {"label": "forward", "start_ns": 0, "end_ns": 100},
+        {"label": "offload", "start_ns": 50, "end_ns": 150, "bytes": 4000, "kind": "memcpy"},
+        {"label": "offload", "start_ns": 150, "end_ns": 250, "bytes": 6000, "kind": "memcpy"},
+    )
+    lanes = Lanes.of(events)
+    row = copies(label_times(events, lanes), {(0, "offload"): (150, 1)}).row(0, named=True)
+    assert (row["count"], row["bytes"], row["ns"]) == (2, 10_000, 200)
+    assert (row["bandwidth_gb_s"], row["hidden"], row["stall_ns"]) == (50.0, 0.25, 150)
+
+
+def reload_rank(labelled, rank):
+    """Two rounds of two owners: H2D 4, broadcast 2, reload 1; rank r stages bucket r of each round."""
+    rows, at = [], 0
+    for _ in range(2):
+        rows.append(
+            {"label": "onload", "kind": "memcpy", "name": "Memcpy HtoD", "stream": 9, "start_ns": at, "end_ns": at + 4}
+        )
+        at += 4
+        for owner in range(2):
+            if owner == rank:
+                rows.append(
+                    {
+                        "label": "memory",
+                        "kind": "memcpy",
+                        "name": "Memcpy DtoD",
+                        "stream": 7,
+                        "start_ns": at,
+                        "end_ns": at,
+                    }
+                )
+            rows.append({"label": "broadcast", "name": "nccl", "stream": 7, "start_ns": at, "end_ns": at + 2})
+            rows.append(
+                {
+                    "label": "reload",
+                    "kind": "memcpy",
+                    "name": "Memcpy DtoD",
+                    "stream": 8,
+                    "start_ns": at + 2,
+                    "end_ns": at + 3,
+                }
+            )
+            at += 2
+    return labelled(*rows, rank=rank)
+
+
+def test_a_reload_is_put_together_from_its_ranks(labelled):
+    parts = [reload_events(reload_rank(labelled, rank)) for rank in (0, 1)]
+    found = reload_report(parts)
+    assert (found.rounds, found.buckets, found.owners, found.sources) == (2, 4, 2, (0, 1, 0, 1))
+    assert (found.h2d_ns, found.broadcast_ns, found.reload_ns) == (4, 2, 1)
+    assert found.ideal_ns == found.measured_ns == 2 * (4 + 2 * 2) + 1
+    assert found.hidden["reload_under_broadcast"].to_list() == [0.5, 0.5]  # every other one is under an H2D, or last
+
+
+def test_no_reload_where_nothing_is_reloaded(labelled):
+    assert reload_events(labelled(("forward", 0, 5), ("broadcast", 5, 9))) is None
+    assert reload_report([]) is None
+
+
+def test_the_published_reload_figure():
+    assert two_buffer_ideal(2, 4, 4, 1, 1) == 17

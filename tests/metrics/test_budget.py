@@ -1,0 +1,124 @@
+"""The budget adds up, and equals what painting every nanosecond gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracekit.metrics.budget import Budget, budgets
+from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes
+from tracekit.metrics.overlap import hidden, label_times, ratio
+from tracekit.schema import LABELS
+
+WIDTH = 50
+rows = st.lists(
+    st.tuples(st.sampled_from(LABELS), st.integers(0, 1), st.integers(0, WIDTH), st.integers(0, 15)),
+    min_size=1,
+    max_size=25,
+)
+
+
+def table(raw):
+    return pl.DataFrame(
+        {
+            "label": [r[0] for r in raw],
+            "part": [r[1] for r in raw],
+            "start_ns": [r[2] for r in raw],
+            "end_ns": [r[2] + r[3] for r in raw],
+            "pass": ["forward" if r[3] % 2 else "backward" for r in raw],
+            "module": ["mlp" if r[2] % 2 else None for r in raw],
+            "bytes": [r[3] for r in raw],
+        }
+    )
+
+
+def painted(raw, labels, part):
+    canvas = np.zeros(WIDTH + 16, bool)
+    for label, p, start, length in raw:
+        if label in labels and p == part:
+            canvas[start : start + length] = True
+    return canvas
+
+
+@given(rows)
+def test_budget_is_what_painting_gives_and_adds_up(raw):
+    found = budgets(Lanes.of(table(raw), parts=2, part="part"))
+    for part, budget in enumerate(found):
+        every = painted(raw, LABELS, part)
+        where = np.flatnonzero(every)
+        span = int(where[-1] - where[0] + 1) if len(where) else 0
+        taken = painted(raw, COMPUTE_SET, part)
+        assert (budget.span_ns, budget.compute_ns) == (span, taken.sum())
+        for label in EXPOSABLE:
+            own = painted(raw, (label,), part)
+            assert budget.exposed_ns.get(label, 0) == (own & ~taken).sum()
+            taken |= own
+        assert budget.idle_ns == span - every.sum()
+        assert budget.conserved
+
+
+@given(rows)
+def test_times_hidden_and_exposed_by_label_and_set(raw):
+    events = table(raw)
+    times = label_times(events, Lanes.of(events, parts=2, part="part"), part="part")
+    for row in times.iter_rows(named=True):
+        own = painted(raw, SETS.get(row["label"], (row["label"],)), row["part"])
+        compute = painted(raw, COMPUTE_SET, row["part"])
+        assert row["ns"] == own.sum()
+        assert row["hidden_ns"] == (own & compute).sum()
+        assert row["exposed_ns"] == (own & ~compute).sum()
+        if row["label"] not in SETS:
+            assert row["count"] == sum(r[0] == row["label"] and r[1] == row["part"] for r in raw)
+            assert row["bytes"] == sum(r[3] for r in raw if r[0] == row["label"] and r[1] == row["part"])
+
+
+@given(rows)
+def test_the_matrix_is_pairwise_intersection(raw):
+    found = hidden(table(raw), part="part")
+    plain = {(r["part"], r["label"], r["by"]): r["ns"] for r in found.filter(~pl.col("detail")).iter_rows(named=True)}
+    for part in (0, 1):
+        for label in EXPOSABLE:
+            for by in COMPUTE_SET:
+                both = painted(raw, (label,), part) & painted(raw, (by,), part)
+                assert plain.get((part, label, by), 0) == both.sum()
+
+
+@given(rows)
+def test_the_detailed_matrix_splits_by_pass_and_module(raw):
+    keys = [(r[0], r[1], "forward" if r[3] % 2 else "backward", "mlp" if r[2] % 2 else None) for r in raw]
+
+    def canvas(label, part, which, module=...):
+        wanted = [
+            row
+            for row, key in zip(raw, keys, strict=True)
+            if key[:3] == (label, part, which) and module in (..., key[3])
+        ]
+        return painted(wanted, LABELS, part)
+
+    for r in hidden(table(raw), part="part").filter("detail").iter_rows(named=True):
+        asked = canvas(r["label"], r["part"], r["pass"])
+        hiding = canvas(r["by"], r["part"], r["by_pass"], r["by_module"])
+        assert r["ns"] == (asked & hiding).sum()
+
+
+def test_time_under_two_exposed_labels_goes_to_the_first():
+    events = pl.DataFrame({"label": ["offload", "pp_comm"], "start_ns": [0, 5], "end_ns": [10, 20]})
+    assert budgets(Lanes.of(events))[0] == Budget(20, 0, {"pp_comm": 15, "offload": 5}, 0)
+
+
+def test_what_no_rule_knows_counts_as_compute():
+    events = pl.DataFrame({"label": ["other", "ep_combine"], "start_ns": [0, 5], "end_ns": [10, 20]})
+    assert budgets(Lanes.of(events))[0] == Budget(20, 10, {"ep_combine": 10}, 0)
+
+
+def test_overlapping_kernels_are_not_counted_twice():
+    events = pl.DataFrame({"label": ["forward", "forward"], "start_ns": [0, 5], "end_ns": [10, 15]})
+    assert budgets(Lanes.of(events))[0].compute_ns == 15
+
+
+def test_nothing_at_all():
+    events = pl.DataFrame(schema={"label": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64})
+    assert budgets(Lanes.of(events)) == [Budget(0, 0, {}, 0)]
+    assert ratio(0, 0) is None
