@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.errors import Notice
@@ -43,6 +44,7 @@ def combine(
     reports = [part.reload for part in parts if part.reload is not None]
     tables = _tables(parts, ranks, waited)
     tables["clocks"] = clocks.table
+    tables["kernels"] = together([part.kernels for part in parts])
     own = _merge((part.source.rank, part.notices) for part in parts)
     compared, reasons = _compare(parts, schedule=schedule, layout=layout, what_if=what_if)
     return Analysis(
@@ -54,6 +56,7 @@ def combine(
         schedule=compared,
         notices=(*notices, *own, *matching.notices, *_wait_notices(waited), *_other_notices(ranks), *reasons),
         paths=tuple(paths),
+        shapes=tuple(all_shapes(part.shapes for part in parts)),
     )
 
 

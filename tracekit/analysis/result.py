@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = "tracekit.analysis/1"
+LARGEST_KERNELS = 200
+"""Kernels that go into the JSON; the table holds all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +141,8 @@ class Analysis:
     """How the run compares with its ideal (``tracekit.compare``); None with the reason among the notices."""
     notices: tuple[Notice, ...] = ()
     paths: tuple[str, ...] = field(default=())
+    shapes: tuple[str, ...] = ()
+    """Input shapes of the model's products, where they were recorded."""
 
     @cached_property
     def total(self) -> Measured:
@@ -165,6 +169,8 @@ class Analysis:
                 "reader": "+".join(readers),
                 "ranks": [one.rank for one in self.ranks],
                 "world_size": self.world_size,
+                "devices": sorted({name for source in self.sources for name in source.devices}),
+                "shapes": list(self.shapes),
             },
             "ranks": [one.to_dict() for one in self.ranks],
             "total": self.total.to_dict(),
@@ -175,10 +181,16 @@ class Analysis:
                 "worst_ns": self.clocks.worst_ns,
                 "ranks": self.clocks.table.to_dicts(),
             },
+            "kernels": self._kernels(),
             "copies": self.tables["copies"].drop("step").to_dicts(),
             "reload": self.reload.to_dict() if self.reload is not None else None,
             "warnings": [{"code": note.code, "message": note.message} for note in self.notices],
         }
+
+    def _kernels(self) -> list[dict[str, Any]]:
+        """Return the largest kernels, a step, averaged over ranks."""
+        largest = self.tables["kernels"].head(LARGEST_KERNELS)
+        return largest.with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64)).to_dicts()
 
     def to_json(self, *, indent: int | None = 1) -> str:
         """Return ``to_dict`` as text."""

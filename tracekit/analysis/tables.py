@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
+from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.errors import Notice
 from tracekit.metrics.bubbles import phases
 from tracekit.metrics.budget import Budget, budgets, exposed_in_order
@@ -52,6 +53,10 @@ class RankTables:
     reload: pl.DataFrame | None
     pipeline: Any
     """What ``tracekit.compare.rank_pipeline`` found; None when no schedule was asked for."""
+    kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
+    """Time by kernel name, label and module, a step."""
+    shapes: tuple[str, ...] = ()
+    """Input shapes of the model's products, where they were recorded."""
     idle_known: bool = True
     """False where work ran on the GPU that the trace does not show."""
     notices: tuple[Notice, ...] = ()
@@ -93,6 +98,8 @@ def rank_tables(
         gaps=found.sort("ns", descending=True).head(LONGEST_GAPS).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         reload=reload_events(kept),
         pipeline=_pipeline(kept, rank.source) if pipeline else None,
+        kernels=kernel_table(kept),
+        shapes=shape_list(rank.events),
         idle_known=not hollow,
         notices=(*unseen, *notices, *_notices(kept, table)),
     )

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from tracekit.errors import OptionError
 from tracekit.gate import stats
 from tracekit.gate.metrics import Floor, Metric
-from tracekit.gate.samples import Run
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
+from tracekit.gate.samples import SETS, Run
 
 SURE = 0.995  # two-sided 1 %: what calibrated noise exceeds once in a hundred pairs
 PRIOR_DF = 4.0  # how many runs' worth the default floor's idea of noise counts
@@ -62,8 +61,7 @@ def floor_of(
 
 def label_time(key: str, runs: Sequence[Run]) -> float:
     """Milliseconds a step that a label, or one of the two sets of labels, ran."""
-    sets = {"communication": COMMUNICATION_LABELS, "copy": COPY_LABELS}
-    return sum(_centre(runs, f"label_ms.{label}") for label in sets.get(key, (key,)))
+    return sum(_centre(runs, f"label_ms.{label}") for label in SETS.get(key, (key,)))
 
 
 def prior(floor: float) -> float:

@@ -19,7 +19,6 @@ from tracekit.errors import InputError
 from tracekit.gate import baseline as baseline_file
 from tracekit.gate.floors import Noise
 from tracekit.gate.samples import Run, from_analysis
-from tracekit.gate.tables import trace_facts, trace_tables
 
 _FORMAT = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
 _HEAD = 1 << 18
@@ -89,10 +88,19 @@ def _document(path: str) -> dict[str, Any]:
 def _analysed(paths: list[str]) -> Run:
     """Analyse a trace or a store, and keep the tables that explain a change."""
     from tracekit.analysis import analyze
-    from tracekit.trace import load
 
-    trace = load(paths)
-    document = analyze(trace).to_dict()
-    document["source"] = {**trace_facts(trace), **document["source"]}
+    found = analyze(paths)
     name = paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
-    return from_analysis(document, name=name, tables=trace_tables(trace))
+    return from_analysis(found.to_dict(), name=name, cells=_cells(found.schedule))
+
+
+def _cells(schedule: Any) -> list[dict[str, Any]]:
+    """Typical time of each pipeline cell: the median over steps."""
+    if schedule is None:
+        return []
+    import polars as pl
+
+    keys = ["rank", "op", "stage", "microbatch", "b_stage", "b_microbatch"]
+    table = schedule.cells.group_by(keys).agg(ns=(pl.col("end_ns") - pl.col("start_ns")).median().cast(pl.Int64))
+    rows = table.sort(keys, nulls_last=True).iter_rows(named=True)
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]

@@ -70,10 +70,11 @@ FAMILIES = (
     Family("ideal_makespan_ms", "ms", "down", "the schedule's makespan from measured cell times", floor=_PART),
     Family("schedule_bubble_fraction", "ratio", "down", "bubble of the measured pipeline / makespan", floor=_SHARE),
     Family("gap_ms", "ms", "down", "measured minus ideal makespan: total, or one cause",
-           ("total", "imbalance", "variation", "p2p", "exposed_ep", "offload", "launch", "unexplained"), _PART),
+           ("total", "order", "imbalance", "variation", "p2p", "exposed_ep", "offload", "exposed_comm", "host",
+            "other_work", "unexplained"), _PART),
 )  # fmt: skip
 BY_NAME = {f.name: f for f in FAMILIES}
-_RUN_LEVEL = ("makespan_ms", "ideal_makespan_ms", "schedule_bubble_fraction", "gap_ms", "label_count", "hidden_ms")
+_RUN_LEVEL = ("schedule_bubble_fraction", "label_count", "hidden_ms")
 """Known once a run, not once a step, in a saved analysis."""
 
 

@@ -15,6 +15,7 @@ from tracekit.gate.metrics import Metric
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 FORMAT = "tracekit.analysis/1"
+SETS = {"communication": COMMUNICATION_LABELS, "copy": COPY_LABELS}
 Record = Mapping[str, Any]
 """One rank and step of an analysis: ``span_ns``, ``budget_ns``, ``label_ns``, ``overlap``, ``bubble``."""
 
@@ -44,7 +45,7 @@ class Run:
         return _per_step(alone).get(metric.name.split("@", maxsplit=1)[0], ())
 
 
-def from_analysis(document: Mapping[str, Any], *, name: str, tables: Mapping[str, Any] | None = None) -> Run:
+def from_analysis(document: Mapping[str, Any], *, name: str, cells: Sequence[Mapping[str, Any]] = ()) -> Run:
     """Read the samples of one analysis.
 
     >>> step = {"span_ns": 2_000_000, "budget_ns": {"compute": 1_500_000, "exposed": {"pp_comm": 300_000},
@@ -61,8 +62,8 @@ def from_analysis(document: Mapping[str, Any], *, name: str, tables: Mapping[str
     if not isinstance(ranks, list) or not ranks:
         raise InputError(f"{name}: the analysis has no ranks", hint="analyse the trace again")
     try:
-        samples = {**_per_step(ranks), **_per_run(document)}
-        return Run(name, samples, facts(document), {**_own_tables(document), **(tables or {})}, document)
+        samples = {**_per_step(ranks), **_per_run(document), **_of_schedule(document.get("schedule") or {})}
+        return Run(name, samples, facts(document), _tables(document, cells), document)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{name}: the analysis lacks {error}", hint="analyse the trace again") from error
 
@@ -71,12 +72,14 @@ def facts(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must agree before two runs can be compared."""
     source = document.get("source") or {}
     schedule = document.get("schedule") or {}
+    if schedule.get("exact") is False:
+        schedule = {"pp": schedule.get("pp")}  # the nearest name is a guess, and a guess is no reason to refuse
     found = {
         "reader": source.get("reader"),
         "world_size": source.get("world_size"),
         "ranks": len(document["ranks"]),
         "gpu": _joined(source.get("devices")),
-        "shapes": source.get("shapes"),
+        "shapes": source.get("shapes") or None,
         "schedule": schedule.get("name"),
         **{key: schedule.get(key) for key in ("pp", "microbatches", "virtual")},
     }
@@ -89,8 +92,11 @@ def _joined(devices: Iterable[str] | str | None) -> str | None:
     return devices if isinstance(devices, str) else " + ".join(sorted(set(devices)))
 
 
-def _own_tables(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: document[key] for key in ("kernels", "modules", "cells") if document.get(key)}
+def _tables(document: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    kernels = list(document.get("kernels") or ())
+    modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row.get("module")]
+    found = {"kernels": kernels, "modules": modules, "cells": list(cells)}
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def _per_step(ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
@@ -115,19 +121,22 @@ def step_values(records: Sequence[Record], *, steps: int = 1) -> dict[str, float
     count, span = len(records), sum(r["span_ns"] for r in records)
     ms = 1e6 * steps * count
     budgets = [r["budget_ns"] for r in records]
-    idle, compute = sum(b["idle"] for b in budgets), sum(b["compute"] for b in budgets)
+    compute = sum(b["compute"] for b in budgets)
     values = {
         "step_ms": max(r["span_ns"] for r in records) / 1e6 / steps,
         "compute_ms": compute / ms,
-        "idle_ms": idle / ms,
         **{f"exposed_ms.{k}": v / ms for k, v in _summed(b["exposed"] for b in budgets).items()},
-        **{f"label_ms.{k}": v / ms for k, v in _summed(r["label_ns"] for r in records).items()},
+        **{f"label_ms.{k}": v / ms for k, v in _summed(r["label_ns"] for r in records).items() if k not in SETS},
     }
     bubbles = [r.get("bubble") or {} for r in records]
     if all(b.get("wait_ns") is not None for b in bubbles):
         values["wait_ms"] = sum(b["wait_ns"] for b in bubbles) / ms
+    if all(b["idle"] is not None for b in budgets):  # not known where work ran that the trace does not show
+        values["idle_ms"] = sum(b["idle"] for b in budgets) / ms
     if span:
-        values |= {"idle_fraction": idle / span, "compute_fraction": compute / span}
+        values["compute_fraction"] = compute / span
+        if "idle_ms" in values:
+            values["idle_fraction"] = values["idle_ms"] * ms / span
         values["other_fraction"] = values.get("label_ms.other", 0.0) * ms / span
         if all(b.get("fraction") is not None for b in bubbles):
             values["bubble_fraction"] = (
@@ -144,7 +153,7 @@ def _summed(tables: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         for label, value in table.items():
             if isinstance(value, int | float) and label not in ("communication", "copy", "compute"):
                 total[label] = total.get(label, 0) + value
-    for name, members in (("communication", COMMUNICATION_LABELS), ("copy", COPY_LABELS)):
+    for name, members in SETS.items():
         present = [total[m] for m in members if m in total]
         if present:
             total[name] = sum(present)
@@ -156,7 +165,7 @@ def _overlaps(records: Sequence[Record]) -> dict[str, float]:
     hidden: dict[str, float] = {}
     total: dict[str, float] = {}
     for record in records:
-        weights = _summed([record["label_ns"]])
+        weights = {**_summed([record["label_ns"]]), **(record.get("set_ns") or {})}
         for key, share in (record.get("overlap") or {}).items():
             if share is not None and weights.get(key):
                 hidden[key] = hidden.get(key, 0.0) + share * weights[key]
@@ -176,21 +185,30 @@ def _per_run(document: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
                 if isinstance(ns, int | float):
                     name = f"hidden_ms.{label}.{compute}"
                     values[name] = values.get(name, 0.0) + ns / 1e6 / steps / len(ranks)
-    return {name: (value,) for name, value in {**values, **_of_schedule(document.get("schedule") or {})}.items()}
+    return {name: (value,) for name, value in values.items()}
 
 
-def _of_schedule(schedule: Mapping[str, Any]) -> dict[str, float]:
-    measured, ideal, gap = (schedule.get(k) or {} for k in ("measured", "ideal", "gap_ns"))
-    found = {
-        "makespan_ms": _ms(measured.get("makespan_ns")),
-        "ideal_makespan_ms": _ms(ideal.get("makespan_ns")),
-        "schedule_bubble_fraction": measured.get("bubble_fraction"),
-        **{f"gap_ms.{cause}": _ms(ns) for cause, ns in gap.items()},
-    }
-    if gap and all(ns is not None for ns in gap.values()):
-        found["gap_ms.total"] = _ms(sum(gap.values()))
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1e6
+def _of_schedule(schedule: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    """Makespan and gap of every step; of several pipelines, the slowest one's."""
+    by_step: dict[Any, Mapping[str, Any]] = {}
+    for line in schedule.get("pipelines") or ():
+        slowest = by_step.get(line["step"])
+        if slowest is None or line["measured_ns"] > slowest["measured_ns"]:
+            by_step[line["step"]] = line
+    lines = list(by_step.values()) or [
+        {"measured_ns": (schedule.get("measured") or {}).get("makespan_ns"),
+         "ideal_ns": (schedule.get("ideal") or {}).get("makespan_ns"), "gap_ns": schedule.get("gap_ns")}
+    ]  # fmt: skip
+    found: dict[str, list[float]] = {}
+    for line in lines:
+        gap = line.get("gap_ns") or {}
+        times = {"makespan_ms": line["measured_ns"], "ideal_makespan_ms": line["ideal_ns"],
+                 **{f"gap_ms.{cause}": ns for cause, ns in gap.items()}}  # fmt: skip
+        if gap:
+            times["gap_ms.total"] = sum(gap.values())
+        for name, ns in times.items():
+            if ns is not None:
+                found.setdefault(name, []).append(ns / 1e6)
+    share = (schedule.get("measured") or {}).get("bubble_fraction")
+    extra = {} if share is None else {"schedule_bubble_fraction": (share,)}
+    return {**{name: tuple(values) for name, values in found.items()}, **extra}

@@ -15,7 +15,7 @@ from tracekit.gate import stats
 from tracekit.gate.expr import Requirement
 from tracekit.gate.floors import PRIOR_DF, Noise, floor_of, label_time, prior
 from tracekit.gate.metrics import Metric, resolve
-from tracekit.gate.samples import Run
+from tracekit.gate.samples import SETS, Run
 
 Outcome = Literal["pass", "improved", "regressed", "inconclusive"]
 DOUBTFUL = 0.05
@@ -148,7 +148,15 @@ def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Ru
         metric = resolve(name, known=[name])
         if metric.family.default and (metric.key is None or _matters(metric, candidate, baseline, rules)):
             found.append(metric)
-    return sorted(found, key=lambda m: m.name != "step_ms")
+    labels = [m for m in found if m.key not in SETS]
+    seen = {(m.family.name, _all_values(m, candidate, baseline)) for m in labels}
+    # A set of one label is that label: asking twice only costs certainty.
+    sets = [m for m in found if m.key in SETS and (m.family.name, _all_values(m, candidate, baseline)) not in seen]
+    return sorted([*labels, *sets], key=lambda m: m.name != "step_ms")
+
+
+def _all_values(metric: Metric, *sides: Sequence[Run]) -> tuple[tuple[float, ...], ...]:
+    return tuple(run.values(metric) for side in sides for run in side)
 
 
 def _matters(metric: Metric, candidate: Sequence[Run], baseline: Sequence[Run], rules: Rules) -> bool:
