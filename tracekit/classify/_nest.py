@@ -88,3 +88,48 @@ def inherit(parent: Ints, own: npt.NDArray[np.bool_]) -> Ints:
     """
     found: Ints = _inherit(parent, own)
     return found
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def walk_exchanges(  # pragma: no cover - compiled
+    lane: Ints, lanes: int, engine: Ints, maker: Ints, user: Ints, fresh: Ints, products: Ints, attention: Ints
+) -> tuple[Ints, Ints]:
+    """Role and pass of all-to-alls in launch order; see ``experts._take_turns``.
+
+    A lane is one group in one step. *maker* counts only if some compute was launched since the lane's last exchange.
+    Where maker and user disagree, an exchange that another waits for decides: it closes what is open.
+    """
+    n = len(lane)
+    role, way = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    seen = np.full(lanes, -1, np.int64)
+    begun = np.zeros((lanes, 2), np.bool_)
+    open_ = np.zeros((lanes, 2), np.bool_)
+    product = np.zeros((lanes, 2), np.int64)
+    attended = np.zeros((lanes, 2), np.int64)
+    for i in range(n):
+        k = lane[i]
+        made = maker[i] if fresh[i] > seen[k] else -1
+        used = user[i]
+        seen[k] = fresh[i]
+        if engine[i] >= 0:
+            p = engine[i]
+        elif made == used or used < 0:
+            p = made
+        elif made < 0:
+            p = used
+        else:
+            p = made if open_[k, made] else used
+        if p < 0:
+            p = maker[i] if maker[i] >= 0 else 0
+        worked = products[p, i] > product[k, p]
+        looked = attention[p, i] > attended[k, p]
+        if not begun[k, p] or looked:
+            open_[k, p] = True  # the first of a pair
+        elif worked:
+            open_[k, p] = not open_[k, p]
+        begun[k, p] = True
+        product[k, p], attended[k, p] = products[p, i], attention[p, i]
+        way[i] = p
+        # A pair's first exchange is dispatch in the forward and combine in the backward.
+        role[i] = (0 if open_[k, p] else 1) if p == 0 else (1 if open_[k, p] else 0)
+    return role, way

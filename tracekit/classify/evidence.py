@@ -15,7 +15,7 @@ from tracekit.classify.autograd import read_autograd
 from tracekit.classify.collectives import Collectives, read_collectives
 from tracekit.classify.copies import read_copies
 from tracekit.classify.directions import read_directions
-from tracekit.classify.experts import comm_passes, read_exchanges
+from tracekit.classify.experts import Marks, comm_passes, read_exchanges
 from tracekit.classify.matmul import read_matmuls
 from tracekit.classify.ranges import Launches, Ranges, read_ranges
 from tracekit.classify.rules import Condition, Kind
@@ -99,7 +99,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "group": comm.group,
         "group_desc": comm.group_desc,
         "group_ranks": comm.group_ranks,
-        "comm_pass": passes,
+        "comm_pass": passes.known,
         "copy": copies.way,
         "host": copies.host,
         "copy_use": copies.use,
@@ -110,7 +110,8 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     found = Evidence(gpu, base, launches.at, launches.tid, launches.thread, autograd.sequence, comm)
     kinds = decide(found, groups).where(comm.library.present)
     attention = names.matches(ATTENTION) | chain.matches(ATTENTION)
-    exchanges = read_exchanges(gpu, launches, autograd, comm, passes, attention, kinds.map(lambda v: v == "ep"))
+    marks = Marks(attention, matmuls.is_gemm)
+    exchanges = read_exchanges(gpu, launches, autograd, comm, passes, marks, kinds.map(lambda v: v == "ep"))
     base |= {"group_kind": kinds, "exchange": exchanges.role, "exchange_pass": exchanges.direction}
     return found
 

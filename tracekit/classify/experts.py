@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.classify._nest import Ints
+from tracekit.classify._nest import Ints, walk_exchanges
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import Collectives
@@ -32,10 +32,21 @@ class Exchanges:
     direction: Text  # "forward" or "backward"
 
 
+@dataclass(frozen=True)
+class Passes:
+    """What is known of each communication kernel's pass."""
+
+    known: Text
+    engine: Text  # the engine's own word
+    maker: Text  # pass of the last compute launched before it
+    user: Text  # pass of the first compute launched after the host waited for it
+    compute: Text  # of compute: its pass, where it is known of itself
+
+
 def comm_passes(
     gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd, comm: Collectives, directions: Directions
-) -> Text:
-    """Pass of every communication kernel: the engine's word, else what uses the result, else what made it."""
+) -> Passes:
+    """Pass of every communication kernel: the engine's word, else that of what uses the result or made it."""
     site = autograd.site
     mine = comm.library.present
     own = Text.choose(
@@ -45,14 +56,17 @@ def comm_passes(
             ("forward", mine & site.map(lambda v: v == "forward")),
         ],
     )
+    strong = directions.value.where(directions.source.map(lambda v: v in ("autograd", "matmul", "name")))
+    passes = strong.replace(
+        [{"wgrad": "backward", "recompute": "backward", "optimizer": None}.get(v, v) for v in strong.values]
+    )
     waits = _wait_times(ranges, launches, comm)
-    values = directions.value
-    passes = values.replace(["backward" if v in ("backward", "wgrad") else v for v in values.values])
-    used = _known_after(launches, passes, np.where(waits >= 0, waits, launches.at))
-    made = _known_before(launches, passes)
-    after = used.where(mine & (waits >= 0)).where(used.map(lambda v: v in ("forward", "backward")))
-    before = made.where(mine).where(made.map(lambda v: v in ("forward", "backward")))
-    return own.fill(after).fill(before)
+    user = _known_after(launches, passes, np.where(waits >= 0, waits, launches.at)).where(mine & (waits >= 0))
+    maker = _known_before(launches, passes).where(mine)
+    sent = maker.where(comm.call.map(lambda v: v in ("send", "all_reduce", "reduce_scatter", "reduce")))
+    received = user.where(comm.call.map(lambda v: v in ("recv", "all_gather")))
+    idle = Text.choose(len(gpu), [("forward", mine & directions.value.map(lambda v: v == "forward"))])
+    return Passes(own.fill(sent).fill(received).fill(idle), own, maker, user, passes)
 
 
 def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
@@ -97,14 +111,22 @@ def read_exchanges(
     launches: Launches,
     autograd: Autograd,
     comm: Collectives,
-    passes: Text,
-    attention: Bools,
+    passes: Passes,
+    marks: Marks,
     expert_group: Bools,
 ) -> Exchanges:
     """Roles of DeepEP-like kernels, of all-to-alls on an expert group, and of such that behave as if on one."""
     named = _named_exchanges(gpu, launches, autograd, comm)
-    plain = _plain_exchanges(gpu, launches, comm, passes, attention, expert_group)
+    plain = _plain_exchanges(gpu, launches, comm, passes, marks, expert_group)
     return Exchanges(named.role.fill(plain.role), named.direction.fill(plain.direction))
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Compute that tells a layer's parts apart."""
+
+    attention: Bools
+    product: Bools
 
 
 def _named_exchanges(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:
@@ -171,44 +193,54 @@ def _next_main(is_main: Bools) -> Ints:
 
 
 def _plain_exchanges(
-    gpu: pl.DataFrame, launches: Launches, comm: Collectives, passes: Text, attention: Bools, expert_group: Bools
+    gpu: pl.DataFrame, launches: Launches, comm: Collectives, passes: Passes, marks: Marks, expert_group: Bools
 ) -> Exchanges:
-    """All-to-alls of one group and pass alternate; attention runs between a combine and the next dispatch.
+    """All-to-alls take turns: the forward dispatches, then combines; the backward combines, then dispatches.
 
     A group that nobody describes counts as an expert group when its exchanges come in pairs, as many in the
     backward as in the forward.
     """
-    rows = np.flatnonzero(comm.call.map(lambda v: v == "all_to_all") & passes.present)
-    rows = rows[np.argsort(launches.at[rows], kind="stable")]
+    rows = np.flatnonzero(comm.call.map(lambda v: v == "all_to_all") & (launches.at >= 0))
     none = Text.constant(None, len(gpu))
     if not len(rows):
         return Exchanges(none, none)
-    times = np.sort(launches.at[np.flatnonzero(attention & (launches.at >= 0))])
-    table = pl.DataFrame(
-        {
-            "row": rows,
-            "group": comm.group.take(rows).series("group"),
-            "pass": passes.take(rows).series("pass"),
-            "step": gpu["step"].gather(rows),
-            "seen": np.searchsorted(times, launches.at[rows]),
-            "expert": expert_group[rows],
-        }
+    rows = rows[np.argsort(launches.at[rows], kind="stable")]
+    lane = (
+        pl.DataFrame({"group": comm.group.codes[rows], "step": gpu["step"].gather(rows)})
+        .select(pl.struct("group", "step").rank("dense").cast(pl.Int64) - 1)
+        .to_series()
+        .to_numpy()
     )
-    keys = ("group", "pass", "step")
-    table = table.with_columns(
-        place=pl.int_range(pl.len()).over(keys),
-        total=pl.len().over(keys),
-        # attention launched since the exchange before: it stands in front of a forward dispatch and a backward combine
-        fresh=(pl.col("seen") > pl.col("seen").shift(1).over(keys)).fill_null(True),
+    turn, direction = _take_turns(launches, passes, marks, rows, lane)
+    ahead = np.bincount(lane, weights=direction == 0)[lane]
+    every = np.bincount(lane)[lane]
+    paired = (ahead % 2 == 0) & ((every == 2 * ahead) | (every == ahead)) & (every >= 2)
+    use = expert_group[rows] | paired
+    role, way = np.full(len(gpu), -1, np.int64), np.full(len(gpu), -1, np.int64)
+    role[rows[use]], way[rows[use]] = turn[use], direction[use]
+    return Exchanges(Text(("dispatch", "combine"), role), Text(("forward", "backward"), way))
+
+
+def _take_turns(launches: Launches, passes: Passes, marks: Marks, rows: Ints, lane: Ints) -> tuple[Ints, Ints]:
+    """Walk the exchanges in launch order: role (0 dispatch, 1 combine) and pass (0 forward, 1 backward) of each."""
+
+    def coded(values: Text) -> Ints:
+        return np.array([*({"forward": 0, "backward": 1}.get(v, -1) for v in values.values), -1], np.int64)[
+            values.codes
+        ]
+
+    def count(mask: Bools) -> Ints:
+        """How many launches of *mask* came before each exchange."""
+        return np.searchsorted(np.sort(launches.at[np.flatnonzero(mask & (launches.at >= 0))]), launches.at[rows])
+
+    compute = coded(passes.compute)
+    known = np.flatnonzero((compute >= 0) & (launches.at >= 0))
+    maker = coded(passes.maker)[rows]
+    fresh = np.searchsorted(np.sort(launches.at[known]), launches.at[rows])
+    products = np.stack([count(marks.product & (compute == way)) for way in (0, 1)])
+    attention = np.stack([count(marks.attention & (compute == way)) for way in (0, 1)])
+    lanes = int(lane.max()) + 1
+    turn, direction = walk_exchanges(
+        lane, lanes, coded(passes.engine)[rows], maker, coded(passes.user)[rows], fresh, products, attention
     )
-    odd = pl.col("place") % 2
-    shifted = (pl.col("fresh") & (odd == 1)).sum().over(keys) > (pl.col("fresh") & (odd == 0)).sum().over(keys)
-    ahead = (pl.col("pass").cast(pl.String) == "forward").sum().over("group", "step")
-    every = pl.len().over("group", "step")
-    paired = (ahead % 2 == 0) & ((every == 2 * ahead) | (every == ahead)) & (pl.col("total") >= 2)
-    table = table.with_columns(first=odd == shifted.cast(pl.Int64)).filter(pl.col("expert") | paired)
-    out = np.full(len(gpu), -1, np.int64)
-    forward = (table["pass"].cast(pl.String) == "forward").to_numpy()
-    out[table["row"].to_numpy()] = np.where(table["first"].to_numpy() == forward, 0, 1)
-    role = Text(("dispatch", "combine"), out)
-    return Exchanges(role, passes.where(role.present))
+    return turn, direction
