@@ -8,7 +8,9 @@ import polars as pl
 import pytest
 
 from tests.reference import read as read_pytorch
+from tracekit.classify import classify
 from tracekit.parsers import nsight
+from tracekit.schema import COMPUTE_LABELS
 
 
 def union(frame):
@@ -145,3 +147,58 @@ def test_a_2022_report_under_mpi(corpus):
     ranges = rank.events.filter(pl.col("kind") == "annotation")
     assert set(ranges["domain"].cast(pl.String)) == {None, "MPI"}
     assert "saxpy" in ranges["name"].cast(pl.String).to_list()
+
+
+# --- what the labels make of it ---
+
+
+def labelled(rank):
+    return classify(rank.events)
+
+
+def overlap(one, other):
+    """Nanoseconds that both cover: |A| + |B| - |A or B|."""
+    return union(one) + union(other) - union(pl.concat([one, other]))
+
+
+def computing(frame):
+    return frame.filter(pl.col("label").is_in([*COMPUTE_LABELS, "other"]), pl.col("kind") == "kernel")
+
+
+def test_every_gemm_and_every_message_of_the_pipeline_is_known(pipeline):
+    for rank in pipeline:
+        frame = labelled(rank)
+        gemms = Counter(named(frame, "nvjet|gemm|cutlass")["label"].to_list())
+        assert gemms == {"forward": 64, "dgrad": 64, "wgrad": 64}
+        assert named(frame, "SendRecv")["label"].unique().to_list() == ["pp_comm"]
+        assert "other" not in frame["label"].to_list()
+
+
+def test_1_325_ms_of_rank_0s_communication_are_under_compute(pipeline):
+    frame = labelled(pipeline[0])
+    assert overlap(named(frame, "^nccl"), computing(frame)) == pytest.approx(1.325e6, abs=1e3)
+
+
+def test_an_op_has_the_same_labels_under_both_profilers(pipeline, samples):
+    pytorch = classify(read_pytorch(samples / "1f1b" / "rank0.pt.trace.json.gz"))
+
+    def labels(frame):
+        known = pl.when(pl.col("label") != "pp_comm").then("pass")  # a message's direction takes peers, which one lacks
+        return set(
+            frame.select("kind", pl.col("op").cast(pl.String), pl.col("node").cast(pl.String), "label", known).rows()
+        )
+
+    def messages(frame):
+        return frame["p2p"].cast(pl.String).drop_nulls().str.replace_all(r":(\d+|\?)", "").to_list()
+
+    ours = labelled(pipeline[0])
+    assert labels(ours) == labels(pytorch)
+    assert messages(ours) == messages(pytorch) == ["send"] * 3 + ["send,recv"] * 5 + ["recv"] * 3
+
+
+def test_communication_on_the_compute_stream_hides_under_nothing(corpus):
+    for rank in nsight.read(corpus / "nsight" / "mfu_2gpu_before.sqlite"):
+        frame = labelled(rank)
+        nccl = named(frame, "^nccl")
+        assert nccl.height == 33
+        assert overlap(nccl, computing(frame)) == 0
