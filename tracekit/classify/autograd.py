@@ -21,6 +21,7 @@ class Autograd:
     is_node: Bools  # of every range: it is the outer range of one node's evaluation
     node_of: Ints  # of every range: the row of the node that runs it, -1 outside the engine
     differentiable: Ints  # of every range: nearest op at or above it that made a node which ran backward
+    again: Ints  # of every range: nearest op at or above it that re-runs forward work inside a node
     names: Text  # of every range: its name as a node, "MmBackward0"
     node_sequence: Ints  # of every range that is a node: its number
     node_row: Ints  # of every GPU event
@@ -64,6 +65,7 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
         is_node,
         node_of,
         differentiable,
+        again,
         names,
         node_sequence,
         node_row,

@@ -13,6 +13,7 @@ from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import read_autograd
 from tracekit.classify.collectives import Collectives, read_collectives
+from tracekit.classify.convolution import read_convolutions
 from tracekit.classify.copies import read_copies
 from tracekit.classify.directions import read_directions
 from tracekit.classify.experts import Marks, comm_passes, read_exchanges
@@ -76,6 +77,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     gpu, ranges, launches = read_ranges(events)
     autograd = read_autograd(ranges, launches)
     matmuls = read_matmuls(gpu, ranges, launches, autograd)
+    matmuls = matmuls.with_convolutions(read_convolutions(gpu, ranges, launches))
     comm = read_collectives(gpu, ranges, launches)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm.library.present)
     passes = comm_passes(gpu, ranges, launches, autograd, comm, directions)

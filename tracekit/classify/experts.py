@@ -239,6 +239,8 @@ def _take_turns(launches: Launches, passes: Passes, marks: Marks, rows: Ints, la
     fresh = np.searchsorted(np.sort(launches.at[known]), launches.at[rows])
     products = np.stack([count(marks.product & (compute == way)) for way in (0, 1)])
     attention = np.stack([count(marks.attention & (compute == way)) for way in (0, 1)])
+    if not products[:, -1].any():  # no product is recognised in this trace: every exchange changes turns
+        products = np.tile(np.arange(1, len(rows) + 1), (2, 1))
     lanes = int(lane.max()) + 1
     turn, direction = walk_exchanges(
         lane, lanes, coded(passes.engine)[rows], maker, coded(passes.user)[rows], fresh, products, attention

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -48,7 +48,12 @@ class Matmuls:
     is_gemm: Bools
     role: Text  # "forward", "dgrad", "wgrad"
     after: Text  # of any event: the role of the product its op comes right after
-    evidence: Text  # "shapes", "order", "consumer", "transpose", "owed", "layout", "pass"
+    evidence: Text  # "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"
+
+    def with_convolutions(self, role: Text) -> Matmuls:
+        """The same, with the roles of convolutions' kernels put in front."""
+        why = Text.choose(len(role), [("convolution", role.present)])
+        return replace(self, role=role.fill(self.role), evidence=why.fill(self.evidence))
 
 
 def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd) -> Matmuls:
@@ -70,7 +75,8 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
 
     site = autograd.site
     backward, forward = site.map(lambda v: v == "backward"), site.map(lambda v: v == "forward")
-    layout = _layouts(names).where(is_gemm)
+    convolves = autograd.node.matches(r"(?i)conv")
+    layout = _layouts(names).where(is_gemm & ~convolves)
     role, evidence = _fill(role, evidence, layout.where(backward & ~layout.map(lambda v: v == "forward")), "layout")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", forward & is_gemm)]), "pass")
     host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0)
@@ -106,22 +112,23 @@ def _layouts(names: Text) -> Text:
 
 
 def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints) -> tuple[Text, Text]:
-    node = autograd.node_of[calls]
-    in_node, forward = node >= 0, autograd.differentiable[calls] >= 0
+    node = np.where(autograd.again[calls] >= 0, -1, autograd.node_of[calls])  # a re-run is no part of its node
+    rerun = autograd.again[calls] >= 0
+    in_node, forward = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
     size = Dims.of(ranges, calls)
-    original = _forward_sizes(ranges, autograd, calls, size)
+    original = _forward_sizes(ranges, autograd, calls, size, node)
 
     none = Text.constant(None, len(calls))
     role, evidence = none, none
     role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", forward & ~in_node)]), "pass")
-    role, evidence = _fill(role, evidence, _by_shapes(ranges, autograd, calls, size, original, in_node), "shapes")
-    role, evidence = _fill(role, evidence, _by_order(ranges, autograd, calls, in_node), "order")
-    consumed, transposed = _by_use(ranges, autograd, calls, in_node)
+    role, evidence = _fill(role, evidence, _by_shapes(ranges, autograd, calls, size, original, in_node, rerun), "shapes")
+    role, evidence = _fill(role, evidence, _by_order(autograd, node, in_node), "order")
+    consumed, transposed = _by_use(ranges, calls, node, in_node)
     role, evidence = _fill(role, evidence, consumed, "consumer")
     role, evidence = _fill(role, evidence, transposed, "transpose")
     usual = np.isin(ranges.op_path[calls], np.unique(ranges.op_path[calls[forward]]))
     usual |= ranges.name.take(ranges.op_of[calls]).map(lambda v: v == "aten::linear")
-    return _fill(role, evidence, _owed(ranges, calls, node, in_node, role, usual), "owed")
+    return _fill(role, evidence, _owed(ranges, calls, node, in_node, role, usual | rerun), "owed")
 
 
 @dataclass(frozen=True)
@@ -172,13 +179,12 @@ def _product(shapes: str) -> tuple[int, int, int, int]:
     return rows, left[-1], right[-1], right[-2]
 
 
-def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) -> Dims:
-    """For every call inside a node, the sizes of the forward product the node belongs to."""
+def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, node: Ints) -> Dims:
+    """For every call inside a node, the sizes of the one forward product the node belongs to."""
     made = autograd.differentiable[calls]
     forward = np.flatnonzero((made >= 0) & (autograd.node_of[calls] < 0) & size.known)
     sequence = np.where(made >= 0, ranges.sequence[made], -1)
-    table = pl.DataFrame({"sequence": sequence[forward], "call": forward}).unique("sequence", keep="first")
-    node = autograd.node_of[calls]
+    table = pl.DataFrame({"sequence": sequence[forward], "call": forward}).unique("sequence", keep="none")
     asked = pl.DataFrame({"sequence": np.where(node >= 0, autograd.node_sequence[node], -2)})
     found = asked.join(table, on="sequence", how="left", maintain_order="left")["call"].fill_null(-1).to_numpy()
 
@@ -188,25 +194,29 @@ def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) 
     return Dims(pick(size.rows), pick(size.inner), pick(size.columns))
 
 
-def _by_shapes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, original: Dims, in_node: Bools) -> Text:
+def _by_shapes(
+    ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, original: Dims, in_node: Bools, rerun: Bools
+) -> Text:
     """Contracting the forward's rows is wgrad, its columns dgrad; with no forward at hand, the weights' shapes tell."""
     paired = original.known & size.known
     tokens, wide = size.inner == original.rows, size.inner == original.columns
     weights = _weight_shapes(ranges, autograd, calls, size)
     gives = size.known & np.isin(_pair(size.rows, size.columns), weights)
     takes = size.known & np.isin(_pair(size.inner, size.columns), weights)
+    ahead = (autograd.differentiable[calls] >= 0) & ~in_node & ~rerun & size.known
     outside = ~in_node & (autograd.differentiable[calls] < 0)
-    free = size.known & ~original.known & autograd.active
-    rows_seen = np.unique(size.rows[(autograd.differentiable[calls] >= 0) & ~in_node & size.known])
-    tokened = np.isin(size.inner, rows_seen)
+    free = size.known & ~original.known & autograd.active & ~rerun
+    counts = np.unique(size.rows[ahead])  # how many tokens products have for rows
+    contracts, keeps = np.isin(size.inner, counts), np.isin(size.rows, counts)
     return Text.choose(
         len(calls),
         [
             ("wgrad", paired & tokens & ~wide),
             ("dgrad", paired & wide & ~tokens),
-            ("wgrad", free & gives & ~takes & (in_node | tokened)),
+            ("wgrad", free & gives & ~takes & (in_node | contracts)),
             ("dgrad", free & takes & ~gives & in_node),
-            ("wgrad", free & gives & tokened & outside & ~np.isin(size.rows, rows_seen)),
+            ("wgrad", free & gives & contracts & ~keeps & (in_node | outside)),
+            ("dgrad", free & takes & keeps & ~contracts & in_node),
         ],
     )
 
@@ -233,9 +243,8 @@ def _first_shape(shapes: str) -> list[int]:
     return first if isinstance(first, list) and all(isinstance(n, int) for n in first) else []
 
 
-def _by_order(ranges: Ranges, autograd: Autograd, calls: Ints, in_node: Bools) -> Text:
+def _by_order(autograd: Autograd, node: Ints, in_node: Bools) -> Text:
     """Autograd's own formulas multiply in a fixed order: mm's weight first, addmm's weight second."""
-    node = autograd.node_of[calls]
     order, count = _places(node, in_node)
     name = autograd.names.take(np.where(in_node, node, -1))
     mm, addmm = name.matches(r"^MmBackward"), name.matches(r"^Addmm(Activation)?Backward")
@@ -246,7 +255,7 @@ def _by_order(ranges: Ranges, autograd: Autograd, calls: Ints, in_node: Bools) -
     batched = name.matches(r"^(Bmm|Baddbmm)Backward")
     pair, single = linear & (count == 2), linear & (count == 1)
     return Text.choose(
-        len(calls),
+        len(node),
         [
             ("wgrad", pair & mm & (order == 0)),
             ("dgrad", pair & mm & (order == 1)),
@@ -267,14 +276,13 @@ def _places(node: Ints, in_node: Bools) -> tuple[Ints, Ints]:
     return order, count
 
 
-def _by_use(ranges: Ranges, autograd: Autograd, calls: Ints, in_node: Bools) -> tuple[Text, Text]:
+def _by_use(ranges: Ranges, calls: Ints, node: Ints, in_node: Bools) -> tuple[Text, Text]:
     """In a custom node with several products: one whose result is added in place is a weight gradient, the others not.
 
     Failing that, the weight's product is the one that had an operand transposed just before it.
     """
-    node = autograd.node_of[calls]
     _, count = _places(node, in_node)
-    several = in_node & (count >= 2)
+    several = in_node & (count >= 2) & (count <= 4)  # a compiled graph's many products say nothing by their order
     outer = _outermost(ranges, calls)
     after = _next_is(ranges, outer, ranges.name.matches(r"^aten::(add_|copy_|_foreach_add_)$"))
     before = _before_is(ranges, outer, ranges.name.matches(_TRANSPOSES))

@@ -1,0 +1,82 @@
+"""Convolution's two gradients: which kernels of one backward call serve the input and which the weight.
+
+A call runs the input's gradient first, then the weight's. Around each main kernel are helpers that change layouts;
+a helper prepares the main kernel after it, or finishes the one before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.ranges import Launches, Ranges
+
+_CALLS = r"^aten::(convolution_backward|\w*convolution\w*_backward\w*|_slow_conv2d_backward|slow_conv\w*_backward)$"
+_WGRAD = r"(?i)wgrad|wrw|bwd_?weight|backward_(weight|filter)"
+_DGRAD = r"(?i)dgrad|igemm_bwd|bwd_?data|backward_(input|data)|(?<![a-z])bwd(?!_?w)"
+_HELPERS = (
+    r"(?i)nchw|nhwc|transpose|scalePacked|kern_precompute|precomputed|fill|SubTensor|cast|computeOffsets|reduce"
+    r"|im2col|col2im|elementwise|copy|convertTensor|set_tensor|gridDim|flip|Memset|Memcpy|zero|pad"
+)
+
+
+def read_convolutions(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> Text:
+    """``dgrad`` or ``wgrad`` for the kernels of every convolution's backward; null elsewhere."""
+    names = Text.of(gpu["name"])
+    kernel = (gpu["kind"] == "kernel").to_numpy()
+    call_of = ranges.nearest_op(ranges.is_op & ranges.name.matches(_CALLS))
+    call = np.where(launches.op >= 0, np.append(call_of, -1)[launches.op], -1)
+    rows = np.flatnonzero((call >= 0) & kernel)
+    if not len(rows):
+        return Text.constant(None, len(gpu))
+    rows = rows[np.lexsort((launches.at[rows], call[rows]))]
+    asked = ranges.name.take(call[rows])  # older operators have one call for each gradient
+    word = names.take(rows)
+    known = Text.choose(
+        len(rows),
+        [
+            ("wgrad", asked.matches(r"backward_weight") | word.matches(_WGRAD)),
+            ("dgrad", asked.matches(r"backward_input") | word.matches(_DGRAD)),
+        ],
+    )
+    main = known.present | ~word.matches(_HELPERS)
+    role = known.fill(_by_order(call[rows], main, known))
+    out = np.full(len(gpu), -1, np.int64)
+    filled = _spread(call[rows], role.codes, main)
+    out[rows] = filled
+    return Text(role.values, out)
+
+
+def _by_order(call: Ints, main: Bools, known: Text) -> Text:
+    """Of two main kernels the first is the input's; of more, what comes before a known weight's kernel is."""
+    place = pl.int_range(pl.len()).over("call").alias("place")
+    rows = np.flatnonzero(main)
+    wgrad = known.take(rows).map(lambda v: v == "wgrad")
+    table = (
+        pl.DataFrame({"call": call[rows], "wgrad": wgrad})
+        .with_columns(place)
+        .with_columns(
+            total=pl.len().over("call"),
+            first=pl.when("wgrad").then("place").min().over("call"),
+        )
+    )
+    pair, first = (table["total"] == 2).to_numpy(), (table["place"] == 0).to_numpy()
+    ahead = (table["place"] < table["first"]).fill_null(False).to_numpy()
+    behind = (table["place"] > table["first"]).fill_null(False).to_numpy()
+    found = Text.choose(
+        len(rows), [("dgrad", ahead), ("wgrad", behind), ("dgrad", pair & first), ("wgrad", pair & ~first)]
+    )
+    codes = np.full(len(call), -1, np.int64)
+    codes[rows] = found.codes
+    return Text(found.values, codes)
+
+
+def _spread(call: Ints, codes: Ints, main: Bools) -> Ints:
+    """Helpers share the role of the next main kernel of their call, else of the one before."""
+    held = pl.when("main").then("code")
+    table = pl.DataFrame({"call": call, "code": codes, "main": main & (codes >= 0)}).select(
+        held.backward_fill().over("call").fill_null(held.forward_fill().over("call")).fill_null(-1).alias("code")
+    )
+    return table["code"].to_numpy().astype(np.int64)
