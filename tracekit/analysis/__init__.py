@@ -6,9 +6,9 @@ is what lets the same analysis run in one process, in several, or on a cluster.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from functools import partial
+from pathlib import Path
 
 from tracekit.analysis.combine import combine
 from tracekit.analysis.result import Analysis, Measured, RankResult
@@ -40,7 +40,7 @@ def analyze(
     steps: str | None = None,
     ranks: Collection[int] | None = None,
     rank: int | None = None,
-    rules: str | os.PathLike[str] | None = None,
+    rules: str | Path | None = None,
     schedule: str = "auto",
     layout: str | None = None,
     what_if: bool = False,

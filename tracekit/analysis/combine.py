@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -19,6 +19,9 @@ from tracekit.metrics.matching import match
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import stragglers, waits
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
+
+if TYPE_CHECKING:
+    from tracekit.compare import ScheduleComparison
 
 LOUD_OTHER = 0.01
 """Share of a window above which unlabelled work is worth a warning."""
@@ -164,10 +167,12 @@ def _stacked(parts: Sequence[RankTables], name: str, *, steps: bool = True) -> p
     frames = []
     for part in parts:
         rank = pl.lit(part.source.rank, pl.Int32).alias("rank")
-        frames.append(getattr(part.window, name).select(rank, pl.lit(None, pl.Int64).alias("step"), pl.exclude("part")))
+        window: pl.DataFrame = getattr(part.window, name)
+        frames.append(window.select(rank, pl.lit(None, pl.Int64).alias("step"), pl.exclude("part")))
         if steps and part.by_step is not part.window:
             numbers = part.steps.select("step").with_row_index("part").with_columns(pl.col("part").cast(pl.Int64))
-            each = getattr(part.by_step, name).join(numbers, on="part", how="left", maintain_order="left")
+            by_step: pl.DataFrame = getattr(part.by_step, name)
+            each = by_step.join(numbers, on="part", how="left", maintain_order="left")
             frames.append(each.select(rank, "step", pl.exclude("part", "step")))
     return pl.concat(frames)
 
@@ -243,14 +248,14 @@ def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:
 
 def _compare(
     parts: Sequence[RankTables], *, schedule: str, layout: str | None, what_if: bool
-) -> tuple[Any, tuple[Notice, ...]]:
+) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     """Hold the run against its ideal, where that was asked for; a reason where it cannot be."""
     pipelines = [part.pipeline for part in parts if part.pipeline is not None]
     if schedule == "none" or not pipelines:
         return None, ()
-    from tracekit.compare import compare_ranks
+    from tracekit.compare import compare_pipelines
 
-    return compare_ranks(pipelines, schedule=schedule, layout=layout, what_if=what_if)
+    return compare_pipelines(pipelines, schedule=schedule, layout=layout, what_if=what_if)
 
 
 def _merge(said: Any) -> list[Notice]:

@@ -23,6 +23,8 @@ from tracekit.schema import Source
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tracekit.compare import ScheduleComparison
+
 FORMAT = "tracekit.analysis/1"
 LARGEST_KERNELS = 200
 """Kernels that go into the JSON; the table holds all."""
@@ -137,7 +139,7 @@ class Analysis:
     tables: Mapping[str, pl.DataFrame]
     clocks: Clocks
     reload: Reload | None = None
-    schedule: Any = None
+    schedule: ScheduleComparison | None = None
     """How the run compares with its ideal (``tracekit.compare``); None with the reason among the notices."""
     notices: tuple[Notice, ...] = ()
     paths: tuple[str, ...] = field(default=())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import polars as pl
 
@@ -18,7 +18,7 @@ from tracekit.trace import read_ref
 class Options:
     """How each rank is measured; picklable, so that ``source_tables`` can be mapped over any executor."""
 
-    rules: str | os.PathLike[str] | None = None
+    rules: str | Path | None = None
     steps: str | None = None
     pipeline: bool = True
     ranks: frozenset[int] | None = None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -21,6 +20,9 @@ from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.steps import assign_parts
 from tracekit.schema import COPY_LABELS, GPU_KINDS, RankEvents, Source
+
+if TYPE_CHECKING:
+    from tracekit.compare import RankPipeline
 
 LONGEST_GAPS = 100
 """Idle gaps kept by rank, the longest; their sums are exact."""
@@ -51,7 +53,7 @@ class RankTables:
     operations: pl.DataFrame
     gaps: pl.DataFrame
     reload: pl.DataFrame | None
-    pipeline: Any
+    pipeline: RankPipeline | None
     """What ``tracekit.compare.rank_pipeline`` found; None when no schedule was asked for."""
     kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
     """Time by kernel name, label and module, a step."""
@@ -66,7 +68,7 @@ def rank_tables(
     rank: RankEvents,
     *,
     labelled: pl.DataFrame | None = None,
-    rules: str | os.PathLike[str] | None = None,
+    rules: str | Path | None = None,
     steps: str | None = None,
     pipeline: bool = True,
 ) -> RankTables:
@@ -125,7 +127,7 @@ def _measure(labelled: pl.DataFrame, lanes: Lanes, part: str | None) -> Measures
     )
 
 
-def _pipeline(labelled: pl.DataFrame, source: Source) -> Any:
+def _pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
     from tracekit.compare import rank_pipeline
 
     return rank_pipeline(labelled.drop("part"), source)
