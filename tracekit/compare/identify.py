@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,41 @@ class Match:
         return self.distance == 0
 
 
-def candidates(pp: int, forwards: int, times: Times | None = None) -> Iterator[Schedule]:
+class Lazy(Sequence[Schedule]):
+    """Schedules made one by one as they are looked at."""
+
+    def __init__(self, make: Callable[[], Iterator[Schedule]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return self._make()
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._make())
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self._make())[index]
+
+
+def likely(pp: int, forwards: int, shape: str, virtual: int) -> Lazy:
+    """The schedules that place stages the way the messages show; all of them where that is not known."""
+
+    def fits(schedule: Schedule) -> bool:
+        if shape == "line":
+            return schedule.virtual == 1 and schedule.name != "chimera"
+        if shape == "loop":
+            return schedule.virtual == virtual and describe(schedule.name).virtual is None
+        if shape == "V":
+            return describe(schedule.name).virtual == 2 and schedule.name != "dualpipe"
+        return schedule.name in ("dualpipe", "chimera") if shape == "two-way" else True
+
+    only = {"line": 1, "loop": virtual}.get(shape)
+    return Lazy(lambda: (s for s in candidates(pp, forwards, only_virtual=only) if fits(s)))
+
+
+def candidates(
+    pp: int, forwards: int, times: Times | None = None, *, only_virtual: int | None = None
+) -> Iterator[Schedule]:
     """Every known schedule in which a rank of *pp* runs so many forwards, the plain ones first.
 
     >>> sorted({s.name for s in candidates(2, 8)} & {"1f1b", "dualpipe", "interleaved"})
@@ -48,6 +83,8 @@ def candidates(pp: int, forwards: int, times: Times | None = None) -> Iterator[S
             searched.append(name)
             continue
         for virtual, group in _shapes(entry.virtual, entry.default_group is not None, pp, forwards):
+            if only_virtual not in (None, virtual):
+                continue
             for microbatches in {forwards // virtual, forwards} if entry.virtual == 2 else {forwards // virtual}:
                 yield from _try(name, pp, microbatches, None if entry.virtual else virtual, group, forwards, None)
     for name in searched:

@@ -119,7 +119,7 @@ def _cells(
     halves = first.filter((pl.col("beside") >= 0) & (pl.col("op") != "F"))
     forwards = first.filter((pl.col("beside") >= 0) & (pl.col("op") == "F"))
     blocks = forwards.join(halves.with_columns(pl.col("beside").cast(pl.UInt32)), left_on="index", right_on="beside", suffix="_b")
-    # Stalls inside both halves are counted once: of two overlapping spans the longer one's.
+    # Both halves were measured over the whole block.
     joined = blocks.select(
         pl.lit("FB").alias("op"),
         "stage",
@@ -191,7 +191,27 @@ def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
     fresh = fresh.with_columns(
         confidence=pl.when(pl.col("confidence") < SURE).then(pl.max_horizontal("confidence", sure)).otherwise("confidence")
     )
-    detail = conform(fresh, DETAILED)
+    detail = _fused(conform(fresh, DETAILED), schedule)
     source = "pattern" if pipeline.stages_from == "nothing" else pipeline.stages_from
     kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")
     return replace(pipeline, cells=conform(detail, CELLS), stages_from=source, notices=kept, detail=detail)
+
+
+def _fused(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
+    """Join an I and the W right after it where the schedule has one B there."""
+    whole = [(at, op.stage, op.microbatch) for at, order in enumerate(schedule.ranks) for op in order if op.kind == "B"]
+    if not whole or not (detail["op"] == "W").any():
+        return detail
+    place = ["position", "stage", "microbatch"]
+    table = pl.DataFrame(whole, schema=dict.fromkeys(place, pl.Int32), orient="row").with_columns(fuse=pl.lit(True))
+    joined = detail.join(table, on=place, how="left", maintain_order="left")
+    following = pl.all_horizontal(pl.col(n) == pl.col(n).shift(-1) for n in place) & (pl.col("op").shift(-1) == "W")
+    first = (pl.col("op") == "I") & pl.col("fuse").fill_null(False) & following.fill_null(False)
+    joined = joined.with_columns(first=first)
+    summed = ("busy_ns", "wgrad_ns", *INSIDE)
+    fused = joined.with_columns(
+        pl.when("first").then(pl.lit("B")).otherwise(pl.col("op").cast(pl.String)).alias("op"),
+        pl.when("first").then(pl.col("end_ns").shift(-1)).otherwise("end_ns").alias("end_ns"),
+        *(pl.when("first").then(pl.col(n) + pl.col(n).shift(-1)).otherwise(n).alias(n) for n in summed),
+    )
+    return conform(fused.filter(~pl.col("first").shift(1).fill_null(False)), DETAILED)

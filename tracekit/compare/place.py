@@ -42,6 +42,8 @@ def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFram
         return _two_ways(goes, pp)
     if _wraps(goes, pp):
         return _loop(goes, pp)
+    if pp > 2 and any((table["peer"] == (at - 1) % pp).any() for at, table in messages.items() if at == 0):
+        return Placement("unknown", 1, {}, "without the last rank the chunks of a loop cannot be told apart")
     return _line(goes)
 
 

@@ -52,6 +52,8 @@ MESSAGES = pl.Schema(
         "end_ns": pl.Int64(),
     }
 )
+BREATH_NS = 5_000
+"""Shorter gaps between kernels are how a GPU breathes: part of the work, whatever runs beside them."""
 STALLS = pl.Schema({"cause": pl.Enum(CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
 
 
@@ -64,7 +66,6 @@ class RankPipeline:
     messages: pl.DataFrame
     stalls: pl.DataFrame
     lanes: pl.DataFrame
-    reload: pl.DataFrame
     groups: tuple[ProcessGroup, ...]
     group: str | None  # the communicator its messages went through
     world_size: int | None
@@ -98,7 +99,6 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
         messages=messages,
         stalls=_stall_table(stalls),
         lanes=lanes(rows, chunks) if chunks.height else pl.DataFrame(schema=LANES),
-        reload=_reload_rows(rows),
         groups=source.groups,
         group=_group(rows),
         world_size=source.world_size,
@@ -206,10 +206,16 @@ def _stalls(rows: pl.DataFrame, used: npt.NDArray[np.bool_]) -> dict[str, Interv
     }
     found: dict[str, Intervals] = {}
     for cause, intervals in sets.items():
-        found[cause] = intervals - covered
+        found[cause] = intervals - (covered | _breaths(covered))
         covered = covered | intervals
-    found["host"] = _host_gaps(rows, covered)
+    found["host"] = _host_gaps(rows, covered | _breaths(covered))
     return found
+
+
+def _breaths(covered: Intervals) -> Intervals:
+    gaps = covered.gaps()
+    short = gaps.end_ns - gaps.start_ns < BREATH_NS
+    return Intervals(gaps.group[short], gaps.start_ns[short], gaps.end_ns[short])
 
 
 def _host_gaps(rows: pl.DataFrame, covered: Intervals) -> Intervals:
@@ -235,10 +241,10 @@ def _stall_table(stalls: dict[str, Intervals]) -> pl.DataFrame:
 
 
 def _measured(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: dict[str, Intervals]) -> pl.DataFrame:
-    """The chunks with what was inside them."""
+    """The chunks with what was inside them; inside the whole block where two ran as one."""
     if chunks.is_empty():
         return chunks
-    start, end = chunks["start_ns"].to_numpy(), chunks["end_ns"].to_numpy()
+    start, end = _spans(chunks)
     compute = _labelled_union(rows, (*COMPUTE_LABELS, "other"))
     inside = {f"{cause}_ns": pl.Series(s.covered_ns(start, end)) for cause, s in stalls.items()}
     return chunks.with_columns(
@@ -246,6 +252,16 @@ def _measured(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: dict[str, Interv
         wgrad_ns=pl.Series(_labelled_union(rows, ("wgrad",)).covered_ns(start, end)),
         **inside,
     ).select(pl.col(name).cast(kind) for name, kind in CHUNKS.items())
+
+
+def _spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
+    start, end = chunks["start_ns"].to_numpy().copy(), chunks["end_ns"].to_numpy().copy()
+    step, beside = chunks["step"].to_numpy(), chunks["beside"].to_numpy()
+    paired = np.flatnonzero(beside >= 0)
+    other = beside[paired] + np.searchsorted(step, step[paired])
+    both = np.minimum(start[paired], start[other]), np.maximum(end[paired], end[other])
+    start[paired], end[paired] = both
+    return start, end
 
 
 def _messages(rows: pl.DataFrame) -> pl.DataFrame:
@@ -274,14 +290,6 @@ def _messages(rows: pl.DataFrame) -> pl.DataFrame:
 def _group(rows: pl.DataFrame) -> str | None:
     part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("group").is_not_null())
     return None if part.is_empty() else str(part["group"].cast(pl.String).mode()[0])
-
-
-def _reload_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """The three stages of a weight reload, where this rank has one."""
-    label = pl.col("label").cast(pl.String)
-    part = rows.filter(label.is_in(["onload", "broadcast", "reload"]))
-    names = ["step", "label", "start_ns", "end_ns", "bytes"]
-    return part.select(names) if (part["label"].cast(pl.String) == "reload").any() else part.head(0).select(names)
 
 
 def _notices(rows: pl.DataFrame, chunks: pl.DataFrame, rank: int) -> tuple[Notice, ...]:

@@ -103,6 +103,17 @@ def _from_messages(ranks: Sequence[RankPipeline], notices: list[Notice]) -> tupl
     for rank in sorted(parent):
         by_root.setdefault(root(rank), []).append(rank)
     known = {r.rank: r for r in ranks}
+    nameless = [r for r in ranks if r.messages.height and r.messages["peer"].null_count() == r.messages.height]
+    if len(nameless) > 1:
+        by_root = {k: m for k, m in by_root.items() if not set(m) <= {r.rank for r in nameless}}
+        by_root[-1] = sorted(r.rank for r in nameless)
+        notices.append(
+            Notice(
+                "peers-unknown",
+                f"messages do not say to whom: ranks {_few(by_root[-1])} are taken for one pipeline in this order; "
+                "--layout says otherwise",
+            )
+        )
     found = []
     for members in by_root.values():
         full = _complete(members, [known[m] for m in members if m in known])
@@ -128,11 +139,6 @@ def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int]:
                 _kind(group.description) == "pp" or len(members) < len({m.rank for m in ranks} | set(group.ranks))
             )
             if fits and named and (_kind(group.description) == "pp" or _chain(group.ranks, ranks)):
-                return list(group.ranks)
-    peerless = all(r.messages.height and r.messages["peer"].null_count() == r.messages.height for r in ranks)
-    if peerless and len(ranks) == 1 and ranks[0].group is not None:
-        for group in ranks[0].groups:
-            if group.name == ranks[0].group:
                 return list(group.ranks)
     return members
 

@@ -8,7 +8,7 @@ number to go by: they are counted off against the backwards that left them out, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numba
 import numpy as np
@@ -224,29 +224,26 @@ class _Work:
     chunk: Ints
     pair: list[int]  # of each chunk: the chunk that stands for the pair (a backward)
     is_w: list[bool]
-    has_w: list[bool]  # a backward with weight gradients inside
 
     @classmethod
     def of(cls, walk: Ints, owner: Ints, engine: Ints, took: Ints, is_wgrad: Bools) -> _Work:
         count = len(owner)
         total = np.bincount(walk, took[engine], count) if count else np.zeros(0)
         weight = np.bincount(walk, took[engine] * is_wgrad[engine], count) if count else np.zeros(0)
-        work = cls(np.zeros(count, np.int64), [], [], [])
+        work = cls(np.zeros(count, np.int64), [], [])
         for w in range(count):
             mine = int(owner[w])
             apart = mine != w and (weight[w] > 0.5 * total[w] or weight[mine] < 0.02 * total[mine])
             if mine == w or apart:
-                work.chunk[w] = work.add(None if mine == w else int(work.chunk[mine]), weight[w] > 0.02 * total[w])
+                work.chunk[w] = work.add(None if mine == w else int(work.chunk[mine]))
             else:  # more of the same backward
                 work.chunk[w] = work.chunk[mine]
-                work.has_w[work.chunk[w]] |= bool(weight[w] > 0.02 * total[w])
         return work
 
-    def add(self, pair: int | None, has_w: bool) -> int:
+    def add(self, pair: int | None) -> int:
         index = len(self.pair)
         self.pair.append(index if pair is None else pair)
         self.is_w.append(pair is not None)
-        self.has_w.append(bool(has_w))
         return index
 
     @property
@@ -298,7 +295,7 @@ def _leftovers(chunk_of: Ints, forward: Ints, host: Ints, took: Ints, messages: 
             best = min(clear or near, key=lambda k: abs(int(host[k]) - int(host[rows[0]])))
             chunk_of[rows] = chunk_of[best]
         else:
-            chunk_of[rows] = work.add(None, False)
+            chunk_of[rows] = work.add(None)
     return chunk_of
 
 
@@ -316,6 +313,7 @@ class _Assembly:
     is_wgrad: Bools
     messages: Ints
     work: _Work
+    absorbed: set[int] = field(default_factory=set)  # backwards that loose weight gradients joined
 
     def finish(self, loose: Ints) -> Segments:
         """Place the loose weight gradients, number the pairs by their forwards, and list the chunks in launch order."""
@@ -351,6 +349,8 @@ class _Assembly:
         for side, parts in found.items():
             rows = np.flatnonzero((self.side == side) & (self.chunk_of >= 0))
             order = rows[np.argsort(self.chunk_of[rows], kind="stable")]
+            if not len(order):
+                continue
             chunks, first = np.unique(self.chunk_of[order], return_index=True)
             for c, part in zip(chunks.tolist(), np.split(order, first[1:]), strict=True):
                 parts[int(c)] = part
@@ -362,21 +362,45 @@ class _Assembly:
             return []
         barrier = np.sort(np.concatenate([self.host[self.chunk_of >= 0], self.messages]))
         run = _runs(loose, self.host, barrier)
-        runs = np.split(loose, np.flatnonzero(np.diff(run)) + 1)
-        runs = self._absorb(runs, pieces)
-        waiting = sorted(
-            (c for c in pieces[ENGINE] if not self.work.is_w[c] and not self.work.has_w[c]),
-            key=lambda c: int(self.host[pieces[ENGINE][c][-1]]),
-        )
+        runs = self._absorb(np.split(loose, np.flatnonzero(np.diff(run)) + 1), pieces)
+        waiting = self._without_weights(runs, pieces)
         parts = _even_parts(runs, len(waiting))
+        if self._at_once(parts, waiting, pieces):
+            return []
         taken: list[tuple[int, Ints, float]] = []
         for rows in parts:
             ready = [c for c in waiting if self.host[pieces[ENGINE][c][0]] < self.host[rows[0]]]
-            if not ready:
-                continue
-            waiting.remove(ready[0])
-            taken.append((ready[0], rows, COUNTED))
+            if ready:
+                waiting.remove(ready[0])
+                taken.append((ready[0], rows, COUNTED))
         return taken
+
+    def _without_weights(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[int]:
+        """Backwards that left weight gradients out, in the order they ended: those with far less inside than outside.
+
+        Norms and sums of gradients stay inside autograd, so a little is no sign.
+        """
+        backwards = [c for c in pieces[ENGINE] if not self.work.is_w[c] and c not in self.absorbed]
+        inside = {c: float(self.took[rows][self.is_wgrad[rows]].sum()) for c, rows in pieces[ENGINE].items()}
+        outside = float(sum(self.took[rows].sum() for rows in runs))
+        found = backwards
+        for _ in range(2):
+            found = [c for c in backwards if inside[c] < 0.5 * outside / max(1, len(found))]
+        return sorted(found, key=lambda c: int(self.host[pieces[ENGINE][c][-1]]))
+
+    def _at_once(self, parts: list[Ints], waiting: list[int], pieces: dict[int, dict[int, Ints]]) -> bool:
+        """Whether each backward's weight gradients follow it directly: then they are one backward. Joins them if so."""
+        if len(parts) != len(waiting):
+            return False
+        for rows, c in zip(parts, waiting, strict=True):
+            last = self.host[pieces[ENGINE][c][-1]]
+            others = self.host[(self.chunk_of >= 0) & (self.chunk_of != c)]
+            between = (others > last) & (others < self.host[rows[0]])
+            if self.host[rows[0]] < last or between.any() or _between(self.messages, last, self.host[rows[0]]):
+                return False
+        for rows, c in zip(parts, waiting, strict=True):
+            self._join(rows, c, pieces)
+        return True
 
     def _absorb(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[Ints]:
         """Runs launched in the middle of a backward are part of it, and so is the one right at its end."""
@@ -400,14 +424,14 @@ class _Assembly:
         for rows in tails:
             k = int(np.searchsorted(high[ended], self.host[rows[0]])) - 1
             last = int(chunks[ended[k]]) if k >= 0 else -1
-            if last >= 0 and self.work.has_w[last] and not _between(self.messages, high[ended[k]], self.host[rows[0]]):
+            if last in self.absorbed and not _between(self.messages, high[ended[k]], self.host[rows[0]]):
                 self._join(rows, last, pieces)
             else:
                 kept.append(rows)
         return kept
 
     def _join(self, rows: Ints, chunk: int, pieces: dict[int, dict[int, Ints]]) -> None:
-        self.work.has_w[chunk] = True
+        self.absorbed.add(chunk)
         pieces[ENGINE][chunk] = np.sort(np.concatenate([pieces[ENGINE][chunk], rows]))
 
     def _names(self, entries: list[tuple[int, str, int, Ints, float]]) -> dict[int, int]:
@@ -418,11 +442,14 @@ class _Assembly:
 
 
 def _even_parts(runs: list[Ints], wanted: int) -> list[Ints]:
-    """Several weight gradients in a row look like one long run: cut runs to the usual length."""
+    """Several weight gradients in a row look like one long run: cut runs to the usual length, drop stray kernels."""
     total = sum(len(r) for r in runs)
-    unit = total // wanted if wanted and total % wanted == 0 else min((len(r) for r in runs), default=0)
+    if not wanted or not total:
+        return []
+    unit = total / wanted
     parts: list[Ints] = []
     for rows in runs:
-        even = unit > 0 and len(rows) % unit == 0
-        parts += np.split(rows, len(rows) // unit) if even else [rows]
+        pieces = round(len(rows) / unit)
+        if pieces:
+            parts += np.array_split(rows, pieces)
     return parts

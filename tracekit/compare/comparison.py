@@ -1,0 +1,190 @@
+"""The run held against its ideal: what everything downstream renders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tracekit.compare.gap import Replays
+from tracekit.compare.identify import Match
+from tracekit.compare.pipeline import Pipeline
+from tracekit.compare.whatif import WhatIf
+from tracekit.schedules import Op
+from tracekit.schema import CELLS
+
+SHIFT = pl.Schema({**CELLS, "ideal_start_ns": pl.Int64(), "ideal_end_ns": pl.Int64(), "shift_ns": pl.Int64()})
+"""Cells with their ideal times, both from the start of the step's first cell; shift = measured − ideal start."""
+
+
+@dataclass(frozen=True)
+class RankBubble:
+    """One rank's idle time in the pipeline, measured and ideal, by phase; and its peak of held activations (chunks)."""
+
+    rank: int
+    measured_ns: Mapping[str, int]
+    ideal_ns: Mapping[str, int]
+    peak_activations: int
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """One pipeline in one step against its ideal."""
+
+    pipeline: Pipeline
+    match: Match
+    replays: Replays
+    ideal_ns: int
+    ideal_bubble: float
+    gap_ns: Mapping[str, int] | None  # None: ranks are missing, so the causes cannot be told
+    bubbles: tuple[RankBubble, ...]
+    cells: pl.DataFrame  # SHIFT
+    notices: tuple[Any, ...] = ()
+
+    @property
+    def measured_ns(self) -> int:
+        """Makespan: first cell's start to last cell's end."""
+        return self.replays.makespan
+
+    @property
+    def measured_bubble(self) -> float:
+        """Share of ranks × makespan in which a rank was in no cell."""
+        ranks = len(self.pipeline.positions)
+        inside = sum(self.measured_ns * ranks - sum(b.measured_ns.values()) for b in ()) or self._inside()
+        return max(0.0, 1 - inside / (ranks * self.measured_ns)) if self.measured_ns else 0.0
+
+    def _inside(self) -> int:
+        idle = sum(sum(b.measured_ns.values()) for b in self.bubbles)
+        return len(self.pipeline.positions) * self.measured_ns - idle
+
+    def orders(self) -> list[list[str]]:
+        """What each rank of the pipeline ran, in the notation; empty for a rank without a trace."""
+        ran: Mapping[int, list[Op]] = self.pipeline.orders()
+        return [[str(op) for op in ran.get(at, [])] for at in range(len(self.pipeline.ranks))]
+
+    def summary(self) -> dict[str, Any]:
+        """One line about this pipeline and step."""
+        return {
+            "ranks": list(self.pipeline.ranks),
+            "step": self.pipeline.step,
+            "name": self.match.schedule.name,
+            "exact": self.match.exact,
+            "measured_ns": self.measured_ns,
+            "ideal_ns": self.ideal_ns,
+            "gap_ns": None if self.gap_ns is None else dict(self.gap_ns),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleComparison:
+    """Every pipeline and step held against the ideal; ``head`` is the one the numbers are of.
+
+    That is the first pipeline's step of median makespan.
+    """
+
+    head: Held
+    all: tuple[Held, ...]
+    lanes: pl.DataFrame
+    positions: Mapping[int, Mapping[str, int]]
+    what_if: tuple[WhatIf, ...] = ()
+    factors: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The schedule's name."""
+        return self.head.match.schedule.name
+
+    @property
+    def pp(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.head.pipeline.ranks)
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of a step."""
+        return self.head.match.schedule.microbatches
+
+    @property
+    def virtual(self) -> int:
+        """Chunks a rank holds."""
+        return self.head.match.schedule.virtual
+
+    @property
+    def exact(self) -> bool:
+        """Whether the order is exactly the schedule's."""
+        return self.head.match.exact
+
+    @property
+    def gap_ns(self) -> Mapping[str, int] | None:
+        """Parts of measured − ideal makespan; they sum to it."""
+        return self.head.gap_ns
+
+    @property
+    def cells(self) -> pl.DataFrame:
+        """Cells of all pipelines and steps, with ideal times and shifts."""
+        return pl.concat([held.cells for held in self.all])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``schedule`` object of an analysis as plain data."""
+        held, schedule = self.head, self.head.match.schedule
+        return {
+            "name": schedule.name,
+            "pp": self.pp,
+            "microbatches": schedule.microbatches,
+            "virtual": schedule.virtual,
+            "ranks": held.orders(),
+            "measured": {"makespan_ns": held.measured_ns, "bubble_fraction": held.measured_bubble},
+            "ideal": {"makespan_ns": held.ideal_ns, "bubble_fraction": held.ideal_bubble},
+            "gap_ns": None if held.gap_ns is None else dict(held.gap_ns),
+            "exact": held.match.exact,
+            "distance": held.match.distance,
+            "differences": [asdict(d) for d in held.match.differences],
+            "fb_run_apart": held.match.unfused,
+            "step": held.pipeline.step,
+            "pipeline_ranks": list(held.pipeline.ranks),
+            "stages_from": held.pipeline.stages_from,
+            "confidence": _lowest(held.cells),
+            "by_rank": [asdict(b) for b in held.bubbles],
+            "factors": dict(self.factors),
+            "lanes": self.lanes.to_dicts(),
+            "positions": {str(rank): dict(place) for rank, place in self.positions.items()},
+            "what_if": [line.to_dict() for line in self.what_if],
+            "pipelines": [held.summary() for held in self.all],
+        }
+
+
+def _lowest(cells: pl.DataFrame) -> float | None:
+    value = cells["confidence"].min()
+    return None if value is None else round(float(value), 3)  # type: ignore[arg-type]
+
+
+def factors(r: Replays, pipeline: Pipeline) -> dict[str, Any]:
+    """How unequal stages and cells were: each stage's time over the mean, cells far from their stage's median.
+
+    ``stage``: typical work of all ops of a stage over the mean stage's. ``spread``: median distance of a cell from its
+    stage's median, as a share of it. ``slow_cells``: those at more than 1.25 times it, the slowest ten.
+    """
+    stages = {int(s): float(r.typical[r.graph.stage == s].sum() / r.balanced[r.graph.stage == s].sum()) for s in np.unique(r.graph.stage)}
+    ratio = r.work / np.maximum(r.typical, 1)
+    slow = np.flatnonzero(ratio > 1.25)
+    slow = slow[np.argsort(-ratio[slow], kind="stable")][:10]
+    cells = pipeline.detail
+    return {
+        "stage": stages,
+        "spread": float(np.median(np.abs(ratio - 1))) if len(ratio) else 0.0,
+        "slow_cells": [
+            {
+                "rank": int(cells["rank"][int(i)]),
+                "op": str(r.graph.op[i]),
+                "stage": int(r.graph.stage[i]),
+                "microbatch": int(r.graph.microbatch[i]),
+                "factor": float(ratio[i]),
+            }
+            for i in slow
+        ],
+        "clock_offset_ns": {int(k): int(v) for k, v in pipeline.clocks.offset_ns.items()},
+        "clock_residual_ns": pipeline.clocks.residual_ns,
+    }

@@ -1,0 +1,152 @@
+"""Measured against ideal: every nanosecond between them given a cause.
+
+The cells are replayed in the order they ran, with one cause more each time. At the end every cell has its own duration
+and its own delay, so the last replay is the run itself, to the nanosecond, and the parts sum to the gap.
+
+=============  ==============================================================================================
+ideal          every op takes its mean over stages (of medians over micro-batches); no transfer, no stall
+imbalance      … its own stage's median
+variation      … its own time, without the stalls inside it
+early_output   − where a cell started before one it waits for had ended (its input was there already)
+p2p            + time between an input's readiness and the cell's start spent in pipeline communication
+exposed_ep     + dispatch and combine that no compute hid, inside cells and before them
+offload        + offload and onload that no compute hid
+exposed_comm   + other communication that no compute hid
+host           + idle before a kernel that the host had not launched yet
+other_work     + kernels outside the pipeline's cells that stood in the way
+unexplained    what is left
+=============  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.compare.pipeline import Pipeline
+from tracekit.compare.rank import CAUSES, RankPipeline
+from tracekit.compare.replay import Graph, Shares
+from tracekit.metrics.intervals import union
+
+Ints = npt.NDArray[np.int64]
+
+PARTS = (
+    "order",
+    "imbalance",
+    "variation",
+    "early_output",
+    "p2p",
+    "exposed_ep",
+    "offload",
+    "exposed_comm",
+    "host",
+    "other_work",
+    "unexplained",
+)
+"""Parts of the gap in the order they are replayed. ``order``: what running another order than the schedule's cost."""
+
+_INSIDE = ("exposed_ep", "offload", "exposed_comm", "host")
+"""Causes that can stop a cell once it runs. Pipeline transfers only hold up its start."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replays:
+    """One pipeline and step, ready to be run again: what each cell takes, and what held it up, by cause."""
+
+    graph: Graph
+    start: Ints  # measured, from the first cell's start
+    end: Ints
+    work: Ints  # duration without stalls
+    balanced: Ints  # the op's mean over stages
+    typical: Ints  # the op's median on its stage
+    inside: Mapping[str, Ints]
+    before: Mapping[str, Ints]  # includes "unexplained"
+    early: Shares  # see Graph.run
+
+    @property
+    def makespan(self) -> int:
+        """Measured: from the first cell's start to the last one's end."""
+        return int(self.end.max(initial=0))
+
+    def ideal(self) -> int:
+        """Makespan of the order run, balanced, with nothing in the way."""
+        return self.graph.makespan(self.balanced)
+
+    def with_causes(self, work: Ints, causes: tuple[str, ...]) -> tuple[Ints, Ints]:
+        """Durations and delays with these causes and no others."""
+        duration, delay = work.copy(), np.zeros_like(work)
+        for cause in causes:
+            delay = delay + self.before[cause]
+            duration = duration + self.inside.get(cause, 0)
+        return duration, delay
+
+    def without(self, cause: str) -> int:
+        """Makespan if this cause alone were gone."""
+        kept = tuple(c for c in (*CAUSES, "unexplained") if c != cause)
+        work = {"imbalance": self._evened, "variation": self.typical}.get(cause, self.work)
+        return self.graph.makespan(*self.with_causes(work, kept), self.early)
+
+    @property
+    def _evened(self) -> Ints:
+        """Each cell's work with its stage's difference from the mean taken away."""
+        return np.maximum(self.work - self.typical + self.balanced, 0)
+
+
+def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
+    """Measure what held up every cell of *pipeline*."""
+    cells = pipeline.detail
+    graph = Graph.of(cells)
+    start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
+    ready, early = graph.ready(start, end)
+    before = {cause: np.zeros(len(start), np.int64) for cause in (*CAUSES, "unexplained")}
+    for at in pipeline.positions:
+        rank = pipeline.ranks[at]
+        shift = pipeline.clocks.offset_ns.get(rank, 0)
+        mine = np.flatnonzero(graph.position == at)
+        for (cause,), part in ranks[rank].stalls.group_by("cause"):
+            stall = union(part["start_ns"].to_numpy() + shift, part["end_ns"].to_numpy() + shift)
+            waited = stall.covered_ns(ready[mine], np.maximum(start[mine], ready[mine]))
+            before[str(cause)][mine] = waited
+    before["unexplained"] = start - ready - sum(before[cause] for cause in CAUSES)
+    inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _INSIDE}
+    work = np.maximum(end - start - sum(inside.values()), 0)
+    inside["host"] = end - start - work - sum(inside[c] for c in _INSIDE if c != "host")
+    typical, balanced = _averages(cells, work)
+    origin = int(start.min()) if len(start) else 0
+    return Replays(graph, start - origin, end - origin, work, balanced, typical, inside, before, early)
+
+
+def _averages(cells: pl.DataFrame, work: Ints) -> tuple[Ints, Ints]:
+    """Median of every (op, stage), and the mean of those over the stages, for each cell."""
+    table = cells.select("op", pl.col("stage").fill_null(0), pl.col("b_stage").fill_null(-1)).with_columns(
+        work=pl.Series(work)
+    )
+    keys = ["op", "stage", "b_stage"]
+    medians = table.group_by(keys).agg(typical=pl.col("work").median().round().cast(pl.Int64))
+    means = medians.group_by("op").agg(balanced=pl.col("typical").mean().round().cast(pl.Int64))
+    joined = table.join(medians, on=keys, maintain_order="left").join(means, on="op", maintain_order="left")
+    return joined["typical"].to_numpy(), joined["balanced"].to_numpy()
+
+
+def split_gap(r: Replays, ideal_ns: int) -> dict[str, int]:
+    """The gap between measured and *ideal_ns*, in parts that sum to it."""
+    levels = [
+        ("order", r.ideal()),
+        ("imbalance", r.graph.makespan(r.typical)),
+        ("variation", r.graph.makespan(r.work)),
+        ("early_output", r.graph.makespan(r.work, None, r.early)),
+    ]
+    causes: tuple[str, ...] = ()
+    for cause in CAUSES:
+        causes += (cause,)
+        levels.append((cause, r.graph.makespan(*r.with_causes(r.work, causes), r.early)))
+    levels.append(("unexplained", r.makespan))
+    parts, last = {}, ideal_ns
+    for name, makespan in levels:
+        parts[name] = makespan - last
+        last = makespan
+    return parts

@@ -1,0 +1,242 @@
+"""Hold a run against its ideal: from the ranks' small tables to one comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from tracekit.compare import identify
+from tracekit.compare.clocks import Clocks, align
+from tracekit.compare.comparison import SHIFT, Held, RankBubble, ScheduleComparison, factors
+from tracekit.compare.gap import Replays, replays, split_gap
+from tracekit.compare.identify import Match
+from tracekit.compare.lanes import PHASES
+from tracekit.compare.pipeline import Pipeline, assemble, renamed
+from tracekit.compare.rank import RankPipeline
+from tracekit.compare.roles import find_roles
+from tracekit.compare.whatif import stage_times, what_if
+from tracekit.errors import Notice
+from tracekit.schedules import Schedule, Times, simulate
+from tracekit.schema import conform
+
+
+def compare_pipelines(
+    ranks: Sequence[RankPipeline],
+    *,
+    schedule: str = "auto",
+    layout: str | Mapping[str, int] | None = None,
+    what_if: bool = False,
+    waits: Mapping[int, int] | None = None,
+) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
+    """Name the schedule the ranks followed and hold them against its ideal; None with a reason where there is none.
+
+    *schedule* is ``auto``, a schedule's name, a file of orders or ``none``; *layout* (``pp=4,ep=2``) says which ranks
+    form a pipeline; *waits* gives what to add to each rank's clock where that is already known.
+    """
+    if schedule == "none":
+        return None, ()
+    with_work = [r for r in ranks if r.chunks.height]
+    if not with_work:
+        return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
+    by_rank = {r.rank: r for r in with_work}
+    roles = find_roles(with_work, layout)
+    said: list[Notice] = [*roles.notices, *(n for r in with_work for n in r.notices)]
+    held: list[Held] = []
+    for line in roles.pipelines:
+        present = [r for r in line if r in by_rank]
+        clocks = Clocks(waits, None) if waits is not None else align({r: by_rank[r].messages for r in present})
+        for step in _steps([by_rank[r] for r in present]):
+            pipeline = assemble(by_rank, line, step, clocks)
+            if not _worth(pipeline):
+                continue
+            known = held[-1].match.schedule if held else None
+            one, notices = _hold(pipeline, by_rank, schedule, known)
+            said += notices
+            if one is not None:
+                held.append(one)
+    if not held:
+        return None, (*_once(said), *_reason(said, roles.pipelines))
+    head = _head(held)
+    lines = tuple(_what_if(head)) if what_if else ()
+    lanes = pl.concat([r.lanes.with_columns(rank=pl.lit(r.rank, pl.Int32)) for r in with_work])
+    result = ScheduleComparison(
+        head=head,
+        all=tuple(held),
+        lanes=lanes.select("rank", pl.exclude("rank")),
+        positions=roles.positions,
+        what_if=lines,
+        factors=factors(head.replays, head.pipeline),
+    )
+    return result, _once([*said, *head.notices])
+
+
+def _steps(ranks: Sequence[RankPipeline]) -> list[int]:
+    """Steps that every one of the ranks has."""
+    common = set.intersection(*(set(r.chunks["step"].unique().to_list()) for r in ranks)) if ranks else set()
+    return sorted(common)
+
+
+def _worth(pipeline: Pipeline) -> bool:
+    """A rank by itself is a pipeline only where it overlaps micro-batches."""
+    return len(pipeline.ranks) > 1 or bool((pipeline.detail["op"] == "FB").any())
+
+
+def _reason(said: Sequence[Notice], lines: Sequence[Sequence[int]]) -> tuple[Notice, ...]:
+    if any(n.code in ("order-unknown", "schedule-other") for n in said):
+        return ()
+    if all(len(line) == 1 for line in lines):
+        return (Notice("no-pipeline", "the ranks exchange no pipeline messages and overlap no micro-batches"),)
+    return (Notice("no-pipeline", "the ranks of a pipeline have no step in common"),)
+
+
+def _hold(
+    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], wanted: str, last: Schedule | None
+) -> tuple[Held | None, list[Notice]]:
+    match, notices = _match(pipeline, wanted, last)
+    if match is None:
+        return None, [*pipeline.notices, *notices]
+    if match.exact:
+        pipeline = renamed(pipeline, match.schedule)
+    measured = replays(pipeline, ranks)
+    complete = len(pipeline.positions) == len(pipeline.ranks)
+    ideal, bubble, ideal_times = _ideal(pipeline, measured, match, complete=complete)
+    gap = split_gap(measured, ideal) if complete else None
+    if measured.graph.broken:
+        text = f"{measured.graph.broken} cells seem to wait for each other: their stages or order are not certain"
+        notices.append(Notice("order-uncertain", text))
+    return (
+        Held(
+            pipeline,
+            match,
+            measured,
+            ideal,
+            bubble,
+            gap,
+            _bubbles(pipeline, measured),
+            _shifts(pipeline, measured, ideal_times),
+            (*pipeline.notices, *notices, *_about(match, pipeline)),
+        ),
+        [],
+    )
+
+
+def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Match | None, list[Notice]]:
+    orders = pipeline.orders()
+    pp = len(pipeline.ranks)
+    forwards = max(sum(op.kind in ("F", "FB") for op in order) for order in orders.values())
+    stages_known = pipeline.stages_from != "nothing"
+
+    def equal(known: Sequence[Schedule]) -> Match | None:
+        return identify.exact_match(
+            orders,
+            known,
+            traffic=pipeline.traffic,
+            stages_known=stages_known,
+            weights_by_count=pipeline.weights_counted,
+        )
+
+    if wanted != "auto":
+        options = identify.named(wanted, pp, forwards)
+        if not options:
+            text = f"{wanted} cannot run {forwards} forwards on each of {pp} ranks"
+            return None, [Notice("schedule-other", text)]
+        found = equal(options)
+        if found is None and stages_known:
+            found = min((identify.against(orders, s) for s in options), key=lambda m: m.distance)
+        return found, [] if found else [Notice("order-unknown", _unknown(pipeline))]
+    if last is not None and last.pp == pp and (found := equal([last])):
+        return found, []
+    likely = identify.likely(pp, forwards, pipeline.placement.shape, pipeline.placement.virtual)
+    if found := equal(likely) or equal(identify.Lazy(lambda: identify.candidates(pp, forwards))):
+        return found, []
+    if not stages_known:
+        return None, [Notice("order-unknown", _unknown(pipeline))]
+    return identify.nearest_match(orders, list(likely)), []
+
+
+def _unknown(pipeline: Pipeline) -> str:
+    return f"pipeline {', '.join(map(str, pipeline.ranks[:8]))}: the order is no known schedule's and stages are not known"
+
+
+def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
+    """What the comparison must say about itself."""
+    said = []
+    if match.unfused:
+        text = f"{match.unfused} overlapped FB blocks of {match.schedule.name} ran as an F and a B, one after the other"
+        said.append(Notice("fb-run-apart", text))
+    if match.fused:
+        said.append(Notice("backward-fused", f"{match.fused} split backwards of {match.schedule.name} ran in one piece"))
+    if not match.exact:
+        text = f"the order is not exactly {match.schedule.name}'s: {match.distance} units of work stand elsewhere"
+        said.append(Notice("order-differs", text))
+    if pipeline.stages_from == "pattern":
+        said.append(
+            Notice("stages-from-pattern", "stages and micro-batches are those of the schedule whose pattern the order has")
+        )
+    if pipeline.weights_counted:
+        said.append(
+            Notice("weights-counted", "weight gradients ran outside autograd: which backward each belongs to is counted")
+        )
+    return said
+
+
+def _ideal(
+    pipeline: Pipeline, r: Replays, match: Match, *, complete: bool
+) -> tuple[int, float, tuple[np.ndarray, np.ndarray] | None]:  # type: ignore[type-arg]
+    """Makespan, bubble and, where the order is the run's own, times of every cell."""
+    if match.exact and complete:
+        start, end = r.graph.run(r.balanced)
+        makespan = int(end.max(initial=0))
+        work = int(r.balanced.sum())
+        return makespan, 1 - work / (makespan * len(pipeline.positions)) if makespan else 0.0, (start, end)
+    pp = len(pipeline.ranks)
+    times: Times = stage_times(r, pipeline.detail, pp).of_chunks(_chunks(pipeline, pp))
+    done = simulate(match.schedule, times)
+    return int(done.makespan), done.bubble_fraction, None
+
+
+def _chunks(pipeline: Pipeline, pp: int) -> float:
+    stages = max(int(pipeline.detail[n].fill_null(0).max() or 0) for n in ("stage", "b_stage")) + 1  # type: ignore[call-overload]
+    return stages / pp
+
+
+def _bubbles(pipeline: Pipeline, r: Replays) -> tuple[RankBubble, ...]:
+    measured = r.graph.idle_by_phase(r.start, r.end)
+    ideal = r.graph.idle_by_phase(*r.graph.run(r.balanced))
+    peaks = r.graph.peak_activations()
+    return tuple(
+        RankBubble(
+            pipeline.ranks[at],
+            dict(zip(PHASES, measured[at], strict=True)),
+            dict(zip(PHASES, ideal[at], strict=True)),
+            peaks[at],
+        )
+        for at in pipeline.positions
+    )
+
+
+def _shifts(
+    pipeline: Pipeline, r: Replays, ideal: tuple[np.ndarray, np.ndarray] | None  # type: ignore[type-arg]
+) -> pl.DataFrame:
+    start, end = ideal if ideal is not None else r.graph.run(r.balanced)
+    return conform(
+        pipeline.cells.with_columns(
+            ideal_start_ns=pl.Series(start), ideal_end_ns=pl.Series(end), shift_ns=pl.Series(r.start - start)
+        ),
+        SHIFT,
+    )
+
+
+def _head(held: Sequence[Held]) -> Held:
+    mine = [h for h in held if h.pipeline.ranks == held[0].pipeline.ranks]
+    return sorted(mine, key=lambda h: h.measured_ns)[(len(mine) - 1) // 2]
+
+
+def _what_if(held: Held) -> list[object]:
+    return list(what_if(held.replays, held.pipeline.detail, len(held.pipeline.ranks), held.match))
+
+
+def _once(notices: Sequence[Notice]) -> tuple[Notice, ...]:
+    return tuple(dict.fromkeys(notices))
