@@ -11,7 +11,7 @@ import sys
 import typer
 
 from tracekit._version import __version__
-from tracekit.cli import analyze, doctor, ingest, redact
+from tracekit.cli import analyze, diff, doctor, gate, ingest, redact, schedule
 from tracekit.errors import TracekitError
 
 app = typer.Typer(
@@ -38,8 +38,11 @@ def _root(
 
 app.command()(analyze.analyze)
 app.command()(ingest.ingest)
+app.command()(diff.diff)
+app.command(cls=gate.GateCommand)(gate.gate)
 app.command()(doctor.doctor)
 app.command()(redact.redact)
+app.command()(schedule.schedule)
 
 
 def fail(error: TracekitError) -> int:

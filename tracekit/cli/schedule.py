@@ -1,0 +1,148 @@
+"""``tracekit schedule``: the ideal, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracekit.errors import OptionError
+
+if TYPE_CHECKING:
+    from tracekit.schedules import BlockTimes, Schedule, Simulation, Times, WeightReload
+
+
+def schedule(
+    name: Annotated[
+        str | None, typer.Argument(help="A schedule's name (--list), or a file of orders, one line a rank.")
+    ] = None,
+    *,
+    pp: Annotated[int | None, typer.Option(help="Pipeline ranks.", metavar="P")] = None,
+    microbatches: Annotated[int | None, typer.Option(help="Micro-batches a step.", metavar="M")] = None,
+    virtual: Annotated[int | None, typer.Option(help="Model chunks a rank.", metavar="V")] = None,
+    group: Annotated[int | None, typer.Option(help="Micro-batches a group (interleaved).", metavar="G")] = None,
+    time: Annotated[
+        str, typer.Option(help="Durations: F=1,I=1,W=1,FB=3,P2P=0; B is I+W and FB is F+B unless given.")
+    ] = "",
+    lanes: Annotated[bool, typer.Option("--lanes", help="Times and pictures from the lanes inside a block.")] = False,
+    block_time: Annotated[str, typer.Option(help="With --lanes: attention=2,mlp=2,dispatch=1.5,…")] = "",
+    ranks: Annotated[int | None, typer.Option(help="weight-reload: devices.", metavar="N")] = None,
+    rounds: Annotated[int | None, typer.Option(help="weight-reload: rounds.", metavar="R")] = None,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("-o", "--output", help="Write .svg .png .html .json .txt, or .trace.json for Perfetto."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="Name every schedule.")] = False,
+) -> None:
+    """Make an ideal schedule by name: its order, times, bubbles, memory and picture."""
+    from tracekit.report.schedule_write import check_extension, write_schedule
+
+    if list_all:
+        _list(as_json)
+        return
+    if name is None:
+        raise OptionError("no schedule named", hint="tracekit schedule NAME; --list names them all")
+    for path in output or ():
+        check_extension(path)
+    blocks = _block_times(block_time) if lanes else None
+    if block_time and not lanes:
+        raise OptionError("--block-time needs --lanes")
+    if name == "weight-reload":
+        _refuse("weight-reload", pp=pp, microbatches=microbatches, virtual=virtual, group=group)
+        done: Simulation | WeightReload = _weight_reload(ranks, rounds, time)
+    else:
+        _refuse(name, ranks=ranks, rounds=rounds)
+        done = _pipeline(name, (pp, microbatches, virtual, group), time, blocks)
+    for path in output or ():
+        write_schedule(done, path, lanes=lanes, block_times=blocks)
+        typer.echo(f"Wrote {path}", err=True)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(done.to_dict()))
+    elif not output:
+        _show(done)
+
+
+def _pipeline(
+    name: str, sizes: tuple[int | None, int | None, int | None, int | None], time: str, blocks: BlockTimes | None
+) -> Simulation:
+    from tracekit.schedules import Times, block_times, generate, simulate
+
+    pp, microbatches, virtual, group = sizes
+    if blocks is not None and time:
+        raise OptionError("--time and --lanes exclude each other", hint="with --lanes, times come from --block-time")
+    times: Times = Times.parse(time) if blocks is None else block_times(blocks)
+    if _is_file(name):
+        _refuse("a file of orders", pp=pp, microbatches=microbatches, virtual=virtual, group=group)
+        from tracekit.schedules import read_orders
+
+        plan: Schedule = read_orders(name)
+    else:
+        from tracekit.schedules import describe
+
+        describe(name)
+        if pp is None or microbatches is None:
+            raise OptionError(
+                f"{name} needs --pp and --microbatches", hint=f"as in: tracekit schedule {name} --pp 4 --microbatches 8"
+            )
+        plan = generate(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times)
+    return simulate(plan, times)
+
+
+def _weight_reload(ranks: int | None, rounds: int | None, time: str) -> WeightReload:
+    from tracekit.schedules import ReloadTimes, weight_reload
+
+    if ranks is None or rounds is None:
+        raise OptionError(
+            "weight-reload needs --ranks and --rounds",
+            hint="as in: tracekit schedule weight-reload --ranks 4 --rounds 2",
+        )
+    return weight_reload(ranks, rounds, ReloadTimes.parse(time))
+
+
+def _block_times(text: str) -> BlockTimes:
+    from dataclasses import fields
+
+    from tracekit.schedules import BlockTimes
+    from tracekit.schedules.times import parse_times
+
+    names = tuple(field.name.upper() for field in fields(BlockTimes))
+    return BlockTimes(**{key.lower(): value for key, value in parse_times(text, names).items()})
+
+
+def _is_file(name: str) -> bool:
+    return "/" in name or "." in name or Path(name).is_file()
+
+
+def _refuse(what: str, **options: int | None) -> None:
+    given = [f"--{key}" for key, value in options.items() if value is not None]
+    if given:
+        raise OptionError(f"{what} takes no {' and no '.join(given)}", hint="leave it out")
+
+
+def _list(as_json: bool) -> None:
+    from tracekit.schedules import describe, names
+
+    entries = [describe(name) for name in names()]
+    if as_json:
+        import json
+
+        typer.echo(json.dumps([entry.to_dict() for entry in entries]))
+        return
+    from rich.console import Console
+
+    from tracekit.report.schedule_text import list_text
+
+    Console().print(list_text(entries))
+
+
+def _show(done: Simulation | WeightReload) -> None:
+    from rich.console import Console
+
+    from tracekit.report.schedule_text import schedule_text
+
+    console = Console(highlight=False)
+    console.print(schedule_text(done, width=console.width, letters=console.color_system is None), soft_wrap=True)

@@ -1,0 +1,155 @@
+"""Draw what has lanes: the phases inside Kimi K2's blocks over the grid, and the weight reload of checkpoint-engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.schedule_plot import FAINT, INK, draw_grid, facts, headline, legend
+from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
+from tracekit.schedules.simulator import simulate
+from tracekit.schedules.weight_reload import LANES as BUFFERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tracekit.schedules import Schedule, WeightReload
+
+_PHASE_TEXT = {
+    "warm-up": "warm-up: F, with offload",
+    "steady": "steady: F and B overlapped, W beside PP",
+    "cool-down": "cool-down: B, with onload",
+}
+RELOAD_LABELS = {"H2D": "onload", "BROADCAST": "broadcast", "RELOAD": "reload"}
+
+
+def draw_phases(schedule: Schedule, times: BlockTimes | None = None, *, layers: int = 1) -> Figure:
+    """Draw the three phases lane by lane, and below them the grid of the whole schedule.
+
+    >>> from tracekit.schedules import generate
+    >>> figure = draw_phases(generate("interleaved-overlap", pp=4, microbatches=8, virtual=2))
+    >>> [axes.get_title(loc="left") for axes in figure.axes][1]
+    'steady: F and B overlapped, W beside PP'
+    """
+    from matplotlib.figure import Figure
+
+    blocks = {phase: block(kind, times, layers=layers) for phase, kind in PHASES.items()}  # type: ignore[arg-type]
+    done = simulate(schedule, block_times(times, layers=layers))
+    width = 14
+    figure = Figure(figsize=(width, 3.9 + 0.36 * schedule.pp), layout="constrained")
+    rows = figure.add_gridspec(2, 1, height_ratios=[1.5, 0.36 * schedule.pp + 0.9], hspace=0.12)
+    durations = [blocks[phase].duration for phase in PHASES]
+    top = rows[0].subgridspec(1, 3, width_ratios=durations, wspace=0.03)
+    for column, phase in enumerate(PHASES):
+        axes = figure.add_subplot(top[column])
+        _draw_block(axes, blocks[phase], named=column == 0)
+        axes.set_title(_PHASE_TEXT[phase], loc="left", fontsize=9, color=INK)
+    grid = figure.add_subplot(rows[1])
+    shortest = float((done.end - done.start).min())
+    draw_grid(grid, done, numbers=(width - 1.2) * shortest / done.makespan > 0.18, kimi=True)
+    grid.set_title(facts(done), loc="left", fontsize=8.5, color="#4A545E")
+    grid.set_xlabel("time (units of the times inside a block)", fontsize=8.5, color=INK)
+    legend(figure, done)
+    figure.suptitle(f"{headline(done)} · what overlaps in each phase", x=0.01, ha="left", fontsize=11, color=INK)
+    return figure
+
+
+def _draw_block(axes: Axes, one: Block, *, named: bool) -> None:
+    for row in range(len(LANES)):
+        axes.barh(row, one.duration, height=0.86, color=IDLE_COLOUR, zorder=0)
+    for lane, task, label, start, end in one.cells.iter_rows():
+        row = LANES.index(lane)
+        axes.barh(row, end - start, left=start, height=0.86, color=LABEL_COLOURS[label], edgecolor="white", lw=0.8)
+        text = task.replace("(", "\n(") if end - start < 1.8 else task
+        axes.text((start + end) / 2, row, text, ha="center", va="center", fontsize=6.8, color=_ink(label))
+    axes.set_xlim(0, one.duration)
+    axes.set_ylim(len(LANES) - 0.5, -0.5)
+    axes.set_yticks(range(len(LANES)), LANES if named else [""] * len(LANES))
+    _plain(axes)
+
+
+def draw_reload(done: WeightReload) -> Figure:
+    """Draw a weight reload: for every device its H2D buffer and two IPC buffers, sources told from destinations.
+
+    >>> from tracekit.schedules import weight_reload
+    >>> draw_reload(weight_reload(4, 2)).axes[0].get_title(loc="left")
+    'weight-reload · 4 devices × 2 rounds'
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    small = done.ranks <= 16 and len(done.cells) <= 1200
+    width = float(np.clip(done.makespan / min(done.times.BROADCAST, done.times.RELOAD) * 0.5 + 2.2, 7, 18))
+    figure = Figure(figsize=(width, float(np.clip(0.72 * done.ranks + 1.3, 2.5, 12))), layout="constrained")
+    axes = figure.add_subplot()
+    gap = 0.5
+    ticks, names = [], []
+    for rank in range(done.ranks):
+        for lane, name in enumerate(BUFFERS):
+            row = rank * (len(BUFFERS) + gap) + lane
+            axes.barh(row, done.makespan, height=0.9, color=IDLE_COLOUR, zorder=0)
+            ticks.append(row)
+            names.append(f"device {rank}   {name}" if lane == 0 else name)
+    rows = done.cells.with_columns(
+        row=pl.col("rank") * (len(BUFFERS) + gap)
+        + pl.col("lane").replace_strict(dict(zip(BUFFERS, range(3), strict=True)))
+    )
+    sides = (("H2D", None), ("BROADCAST", "source"), ("BROADCAST", "destination"), ("RELOAD", None))
+    for op, role in sides:
+        same = rows.filter((pl.col("op") == op) & pl.col("role").eq_missing(pl.lit(role)))
+        look: dict[str, Any] = {
+            "color": LABEL_COLOURS[RELOAD_LABELS[op]],
+            "edgecolor": "white",
+            "lw": 0.8 if small else 0,
+        }
+        if role == "destination":
+            look |= {"color": _lighter(look["color"]), "hatch": "////" if small else None, "edgecolor": "white"}
+        start, end = same["start"].to_numpy(), same["end"].to_numpy()
+        axes.barh(same["row"].to_numpy(), end - start, left=start, height=0.9, zorder=1, **look)
+        if small:
+            ink = _ink(RELOAD_LABELS[op]) if role != "destination" else INK
+            for row, bucket, a, b in same.select("row", "bucket", "start", "end").iter_rows():
+                axes.text(
+                    (a + b) / 2, row, f"{bucket}", ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=2
+                )
+    axes.set_xlim(0, done.makespan)
+    axes.set_ylim(max(ticks) + 0.6, -0.6)
+    axes.set_yticks(ticks, names) if small else axes.set_yticks(ticks[::3], [f"device {r}" for r in range(done.ranks)])
+    _plain(axes)
+    axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=INK)
+    axes.set_title(
+        f"weight-reload · {done.ranks} devices × {done.rounds} rounds", loc="left", fontsize=11, color=INK, pad=20
+    )
+    text = f"makespan {done.makespan:g} · numbers are buckets; device g mod {done.ranks} is the source of bucket g"
+    axes.text(0, 1.01, text, transform=axes.transAxes, va="bottom", fontsize=8.5, color="#4A545E")
+    pink = LABEL_COLOURS["broadcast"]
+    handles = [
+        Patch(facecolor=LABEL_COLOURS["onload"], label="copy from host (H2D)"),
+        Patch(facecolor=pink, label="broadcast: source"),
+        Patch(facecolor=_lighter(pink), hatch="////", edgecolor="white", label="broadcast: destination"),
+        Patch(facecolor=LABEL_COLOURS["reload"], label="reload into the engine"),
+        Patch(facecolor=IDLE_COLOUR, label="buffer idle"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False, handlelength=1.4)
+    return figure
+
+
+def _plain(axes: Axes) -> None:
+    axes.tick_params(length=0, labelsize=8, colors=INK)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+
+
+def _ink(label: str) -> str:
+    """White on dark colours, dark on light ones."""
+    red, green, blue = (int(LABEL_COLOURS[label][i : i + 2], 16) for i in (1, 3, 5))
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 118 else INK
+
+
+def _lighter(colour: str) -> str:
+    return "#" + "".join(f"{(int(colour[i : i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))

@@ -1,0 +1,159 @@
+"""A schedule as one HTML file: the grid as inline SVG with a tooltip a cell, the figures, the orders. No scripts."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import defaultdict
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
+from tracekit.report.schedule_plot import NAMES, Parts, chunks, colour, facts, headline, parts, shaded
+from tracekit.schedules.weight_reload import WeightReload
+
+if TYPE_CHECKING:
+    from tracekit.schedules import Simulation
+
+_ROW = 26
+_LEFT = 64
+_MOST_TOOLTIPS = 8_000
+_MOST_ORDERS = 20_000
+
+_STYLE = """
+body { font: 14px/1.5 system-ui, sans-serif; color: #22272B; background: #fff; margin: 2rem auto; max-width: 1500px;
+  padding: 0 1rem }
+h1 { font-size: 1.3rem; margin: 0 } p { margin: .3rem 0 1rem; color: #4A545E }
+.wide { overflow-x: auto } table { border-collapse: collapse; margin: 1rem 0 }
+th, td { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #E8EBEE; font-variant-numeric: tabular-nums
+  }
+th { font-weight: 600 } .key { display: inline-block; width: .9em; height: .9em; margin: 0 .35em 0 1em;
+  vertical-align: -.1em } code { white-space: nowrap; font-size: 12px } svg text { font: 11px system-ui, sans-serif }
+"""
+
+
+def schedule_page(done: Simulation | WeightReload) -> str:
+    """Write the page.
+
+    >>> from tracekit.schedules import generate, simulate
+    >>> page = schedule_page(simulate(generate("1f1b", pp=2, microbatches=2)))
+    >>> "<title>1F1 · rank 1 · 3 to 4</title>" in page or page.count("<rect")
+    10
+    """
+    if isinstance(done, WeightReload):
+        from tracekit.report.schedule_lanes import draw_reload
+
+        title = f"weight-reload · {done.ranks} devices × {done.rounds} rounds"
+        return _page(title, f"makespan {done.makespan:g}", f'<div class="wide">{_inline(draw_reload(done))}</div>')
+    body = f'<div class="wide">{_svg(done)}</div>{_key(done)}{_table(done)}{_orders(done)}'
+    return _page(headline(done), facts(done), body)
+
+
+def _page(title: str, line: str, body: str) -> str:
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n<p>{escape(line)}</p>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _inline(figure: object) -> str:
+    """Return a matplotlib figure as an SVG element."""
+    from matplotlib import rc_context
+
+    out = io.StringIO()
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(out, format="svg")  # type: ignore[attr-defined]
+    return re.sub(r"^.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL)
+
+
+def _svg(done: Simulation) -> str:
+    shapes = parts(done)
+    shortest = float(np.min(shapes.end - shapes.start))
+    width = float(np.clip(done.makespan / max(shortest, 1e-12) * 18, 900, 6000))
+    scale = width / done.makespan
+    ranks = done.schedule.pp
+    height = ranks * _ROW + 24
+    title = escape(headline(done))
+    out = [f'<svg width="{width + _LEFT:.0f}" height="{height}" role="img" aria-label="{title}">']
+    for rank in range(ranks):
+        y = rank * _ROW
+        out.append(f'<text x="0" y="{y + 17}">rank {rank}</text>')
+        out.append(f'<rect x="{_LEFT}" y="{y + 1}" width="{width:.1f}" height="{_ROW - 2}" fill="{IDLE_COLOUR}"/>')
+    fills = _fills(done, shapes)
+    out += _cells(done, shapes, fills, scale) if len(fills) <= _MOST_TOOLTIPS else _paths(shapes, fills, scale)
+    for tick in np.linspace(0, done.makespan, 11):
+        out.append(f'<text x="{_LEFT + tick * scale:.1f}" y="{height - 6}" text-anchor="middle">{tick:.4g}</text>')
+    return "\n".join([*out, "</svg>"])
+
+
+def _fills(done: Simulation, shapes: Parts) -> list[str]:
+    of_stage, shade = chunks(done.schedule), shaded(done.schedule)
+    count = int(of_stage.max()) + 1
+    pairs = zip(shapes.kind, of_stage[shapes.stage].tolist(), strict=True)
+    return [colour(kind, chunk, count, shade=shade) for kind, chunk in pairs]
+
+
+def _cells(done: Simulation, shapes: Parts, fills: list[str], scale: float) -> list[str]:
+    """One rectangle a cell, with its number and a tooltip."""
+    names = [str(op) for rank in done.schedule.ranks for op in rank]
+    pairs = np.flatnonzero(shapes.low == 0.5).tolist()
+    names += [names[i] for i in pairs]
+    out = []
+    for i, (name, fill) in enumerate(zip(names, fills, strict=True)):
+        start, end, rank = shapes.start[i], shapes.end[i], int(shapes.rank[i])
+        top = rank * _ROW + 1 + (1 - shapes.high[i]) * (_ROW - 2)
+        tall = (shapes.high[i] - shapes.low[i]) * (_ROW - 2)
+        x, wide = _LEFT + start * scale, (end - start) * scale
+        tip = f"<title>{name} · rank {rank} · {start:g} to {end:g}</title>"
+        out.append(f'<g>{tip}<rect x="{x:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{tall:.1f}" fill="{fill}"')
+        out.append('stroke="white" stroke-width=".7"/>')
+        if wide >= 13:
+            at = f'x="{x + wide / 2:.1f}" y="{top + tall / 2 + 4:.1f}"'
+            size = "" if tall > 14 else ' style="font-size:9px"'
+            out.append(f'<text {at} text-anchor="middle"{size}>{shapes.microbatch[i]}</text>')
+        out.append("</g>")
+    return out
+
+
+def _paths(shapes: Parts, fills: list[str], scale: float) -> list[str]:
+    """One path a colour: small and quick for tens of thousands of cells."""
+    drawn: defaultdict[str, list[str]] = defaultdict(list)
+    x = (_LEFT + shapes.start * scale).tolist()
+    wide = ((shapes.end - shapes.start) * scale).tolist()
+    top = (shapes.rank * _ROW + 1 + (1 - shapes.high) * (_ROW - 2)).tolist()
+    tall = ((shapes.high - shapes.low) * (_ROW - 2)).tolist()
+    for fill, a, b, c, d in zip(fills, x, top, wide, tall, strict=True):
+        drawn[fill].append(f"M{a:.1f} {b:.0f}h{c:.1f}v{d:.0f}h-{c:.1f}z")
+    return [f'<path fill="{fill}" d="{"".join(each)}"/>' for fill, each in drawn.items()]
+
+
+def _key(done: Simulation) -> str:
+    used = {kind for rank in done.schedule.ranks for op in rank for kind in op.kind}
+    keys = [(CELL_COLOURS[kind], f"{NAMES[kind]} ({kind})") for kind in CELL_COLOURS if kind in used]
+    items = "".join(
+        f'<span class="key" style="background:{c}"></span>{escape(t)}' for c, t in (*keys, (IDLE_COLOUR, "idle"))
+    )
+    return f"<div>{items}</div>"
+
+
+def _table(done: Simulation) -> str:
+    heads = ("rank", "work", "bubble", "idle in warm-up", "in steady", "in cool-down", "peak chunks")
+    rows = zip(done.idle_by_phase.iter_rows(), done.busy, done.bubble, done.peak_activations, strict=True)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{value:g}</td>" for value in (idle[0], work, bubble, *idle[1:], peak)) + "</tr>"
+        for idle, work, bubble, peak in rows
+    )
+    line = (
+        f"bubble / (ranks × makespan) {done.bubble_fraction:.4f} · zero-bubble rate {done.bubble_rate_zb:.4f} · "
+        f"bubble / work {done.bubble_over_work:.4f}"
+    )
+    return f"<table><tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>{body}</table><p>{line}</p>"
+
+
+def _orders(done: Simulation) -> str:
+    if len(done.start) > _MOST_ORDERS:
+        return "<p>The orders are left out of this page for their length; the JSON has them.</p>"
+    lines = "<br>".join(" ".join(rank) for rank in done.schedule.orders())
+    return f'<details><summary>Order of every rank</summary><div class="wide"><code>{lines}</code></div></details>'

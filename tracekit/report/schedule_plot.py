@@ -1,0 +1,246 @@
+"""Draw a simulated schedule: one row a rank, time to the right, one cell an op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tracekit.schedules import Schedule, Simulation
+
+NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
+INK = "#22272B"
+FAINT = "#8A949E"
+_MOST_NUMBERS = 2_500  # more cells than this are drawn without numbers, edges or vector outlines
+_NARROWEST = 0.12  # inches a cell needs for its number
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Rectangles to draw: an FB is two of them, its forward above its backward."""
+
+    rank: npt.NDArray[np.int64]
+    kind: list[str]
+    stage: npt.NDArray[np.int64]
+    microbatch: npt.NDArray[np.int64]
+    start: npt.NDArray[Any]
+    end: npt.NDArray[Any]
+    low: npt.NDArray[np.float64]  # within the row, 0 to 1
+    high: npt.NDArray[np.float64]
+
+
+def parts(done: Simulation) -> Parts:
+    """Split the cells into rectangles.
+
+    >>> from tracekit.schedules import generate, simulate
+    >>> one = parts(simulate(generate("interleaved-overlap", pp=1, microbatches=2, virtual=1)))
+    >>> list(zip(one.kind, one.microbatch.tolist(), one.low.tolist(), one.high.tolist()))
+    [('F', 0, 0.0, 1.0), ('F', 1, 0.5, 1.0), ('B', 1, 0.0, 1.0), ('B', 0, 0.0, 0.5)]
+    """
+    cells = done.cells
+    op = cells["op"].cast(str).to_numpy()
+    pair = op == "FB"
+    kinds = np.where(pair, "F", op)
+    ones = np.ones(len(op))
+
+    def both(name: str, second: str) -> npt.NDArray[Any]:
+        return np.concatenate([cells[name].to_numpy(), cells[second].to_numpy()[pair]])
+
+    return Parts(
+        rank=both("rank", "rank"),
+        kind=[*kinds.tolist(), *["B"] * int(pair.sum())],
+        stage=both("stage", "b_stage").astype(np.int64),
+        microbatch=both("microbatch", "b_microbatch").astype(np.int64),
+        start=both("start", "start"),
+        end=both("end", "end"),
+        low=np.concatenate([np.where(pair, 0.5, 0.0), 0.0 * ones[pair]]),
+        high=np.concatenate([ones, 0.5 * ones[pair]]),
+    )
+
+
+def chunks(schedule: Schedule) -> npt.NDArray[np.int64]:
+    """Which of its rank's chunks each stage is, counted in the order of the stages; 0 where micro-batches tell.
+
+    >>> from tracekit.schedules import generate
+    >>> chunks(generate("interleaved", pp=2, microbatches=2)).tolist()
+    [0, 0, 1, 1]
+    >>> chunks(generate("dualpipe", pp=2, microbatches=4)).tolist()
+    [0, 0]
+    """
+    placement = schedule.stage_ranks
+    if (placement != placement[:, :1]).any():
+        return np.zeros(len(placement), np.int64)  # two directions: a micro-batch's number says which
+    seen: dict[int, int] = {}
+    found = []
+    for rank in placement[:, 0].tolist():
+        found.append(seen.get(rank, 0))
+        seen[rank] = found[-1] + 1
+    return np.array(found, np.int64)
+
+
+def colour(kind: str, chunk: int, of: int, *, shade: bool = True) -> str:
+    """Colour of a cell; later chunks are lighter.
+
+    >>> colour("F", 0, 2), colour("F", 1, 2)
+    ('#E69F00', '#f1ca73')
+    """
+    base = CELL_COLOURS[kind]
+    if not shade or chunk == 0:
+        return base
+    white = 0.45 * chunk / max(of - 1, 1)
+    channels = (int(base[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(c + (255 - c) * white):02x}" for c in channels)
+
+
+def shaded(schedule: Schedule) -> bool:
+    """Tell whether chunks are told apart by shade; not where a light B would look like an I."""
+    kinds = {op.kind for rank in schedule.ranks for op in rank}
+    return not ("I" in kinds and kinds & {"B", "FB"})
+
+
+def draw_schedule(done: Simulation, *, title: str | None = None) -> Figure:
+    """Draw *done* on a figure of its own.
+
+    >>> from tracekit.schedules import generate, simulate
+    >>> draw_schedule(simulate(generate("1f1b", pp=2, microbatches=2))).axes[0].get_xlabel()
+    'time (units of the given times)'
+    """
+    from matplotlib.figure import Figure
+
+    shapes = parts(done)
+    numbers = len(shapes.kind) <= _MOST_NUMBERS
+    shortest = float(np.min(shapes.end - shapes.start))
+    width = float(np.clip(done.makespan / max(shortest, 1e-12) * 0.19 + 1.2, 7, 18 if numbers else 16))
+    numbers = numbers and (width - 1.2) * shortest / done.makespan >= _NARROWEST
+    ranks = done.schedule.pp
+    height = float(np.clip(0.36 * ranks + 1.5, 2.4, 10))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    draw_grid(axes, done, shapes=shapes, numbers=numbers)
+    axes.set_title(title or headline(done), loc="left", fontsize=11, color=INK, pad=20)
+    _subtitle(axes, done)
+    legend(figure, done)
+    return figure
+
+
+def headline(done: Simulation) -> str:
+    """Name a schedule and its sizes.
+
+    >>> from tracekit.schedules import generate, simulate
+    >>> headline(simulate(generate("interleaved", pp=2, microbatches=4)))
+    'interleaved · 2 ranks × 4 micro-batches × 2 chunks'
+    """
+    plan = done.schedule
+    text = f"{plan.name} · {plan.pp} ranks × {plan.microbatches} micro-batches"
+    return text + (f" × {plan.virtual} chunks" if plan.virtual > 1 and chunks(plan).any() else "")
+
+
+def facts(done: Simulation) -> str:
+    """Say in one line what came out."""
+    peaks = done.peak_activations
+    peak = f"{peaks[0]}" if len(set(peaks)) == 1 else f"{min(peaks)}–{max(peaks)}"
+    return (
+        f"makespan {done.makespan:g} · idle {done.bubble_fraction:.1%} of ranks × makespan · peak {peak} chunks a rank"
+    )
+
+
+def _subtitle(axes: Axes, done: Simulation) -> None:
+    axes.text(0, 1.01, facts(done), transform=axes.transAxes, va="bottom", fontsize=8.5, color="#4A545E")
+
+
+def draw_grid(
+    axes: Axes, done: Simulation, *, shapes: Parts | None = None, numbers: bool = True, kimi: bool = False
+) -> None:
+    """Draw the cells onto *axes*; *kimi* writes 1-based micro-batches with the chunk's letter."""
+    from matplotlib.collections import PolyCollection
+
+    shapes = shapes or parts(done)
+    plan = done.schedule
+    of_stage, shade = chunks(plan), shaded(plan)
+    count = int(of_stage.max()) + 1
+    top = 0.92
+    low = shapes.rank + 0.5 - top / 2 + top * (1 - shapes.high)
+    high = shapes.rank + 0.5 - top / 2 + top * (1 - shapes.low)
+    corners = np.stack([[shapes.start, low], [shapes.start, high], [shapes.end, high], [shapes.end, low]])
+    looks = {(k, c): colour(k, c, count, shade=shade) for k in CELL_COLOURS for c in range(count)}
+    stage_chunk = of_stage[shapes.stage].tolist()
+    fills = [looks[key] for key in zip(shapes.kind, stage_chunk, strict=True)]
+    edge: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.7} if numbers else {"edgecolors": "none"}
+    idle = PolyCollection(
+        [[(0, r + 0.04), (0, r + 0.96), (done.makespan, r + 0.96), (done.makespan, r + 0.04)] for r in range(plan.pp)],
+        facecolors=IDLE_COLOUR,
+        edgecolors="none",
+        zorder=0,
+    )
+    cells = PolyCollection(list(corners.transpose(2, 0, 1)), facecolors=fills, zorder=1, **edge)
+    cells.set_rasterized(not numbers)
+    axes.add_collection(idle)
+    axes.add_collection(cells)
+    if numbers:
+        _outline_pairs(axes, shapes)
+        _write_numbers(axes, shapes, stage_chunk, prime=not shade, kimi=kimi)
+    _axes(axes, done)
+
+
+def _outline_pairs(axes: Axes, shapes: Parts) -> None:
+    """Hold the two halves of an overlapped pair together with a dark frame."""
+    from matplotlib.collections import PolyCollection
+
+    half = shapes.low == 0.5
+    frames = [
+        [(a, r + 0.04), (a, r + 0.96), (b, r + 0.96), (b, r + 0.04)]
+        for r, a, b in zip(shapes.rank[half], shapes.start[half], shapes.end[half], strict=True)
+    ]
+    axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=INK, linewidths=0.8, zorder=2))
+
+
+def _write_numbers(axes: Axes, shapes: Parts, chunk: list[int], *, prime: bool, kimi: bool) -> None:
+    middle = (shapes.start + shapes.end) / 2
+    height = shapes.rank + 0.5 + 0.92 * (0.5 - (shapes.low + shapes.high) / 2)
+    for x, y, i, c, full in zip(
+        middle.tolist(),
+        height.tolist(),
+        shapes.microbatch.tolist(),
+        chunk,
+        (shapes.high - shapes.low == 1).tolist(),
+        strict=True,
+    ):
+        text = f"{i + 1}{chr(ord('a') + c % 26)}" if kimi else f"{i}" + "′" * (c if prime else 0)
+        axes.text(x, y, text, ha="center", va="center_baseline", fontsize=8 if full else 7, color=INK, zorder=3)
+
+
+def _axes(axes: Axes, done: Simulation) -> None:
+    ranks = done.schedule.pp
+    axes.set_xlim(0, done.makespan)
+    axes.set_ylim(ranks, 0)
+    step = max(1, -(-ranks // 16))
+    axes.set_yticks(np.arange(0, ranks, step) + 0.5, [f"rank {r}" for r in range(0, ranks, step)])
+    axes.tick_params(length=0, labelsize=8.5, colors=INK)
+    axes.tick_params(axis="x", length=3, color=FAINT)
+    axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=INK)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+
+
+def legend(figure: Figure, done: Simulation) -> None:
+    """Say below the grid what the colours mean."""
+    from matplotlib.patches import Patch
+
+    used = {kind for rank in done.schedule.ranks for op in rank for kind in op.kind}
+    handles = [Patch(facecolor=CELL_COLOURS[kind], label=f"{NAMES[kind]} ({kind})") for kind in NAMES if kind in used]
+    if any(op.kind == "FB" for rank in done.schedule.ranks for op in rank):
+        handles.append(Patch(facecolor="none", edgecolor=INK, label="overlapped pair (FB), F above B"))
+    if shaded(done.schedule) and chunks(done.schedule).any():
+        handles.append(Patch(facecolor="white", edgecolor=FAINT, label="lighter: later chunk"))
+    handles.append(Patch(facecolor=IDLE_COLOUR, label="idle"))
+    look = {"frameon": False, "handlelength": 1.2, "handleheight": 1, "labelcolor": INK}
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, **look)
