@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.schema import GPU_KINDS
+
 _PATTERNS = (
     r"^ProfilerStep#(\d+)$",
     r"(?i)^(?:train(?:ing)?[ _])?step[ _#:=]*(\d+)$",
@@ -35,6 +37,19 @@ def step_marks(frame: pl.DataFrame) -> pl.DataFrame | None:
             if found.height:
                 return _ranges(found) if kind == "annotation" else _between(found)
     return None
+
+
+def used_steps(events: pl.DataFrame) -> pl.DataFrame:
+    """Forget steps that launched nothing: what runs after the last instant, or before the first, may be no step.
+
+    >>> events = pl.DataFrame({"kind": ["kernel", "runtime"], "step": [2, 3]})
+    >>> used_steps(events)["step"].to_list()
+    [2, None]
+    """
+    worked = events.select(pl.col("step").filter(pl.col("kind").is_in(GPU_KINDS)).unique().drop_nulls())["step"]
+    if not len(worked) or len(worked) == events["step"].n_unique():
+        return events
+    return events.with_columns(pl.when(pl.col("step").is_in(worked.implode())).then("step").alias("step"))
 
 
 def _ranges(found: pl.DataFrame) -> pl.DataFrame:

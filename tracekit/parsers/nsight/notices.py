@@ -40,7 +40,8 @@ def rank_notices(events: pl.DataFrame, counts: Mapping[str, int], rank: int) -> 
 def _launches(events: pl.DataFrame, gpu: int, rank: int) -> list[Notice]:
     """GPU events whose launch is not in the file: normal in a recording of a window, but it costs evidence."""
     kind = pl.col("kind")
-    known = events.filter(kind.is_in(["runtime", "driver"]))["correlation"].unique()
+    calls = pl.col("correlation").filter(kind.is_in(["runtime", "driver"]))
+    known = events.select(calls.unique())["correlation"]
     launched = pl.col("correlation").is_in(known.implode()).fill_null(False)
     lost = events.select((kind.is_in(GPU_KINDS) & ~launched).sum()).item()
     if not lost:

@@ -14,7 +14,7 @@ from tracekit.parsers.nsight import about, emit, nccl
 from tracekit.parsers.nsight.api import api_events
 from tracekit.parsers.nsight.build import events_table
 from tracekit.parsers.nsight.gpu import gpu_events
-from tracekit.parsers.nsight.marks import step_marks
+from tracekit.parsers.nsight.marks import step_marks, used_steps
 from tracekit.parsers.nsight.names import Strings
 from tracekit.parsers.nsight.notices import rank_notices
 from tracekit.parsers.nsight.nvtx import nvtx_events, thread_names
@@ -123,7 +123,7 @@ def _rank(owner: Owner, file: _File) -> RankEvents:
     frames = [frame.drop("process") for frame in (*gpu, *calls, nvtx) if frame.height]
     pid = owner.process & 0xFFFFFF
     events = events_table(frames, rank=owner.rank, pid=pid)
-    events = assign_steps(events, marks=step_marks(nvtx))
+    events = used_steps(assign_steps(events, marks=step_marks(nvtx)))
     kinds = dict(sorted(events["kind"].value_counts().rows()))
     device = file.gpus.get((pid, owner.device)) or file.gpus.get((-1, owner.device))
     source = Source(
