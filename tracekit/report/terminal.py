@@ -103,8 +103,16 @@ def advice(analysis: Analysis) -> list[str]:
     if total.lower_bound:
         found.append((0.0, "add the other ranks' traces: waiting is only known from both sides"))
     lines = [text for _, text in sorted(found, reverse=True)]
-    where = analysis.paths[0].rsplit("/", 1)[0] if analysis.paths and "/" in analysis.paths[0] else "PATH"
-    return [*lines, f"a page to share: tracekit analyze {where} -o report.html"]
+    return [*lines, f"a page to share: tracekit analyze {_asked(analysis)} -o report.html"]
+
+
+def _asked(analysis: Analysis) -> str:
+    """Name the input again, short: one path, or the folder that holds them all."""
+    paths = dict.fromkeys(analysis.paths)
+    folders = {path.rpartition("/")[0] for path in paths}
+    if len(paths) == 1:
+        return next(iter(paths))
+    return (folders.pop() or ".") if len(folders) == 1 else "PATH…"
 
 
 def _definitions() -> Padding:

@@ -20,7 +20,7 @@ def bubbles(analysis: Analysis, width: int) -> RenderableType | None:
     total = analysis.total
     if not total.budget.span_ns or (total.idle_known and not (total.budget.idle_ns or total.bubble.wait_ns)):
         return None
-    phased = any(one.phases for one in analysis.ranks)
+    phased = "pp_comm" in total.label_ns and any(one.phases for one in analysis.ranks)
     columns = ["rank", "idle ms", "launch-bound", "dependency", "pp wait ms", "bubble"]
     made = table(*columns, *(PHASES[:3] if phased and width >= 96 else []))
     ranks = sorted(analysis.ranks, key=lambda one: -(one.whole.bubble_fraction or 0.0))
