@@ -15,6 +15,7 @@ from tracekit.errors import InputError, Notice, TracekitError
 
 if TYPE_CHECKING:
     from tracekit import classify, metrics, schedules
+    from tracekit.analysis import Analysis, analyze
     from tracekit.doctor import diagnose
     from tracekit.ingestion import ingest
     from tracekit.store import Store, open_store
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # Imported on first use: `import tracekit` and `tracekit --help` stay instant.
 _HOMES = {
+    "Analysis": "tracekit.analysis",
+    "analyze": "tracekit.analysis",
     "Store": "tracekit.store",
     "Trace": "tracekit.trace",
     "diagnose": "tracekit.doctor",
@@ -32,12 +35,14 @@ _HOMES = {
 _MODULES = ("classify", "metrics", "schedules")
 
 __all__ = [
+    "Analysis",
     "InputError",
     "Notice",
     "Store",
     "Trace",
     "TracekitError",
     "__version__",
+    "analyze",
     "classify",
     "diagnose",
     "ingest",

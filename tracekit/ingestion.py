@@ -49,7 +49,7 @@ def ingest(
     (0, 1)
     """
     if rules is not None:
-        load_rules(rules)  # a mistake in the rules is one error, not one a rank
+        load_rules(Path(rules))  # a mistake in the rules is one error, not one a rank
     refs, notices = find(paths, ranks=ranks, rank=rank)
     with building(Path(store)) as folder:
         work = partial(_ingest_one, folder=folder, ranks=ranks, stacks=stacks, lenient=lenient, rules=rules)
@@ -92,7 +92,7 @@ def _ingest_one(
     lenient: bool,
     rules: str | os.PathLike[str] | None,
 ) -> list[Entry]:
-    loaded = None if rules is None else load_rules(rules)
+    loaded = None if rules is None else load_rules(Path(rules))
     parts = read_ref(ref, stacks=stacks, lenient=lenient)
     wanted = [part for part in parts if ranks is None or part.source.rank in ranks]
     return [write_rank(folder, part, classify(part.events, rules=loaded)) for part in wanted]

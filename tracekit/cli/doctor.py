@@ -10,7 +10,7 @@ from tracekit.cli._common import PATHS_HELP, RANK_HELP, RANKS_HELP, WORKERS_HELP
 
 
 def doctor(
-    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH…")],
+    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
     ranks: Annotated[str | None, typer.Option(help=RANKS_HELP)] = None,
     rank: Annotated[int | None, typer.Option(help=RANK_HELP)] = None,
     workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,

@@ -19,7 +19,7 @@ from tracekit.cli._common import (
 
 
 def ingest(
-    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH…")],
+    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="The store to write: a folder.", metavar="STORE")],
     ranks: Annotated[str | None, typer.Option(help=RANKS_HELP)] = None,

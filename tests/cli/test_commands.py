@@ -1,0 +1,93 @@
+"""The commands as people type them: what they print where, and how they end."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from tracekit.cli._common import parse_ranks
+from tracekit.errors import OptionError
+
+
+def run(*words, timeout=120):
+    command = [sys.executable, "-c", "from tracekit.cli import main; main()", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_ingest_prints_what_it_wrote_and_the_doctor_reads_it(samples, tmp_path):
+    out = run("ingest", samples / "reload", "-o", tmp_path / "store")
+    assert out.returncode == 0
+    assert out.stdout.startswith(f"Wrote {tmp_path}/store: 4 ranks, ")
+    out = run("doctor", tmp_path / "store", "--ranks", "0-1", "--json")
+    assert json.loads(out.stdout)["ranks"] == [0, 1]
+
+
+def test_notes_go_to_stderr_and_results_to_stdout(samples, tmp_path):
+    out = run("ingest", samples / "nsys-1f1b", "--ranks", "0", "-o", tmp_path / "store")
+    assert out.returncode == 0
+    assert "note: read rank0.sqlite" in out.stderr
+    assert "note:" not in out.stdout
+
+
+def test_redact_says_what_went(samples, tmp_path):
+    out = run("redact", samples / "reload/rank0.pt.trace.json.gz", "-o", tmp_path / "r.json.gz")
+    assert out.returncode == 0
+    assert out.stdout.startswith(f"Wrote {tmp_path}/r.json.gz (")
+
+
+BAD = {
+    "no path": ["doctor", "nowhere.json"],
+    "empty folder": ["doctor", "{tmp}/empty"],
+    "png": ["doctor", "{tmp}/rank0.json"],
+    "no trace": ["ingest", "{tmp}/data.json", "-o", "{tmp}/store"],
+    "ranks": ["doctor", "{samples}/reload", "--ranks", "0-x"],
+    "no such rank": ["doctor", "{samples}/reload", "--ranks", "9"],
+    "output is taken": ["ingest", "{samples}/reload", "-o", "{tmp}"],
+    "redact onto itself": ["redact", "{tmp}/trace.json", "-o", "{tmp}/trace.json"],
+    "url": ["doctor", "nosuch://host/trace.json"],
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(samples, tmp_path, case):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "rank0.json").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "data.json").write_text('{"a": 1}')
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+    out = run(*(word.format(tmp=tmp_path, samples=samples) for word in BAD[case]))
+    assert out.returncode == 2
+    assert out.stdout == ""
+    assert out.stderr.startswith("error: ")
+    assert out.stderr.count("\n") == 1
+
+
+def test_help_is_instant():
+    """Processor time, because a busy machine says nothing about us."""
+    took = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run("--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(took) < 0.3
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom tracekit.cli import app\ntry:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('polars', 'numpy', 'numba', 'pandas', 'pyarrow', 'matplotlib') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "[]"
+
+
+def test_ranks_are_numbers_and_spans():
+    assert parse_ranks("3,0-2, 7") == (0, 1, 2, 3, 7)
+    assert parse_ranks(None) is None
+    for wrong in ("", "a", "3-1", "1-", "-1"):
+        with pytest.raises(OptionError, match="is no rank"):
+            parse_ranks(wrong)

@@ -1,0 +1,60 @@
+"""ingest: what a store holds is what loading and labelling give, however many processes wrote it."""
+
+from __future__ import annotations
+
+import pytest
+
+import tracekit
+from tracekit.classify import classify
+from tracekit.errors import InputError, TracekitError
+from tracekit.ingestion import labelled_by
+
+
+@pytest.fixture(scope="module")
+def trace(samples):
+    return tracekit.load(samples / "reload")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_store_holds_the_events_and_their_labels(samples, trace, tmp_path, workers):
+    store, notices = tracekit.ingest(samples / "reload", tmp_path / "store", workers=workers)
+    assert notices == ()
+    assert store.sources == trace.sources
+    for part in trace.parts:
+        rank = part.source.rank
+        assert store.rank(rank).events.equals(part.events)
+        assert store.labelled(rank).equals(classify(part.events))
+    assert tracekit.load(tmp_path / "store").events.equals(trace.events)
+
+
+def test_nsight_ranks_are_stored_alike(samples, tmp_path):
+    store, notices = tracekit.ingest(samples / "nsys-1f1b", tmp_path / "store", ranks=[2])
+    assert store.ranks == (2,)
+    assert store.labelled(2).height > 0
+    assert {"several-exports"} <= {notice.code for notice in notices}
+
+
+def test_a_store_can_be_ingested_again(samples, trace, tmp_path):
+    tracekit.ingest(samples / "reload", tmp_path / "one")
+    store, _ = tracekit.ingest(tmp_path / "one", tmp_path / "two", ranks=[0, 3])
+    assert store.ranks == (0, 3)
+    assert store.rank(3).events.equals(trace.rank(3).events)
+    store, _ = tracekit.ingest(tmp_path / "one", tmp_path / "one", ranks=[1])
+    assert tracekit.load(tmp_path / "one").ranks == (1,)
+
+
+def test_a_failure_leaves_no_store(samples, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/rank0.json.gz").write_bytes((samples / "reload/rank0.pt.trace.json.gz").read_bytes())
+    (tmp_path / "in/rank1.json").write_text('{"traceEvents": [{"a": 1}, {"b": 2}]}')
+    with pytest.raises(InputError, match=r"rank1\.json"):
+        tracekit.ingest(tmp_path / "in", tmp_path / "store")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_rules_are_read_first_and_remembered(samples, tmp_path):
+    with pytest.raises(TracekitError, match=r"no-rules\.toml"):
+        tracekit.ingest(samples / "reload", tmp_path / "store", rules=tmp_path / "no-rules.toml")
+    rules = tmp_path / "rules.toml"
+    rules.write_text("# none\n")
+    assert labelled_by(rules) != labelled_by()
