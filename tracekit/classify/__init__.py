@@ -25,7 +25,8 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
 def _table(evidence: Evidence, decisions: Decisions) -> pl.DataFrame:
     comm, own = evidence.collectives, evidence.gpu
     words = ("op", "chain", "annotation", "annotations", "node", "fwd_op")
-    passes = decisions.passes.fill(evidence.text("exchange_pass")).fill(evidence.text("comm_pass"))
+    spoken = evidence.text("exchange_pass").fill(evidence.text("comm_pass"))
+    passes = decisions.passes.fill(spoken.where(~decisions.label.map(lambda v: v == "broadcast")))
     return conform(
         own.with_columns(
             **{name: evidence.text(name).series(name) for name in words},

@@ -129,7 +129,8 @@ def _reruns(ranges: Ranges, is_node: Bools, inside: Bools) -> Ints:
     Backward formulas run with gradients off, so their ops carry no sequence number; a checkpoint re-runs its forward
     with gradients on. A node's own inner range repeats the node's number and is no re-run.
     """
-    own = ranges.name.matches(_BACKWARD) | ranges.name.map(lambda v: v.startswith(NODE))
+    nodes = {v.removeprefix(NODE) for v in ranges.name.values if v.startswith(NODE)}
+    own = ranges.name.matches(_BACKWARD) | ranges.name.map(lambda v: v.startswith(NODE) or v in nodes)
     numbered = inside & ~is_node & ~own & (ranges.sequence >= 0) & ~_bookkeeping(ranges)
     return inherit_below(ranges, numbered, is_node)
 

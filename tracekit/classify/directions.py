@@ -6,6 +6,8 @@ the GPU mixes streams.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +25,7 @@ WGRAD = (
 BACKWARD = r"(?i)backward|(?<![a-z])bwd|bprop|dgrad|_grad(?![a-z])|grad_input"
 FORWARD = r"(?i)forward|(?<![a-z])fwd|fprop"
 OPTIMIZER = r"(?i)multi_tensor_apply|(?<![a-z])(fused)?_?adamw?(?![a-z])|(?<![a-z])lamb(?![a-z])|l2norm|adafactor|sgd_?kernel|muon"
-OPTIMIZER_OP = r"(?i)aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_)|optimizer|clip_grad"
+OPTIMIZER_OP = r"(?i)aten::(_foreach_(?!copy_)|_fused_(adam|sgd|adagrad)|_amp_)|optimizer|clip_grad"
 OPTIMIZER_ANNOTATION = (
     r"(?i)^Optimizer\.(step|zero_grad)|optimizer[-_. ]?step|^optimizer$|opt_step|clip_grad|unscale_grads|zero_grad"
 )
@@ -37,7 +39,7 @@ class Directions:
     """For every GPU event the direction of the work around it, and how that is known."""
 
     value: Text  # "forward", "backward", "wgrad", "recompute", "optimizer"
-    source: Text  # "autograd", "matmul", "name", "between", "next", "previous", "no backward in trace"
+    source: Text  # "autograd", "matmul", "name", "between", "next", "previous", "namesake", "no backward in trace"
 
 
 def read_directions(
@@ -66,36 +68,37 @@ def read_directions(
     ops = ranges.paths(launches.op, ranges.op_of, ranges.op_path)
     annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
     opted = annotations.map(lambda v: any(_search(OPTIMIZER_ANNOTATION, part) for part in v.split(" > ")))
-    say("name", opted | ops.matches(OPTIMIZER_OP) | (names.matches(OPTIMIZER) & compute), _O)
     alone = compute & (launches.op < 0)
+    say("name", opted | ops.matches(OPTIMIZER_OP) | (names.matches(OPTIMIZER) & alone), _O)
     say("name", alone & names.matches(WGRAD), _W)
     say("name", alone & names.matches(BACKWARD), _B)
     say("name", alone & names.matches(FORWARD), _F)
-    _neighbours(say, value, launches, autograd, compute, comm, alone & (value >= 0))
-    trained = autograd.active or bool(((value == _B) | (value == _W) | (value == _O))[compute].any())
-    if not trained:
+    if autograd.active or bool(((value == _B) | (value == _W) | (value == _O))[compute].any()):
+        _neighbours(say, value, launches, ranges, autograd, comm, alone & (value >= 0))
+        _unlaunched(say, value, gpu, names, launches)
+    else:
         say("no backward in trace", np.ones(n, np.bool_), _F)
     return Directions(Text(_VALUES, value), Text(tuple(sources), source))
 
 
 def _search(pattern: str, text: str) -> bool:
-    import re
-
     return re.search(pattern, text) is not None
 
 
+Say = Callable[[str, Bools, int | Ints], None]
+
+
 def _neighbours(
-    say: object, value: Ints, launches: Launches, autograd: Autograd, compute: Bools, comm: Bools, anchors: Bools
+    say: Say, value: Ints, launches: Launches, ranges: Ranges, autograd: Autograd, comm: Bools, anchors: Bools
 ) -> None:
     """Work between two of one direction shares it; else it goes with what its own kind of launch does next, or did last.
 
     A stretch ends at a communication launch and where the engine's threads take over.
     """
-    assert callable(say)
     order = np.argsort(np.where(launches.at >= 0, launches.at, np.iinfo(np.int64).max), kind="stable")
     order = order[launches.at[order] >= 0]
     known = (value >= 0)[order]
-    engine = (autograd.node_row >= 0)[order]
+    engine = np.isin(launches.thread, np.unique(ranges.thread[autograd.is_node]))[order]
     turn = np.concatenate([[False], engine[1:] != engine[:-1]]) if len(order) else engine
     stretch = np.cumsum(comm[order] | turn)
     dirs = value[order]
@@ -126,3 +129,23 @@ def _neighbours(
     for why, values in (("next", own_after), ("previous", own_before), ("next", after), ("previous", before)):
         found = spread(values)
         say(why, found >= 0, found)
+
+
+def _unlaunched(say: Say, value: Ints, gpu: pl.DataFrame, names: Text, launches: Launches) -> None:
+    """Events whose launch the file lost: as all others of their name, else as both neighbours on their stream."""
+    lost = launches.at < 0
+    if not lost.any():
+        return
+    known = (value >= 0) & (names.codes >= 0)
+    low, high = np.full(len(names.values) + 1, 9, np.int64), np.full(len(names.values) + 1, -1, np.int64)
+    np.minimum.at(low, names.codes[known], value[known])
+    np.maximum.at(high, names.codes[known], value[known])
+    agreed = np.where(low == high, high, -1)[names.codes]
+    say("namesake", lost & (agreed >= 0), agreed)
+    held = pl.when(pl.col("value") >= 0).then("value")
+    table = pl.DataFrame({"value": value, "device": gpu["device"], "stream": gpu["stream"]}).select(
+        before=held.forward_fill().over("device", "stream").fill_null(-1),
+        after=held.backward_fill().over("device", "stream").fill_null(-1),
+    )
+    before, after = table["before"].to_numpy(), table["after"].to_numpy()
+    say("between", lost & (before == after) & (before >= 0), before)

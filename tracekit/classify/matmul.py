@@ -121,7 +121,9 @@ def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints) -> tuple[Text, 
     none = Text.constant(None, len(calls))
     role, evidence = none, none
     role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", forward & ~in_node)]), "pass")
-    role, evidence = _fill(role, evidence, _by_shapes(ranges, autograd, calls, size, original, in_node, rerun), "shapes")
+    role, evidence = _fill(
+        role, evidence, _by_shapes(ranges, autograd, calls, size, original, in_node, rerun), "shapes"
+    )
     role, evidence = _fill(role, evidence, _by_order(autograd, node, in_node), "order")
     consumed, transposed = _by_use(ranges, calls, node, in_node)
     role, evidence = _fill(role, evidence, consumed, "consumer")

@@ -11,6 +11,9 @@ from tracekit.classify._nest import ANNOTATION, OP, PROBE, Ints, inherit, nest
 from tracekit.classify._text import Bools, Text
 from tracekit.schema import GPU_KINDS
 
+_MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
+"""Older files list the profiler's own annotations among the ops."""
+
 NODE = "autograd::engine::evaluate_function: "
 
 
@@ -80,7 +83,8 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     calls = _first_calls(events, gpu)
     threads = _thread_numbers(frame, calls)
     fire = _launch_rows(gpu, calls)
-    is_op = (frame["kind"] == "cpu_op").to_numpy()
+    names = Text.of(frame["name"])
+    is_op = (frame["kind"] == "cpu_op").to_numpy() & ~names.matches(_MARKS)
     main = _main_thread(threads[: len(frame)], frame)
 
     probes = len(calls)
@@ -88,7 +92,6 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     start = np.concatenate([_ints(frame["start_ns"]), _ints(calls["start_ns"]), _ints(calls["start_ns"])])
     end = np.concatenate([_ints(frame["end_ns"]), start[len(frame) :]])
     what = np.concatenate([np.where(is_op, OP, ANNOTATION), np.full(2 * probes, PROBE)])
-    names = Text.of(frame["name"])
     codes = np.concatenate([names.codes, np.zeros(2 * probes, np.int64)])
     op_of, ann_of, op_path, ann_path = nest(thread, start, end, what, codes)
 
