@@ -98,7 +98,8 @@ def _neighbours(
     order = np.argsort(np.where(launches.at >= 0, launches.at, np.iinfo(np.int64).max), kind="stable")
     order = order[launches.at[order] >= 0]
     known = (value >= 0)[order]
-    engine = np.isin(launches.thread, np.unique(ranges.thread[autograd.is_node]))[order]
+    nodes = np.unique(ranges.thread[autograd.is_node])
+    engine = np.isin(launches.thread, nodes[nodes != ranges.main])[order]
     turn = np.concatenate([[False], engine[1:] != engine[:-1]]) if len(order) else engine
     stretch = np.cumsum(comm[order] | turn)
     dirs = value[order]

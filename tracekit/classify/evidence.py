@@ -114,7 +114,12 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     attention = names.matches(ATTENTION) | chain.matches(ATTENTION)
     marks = Marks(attention, matmuls.is_gemm)
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes, marks, kinds.map(lambda v: v == "ep"))
-    base |= {"group_kind": kinds, "exchange": exchanges.role, "exchange_pass": exchanges.direction}
+    base |= {
+        "group_kind": kinds,
+        "exchange": exchanges.role,
+        "exchange_pass": exchanges.direction,
+        "stream_pass": _stream_passes(gpu, exchanges.direction),
+    }
     return found
 
 
@@ -161,6 +166,13 @@ def _classes(gpu: pl.DataFrame, comm: Collectives) -> Text:
             ("compute", np.ones(len(gpu), np.bool_)),
         ],
     )
+
+
+def _stream_passes(gpu: pl.DataFrame, direction: Text) -> Text:
+    """The pass of the next exchange on each event's stream: what runs before it there prepares it."""
+    code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("device", "stream").fill_null(-1)
+    table = pl.DataFrame({"code": direction.codes, "device": gpu["device"], "stream": gpu["stream"]})
+    return Text(direction.values, table.select(code)["code"].to_numpy().astype(np.int64))
 
 
 def _trained(direction: Text) -> bool:

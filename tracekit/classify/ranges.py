@@ -32,6 +32,7 @@ class Ranges:
     ann_of: Ints
     op_path: Ints  # equal numbers are equal paths from the thread's root
     ann_path: Ints
+    main: int  # the thread that drives the program
 
     def __len__(self) -> int:
         return len(self.start)
@@ -108,6 +109,7 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
         ann_of[:n],
         op_path[:n],
         ann_path[:n],
+        main,
     )
     here, on_main = slice(n, n + probes), slice(n + probes, None)
     launches = _attach(gpu, ranges, calls, fire, threads[n:], op_of[here], ann_of[here], ann_of[on_main])
