@@ -1,0 +1,16 @@
+"""Synthetic traces of any schedule, with troubles of known size: for tests, scale and corner cases.
+
+>>> from tracekit.schedules import generate
+>>> from tracekit.synthetic import Recipe, rank_events
+>>> recipe = Recipe(generate("zb-h1", pp=4, microbatches=8), jitter=0.02, p2p_ns=50_000)
+>>> rank_events(recipe, 3)["kind"].n_unique()
+4
+"""
+
+from __future__ import annotations
+
+from tracekit.synthetic.emit import rank_events
+from tracekit.synthetic.files import write_kineto, write_nsys, write_run
+from tracekit.synthetic.recipe import EPOCH_NS, Recipe
+
+__all__ = ["EPOCH_NS", "Recipe", "rank_events", "write_kineto", "write_nsys", "write_run"]

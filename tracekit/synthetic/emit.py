@@ -1,0 +1,286 @@
+"""The events one rank of a synthetic run would have left: ops, launches, kernels, messages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tracekit.schedules import Op
+from tracekit.schema import EVENTS, conform
+from tracekit.synthetic.recipe import EPOCH_NS, Recipe
+
+MAIN, AUTOGRAD = 100, 101  # threads
+COMPUTE, COMMUNICATION, EXPERT, D2H, H2D = 7, 20, 24, 28, 32  # streams
+LEAD_NS, CALL_NS, GAP_NS = 30_000, 1_000, 2_000_000
+TOKENS, WIDTH, INNER = 1024, 2048, 8192
+_GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_"
+Row = dict[str, Any]
+
+
+def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
+    """The events table of one rank, as a parser would return it.
+
+    >>> from tracekit.schedules import generate
+    >>> events = rank_events(Recipe(generate("1f1b", pp=2, microbatches=2)), 0)
+    >>> events.filter(kind="kernel").height > 8
+    True
+    """
+    position, replica = divmod(rank, recipe.replicas)
+    writer = _Writer(recipe, rank, position, replica)
+    period = int(recipe.simulation().makespan) + GAP_NS
+    for step in range(recipe.steps):
+        writer.step(step, EPOCH_NS + step * period + recipe.skew_ns.get(rank, 0))
+    rows = sorted(writer.rows, key=lambda row: row["start_ns"])
+    frame = pl.DataFrame(rows, schema_overrides=_OVERRIDES, infer_schema_length=None)
+    return conform(frame.with_columns(rank=pl.lit(rank), id=pl.int_range(pl.len())), EVENTS)
+
+
+_OVERRIDES = {
+    name: pl.Int64
+    for name in ("correlation", "external_id", "sequence", "fwd_thread", "stream", "device", "peer", "bytes", "tid", "step")
+} | {name: pl.String for name in ("shapes", "collective", "group", "group_ranks", "group_desc")}
+
+
+@dataclass
+class _Writer:
+    recipe: Recipe
+    rank: int
+    position: int
+    replica: int
+    rows: list[Row] = field(default_factory=list)
+    correlation: int = 0
+    sequence: int = 1000
+    held: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # numbers of each forward's ops
+    number: int = 0
+    host: int = 0
+
+    def step(self, number: int, origin: int) -> None:
+        """One step: cells where the simulation puts them, messages between, an optimizer at the end."""
+        recipe, done = self.recipe, self.recipe.simulation()
+        table, edges = recipe.schedule.table, recipe.schedule.edges
+        first, last = table.offsets[self.position], table.offsets[self.position + 1]
+        self.number, self.host = number, origin - LEAD_NS
+        begin = origin
+        receives, sends = self._messages()
+        free = origin
+        for i in range(first, last):
+            start, end = origin + int(done.start[i]), origin + int(done.end[i])
+            for producer in receives.get(i, []):
+                ready = origin + int(done.end[producer])
+                arrived = ready + recipe.p2p_ns
+                self.message("recv", int(table.rank[producer]), min(free, ready), arrived)
+            self.cell(recipe.schedule.ranks[self.position][i - first], start, end, int(recipe.work_ns[i]))
+            for consumer in sends.get(i, []):
+                self.message("send", int(table.rank[consumer]), end, end + recipe.p2p_ns)
+            free = end
+        del edges
+        close = origin + int(done.makespan)
+        self.annotated("Optimizer.step#AdamW.step", close, close + 60_000)
+        self.kernel("multi_tensor_apply_kernel", close + 10_000, close + 50_000, op="aten::_fused_adamw_")
+        self.rows.append(
+            self._cpu("annotation", f"ProfilerStep#{number}", begin - LEAD_NS - 20_000, close + GAP_NS // 2, MAIN)
+        )
+        for row in self.rows:
+            row.setdefault("step", number)
+
+    def _messages(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Per cell of this rank: cells of other ranks it receives from, and sends to."""
+        kept = self.recipe.__dict__.setdefault("_messages", {})
+        if not kept:
+            table, edges = self.recipe.schedule.table, self.recipe.schedule.edges
+            receives: dict[int, list[int]] = {}
+            sends: dict[int, list[int]] = {}
+            for producers in (edges.forward, edges.backward):
+                to = np.flatnonzero(producers >= 0)
+                to = to[table.rank[producers[to]] != table.rank[to]]
+                for consumer, producer in zip(to.tolist(), producers[to].tolist(), strict=True):
+                    receives.setdefault(consumer, []).append(producer)
+                    sends.setdefault(producer, []).append(consumer)
+            kept["receives"], kept["sends"] = receives, sends
+        return kept["receives"], kept["sends"]
+
+    # Cells
+
+    def cell(self, op: Op, start: int, end: int, work: int) -> None:
+        """One cell's kernels, its stalls spread between them."""
+        pieces = self._pieces(op)
+        stalls = self._stalls(op, len(pieces))
+        shares = np.diff(np.rint(np.linspace(0, work, len(pieces) + 1))).astype(np.int64).tolist()
+        if self.recipe.annotations:
+            text = str(op) + ("OVERLAP_F_B" if op.kind == "FB" else "")
+            self.annotated(f"PP:{text}", start - LEAD_NS // 2, end)
+        at = start
+        late = 0
+        for k, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
+            for what, stall in stalls.get(k, []):
+                if what == "host":
+                    late = stall
+                elif what in ("offload", "onload"):
+                    self.copy(what, at, at + stall)
+                else:
+                    hidden = self.recipe.ep_ns - self.recipe.ep_exposed_ns
+                    self.exchange(what, at - min(hidden, at - start), at + stall, piece)
+                at += stall
+            self.piece(piece, at, at + share, late)
+            late = 0
+            at += share
+        if self.recipe.offload_ns and op.kind != "W":
+            way = "offload" if op.kind == "F" else "onload"
+            self.copy(way, start, start + min(self.recipe.offload_ns, work))
+
+    def _pieces(self, op: Op) -> list[tuple[str, int, int, int]]:
+        """(what, stage, micro-batch, layer) of the kernels in the order they run."""
+        layers = range(self.recipe.layers)
+        back = (op.stage, op.microbatch) if op.kind != "FB" else (op.b_stage or 0, op.b_microbatch or 0)
+        forward = [("F", op.stage, op.microbatch, n) for n in layers]
+        inputs = [("I", *back, n) for n in reversed(layers)]
+        weights = [("W", *back, n) for n in reversed(layers)]
+        both = [piece for pair in zip(inputs, weights, strict=True) for piece in pair]
+        if op.kind == "FB":
+            return [piece for pair in zip(forward, both[::2], both[1::2], strict=True) for piece in pair]
+        return {"F": forward, "I": inputs, "W": weights, "B": both}[op.kind]
+
+    def _stalls(self, op: Op, pieces: int) -> dict[int, list[tuple[str, int]]]:
+        """Before which piece each injected stall goes."""
+        found: dict[int, list[tuple[str, int]]] = {}
+        recipe = self.recipe
+        if recipe.ep_ns and op.kind != "W":
+            names = {"F": ("dispatch", "combine"), "FB": ("dispatch", "combine", "combine", "dispatch")}
+            for k, name in enumerate(names.get(op.kind, ("combine", "dispatch"))):
+                found.setdefault(min(1 + k % max(1, pieces - 1), pieces - 1), []).append((name, recipe.ep_exposed_ns))
+        if recipe.offload_exposed_ns and op.kind in ("B", "I", "FB"):
+            found.setdefault(pieces - 1, []).append(("onload", recipe.offload_exposed_ns))
+        if recipe.host_ns:
+            found.setdefault(pieces - 1, []).append(("host", recipe.host_ns))
+        return found
+
+    def piece(self, piece: tuple[str, int, int, int], start: int, end: int, late: int) -> None:
+        """One GEMM with the ops around its launch."""
+        what, stage, microbatch, layer = piece
+        numbers = self.held.setdefault((stage, microbatch), [])
+        if what == "F":
+            self.sequence += 1
+            numbers.append(self.sequence)
+            shapes = [[TOKENS, WIDTH], [WIDTH, INNER]] if layer % 2 == 0 else [[TOKENS, INNER], [INNER, WIDTH]]
+            self.kernel(_GEMM + "TNN", start, end, op="aten::mm", shapes=shapes, sequence=self.sequence, late=late)
+            return
+        rows, width = (INNER, WIDTH) if layer % 2 == 0 else (WIDTH, INNER)
+        shapes = [[TOKENS, rows], [rows, width]] if what == "I" else [[rows, TOKENS], [TOKENS, width]]
+        name = _GEMM + ("NNN" if what == "I" else "NTN")
+        split = self.recipe.deferred and what == "W" and self._apart(stage, microbatch)
+        if split:
+            self.kernel(name, start, end, op="aten::mm", shapes=shapes, late=late)
+            return
+        sequence = numbers[layer] if layer < len(numbers) else 0
+        self.kernel(name, start, end, op="aten::mm", shapes=shapes, sequence=sequence, node="MmBackward0", late=late)
+
+    def _apart(self, stage: int, microbatch: int) -> bool:
+        kept = self.recipe.__dict__.setdefault("_apart", {})
+        if self.position not in kept:
+            order = self.recipe.schedule.ranks[self.position]
+            kept[self.position] = {(op.stage, op.microbatch) for op in order if op.kind == "W"}
+        return (stage, microbatch) in kept[self.position]
+
+    # Events
+
+    def kernel(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        op: str,
+        shapes: list[list[int]] | None = None,
+        sequence: int | None = None,
+        node: str | None = None,
+        late: int = 0,
+        stream: int = COMPUTE,
+        kind: str = "kernel",
+        **more: Any,
+    ) -> None:
+        """A GPU event, its launch, and the op (and autograd node) around the launch."""
+        self.correlation += 1
+        launched = start - CALL_NS if late else start - LEAD_NS
+        launched = max(launched, self.host + 10)
+        self.host = launched + 4 * CALL_NS // 5
+        thread = AUTOGRAD if node else MAIN
+        text = json.dumps(shapes, separators=(",", ":")) if shapes and self.recipe.shapes else None
+        forward = sequence if node is None else None
+        self.rows.append(self._cpu("cpu_op", op, launched - 3, launched + 700, thread, shapes=text, sequence=forward))
+        if forward is not None:
+            self.rows[-1]["fwd_thread"] = 0
+        if node:
+            for around, by in ((f"autograd::engine::evaluate_function: {node}", 9), (node, 6)):
+                back = {"sequence": sequence, "fwd_thread": 1}
+                self.rows.append(self._cpu("cpu_op", around, launched - by, launched + 700 + by, thread, **back))
+        call = "cudaLaunchKernel" if kind == "kernel" else "cudaMemcpyAsync"
+        self.rows.append(self._cpu("runtime", call, launched, launched + 600, thread, correlation=self.correlation))
+        self.rows.append(
+            {
+                "kind": kind,
+                "name": name,
+                "start_ns": start,
+                "end_ns": max(end, start + 1),
+                "device": 0,
+                "stream": stream,
+                "pid": 0,
+                "tid": stream,
+                "correlation": self.correlation,
+                "step": self.number,
+                **more,
+            }
+        )
+
+    def copy(self, way: str, start: int, end: int) -> None:
+        """Activations to the host or back."""
+        name, stream = ("DtoH (Device -> Pinned)", D2H) if way == "offload" else ("HtoD (Pinned -> Device)", H2D)
+        size = (end - start) * 50
+        self.kernel(f"Memcpy {name}", start, end, op="aten::copy_", stream=stream, kind="memcpy", bytes=size)
+
+    def exchange(self, what: str, start: int, end: int, piece: tuple[str, int, int, int]) -> None:
+        """An all-to-all of the expert group."""
+        ranks = [self.recipe.rank(self.position, r) for r in range(self.recipe.replicas)]
+        said = {
+            "collective": "all_to_allv",
+            "group": f"ep{self.position}",
+            "group_desc": "EXPERT_MODEL_PARALLEL_GROUP",
+            "group_ranks": json.dumps(ranks),
+            "bytes": TOKENS * WIDTH * 2,
+        }
+        at = max(start - LEAD_NS, self.host + 10)
+        self.annotated(f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", at, at + 1_000)
+        self.kernel("ncclDevKernel_SendRecv", start, end, op="record_param_comms", stream=EXPERT, **said)
+        self.rows[-3].update({k: v for k, v in said.items() if k != "bytes"})
+
+    def message(self, way: str, position: int, start: int, end: int) -> None:
+        """A send or receive between neighbours in the pipeline."""
+        peer = self.recipe.rank(position, self.replica) if self.recipe.peers else None
+        ranks = [self.recipe.rank(at, self.replica) for at in range(self.recipe.schedule.pp)]
+        at = max(start - LEAD_NS, self.host + 10)
+        said = {"collective": way, "peer": peer, "group": f"pp{self.replica}", "group_ranks": json.dumps(ranks)}
+        self.rows.append(self._cpu("cpu_op", "record_param_comms", at, at + 500, MAIN, **said))
+        self.host = at + 600
+        self.annotated("nccl:coalesced", at + 600, at + 1_800)
+        self.kernel(
+            "ncclDevKernel_SendRecv", start, max(end, start + 1), op="c10d::batch", stream=COMMUNICATION
+        )
+
+    def annotated(self, name: str, start: int, end: int) -> None:
+        """A user annotation on the main thread."""
+        self.rows.append(self._cpu("annotation", name, start, end, MAIN))
+
+    def _cpu(self, kind: str, name: str, start: int, end: int, thread: int, **more: Any) -> Row:
+        return {
+            "kind": kind,
+            "name": name,
+            "start_ns": start,
+            "end_ns": end,
+            "pid": 1000 + self.rank,
+            "tid": thread,
+            "step": self.number,
+            **more,
+        }

@@ -1,0 +1,141 @@
+"""What a synthetic run is made of, and its clock: a schedule simulated with known troubles mixed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.errors import OptionError
+from tracekit.schedules import Schedule, Simulation, Times, simulate
+
+Ints = npt.NDArray[np.int64]
+EPOCH_NS = 1_790_000_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A schedule, its times, and the troubles to inject, each by a known amount.
+
+    >>> from tracekit.schedules import generate
+    >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2), p2p_ns=1000)
+    >>> recipe.simulation().makespan  # 3 × (F + I + W), and a transfer each way
+    9002000
+    """
+
+    schedule: Schedule
+    times: Times = field(default_factory=lambda: Times(F=1_000_000, I=1_000_000, W=1_000_000))
+    """Nanoseconds of the ops of one chunk."""
+    p2p_ns: int = 0
+    """Time of one transfer between ranks."""
+    jitter: float = 0.0
+    """Standard deviation of a cell's time, as a share of it (seeded)."""
+    stage_factor: Mapping[int, float] = field(default_factory=dict)
+    """Imbalance: stages that take so many times as long."""
+    rank_factor: Mapping[int, float] = field(default_factory=dict)
+    """Stragglers: positions in the pipeline that are so many times slower."""
+    slow_cells: Mapping[tuple[int, str, int, int], float] = field(default_factory=dict)
+    """Single slow cells: (position, op, stage, micro-batch) to factor."""
+    skew_ns: Mapping[int, int] = field(default_factory=dict)
+    """Clocks: rank to what its clock shows too much."""
+    ep_ns: int = 0
+    """Dispatch and combine in each cell's forward and backward: time of each of the two."""
+    ep_exposed_ns: int = 0
+    """How much of each of the two no compute hides."""
+    offload_ns: int = 0
+    """Offload beside each forward, onload beside each backward: time of each, all of it hidden."""
+    offload_exposed_ns: int = 0
+    """Onload before each backward that compute has to wait for."""
+    host_ns: int = 0
+    """Idle time in each cell in which the host has not launched the next kernel yet."""
+    deferred: bool = True
+    """Whether weight gradients of split backwards run outside autograd (as in DualPipe) or in a second engine run."""
+    annotations: bool = False
+    """Whether cells bear PyTorch's ``PP:`` ranges."""
+    shapes: bool = True
+    peers: bool = True
+    steps: int = 1
+    replicas: int = 1
+    """Pipelines side by side (expert or data parallel); rank = position × replicas + replica."""
+    layers: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ep_exposed_ns > self.ep_ns:
+            raise OptionError("ep_exposed_ns is more than ep_ns", hint="the exposed part is part of the whole")
+        if min(self.steps, self.replicas, self.layers) < 1:
+            raise OptionError("steps, replicas and layers must be 1 or more")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
+        return self.schedule.pp * self.replicas
+
+    def rank(self, position: int, replica: int = 0) -> int:
+        """The rank at a place."""
+        return position * self.replicas + replica
+
+    @cached_property
+    def stalls_ns(self) -> Ints:
+        """Injected stalls inside each cell (aligned to ``schedule.table``)."""
+        kind = self._kinds
+        halves = np.where(kind == "FB", 2, np.where(kind == "W", 0, 1))
+        onload = np.isin(kind, ["B", "I", "FB"]).astype(np.int64)
+        per_half: Ints = halves.astype(np.int64)
+        return per_half * 2 * self.ep_exposed_ns + onload * self.offload_exposed_ns + self.host_ns
+
+    @cached_property
+    def work_ns(self) -> Ints:
+        """Compute time of each cell of one step: what the times say, with imbalance, stragglers and jitter."""
+        table = self.schedule.table
+        work: npt.NDArray[Any] = np.asarray(self.times.durations(self.schedule), np.float64)
+        work = work * np.array([self.stage_factor.get(int(s), 1.0) for s in table.stage])
+        work = work * np.array([self.rank_factor.get(int(r), 1.0) for r in table.rank])
+        if self.jitter:
+            noise = np.random.default_rng(self.seed).normal(1.0, self.jitter, len(work))
+            work = work * np.clip(noise, 0.2, 5.0)
+        for i, op in self._named.items():
+            work[i] *= self.slow_cells.get(op, 1.0)
+        return np.maximum(np.rint(work), 1).astype(np.int64)
+
+    @cached_property
+    def _kinds(self) -> npt.NDArray[np.str_]:
+        return np.array([op.kind for rank in self.schedule.ranks for op in rank])
+
+    @cached_property
+    def _named(self) -> dict[int, tuple[int, str, int, int]]:
+        if not self.slow_cells:
+            return {}
+        places = [(at, op) for at, order in enumerate(self.schedule.ranks) for op in order]
+        return {i: (at, op.kind, op.stage, op.microbatch) for i, (at, op) in enumerate(places)}
+
+    def simulation(self) -> Simulation:
+        """Start and end of every cell of a step, stalls and transfers included."""
+        return _simulated(self)
+
+    def by_rank(self, values: Ints) -> list[Ints]:
+        """Values aligned to ``schedule.table``, one array a rank."""
+        return np.split(values, self.schedule.table.offsets[1:-1])
+
+
+def _simulated(recipe: Recipe) -> Simulation:
+    kept: Simulation | None = recipe.__dict__.get("_kept")
+    if kept is None:
+        durations = recipe.by_rank(recipe.work_ns + recipe.stalls_ns)
+        table, edges = recipe.schedule.table, recipe.schedule.edges
+        late = [
+            np.where((e >= 0) & (table.rank[e] != table.rank), recipe.p2p_ns, 0) for e in (edges.forward, edges.backward)
+        ]
+        kept = simulate(
+            recipe.schedule,
+            recipe.times,
+            durations=durations,
+            forward_latency=recipe.by_rank(late[0]),
+            backward_latency=recipe.by_rank(late[1]),
+        )
+        recipe.__dict__["_kept"] = kept
+    return kept
