@@ -36,6 +36,7 @@ class Scanned:
     closed: bool = False
     cut_event: bool = False  # the file ends inside an event
     tail: bytes = b""
+    tail_cut: bool = False  # there was more behind the events than is worth reading
 
 
 def separator(head: bytes, at: int) -> bytes | None:
@@ -193,7 +194,9 @@ def _finish(parts: list[Part], workers: list[Worker], tail: bytes) -> Scanned:
     cut = last == scanner.PARTIAL
     if cut:
         parts[-1].bad, parts[-1].events = parts[-1].bad + 1, parts[-1].events + 1
-    return Scanned(parts, workers, closed=last == scanner.END, cut_event=cut, tail=tail if last == scanner.END else b"")
+    if last != scanner.END:
+        return Scanned(parts, workers, cut_event=cut)
+    return Scanned(parts, workers, closed=True, tail=tail, tail_cut=len(tail) >= TAIL_LIMIT)
 
 
 def _rest(stream: Stream, start: bytes) -> bytes:

@@ -17,6 +17,7 @@ HEAD_LIMIT = 64 << 20
 """A header longer than this is none: process groups of ten thousand ranks take a tenth of it."""
 
 TAIL_LIMIT = 16 << 20
+FIRST_READ = 1 << 18
 
 _DECODER = json.JSONDecoder(strict=False)
 _KEY = re.compile(r'[\s,]*"([^"\\]{0,200})"\s*:\s*')
@@ -67,7 +68,7 @@ def rank_in_name(path: str | Path) -> int | None:
 
 def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
     """Read up to the first event: the bytes read so far, where in them the events start, and the keys before."""
-    data, size = b"", 1 << 18
+    data, size = b"", FIRST_READ
     while True:
         more = stream.read(size)
         data += more

@@ -64,11 +64,12 @@ def read(
                 record_shapes=_record_shapes(header, events),
                 counts=_counts(events),
                 skipped=_skipped(scanned),
-                notices=tuple(_notices(stream, scanned, table.bad_text, events.height)),
+                notices=tuple(_notices(stream, scanned, table.bad_text, events, header.base_ns)),
             ),
         )
 
 
+_EPOCH_NS = 10**18  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
 _HINT = "re-record this rank, or read leniently to use what is there"
 _ready = threading.Event()
 
@@ -107,6 +108,9 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
         scanned = scan_in_order(stream, head, at, stacks=stacks)
     total = sum(part.events for part in scanned.parts)
     junk = sum(part.bad + int(part.phases[0]) for part in scanned.parts)
+    bare = head[:at].lstrip(b"\xef\xbb\xbf \t\r\n") == b"["
+    if bare and not total:
+        raise InputError(f"{stream.name}: an empty list: no events", hint="re-record this rank")
     if total and total == junk:
         raise InputError(
             f"{stream.name}: not a PyTorch profiler trace: no event has a time",
@@ -140,22 +144,26 @@ def _refuse(stream: Stream, scanned: Scanned) -> None:
         raise InputError(f"{stream.name}: ends after event {before - 1}, before the list of events does", hint=_HINT)
 
 
-def _notices(stream: Stream, scanned: Scanned, bad_text: int, rows: int) -> list[Notice]:
+def _notices(stream: Stream, scanned: Scanned, bad_text: int, events: pl.DataFrame, base_ns: int) -> list[Notice]:
+    rows = events.height
+    relative = rows and not base_ns and events["start_ns"][0] < _EPOCH_NS
     notices = []
     bad = sum(part.bad for part in scanned.parts)
     values = sum(part.bad_values for part in scanned.parts)
     if stream.cut_short or not scanned.closed:
         lost = 1 if scanned.cut_event else 0
         bad -= lost
-        notices.append(
-            Notice("truncated", f"the file ends before its list of events does; {lost} event cut in two was lost")
-        )
+        notices.append(Notice("truncated", f"{lost} event was cut in two: the file ends before its list of events does"))
+        if relative:
+            notices.append(Notice("no-base-time", "the start of the clock was lost with the end of the file"))
     if bad:
         notices.append(Notice("bad-events", f"{bad} damaged events were lost"))
     if values:
         notices.append(Notice("bad-values", f"{values} values are no JSON (such as inf or N/A) and were left out"))
     if bad_text:
         notices.append(Notice("bad-text", f"{bad_text} names hold invalid bytes or escapes and were repaired"))
+    if scanned.tail_cut:
+        notices.append(Notice("unread-keys", "the keys behind the events were too long to read"))
     if not rows:
         notices.append(Notice("no-events", "the file holds no complete event"))
     return notices

@@ -245,11 +245,11 @@ def _common_number(buf, i, end, thousands, keys):  # type: ignore[no-untyped-def
     shift = 3 if thousands else 0
     if buf[i] == 46:
         count, more = _digits(buf, i + 1)
-        if count != 3 or shift == 0:
+        if count == 0 or count > 3 or shift == 0:
             return -1, 0
-        value = value * 1000 + more
+        value = value * 1000 + more * np.int64(keys[_POWERS + 3 - count])
         shift = 0
-        i += 4
+        i += 1 + count
     c = buf[i]
     if i >= end or (c > 32 and c != 44 and c != 125 and c != 93):
         return -1, 0

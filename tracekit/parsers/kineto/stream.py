@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -10,6 +9,7 @@ from tracekit.errors import InputError
 
 GZIP = b"\x1f\x8b"
 _STEP = 1 << 20
+_BITE = 64
 
 
 class _Inflater(Protocol):
@@ -18,6 +18,7 @@ class _Inflater(Protocol):
     eof: bool
 
     def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+    def copy(self) -> _Inflater: ...
 
 
 def _inflater() -> _Inflater:
@@ -25,6 +26,13 @@ def _inflater() -> _Inflater:
 
     made: _Inflater = zlib_ng.decompressobj(31)
     return made
+
+
+def _errors() -> type[Exception]:
+    from zlib_ng import zlib_ng
+
+    error: type[Exception] = zlib_ng.error
+    return error
 
 
 class Stream:
@@ -123,13 +131,26 @@ class Stream:
         return done
 
     def _step(self, engine: _Inflater, view: memoryview) -> int:
+        before = engine.copy()
         try:
             data = engine.decompress(self._input, len(view))
-        except Exception as error:  # zlib-ng has an error class of its own, not an heir of zlib's
-            if not isinstance(error, zlib.error) and type(error).__name__ != "error":
-                raise
-            self.cut_short = True
-            return 0
+        except _errors():
+            return self._salvage(before, view)
         self._input = engine.unused_data if engine.eof else engine.unconsumed_tail
         view[: len(data)] = data
         return len(data)
+
+    def _salvage(self, engine: _Inflater, view: memoryview) -> int:
+        """Inflate up to the damage in small bites: a big one that fails gives nothing."""
+        done, self._engine = 0, engine
+        while done < len(view) and self._input:
+            bite, self._input = self._input[:_BITE], self._input[_BITE:]
+            try:
+                data = engine.decompress(bite, len(view) - done)
+            except _errors():
+                self.cut_short = True
+                break
+            self._input = engine.unconsumed_tail + self._input
+            view[done : done + len(data)] = data
+            done += len(data)
+        return done

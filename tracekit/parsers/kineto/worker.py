@@ -12,6 +12,8 @@ from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.columns import NULL, NULL32, WIDTH, key_table
 
 ROWS = 1 << 14
+FIRST_TEXTS = 1 << 13
+FIRST_BYTES = 1 << 20
 
 Ints = npt.NDArray[np.int64]
 
@@ -64,9 +66,9 @@ class Worker:
         self._rows = np.empty((ROWS + 1, WIDTH), np.int64)
         self._columns = np.empty((WIDTH, ROWS), np.int64)
         self._low, self._high, self._present = np.empty((3, WIDTH), np.int64)
-        self._slots = np.zeros(1 << 14, np.int64)
-        self._starts = np.zeros((1 << 13) + 1, np.int64)
-        self._heap = np.empty((1 << 20) + scanner.PAD, np.uint8)
+        self._slots = np.zeros(2 * FIRST_TEXTS, np.int64)
+        self._starts = np.zeros(FIRST_TEXTS + 1, np.int64)
+        self._heap = np.empty(FIRST_BYTES + scanner.PAD, np.uint8)
         self._state = np.zeros(scanner.STATE, np.int64)
 
     def run(self, buffer: npt.NDArray[np.uint8], start: int, end: int, *, trust: bool) -> Part:

@@ -1,0 +1,84 @@
+"""Run the scanner on mutated bytes that end right before memory nobody may touch.
+
+A read or write past the buffer ends the process with a segmentation fault. Run by test_kineto_fuzz.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tracekit.parsers.kineto import scanner, worker
+from tracekit.parsers.kineto.stream import Stream
+
+PAGE = mmap.PAGESIZE
+worker.ROWS = 64
+
+
+class Guarded:
+    """Memory between two pages that may not be touched."""
+
+    def __init__(self, size):
+        self.size = -(-size // PAGE) * PAGE
+        self._map = mmap.mmap(-1, self.size + 2 * PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for page in (start, start + PAGE + self.size):
+            assert libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 0) == 0
+        self.memory = np.frombuffer(self._map, np.uint8)[PAGE : PAGE + self.size]
+
+    def at_end(self, size):
+        return self.memory[self.size - size :]
+
+    def at_start(self, size):
+        return self.memory[:size]
+
+
+TOKENS = [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\0", b"N/A", b"-inf", b'{"ph":"X"', b"1e999", b"\xff"]
+
+
+def mutate(raw, rng):
+    data = bytearray(raw)
+    for _ in range(rng.integers(0, 12)):
+        if not data:
+            break
+        at, kind = int(rng.integers(len(data))), rng.integers(4)
+        if kind == 0:
+            data[at] = rng.integers(256)
+        elif kind == 1:
+            data[at:at] = TOKENS[rng.integers(len(TOKENS))]
+        elif kind == 2:
+            del data[at : at + int(rng.integers(1, 40))]
+        else:
+            other = int(rng.integers(len(data)))
+            data[at:at] = data[other : other + int(rng.integers(1, 200))]
+    return bytes(data[: int(rng.integers(len(data) + 1))] if rng.random() < 0.5 else data)
+
+
+def main(path, rounds):
+    raw = Stream(Path(path)).read(40_000)
+    raw = raw[raw.index(b'"traceEvents"') :]
+    raw = raw[raw.index(b"[") + 1 :]
+    guarded = Guarded(3 * len(raw))
+    rng = np.random.default_rng(1)
+    pads = [bytes(scanner.PAD), b'"' * scanner.PAD, b"9" * scanner.PAD, b"\\" * scanner.PAD]
+    for _ in range(rounds):
+        start = int(rng.integers(0, 30_000))
+        data = mutate(raw[start : start + int(rng.integers(1, 4000))], rng)
+        results = set()
+        for k, pad in enumerate(pads):
+            place = (guarded.at_end, guarded.at_start)[k % 2](len(data) + scanner.PAD)
+            place[:] = np.frombuffer(data + pad, np.uint8)
+            part = worker.Worker(0, stacks=True).run(place, 0, len(data), trust=bool(k < 4))
+            rows = [(c.rows, [None if p is None else p.values.tobytes() for p in c.columns]) for c in part.chunks]
+            results.add(repr((part.status, part.position, part.events, part.bad, part.bad_values, rows)))
+            assert 0 <= part.position <= len(data)
+        assert len(results) == 1, "what lies behind the end changed the result"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
