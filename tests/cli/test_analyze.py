@@ -1,0 +1,153 @@
+"""``tracekit analyze`` from the command line: what is printed, written and refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import polars as pl
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tracekit.analysis import analyze
+from tracekit.cli import app
+from tracekit.errors import TracekitError
+from tracekit.report.tables import figures
+from tracekit.report.terminal import render
+
+runner = CliRunner()
+
+
+def invoke(*words):
+    done = runner.invoke(app, ["analyze", *map(str, words)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture(scope="module")
+def found(samples):
+    return analyze(samples / "1f1b", schedule="none")
+
+
+def printed(analysis, width, **options):
+    console = Console(width=width, file=io.StringIO(), highlight=False, **options)
+    render(analysis, console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_the_report_fits_its_terminal(found, width):
+    text = printed(found, width)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert "Where the step went" in text
+    assert "118.846" in text
+
+
+def test_figures_are_never_cut(found):
+    """A narrow terminal drops columns rather than digits."""
+    text = printed(found, 80)
+    budget = text.split("Where the step went")[1].split("Compute (all ranks)")[0]
+    assert "…" not in budget
+    bubble = text.split("Bubble: idle")[1].split("\n\n")[0]
+    assert "…" not in bubble
+
+
+def test_the_worst_rank_comes_first(found):
+    lines = printed(found, 120).split("Where the step went")[1].splitlines()
+    shares = [float(line.split("%")[0].split()[-1]) for line in lines[2:6]]
+    assert shares == sorted(shares)
+
+
+def test_bars_are_full_and_told_apart_without_colour(found):
+    rows = printed(found, 120).split("Where the step went")[1].splitlines()[2:6]
+    widths = {sum(line.count(glyph) for glyph in "█▓▒░") for line in rows}
+    assert len(widths) == 1
+    assert all("█" in line and "▓" in line and "░" in line for line in rows)
+
+
+def test_every_definition_is_printed(found):
+    text = " ".join(printed(found, 160).split())
+    for phrase in (
+        "|U(X) ∩ U(compute)| / |U(X)|",
+        "compute + exposed + idle = span",
+        "(idle + exposed wait of pp_comm) / span",
+    ):
+        assert phrase in text
+
+
+def test_many_ranks_are_summarised(samples):
+    from dataclasses import replace
+
+    one = analyze(samples / "reload", schedule="none")
+    many = replace(one, ranks=tuple(replace(one.ranks[n % 4], rank=n) for n in range(100)))
+    text = printed(many, 100)
+    table = text.split("Where the step went")[1].split("\n\n")[0].splitlines()
+    assert len(table) < 16
+    assert "100 ranks" in text
+    assert "(median)" in text
+
+
+def test_no_colour_when_asked(samples):
+    env = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "80"}
+    command = [sys.executable, "-c", "from tracekit.cli import main; main()", "analyze", str(samples / "reload")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "\x1b[38" not in done.stdout
+    assert "Weight reload" in done.stdout
+
+
+def test_json_goes_to_stdout_alone(samples):
+    done = invoke(samples / "reload", "--json", "--schedule", "none")
+    assert json.loads(done.stdout)["format"] == "tracekit.analysis/1"
+
+
+def test_output_by_extension(samples, tmp_path):
+    paths = [tmp_path / f"x.{kind}" for kind in ("json", "csv", "parquet")]
+    words = [word for path in paths for word in ("-o", path)]
+    done = invoke(samples / "reload", "--schedule", "none", *words)
+    assert "wrote" in done.stderr
+    data = json.loads(paths[0].read_text())
+    assert data["ranks"][0]["span_ns"] == 104_587_652
+    csv, parquet = pl.read_csv(paths[1]), pl.read_parquet(paths[2])
+    assert len(csv) == len(parquet)
+    row = parquet.filter(rank=0, figure="budget", label="broadcast").row(0, named=True)
+    assert (row["value"], row["unit"]) == (data["ranks"][0]["budget_ns"]["exposed"]["broadcast"], "ns")
+
+
+def test_figures_of_every_step(samples):
+    spans = figures(analyze(samples / "steps/a", schedule="none")).filter(rank=0, figure="span")
+    assert spans["step"].to_list() == [None, *range(2, 10)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "x"], "cannot read"),
+        (["--steps", "77"], "selects none"),
+        (["--ranks", "a"], "is no rank"),
+        (["-o", "x.docx"], "cannot write .docx"),
+        (["-o", "plain"], "has no extension"),
+    ],
+)
+def test_wrong_words_are_one_line_with_a_hint(samples, words, message):
+    with pytest.raises(TracekitError, match=message) as error:
+        invoke(samples / "reload", *words)
+    assert error.value.hint
+
+
+def test_a_failed_write_leaves_nothing(samples, tmp_path):
+    with pytest.raises(TracekitError, match="no folder"):
+        invoke(samples / "reload", "--schedule", "none", "-o", tmp_path / "nowhere" / "x.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_exit_code_for_unusable_input_is_2(tmp_path):
+    command = [sys.executable, "-c", "from tracekit.cli import main; main()", "analyze", str(tmp_path / "none.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
