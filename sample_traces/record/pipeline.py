@@ -41,7 +41,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=12288)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=1, help="sequences a micro-batch")
-    parser.add_argument("--straggler", type=int, default=None, help="a stage that does its feed-forward part twice")
+    parser.add_argument("--straggler", type=int, default=None, help="a stage that does its feed-forward part 12 times")
     parser.add_argument("--rank", type=int, default=None, help="run this rank alone (started by hand, one a process)")
     parser.add_argument("--port", type=int, default=29500 + os.getpid() % 1000)
     return parser.parse_args()
@@ -72,7 +72,7 @@ def run_rank(rank: int, wanted: argparse.Namespace) -> None:
     for stage in plan.stages_of(stage_rank):
         torch.manual_seed(stage)
         module = Stage(wanted.layers, wanted.width, wanted.hidden, expert)
-        module.repeats = 2 if stage == wanted.straggler else 1
+        module.repeats = 12 if stage == wanted.straggler else 1
         stages[stage] = module.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     torch.manual_seed(rank)
     shape = (plan.microbatches, wanted.batch, wanted.tokens, wanted.width)
