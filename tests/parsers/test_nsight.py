@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 import struct
+from contextlib import closing
 
 import polars as pl
 import pytest
@@ -112,6 +114,11 @@ def test_missing_columns_become_null_or_the_next_best(path):
     assert rows(rank, "kernel", "name", "graph") == [("gemm_f", None), ("gemm_b", None)]
     assert rows(rank, "memcpy", "name") == ["Memcpy DtoH (Device -> Unknown)"]
     assert rows(rank, "driver", "name") == ["cuLaunchKernelEx"]  # by its name
+
+
+def test_gpu_events_that_name_no_process(path):
+    rank = only(training(), path, without=["CUPTI_ACTIVITY_KIND_KERNEL.globalPid"])
+    assert rows(rank, "kernel", "name", "pid") == [("gemm_f", 100), ("gemm_b", 100)]
 
 
 def test_without_a_string_table_events_stay(path):
@@ -273,6 +280,14 @@ def test_text_after_many_registered_rows_is_still_text(path):
         report.range("registered", i, i + 1, registered=True)
     rank = only(report.range("spoken", 5000, 5001), path)
     assert rows(rank, "annotation", "name")[-1] == "spoken"
+
+
+def test_text_that_is_no_utf_8_keeps_what_can_be_read(path):
+    Report().kernel("k", 0, 1).range("tea", 1, 2).range("caf?", 3, 4).save(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE NVTX_EVENTS SET text = CAST(x'636166e9' AS TEXT) WHERE text = 'caf?'")
+    (rank,) = nsight.read(path)
+    assert rows(rank, "annotation", "name") == ["tea", "caf\ufffd"]
 
 
 def test_domains_are_named_per_process(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 import shutil
 import sqlite3
 import stat
@@ -21,6 +22,7 @@ from pyarrow import ipc
 from tests.parsers.nsight_files import EPOCH, Report, packed
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers import nsight
+from tracekit.schema import EVENTS
 
 
 @pytest.fixture
@@ -265,6 +267,20 @@ def test_a_table_damaged_in_the_middle_keeps_its_sound_rows(tmp_path):
     (rank,) = nsight.read(path)
     assert 0 < rank.events.height < 20000
     assert "damaged-table" in {notice.code for notice in rank.source.notices}
+
+
+@pytest.mark.parametrize("name", ["rank0.sqlite", "rank0.arrow"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_damage_never_ends_in_anything_but_a_table_or_one_line(sample, tmp_path, name, seed):
+    rng = random.Random(f"{name}{seed}")
+    data = bytearray((sample / name).read_bytes())
+    for _ in range(rng.choice([1, 10, 100])):
+        at = rng.randrange(len(data) - 50)
+        data[at : at + 50] = rng.randbytes(50)
+    (tmp_path / name).write_bytes(bytes(data))
+    with contextlib.suppress(InputError):
+        for rank in nsight.read(tmp_path / name):
+            assert rank.events.schema == EVENTS
 
 
 def test_a_truncated_arrow_file_keeps_the_tables_before(sample, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.parsers.nsight.names import CALL, Strings, process, tid
-from tracekit.parsers.nsight.tables import Export, read_table
+from tracekit.parsers.nsight.tables import Export, read_events
 from tracekit.schema import EVENTS
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -21,7 +21,7 @@ def api_events(export: Export, strings: Strings, base_ns: int) -> list[pl.DataFr
 
 def _calls(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
     columns = ["start", "end", "eventClass", "globalTid", "correlationId", "nameId"]
-    frame = read_table(export, _RUNTIME, columns)
+    frame = read_events(export, _RUNTIME, columns)
     names = strings.names(frame["nameId"], unknown="[unknown call]", rewrite=CALL)
     driver = pl.col("eventClass") == 1
     if frame["eventClass"].null_count():
@@ -38,7 +38,7 @@ def _calls(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
 
 def _syncs(export: Export, calls: pl.DataFrame, base_ns: int) -> pl.DataFrame:
     """Name each synchronisation after the call that asked for it: the recorded type can be wrong."""
-    frame = read_table(export, _SYNC, ["start", "end", "correlationId", "globalPid"]).select(
+    frame = read_events(export, _SYNC, ["start", "end", "correlationId", "globalPid"]).select(
         _kind("sync").alias("kind"),
         *_times(base_ns),
         pl.col("correlationId").alias("correlation"),
@@ -52,7 +52,7 @@ def _syncs(export: Export, calls: pl.DataFrame, base_ns: int) -> pl.DataFrame:
 
 
 def _overhead(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
-    frame = read_table(export, "PROFILER_OVERHEAD", ["start", "end", "globalTid", "nameId"])
+    frame = read_events(export, "PROFILER_OVERHEAD", ["start", "end", "globalTid", "nameId"])
     return frame.select(
         _kind("overhead").alias("kind"),
         strings.names(frame["nameId"], unknown="profiler overhead").alias("name"),

@@ -35,23 +35,24 @@ class FolderExport:
                 return frozenset(parquet.read_schema(file).names)
             with pa.OSFile(str(file)) as source:
                 return frozenset(_open_arrow(source).schema.names)
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
             self._damaged(table)
             return frozenset()
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read columns that are there."""
+        """Read columns that are there; a damaged table has no rows."""
         import pyarrow as pa
+        from pyarrow import parquet
 
         if not columns:
             return pl.DataFrame()
         file = self._files[table]
         try:
             if file.suffix == ".parquet":
-                return pl.read_parquet(file, columns=list(columns))
+                return to_polars(parquet.read_table(file, columns=list(columns)))
             with pa.memory_map(str(file)) as source:
-                return _to_polars(_read_all(_open_arrow(source), columns))
-        except (pa.ArrowException, pl.exceptions.PolarsError, OSError):
+                return to_polars(_read_all(_open_arrow(source), columns))
+        except (pa.ArrowException, OSError):
             self._damaged(table)
             return pl.DataFrame()
 
@@ -84,7 +85,7 @@ class StreamExport:
                     pass
                 self._at[name] = at
                 self._columns[name] = frozenset(reader.schema.names)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if not self._at:
                 self._source.close()
                 raise InputError(
@@ -99,12 +100,17 @@ class StreamExport:
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
         """Read columns that are there."""
+        import pyarrow as pa
         from pyarrow import ipc
 
         if not columns:
             return pl.DataFrame()
-        self._source.seek(self._at[table])
-        return _to_polars(_read_all(ipc.open_stream(self._source), columns))
+        try:
+            self._source.seek(self._at[table])
+            return to_polars(_read_all(ipc.open_stream(self._source), columns))
+        except (pa.ArrowException, OSError):
+            self.notices.append(Notice("damaged-table", f"{self.path.name}: {table} is damaged and was left out"))
+            return pl.DataFrame()
 
     def close(self) -> None:
         """Unmap the file."""
@@ -127,7 +133,31 @@ def _read_all(reader: Any, columns: Sequence[str]) -> Any:
     return reader.read_all().select(list(columns))
 
 
-def _to_polars(table: Any) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
+def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
+    r"""Take over an Arrow table; text that is no UTF-8, which programs do write, keeps what can be read of it.
+
+    Of a table that is not *trusted* the lengths and offsets are checked too: Arrow files can be damaged.
+
+    >>> import pyarrow as pa
+    >>> text = pa.array([b"caf\xe9", b"tea"], pa.binary()).view(pa.string())
+    >>> to_polars(pa.table({"text": text}))["text"].to_list()
+    ['caf�', 'tea']
+    """
+    import pyarrow as pa
+
+    plain = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    wanted = pa.schema([pa.field(field.name, plain.get(field.type, field.type)) for field in table.schema])
+    raw = pa.table([column.cast(field.type) for column, field in zip(table.columns, wanted, strict=True)], wanted)
+    if not trusted:
+        raw.validate(full=True)
+    frame = pl.from_arrow(raw, rechunk=False)
     assert isinstance(frame, pl.DataFrame)
-    return frame
+    return frame.with_columns(_text(frame[f.name]) for f in table.schema if f.type in plain)
+
+
+def _text(column: pl.Series) -> pl.Series:
+    try:
+        return column.cast(pl.String)
+    except pl.exceptions.ComputeError:
+        kept = [None if item is None else item.decode("utf-8", "replace") for item in column]
+        return pl.Series(column.name, kept, dtype=pl.String)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.parsers.nsight.names import KERNEL, NO_STREAM, Strings, copy_names, process, set_names
-from tracekit.parsers.nsight.tables import Export, read_table
+from tracekit.parsers.nsight.tables import Export, read_events
 from tracekit.schema import EVENTS
 
 _BASE = ["start", "end", "deviceId", "streamId", "correlationId", "globalPid"]
@@ -32,25 +32,25 @@ def gpu_events(export: Export, strings: Strings, base_ns: int) -> list[pl.DataFr
 def _kernels(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
     there = export.columns(_KERNEL) if _KERNEL in export.tables else frozenset()
     name = next((c for c in ("demangledName", "shortName", "mangledName") if c in there), "demangledName")
-    frame = read_table(export, _KERNEL, [*_BASE, name, "graphNodeId"])
+    frame = read_events(export, _KERNEL, [*_BASE, name, "graphNodeId"])
     names = strings.names(frame[name], unknown="[unknown kernel]", rewrite=KERNEL)
     return _common(frame, "kernel", names, base_ns, pl.col("graphNodeId").alias("graph"))
 
 
 def _copies(export: Export, base_ns: int) -> pl.DataFrame:
-    frame = read_table(export, _MEMCPY, [*_BASE, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"])
+    frame = read_events(export, _MEMCPY, [*_BASE, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"])
     extra = (pl.col("bytes"), pl.col("graphNodeId").alias("graph"))
     return _common(frame, "memcpy", copy_names(frame), base_ns, *extra)
 
 
 def _memsets(export: Export, base_ns: int) -> pl.DataFrame:
-    frame = read_table(export, _MEMSET, [*_BASE, "bytes", "memKind", "graphNodeId"])
+    frame = read_events(export, _MEMSET, [*_BASE, "bytes", "memKind", "graphNodeId"])
     extra = (pl.col("bytes"), pl.col("graphNodeId").alias("graph"))
     return _common(frame, "memset", set_names(frame), base_ns, *extra)
 
 
 def _graphs(export: Export, base_ns: int) -> pl.DataFrame:
-    frame = read_table(export, _GRAPH, [*_BASE, "graphId"])
+    frame = read_events(export, _GRAPH, [*_BASE, "graphId"])
     names = frame.select(pl.format("CUDA graph {}", pl.col("graphId").fill_null(0))).to_series()
     return _common(frame, "graph", names.cast(pl.Categorical), base_ns, pl.col("graphId").alias("graph"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.parsers.nsight.names import Strings, process, tid
-from tracekit.parsers.nsight.tables import Export, read_table
+from tracekit.parsers.nsight.tables import Export, read_events
 
 MARKS = (34, 65)  # recorded live, and imported from text
 NESTED = (59, 70)
@@ -31,22 +31,24 @@ _COLUMNS = [
 ]
 
 
-def nvtx_events(export: Export, strings: Strings, base_ns: int, end_ns: int) -> pl.DataFrame:
-    """Ranges and instants with ``process``, ``text``, ``domain``, ``domain_id`` and whatever payload was exported.
+def nvtx_events(export: Export, strings: Strings, base_ns: int, end_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Read ranges and instants, and the names that programs gave their threads (``process``, ``name``).
 
-    A range that was never closed ends at *end_ns*, when the session ended.
+    Ranges have ``process``, ``text``, ``domain``, ``domain_id`` and whatever payload was exported; one that was never
+    closed ends at *end_ns*, when the session ended.
     """
-    frame = read_table(export, _TABLE, _COLUMNS)
+    frame = read_events(export, _TABLE, _COLUMNS)
     frame = frame.with_columns(
         text=_resolved(frame, "text", "textId", strings),
         jsonText=_resolved(frame, "jsonText", "jsonTextId", strings),
         process=process("globalTid"),
     )
+    threads = frame.filter(pl.col("eventType") == THREAD_NAME).select("process", name="text")
     domains = _domains(frame)
     kept = frame.filter(pl.col("eventType").is_in([*MARKS, *NESTED, *CROSSING]))
     instant = pl.col("eventType").is_in(MARKS)
     closed = pl.when(instant).then("start").otherwise(pl.col("end").fill_null(max(end_ns, _last(kept))))
-    return (
+    events = (
         kept.join(domains, on=["process", "domainId"], how="left", maintain_order="left")
         .select(
             pl.when(instant).then(pl.lit("mark")).otherwise(pl.lit("annotation")).alias("kind"),
@@ -62,15 +64,7 @@ def nvtx_events(export: Export, strings: Strings, base_ns: int, end_ns: int) -> 
         )
         .sort("process", "tid", "start_ns", pl.col("end_ns"), descending=[False, False, False, True])
     )
-
-
-def thread_names(export: Export, strings: Strings) -> pl.DataFrame:
-    """Names that programs gave their threads through NVTX: ``process``, ``name``."""
-    frame = read_table(export, _TABLE, ["eventType", "text", "textId", "globalTid"])
-    frame = frame.filter(pl.col("eventType") == THREAD_NAME)
-    return frame.select(
-        process("globalTid").alias("process"), _resolved(frame, "text", "textId", strings).alias("name")
-    )
+    return events, threads
 
 
 def _last(frame: pl.DataFrame) -> int:

@@ -22,6 +22,16 @@ class Owner:
     rank_from: str
 
 
+def with_process(gpu: list[pl.DataFrame], calls: list[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Give GPU events that name no process the one process of the file, or, where there are several, none of them."""
+    named = {process for frame in calls for process in frame["process"].unique().drop_nulls()}
+    process = named.pop() if len(named) == 1 else 0
+    return [
+        frame.with_columns(pl.col("process").fill_null(process)) if frame["process"].null_count() else frame
+        for frame in gpu
+    ]
+
+
 def find_pairs(gpu: list[pl.DataFrame]) -> tuple[list[tuple[int, int | None]], dict[str, int]]:
     """Find the (process, device) pairs that are ranks, in order, and count the events of others.
 

@@ -17,9 +17,9 @@ from tracekit.parsers.nsight.gpu import gpu_events
 from tracekit.parsers.nsight.marks import step_marks, used_steps
 from tracekit.parsers.nsight.names import Strings
 from tracekit.parsers.nsight.notices import rank_notices
-from tracekit.parsers.nsight.nvtx import nvtx_events, thread_names
+from tracekit.parsers.nsight.nvtx import nvtx_events
 from tracekit.parsers.nsight.payload import layouts
-from tracekit.parsers.nsight.ranks import Owner, find_pairs, number
+from tracekit.parsers.nsight.ranks import Owner, find_pairs, number, with_process
 from tracekit.parsers.nsight.report import SUFFIXES as REPORTS
 from tracekit.parsers.nsight.report import exported
 from tracekit.parsers.nsight.tables import Export, open_export
@@ -74,10 +74,9 @@ class _File:
 def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list[RankEvents]:
     began = about.session_start(export)
     strings = Strings(export)
-    gpu = gpu_events(export, strings, began or 0)
     calls = api_events(export, strings, began or 0)
-    nvtx = nvtx_events(export, strings, began or 0, about.session_length(export))
-    threads = thread_names(export, strings)
+    gpu = with_process(gpu_events(export, strings, began or 0), calls)
+    nvtx, threads = nvtx_events(export, strings, began or 0, about.session_length(export))
     layout = layouts(export)
     created = nccl.communicators(nvtx, layout)
     nvtx = nccl.add_communication(emit.link_autograd(emit.parse_ops(nvtx)), layout)

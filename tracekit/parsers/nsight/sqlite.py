@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.errors import InputError, Notice
+from tracekit.parsers.nsight.columnar import to_polars
 from tracekit.parsers.nsight.tables import KNOWN, TEXT
 
 THREADS = 2
@@ -19,6 +20,10 @@ BATCH_ROWS = 65536
 SALVAGE_ROWS = 32
 SMALL = 100_000
 """Below this many rows a second thread costs more than it gains."""
+
+
+_BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What sqlite raises on a damaged file; its own message may quote the damage."""
 
 
 class SqliteExport:
@@ -31,11 +36,12 @@ class SqliteExport:
         self._uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
+                connection.text_factory = lambda data: data.decode("utf-8", "replace")
                 names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
                 self._columns = {name: _column_names(connection, name) for name in names}
-        except sqlite3.DatabaseError as error:
+        except _BROKEN as error:
             raise InputError(
-                f"{path}: the sqlite file is damaged ({error})", hint="export the report again with `nsys export`"
+                f"{path}: the sqlite file is damaged", hint="export the report again with `nsys export`"
             ) from error
         self.tables = frozenset(names)
         if lost := _missing_bytes(path):
@@ -83,7 +89,7 @@ class SqliteExport:
                 # One by one: sqlite looks up a min or a max, but scans the table for both at once.
                 ends = (f'SELECT {end}(rowid) FROM "{table}"' for end in ("min", "max"))
                 first, last = (connection.execute(query).fetchone()[0] for query in ends)
-        except sqlite3.DatabaseError:  # damaged, or a table without rowids
+        except _BROKEN:  # damaged, or a table without rowids
             return [""]
         if first is None or last - first < SMALL:
             return [""]
@@ -123,9 +129,7 @@ def _frame(batches: list[Any], schema: Any) -> pl.DataFrame:
 
     if not batches and schema is None:
         return pl.DataFrame()
-    frame = pl.from_arrow(pa.Table.from_batches(batches, schema), rechunk=False)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
+    return to_polars(pa.Table.from_batches(batches, schema), trusted=True)
 
 
 class _DamageError(Exception):
@@ -161,7 +165,7 @@ def _refuse_unfinished(path: Path) -> None:
     except sqlite3.OperationalError as error:
         if "locked" in str(error) or "busy" in str(error):
             raise busy from error
-    except sqlite3.DatabaseError:
+    except _BROKEN:
         pass  # damage is reported by the read itself
 
 

@@ -58,10 +58,12 @@ class Export(Protocol):
 
 def read_table(export: Export, table: str, columns: Sequence[str]) -> pl.DataFrame:
     """Read *columns* of *table*; a missing column is all null, a missing table has no rows."""
-    if table not in export.tables:
+    frame = pl.DataFrame()
+    if table in export.tables:
+        there = export.columns(table)
+        frame = export.fetch(table, [name for name in columns if name in there])
+    if not frame.width:
         return pl.DataFrame(schema={name: _dtype(name) for name in columns})
-    there = export.columns(table)
-    frame = export.fetch(table, [name for name in columns if name in there])
     return frame.select(_uniform(frame, name) for name in columns)
 
 
@@ -70,14 +72,22 @@ def _dtype(name: str) -> pl.DataType:
 
 
 def _uniform(frame: pl.DataFrame, name: str) -> pl.Expr:
-    if name not in frame.columns:
-        return pl.lit(None, dtype=_dtype(name)).alias(name)
-    found = frame.schema[name]
+    """Give a column its type whatever the file gave it; what cannot be that type (sqlite checks nothing) is null."""
+    wanted = _dtype(name)
+    found = frame.schema.get(name, pl.Null())
     if found == pl.UInt64:
         return pl.col(name).reinterpret(signed=True)
-    if found == pl.Binary and name != "binaryData":
-        return pl.col(name).cast(pl.String, strict=False)
-    return pl.col(name) if found in (pl.String, pl.Binary) else pl.col(name).cast(_dtype(name))
+    if found == wanted or (found == pl.Binary and name == "binaryData"):
+        return pl.col(name)
+    if found in (pl.Null, pl.Binary):
+        return pl.lit(None, dtype=wanted).alias(name)
+    return pl.col(name).cast(wanted, strict=False)
+
+
+def read_events(export: Export, table: str, columns: Sequence[str]) -> pl.DataFrame:
+    """Read a table of events: as ``read_table``, without rows that have lost their start."""
+    frame = read_table(export, table, columns)
+    return frame.drop_nulls("start") if frame["start"].null_count() else frame
 
 
 def open_export(path: Path) -> Export:
