@@ -15,6 +15,14 @@ _BACKWARD = r"(Backward\d*|Backwards|BackwardHook|AccumulateGrad|CopySlices)$"
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """Numbers and start times of the nodes the engine ran, in order of time."""
+
+    sequence: Ints
+    start: Ints
+
+
+@dataclass(frozen=True)
 class Autograd:
     """The engine's nodes among the ranges, and what they say of every GPU event."""
 
@@ -31,6 +39,12 @@ class Autograd:
     site: Text  # "forward", "backward", "recompute"; null where the engine says nothing
     made: Bools  # of every GPU event: its op made a node, though perhaps none that ran backward in this window
     active: bool  # the trace holds any backward at all
+
+    def nodes(self, ranges: Ranges) -> Nodes:
+        """The numbered nodes in the order they ran."""
+        rows = np.flatnonzero(self.is_node & (self.node_sequence >= 0))
+        rows = rows[np.argsort(ranges.start[rows], kind="stable")]
+        return Nodes(self.node_sequence[rows], ranges.start[rows])
 
 
 def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:

@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
-from tracekit.classify.autograd import read_autograd
+from tracekit.classify.autograd import Nodes, read_autograd
 from tracekit.classify.collectives import Collectives, read_collectives
 from tracekit.classify.convolution import read_convolutions
 from tracekit.classify.copies import read_copies
@@ -35,7 +35,15 @@ class Evidence:
     launch_tid: Ints
     launch_thread: Ints
     sequence: Ints
+    node_row: Ints
+    nodes: Nodes
     collectives: Collectives
+
+    @property
+    def two_way(self) -> bool:
+        """Forward work arrives over the pipeline from more than one rank."""
+        arrives = self.text("comm_pass").map(lambda v: v == "forward") & self.text("call").map(lambda v: v == "recv")
+        return len(np.unique(self.collectives.peer[arrives & (self.collectives.peer >= 0)])) > 1
 
     def __len__(self) -> int:
         return len(self.gpu)
@@ -109,7 +117,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "peer": comm.peer,
         "trained": np.full(len(gpu), _trained(directions.value)),
     }
-    found = Evidence(gpu, base, launches.at, launches.tid, launches.thread, autograd.sequence, comm)
+    found = Evidence(gpu, base, launches.at, launches.tid, launches.thread, autograd.sequence, autograd.node_row, autograd.nodes(ranges), comm)
     kinds = decide(found, groups).where(comm.library.present)
     attention = names.matches(ATTENTION) | chain.matches(ATTENTION)
     marks = Marks(attention, matmuls.is_gemm)

@@ -1,0 +1,107 @@
+"""Stage and micro-batch, where annotations or autograd's numbers give them.
+
+PyTorch's pipelining writes them out: ``PP:2F0`` is stage 2, forward, micro-batch 0, and ``PP:(0F7;7B3)`` runs the forward
+of one beside the backward of another. Without annotations, one backward call differentiates one micro-batch: the
+sequence numbers it runs through are that micro-batch's forward.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify.engine import Decisions
+from tracekit.classify.evidence import Evidence
+
+_SINGLE = re.compile(r"PP:(\d+)(F|B|I|W)(\d+)(?= > |$)")
+_DOUBLE = re.compile(r"PP:\((\d+)F(\d+);(\d+)[BIW](\d+)\)")
+_PLAIN = re.compile(r"(?:^| > )(Forward|Backward) (\d+)(?= > |$)")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Stage and micro-batch of every event, -1 where unknown."""
+
+    stage: Ints
+    microbatch: Ints
+
+
+def find_places(evidence: Evidence, decisions: Decisions) -> Places:
+    """Read places off the annotations; fill micro-batches from the backward calls where every call looks alike."""
+    annotations = evidence.text("annotations")
+    backward = decisions.passes.fill(evidence.text("comm_pass")).map(lambda v: v == "backward")
+    lookup = np.array([*(_read(v) for v in annotations.values), (-1,) * 4], np.int64).reshape(-1, 4)
+    stage_f, batch_f, stage_b, batch_b = lookup[annotations.codes].T
+    stage, batch = np.where(backward, stage_b, stage_f), np.where(backward, batch_b, batch_f)
+    if (batch >= 0).any():
+        return Places(stage, batch)
+    return Places(stage, _by_backward_calls(evidence))
+
+
+def _read(path: str) -> tuple[int, int, int, int]:
+    """Stage and micro-batch for forward work, and for backward work.
+
+    >>> _read("ProfilerStep#2 > PP:2F0"), _read("PP:(0F7;7B3)OVERLAP_F_B")
+    ((2, 0, 2, 0), (0, 7, 7, 3))
+    """
+    double = _DOUBLE.search(path)
+    if double:
+        a, b, c, d = (int(g) for g in double.groups())
+        return a, b, c, d
+    single = _SINGLE.search(path)
+    if single:
+        stage, batch = int(single[1]), int(single[3])
+        return stage, batch, stage, batch
+    plain = _PLAIN.search(path)
+    if plain:
+        return -1, int(plain[2]), -1, int(plain[2])
+    return -1, -1, -1, -1
+
+
+def _by_backward_calls(evidence: Evidence) -> Ints:
+    """Count the backward calls of a step in the order of their forwards.
+
+    Only where every call runs through as many numbers, each number through one call, and calls come in the order of
+    their forwards: then each call is a whole micro-batch. A rank that holds several stages runs them backward in
+    another order, or is fed from both ends; there the numbers alone do not tell micro-batches.
+    """
+    none = np.full(len(evidence), -1, np.int64)
+    numbers, starts = evidence.nodes.sequence, evidence.nodes.start
+    if len(numbers) < 2 or evidence.two_way:
+        return none
+    # Inside one call numbers fall; one well above the number before starts the next call.
+    call = np.cumsum(np.concatenate([[0], numbers[1:] > numbers[:-1] + _slack(numbers)]))
+    calls = (
+        pl.DataFrame({"call": call, "sequence": numbers})
+        .group_by("call")
+        .agg(low=pl.col("sequence").min(), high=pl.col("sequence").max())
+        .sort("low")
+        .with_columns(overlap=pl.col("low") <= pl.col("high").shift(1), width=pl.col("high") - pl.col("low"))
+    )
+    in_turn = calls["call"].is_sorted()
+    if not in_turn or calls["overlap"].fill_null(False).any() or calls["width"].n_unique() > 1:
+        return none
+    # An event belongs to the call its number lies in; the engine's unnumbered work, to the call then running.
+    sequence, at = evidence.sequence, evidence.launch_at
+    found = np.searchsorted(calls["low"].to_numpy(), sequence, side="right") - 1
+    inside = (sequence >= 0) & (found >= 0) & (sequence <= calls["high"].to_numpy()[np.maximum(found, 0)])
+    running = np.searchsorted(starts, at, side="right") - 1
+    engine = (evidence.node_row >= 0) & (sequence < 0) & (running >= 0)
+    place = np.where(inside, found, np.where(engine, call[np.maximum(running, 0)], -1))
+    return _within_steps(evidence.gpu["step"], place)
+
+
+def _within_steps(step: pl.Series, place: Ints) -> Ints:
+    """Start counting anew in each step."""
+    table = pl.DataFrame({"step": step.fill_null(-1), "place": place})
+    first = table.select(pl.col("place").filter(pl.col("place") >= 0).min().over("step").fill_null(0))["place"]
+    return np.where(place >= 0, place - first.to_numpy(), -1)
+
+
+def _slack(numbers: Ints) -> int:
+    """How far numbers may rise inside one call: branches of a graph are not visited in strict order."""
+    return int(np.clip((numbers.max() - numbers.min()) // 50, 2, 16))

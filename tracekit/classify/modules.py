@@ -1,0 +1,61 @@
+"""Which part of the model an event belongs to: what names say, and for matrix products their place in the layer.
+
+A product launched right before attention, or right after it, projects to or from attention; one next to an activation
+is the feed-forward part's. A backward product belongs where its forward does: the sequence number ties them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tracekit.classify._nest import Ints
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.engine import Decisions
+from tracekit.classify.evidence import Evidence, decide
+from tracekit.classify.rules import RuleBook
+
+_DRAWS = ("attention", "mlp", "head", "router")
+"""Parts that a neighbouring product may belong to."""
+
+
+def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Text:
+    """The module of every compute event, null where nothing tells."""
+    compute = evidence.text("class").map(lambda v: v == "compute")
+    optimizer = decisions.label.map(lambda v: v == "optimizer")
+    spoken = decisions.module.fill(decide(evidence, book.modules)).where(compute & ~optimizer)
+    forward = decisions.label.map(lambda v: v == "forward") & compute
+    gemm = evidence.columns["gemm"]
+    assert isinstance(gemm, np.ndarray)
+    placed = _beside(evidence, spoken, forward, forward & gemm.astype(np.bool_))
+    known = spoken.fill(placed)
+    return known.fill(_through_autograd(evidence, known, forward).where(compute & ~optimizer))
+
+
+def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -> Text:
+    """Forward products without a module take the next one's, if products may belong to it, else the last one's."""
+    rows = np.flatnonzero(forward & (evidence.launch_at >= 0))
+    rows = rows[np.lexsort((evidence.launch_at[rows], evidence.launch_thread[rows]))]
+    codes = np.where(module.codes[rows] >= 0, module.codes[rows], -1)
+    held = pl.when(pl.col("code") >= 0).then("code")
+    table = pl.DataFrame({"code": codes, "thread": evidence.launch_thread[rows]}).select(
+        before=held.forward_fill().over("thread").fill_null(-1),
+        after=held.backward_fill().over("thread").fill_null(-1),
+    )
+    draws = np.array([*(v in _DRAWS for v in module.values), False], np.bool_)
+    before, after = table["before"].to_numpy(), table["after"].to_numpy()
+    chosen = np.where(draws[after], after, np.where(draws[before], before, -1))
+    out = np.full(len(evidence), -1, np.int64)
+    mine = products[rows] & (codes < 0)
+    out[rows[mine]] = chosen[mine]
+    return Text(module.values, out)
+
+
+def _through_autograd(evidence: Evidence, module: Text, forward: Bools) -> Text:
+    """Backward events share the module of the forward they differentiate."""
+    told = np.flatnonzero(forward & module.present & (evidence.sequence >= 0))
+    sequence: Ints = evidence.sequence
+    table = pl.DataFrame({"sequence": sequence[told], "code": module.codes[told]}).unique("sequence", keep="first")
+    asked = pl.DataFrame({"sequence": np.where(forward, -1, sequence)})
+    found = asked.join(table, on="sequence", how="left", maintain_order="left")["code"].fill_null(-1)
+    return Text(module.values, found.to_numpy().astype(np.int64))
