@@ -26,16 +26,16 @@ def make(out: Path, megabytes: int, trace: Path = SAMPLE) -> int:
     start = raw.index(b"[", raw.index(b'"traceEvents"')) + 1
     end = raw.rindex(b"]")
     head, events, tail = raw[:start], raw[start:end].rstrip(), raw[end:]
-    pieces, keys, values, fractions = _template(events)
+    template = _template(events)
+    _, keys, values, _ = template
     times = [v for k, v in zip(keys, values, strict=True) if k == b'"ts"']
     ids = [v for k, v in zip(keys, values, strict=True) if k != b'"ts"']
     span, stride = max(times) - min(t for t in times if t) + 1000, max(ids) + 1
     copies = max(1, round(megabytes * 1_000_000 / len(raw)))
-    opened = gzip.open(out, "wb", compresslevel=6) if out.suffix == ".gz" else out.open("wb")
-    with opened as file:
+    with gzip.open(out, "wb", compresslevel=6) if out.suffix == ".gz" else out.open("wb") as file:
         file.write(head)
         for copy in range(copies):
-            file.write(_copy(pieces, keys, values, fractions, copy * span, copy * stride, copy))
+            file.write(_copy(template, copy, span, stride))
             file.write(b"," if copy < copies - 1 else b"\n  ")
         file.write(tail)
     return copies
@@ -46,10 +46,11 @@ def _template(events):
     return parts[0::4], parts[1::4], [int(v) for v in parts[2::4]], [f or b"" for f in parts[3::4]]
 
 
-def _copy(pieces, keys, values, fractions, later, further, copy):
+def _copy(template, copy, span, stride):
+    pieces, keys, values, fractions = template
     out = [pieces[0]]
     for key, value, fraction, piece in zip(keys, values, fractions, pieces[1:], strict=True):
-        shifted = value + (later if key == b'"ts"' else further)
+        shifted = value + copy * (span if key == b'"ts"' else stride)
         out.append(b"%b: %d%b%b" % (key, shifted, fraction, piece))
     text = b"".join(out)
     return _STEP.sub(lambda m: b"ProfilerStep#%d" % (int(m.group(1)) + 10 * copy), text)

@@ -38,7 +38,23 @@ class Guarded:
         return self.memory[:size]
 
 
-TOKENS = [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\0", b"N/A", b"-inf", b'{"ph":"X"', b"1e999", b"\xff"]
+TOKENS = [
+    b'"',
+    b"\\",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"\n",
+    b"\0",
+    b"N/A",
+    b"-inf",
+    b'{"ph":"X"',
+    b"1e999",
+    b"\xff",
+]
 
 
 def mutate(raw, rng):

@@ -96,7 +96,7 @@ def test_damage_that_costs_no_event(real_bytes, whole, target, defect):
 
 @pytest.mark.parametrize("block", [1 << 22, 8000])
 @pytest.mark.parametrize("defect", LOST)
-def test_damage_that_costs_one_event(real_bytes, whole, target, monkeypatch, defect, block):
+def test_damage_that_costs_one_event(real_bytes, whole, target, monkeypatch, defect, block):  # noqa: PLR0917
     monkeypatch.setattr(blocks, "BLOCK", block)
     monkeypatch.setattr(header, "FIRST_READ", min(block, header.FIRST_READ))
     raw = damage(real_bytes, target, *LOST[defect])
@@ -123,7 +123,7 @@ def test_the_same_on_one_line(real_bytes, whole, target, defect):
 
 
 def test_brackets_inside_text_are_text(real_bytes, whole, target):
-    raw = damage(real_bytes, target, b"Kernel_Broadcast_RING", b"Kernel_]}, ] {[\\\"]}_RING")
+    raw = damage(real_bytes, target, b"Kernel_Broadcast_RING", b'Kernel_]}, ] {[\\"]}_RING')
     got = read(raw, lenient=False)
     assert codes(got) == []
     assert got.events["name"][target[2]].startswith('ncclDevKernel_]}, ] {["]}_RING')
@@ -315,6 +315,8 @@ def test_a_huge_string_beside_the_events(monkeypatch):
     monkeypatch.setattr(blocks, "TAIL_LIMIT", 1 << 20)
     with pytest.raises(InputError, match="no traceEvents in the first 4 MB"):
         kineto.read(Long(b'{"x": "', 100_000_000, b'", "traceEvents": [' + EVENT + b"]}"))
-    got = kineto.read(Long(b'{"traceEvents": [' + EVENT + b'], "x": "', 100_000_000, b'", "distributedInfo": {"rank": 1}}'))
+    got = kineto.read(
+        Long(b'{"traceEvents": [' + EVENT + b'], "x": "', 100_000_000, b'", "distributedInfo": {"rank": 1}}')
+    )
     assert got.events.height == 1
     assert "unread-keys" in codes(got)

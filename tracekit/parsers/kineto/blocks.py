@@ -40,7 +40,7 @@ class Scanned:
 
 
 def separator(head: bytes, at: int) -> bytes | None:
-    """The bytes between two events, if every event starts on a line of its own: the first one's indent tells.
+    r"""Find the bytes between two events, if every event starts on a line of its own: the first one's indent tells.
 
     >>> separator(b'{"traceEvents": [\n  {\n    "ph": "X"\n  },', 17)
     b'\n  },\n  {'

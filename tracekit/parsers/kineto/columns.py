@@ -59,7 +59,7 @@ PHASE = 100  # one letter, kept apart: it decides whether the event becomes a ro
 ARGS = 101  # the object whose keys are looked up too
 KNOWN = 102  # a key that only events have: not kept, but it helps to find the next event after damage
 
-EVENT_KEYS = {
+EVENT_KEYS: dict[str, int] = {
     "ph": PHASE,
     "args": ARGS,
     "id": KNOWN,
@@ -72,7 +72,7 @@ EVENT_KEYS = {
     "pid": Column.PID,
     "tid": Column.TID,
 }
-ARG_KEYS = {
+ARG_KEYS: dict[str, int] = {
     "External id": Column.EXTERNAL,
     "external id": Column.EXTERNAL,  # files of 2021
     "correlation": Column.CORRELATION,
@@ -110,7 +110,7 @@ def key_slot(first_word: int, length: int, level: int) -> int:
 
 
 def key_table() -> npt.NDArray[np.uint64]:
-    """The wanted keys as an open-addressing table the scanner can probe without a string in sight.
+    """Lay the wanted keys out as an open-addressing table the scanner can probe without a string in sight.
 
     >>> key_table().shape
     (777,)

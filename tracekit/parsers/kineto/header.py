@@ -43,9 +43,9 @@ class Header:
 
 
 def sniff(start: bytes) -> bool:
-    """Whether the first bytes of a file may be those of a PyTorch profiler trace, gzipped or not.
+    r"""Say whether the first bytes of a file may be those of a PyTorch profiler trace, gzipped or not.
 
-    >>> sniff(b'{"schemaVersion": 1, "traceEvents": ['), sniff(b"\\x89PNG"), sniff(b"")
+    >>> sniff(b'{"schemaVersion": 1, "traceEvents": ['), sniff(b"\x89PNG"), sniff(b"")
     (True, False, False)
     """
     if start[:2] == b"\x1f\x8b":
@@ -57,7 +57,7 @@ def sniff(start: bytes) -> bool:
 
 
 def rank_in_name(path: str | Path) -> int | None:
-    """The rank a file's name gives.
+    """Return the rank a file's name gives.
 
     >>> rank_in_name("run/rank3.pt.trace.json.gz"), rank_in_name("rank-12_trace.json"), rank_in_name("frank3.json")
     (3, 12, None)
@@ -127,7 +127,7 @@ def _keys(text: str, at: int) -> tuple[dict[str, Any], int, str]:
 
 
 def tail_keys(tail: bytes) -> dict[str, Any]:
-    """The keys after the events; *tail* starts behind the bracket that closes them.
+    """Read the keys after the events; *tail* starts behind the bracket that closes them.
 
     >>> tail_keys(b', "baseTimeNanoseconds": 5, "traceName": "x"}')["baseTimeNanoseconds"]
     5
@@ -139,7 +139,7 @@ def tail_keys(tail: bytes) -> dict[str, Any]:
 
 
 def peek(source: str | Path | BinaryIO) -> Header:
-    """What a file says about itself, without reading its events: the head, and the tail when the rank is not there.
+    """Read what a file says about itself, not its events: the head, and the tail when the rank is not there.
 
     >>> import io
     >>> peek(io.BytesIO(b'{"traceEvents": [], "distributedInfo": {"rank": 3, "world_size": 8}}')).rank
@@ -208,9 +208,9 @@ def _versions(keys: Mapping[str, Any]) -> dict[str, str]:
         found = _VERSION.fullmatch(key)
         if found and isinstance(value, str | int | float) and re.fullmatch(r"[\w.+-]{1,40}", str(value)):
             name = found.group(1)
-            if name.startswith("cuda_") and isinstance(value, int):
-                value = f"{value // 1000}.{value % 1000 // 10}"
             versions[name] = str(value)
+            if name.startswith("cuda_") and isinstance(value, int):
+                versions[name] = f"{value // 1000}.{value % 1000 // 10}"
     return versions
 
 

@@ -31,7 +31,7 @@ def read(
     and counted in ``source.notices``; with ``lenient=False`` it is an error.
 
     >>> import io
-    >>> text = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1.5, "dur": 2, "pid": 1, "tid": 1}]}'
+    >>> text = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1.5, "dur": 2}]}'
     >>> events = read(io.BytesIO(text), rank=3).events
     >>> events["rank"][0], events["name"][0], events["start_ns"][0], events["end_ns"][0]
     (3, 'aten::mm', 1500, 3500)
@@ -153,7 +153,9 @@ def _notices(stream: Stream, scanned: Scanned, bad_text: int, events: pl.DataFra
     if stream.cut_short or not scanned.closed:
         lost = 1 if scanned.cut_event else 0
         bad -= lost
-        notices.append(Notice("truncated", f"{lost} event was cut in two: the file ends before its list of events does"))
+        notices.append(
+            Notice("truncated", f"{lost} event was cut in two: the file ends before its list of events does")
+        )
         if relative:
             notices.append(Notice("no-base-time", "the start of the clock was lost with the end of the file"))
     if bad:

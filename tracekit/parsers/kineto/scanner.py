@@ -1,3 +1,5 @@
+# ruff: noqa: PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109
+# A compiled loop: calls with arrays in them and tuples to compare with cost more than they tidy.
 """The byte scanner: JSON events in a buffer to rows of integers, compiled with numba.
 
 One call walks one buffer. It never reads past ``end`` plus ``PAD`` bytes, which the caller must own, and never
@@ -13,10 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import extending, njit
+from numba import types as numba_types
 
 from tracekit.parsers.kineto.columns import (
     ARGS,
@@ -59,10 +60,17 @@ an event there is no row for, before an event whose text the dictionary has no r
 PHASES = 16
 STATE = PHASES + 256
 
+types: Any = numba_types  # numba's own annotations are those of Python, not of what it compiles
+intrinsic: Any = extending.intrinsic
+
 _INT = types.int64
 _BYTES = types.CPointer(types.uint8)
 _WORDS = types.CPointer(types.uint64)
 _INTS = types.CPointer(types.int64)
+
+_BLANK, _QUOTE, _COMMA, _COLON, _MINUS, _PLUS, _POINT = b' ",:-+.'
+_BRACKET, _BRACKET_END, _BRACE, _BRACE_END = b"[]{}"
+_ZERO, _NINE, _E, _E_BIG, _N, _U, _T, _F, _X = b"09eEnutfX"
 
 _ONES = 0x0101010101010101
 _HIGHS = 0x8080808080808080
@@ -91,61 +99,61 @@ def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cast(pointer: Any) -> Any:
-    @intrinsic  # type: ignore[misc]
+    """Make the compiled conversion of an address to *pointer*: unlike an array it is not counted at each call."""
+
     def cast(_context: Any, address: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
         return pointer(address), emit
 
-    return cast
+    return intrinsic(cast)
 
 
-_as_bytes, _as_words, _as_ints = _cast(_BYTES), _cast(_WORDS), _cast(_INTS)
-
-
-@intrinsic  # type: ignore[misc]
-def _word(_context: Any, buf: Any, at: Any) -> Any:
+def _load(_context: Any, buf: Any, at: Any) -> Any:
     """Eight bytes from any address: a plain 64-bit index would promise the compiler an alignment we do not have."""
 
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8)
-        address = builder.gep(args[0], [args[1]], source_etype=byte)
+        address = builder.gep(args[0], [args[1]], source_etype=ir.IntType(8))
         return builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()), align=1, typ=ir.IntType(64))
 
     return types.uint64(_BYTES, types.int64), emit
 
 
-@intrinsic  # type: ignore[misc]
-def _trailing_zeros(_context: Any, value: Any) -> Any:
+def _count_zeros(_context: Any, value: Any) -> Any:
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), emit
 
 
+_as_bytes, _as_words, _as_ints = _cast(_BYTES), _cast(_WORDS), _cast(_INTS)
+_word: Any = intrinsic(_load)
+_trailing_zeros: Any = intrinsic(_count_zeros)
+
+
 @_jit
-def _zero_bytes(word):  # type: ignore[no-untyped-def]
-    """The high bit of each zero byte; exact up to the first, which is all that is used."""
+def _zero_bytes(word: Any) -> Any:
+    """Return the high bit of each zero byte; exact up to the first, which is all that is used."""
     return (word - np.uint64(_ONES)) & ~word & np.uint64(_HIGHS)
 
 
 @_jit
-def _low_bytes(word, count):  # type: ignore[no-untyped-def]
-    """The first *count* (under 8) bytes of a word, the rest zero."""
+def _low_bytes(word: Any, count: Any) -> Any:
+    """Keep the first *count* (under 8) bytes of a word, the rest zero."""
     return word & ((np.uint64(1) << np.uint64(count * 8)) - np.uint64(1))
 
 
 @_jit
-def _space(buf, i, end):  # type: ignore[no-untyped-def]
-    while i < end and buf[i] <= 32:
+def _space(buf: Any, i: Any, end: Any) -> Any:
+    while i < end and buf[i] <= _BLANK:
         i += 1
     return i
 
 
 @_jit
-def _text_end(buf, i, end):  # type: ignore[no-untyped-def]
-    """The closing quote of the string whose first byte is at *i*."""
+def _text_end(buf: Any, i: Any, end: Any) -> Any:
+    """Find the closing quote of the string whose first byte is at *i*."""
     while i < end:
         word = _word(buf, i)
         found = _zero_bytes(word ^ np.uint64(_QUOTES)) | _zero_bytes(word ^ np.uint64(_SLASHES))
@@ -155,15 +163,15 @@ def _text_end(buf, i, end):  # type: ignore[no-untyped-def]
         i += _trailing_zeros(found) >> 3
         if i >= end:
             return _CUT
-        if buf[i] == 34:
+        if buf[i] == _QUOTE:
             return i
         i += 2
     return _CUT
 
 
 @_jit
-def _skip(buf, i, end):  # type: ignore[no-untyped-def]
-    """The place after the array or object at *i*. A quote must be followed by what may follow a string."""
+def _skip(buf: Any, i: Any, end: Any) -> Any:
+    """Find the place after the array or object at *i*. A quote must be followed by what may follow a string."""
     depth = 0
     while i < end:
         word = _word(buf, i)
@@ -178,7 +186,7 @@ def _skip(buf, i, end):  # type: ignore[no-untyped-def]
             return _CUT
         c = buf[i]
         i += 1
-        if c == 34:
+        if c == _QUOTE:
             i = _text_end(buf, i, end)
             if i < 0:
                 return _CUT
@@ -186,9 +194,9 @@ def _skip(buf, i, end):  # type: ignore[no-untyped-def]
             if i >= end:
                 return _CUT
             c = buf[i]
-            if c != 44 and c != 58 and c != 93 and c != 125:
+            if c != _COMMA and c != _COLON and c != _BRACKET_END and c != _BRACE_END:
                 return _BROKEN - i
-        elif c == 91 or c == 123:
+        elif c == _BRACKET or c == _BRACE:
             depth += 1
         else:
             depth -= 1
@@ -198,7 +206,7 @@ def _skip(buf, i, end):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _scalar_end(buf, i, end):  # type: ignore[no-untyped-def]
+def _scalar_end(buf: Any, i: Any, end: Any) -> Any:
     """Where the bare word or number at *i* ends: at a blank, a comma, or a closing bracket or brace."""
     while i < end:
         word = _word(buf, i)
@@ -213,7 +221,7 @@ def _scalar_end(buf, i, end):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _digits(buf, i):  # type: ignore[no-untyped-def]
+def _digits(buf: Any, i: Any) -> Any:
     """How many of the eight bytes at *i* are digits before the first that is none, and the number they make."""
     word = _word(buf, i) ^ np.uint64(_ZEROS)
     other = ((word + np.uint64(_NINES)) | word) & np.uint64(_HIGHS)
@@ -227,8 +235,8 @@ def _digits(buf, i):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _common_number(buf, i, end, thousands, keys):  # type: ignore[no-untyped-def]
-    """The number at *i* in the ways real files write it, up to 16 digits before the point; returns where it ends.
+def _common_number(buf: Any, i: Any, end: Any, thousands: Any, keys: Any) -> Any:
+    """Read the number at *i* in the ways real files write it, up to 16 digits before the point; returns where it ends.
 
     Anything else (signs, exponents, longer numbers, words) returns an end of -1 and is left to ``_number``.
     """
@@ -243,7 +251,7 @@ def _common_number(buf, i, end, thousands, keys):  # type: ignore[no-untyped-def
         if value > 9_000_000_000_000_000:  # a thousand times this no longer fits
             return -1, 0
     shift = 3 if thousands else 0
-    if buf[i] == 46:
+    if buf[i] == _POINT:
         count, more = _digits(buf, i + 1)
         if count == 0 or count > 3 or shift == 0:
             return -1, 0
@@ -251,33 +259,35 @@ def _common_number(buf, i, end, thousands, keys):  # type: ignore[no-untyped-def
         shift = 0
         i += 1 + count
     c = buf[i]
-    if i >= end or (c > 32 and c != 44 and c != 125 and c != 93):
+    if i >= end or (c > _BLANK and c != _COMMA and c != _BRACE_END and c != _BRACKET_END):
         return -1, 0
     return i, value * 1000 if shift else value
 
 
 @_jit
-def _lawful(buf, i):  # type: ignore[no-untyped-def]
+def _lawful(buf: Any, i: Any) -> Any:
     """Whether a bare word starts as JSON allows: a number, true, false or null. ``NaN``, ``inf``, ``N/A`` do not."""
     c = buf[i]
-    if c == 45:
+    if c == _MINUS:
         c = buf[i + 1]
-    if 48 <= c <= 57:
+    if _ZERO <= c <= _NINE:
         return True
-    if c == 110:
-        return buf[i + 1] == 117
-    return c == 116 or c == 102
+    if c == _N:
+        return buf[i + 1] == _U
+    return c == _T or c == _F
 
 
 @_jit
-def _number(buf, i, end, thousands):  # type: ignore[no-untyped-def]
-    """The number in ``buf[i:end]``, all of it, times 1 or 1000, cut to an integer; NULL when it is none or too big."""
-    negative = buf[i] == 45
+def _number(buf: Any, i: Any, end: Any, thousands: Any) -> Any:
+    """Read the number in ``buf[i:end]``, all of it, times 1 or 1000, cut to an integer; NULL if none or too big."""
+    negative = buf[i] == _MINUS
     if negative:
         i += 1
+    value: Any
+    exponent: Any
     value, digits, fraction, exponent = 0, 0, 0, 0
     while i < end:
-        c = np.int64(buf[i]) - 48
+        c = np.int64(buf[i]) - _ZERO
         if c < 0 or c > 9:
             break
         if value > _LIMIT - 1:
@@ -287,25 +297,25 @@ def _number(buf, i, end, thousands):  # type: ignore[no-untyped-def]
         i += 1
     if digits == 0:
         return NULL
-    if i < end and buf[i] == 46:
+    if i < end and buf[i] == _POINT:
         i += 1
         while i < end:
-            c = np.int64(buf[i]) - 48
+            c = np.int64(buf[i]) - _ZERO
             if c < 0 or c > 9:
                 break
             if value <= _LIMIT - 1 and fraction < 18:
                 value = value * 10 + c
                 fraction += 1
             i += 1
-    if i < end and (buf[i] == 101 or buf[i] == 69):
+    if i < end and (buf[i] == _E or buf[i] == _E_BIG):
         i += 1
-        down = i < end and buf[i] == 45
-        if down or (i < end and buf[i] == 43):
+        down = i < end and buf[i] == _MINUS
+        if down or (i < end and buf[i] == _PLUS):
             i += 1
         if i >= end:
             return NULL
         while i < end:
-            c = np.int64(buf[i]) - 48
+            c = np.int64(buf[i]) - _ZERO
             if c < 0 or c > 9:
                 return NULL
             exponent = min(exponent * 10 + c, 99)
@@ -327,8 +337,8 @@ def _number(buf, i, end, thousands):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _quoted_number(buf, i, end, column):  # type: ignore[no-untyped-def]
-    """A number written as a string; of a thread, "stream 7" counts too (files of 2021)."""
+def _quoted_number(buf: Any, i: Any, end: Any, column: Any) -> Any:
+    """Read a number written as a string; of a thread, "stream 7" counts too (files of 2021)."""
     if column == _TID and end - i > 7 and _low_bytes(_word(buf, i), 7) == np.uint64(0x206D6165727473):
         i += 7
     if i >= end:
@@ -337,8 +347,8 @@ def _quoted_number(buf, i, end, column):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _column(buf, i, length, level, keys):  # type: ignore[no-untyped-def]
-    """The column of the key at *i*, or -1. Compares the whole key: no two keys are ever taken for each other."""
+def _column(buf: Any, i: Any, length: Any, level: Any, keys: Any) -> Any:
+    """Find the column of the key at *i*, or -1. Compares the whole key: no two keys are ever taken for each other."""
     if length > KEY_BYTES or length == 0:
         return -1
     tag = np.uint64(length | level << 8)
@@ -363,7 +373,7 @@ def _column(buf, i, length, level, keys):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-def]
+def _event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, state: Any) -> Any:
     """Read the object at *start* into *row*: numbers as they are, of text the first byte (its end goes to *ends*).
 
     Returns the place after it, or how it failed. ``state[SEEN]`` takes the phase (1 when it is no single letter),
@@ -371,6 +381,7 @@ def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-
     """
     for c in range(WIDTH):
         row[c] = NULL
+    phase: Any
     phase, level, odd, lost = 0, 0, 0, 0
     i = start + 1
     while True:
@@ -378,7 +389,7 @@ def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-
         if i >= end:
             return _CUT
         c = buf[i]
-        if c == 125:
+        if c == _BRACE_END:
             i += 1
             if level == 0:
                 break
@@ -386,12 +397,12 @@ def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-
             i = _space(buf, i, end)
             if i >= end:
                 return _CUT
-            if buf[i] == 44:
+            if buf[i] == _COMMA:
                 i += 1
-            elif buf[i] != 125:
+            elif buf[i] != _BRACE_END:
                 return _BROKEN - i
             continue
-        if c != 34:
+        if c != _QUOTE:
             return _BROKEN - i
         first = i + 1
         i = _text_end(buf, first, end)
@@ -401,14 +412,14 @@ def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-
         i = _space(buf, i + 1, end)
         if i >= end:
             return _CUT
-        if buf[i] != 58:
+        if buf[i] != _COLON:
             return _BROKEN - i
         i = _space(buf, i + 1, end)
         if i >= end:
             return _CUT
         c = buf[i]
         first = i
-        if c == 34:
+        if c == _QUOTE:
             first = i + 1
             last = _text_end(buf, first, end)
             if last < 0:
@@ -423,8 +434,8 @@ def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-
                 row[column] = _quoted_number(buf, first, last, column)
                 if column <= _DUR and row[column] == NULL:
                     lost = 1
-        elif c == 123 or c == 91:
-            if column == ARGS and c == 123:
+        elif c == _BRACE or c == _BRACKET:
+            if column == ARGS and c == _BRACE:
                 level = 1
                 i += 1
                 continue
@@ -456,15 +467,15 @@ def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-
                 row[column] = _number(buf, first, i, column == _TS or column == _DUR)
                 if column == _DUR and (row[column] < 0):
                     lost = 1
-            elif column >= FIRST_TEXT and column < WIDTH and buf[first] != 110:
+            elif column >= FIRST_TEXT and column < WIDTH and buf[first] != _N:
                 row[column] = first
                 ends[column - FIRST_TEXT] = i
         i = _space(buf, i, end)
         if i >= end:
             return _CUT
-        if buf[i] == 44:
+        if buf[i] == _COMMA:
             i += 1
-        elif buf[i] != 125:
+        elif buf[i] != _BRACE_END:
             return _BROKEN - i
     state[SEEN] = phase
     state[ODD] = odd
@@ -473,19 +484,19 @@ def _event(buf, start, end, keys, row, ends, state):  # type: ignore[no-untyped-
 
 
 @_jit
-def _next_event(buf, i, end, keys):  # type: ignore[no-untyped-def]
-    """The next place after *i* that looks like the start of an event, ``, {"ph"`` in any spacing, or -1."""
+def _next_event(buf: Any, i: Any, end: Any, keys: Any) -> Any:
+    """Find the next place after *i* that looks like the start of an event, ``, {"ph"`` in any spacing, or -1."""
     begin = i
     while i < end:
-        if buf[i] != 123:
+        if buf[i] != _BRACE:
             i += 1
             continue
         back = i - 1
-        while back >= begin and buf[back] <= 32:
+        while back >= begin and buf[back] <= _BLANK:
             back -= 1
-        if back >= begin and buf[back] == 44:
+        if back >= begin and buf[back] == _COMMA:
             k = _space(buf, i + 1, end)
-            if k < end and buf[k] == 34:
+            if k < end and buf[k] == _QUOTE:
                 last = _text_end(buf, k + 1, min(end, k + 2 + KEY_BYTES))
                 if last > 0 and _column(buf, k + 1, last - k - 1, 0, keys) >= 0:
                     return i
@@ -494,29 +505,29 @@ def _next_event(buf, i, end, keys):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _array_end(buf, i, end):  # type: ignore[no-untyped-def]
-    """The bracket that closes the list of events: ``}``, ``]``, then a comma, a brace or nothing. Else *end*."""
+def _array_end(buf: Any, i: Any, end: Any) -> Any:
+    """Find the bracket that closes the list of events: ``}``, ``]``, then a comma, a brace or nothing. Else *end*."""
     while i < end:
-        if buf[i] == 125:
+        if buf[i] == _BRACE_END:
             k = _space(buf, i + 1, end)
-            if k < end and buf[k] == 93:
+            if k < end and buf[k] == _BRACKET_END:
                 after = _space(buf, k + 1, end)
-                if after >= end or buf[after] == 44 or buf[after] == 125:
+                if after >= end or buf[after] == _COMMA or buf[after] == _BRACE_END:
                     return k
         i += 1
     return end
 
 
 @_jit
-def _count_bad(state):  # type: ignore[no-untyped-def]
+def _count_bad(state: Any) -> Any:
     if state[BAD] == 0:
         state[FIRST_BAD] = state[EVENTS]
     state[BAD] += 1
 
 
 @_jit
-def _intern(buf, first, last, slots, mask, starts, heap, state):  # type: ignore[no-untyped-def]
-    """The code of ``buf[first:last]``, new or known. Bytes are compared, so a shared hash merges nothing."""
+def _intern(buf: Any, first: Any, last: Any, slots: Any, mask: Any, starts: Any, heap: Any, state: Any) -> Any:
+    """Return the code of ``buf[first:last]``, new or known. Bytes are compared, so a shared hash merges nothing."""
     length = last - first
     h = np.uint64(length) * np.uint64(MIX)
     i = first
@@ -558,7 +569,7 @@ def _intern(buf, first, last, slots, mask, starts, heap, state):  # type: ignore
 
 
 @_jit
-def _is_python(buf, first, last):  # type: ignore[no-untyped-def]
+def _is_python(buf: Any, first: Any, last: Any) -> Any:
     return (
         last - first == 15
         and _word(buf, first) == np.uint64(_PYTHON_A)
@@ -566,7 +577,19 @@ def _is_python(buf, first, last):  # type: ignore[no-untyped-def]
     )
 
 
-def _scan(block, start, end, key_table, rows, slot_table, start_table, heap_bytes, state_table, trust, stacks):  # type: ignore[no-untyped-def]
+def _scan(
+    block: Any,
+    start: Any,
+    end: Any,
+    key_table: Any,
+    rows: Any,
+    slot_table: Any,
+    start_table: Any,
+    heap_bytes: Any,
+    state_table: Any,
+    trust: Any,
+    stacks: Any,
+) -> Any:
     """Walk events from *start*; returns how it stopped, with the place in ``state[POS]``.
 
     *trust*: an event that runs to *end* is damage when another event starts inside it. *stacks*: keep Python frames.
@@ -589,16 +612,16 @@ def _scan(block, start, end, key_table, rows, slot_table, start_table, heap_byte
         if i >= end:
             return MORE
         c = buf[i]
-        if c == 44:
+        if c == _COMMA:
             i += 1
             continue
-        if c == 93:
+        if c == _BRACKET_END:
             state[POS] = i + 1
             return END
         if state[ROWS] >= room:
             return ROWS_FULL
         row = _as_ints(out + state[ROWS] * WIDTH * 8)
-        stop = _event(buf, i, end, keys, row, ends, state) if c == 123 else _BROKEN - i
+        stop = _event(buf, i, end, keys, row, ends, state) if c == _BRACE else _BROKEN - i
         if stop < 0:
             after = i + 1
             if stop == _CUT:
@@ -620,7 +643,7 @@ def _scan(block, start, end, key_table, rows, slot_table, start_table, heap_byte
             i = after
             continue
         phase = state[SEEN]
-        if phase != 88 and (phase != 0 or row[_TS] == NULL):
+        if phase != _X and (phase != 0 or row[_TS] == NULL):
             state[PHASES + phase] += 1
         elif row[_TS] == NULL or state[LOST] == 1:
             _count_bad(state)
@@ -648,7 +671,7 @@ def _scan(block, start, end, key_table, rows, slot_table, start_table, heap_byte
         i = stop
 
 
-def _split(rows, count, columns, low, high, present):  # type: ignore[no-untyped-def]
+def _split(rows: Any, count: Any, columns: Any, low: Any, high: Any, present: Any) -> Any:
     """Turn *count* rows into columns, and note of each the least and greatest value and how many there are."""
     for c in range(WIDTH):
         low[c], high[c], present[c] = np.int64(2**63 - 1), NULL, 0
@@ -662,13 +685,13 @@ def _split(rows, count, columns, low, high, present):  # type: ignore[no-untyped
                 present[c] += 1
 
 
-def _regrow(old, new):  # type: ignore[no-untyped-def]
+def _regrow(old: Any, new: Any) -> Any:
     """Move the entries of a dictionary's slots to a larger, empty table."""
     mask = new.shape[0] - 1
     for k in range(old.shape[0]):
         entry = old[k]
         if entry != 0:
-            slot = (entry >> 32) & mask
+            slot = (entry >> _BLANK) & mask
             while new[slot] != 0:
                 slot = (slot + 1) & mask
             new[slot] = entry

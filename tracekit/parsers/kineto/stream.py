@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from tracekit.errors import InputError
 
@@ -24,15 +24,14 @@ class _Inflater(Protocol):
 def _inflater() -> _Inflater:
     from zlib_ng import zlib_ng
 
-    made: _Inflater = zlib_ng.decompressobj(31)
-    return made
+    made: Any = zlib_ng.decompressobj(31)
+    return cast(_Inflater, made)
 
 
 def _errors() -> type[Exception]:
     from zlib_ng import zlib_ng
 
-    error: type[Exception] = zlib_ng.error
-    return error
+    return cast(type[Exception], zlib_ng.error)
 
 
 class Stream:
@@ -47,7 +46,7 @@ class Stream:
         if isinstance(source, str | Path):
             self.name = str(source)
             try:
-                self._file: BinaryIO = Path(source).open("rb", buffering=0)
+                self._file: BinaryIO = Path(source).open("rb", buffering=0)  # noqa: SIM115  (closed by close)
             except OSError as error:
                 raise InputError(
                     f"{source}: {(error.strerror or str(error)).lower()}", hint="give the path of a trace file"

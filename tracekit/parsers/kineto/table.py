@@ -147,7 +147,7 @@ class _Builder:
         return Table(conform(pl.DataFrame(frame), EVENTS), self.bad_text)
 
     def _take(self, column: Column) -> Ints | None:
-        """One column of all chunks, which give it up; None when no row has a value."""
+        """Take one column of all chunks, which give it up; None when no row has a value."""
         if all(chunk.columns[column] is None for chunk in self._chunks):
             return None
         values = np.full(self._rows, NULL, np.int64)
@@ -178,7 +178,7 @@ class _Builder:
         return np.empty(0, np.int64) if ids is None else ids
 
     def _codes(self, column: Column, decode: Callable[[bytes], str]) -> tuple[npt.NDArray[np.int32] | None, list[str]]:
-        """A text column: codes into a list of distinct strings, -1 for none."""
+        """Take a text column: codes into a list of distinct strings, -1 for none."""
         if all(chunk.columns[column] is None for chunk in self._chunks):
             return None, []
         none = len(self._texts)
@@ -247,7 +247,7 @@ class _Builder:
 
 
 def _where(gpu: npt.NDArray[np.bool_], values: Ints | None, fallback: Ints | None) -> Ints | None:
-    """A GPU event's own value, or where the file shows it; nothing for the rest."""
+    """Take a GPU event's own value, or where the file shows it; nothing for the rest."""
     own = _first(values, fallback)
     return None if own is None or not gpu.any() else np.where(gpu, own, NULL)
 
@@ -265,7 +265,7 @@ def _no_zero(values: Ints | None) -> Ints | None:
 
 
 def _either(group: pl.Series, old: pl.Series) -> pl.Series:
-    """The group's name, or the number that files before mid 2024 give instead."""
+    """Take the group's name, or the number that files before mid 2024 give instead."""
     if old.null_count() == len(old):
         return group
     return pl.select(pl.coalesce(group.cast(pl.String), old.cast(pl.String)).cast(pl.Categorical())).to_series()
@@ -275,7 +275,7 @@ _DAMAGE = "\ue000"
 
 
 def _plain(raw: bytes) -> str:
-    """A JSON string's text. Damage (bad bytes, escapes, control characters) is read as it stands, and marked."""
+    """Read a JSON string's text. Damage (bad bytes, escapes, control characters) is read as it stands, and marked."""
     try:
         text = raw.decode()
         return str(json.loads(f'"{text}"')) if "\\" in text or not text.isprintable() else text
@@ -286,7 +286,7 @@ def _plain(raw: bytes) -> str:
 def _repair(raw: bytes) -> str:
     text = raw.decode("utf-8", "replace")
     try:
-        return json.loads(f'"{text}"', strict=False) + _DAMAGE
+        return str(json.loads(f'"{text}"', strict=False)) + _DAMAGE
     except ValueError:
         return text + _DAMAGE
 

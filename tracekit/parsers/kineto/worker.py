@@ -131,8 +131,7 @@ class Worker:
 def _piece(values: Ints, low: int, high: int, present: int) -> Piece | None:
     if not present:
         return None
-    dtype = np.int32 if low > NULL32 and high < 2**31 else np.int64
-    if present * 8 < len(values):
-        where = np.flatnonzero(values != NULL)
-        return Piece(values[where].astype(dtype), where)
-    return Piece(values.astype(dtype), full=present == len(values))
+    narrow = low > NULL32 and high < 2**31
+    where = np.flatnonzero(values != NULL) if present * 8 < len(values) else None
+    kept = values if where is None else values[where]
+    return Piece(kept.astype(np.int32) if narrow else kept.copy(), where, present == len(values))
