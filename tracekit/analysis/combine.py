@@ -10,15 +10,13 @@ import polars as pl
 
 from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.result import Analysis, Measured, RankResult
-from tracekit.analysis.tables import Measures, RankTables
+from tracekit.analysis.scopes import rank_result
+from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
-from tracekit.metrics.bubbles import Bubble, exposed_waits
 from tracekit.metrics.clocks import align
-from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE
 from tracekit.metrics.matching import match
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import stragglers, waits
-from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 if TYPE_CHECKING:
     from tracekit.compare import ScheduleComparison
@@ -43,7 +41,7 @@ def combine(
     clocks = align(matching.members, [part.source.rank for part in parts])
     waited = waits(operations, matching.members, clocks)
     by_rank = {key[0]: rows for key, rows in waited.group_by("rank", maintain_order=True)}
-    ranks = tuple(_rank(part, by_rank.get(part.source.rank, waited.clear())) for part in parts)
+    ranks = tuple(rank_result(part, by_rank.get(part.source.rank, waited.clear())) for part in parts)
     reports = [part.reload for part in parts if part.reload is not None]
     tables = _tables(parts, ranks, waited)
     tables["clocks"] = clocks.table
@@ -61,86 +59,6 @@ def combine(
         paths=tuple(paths),
         shapes=tuple(all_shapes(part.shapes for part in parts)),
     )
-
-
-def _rank(part: RankTables, waited: pl.DataFrame) -> RankResult:
-    rank, steps = part.source.rank, part.steps["step"].to_list() or [None]
-    whole = _measured(part.window, 0, waited.with_columns(part=pl.lit(0, pl.Int64)), part.idle_known, None)
-    per_step = tuple(
-        _measured(part.by_step, p, waited.filter(part=p), part.idle_known, step) for p, step in enumerate(steps)
-    )
-    causes = part.window.causes.row(0, named=True) if len(part.window.causes) else {}
-    names = ("launch_bound_ns", "dependency_ns", "unknown_ns")
-    return RankResult(
-        rank=rank,
-        steps=tuple(step for step in steps if step is not None),
-        whole=whole,
-        per_step=per_step,
-        phases=tuple(_phases(part, waited, steps)),
-        idle_causes={name.removesuffix("_ns"): causes.get(name, 0) for name in names},
-    )
-
-
-def _measured(measures: Measures, part: int, waited: pl.DataFrame, idle_known: bool, step: int | None) -> Measured:
-    budget = measures.budgets[part] if part < len(measures.budgets) else measures.budgets[0]
-    rows = measures.labels.filter(part=part)
-    label_ns = {r["label"]: r["ns"] for r in rows.iter_rows(named=True)}
-    plain = measures.hidden.filter(pl.col("part") == part, ~pl.col("detail"))
-    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE if label in label_ns}
-    for r in plain.iter_rows(named=True):
-        matrix[r["label"]][r["by"]] = r["ns"]
-    hidden = {r["label"]: r["hidden_ns"] for r in rows.iter_rows(named=True) if r["label"] not in _NEVER_HIDDEN}
-    wait = _wait_by_label(waited)
-    pipeline = waited.filter(label="pp_comm")
-    exposed = exposed_waits(pipeline, measures.covered).of(part).total_ns
-    unknown = pipeline["wait_ns"].null_count()
-    none_known = len(pipeline) > 0 and unknown == len(pipeline)
-    return Measured(
-        budget=budget,
-        label_ns={label: label_ns[label] for label in _ORDER if label in label_ns},
-        label_count={r["label"]: r["count"] for r in rows.iter_rows(named=True) if r["count"] is not None},
-        hidden_ns={"communication": 0, "copy": 0, **hidden},
-        hidden_by_ns=matrix,
-        wait_ns=wait,
-        bubble=Bubble(budget.span_ns, budget.idle_ns, None if none_known else exposed),
-        idle_known=idle_known,
-        lower_bound=unknown > 0,
-        step=step,
-    )
-
-
-_NEVER_HIDDEN = ("compute", *COMPUTE_SET)
-_ORDER = ("compute", "communication", "copy", *LABELS)
-
-
-def _wait_by_label(waited: pl.DataFrame) -> dict[str, int | None]:
-    sums = waited.group_by("label").agg(
-        pl.when(pl.col("wait_ns").is_not_null().any()).then(pl.col("wait_ns").sum()).otherwise(None).alias("wait_ns")
-    )
-    found = dict(sums.iter_rows())
-    return {label: found[label] for label in COMMUNICATION_LABELS if label in found}
-
-
-def _phases(part: RankTables, waited: pl.DataFrame, steps: list[int | None]) -> list[dict[str, Any]]:
-    """Each step's phases with the bubble inside them: idle and exposed pipeline waiting."""
-    table = part.by_step.phases
-    if table.is_empty():
-        return []
-    pipeline = waited.filter(label="pp_comm")
-    hollow = exposed_waits(pipeline, part.by_step.covered)
-    spent = hollow.covered_ns(*(table[c].to_numpy() for c in ("start_ns", "end_ns", "part")))
-    known = pipeline.is_empty() or pipeline["wait_ns"].null_count() < len(pipeline)
-    return [
-        {
-            "step": steps[row["part"]],
-            "phase": row["phase"],
-            "span_ns": row["span_ns"],
-            "compute_ns": row["compute_ns"],
-            "idle_ns": row["idle_ns"] if part.idle_known else None,
-            "wait_ns": int(wait) if known else None,
-        }
-        for row, wait in zip(table.iter_rows(named=True), spent, strict=True)
-    ]
 
 
 def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl.DataFrame) -> dict[str, pl.DataFrame]:

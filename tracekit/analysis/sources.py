@@ -35,11 +35,18 @@ class Options:
             labelled = store.labelled(ref.rank)
             if labelled is not None:
                 source = next(s for s in store.sources if s.rank == ref.rank)
-                # Of the CPU's events only graph launches matter once the GPU's are labelled.
-                graphs = pl.col("kind").is_in(["runtime", "driver"]) & pl.col("name").cast(pl.String).str.contains(
-                    "GraphLaunch"
-                )
-                launches = store.scan(ref.rank).select("kind", "name", "correlation").filter(graphs).collect()
-                return [self.measure(RankEvents(launches, source), labelled)]
+                return [self.measure(RankEvents(_what_labels_lack(store.scan(ref.rank)), source), labelled)]
         parts = read_ref(ref, lenient=self.lenient)
         return [self.measure(part) for part in parts if self.ranks is None or part.source.rank in self.ranks]
+
+
+def _what_labels_lack(events: pl.LazyFrame) -> pl.DataFrame:
+    """Read what labelled events do not hold and the measures need: graph launches, and the operators' shapes."""
+    kind, name = pl.col("kind"), pl.col("name").cast(pl.String)
+    launches = events.select("kind", "name", "correlation").filter(
+        kind.is_in(["runtime", "driver"]) & name.str.contains("GraphLaunch")
+    )
+    shaped = (
+        events.select("kind", "name", "shapes").filter((kind == "cpu_op") & pl.col("shapes").is_not_null()).unique()
+    )
+    return pl.concat(pl.collect_all([launches, shaped]), how="diagonal")

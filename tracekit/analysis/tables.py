@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
@@ -13,7 +14,7 @@ from tracekit.errors import Notice
 from tracekit.metrics.bubbles import phases
 from tracekit.metrics.budget import Budget, budgets, exposed_in_order
 from tracekit.metrics.copies import copies
-from tracekit.metrics.gaps import gap_causes, gaps
+from tracekit.metrics.gaps import gap_causes, gaps, name_gaps
 from tracekit.metrics.intervals import Intervals
 from tracekit.metrics.lanes import Lanes
 from tracekit.metrics.operations import operations
@@ -88,17 +89,20 @@ def rank_tables(
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     parts = max(1, len(table))
-    window = _measure(kept, Lanes.of(kept), None)
-    lanes = Lanes.of(kept, parts=parts, part="part")
-    by_step = window if parts == 1 else _measure(kept, lanes, "part")
-    found = gaps(kept, Lanes.of(kept))
+    whole = Lanes.of(kept)
+    holes = gaps(kept, whole)
+    window = _measure(kept, whole, holes, None)
+    lanes, by_step = whole, window
+    if parts > 1:
+        lanes = Lanes.of(kept, parts=parts, part="part")
+        by_step = _measure(kept, lanes, gaps(kept, lanes, part="part"), "part")
     return RankTables(
         source=rank.source,
         steps=table,
         window=window,
         by_step=by_step,
         operations=operations(kept, lanes, part="part"),
-        gaps=found.sort("ns", descending=True).head(LONGEST_GAPS).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
+        gaps=name_gaps(holes.top_k(LONGEST_GAPS, by="ns"), kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         reload=reload_events(kept),
         pipeline=_pipeline(kept, rank.source) if pipeline else None,
         kernels=kernel_table(kept),
@@ -108,21 +112,23 @@ def rank_tables(
     )
 
 
-def _measure(labelled: pl.DataFrame, lanes: Lanes, part: str | None) -> Measures:
+def _measure(labelled: pl.DataFrame, lanes: Lanes, holes: pl.DataFrame, part: str | None) -> Measures:
     times = label_times(labelled, lanes, part=part)
     paid = exposed_in_order(lanes)
     stalls = {
-        (p, label): (intervals.of(p).total_ns, len(intervals.of(p)))
+        (p, label): (int(ns), int(count))
         for label, intervals in paid.items()
         if label in COPY_LABELS
-        for p in range(lanes.parts)
+        for p, (ns, count) in enumerate(
+            zip(intervals.totals_ns(lanes.parts), np.bincount(intervals.group, minlength=lanes.parts), strict=True)
+        )
     }
     return Measures(
-        budgets=tuple(budgets(lanes)),
+        budgets=tuple(budgets(lanes, paid)),
         labels=times,
         hidden=hidden(labelled, part=part),
         phases=phases(lanes),
-        causes=gap_causes(gaps(labelled, lanes, part=part)),
+        causes=gap_causes(holes),
         copies=copies(times, stalls),
         covered=lanes.compute & lanes.communication,
     )

@@ -38,10 +38,11 @@ class Budget:
         )
 
 
-def budgets(lanes: Lanes) -> list[Budget]:
+def budgets(lanes: Lanes, paid: Mapping[str, Intervals] | None = None) -> list[Budget]:
     """Share out each part's span, one budget a part.
 
-    Time that two exposed labels cover goes to the one that comes first in the order of labels.
+    *paid* is ``exposed_in_order`` where that was computed already. Time that two exposed labels cover goes to the one
+    that comes first in the order of labels.
 
     >>> import polars as pl
     >>> events = pl.DataFrame({"label": ["forward", "pp_comm", "offload", "forward"],
@@ -52,9 +53,10 @@ def budgets(lanes: Lanes) -> list[Budget]:
     parts = lanes.parts
     spans = lanes.busy.hull().totals_ns(parts)
     busy, compute = lanes.busy.totals_ns(parts), lanes.compute.totals_ns(parts)
-    paid = {label: shares.totals_ns(parts) for label, shares in exposed_in_order(lanes).items()}
+    shares = exposed_in_order(lanes) if paid is None else paid
+    exposed = {label: part.totals_ns(parts) for label, part in shares.items()}
     return [
-        Budget(int(spans[p]), int(compute[p]), {x: int(ns[p]) for x, ns in paid.items()}, int(spans[p] - busy[p]))
+        Budget(int(spans[p]), int(compute[p]), {x: int(ns[p]) for x, ns in exposed.items()}, int(spans[p] - busy[p]))
         for p in range(parts)
     ]
 

@@ -7,10 +7,11 @@ has no launch for the event the gap's cause is unknown. The three sum to the idl
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
+from tracekit.metrics.intervals import Intervals, Longs
 from tracekit.metrics.lanes import Lanes
-from tracekit.schema import conform
 
 GAPS = pl.Schema(
     {
@@ -21,44 +22,73 @@ GAPS = pl.Schema(
         "launch_bound_ns": pl.Int64(),
         "dependency_ns": pl.Int64(),
         "unknown_ns": pl.Int64(),
-        "next_name": pl.String(),
-        "next_label": pl.String(),
+        "next": pl.Int64(),  # row of the event that ended the gap
     }
 )
+_NEVER = np.iinfo(np.int64).max
 
 
 def gaps(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl.DataFrame:
     """List the idle gaps inside each part with their causes, in order of time.
 
-    >>> events = pl.DataFrame({"label": ["forward", "forward"], "name": ["a", "b"], "start_ns": [0, 10],
-    ...                        "end_ns": [4, 12], "launch_ns": [0, 7]})
+    >>> events = pl.DataFrame({"label": ["forward", "forward"], "start_ns": [0, 10], "end_ns": [4, 12],
+    ...                        "launch_ns": [0, 7]})
     >>> gaps(events, Lanes.of(events)).select("start_ns", "ns", "launch_bound_ns", "dependency_ns").rows()
     [(4, 6, 3, 3)]
     """
     holes = lanes.busy.gaps()
-    found = pl.DataFrame({"part": holes.group, "start_ns": holes.start_ns, "end_ns": holes.end_ns})
-    if found.is_empty():
+    if not len(holes):
         return pl.DataFrame(schema=GAPS)
-    column = (pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64)).alias("part")
-    real = pl.col("end_ns") > pl.col("start_ns")
-    starts = labelled.filter(real).select(
-        column, pl.col("start_ns").alias("end_ns"), "launch_ns", next_name="name", next_label="label"
+    following, launch = _following(labelled, holes, part)
+    length = holes.end_ns - holes.start_ns
+    known = launch != _NEVER
+    bound = np.where(known, np.clip(launch - holes.start_ns, 0, length), 0)
+    return pl.DataFrame(
+        {
+            "part": holes.group,
+            "start_ns": holes.start_ns,
+            "end_ns": holes.end_ns,
+            "ns": length,
+            "launch_bound_ns": bound,
+            "dependency_ns": np.where(known, length - bound, 0),
+            "unknown_ns": np.where(known, 0, length),
+            "next": following,
+        },
+        schema=GAPS,
     )
-    # Of several events that end the gap together, the one launched first was the one it waited for.
-    first = (
-        starts.join(found.select("part", "end_ns"), on=["part", "end_ns"], how="semi")
-        .sort("launch_ns", nulls_last=True)
-        .unique(["part", "end_ns"], keep="first", maintain_order=True)
+
+
+def _following(labelled: pl.DataFrame, holes: Intervals, part: str | None) -> tuple[Longs, Longs]:
+    """Find the event that ends each gap and its launch: of several that start together, the one launched first."""
+    frame = labelled.select(
+        "start_ns",
+        launch=pl.col("launch_ns").fill_null(_NEVER),
+        part=pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64),
+        real=pl.col("end_ns") > pl.col("start_ns"),
     )
-    length = pl.col("end_ns") - pl.col("start_ns")
-    bound = (pl.col("launch_ns") - pl.col("start_ns")).clip(0, length)
-    table = found.join(first, on=["part", "end_ns"], how="left", maintain_order="left").with_columns(
-        ns=length,
-        launch_bound_ns=bound.fill_null(0),
-        dependency_ns=(length - bound).fill_null(0),
-        unknown_ns=pl.when(pl.col("launch_ns").is_null()).then(length).otherwise(0),
-    )
-    return conform(table, GAPS)
+    start, group, launch = (frame[c].to_numpy() for c in ("start_ns", "part", "launch"))
+    order = np.lexsort((launch, start, group))
+    order = order[frame["real"].to_numpy()[order]]
+    # Within a part starts ascend, so the first event at or after a gap's end is the one that ended it.
+    edges = np.searchsorted(group[order], np.arange(int(holes.group[-1]) + 2))
+    found = np.empty(len(holes), np.int64)
+    for g in np.unique(holes.group):
+        rows = slice(*np.searchsorted(holes.group, [g, g + 1]))
+        stretch = order[edges[g] : edges[g + 1]]
+        found[rows] = stretch[np.searchsorted(start[stretch], holes.end_ns[rows])]
+    return found, launch[found]
+
+
+def name_gaps(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:
+    """Say which event ended each gap: its name and label in place of its row.
+
+    >>> events = pl.DataFrame({"label": ["forward", "dgrad"], "name": ["a", "b"], "start_ns": [0, 10],
+    ...                        "end_ns": [4, 12], "launch_ns": [0, 7]})
+    >>> name_gaps(gaps(events, Lanes.of(events)), events).select("ns", "next_name", "next_label").rows()
+    [(6, 'b', 'dgrad')]
+    """
+    following = labelled[table["next"]].select(pl.col("name", "label").cast(pl.String).name.prefix("next_"))
+    return pl.concat([table.drop("next"), following], how="horizontal")
 
 
 def gap_causes(table: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,89 @@
+"""Time and memory of ``tracekit analyze`` on a store of 8 ranks × 2 M events.
+
+    python benchmarks/analyze.py [--folder FOLDER] [TRACE…]
+
+The store is built from the 1F1B sample: each of its ranks repeated, step after step, until it holds 2 M events, and
+the four ranks twice. Further paths are timed too, each as a whole command in a fresh process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+
+from tracekit.classify import classify
+from tracekit.schema import RankEvents
+from tracekit.store import building, write_manifest, write_rank
+from tracekit.trace import load
+
+RANKS, EVENTS_A_RANK = 8, 2_000_000
+SAMPLE = Path(__file__).parent.parent / "sample_traces" / "1f1b"
+
+
+def repeat(frame, times, stride_ns):
+    """Put *frame* after itself, as further steps."""
+    times_columns = [c for c in ("start_ns", "end_ns", "launch_ns") if c in frame.columns]
+    return pl.concat(
+        frame.with_columns(*(pl.col(c) + n * stride_ns for c in times_columns), step=pl.col("step") + n)
+        for n in range(times)
+    )
+
+
+def build(store):
+    """Write the store; classification is not what is timed here."""
+    parts = load(SAMPLE).parts
+    with building(store) as folder:
+        entries = []
+        for rank in range(RANKS):
+            part = parts[rank % len(parts)]
+            span = int(part.events["end_ns"].max() - part.events["start_ns"].min())
+            times = EVENTS_A_RANK // len(part.events) + 1
+            events = repeat(part.events, times, span + 1_000_000)
+            labelled = repeat(classify(part.events), times, span + 1_000_000)
+            number = pl.lit(rank, pl.Int32)
+            source = replace(part.source, rank=rank, world_size=RANKS)
+            whole = RankEvents(events.with_columns(rank=number), source)
+            entries.append(write_rank(folder, whole, labelled.with_columns(rank=number)))
+            print(f"rank {rank}: {len(events):,} events, {len(labelled):,} of them on the GPU")
+        write_manifest(folder, entries)
+
+
+def timed(words):
+    """Run one command in a fresh process; return seconds and the peak memory of all its processes."""
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-c", "from tracekit.cli import main; main()", *words], check=True, stdout=subprocess.DEVNULL
+    )
+    took = time.perf_counter() - began
+    return took, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
+def main():
+    options = argparse.ArgumentParser()
+    options.add_argument("--folder", type=Path)
+    options.add_argument("traces", nargs="*")
+    wanted = options.parse_args()
+    folder = wanted.folder or Path(tempfile.mkdtemp(prefix="tracekit-bench-"))
+    store = folder / "store"
+    if not store.exists():
+        build(store)
+    for path in wanted.traces:
+        timed(["analyze", path])  # warm: compiled code and file caches
+        best = min(timed(["analyze", path])[0] for _ in range(3))
+        print(f"{path}: {best:.2f} s")
+    for words in (["--schedule", "none"], []):
+        took, peak = timed(["analyze", str(store), *words])
+        what = " ".join(words) or "with its schedule"
+        print(f"{RANKS} ranks × {EVENTS_A_RANK:,} events, {what}: {took:.1f} s, peak {peak:,.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""One rank's measures and its waits, put together for each part: its whole window, or each of its steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from tracekit.analysis.result import Measured, RankResult
+from tracekit.analysis.tables import Measures, RankTables
+from tracekit.metrics.bubbles import Bubble, exposed_waits
+from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
+from tracekit.schema import COMMUNICATION_LABELS, LABELS
+
+_NEVER_HIDDEN = ("compute", *COMPUTE_SET)
+_ORDER = (*SETS, *LABELS)
+_CAUSES = ("launch_bound_ns", "dependency_ns", "unknown_ns")
+
+Rows = dict[int, list[dict[str, Any]]]
+
+
+def rank_result(part: RankTables, waited: pl.DataFrame) -> RankResult:
+    """Put one rank together; *waited* are its operations with what they waited."""
+    steps = part.steps["step"].to_list() or [None]
+    whole = measured(part.window, waited.with_columns(part=pl.lit(0, pl.Int64)), [None], idle_known=part.idle_known)
+    causes = part.window.causes.row(0, named=True) if len(part.window.causes) else {}
+    return RankResult(
+        rank=part.source.rank,
+        steps=tuple(step for step in steps if step is not None),
+        whole=whole[0],
+        per_step=tuple(measured(part.by_step, waited, steps, idle_known=part.idle_known)),
+        phases=tuple(_phases(part, waited, steps)),
+        idle_causes={name.removesuffix("_ns"): causes.get(name, 0) for name in _CAUSES},
+    )
+
+
+def measured(
+    measures: Measures, waited: pl.DataFrame, steps: Sequence[int | None], *, idle_known: bool
+) -> list[Measured]:
+    """Return the figures of every part; *steps* numbers them."""
+    labels = _by_part(measures.labels)
+    matrix = _by_part(measures.hidden.filter(~pl.col("detail")))
+    total = pl.when(pl.col("wait_ns").is_not_null().any()).then(pl.col("wait_ns").sum())
+    waits = _by_part(waited.group_by("part", "label").agg(total.alias("wait_ns")))
+    pipeline = waited.filter(pl.col("label") == "pp_comm")
+    known = pipeline.group_by("part").agg(count=pl.len(), unknown=pl.col("wait_ns").null_count())
+    lost = {part: (count, unknown) for part, count, unknown in known.iter_rows()}
+    exposed = exposed_waits(pipeline, measures.covered).totals_ns(len(steps))
+    found = []
+    for part, step in enumerate(steps):
+        budget, rows = measures.budgets[part], labels[part]
+        count, unknown = lost.get(part, (0, 0))
+        wait = None if count and unknown == count else int(exposed[part])
+        found.append(
+            Measured(
+                budget=budget,
+                label_ns=_ordered({row["label"]: row["ns"] for row in rows}),
+                label_count={row["label"]: row["count"] for row in rows if row["count"] is not None},
+                hidden_ns={
+                    "communication": 0,
+                    "copy": 0,
+                    **{row["label"]: row["hidden_ns"] for row in rows if row["label"] not in _NEVER_HIDDEN},
+                },
+                hidden_by_ns=_matrix(rows, matrix[part]),
+                wait_ns=_waits(waits[part]),
+                bubble=Bubble(budget.span_ns, budget.idle_ns, wait),
+                idle_known=idle_known,
+                lower_bound=unknown > 0,
+                step=step,
+            )
+        )
+    return found
+
+
+def _by_part(table: pl.DataFrame) -> Rows:
+    rows: Rows = defaultdict(list)
+    for row in table.iter_rows(named=True):
+        rows[row["part"]].append(row)
+    return rows
+
+
+def _ordered(by_label: dict[str, int]) -> dict[str, int]:
+    return {label: by_label[label] for label in _ORDER if label in by_label}
+
+
+def _matrix(labels: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    present = {row["label"] for row in labels}
+    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE if label in present}
+    for row in rows:
+        matrix[row["label"]][row["by"]] = row["ns"]
+    return matrix
+
+
+def _waits(rows: list[dict[str, Any]]) -> dict[str, int | None]:
+    found = {row["label"]: row["wait_ns"] for row in rows}
+    return {label: found[label] for label in COMMUNICATION_LABELS if label in found}
+
+
+def _phases(part: RankTables, waited: pl.DataFrame, steps: Sequence[int | None]) -> list[dict[str, Any]]:
+    """Return each step's phases with the bubble inside them: idle and exposed pipeline waiting."""
+    table = part.by_step.phases
+    if table.is_empty():
+        return []
+    pipeline = waited.filter(pl.col("label") == "pp_comm")
+    hollow = exposed_waits(pipeline, part.by_step.covered)
+    spent = hollow.covered_ns(*(table[c].to_numpy() for c in ("start_ns", "end_ns", "part")))
+    known = pipeline.is_empty() or pipeline["wait_ns"].null_count() < len(pipeline)
+    return [
+        {
+            "step": steps[row["part"]],
+            "phase": row["phase"],
+            "span_ns": row["span_ns"],
+            "compute_ns": row["compute_ns"],
+            "idle_ns": row["idle_ns"] if part.idle_known else None,
+            "wait_ns": int(wait) if known else None,
+        }
+        for row, wait in zip(table.iter_rows(named=True), spent, strict=True)
+    ]
