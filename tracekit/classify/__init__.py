@@ -9,12 +9,13 @@ from tracekit.classify._text import Text
 from tracekit.classify._p2p import point_to_point
 from tracekit.classify.engine import Decisions, decide_all
 from tracekit.classify.evidence import Evidence, gather
+from tracekit.classify.explain import Explanation, Tried, explain
 from tracekit.classify.microbatch import Places, find_places
 from tracekit.classify.modules import find_modules
 from tracekit.classify.rules import Rule, RuleBook, builtin_rules, load_rules
 from tracekit.schema import LABELLED, conform
 
-__all__ = ["Rule", "RuleBook", "builtin_rules", "classify", "load_rules"]
+__all__ = ["Explanation", "Rule", "RuleBook", "Tried", "builtin_rules", "classify", "explain", "load_rules"]
 
 
 def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from tracekit.classify.directions import read_directions
 from tracekit.classify.experts import Marks, comm_passes, read_exchanges
 from tracekit.classify.matmul import read_matmuls
 from tracekit.classify.ranges import Launches, Ranges, read_ranges
-from tracekit.classify.rules import Condition, Kind
+from tracekit.classify.rules import COMPARISON, Condition, Kind
 
 Column = Text | Bools | Ints
 ATTENTION = r"(?i)flash|fmha|sdpa|attention|attn"
@@ -63,6 +64,8 @@ class Evidence:
             if isinstance(condition, tuple):
                 return values.map(lambda v: v in condition)
             return values.matches(str(condition))
+        if isinstance(condition, str):
+            return _compare(values, condition)
         met: Bools = values == condition
         return met
 
@@ -101,6 +104,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "role": matmuls.role,
         "role_from": matmuls.evidence,
         "after_role": matmuls.after,
+        "gemm_turn": _turns(matmuls.is_gemm & ~names.matches(r"(?i)split_?k"), autograd.node_row, launches.at),
         "deferred": np.full(len(gpu), _deferred(matmuls.role, directions.value, autograd.site)),
         "direction": directions.value,
         "direction_from": directions.source,
@@ -109,6 +113,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "group": comm.group,
         "group_desc": comm.group_desc,
         "group_ranks": comm.group_ranks,
+        "group_shape": _shapes(comm.group_ranks),
         "comm_pass": passes.known,
         "copy": copies.way,
         "host": copies.host,
@@ -117,7 +122,17 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "peer": comm.peer,
         "trained": np.full(len(gpu), _trained(directions.value)),
     }
-    found = Evidence(gpu, base, launches.at, launches.tid, launches.thread, autograd.sequence, autograd.node_row, autograd.nodes(ranges), comm)
+    found = Evidence(
+        gpu,
+        base,
+        launches.at,
+        launches.tid,
+        launches.thread,
+        autograd.sequence,
+        autograd.node_row,
+        autograd.nodes(ranges),
+        comm,
+    )
     kinds = decide(found, groups).where(comm.library.present)
     attention = names.matches(ATTENTION) | chain.matches(ATTENTION)
     marks = Marks(attention, matmuls.is_gemm)
@@ -129,6 +144,16 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "stream_pass": _stream_passes(gpu, exchanges.direction),
     }
     return found
+
+
+def _compare(values: Column, condition: str) -> Bools:
+    """Numbers that compare as asked; an unknown number never does."""
+    found = COMPARISON.fullmatch(condition)
+    assert found is not None
+    compare = {">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less}[found[1]]
+    numbers = np.asarray(values)
+    met: Bools = compare(numbers, int(found[2])) & (numbers >= 0)
+    return met
 
 
 def decide(evidence: Evidence, kinds: Sequence[Kind]) -> Text:
@@ -181,6 +206,31 @@ def _stream_passes(gpu: pl.DataFrame, direction: Text) -> Text:
     code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("device", "stream").fill_null(-1)
     table = pl.DataFrame({"code": direction.codes, "device": gpu["device"], "stream": gpu["stream"]})
     return Text(direction.values, table.select(code)["code"].to_numpy().astype(np.int64))
+
+
+def _turns(products: Bools, node: Ints, at: Ints) -> Text:
+    """Products of one node by turns: first, second, first, …"""
+    rows = np.flatnonzero(products & (node >= 0))
+    rows = rows[np.argsort(at[rows], kind="stable")]
+    place = pl.DataFrame({"node": node[rows]}).select(pl.int_range(pl.len()).over("node") % 2).to_series()
+    out = np.full(len(products), -1, np.int64)
+    out[rows] = place.to_numpy()
+    return Text(("first", "second"), out)
+
+
+def _shapes(ranks: Text) -> Text:
+    """How a group's ranks lie: all of those any group names, neighbours, or every so many."""
+    members = [[int(n) for n in re.findall(r"\d+", v)] for v in ranks.values]
+    largest = max((len(m) for m in members), default=0)
+
+    def shape(m: list[int]) -> str | None:
+        if len(m) < 2:
+            return None
+        if len(m) == largest and min(m) == 0 and max(m) == len(m) - 1:
+            return "all"
+        return "contiguous" if max(m) - min(m) == len(m) - 1 else "strided"
+
+    return ranks.replace([shape(m) for m in members])
 
 
 def _trained(direction: Text) -> bool:

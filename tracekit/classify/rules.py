@@ -19,8 +19,8 @@ TIERS = ("annotation", "autograd", "group", "shapes", "name", "neighbour")
 
 TEXT_COLUMNS = (
     "class", "kind", "name", "op", "chain", "annotation", "annotations", "node", "fwd_op", "site",
-    "role", "role_from", "after_role", "direction", "direction_from", "library", "call", "group", "group_desc", "group_ranks",
-    "group_kind", "comm_pass", "exchange", "exchange_pass", "stream_pass", "copy", "host", "copy_use", "stream_use", "domain",
+    "role", "role_from", "after_role", "gemm_turn", "direction", "direction_from", "library", "call", "group", "group_desc", "group_ranks",
+    "group_kind", "group_shape", "comm_pass", "exchange", "exchange_pass", "stream_pass", "copy", "host", "copy_use", "stream_use", "domain",
 )  # fmt: skip
 NUMBER_COLUMNS = ("bytes", "peer", "stream", "graph")
 FLAG_COLUMNS = ("gemm", "trained", "deferred", "launched", "wgrad_annotated")
@@ -152,8 +152,8 @@ def _condition_problem(column: str, condition: object) -> str | None:
         return f"unknown evidence {column!r}"
     if column in FLAG_COLUMNS and not isinstance(condition, bool):
         return f"{column!r} is true or false"
-    if column in NUMBER_COLUMNS and (isinstance(condition, bool) or not isinstance(condition, int | bool)):
-        return f"{column!r} is a whole number" if not isinstance(condition, bool) else None
+    if column in NUMBER_COLUMNS and not _is_number(condition):
+        return f"{column!r} is a whole number, or a comparison such as '>= 1024'"
     if column in TEXT_COLUMNS and isinstance(condition, str):
         try:
             re.compile(condition)
@@ -162,6 +162,15 @@ def _condition_problem(column: str, condition: object) -> str | None:
     elif column in TEXT_COLUMNS and not isinstance(condition, bool | tuple | list):
         return f"{column!r} is a regular expression, a list of exact values, or true/false for present/absent"
     return None
+
+
+COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\d+)")
+
+
+def _is_number(condition: object) -> bool:
+    if isinstance(condition, str):
+        return COMPARISON.fullmatch(condition) is not None
+    return isinstance(condition, int) and not isinstance(condition, bool)
 
 
 _RULE_KEYS = ("name", "label", "when", "unless", "pass", "module", "confidence", "tier")

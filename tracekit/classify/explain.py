@@ -1,0 +1,179 @@
+"""Why an event got its label: its evidence, every rule tried on it, and the one that won."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tracekit.classify._text import Text
+from tracekit.classify.engine import Matcher, decide_all
+from tracekit.classify.evidence import Evidence, gather
+from tracekit.classify.microbatch import find_places
+from tracekit.classify.modules import find_modules
+from tracekit.classify.rules import Condition, Rule, RuleBook, builtin_rules
+from tracekit.errors import OptionError
+
+Value = str | int | bool | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One rule on one event: whether it matched, and if not, the first condition that failed."""
+
+    rule: str
+    pack: str
+    tier: str
+    label: str
+    matched: bool
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything that speaks for one event's label."""
+
+    selector: str
+    event: Mapping[str, Value]
+    label: str
+    passes: str | None
+    module: str | None
+    confidence: float
+    evidence: Mapping[str, Value]
+    tried: tuple[Tried, ...]  # in order; the first that matched won
+    others: tuple[tuple[str, int], ...]  # labels of all events the selector names, with their counts
+
+    @property
+    def winner(self) -> Tried | None:
+        """The rule that decided, None where no rule knows."""
+        return next((t for t in self.tried if t.matched), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    def render(self) -> str:
+        """Plain text for a terminal."""
+        return "\n".join([*self._head(), "", "evidence", *self._evidence(), "", "rules", *self._rules()])
+
+    def _head(self) -> list[str]:
+        event, named = self.event, sum(count for _, count in self.others)
+        place = f"rank {event['rank']}, event {event['id']}, stream {event['stream']}, step {event['step']}"
+        lines = [str(event["name"]), f"  {place}, {_micros(event['duration_ns'])}"]
+        beside = [f"pass {self.passes}" if self.passes else "", f"module {self.module}" if self.module else ""]
+        extra = ", ".join(["", *(b for b in beside if b)])
+        by = f"by rule {self.winner.rule}" if self.winner else "because no rule knows it"
+        lines.append(f"  {self.label}{extra}: {by}, confidence {self.confidence:.2f}")
+        if named > 1:
+            spread = ", ".join(f"{label} {count}" for label, count in self.others)
+            lines.append(f"  one of {named} events that {self.selector!r} names: {spread}")
+        return lines
+
+    def _evidence(self) -> list[str]:
+        width = max((len(k) for k in self.evidence), default=0)
+        return [f"  {key:<{width}}  {value}" for key, value in self.evidence.items()]
+
+    def _rules(self) -> list[str]:
+        lines = []
+        seen = False
+        for t in self.tried:
+            if t.matched and not seen:
+                lines.append(f"  ✓ {t.rule} ({t.tier}, {t.pack}) → {t.label}: the first that matches wins")
+                seen = True
+            elif t.matched:
+                lines.append(f"  · {t.rule} ({t.tier}, {t.pack}) → {t.label}: matches too, but comes later")
+            elif not seen:
+                lines.append(f"  ✗ {t.rule} ({t.tier}, {t.pack}) → {t.label}: {t.failed}")
+        return lines if seen else [*lines, "  none matches: other"]
+
+
+def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = None) -> Explanation:
+    """Explain the label of one rank's GPU event.
+
+    *selector* is an event's id, or part of a kernel's name; of several events with that name the longest is explained.
+    """
+    book = rules.before(builtin_rules()) if rules else builtin_rules()
+    evidence = gather(events, book.groups)
+    rows = _select(evidence, selector)
+    decisions = decide_all(evidence, book)
+    duration = (evidence.gpu["end_ns"] - evidence.gpu["start_ns"]).to_numpy()
+    row = int(rows[duration[rows].argmax()])
+    places = find_places(evidence, decisions)
+    shown: dict[str, Value] = dict(evidence.show(row))
+    for name, number in (("stage", places.stage[row]), ("microbatch", places.microbatch[row])):
+        if number >= 0:
+            shown[name] = int(number)
+    labels, counts = np.unique(decisions.label.codes[rows], return_counts=True)
+    spread = sorted(zip(labels.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1])
+    modules = find_modules(evidence, decisions, book)
+    passes = decisions.passes.fill(evidence.text("exchange_pass")).fill(evidence.text("comm_pass"))
+    matcher = Matcher(evidence)
+    return Explanation(
+        str(selector),
+        _event(evidence, row, int(duration[row])),
+        _value(decisions.label, row) or "other",
+        _value(passes, row),
+        _value(modules, row),
+        float(decisions.confidence[row]),
+        shown,
+        tuple(_try(matcher, rule, row, shown) for rule in book.rules),
+        tuple((decisions.label.values[code], count) for code, count in spread),
+    )
+
+
+def _select(evidence: Evidence, selector: str | int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    text = str(selector)
+    ids = evidence.gpu["id"].to_numpy()
+    rows = np.flatnonzero(ids == int(text)) if text.isdecimal() else np.zeros(0, np.int64)
+    if not len(rows):
+        rows = np.flatnonzero(evidence.text("name").map(lambda name: text in name))
+    if not len(rows):
+        raise OptionError(
+            f"no GPU event has the id or a name with {text!r}", hint="give part of a kernel's name, or an event's id"
+        )
+    return rows
+
+
+def _event(evidence: Evidence, row: int, duration: int) -> dict[str, Value]:
+    record = evidence.gpu.select("rank", "id", "kind", "name", "start_ns", "device", "stream", "step").row(
+        row, named=True
+    )
+    return {**record, "duration_ns": duration}
+
+
+def _value(text: Text, row: int) -> str | None:
+    return text.values[text.codes[row]] if text.codes[row] >= 0 else None
+
+
+def _try(matcher: Matcher, rule: Rule, row: int, shown: Mapping[str, Value]) -> Tried:
+    failed = ""
+    for column, condition in rule.when.items():
+        if not failed and not matcher.test(column, condition)[row]:
+            failed = f"{column} is {_said(shown.get(column))}, not {_asked(condition)}"
+    for column, condition in rule.unless.items():
+        if not failed and matcher.test(column, condition)[row]:
+            failed = f"{column} is {_said(shown.get(column))}, which rules it out"
+    return Tried(rule.name, rule.pack, rule.tier, rule.label, not failed, failed)
+
+
+def _said(value: Value) -> str:
+    if value is None:
+        return "unknown"
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _asked(condition: Condition) -> str:
+    if isinstance(condition, tuple):
+        return " or ".join(condition)
+    if isinstance(condition, bool):
+        return str(condition).lower()
+    return str(condition)
+
+
+def _micros(duration: Value) -> str:
+    assert isinstance(duration, int)
+    return f"{duration / 1000:,.1f} µs"
