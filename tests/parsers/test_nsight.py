@@ -496,7 +496,25 @@ def test_payloads_give_peer_size_and_communicator(path, form):
         ("record_param_comms", "send", 3, 4096, str(2**63 + 5)),
         ("record_param_comms", "recv", 1, 8192, str(2**63 + 5)),
     ]
-    assert "no-peers" not in codes(rank)
+    assert codes(rank) == {"peers-in-communicator"}
+
+
+def test_peers_in_a_communicator_of_the_whole_job_are_ranks(path):
+    comm = {"jsonText": json.dumps({"NCCL communicator ID": 7, "Message size [bytes]": 1, "Peer rank": 1})}
+    report = batched(with_schemas(Report()), send=comm, recv=comm)
+    report.range("ncclCommInitRank", 0, 1, domain=1, binaryData=payload(INIT, 7, 2, 0, 0))
+    rank = only(report, path)
+    assert [row[2] for row in records(rank)] == [1, 1, None]
+    assert codes(rank) == set()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "null", '{"Peer rank": "x"}', '{"Peer rank": 99999999999999999999}', '{"Peer rank": true}']
+)
+def test_payloads_that_make_no_sense_say_nothing(path, text):
+    report = batched(with_schemas(Report()), send={"jsonText": text}, recv={"binaryData": b"\x01" * 40})
+    rank = only(report, path)
+    assert [row[2:] for row in records(rank)] == [(None, None, None)] * 3
 
 
 def test_a_collective_kernel_takes_what_its_op_says(path):

@@ -34,7 +34,7 @@ def events_table(frames: list[pl.DataFrame], *, rank: int, pid: int) -> pl.DataF
 
 def _column(frames: list[pl.DataFrame], name: str, dtype: pl.DataType) -> pl.Series:
     parts = [
-        frame[name].cast(dtype)
+        frame[name].cast(dtype, strict=False)
         if name in frame.columns
         else pl.repeat(None, frame.height, dtype=dtype, eager=True).alias(name)
         for frame in frames
@@ -45,25 +45,21 @@ def _column(frames: list[pl.DataFrame], name: str, dtype: pl.DataType) -> pl.Ser
 def _order(frames: list[pl.DataFrame]) -> pl.Series | None:
     """Return the positions in order of start; None when they are in order already."""
     start = _column(frames, "start_ns", pl.Int64())
-    tied = start.sort()
-    ties = tied.filter((tied == tied.shift(1)).fill_null(False)).unique()
-    if not len(ties) and start.is_sorted():
-        return None
-    order = start.arg_sort()
-    if not len(ties):
+    order = None if start.is_sorted() else start.arg_sort()
+    in_order = start if order is None else start.gather(order)
+    again = (in_order == in_order.shift(1)).fill_null(False)
+    if not again.any():
         return order
-    # The tied events are few: sort them by everything, and put them where the ties are.
+    # The tied events are few: sort them by everything, and put them back where ties are.
     index = pl.int_range(len(start), dtype=pl.UInt32, eager=True)
-    mine = start.is_in(ties.implode())
-    keys = pl.DataFrame([index.filter(mine).alias("index"), start.filter(mine)]).with_columns(
-        _column(frames, "end_ns", pl.Int64()).filter(mine),
-        *(_column(frames, name, _plain(name)).filter(mine).alias(name) for name in _TIES),
+    places = index.filter(again | again.shift(-1).fill_null(False))
+    order = index if order is None else order
+    tied = order.gather(places)
+    keys = pl.DataFrame([tied.alias("index"), start.gather(tied)]).with_columns(
+        _column(frames, "end_ns", pl.Int64()).gather(tied),
+        *(_column(frames, name, EVENTS[name]).gather(tied) for name in _TIES),
     )
+    # Names sort as text: the numbers behind categories depend on what was read before.
+    keys = keys.with_columns(pl.col("name").cast(pl.String))
     settled = keys.sort("start_ns", "end_ns", *_TIES, descending=[False, True, *[False] * len(_TIES)])["index"]
-    places = index.filter(start.gather(order).is_in(ties.implode()))
     return order.scatter(places, settled)
-
-
-def _plain(name: str) -> pl.DataType:
-    """Names sort as text: the numbers behind categories depend on what was read before."""
-    return pl.String() if name == "name" else EVENTS[name]

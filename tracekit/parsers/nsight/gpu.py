@@ -61,7 +61,7 @@ def _common(frame: pl.DataFrame, kind: str, names: pl.Series, base_ns: int, *ext
         names.alias("name"),
         (pl.col("start") + base_ns).alias("start_ns"),
         (pl.max_horizontal("end", "start") + base_ns).alias("end_ns"),
-        pl.col("deviceId").cast(pl.Int32).alias("device"),
+        pl.col("deviceId").cast(pl.Int32, strict=False).alias("device"),
         pl.when(pl.col("streamId") != NO_STREAM).then("streamId").alias("stream"),
         pl.col("correlationId").alias("correlation"),
         process("globalPid").alias("process"),

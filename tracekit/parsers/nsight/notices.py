@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import polars as pl
 
@@ -10,8 +10,10 @@ from tracekit.errors import Notice
 from tracekit.schema import GPU_KINDS
 
 
-def rank_notices(events: pl.DataFrame, counts: Mapping[str, int], rank: int) -> list[Notice]:
-    """Say what one rank's events, *counts* of each kind, leave open."""
+def rank_notices(
+    events: pl.DataFrame, counts: Mapping[str, int], rank: int, *, world: Collection[str] = ()
+) -> list[Notice]:
+    """Say what one rank's events, *counts* of each kind, leave open; *world* names communicators of the whole job."""
     gpu = sum(counts.get(kind, 0) for kind in GPU_KINDS)
     found = []
     if not gpu:
@@ -33,7 +35,7 @@ def rank_notices(events: pl.DataFrame, counts: Mapping[str, int], rank: int) -> 
                 "record with --trace=cuda,nvtx under torch.autograd.profiler.emit_nvtx()",
             )
         )
-    found += _peers(events, rank)
+    found += _peers(events, rank, world)
     return found
 
 
@@ -50,9 +52,14 @@ def _launches(events: pl.DataFrame, gpu: int, rank: int) -> list[Notice]:
     return [Notice("no-launch", text)]
 
 
-def _peers(events: pl.DataFrame, rank: int) -> list[Notice]:
+def _peers(events: pl.DataFrame, rank: int, world: Collection[str]) -> list[Notice]:
     sent = events.filter(pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
-    if not sent.height or sent["peer"].null_count() < sent.height:
+    told = sent.filter(pl.col("peer").is_not_null())
+    if told.height:
+        elsewhere = told.filter(~pl.col("group").cast(pl.String).is_in(list(world)).fill_null(False))
+        text = f"rank {rank}: peers are numbered within their communicator, which may not be the whole job"
+        return [Notice("peers-in-communicator", text)] if elsewhere.height else []
+    if not sent.height:
         return []
     return [
         Notice(

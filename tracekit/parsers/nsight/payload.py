@@ -80,9 +80,11 @@ def _json_fields(text: str) -> dict[str, Any]:
         item = todo.pop()
         if isinstance(item, Mapping):
             for name, value in item.items():
-                number = _number(value)
-                if name in FIELDS and number is not None:
-                    found[FIELDS[name]] = str(number) if FIELDS[name] == "communicator" else number
+                number, field = _number(value), FIELDS.get(name)
+                if field == "communicator" and number is not None:
+                    found[field] = str(number)
+                elif field is not None and number is not None and abs(number) < 1 << 63:
+                    found[field] = number
                 else:
                     todo.append(value)
         elif isinstance(item, list):

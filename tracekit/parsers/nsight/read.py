@@ -64,6 +64,7 @@ class _File:
     gpu: list[pl.DataFrame]
     calls: list[pl.DataFrame]
     nvtx: pl.DataFrame
+    world: tuple[str, ...]  # communicators as wide as the widest whose creation was recorded
     world_size: int | None
     versions: Mapping[str, str]
     gpus: Mapping[tuple[int, int | None], str]
@@ -90,6 +91,7 @@ def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list
         gpu=gpu,
         calls=calls,
         nvtx=nvtx,
+        world=tuple(created.filter(pl.col("ranks") == pl.col("ranks").max())["communicator"].drop_nulls()),
         world_size=max(created["ranks"].to_list(), default=None),
         versions=about.versions(export),
         gpus=about.gpu_names(export),
@@ -136,7 +138,7 @@ def _rank(owner: Owner, file: _File) -> RankEvents:
         record_shapes=nvtx["shapes"].is_not_null().any() if kinds.get("cpu_op") else None,
         counts=kinds,
         skipped=dict(file.skipped),
-        notices=(*file.notices, *rank_notices(events, kinds, owner.rank)),
+        notices=(*file.notices, *rank_notices(events, kinds, owner.rank, world=file.world)),
     )
     return RankEvents(conform(events, EVENTS), source)
 
