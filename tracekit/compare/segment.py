@@ -8,6 +8,7 @@ number to go by: they are counted off against the backwards that left them out, 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numba
@@ -65,7 +66,9 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     def told(column: str, plain_group: str, forward_group: str, backward_group: str) -> pl.Expr:
         half = pl.when(backwards).then(pair.struct.field(backward_group)).otherwise(pair.struct.field(forward_group))
         found = pl.coalesce(plain.struct.field(plain_group), half).cast(pl.Int32)
-        return pl.coalesce(pl.col(column), found).alias(column)
+        # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
+        both = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
+        return pl.coalesce(found, pl.when(both).then(pl.col(column))).alias(column)
 
     return labelled.with_columns(
         told("stage", "1", "1", "3"),
@@ -90,9 +93,10 @@ def segment(rows: pl.DataFrame) -> Segments:
     walk, owner = _walks(number[engine])
     in_order = np.flatnonzero((side == FORWARD) & (number >= 0))
     in_order = in_order[np.argsort(number[in_order], kind="stable")]
-    view = _View(number, host, rows["name"].to_physical().to_numpy(), in_order, messages)
-    walk = _split_halves(_split_by_messages(walk, engine, view), engine, view)
-    owner = _owners(walk, number[engine], len(owner), owner)
+    view = _View(number, host, rows["name"].to_physical().to_numpy(), in_order, messages, _received(rows))
+    first = _first_visits(walk, owner, number[engine])
+    cut = _split_halves(_split_by_messages(walk, engine, view), engine, view, first)
+    walk, owner = _rewalk(number[engine], _homes(cut, number[engine], first))
     work = _Work.of(walk, owner, engine, took, is_wgrad)
     chunk_of = np.full(len(side), -1, np.int64)
     chunk_of[engine] = work.chunk[walk] if len(engine) else walk
@@ -112,6 +116,14 @@ class _View:
     name: npt.NDArray[np.uint32]
     forward: Ints
     messages: Ints
+    received: int  # see _received
+
+
+def _received(rows: pl.DataFrame) -> int:
+    """Messages received by a rank with one neighbour alone; 0 for any other."""
+    texts = rows.filter(pl.col("side") == MESSAGE)["p2p"].cast(pl.String).str.split(",").explode()
+    peers = texts.str.split(":").list.get(1).unique().to_list()
+    return int(texts.str.starts_with("recv").sum()) if len(peers) == 1 and peers != ["?"] else 0
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
@@ -164,35 +176,48 @@ def _split_by_messages(walk: Ints, engine: Ints, view: _View) -> Ints:
     return _cut(walk, rows[place[apart] + 1])
 
 
-def _split_halves(walk: Ints, engine: Ints, view: _View) -> Ints:
+def _split_halves(walk: Ints, engine: Ints, view: _View, first_visit: Bools) -> Ints:
     """Two stages that follow each other on one rank exchange no message: cut a walk whose forward is one thing twice.
 
-    Only where most walks of the rank are two runs of the engine with other work launched between, and the kernels of
-    the two forward halves bear the same names.
+    Only where the kernels of the two forward halves bear the same names, and either the half is what most other walks'
+    forwards are made of, or this is the end of the line (one neighbour) and yet got two messages for every walk: at an
+    end either the forward or the backward of a stage has nothing to receive, so these must be two stages.
     """
-    rows = np.flatnonzero(view.number[engine] >= 0)
+    rows = np.flatnonzero(first_visit)
     if len(rows) < 2 or not len(view.forward):
         return walk
-    gap = (np.diff(engine[rows]) > np.diff(rows)) & (walk[rows[1:]] == walk[rows[:-1]])
-    stops = np.bincount(walk[rows[1:]][gap], minlength=int(walk.max()) + 1)
-    if np.mean(stops == 1) < 0.5:
-        return walk
-    low, high = np.full(len(stops), np.iinfo(np.int64).max), np.full(len(stops), -1, np.int64)
+    count = int(walk.max()) + 1
+    low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, -1, np.int64)
     np.minimum.at(low, walk[rows], view.number[engine[rows]])
     np.maximum.at(high, walk[rows], view.number[engine[rows]])
     f_number = view.number[view.forward]
     first, last = np.searchsorted(f_number, low), np.searchsorted(f_number, high, side="right")
+    halves = {int(w): half for w in np.flatnonzero(last - first > 1) if (half := _half(view, first[w], last[w]))}
+    if not halves:
+        return walk
+    whole = Counter(_names(view, first[w], last[w]) for w in range(count) if last[w] > first[w])
+    usual = whole.most_common(1)[0][0]
+    twice = view.received >= 1.95 * len(np.unique(walk[rows]))
     cuts = []
-    for w in np.flatnonzero((last - first) % 2 == 0):
-        middle = (first[w] + last[w]) // 2
-        if last[w] - first[w] < 2 or f_number[middle] == f_number[middle - 1]:
-            continue
-        names = view.name[view.forward[first[w] : last[w]]]
-        if np.array_equal(np.sort(names[: len(names) // 2]), np.sort(names[len(names) // 2 :])):
+    for w, half in halves.items():
+        if twice or half == usual:
+            middle = (first[w] + last[w]) // 2
             mine = rows[walk[rows] == w]
             below = mine[view.number[engine[mine]] < f_number[middle]]
-            cuts += [int(below[0])] if len(below) else []
+            cuts += [int(below[0])] if len(below) and len(below) < len(mine) else []
     return _cut(walk, np.array(cuts, np.int64))
+
+
+def _names(view: _View, first: int, last: int) -> tuple[int, ...]:
+    return tuple(sorted(view.name[view.forward[first:last]].tolist()))
+
+
+def _half(view: _View, first: int, last: int) -> tuple[int, ...]:
+    """The kernels of half a forward, where both halves have the same; else nothing."""
+    middle = (first + last) // 2
+    numbers = view.number[view.forward[[middle - 1, middle]]]
+    half = _names(view, first, middle)
+    return half if numbers[0] != numbers[1] and half == _names(view, middle, last) else ()
 
 
 def _cut(walk: Ints, places: Ints) -> Ints:
@@ -202,19 +227,50 @@ def _cut(walk: Ints, places: Ints) -> Ints:
     return walk + np.cumsum(cuts)
 
 
-def _owners(walk: Ints, number: Ints, walks: int, owner: Ints) -> Ints:
-    """``owner`` again after cuts renumbered the walks: each walk's owner is the first walk over the same numbers."""
-    count = int(walk.max()) + 1 if len(walk) else 0
-    if count == walks:
-        return owner
-    known = number >= 0
-    first: Ints = np.arange(count, dtype=np.int64)
-    order = np.argsort(number[known], kind="stable")
-    numbers, walks_of = number[known][order], walk[known][order]
-    same = numbers[1:] == numbers[:-1]
-    later, earlier = np.maximum(walks_of[1:], walks_of[:-1])[same], np.minimum(walks_of[1:], walks_of[:-1])[same]
-    np.minimum.at(first, later, earlier)
-    return first
+def _first_visits(walk: Ints, owner: Ints, number: Ints) -> Bools:
+    """Rows whose walk goes over its numbers for the first time."""
+    return (number >= 0) & (owner[walk] == walk) if len(owner) else np.zeros(len(walk), bool)
+
+
+def _homes(walk: Ints, number: Ints, first: Bools) -> Ints:
+    """Per row the (cut) walk that went over its number first; -1 where it has no number."""
+    home = np.full(len(walk), -1, np.int64)
+    known = np.flatnonzero(number >= 0)
+    if not len(known):
+        return home
+    low = number[known].min()
+    of_number = np.full(int(number[known].max() - low) + 1, -1, np.int64)
+    visits = np.flatnonzero(first)
+    of_number[number[visits] - low] = walk[visits]
+    home[known] = of_number[number[known] - low]
+    return home
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _rewalked(number: Ints, home: Ints) -> tuple[Ints, Ints]:
+    walk, of = np.zeros(len(number), np.int64), np.full(len(number) + 1, -1, np.int64)
+    seen = np.full(len(number) + 1, -1, np.int64)  # walk that stands for each home
+    current, last = np.int64(-1), np.int64(-1)
+    here = np.int64(-1)
+    for i in range(len(number)):
+        if number[i] >= 0:
+            if current < 0 or home[i] != here or number[i] > last:
+                current += 1
+                here = home[i]
+                if seen[here] < 0:
+                    seen[here] = current
+                of[current] = seen[here]
+            last = number[i]
+        walk[i] = max(current, 0)
+    return walk, of[: max(current + 1, 1)]
+
+
+def _rewalk(number: Ints, home: Ints) -> tuple[Ints, Ints]:
+    """Walks and owners once all cuts are known: a new walk wherever the home changes or the numbers jump up."""
+    if not len(number):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    walk, of = _rewalked(number, home)
+    return walk, np.where(of < 0, 0, of)
 
 
 @dataclass(eq=False)
@@ -365,14 +421,12 @@ class _Assembly:
         runs = self._absorb(np.split(loose, np.flatnonzero(np.diff(run)) + 1), pieces)
         waiting = self._without_weights(runs, pieces)
         parts = _even_parts(runs, len(waiting))
-        if self._at_once(parts, waiting, pieces):
-            return []
         taken: list[tuple[int, Ints, float]] = []
         for rows in parts:
             ready = [c for c in waiting if self.host[pieces[ENGINE][c][0]] < self.host[rows[0]]]
             if ready:
                 waiting.remove(ready[0])
-                taken.append((ready[0], rows, COUNTED))
+                taken.append((ready[0], rows, PAIRED if self._at_once(rows, ready[0], pieces) else COUNTED))
         return taken
 
     def _without_weights(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[int]:
@@ -388,19 +442,11 @@ class _Assembly:
             found = [c for c in backwards if inside[c] < 0.5 * outside / max(1, len(found))]
         return sorted(found, key=lambda c: int(self.host[pieces[ENGINE][c][-1]]))
 
-    def _at_once(self, parts: list[Ints], waiting: list[int], pieces: dict[int, dict[int, Ints]]) -> bool:
-        """Whether each backward's weight gradients follow it directly: then they are one backward. Joins them if so."""
-        if len(parts) != len(waiting):
-            return False
-        for rows, c in zip(parts, waiting, strict=True):
-            last = self.host[pieces[ENGINE][c][-1]]
-            others = self.host[(self.chunk_of >= 0) & (self.chunk_of != c)]
-            between = (others > last) & (others < self.host[rows[0]])
-            if self.host[rows[0]] < last or between.any() or _between(self.messages, last, self.host[rows[0]]):
-                return False
-        for rows, c in zip(parts, waiting, strict=True):
-            self._join(rows, c, pieces)
-        return True
+    def _at_once(self, rows: Ints, c: int, pieces: dict[int, dict[int, Ints]]) -> bool:
+        """Whether weight gradients follow directly on a backward, so that they can only be its own."""
+        last = self.host[pieces[ENGINE][c][-1]]
+        others = self.host[(self.chunk_of >= 0) & (self.chunk_of != c)]
+        return not ((others > last) & (others < self.host[rows[0]])).any()
 
     def _absorb(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[Ints]:
         """Runs launched in the middle of a backward are part of it, and so is the one right at its end."""
