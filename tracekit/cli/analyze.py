@@ -67,9 +67,10 @@ def _explain(
     paths: list[str], selector: str, *, ranks: tuple[int, ...] | None, rank: int | None, rules: Path | None
 ) -> None:
     """Print why events got their labels, for the first rank asked for."""
-    from tracekit.classify import explain
+    from tracekit.report.explain import explain_text
     from tracekit.trace import find, read_ref
 
     refs, _ = find(paths, ranks=ranks, rank=rank)
-    part = read_ref(refs[0])[0]
-    typer.echo(str(explain(part.events, selector, rules=rules)))
+    parts = read_ref(refs[0])
+    part = next((one for one in parts if ranks is None or one.source.rank in ranks), parts[0])
+    typer.echo(explain_text(part, selector, rules=rules))

@@ -1,0 +1,31 @@
+"""docs/definitions.md says what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tracekit.metrics.bubbles import PHASES
+from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
+from tracekit.report.terminal import DEFINITIONS
+
+TEXT = (Path(__file__).parent.parent / "docs" / "definitions.md").read_text(encoding="utf-8")
+
+
+def test_the_sets_are_listed_whole():
+    for name in SETS:
+        row = next(line for line in TEXT.splitlines() if line.startswith(f"| {name} |"))
+        for label in SETS[name]:
+            assert f"`{label}`" in row
+    assert "other" in COMPUTE_SET
+
+
+def test_the_order_of_payment_is_the_code_s():
+    joined = " ".join(TEXT.split())
+    assert ", ".join(EXPOSABLE) in joined
+
+
+def test_every_phase_and_printed_definition_is_explained():
+    for phase in PHASES:
+        assert f"*{phase}*" in TEXT
+    for name, _ in DEFINITIONS:
+        assert f"**{name.split('(')[0]}" in TEXT
