@@ -77,6 +77,7 @@ def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl
         .drop("part")
         .select("rank", pl.exclude("rank"))
         .sort("ns", descending=True),
+        "timeline": pl.concat([p.timeline for p in parts]).select("rank", pl.exclude("rank")),
     }
 
 

@@ -21,6 +21,7 @@ from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.steps import assign_parts
+from tracekit.metrics.timeline import timeline
 from tracekit.schema import COPY_LABELS, GPU_KINDS, RankEvents, Source
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class RankTables:
     by_step: Measures
     operations: pl.DataFrame
     gaps: pl.DataFrame
+    timeline: pl.DataFrame
+    """What ran when, by label, in few enough intervals to draw."""
     reload: pl.DataFrame | None
     pipeline: RankPipeline | None
     """What ``tracekit.compare.rank_pipeline`` found; None when no schedule was asked for."""
@@ -103,6 +106,7 @@ def rank_tables(
         by_step=by_step,
         operations=operations(kept, lanes, part="part"),
         gaps=name_gaps(holes.top_k(LONGEST_GAPS, by="ns"), kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
+        timeline=timeline(kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         reload=reload_events(kept),
         pipeline=_pipeline(kept, rank.source) if pipeline else None,
         kernels=kernel_table(kept),
