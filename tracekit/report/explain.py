@@ -24,7 +24,7 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
     """
     book = load_rules(rules) if rules is not None else None
     if selector not in LABELS:
-        return str(explain(rank.events, int(selector) if selector.isdecimal() else selector, book))
+        return explain(rank.events, int(selector) if selector.isdecimal() else selector, book).render()
     labelled = classify(rank.events, rules=book)
     rows = labelled.filter(pl.col("label") == selector).with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
     if rows.is_empty():
@@ -32,7 +32,7 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
             f"no event of rank {rank.source.rank} is labelled {selector}", hint="leave --explain out to see"
         )
     longest = int(rows.sort("ns", descending=True)["id"][0])
-    head = f"{selector}: {len(rows):,} events, {rows['ns'].sum() / 1e6:.3f} ms on rank {rank.source.rank}"
+    head = f"{selector}: {len(rows):,} events, {int(rows['ns'].sum()) / 1e6:.3f} ms on rank {rank.source.rank}"
     kernels = (
         rows.group_by(pl.col("name").cast(pl.String), pl.col("rule").cast(pl.String))
         .agg(pl.col("ns").sum(), count=pl.len())
@@ -42,4 +42,4 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
         f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or '-':28} {row['name'][:90]}"
         for row in kernels.head(MOST).iter_rows(named=True)
     ]
-    return "\n".join([head, *lines, "", str(explain(rank.events, longest, book))])
+    return "\n".join([head, *lines, "", explain(rank.events, longest, book).render()])
