@@ -24,6 +24,8 @@ _PHASE_TEXT = {
     "steady": "steady: F and B overlapped, W beside PP",
     "cool-down": "cool-down: B, with onload",
 }
+_DEVICE = len(BUFFERS) + 0.5  # rows a device takes, with a gap
+_BUFFER_ROW = {name: row for row, name in enumerate(BUFFERS)}
 RELOAD_LABELS = {"H2D": "onload", "BROADCAST": "broadcast", "RELOAD": "reload"}
 
 
@@ -80,52 +82,70 @@ def draw_reload(done: WeightReload) -> Figure:
     'weight-reload · 4 devices × 2 rounds'
     """
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     small = done.ranks <= 16 and len(done.cells) <= 1200
-    width = float(np.clip(done.makespan / min(done.times.BROADCAST, done.times.RELOAD) * 0.5 + 2.2, 7, 18))
+    shortest = min(done.times.BROADCAST, done.times.RELOAD)
+    width = float(np.clip(done.makespan / shortest * 0.5 + 2.2, 7, 18))
     figure = Figure(figsize=(width, float(np.clip(0.72 * done.ranks + 1.3, 2.5, 12))), layout="constrained")
     axes = figure.add_subplot()
-    gap = 0.5
-    ticks, names = [], []
-    for rank in range(done.ranks):
-        for lane, name in enumerate(BUFFERS):
-            row = rank * (len(BUFFERS) + gap) + lane
-            axes.barh(row, done.makespan, height=0.9, color=IDLE_COLOUR, zorder=0)
-            ticks.append(row)
-            names.append(f"device {rank}   {name}" if lane == 0 else name)
-    rows = done.cells.with_columns(
-        row=pl.col("rank") * (len(BUFFERS) + gap)
-        + pl.col("lane").replace_strict(dict(zip(BUFFERS, range(3), strict=True)))
-    )
-    sides = (("H2D", None), ("BROADCAST", "source"), ("BROADCAST", "destination"), ("RELOAD", None))
-    for op, role in sides:
+    rows = done.cells.with_columns(row=pl.col("rank") * _DEVICE + pl.col("lane").replace_strict(_BUFFER_ROW))
+    empty = [rank * _DEVICE + lane for rank in range(done.ranks) for lane in range(len(BUFFERS))]
+    _bars(axes, empty, [0.0] * len(empty), [done.makespan] * len(empty), facecolors=IDLE_COLOUR, zorder=0)
+    for (op, role), look in _reload_looks(small).items():
         same = rows.filter((pl.col("op") == op) & pl.col("role").eq_missing(pl.lit(role)))
-        look: dict[str, Any] = {
-            "color": LABEL_COLOURS[RELOAD_LABELS[op]],
-            "edgecolor": "white",
-            "lw": 0.8 if small else 0,
-        }
-        if role == "destination":
-            look |= {"color": _lighter(look["color"]), "hatch": "////" if small else None, "edgecolor": "white"}
-        start, end = same["start"].to_numpy(), same["end"].to_numpy()
-        axes.barh(same["row"].to_numpy(), end - start, left=start, height=0.9, zorder=1, **look)
-        if small:
-            ink = _ink(RELOAD_LABELS[op]) if role != "destination" else INK
-            for row, bucket, a, b in same.select("row", "bucket", "start", "end").iter_rows():
-                axes.text(
-                    (a + b) / 2, row, f"{bucket}", ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=2
-                )
+        _bars(axes, *(same[column].to_list() for column in ("row", "start", "end")), **look)
+        ink = INK if role == "destination" else _ink(RELOAD_LABELS[op])
+        for row, bucket, a, b in same.select("row", "bucket", "start", "end").iter_rows() if small else ():
+            axes.text(
+                (a + b) / 2, row, f"{bucket}", ha="center", va="center_baseline", fontsize=7.5, color=ink, zorder=2
+            )
+    _reload_axes(axes, done, empty, small)
+    _reload_legend(figure)
+    return figure
+
+
+def _reload_looks(small: bool) -> dict[tuple[str, str | None], dict[str, Any]]:
+    """How each kind of bar is drawn: a source is solid, a destination lighter and hatched."""
+    edge = {"edgecolors": "white", "linewidths": 0.8 if small else 0, "zorder": 1}
+    solid = {op: {"facecolors": LABEL_COLOURS[label], **edge} for op, label in RELOAD_LABELS.items()}
+    light = {**edge, "facecolors": _lighter(LABEL_COLOURS["broadcast"]), "hatch": "////" if small else None}
+    return {
+        ("H2D", None): solid["H2D"],
+        ("BROADCAST", "source"): solid["BROADCAST"],
+        ("BROADCAST", "destination"): light,
+        ("RELOAD", None): solid["RELOAD"],
+    }
+
+
+def _bars(axes: Axes, row: list[float], start: list[float], end: list[float], **look: Any) -> None:
+    from matplotlib.collections import PolyCollection
+
+    corners = [
+        [(a, y - 0.45), (a, y + 0.45), (b, y + 0.45), (b, y - 0.45)] for y, a, b in zip(row, start, end, strict=True)
+    ]
+    axes.add_collection(PolyCollection(corners, **look))
+
+
+def _reload_axes(axes: Axes, done: WeightReload, rows: list[float], small: bool) -> None:
     axes.set_xlim(0, done.makespan)
-    axes.set_ylim(max(ticks) + 0.6, -0.6)
-    axes.set_yticks(ticks, names) if small else axes.set_yticks(ticks[::3], [f"device {r}" for r in range(done.ranks)])
+    axes.set_ylim(max(rows) + 0.6, -0.6)
+    if small:
+        names = [f"device {i // 3}   {BUFFERS[0]}" if i % 3 == 0 else BUFFERS[i % 3] for i in range(len(rows))]
+        axes.set_yticks(rows, names)
+    else:
+        step = 3 * max(1, done.ranks // 16)
+        axes.set_yticks(rows[1::step], [f"device {i // 3}" for i in range(0, len(rows), step)])
     _plain(axes)
     axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=INK)
-    axes.set_title(
-        f"weight-reload · {done.ranks} devices × {done.rounds} rounds", loc="left", fontsize=11, color=INK, pad=20
-    )
+    title = f"weight-reload · {done.ranks} devices × {done.rounds} rounds"
+    axes.set_title(title, loc="left", fontsize=11, color=INK, pad=20)
     text = f"makespan {done.makespan:g} · numbers are buckets; device g mod {done.ranks} is the source of bucket g"
     axes.text(0, 1.01, text, transform=axes.transAxes, va="bottom", fontsize=8.5, color="#4A545E")
+
+
+def _reload_legend(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
     pink = LABEL_COLOURS["broadcast"]
     handles = [
         Patch(facecolor=LABEL_COLOURS["onload"], label="copy from host (H2D)"),
@@ -135,7 +155,6 @@ def draw_reload(done: WeightReload) -> Figure:
         Patch(facecolor=IDLE_COLOUR, label="buffer idle"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False, handlelength=1.4)
-    return figure
 
 
 def _plain(axes: Axes) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections import defaultdict
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
-from tracekit.report.schedule_plot import NAMES, Parts, chunks, colour, facts, headline, parts, shaded
+from tracekit.report.schedule_plot import INK, NAMES, Parts, chunks, colour, facts, headline, parts, shaded
 from tracekit.schedules.weight_reload import WeightReload
 
 if TYPE_CHECKING:
     from tracekit.schedules import Simulation
 
-_ROW = 26
 _LEFT = 64
 _MOST_TOOLTIPS = 8_000
 _MOST_ORDERS = 20_000
@@ -70,22 +70,39 @@ def _inline(figure: object) -> str:
 
 def _svg(done: Simulation) -> str:
     shapes = parts(done)
+    detailed = len(shapes.kind) <= _MOST_TOOLTIPS
     shortest = float(np.min(shapes.end - shapes.start))
-    width = float(np.clip(done.makespan / max(shortest, 1e-12) * 18, 900, 6000))
-    scale = width / done.makespan
+    width = float(np.clip(done.makespan / max(shortest, 1e-12) * 18, 900, 6000)) if detailed else 1380.0
     ranks = done.schedule.pp
-    height = ranks * _ROW + 24
+    row = 26 if ranks <= 24 else 14
+    scale = _Scale(width / done.makespan, row)
+    height = ranks * row + 24
     title = escape(headline(done))
-    out = [f'<svg width="{width + _LEFT:.0f}" height="{height}" role="img" aria-label="{title}">']
+    out = [f'<svg width="{width + _LEFT + 20:.0f}" height="{height}" role="img" aria-label="{title}">']
     for rank in range(ranks):
-        y = rank * _ROW
-        out.append(f'<text x="0" y="{y + 17}">rank {rank}</text>')
-        out.append(f'<rect x="{_LEFT}" y="{y + 1}" width="{width:.1f}" height="{_ROW - 2}" fill="{IDLE_COLOUR}"/>')
+        y = rank * row
+        out.append(f'<text x="0" y="{y + row * 0.66:.0f}">rank {rank}</text>')
+        out.append(f'<rect x="{_LEFT}" y="{y + 1}" width="{width:.1f}" height="{row - 2}" fill="{IDLE_COLOUR}"/>')
     fills = _fills(done, shapes)
-    out += _cells(done, shapes, fills, scale) if len(fills) <= _MOST_TOOLTIPS else _paths(shapes, fills, scale)
-    for tick in np.linspace(0, done.makespan, 11):
-        out.append(f'<text x="{_LEFT + tick * scale:.1f}" y="{height - 6}" text-anchor="middle">{tick:.4g}</text>')
+    out += _cells(done, shapes, fills, scale) if detailed else _paths(shapes, fills, scale)
+    for tick in _ticks(done.makespan):
+        x = _LEFT + tick * scale.x
+        out.append(f'<text x="{x:.1f}" y="{height - 6}" text-anchor="middle">{tick:g}</text>')
     return "\n".join([*out, "</svg>"])
+
+
+class _Scale(NamedTuple):
+    """Pixels a unit of time, and pixels a rank."""
+
+    x: float
+    row: int
+
+
+def _ticks(end: float) -> list[float]:
+    """Round times, about ten of them."""
+    power = 10.0 ** math.floor(math.log10(end / 10))
+    step = next(power * k for k in (1, 2, 5, 10) if end / (power * k) <= 12)
+    return [k * step for k in range(int(end / step) + 1)]
 
 
 def _fills(done: Simulation, shapes: Parts) -> list[str]:
@@ -95,7 +112,7 @@ def _fills(done: Simulation, shapes: Parts) -> list[str]:
     return [colour(kind, chunk, count, shade=shade) for kind, chunk in pairs]
 
 
-def _cells(done: Simulation, shapes: Parts, fills: list[str], scale: float) -> list[str]:
+def _cells(done: Simulation, shapes: Parts, fills: list[str], scale: _Scale) -> list[str]:
     """One rectangle a cell, with its number and a tooltip."""
     names = [str(op) for rank in done.schedule.ranks for op in rank]
     pairs = np.flatnonzero(shapes.low == 0.5).tolist()
@@ -103,27 +120,27 @@ def _cells(done: Simulation, shapes: Parts, fills: list[str], scale: float) -> l
     out = []
     for i, (name, fill) in enumerate(zip(names, fills, strict=True)):
         start, end, rank = shapes.start[i], shapes.end[i], int(shapes.rank[i])
-        top = rank * _ROW + 1 + (1 - shapes.high[i]) * (_ROW - 2)
-        tall = (shapes.high[i] - shapes.low[i]) * (_ROW - 2)
-        x, wide = _LEFT + start * scale, (end - start) * scale
+        top = rank * scale.row + 1 + (1 - shapes.high[i]) * (scale.row - 2)
+        tall = (shapes.high[i] - shapes.low[i]) * (scale.row - 2)
+        x, wide = _LEFT + start * scale.x, (end - start) * scale.x
         tip = f"<title>{name} · rank {rank} · {start:g} to {end:g}</title>"
         out.append(f'<g>{tip}<rect x="{x:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{tall:.1f}" fill="{fill}"')
-        out.append('stroke="white" stroke-width=".7"/>')
+        out.append(f'stroke="{"white" if scale.row - 2 == tall else INK}" stroke-width=".7"/>')
         if wide >= 13:
             at = f'x="{x + wide / 2:.1f}" y="{top + tall / 2 + 4:.1f}"'
-            size = "" if tall > 14 else ' style="font-size:9px"'
+            size = "" if tall > 14 else f' style="font-size:{min(tall - 1, 9):.0f}px"'
             out.append(f'<text {at} text-anchor="middle"{size}>{shapes.microbatch[i]}</text>')
         out.append("</g>")
     return out
 
 
-def _paths(shapes: Parts, fills: list[str], scale: float) -> list[str]:
+def _paths(shapes: Parts, fills: list[str], scale: _Scale) -> list[str]:
     """One path a colour: small and quick for tens of thousands of cells."""
     drawn: defaultdict[str, list[str]] = defaultdict(list)
-    x = (_LEFT + shapes.start * scale).tolist()
-    wide = ((shapes.end - shapes.start) * scale).tolist()
-    top = (shapes.rank * _ROW + 1 + (1 - shapes.high) * (_ROW - 2)).tolist()
-    tall = ((shapes.high - shapes.low) * (_ROW - 2)).tolist()
+    x = (_LEFT + shapes.start * scale.x).tolist()
+    wide = ((shapes.end - shapes.start) * scale.x).tolist()
+    top = (shapes.rank * scale.row + 1 + (1 - shapes.high) * (scale.row - 2)).tolist()
+    tall = ((shapes.high - shapes.low) * (scale.row - 2)).tolist()
     for fill, a, b, c, d in zip(fills, x, top, wide, tall, strict=True):
         drawn[fill].append(f"M{a:.1f} {b:.0f}h{c:.1f}v{d:.0f}h-{c:.1f}z")
     return [f'<path fill="{fill}" d="{"".join(each)}"/>' for fill, each in drawn.items()]

@@ -14,8 +14,8 @@ from tracekit.errors import ScheduleError
 Kind = Literal["F", "I", "W", "B", "FB"]
 KINDS: tuple[Kind, ...] = ("F", "I", "W", "B", "FB")
 
-_PLAIN = re.compile(r"(\d+)([FIWB])(\d+)")
-_PAIR = re.compile(r"\((\d+)F(\d+);(\d+)B(\d+)\)(?:OVERLAP_F_B)?")
+_PLAIN = re.compile(r"(\d{1,9})([FIWB])(\d{1,9})")
+_PAIR = re.compile(r"\((\d{1,9})F(\d{1,9});(\d{1,9})B(\d{1,9})\)(?:OVERLAP_F_B)?")
 
 
 class Op(NamedTuple):

@@ -49,6 +49,8 @@ class Entry:
         return {key: getattr(self, key) for key in ("name", "summary", "source", "constraint")}
 
 
+MOST_CHUNKS = 4_000_000  # beyond, memory and not the schedule is the question
+
 _ENTRIES: dict[str, Entry] = {}
 
 
@@ -140,6 +142,11 @@ microbatches=12
         if value is not None and value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")
     sizes = Sizes(pp, microbatches, _virtual(entry, virtual), _group(entry, pp, microbatches, group), times or Times())
+    if pp * microbatches * sizes.virtual > MOST_CHUNKS:
+        raise ScheduleError(
+            f"pp={pp} × microbatches={microbatches} × virtual={sizes.virtual} is more than {MOST_CHUNKS:,} forwards",
+            hint="ask for less",
+        )
     if not entry.holds(sizes):
         raise _refusal(entry, sizes, group)
     ranks = tuple(parse_orders(rank) if isinstance(rank, str) else tuple(rank) for rank in entry.build(sizes))

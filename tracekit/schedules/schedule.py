@@ -144,6 +144,8 @@ class Schedule:
         )
         made = []
         for letter, part, stage, microbatch in parts:
+            if part.sum() < shape[0] * shape[1]:  # a typing slip can name a far stage: do not make a table up to there
+                raise _missing(self, letter, *_first_gap(stage[part] * shape[1] + microbatch[part], shape))
             flat = stage[part] * shape[1] + microbatch[part]
             counts = np.bincount(flat, minlength=shape[0] * shape[1])
             _check_once(self, letter, counts.reshape(shape))
@@ -163,24 +165,33 @@ def _check_microbatches(schedule: Schedule, largest: np.int64) -> None:
 
 
 def _check_once(schedule: Schedule, letter: str, counts: Ints) -> None:
-    wrong = np.argwhere(counts != 1)
-    if not len(wrong):
-        return
-    stage, microbatch = (int(n) for n in wrong[0])
-    op = f"{stage}{letter}{microbatch}"
-    others = f", and {len(wrong) - 1} more like it" if len(wrong) > 1 else ""
-    if counts[stage, microbatch]:
+    doubled = np.argwhere(counts > 1)
+    if len(doubled):
+        stage, microbatch = (int(n) for n in doubled[0])
         where = ", ".join(_mentions(schedule, letter, stage, microbatch))
         raise ScheduleError(
-            f"{schedule.name}: {op} is there {counts[stage, microbatch]} times ({where}){others}",
+            f"{schedule.name}: {stage}{letter}{microbatch} is there {counts[stage, microbatch]} times ({where})",
             hint="every op runs once",
         )
+    absent = np.argwhere(counts == 0)
+    if len(absent):
+        raise _missing(schedule, letter, int(absent[0][0]), int(absent[0][1]))
+
+
+def _first_gap(flat: Ints, shape: tuple[int, int]) -> tuple[int, int]:
+    """Return the first (stage, micro-batch) that is not among *flat*."""
+    there = np.unique(flat)
+    gaps = np.flatnonzero(there != np.arange(len(there)))
+    return divmod(int(gaps[0]) if len(gaps) else len(there), shape[1])
+
+
+def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> ScheduleError:
     hint = {
         "F": "every stage needs every micro-batch's forward",
         "B": "every forward needs its backward, as B, as I and W, or inside an FB",
         "W": "every I needs its W",
     }[letter]
-    raise ScheduleError(f"{schedule.name}: {op} is missing{others}", hint=hint)
+    return ScheduleError(f"{schedule.name}: {stage}{letter}{microbatch} is missing", hint=hint)
 
 
 def _mentions(schedule: Schedule, letter: str, stage: int, microbatch: int) -> list[str]:

@@ -114,6 +114,8 @@ def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> 
     for size, value in (("ranks", ranks), ("rounds", rounds)):
         if value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")
+    if ranks * ranks * rounds > 2_000_000:
+        raise ScheduleError(f"ranks={ranks}, rounds={rounds}: more than 2,000,000 broadcasts", hint="ask for less")
     times = times or ReloadTimes()
     steps: list[tuple[str, int, float, float]] = []
     now: float = 0
