@@ -9,15 +9,19 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tracekit._files import atomic_write
 from tracekit._version import __version__
-from tracekit.errors import InputError
-from tracekit.gate.floors import Noise
+from tracekit.errors import InputError, OptionError
+from tracekit.gate import stats
+from tracekit.gate.comparable import check_formats, obstacles
+from tracekit.gate.floors import Noise, calibrate
 from tracekit.gate.samples import Run
 
 FORMAT = "tracekit.baseline/1"
+FEWEST_RUNS = 3
 MOST_STEPS, MOST_ROWS = 64, 40
 """What a file keeps of a long run: more steps and smaller kernels would not change a verdict."""
 
@@ -79,6 +83,44 @@ def save(path: str | os.PathLike[str], runs: Sequence[Run], noise: Mapping[str, 
     text = dump(runs, noise)
     with atomic_write(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
+
+
+def update(
+    path: str | os.PathLike[str], runs: Sequence[Run], *, calibrated: bool = False
+) -> dict[str, tuple[Noise, float]]:
+    """Write *runs* as the new baseline; noise is measured anew if *calibrated*, else kept from the file it replaces.
+
+    Returns the noise written and the value it is about, by metric.
+    """
+    if calibrated and len(runs) < FEWEST_RUNS:
+        raise OptionError(f"--calibrate: {len(runs)} run{'s' * (len(runs) != 1)} cannot show how runs differ",
+                          hint=f"give at least {FEWEST_RUNS}, better 5")  # fmt: skip
+    if not any(run.steps for run in runs):
+        raise InputError("the runs hold no steps to make a baseline of")
+    found = obstacles(runs[1:], runs[:1]) if len(runs) > 1 else []
+    if found:
+        raise InputError(f"these runs cannot make one baseline: {'; '.join(found)}", hint="give runs of the same code")
+    check_formats(runs, ())
+    noise = calibrate(runs) if calibrated else _noise_of(path)
+    noise = {name: one for name, one in noise.items() if name in runs[0].samples}
+    save(path, runs, noise)
+    return {
+        name: (one, stats.centre([r.samples[name] for r in runs if r.samples.get(name)])) for name, one in noise.items()
+    }
+
+
+def _noise_of(path: str | os.PathLike[str]) -> dict[str, Noise]:
+    """Return what an older file at *path* knew of noise; a file that is no baseline is not overwritten."""
+    file = Path(path)
+    if not file.exists():
+        return {}
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: exists and is not a baseline file", hint="name another, or remove it") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InputError(f"{path}: exists and is not a baseline file", hint="name another, or remove it")
+    return load(document, name=str(path))[1]
 
 
 def _run(run: Run) -> str:

@@ -109,4 +109,5 @@ def _skip(text: str, at: int) -> int:
 
 
 def _error(message: str, text: str, at: int, *, hint: str = "") -> OptionError:
-    return OptionError(f"--require: {message}\n  {text}\n  {' ' * at}^", hint=hint)
+    said = f"{message}; {hint}" if hint else message
+    return OptionError(f"--require: {said}\n  {text}\n  {' ' * at}^")

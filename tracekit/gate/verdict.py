@@ -18,15 +18,15 @@ from tracekit.gate.metrics import Metric, resolve
 from tracekit.gate.samples import SETS, Run
 
 Outcome = Literal["pass", "improved", "regressed", "inconclusive"]
-DOUBTFUL = 0.05
-"""Worse than twice the floor with p between alpha and this: too likely to let pass, too unsure to fail."""
+STRICTER = 5
+"""Between runs 1 % is asked where between steps 5 % is: a calibrated floor is no more than their noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How sure is sure."""
 
-    alpha: float = 0.01  # chance of any false alarm over all metrics of one gate
+    alpha: float = 0.05  # chance of a false alarm before the floors: of step time, and of all other metrics together
     min_steps: int = 5  # fewer steps than this on a side decide nothing
     floors: Mapping[str, str | float] | None = None  # by metric or pattern: "3%" or a number in its unit
 
@@ -132,10 +132,10 @@ def judge(
     cases = [_case(m, r, (candidate, baseline), rules, (noise or {}).get(m.name)) for m, r in asked]
     settled = [_settle(case, rules, obstacle) for case in cases]
     waiting = [i for i, check in enumerate(settled) if check is None]
-    shares = _shares([cases[i].check.metric.name for i in waiting], named=bool(requirements))
-    agreed = [_agreement(cases[i], rules.alpha * share) for i, share in zip(waiting, shares, strict=True)]
-    worse = stats.holm([a.worse for a in agreed], shares)
-    better = stats.holm([a.better for a in agreed], shares)
+    families = _families([cases[i].check.metric.name for i in waiting], named=bool(requirements))
+    agreed = [_agreement(cases[i], rules.alpha / families.count(f)) for i, f in zip(waiting, families, strict=True)]
+    worse = _corrected([a.worse for a in agreed], families)
+    better = _corrected([a.better for a in agreed], families)
     for at, i in enumerate(waiting):
         settled[i] = _decide(cases[i], agreed[at], worse[at], better[at], rules)
     return [check for check in settled if check is not None]
@@ -260,12 +260,13 @@ def _agreement(case: _Case, level: float) -> _Agreement:
         method = "rank test"
     else:
         worse, better, method = estimate.tail(case.shift), replace(estimate, value=-estimate.value).tail(), "bootstrap"
-    if len(after) + len(before) > 2:
+    if case.noise or len(after) + len(before) > 2:
         deviation = case.noise.deviation if case.noise else prior(case.floor)
         df = float(case.noise.df) if case.noise else PRIOR_DF
-        spread = stats.between_runs(after, before, prior=deviation, prior_df=df)
+        spread = stats.between_runs(after, before, prior=deviation, prior_df=df, calibrated=case.noise is not None)
         # Steps of one run resemble each other: the runs themselves must agree too.
-        worse, better = max(worse, spread.tail(case.shift)), max(better, replace(spread, value=-spread.value).tail())
+        worse = max(worse, min(1.0, STRICTER * spread.tail(case.shift)))
+        better = max(better, min(1.0, STRICTER * replace(spread, value=-spread.value).tail()))
         estimate, method = max(estimate, spread, key=lambda e: e.error), f"{method}, over runs"
     ends = sorted(case.sign * end for end in estimate.interval(1 - 2 * level))
     return _Agreement(worse, better, (ends[0], ends[1]), method)
@@ -281,7 +282,7 @@ def _decide(case: _Case, agreed: _Agreement, p_worse: float, p_better: float, ru
             return replace(check, verdict="regressed", reason=_because(case))
         if noisy:
             return replace(check, verdict="inconclusive", reason="past the limit, but within the calibrated noise")
-        if agreed.worse <= DOUBTFUL and worse > 2 * case.floor:
+        if agreed.worse <= 2 * rules.alpha and worse > 2 * case.floor:
             return replace(
                 check, verdict="inconclusive", reason="looks worse, but the samples are not sure: record more"
             )
@@ -301,14 +302,22 @@ def _asked_change(check: Check, asked: Requirement) -> float:
 
 
 def _because(case: _Case) -> str:
-    asked = case.check.requirement
-    return f"breaks {asked.text}" if asked else "worse by more than the floor, and the samples agree"
+    asked, unit = case.check.requirement, case.check.metric.unit
+    if asked:
+        return f"breaks {asked.text}"
+    floor = f"{100 * case.floor:.1f} points" if unit == "ratio" else f"{case.floor:.3g} {unit}"
+    return f"worse by more than {floor}"
 
 
-def _shares(metrics: Sequence[str], *, named: bool) -> list[float]:
-    """Split the error among metrics: step time takes half of the default set's, so that many labels cannot blunt it."""
-    if not metrics:
-        return []
-    if named or "step_ms" not in metrics or len(metrics) == 1:
-        return [1 / len(metrics)] * len(metrics)
-    return [0.5 if m == "step_ms" else 0.5 / (len(metrics) - 1) for m in metrics]
+def _families(metrics: Sequence[str], *, named: bool) -> list[int]:
+    """Say which metrics are corrected together. Step time stands alone, so that many labels cannot blunt it."""
+    return [0 if named or name != "step_ms" else 1 for name in metrics]
+
+
+def _corrected(ps: Sequence[float], families: Sequence[int]) -> list[float]:
+    result = list(ps)
+    for family in set(families):
+        members = [i for i, f in enumerate(families) if f == family]
+        for i, p in zip(members, stats.holm([ps[i] for i in members]), strict=True):
+            result[i] = p
+    return result

@@ -1,0 +1,36 @@
+"""``tracekit diff``: what changed between two runs, for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
+
+
+def diff(
+    before: Annotated[str, typer.Argument(help=SIDE_HELP, metavar="A")],
+    after: Annotated[str, typer.Argument(help=SIDE_HELP, metavar="B")],
+    *,
+    output: Annotated[
+        list[Path] | None, typer.Option("--output", "-o", help="Write it: .json, .md or .html; may be repeated.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Say what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
+    from tracekit.gate import diff as compare
+    from tracekit.gate import read_side
+    from tracekit.report import diff_terminal, gate_write
+
+    paths = output or []
+    gate_write.check_outputs(paths, gate_write.DIFF)
+    result = compare(read_side([before], what="first run"), read_side([after], what="second run"))
+    gate_write.write_all(result, paths, gate_write.DIFF)
+    for path in paths:
+        typer.echo(f"wrote {path}", err=True)
+    if json:
+        typer.echo(gate_write.to_json(result), nl=False)
+    else:
+        diff_terminal.show(result)

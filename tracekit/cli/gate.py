@@ -1,0 +1,208 @@
+"""``tracekit gate``: a regression stops, noise does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from tracekit.errors import OptionError, TracekitError
+
+if TYPE_CHECKING:
+    from tracekit.gate import Config, Side
+
+
+class Policy(StrEnum):
+    """What to do when nothing regressed but something could not be decided."""
+
+    PASS = "pass"
+    FAIL = "fail"
+
+
+class GateCommand(TyperCommand):
+    """A command whose ``--baseline`` takes every word up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Repeat ``--baseline`` before each of its words."""
+        valued = {o for p in self.params for o in p.opts if o.startswith("-") and not getattr(p, "is_flag", False)}
+        return super().parse_args(ctx, spread(args, valued))
+
+
+def spread(args: Sequence[str], valued: set[str]) -> list[str]:
+    """Give each word after ``--baseline`` a ``--baseline`` of its own.
+
+    Only once a candidate was named: in ``gate --baseline base.json new/`` the second word is the candidate.
+
+    >>> spread(["new", "--baseline", "a", "b", "--json"], {"--baseline"})
+    ['new', '--baseline', 'a', '--baseline', 'b', '--json']
+    >>> spread(["--baseline", "a", "new"], {"--baseline"})
+    ['--baseline', 'a', 'new']
+    """
+    result: list[str] = []
+    candidates, taking, expects = False, False, False
+    for word in args:
+        option = word.startswith("-") and len(word) > 1
+        if expects:
+            result.append(word)
+            expects = False
+        elif option:
+            result.append(word)
+            expects, taking = word in valued, word == "--baseline" and candidates
+        elif taking:
+            result += ["--baseline", word]
+        else:
+            result.append(word)
+            candidates = True
+    return result
+
+
+def gate(
+    candidates: Annotated[
+        list[str] | None,
+        typer.Argument(help="Runs to judge: traces, stores, folders or saved analyses.", metavar="CANDIDATE…"),
+    ] = None,
+    *,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="Runs to compare with, or a baseline file; several words may follow.", metavar="BASE…"),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(help="'bubble_fraction < 0.12', 'step_ms < +3%', 'overlap.ep_dispatch > -0.02'; may be repeated."),
+    ] = None,
+    output: Annotated[
+        list[Path] | None, typer.Option("--output", "-o", help="Write it: .json, .xml (JUnit) or .md; may be repeated.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    inconclusive: Annotated[
+        Policy | None, typer.Option(help="Exit with 0 (pass) or 1 (fail) instead of 3 when it cannot be decided.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="Compare although this differs: world_size, schedule, shapes or gpu.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings file; by default tracekit.toml or pyproject.toml above here.")
+    ] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write the candidates into the baseline file instead.")
+    ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure the noise between these runs and write it with them.")
+    ] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="List every metric that can be required.")] = False,
+) -> None:
+    """Hold runs against a baseline: 0 pass, 1 regressed, 2 unusable input, 3 inconclusive."""
+    if metrics:
+        _list_metrics()
+        return
+    from dataclasses import replace
+
+    from tracekit.gate import load_config
+    from tracekit.report import gate_write
+
+    paths = output or []
+    gate_write.check_outputs(paths, gate_write.GATE)
+    settings = load_config(config)
+    if inconclusive is not None:
+        settings = replace(settings, inconclusive=inconclusive.value)
+    if allow:
+        settings = replace(settings, allow=tuple(allow))
+    bases = baseline or list(settings.baseline)
+    if update_baseline or calibrate:
+        _write_baseline(candidates or [], bases, calibrate=calibrate)
+        return
+    try:
+        result = _judge(candidates or [], bases, require or [], settings)
+    except TracekitError as error:
+        _deliver(_unusable(error), paths, json=json, quiet=True)
+        raise
+    _deliver(result, paths, json=json)
+    raise typer.Exit(result["exit_code"])
+
+
+def _judge(candidates: Sequence[str], bases: Sequence[str], require: Sequence[str], settings: Config) -> dict[str, Any]:
+    from tracekit.gate import Side
+    from tracekit.gate import gate as judge
+    from tracekit.gate.expr import parse
+
+    for text in require:
+        _early(parse, text)
+    candidate = _read(candidates, "candidate")
+    against = _read(bases, "baseline") if bases else Side((), {})
+    return judge(candidate, against, require=require, config=settings).to_dict()
+
+
+def _early(parse: Any, text: str) -> None:
+    """Refuse a malformed expression before minutes of reading; a name may yet turn out to be known."""
+    try:
+        parse(text)
+    except OptionError as error:
+        if "unknown metric" not in error.message:
+            raise
+
+
+def _read(paths: Sequence[str], what: str) -> Side:
+    from tracekit.gate import read_side
+
+    return read_side(paths, what=what)
+
+
+def _deliver(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
+    from tracekit.report import gate_terminal, gate_write
+
+    gate_write.write_all(result, paths, gate_write.GATE)
+    for path in paths:
+        typer.echo(f"wrote {path}", err=True)
+    if json:
+        typer.echo(gate_write.to_json(result), nl=False)
+    elif not quiet:
+        gate_terminal.show(result)
+    for line in gate_write.github(result):
+        typer.echo(line, err=json)
+
+
+def _unusable(error: TracekitError) -> dict[str, Any]:
+    from tracekit._version import __version__
+
+    return {
+        "tracekit": __version__,
+        "format": "tracekit.gate/1",
+        "verdict": "error",
+        "exit_code": 2,
+        "error": str(error),
+        "obstacles": [],
+        "checks": [],
+        "waivers": [],
+    }
+
+
+def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrate: bool) -> None:
+    from tracekit.gate.baseline import update
+
+    if len(bases) != 1 or not bases[0].endswith(".json"):
+        raise OptionError("which baseline file is to be written?", hint="give --baseline FILE.json")
+    side = _read(candidates, "candidate")
+    noise = update(bases[0], side.runs, calibrated=calibrate)
+    steps = sum(run.steps for run in side.runs)
+    typer.echo(f"wrote {bases[0]}: {len(side.runs)} runs, {steps} steps, noise of {len(noise)} metrics")
+    if calibrate:
+        for name, one, centre in sorted((n, *v) for n, v in noise.items() if n in ("step_ms", "bubble_fraction")):
+            share = f" ({100 * one.deviation / centre:.2f} %)" if centre else ""
+            typer.echo(
+                f"  {name}: runs differ by {one.deviation:.4g}{share}; floor of a pair of runs {one.floor((1, 1)):.4g}"
+            )
+
+
+def _list_metrics() -> None:
+    from tracekit.gate.metrics import FAMILIES
+
+    for family in FAMILIES:
+        keys = f".{{{','.join(family.keys[:4])}{',…' if len(family.keys) > 4 else ''}}}" if family.keys else ""
+        better = {"down": "lower is better", "up": "higher is better", "none": "no direction"}[family.better]
+        typer.echo(
+            f"{family.name}{keys}  [{family.unit}, {better}{', default' if family.default else ''}]  {family.about}"
+        )
