@@ -91,6 +91,39 @@ def inherit(parent: Ints, own: npt.NDArray[np.bool_]) -> Ints:
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _siblings(thread: Ints, parent: Ints, is_op: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    n = len(parent)
+    before, after = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    youngest = np.full(n, -1, np.int64)
+    root = np.int64(-1)
+    for i in range(n):
+        if i == 0 or thread[i] != thread[i - 1]:
+            root = np.int64(-1)
+        if not is_op[i]:
+            continue
+        last = youngest[parent[i]] if parent[i] >= 0 else root
+        if last >= 0:
+            before[i] = last
+            after[last] = i
+        if parent[i] >= 0:
+            youngest[parent[i]] = i
+        else:
+            root = i
+    return before, after
+
+
+def siblings(thread: Ints, parent: Ints, is_op: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """For every op the op before and after it under the same parent, -1 where none.
+
+    >>> flat = np.zeros(3, np.int64), np.array([-1, 0, 0]), np.array([True, True, True])
+    >>> [side.tolist() for side in siblings(*flat)]
+    [[-1, -1, 1], [-1, 2, -1]]
+    """
+    before, after = _siblings(thread, parent, is_op)
+    return before, after
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def walk_exchanges(  # pragma: no cover - compiled
     lane: Ints, lanes: int, engine: Ints, maker: Ints, user: Ints, fresh: Ints, products: Ints, attention: Ints
 ) -> tuple[Ints, Ints]:

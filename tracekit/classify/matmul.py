@@ -87,10 +87,10 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
 
 def _after(ranges: Ranges, calls: Ints, role: Text, ops: Ints) -> Text:
     """The role of the product that the op before each op computed."""
-    before = np.where(ops >= 0, _sibling(ranges, np.maximum(ops, 0), -1), -1) if len(ranges) else ops
+    before = _at(ranges.beside[0], ops)
     outer = np.full(len(ranges), -1, np.int64)
     outer[_outermost(ranges, calls)] = np.arange(len(calls))
-    return role.take(np.where(before >= 0, np.append(outer, -1)[before], -1))
+    return role.take(_at(outer, before))
 
 
 def _fill(role: Text, evidence: Text, other: Text, why: str) -> tuple[Text, Text]:
@@ -311,25 +311,21 @@ def _outermost(ranges: Ranges, calls: Ints) -> Ints:
 
 def _next_is(ranges: Ranges, outer: Ints, wanted: Bools) -> Bools:
     """Whether the next sibling op after each call is in *wanted*."""
-    following = _sibling(ranges, outer, 1)
-    return (following >= 0) & wanted[following]
+    return _met(wanted, ranges.beside[1][outer])
 
 
 def _before_is(ranges: Ranges, outer: Ints, wanted: Bools) -> Bools:
     """Whether one of the two sibling ops before each call is in *wanted*."""
-    one = _sibling(ranges, outer, -1)
-    two = np.where(one >= 0, _sibling(ranges, np.maximum(one, 0), -1), -1)
-    return ((one >= 0) & wanted[one]) | ((two >= 0) & wanted[two])
+    one = ranges.beside[0][outer]
+    return _met(wanted, one) | _met(wanted, _at(ranges.beside[0], one))
 
 
-def _sibling(ranges: Ranges, rows: Ints, step: int) -> Ints:
-    """The next or previous op with the same parent op, -1 where none."""
-    ops = np.flatnonzero(ranges.is_op)
-    table = pl.DataFrame({"parent": ranges.op_of[ops], "thread": ranges.thread[ops], "row": ops})
-    other = table.select(pl.col("row").shift(-step).over("parent", "thread"))["row"].fill_null(-1).to_numpy()
-    lookup = np.full(len(ranges), -1, np.int64)
-    lookup[ops] = other
-    return lookup[rows]
+def _at(values: Ints, rows: Ints) -> Ints:
+    return np.where(rows >= 0, np.append(values, -1)[rows], -1)
+
+
+def _met(wanted: Bools, rows: Ints) -> Bools:
+    return np.append(wanted, False)[rows] & (rows >= 0)
 
 
 def _owed(ranges: Ranges, calls: Ints, node: Ints, in_node: Bools, role: Text, usual: Bools) -> Text:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
-from tracekit.classify._nest import ANNOTATION, OP, PROBE, Ints, inherit, nest
+from tracekit.classify._nest import ANNOTATION, OP, PROBE, Ints, inherit, nest, siblings
 from tracekit.classify._text import Bools, Text
 from tracekit.schema import GPU_KINDS
 
@@ -40,6 +41,11 @@ class Ranges:
     def nearest_op(self, own: Bools) -> Ints:
         """For every range the nearest op at or above it that is in *own*."""
         return inherit(self.op_of, own & self.is_op)
+
+    @cached_property
+    def beside(self) -> tuple[Ints, Ints]:
+        """For every op the op before it and the op after it under the same parent, -1 where none."""
+        return siblings(self.thread, self.op_of, self.is_op)
 
     def path(self, row: int, parents: Ints) -> str:
         """The names from the root down to *row*."""

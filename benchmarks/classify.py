@@ -1,0 +1,46 @@
+"""How long labelling takes: a real trace repeated until it has as many events as asked for.
+
+python benchmarks/classify.py [EVENTS] [TRACE]
+"""
+
+import resource
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+
+from tracekit.classify import classify
+
+SAMPLE = Path(__file__).parent.parent / "sample_traces" / "overlapped" / "rank0.pt.trace.json.gz"
+
+
+def repeat(events: pl.DataFrame, times: int) -> pl.DataFrame:
+    """The same trace *times* over, one after another, with numbers of its own for everything that is joined on."""
+    span = events["end_ns"].max() - events["start_ns"].min() + 1000
+    shift = {"start_ns": span, "end_ns": span, "id": len(events), "step": 1000}
+    for column in ("correlation", "external_id", "sequence"):
+        shift[column] = (events[column].max() or 0) + 1
+    return pl.concat(
+        events.with_columns((pl.col(name) + by * k).alias(name) for name, by in shift.items()) for k in range(times)
+    )
+
+
+def main() -> None:
+    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
+    path = Path(sys.argv[2]) if len(sys.argv) > 2 else SAMPLE
+    from tracekit.parsers.kineto import read
+
+    one = read(path).events
+    classify(one)  # compile
+    for size in (wanted // 4, wanted // 2, wanted):
+        table = repeat(one, max(size // len(one), 1))
+        before = time.perf_counter()
+        labelled = classify(table)
+        took = time.perf_counter() - before
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        print(f"{len(table):>10,} events, {len(labelled):>9,} on the GPU: {took:6.2f} s, peak {peak:.1f} GB")
+
+
+if __name__ == "__main__":
+    main()
