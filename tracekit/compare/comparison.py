@@ -52,13 +52,9 @@ class Held:
     @property
     def measured_bubble(self) -> float:
         """Share of ranks × makespan in which a rank was in no cell."""
-        ranks = len(self.pipeline.positions)
-        inside = sum(self.measured_ns * ranks - sum(b.measured_ns.values()) for b in ()) or self._inside()
-        return max(0.0, 1 - inside / (ranks * self.measured_ns)) if self.measured_ns else 0.0
-
-    def _inside(self) -> int:
         idle = sum(sum(b.measured_ns.values()) for b in self.bubbles)
-        return len(self.pipeline.positions) * self.measured_ns - idle
+        whole = len(self.bubbles) * self.measured_ns
+        return idle / whole if whole else 0.0
 
     def orders(self) -> list[list[str]]:
         """What each rank of the pipeline ran, in the notation; empty for a rank without a trace."""
@@ -167,7 +163,10 @@ def factors(r: Replays, pipeline: Pipeline) -> dict[str, Any]:
     ``stage``: typical work of all ops of a stage over the mean stage's. ``spread``: median distance of a cell from its
     stage's median, as a share of it. ``slow_cells``: those at more than 1.25 times it, the slowest ten.
     """
-    stages = {int(s): float(r.typical[r.graph.stage == s].sum() / r.balanced[r.graph.stage == s].sum()) for s in np.unique(r.graph.stage)}
+    stages = {
+        int(s): float(r.typical[r.graph.stage == s].sum() / r.balanced[r.graph.stage == s].sum())
+        for s in np.unique(r.graph.stage)
+    }
     ratio = r.work / np.maximum(r.typical, 1)
     slow = np.flatnonzero(ratio > 1.25)
     slow = slow[np.argsort(-ratio[slow], kind="stable")][:10]

@@ -157,7 +157,9 @@ def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Matc
 
 
 def _unknown(pipeline: Pipeline) -> str:
-    return f"pipeline {', '.join(map(str, pipeline.ranks[:8]))}: the order is no known schedule's and stages are not known"
+    return (
+        f"pipeline {', '.join(map(str, pipeline.ranks[:8]))}: the order is no known schedule's and stages are not known"
+    )
 
 
 def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
@@ -167,17 +169,23 @@ def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
         text = f"{match.unfused} overlapped FB blocks of {match.schedule.name} ran as an F and a B, one after the other"
         said.append(Notice("fb-run-apart", text))
     if match.fused:
-        said.append(Notice("backward-fused", f"{match.fused} split backwards of {match.schedule.name} ran in one piece"))
+        said.append(
+            Notice("backward-fused", f"{match.fused} split backwards of {match.schedule.name} ran in one piece")
+        )
     if not match.exact:
         text = f"the order is not exactly {match.schedule.name}'s: {match.distance} units of work stand elsewhere"
         said.append(Notice("order-differs", text))
     if pipeline.stages_from == "pattern":
         said.append(
-            Notice("stages-from-pattern", "stages and micro-batches are those of the schedule whose pattern the order has")
+            Notice(
+                "stages-from-pattern", "stages and micro-batches are those of the schedule whose pattern the order has"
+            )
         )
     if pipeline.weights_counted:
         said.append(
-            Notice("weights-counted", "weight gradients ran outside autograd: which backward each belongs to is counted")
+            Notice(
+                "weights-counted", "weight gradients ran outside autograd: which backward each belongs to is counted"
+            )
         )
     return said
 
@@ -218,7 +226,9 @@ def _bubbles(pipeline: Pipeline, r: Replays) -> tuple[RankBubble, ...]:
 
 
 def _shifts(
-    pipeline: Pipeline, r: Replays, ideal: tuple[np.ndarray, np.ndarray] | None  # type: ignore[type-arg]
+    pipeline: Pipeline,
+    r: Replays,
+    ideal: tuple[np.ndarray, np.ndarray] | None,  # type: ignore[type-arg]
 ) -> pl.DataFrame:
     start, end = ideal if ideal is not None else r.graph.run(r.balanced)
     return conform(

@@ -142,7 +142,9 @@ def exact_match(
             continue
         lost = [grain(orders[r], ranks[r]) for r in orders]
         other = stages_known and not all(_same_stages(orders[r], ranks[r]) for r in orders)
-        off = sum(abs(_blocks(orders[r]) - _blocks(ranks[r])) + abs(_split(orders[r]) - _split(ranks[r])) for r in orders)
+        off = sum(
+            abs(_blocks(orders[r]) - _blocks(ranks[r])) + abs(_split(orders[r]) - _split(ranks[r])) for r in orders
+        )
         match = Match(schedule, 0, (), sum(g["FB"] for g in lost), sum(g["I"] for g in lost))
         if not other and not off:
             return match
@@ -168,7 +170,10 @@ def _explains(schedule: Schedule, traffic: Traffic) -> bool:
             if a != b:
                 count[a, b] = count.get((a, b), 0) + 1
     return all(
-        sent.get(to, 0) == count.get((at, to), 0) for at, sent in traffic.items() for to in range(schedule.pp) if to != at
+        sent.get(to, 0) == count.get((at, to), 0)
+        for at, sent in traffic.items()
+        for to in range(schedule.pp)
+        if to != at
     )
 
 
@@ -202,9 +207,7 @@ def against(orders: Orders, schedule: Schedule, *, known_distance: int | None = 
                 f"{schedule.name} is for {len(schedule.ranks)} ranks, the run has {max(orders) + 1}",
                 hint="give the schedule of this pipeline's size",
             )
-    off = {
-        rank: order for rank, order in orders.items() if not same_work(order, schedule.ranks[rank])
-    }
+    off = {rank: order for rank, order in orders.items() if not same_work(order, schedule.ranks[rank])}
     total = sum(distance(order, schedule.ranks[rank]) for rank, order in off.items())
     found: list[Difference] = []
     for rank, order in off.items():

@@ -67,14 +67,10 @@ class Pipeline:
         return found
 
 
-def assemble(
-    ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: int, clocks: Clocks
-) -> Pipeline:
+def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: int, clocks: Clocks) -> Pipeline:
     """Cells of the pipeline formed by the ranks *pipeline* (in stage order; some may have no trace) in one step."""
     position = {rank: i for i, rank in enumerate(pipeline)}
-    chunks = {
-        position[r]: ranks[r].chunks.filter(pl.col("step") == step) for r in pipeline if r in ranks
-    }
+    chunks = {position[r]: ranks[r].chunks.filter(pl.col("step") == step) for r in pipeline if r in ranks}
     chunks = {at: table for at, table in chunks.items() if table.height}
     messages = {
         at: ranks[pipeline[at]]
@@ -97,7 +93,16 @@ def assemble(
         notices.append(Notice("stages-unknown", f"stages and micro-batches cannot be told: {placement.reason}"))
     counted = any((c.filter(pl.col("op") == "W")["confidence"] <= COUNTED).any() for c in chunks.values())
     return Pipeline(
-        tuple(pipeline), step, conform(detail, CELLS), placement, clocks, stages_from, tuple(notices), detail, counted, _traffic(messages)
+        tuple(pipeline),
+        step,
+        conform(detail, CELLS),
+        placement,
+        clocks,
+        stages_from,
+        tuple(notices),
+        detail,
+        counted,
+        _traffic(messages),
     )
 
 
@@ -118,7 +123,9 @@ def _cells(
     first = chunks.with_row_index("index")
     halves = first.filter((pl.col("beside") >= 0) & (pl.col("op") != "F"))
     forwards = first.filter((pl.col("beside") >= 0) & (pl.col("op") == "F"))
-    blocks = forwards.join(halves.with_columns(pl.col("beside").cast(pl.UInt32)), left_on="index", right_on="beside", suffix="_b")
+    blocks = forwards.join(
+        halves.with_columns(pl.col("beside").cast(pl.UInt32)), left_on="index", right_on="beside", suffix="_b"
+    )
     # Both halves were measured over the whole block.
     joined = blocks.select(
         pl.lit("FB").alias("op"),
@@ -189,7 +196,9 @@ def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
     fresh = detail.drop("stage", "microbatch", "b_stage", "b_microbatch").join(table, on="cell", maintain_order="left")
     sure = pl.lit(PAIRED if pipeline.stages_from != "nothing" else COUNTED)
     fresh = fresh.with_columns(
-        confidence=pl.when(pl.col("confidence") < SURE).then(pl.max_horizontal("confidence", sure)).otherwise("confidence")
+        confidence=pl.when(pl.col("confidence") < SURE)
+        .then(pl.max_horizontal("confidence", sure))
+        .otherwise("confidence")
     )
     detail = _fused(conform(fresh, DETAILED), schedule)
     source = "pattern" if pipeline.stages_from == "nothing" else pipeline.stages_from

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 Place = tuple[int, int]
@@ -50,29 +51,25 @@ def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFram
 def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | None]:
     """For each forward in launch order, the position its output was sent to, None for nowhere.
 
-    A batch of sends belongs to the chunks launched last before it. Where a forward and a backward send together to
+    What is sent between two chunks belongs to the chunks launched last before it. Where a forward and a backward send together to
     different ranks, forwards that sent alone tell which way forwards go.
     """
-    work = chunks.filter(pl.col("op") != "W").select("op", "pair", "last_ns").rows()
-    work.sort(key=lambda row: row[2])
-    sends = messages.filter("send").sort("launch_ns")
-    batches = sends.group_by("kernel", maintain_order=True).agg(pl.col("launch_ns").first(), "peer").rows()
+    work = chunks.filter(pl.col("op") != "W").sort("last_ns").select("op", "pair", "last_ns")
+    sends = messages.filter("send").sort("launch_ns", maintain_order=True)
+    done = np.searchsorted(work["last_ns"].to_numpy(), sends["launch_ns"].to_numpy(), side="right")
+    names, to = work.select("op", "pair").rows(), sends["peer"].to_list()
     found: dict[int, int] = {}
-    open_batches: list[tuple[list[tuple[str, int]], list[int]]] = []
-    at, waiting = 0, list[tuple[str, int]]()
-    for _, when, peers in batches:
-        while at < len(work) and work[at][2] <= when:
-            waiting.append((work[at][0], work[at][1]))
-            at += 1
-        mine, waiting = waiting[-len(peers) :], []
+    mixed: list[tuple[list[tuple[str, int]], list[int]]] = []
+    before = 0
+    for count in np.unique(done).tolist():
+        peers = [to[k] for k in np.flatnonzero(done == count).tolist()]
+        mine, before = names[before:count][-len(peers) :], count
         if len(mine) == 1 or len(set(peers)) == 1:
-            for (op, pair), peer in zip(mine, peers, strict=False):
-                if op == "F":
-                    found[pair] = peer
+            found |= {pair: peer for (op, pair), peer in zip(mine, peers, strict=False) if op == "F"}
         elif mine:
-            open_batches.append((mine, peers))
+            mixed.append((mine, peers))
     usual = set(found.values())
-    for mine, peers in open_batches:
+    for mine, peers in mixed:
         left = [p for p in peers if p in usual] or peers
         for op, pair in mine:
             if op == "F":
@@ -83,12 +80,7 @@ def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | No
 
 def _both_ways(goes: Mapping[int, list[int | None]], pp: int) -> bool:
     inner = any(to == at - 1 for at, peers in goes.items() if 0 < at < pp - 1 for to in peers)
-    ends = (
-        pp == 2
-        and 0 in goes
-        and any(to is None for to in goes[0])
-        and any(to == 1 for to in goes[0])
-    )
+    ends = pp == 2 and 0 in goes and any(to is None for to in goes[0]) and any(to == 1 for to in goes[0])
     return inner or ends
 
 

@@ -295,7 +295,9 @@ def _group(rows: pl.DataFrame) -> str | None:
 def _notices(rows: pl.DataFrame, chunks: pl.DataFrame, rank: int) -> tuple[Notice, ...]:
     found = []
     if chunks.height and not rows["number"].is_not_null().any():
-        found.append(Notice("no-sequence-numbers", f"rank {rank}: no autograd sequence numbers; pairs go by order alone"))
+        found.append(
+            Notice("no-sequence-numbers", f"rank {rank}: no autograd sequence numbers; pairs go by order alone")
+        )
     alone = chunks.filter(pl.col("op") == "F").join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="anti")
     if alone.height and alone.height < chunks.filter(pl.col("op") == "F").height:
         found.append(

@@ -70,15 +70,19 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
         both = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
         return pl.coalesce(found, pl.when(both).then(pl.col(column))).alias(column)
 
-    return labelled.with_columns(
-        told("stage", "1", "1", "3"),
-        told("microbatch", "3", "2", "4"),
-        side=side.cast(pl.Int8),
-        host_ns=pl.coalesce("launch_ns", "start_ns"),
-        number=pl.when(pl.col("autograd_sequence").is_between(0, 2**62) & (label != "recompute")).then(
-            "autograd_sequence"
-        ),
-    ).sort("host_ns", maintain_order=True).with_row_index("row")
+    return (
+        labelled.with_columns(
+            told("stage", "1", "1", "3"),
+            told("microbatch", "3", "2", "4"),
+            side=side.cast(pl.Int8),
+            host_ns=pl.coalesce("launch_ns", "start_ns"),
+            number=pl.when(pl.col("autograd_sequence").is_between(0, 2**62) & (label != "recompute")).then(
+                "autograd_sequence"
+            ),
+        )
+        .sort("host_ns", maintain_order=True)
+        .with_row_index("row")
+    )
 
 
 def segment(rows: pl.DataFrame) -> Segments:

@@ -108,7 +108,11 @@ def _usable(own: Schedule, pp: int, microbatches: int, times: StageTimes) -> Ite
         for virtual in options:
             try:
                 yield generate(
-                    name, pp=pp, microbatches=microbatches, virtual=virtual, times=times.of_chunks(1) if searched else None
+                    name,
+                    pp=pp,
+                    microbatches=microbatches,
+                    virtual=virtual,
+                    times=times.of_chunks(1) if searched else None,
                 )
             except ScheduleError:
                 continue
@@ -120,7 +124,9 @@ def _assumption(schedule: Schedule, own: Schedule, times: StageTimes) -> str:
     if chunks != own_chunks:
         said.append(f"a rank's layers cut into {chunks:g} equal chunk(s)")
     if any(op.kind == "FB" for op in schedule.ranks[0]):
-        said.append("FB takes F + B" if times.overlap is None else f"FB takes {times.overlap:.0%} of F + B, as measured")
+        said.append(
+            "FB takes F + B" if times.overlap is None else f"FB takes {times.overlap:.0%} of F + B, as measured"
+        )
     if any(op.kind == "W" for op in schedule.ranks[0]) and not times.split_known:
         said.append("backward halves into I and W")
     if schedule.name in ("dualpipe", "chimera"):

@@ -41,7 +41,18 @@ def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
 
 _OVERRIDES = {
     name: pl.Int64
-    for name in ("correlation", "external_id", "sequence", "fwd_thread", "stream", "device", "peer", "bytes", "tid", "step")
+    for name in (
+        "correlation",
+        "external_id",
+        "sequence",
+        "fwd_thread",
+        "stream",
+        "device",
+        "peer",
+        "bytes",
+        "tid",
+        "step",
+    )
 } | {name: pl.String for name in ("shapes", "collective", "group", "group_ranks", "group_desc")}
 
 
@@ -61,9 +72,10 @@ class _Writer:
     def step(self, number: int, origin: int) -> None:
         """One step: cells where the simulation puts them, messages between, an optimizer at the end."""
         recipe, done = self.recipe, self.recipe.simulation()
-        table, edges = recipe.schedule.table, recipe.schedule.edges
+        table = recipe.schedule.table
         first, last = table.offsets[self.position], table.offsets[self.position + 1]
         self.number, self.host = number, origin - LEAD_NS
+        self.held.clear()
         begin = origin
         receives, sends = self._messages()
         free = origin
@@ -77,7 +89,6 @@ class _Writer:
             for consumer in sends.get(i, []):
                 self.message("send", int(table.rank[consumer]), end, end + recipe.p2p_ns)
             free = end
-        del edges
         close = origin + int(done.makespan)
         self.annotated("Optimizer.step#AdamW.step", close, close + 60_000)
         self.kernel("multi_tensor_apply_kernel", close + 10_000, close + 50_000, op="aten::_fused_adamw_")
@@ -110,17 +121,15 @@ class _Writer:
         pieces = self._pieces(op)
         stalls = self._stalls(op, len(pieces))
         shares = np.diff(np.rint(np.linspace(0, work, len(pieces) + 1))).astype(np.int64).tolist()
-        if self.recipe.annotations:
-            text = str(op) + ("OVERLAP_F_B" if op.kind == "FB" else "")
-            self.annotated(f"PP:{text}", start - LEAD_NS // 2, end)
+        called = max(start - LEAD_NS - 20, self.host + 1)
         at = start
         late = 0
         for k, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
             for what, stall in stalls.get(k, []):
                 if what == "host":
                     late = stall
-                elif what in ("offload", "onload"):
-                    self.copy(what, at, at + stall)
+                elif what == "onload":
+                    self.copy(what, at - min(self.recipe.offload_ns, at - start), at + stall)
                 else:
                     hidden = self.recipe.ep_ns - self.recipe.ep_exposed_ns
                     self.exchange(what, at - min(hidden, at - start), at + stall, piece)
@@ -128,9 +137,14 @@ class _Writer:
             self.piece(piece, at, at + share, late)
             late = 0
             at += share
-        if self.recipe.offload_ns and op.kind != "W":
-            way = "offload" if op.kind == "F" else "onload"
-            self.copy(way, start, start + min(self.recipe.offload_ns, work))
+        beside = start + min(self.recipe.offload_ns or self.recipe.offload_exposed_ns, work)
+        if beside > start and op.kind in ("F", "FB"):
+            self.copy("offload", start, beside)
+        if beside > start and op.kind in ("B", "I", "FB") and not self.recipe.offload_exposed_ns:
+            self.copy("onload", start, beside)
+        if self.recipe.annotations:
+            text = str(op) + ("OVERLAP_F_B" if op.kind == "FB" else "")
+            self.annotated(f"PP:{text}", called, self.host + 5)
 
     def _pieces(self, op: Op) -> list[tuple[str, int, int, int]]:
         """(what, stage, micro-batch, layer) of the kernels in the order they run."""
@@ -238,7 +252,7 @@ class _Writer:
     def copy(self, way: str, start: int, end: int) -> None:
         """Activations to the host or back."""
         name, stream = ("DtoH (Device -> Pinned)", D2H) if way == "offload" else ("HtoD (Pinned -> Device)", H2D)
-        size = (end - start) * 50
+        size = TOKENS * INNER * 2
         self.kernel(f"Memcpy {name}", start, end, op="aten::copy_", stream=stream, kind="memcpy", bytes=size)
 
     def exchange(self, what: str, start: int, end: int, piece: tuple[str, int, int, int]) -> None:
@@ -265,9 +279,7 @@ class _Writer:
         self.rows.append(self._cpu("cpu_op", "record_param_comms", at, at + 500, MAIN, **said))
         self.host = at + 600
         self.annotated("nccl:coalesced", at + 600, at + 1_800)
-        self.kernel(
-            "ncclDevKernel_SendRecv", start, max(end, start + 1), op="c10d::batch", stream=COMMUNICATION
-        )
+        self.kernel("ncclDevKernel_SendRecv", start, max(end, start + 1), op="c10d::batch", stream=COMMUNICATION)
 
     def annotated(self, name: str, start: int, end: int) -> None:
         """A user annotation on the main thread."""

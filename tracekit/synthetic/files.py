@@ -162,7 +162,11 @@ def _fill(base: sqlite3.Connection, events: pl.DataFrame, rank: int) -> None:
     base.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'Synthetic GPU')")
     base.executemany(
         "INSERT INTO META_DATA_EXPORT VALUES (?,?)",
-        [("EXPORT_SCHEMA_VERSION_MAJOR", "3"), ("EXPORT_SCHEMA_VERSION_MINOR", "20"), ("EXPORT_SCHEMA_VERSION_MICRO", "3")],
+        [
+            ("EXPORT_SCHEMA_VERSION_MAJOR", "3"),
+            ("EXPORT_SCHEMA_VERSION_MINOR", "20"),
+            ("EXPORT_SCHEMA_VERSION_MICRO", "3"),
+        ],
     )
 
 

@@ -128,7 +128,8 @@ def _simulated(recipe: Recipe) -> Simulation:
         durations = recipe.by_rank(recipe.work_ns + recipe.stalls_ns)
         table, edges = recipe.schedule.table, recipe.schedule.edges
         late = [
-            np.where((e >= 0) & (table.rank[e] != table.rank), recipe.p2p_ns, 0) for e in (edges.forward, edges.backward)
+            np.where((e >= 0) & (table.rank[e] != table.rank), recipe.p2p_ns, 0)
+            for e in (edges.forward, edges.backward)
         ]
         kept = simulate(
             recipe.schedule,
