@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.schedule_plot import FAINT, INK, draw_grid, facts, headline, legend
+from tracekit.report.schedule_plot import FAINT, INK, MOST_NUMBERS, draw_grid, facts, headline, legend
 from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
 from tracekit.schedules.simulator import simulate
 from tracekit.schedules.weight_reload import LANES as BUFFERS
@@ -51,8 +51,8 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None, *, layers: 
         _draw_block(axes, blocks[phase], named=column == 0)
         axes.set_title(_PHASE_TEXT[phase], loc="left", fontsize=9, color=INK)
     grid = figure.add_subplot(rows[1])
-    shortest = float((done.end - done.start).min())
-    draw_grid(grid, done, numbers=(width - 1.2) * shortest / done.makespan > 0.18, kimi=True)
+    few = len(done.start) <= MOST_NUMBERS
+    draw_grid(grid, done, inches=(width - 1.2) / done.makespan if few else 0, kimi=True)
     grid.set_title(facts(done), loc="left", fontsize=8.5, color="#4A545E")
     grid.set_xlabel("time (units of the times inside a block)", fontsize=8.5, color=INK)
     legend(figure, done)
@@ -139,7 +139,8 @@ def _reload_axes(axes: Axes, done: WeightReload, rows: list[float], small: bool)
     axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=INK)
     title = f"weight-reload · {done.ranks} devices × {done.rounds} rounds"
     axes.set_title(title, loc="left", fontsize=11, color=INK, pad=20)
-    text = f"makespan {done.makespan:g} · numbers are buckets; device g mod {done.ranks} is the source of bucket g"
+    numbers = "numbers are buckets; " if small else ""
+    text = f"makespan {done.makespan:g} · {numbers}device g mod {done.ranks} is the source of bucket g"
     axes.text(0, 1.01, text, transform=axes.transAxes, va="bottom", fontsize=8.5, color="#4A545E")
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
 INK = "#22272B"
 FAINT = "#8A949E"
-_MOST_NUMBERS = 2_500  # more cells than this are drawn without numbers, edges or vector outlines
-_NARROWEST = 0.12  # inches a cell needs for its number
+MOST_NUMBERS = 2_500  # more cells than this are drawn without numbers, edges or vector outlines
+_DIGIT, _MARGIN = 0.07, 0.03  # inches a digit takes, and the space around a number
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,17 @@ def draw_schedule(done: Simulation, *, title: str | None = None) -> Figure:
     from matplotlib.figure import Figure
 
     shapes = parts(done)
-    numbers = len(shapes.kind) <= _MOST_NUMBERS
+    numbers = len(shapes.kind) <= MOST_NUMBERS
     shortest = float(np.min(shapes.end - shapes.start))
     width = float(np.clip(done.makespan / max(shortest, 1e-12) * 0.19 + 1.2, 7, 18 if numbers else 16))
-    numbers = numbers and (width - 1.2) * shortest / done.makespan >= _NARROWEST
+    inches = (width - 1.2) / done.makespan
+    longest = float(np.max(shapes.end - shapes.start))
+    numbers = numbers and longest * inches >= _DIGIT + _MARGIN
     ranks = done.schedule.pp
     height = float(np.clip(0.36 * ranks + 1.5, 2.4, 10))
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
-    draw_grid(axes, done, shapes=shapes, numbers=numbers)
+    draw_grid(axes, done, inches=inches if numbers else 0, shapes=shapes)
     axes.set_title(title or headline(done), loc="left", fontsize=11, color=INK, pad=20)
     _subtitle(axes, done)
     legend(figure, done)
@@ -156,13 +158,16 @@ def _subtitle(axes: Axes, done: Simulation) -> None:
     axes.text(0, 1.01, facts(done), transform=axes.transAxes, va="bottom", fontsize=8.5, color="#4A545E")
 
 
-def draw_grid(
-    axes: Axes, done: Simulation, *, shapes: Parts | None = None, numbers: bool = True, kimi: bool = False
-) -> None:
-    """Draw the cells onto *axes*; *kimi* writes 1-based micro-batches with the chunk's letter."""
+def draw_grid(axes: Axes, done: Simulation, *, inches: float, shapes: Parts | None = None, kimi: bool = False) -> None:
+    """Draw the cells onto *axes*.
+
+    A number is written where it fits when a unit of time takes so many *inches*; with 0, none is. *kimi* writes 1-based
+    micro-batches with the chunk's letter.
+    """
     from matplotlib.collections import PolyCollection
 
     shapes = shapes or parts(done)
+    numbers = inches > 0
     plan = done.schedule
     of_stage, shade = chunks(plan), shaded(plan)
     count = int(of_stage.max()) + 1
@@ -186,7 +191,11 @@ def draw_grid(
     axes.add_collection(cells)
     if numbers:
         _outline_pairs(axes, shapes)
-        _write_numbers(axes, shapes, stage_chunk, prime=not shade, kimi=kimi)
+        for i, chunk in enumerate(stage_chunk):
+            number = int(shapes.microbatch[i])
+            text = f"{number + 1}{chr(ord('a') + chunk % 26)}" if kimi else f"{number}" + "′" * (0 if shade else chunk)
+            if (shapes.end[i] - shapes.start[i]) * inches >= len(text) * _DIGIT + _MARGIN:
+                _write(axes, shapes, i, text)
     _axes(axes, done)
 
 
@@ -202,19 +211,11 @@ def _outline_pairs(axes: Axes, shapes: Parts) -> None:
     axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=INK, linewidths=0.8, zorder=2))
 
 
-def _write_numbers(axes: Axes, shapes: Parts, chunk: list[int], *, prime: bool, kimi: bool) -> None:
-    middle = (shapes.start + shapes.end) / 2
-    height = shapes.rank + 0.5 + 0.92 * (0.5 - (shapes.low + shapes.high) / 2)
-    for x, y, i, c, full in zip(
-        middle.tolist(),
-        height.tolist(),
-        shapes.microbatch.tolist(),
-        chunk,
-        (shapes.high - shapes.low == 1).tolist(),
-        strict=True,
-    ):
-        text = f"{i + 1}{chr(ord('a') + c % 26)}" if kimi else f"{i}" + "′" * (c if prime else 0)
-        axes.text(x, y, text, ha="center", va="center_baseline", fontsize=8 if full else 7, color=INK, zorder=3)
+def _write(axes: Axes, shapes: Parts, i: int, text: str) -> None:
+    x = (shapes.start[i] + shapes.end[i]) / 2
+    y = shapes.rank[i] + 0.5 + 0.92 * (0.5 - (shapes.low[i] + shapes.high[i]) / 2)
+    size = 8 if shapes.high[i] - shapes.low[i] == 1 else 7
+    axes.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=INK, zorder=3)
 
 
 def _axes(axes: Axes, done: Simulation) -> None:
