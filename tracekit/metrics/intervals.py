@@ -123,8 +123,16 @@ class Intervals:
 
     def of(self, group: int) -> Intervals:
         """One group's intervals, as group 0."""
-        lo, hi = np.searchsorted(self.group, [group, group + 1])
-        return Intervals(np.zeros(hi - lo, np.int64), self.start_ns[lo:hi], self.end_ns[lo:hi])
+        return self.section(group, group + 1)
+
+    def section(self, low: int, high: int) -> Intervals:
+        """Return groups *low* … *high* − 1, numbered from 0.
+
+        >>> union([0, 5, 3], [2, 9, 4], [0, 1, 2]).section(1, 3)
+        Intervals(0: [5, 9), 1: [3, 4))
+        """
+        rows = slice(*np.searchsorted(self.group, [low, high]))
+        return Intervals(self.group[rows] - low, self.start_ns[rows], self.end_ns[rows])
 
     def covered_ns(self, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike | None = None) -> Longs:
         """Of each asked interval [start, end), the time this set covers. The asked intervals may overlap.
@@ -267,9 +275,10 @@ def _deep(opens: Longs, closes: Longs, k: int) -> tuple[Longs, Longs]:
     if not real.all():
         opens, closes = opens[real], closes[real]
     if not len(opens):
-        return opens, closes
-    apart = opens[1:] > closes[:-1]
-    return opens[np.concatenate([[True], apart])], closes[np.concatenate([apart, [True]])]
+        return opens.copy(), closes.copy()
+    edge = np.ones(len(opens) + 1, bool)
+    np.greater(opens[1:], closes[:-1], out=edge[1:-1])
+    return opens[edge[:-1]], closes[edge[1:]]
 
 
 def _sweep_in_halves(open_group: Longs, opens: Longs, close_group: Longs, closes: Longs, k: int) -> Intervals:
@@ -300,7 +309,7 @@ def concat(sets: list[Intervals]) -> Intervals:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Groups laid end to end: key = (time − origin) + group × stride."""
+    """Groups laid end to end: key = time + group × stride."""
 
     origin: int
     stride: int
@@ -311,7 +320,7 @@ class _Line:
         origin = int(start.min())
         stride = int(end.max()) - origin + 1
         groups = max(int(g.max()) for g in (group, *more_groups) if len(g)) + 1
-        return cls(origin, stride) if stride * groups < _LIMIT else None
+        return cls(origin, stride) if stride * groups + abs(origin) < _LIMIT else None
 
     def clamp(self, time: Longs) -> Longs:
         return np.clip(time, self.origin, self.origin + self.stride - 1)
@@ -319,21 +328,21 @@ class _Line:
     def key(self, group: Longs, time: Longs) -> Longs:
         key = group * self.stride
         key += time
-        key -= self.origin
         return key
 
     def back(self, start: Longs, end: Longs) -> tuple[Longs, Longs, Longs]:
         if not len(start):
             return start, start, end
-        codes = np.arange(start[-1] // self.stride + 1)
+        codes = np.arange((start[-1] - self.origin) // self.stride + 1)
         if len(codes) <= len(start):  # find each group's stretch rather than divide every key
-            edges = np.append(np.searchsorted(start, codes * self.stride), len(start))
+            edges = np.append(np.searchsorted(start, codes * self.stride + self.origin), len(start))
             group = np.repeat(codes, np.diff(edges))
         else:
-            group = start // self.stride
-        shift = group * -self.stride
-        shift += self.origin
-        return group, start + shift, end + shift
+            group = (start - self.origin) // self.stride
+        shift = group * self.stride
+        start -= shift  # the sweep made these arrays: no one else holds them
+        end -= shift
+        return group, start, end
 
 
 def _columns(start_ns: Any, end_ns: Any, group: Any) -> tuple[Longs, Longs, Longs]:

@@ -52,12 +52,8 @@ class Lanes:
         if part is not None:
             group = group + labelled[part].to_numpy()
         swept = union(labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy(), group)
-        by_label = {}
-        for index, label in enumerate(LABELS):
-            low, high = np.searchsorted(swept.group, [index * parts, (index + 1) * parts])
-            if high > low:
-                rows = slice(low, high)
-                by_label[label] = Intervals(swept.group[rows] - index * parts, swept.start_ns[rows], swept.end_ns[rows])
+        sections = {label: swept.section(i * parts, (i + 1) * parts) for i, label in enumerate(LABELS)}
+        by_label = {label: lane for label, lane in sections.items() if len(lane)}
         sets = {name: _join([by_label[x] for x in labels if x in by_label]) for name, labels in SETS.items()}
         return cls(parts, by_label, **sets, busy=_join(list(sets.values())))
 
