@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import sqlite3
@@ -195,6 +196,25 @@ def test_memory_is_bounded(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12e6
+
+
+HOSTILE = {
+    "a string that never ends": '{"traceEvents": [{"name": "' + "x" * 3_000_000,
+    "escapes that never end": '{"traceEvents": [{"name": "' + "\\n" * 1_500_000,
+    "a deep value": '{"deep": ' + "[" * 200_000,
+    "a deep event": '{"traceEvents": [' + '{"a":' * 200_000,
+    "nothing but brackets": '{"traceEvents": [' + "]" * 200_000,
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_end_in_an_error_or_a_short_trace(tmp_path, monkeypatch, case):
+    monkeypatch.setattr("tracekit.redact.kineto.LONGEST_VALUE", 1 << 21)
+    (tmp_path / "in.json").write_text(HOSTILE[case])
+    with contextlib.suppress(InputError):
+        run(tmp_path / "in.json", tmp_path / "out.json")
+    written = [json.loads(content(path)) for path in tmp_path.iterdir() if path.name != "in.json"]
+    assert written in ([], [{"traceEvents": []}], [{}])
 
 
 def test_nsight_reports_read_the_same(samples, tmp_path):

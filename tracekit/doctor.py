@@ -17,7 +17,7 @@ from tracekit.errors import Notice
 from tracekit.parsers.discovery import SourceRef
 from tracekit.recording import Finding, RankFacts, findings
 from tracekit.schema import GPU_KINDS, RankEvents
-from tracekit.trace import Paths, check_one_run, find, raise_failures, read_ref, worker_count
+from tracekit.trace import Paths, check_one_run, find, prepare, raise_failures, read_ref, worker_count
 from tracekit.workers import run_map
 
 FORMAT = "tracekit.doctor/1"
@@ -96,11 +96,14 @@ def diagnose(
 ) -> Diagnosis:
     """Examine the traces at *paths*. A file that cannot be read is a finding, unless none can.
 
-    >>> [finding.code for finding in diagnose("sample_traces/reload").findings]
-    ['no-steps']
+    >>> [finding.code for finding in diagnose("sample_traces/1f1b-noshapes").findings]
+    ['no-shapes']
     """
     refs, notices = find(paths, ranks=ranks, rank=rank)
-    done = run_map(partial(_examine_ref, ranks=ranks), refs, workers=worker_count(refs, workers), progress="examining")
+    count = worker_count(refs, workers)
+    if count > 1:
+        prepare(refs)
+    done = run_map(partial(_examine_ref, ranks=ranks), refs, workers=count, progress="examining")
     failed = [one for one in done if one.error is not None]
     if len(failed) == len(done):
         raise_failures(done)

@@ -18,6 +18,7 @@ from tracekit.trace import (
     find,
     merged_notices,
     missing_notice,
+    prepare,
     raise_failures,
     read_ref,
     worker_count,
@@ -54,6 +55,8 @@ def ingest(
     with building(Path(store)) as folder:
         work = partial(_ingest_one, folder=folder, ranks=ranks, stacks=stacks, lenient=lenient, rules=rules)
         count = worker_count(refs, workers, pays=LABEL_PAYS_BYTES)
+        if count > 1:
+            prepare(refs)
         done = run_map(work, refs, workers=count, progress="ingesting")
         raise_failures(done)
         entries = [entry for one in done for entry in one.unwrap()]

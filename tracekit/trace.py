@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import os
 import re
 import tempfile
@@ -188,11 +189,18 @@ def read_all(
     if count == 1:
         read = partial(read_ref, stacks=stacks, lenient=lenient)
         return run_map(read, refs, workers=1, progress="reading")
+    prepare(refs)
     # Parquet between processes: measured at a third of the time of pickled frames.
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         to_files = partial(_read_to_files, folder=folder, stacks=stacks, lenient=lenient)
         done = run_map(to_files, refs, workers=count, progress="reading")
         return [Done(d.index, d.item, None if d.value is None else _from_files(d.value), d.error) for d in done]
+
+
+def prepare(refs: Sequence[SourceRef]) -> None:
+    """Compile the scanner, if this machine never did, before many processes would each do so."""
+    if any(ref.reader == "kineto" for ref in refs):
+        importlib.import_module("tracekit.parsers.kineto.scanner")
 
 
 def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, pays: int = SPAWN_PAYS_BYTES) -> int:

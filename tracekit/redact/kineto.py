@@ -19,7 +19,7 @@ from tracekit.errors import InputError
 from tracekit.redact.text import NAMING_KEY, Scrubber
 
 CHUNK = 1 << 20
-LONGEST_VALUE = 1 << 26
+LONGEST_VALUE = 1 << 25
 """An event or header entry longer than this is damage, not data."""
 
 HEADER_KEYS = re.compile(
@@ -28,7 +28,7 @@ HEADER_KEYS = re.compile(
 )
 """Header entries known to be harmless; all others go, whatever they are."""
 
-_STRING = r'"(?:[^"\\]|\\.)*"'
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # possessive: a string that never ends must not pile up choices
 _STACK = r'"(?:Call stack|call_stack|Python stack|stack)"\s*:\s*' + _STRING
 _STACK_ARG = re.compile(rf",\s*{_STACK}|{_STACK}\s*,?\s*", re.DOTALL)
 _STACK_KEYS = frozenset(("Call stack", "call_stack", "Python stack", "stack"))
@@ -204,7 +204,7 @@ class _Text:
                     return self._take(closed), None
             if len(self._window) - self._at > LONGEST_VALUE:
                 raise self.lost("a value without end")
-            if not self._more():
+            if not self._more(len(self._window) - self._at):  # twice as much each time: few tries, even for long values
                 raise _EndedError
 
     def _balanced(self) -> int | None:
@@ -228,8 +228,10 @@ class _Text:
         self._at = end
         return text
 
-    def _more(self) -> bool:
-        chunk = next(self._chunks, b"")
+    def _more(self, count: int = 1) -> bool:
+        chunk = b""
+        while len(chunk) < count and (piece := next(self._chunks, b"")):
+            chunk += piece
         gone = max(0, self._at - 3)  # what stands before an event tells its layout
         self._passed += gone
         self._window = self._window[gone:] + chunk.decode("latin-1")
