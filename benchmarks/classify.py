@@ -16,7 +16,7 @@ SAMPLE = Path(__file__).parent.parent / "sample_traces" / "overlapped" / "rank0.
 
 
 def repeat(events: pl.DataFrame, times: int) -> pl.DataFrame:
-    """The same trace *times* over, one after another, with numbers of its own for everything that is joined on."""
+    """Lay *times* copies end to end, each with numbers of its own for everything that is joined on."""
     span = events["end_ns"].max() - events["start_ns"].min() + 1000
     shift = {"start_ns": span, "end_ns": span, "id": len(events), "step": 1000}
     for column in ("correlation", "external_id", "sequence"):

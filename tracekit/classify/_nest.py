@@ -16,7 +16,7 @@ OP, ANNOTATION, PROBE = 0, 1, 2
 """What a row is: an op, an annotation, or a point in time whose surroundings are asked for."""
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _sweep(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     n = len(start)
     op_of, ann_of = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
@@ -69,7 +69,7 @@ def nest(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tuple[
     return op_of[back], ann_of[back], op_path[back], ann_path[back]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _inherit(parent: Ints, own: npt.NDArray[np.bool_]) -> Ints:
     out = np.full(len(parent), -1, np.int64)
     for i in range(len(parent)):
@@ -90,7 +90,7 @@ def inherit(parent: Ints, own: npt.NDArray[np.bool_]) -> Ints:
     return found
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _siblings(thread: Ints, parent: Ints, is_op: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
     n = len(parent)
     before, after = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
@@ -108,7 +108,7 @@ def _siblings(thread: Ints, parent: Ints, is_op: npt.NDArray[np.bool_]) -> tuple
         if parent[i] >= 0:
             youngest[parent[i]] = i
         else:
-            root = i
+            root = np.int64(i)
     return before, after
 
 
@@ -123,8 +123,8 @@ def siblings(thread: Ints, parent: Ints, is_op: npt.NDArray[np.bool_]) -> tuple[
     return before, after
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def walk_exchanges(  # pragma: no cover - compiled
+@numba.njit(cache=True)
+def walk_exchanges(  # noqa: PLR0917 - compiled code takes no keywords
     lane: Ints, lanes: int, engine: Ints, maker: Ints, user: Ints, fresh: Ints, products: Ints, attention: Ints
 ) -> tuple[Ints, Ints]:
     """Role and pass of all-to-alls in launch order; see ``experts._take_turns``.

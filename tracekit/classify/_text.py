@@ -43,12 +43,12 @@ class Text:
 
     @classmethod
     def constant(cls, value: str | None, rows: int) -> Text:
-        """The same value, or null, on every row."""
+        """Repeat one value, or null, on every row."""
         return cls(() if value is None else (value,), np.full(rows, -1 if value is None else 0, np.int64))
 
     @classmethod
     def choose(cls, rows: int, cases: Sequence[tuple[str, Bools]]) -> Text:
-        """The value of the first case whose mask is true.
+        """Take the value of the first case whose mask is true.
 
         >>> Text.choose(2, [("x", np.array([True, False])), ("y", np.array([True, True]))]).strings()
         ['x', 'y']
@@ -77,19 +77,19 @@ class Text:
         return self.map(lambda value: search(value) is not None)
 
     def extract(self, pattern: str, group: int | str = 1) -> Text:
-        """What a group of the pattern holds; null where it is not found."""
+        """Keep what a group of the pattern holds; null where it is not found."""
         found = [re.search(pattern, value) for value in self.values]
         return self.replace([m.group(group) if m else None for m in found])
 
     def replace(self, values: Sequence[str | None]) -> Text:
-        """The column with each distinct value exchanged for another (or for null)."""
+        """Exchange each distinct value for another, or for null."""
         distinct = tuple(dict.fromkeys(v for v in values if v is not None))
         place = {v: i for i, v in enumerate(distinct)}
         lookup = np.array([*(-1 if v is None else place[v] for v in values), -1], np.int64)
         return Text(distinct, lookup[self.codes])
 
     def take(self, rows: Ints) -> Text:
-        """The values at *rows*; a negative row gives null."""
+        """Pick the values at *rows*; a negative row gives null."""
         return Text(self.values, np.where(rows >= 0, np.append(self.codes, -1)[rows], -1))
 
     def where(self, mask: Bools) -> Text:
@@ -97,13 +97,13 @@ class Text:
         return Text(self.values, np.where(mask, self.codes, -1))
 
     def fill(self, other: Text) -> Text:
-        """This column, and *other*'s value where it is null."""
+        """Put *other*'s value where this column is null."""
         values = self.values + other.values
         codes = np.where(self.present, self.codes, np.where(other.present, other.codes + len(self.values), -1))
         return Text(values, codes).replace(values)
 
     def numbers(self) -> Ints:
-        """The values as integers, -1 where null."""
+        """Read the values as integers, -1 where null."""
         return np.array([*(int(v) for v in self.values), -1], np.int64)[self.codes]
 
     def strings(self) -> list[str | None]:

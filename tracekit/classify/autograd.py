@@ -41,7 +41,7 @@ class Autograd:
     active: bool  # the trace holds any backward at all
 
     def nodes(self, ranges: Ranges) -> Nodes:
-        """The numbered nodes in the order they ran."""
+        """List the numbered nodes in the order they ran."""
         rows = np.flatnonzero(self.is_node & (self.node_sequence >= 0))
         rows = rows[np.argsort(ranges.start[rows], kind="stable")]
         return Nodes(self.node_sequence[rows], ranges.start[rows])
@@ -112,7 +112,7 @@ def _node_names(ranges: Ranges) -> Text:
 
 
 def _node_sequence(ranges: Ranges, is_node: Bools) -> Ints:
-    """A node's number; some files write it on the inner range only."""
+    """Find every node's number; some files write it on the inner range only."""
     sequence = ranges.sequence.copy()
     inner = np.flatnonzero((ranges.op_of >= 0) & (ranges.sequence >= 0))
     parent = ranges.op_of[inner]

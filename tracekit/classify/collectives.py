@@ -42,7 +42,7 @@ class Collectives:
     """What is known of every GPU event that communicates; null elsewhere."""
 
     library: Text
-    call: Text  # one spelling each: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, coalesced, …
+    call: Text  # one spelling each: all_reduce, all_gather, all_to_all, broadcast, send, recv, coalesced, …
     group: Text
     group_desc: Text
     group_ranks: Text
@@ -52,8 +52,8 @@ class Collectives:
 def normal(name: str) -> str:
     """One spelling for each collective.
 
-    >>> [normal(n) for n in ("_allgather_base", "all_to_allv", "ncclReduceScatter", "allreduce_coalesced", "nccl:all_reduce")]
-    ['all_gather', 'all_to_all', 'reduce_scatter', 'all_reduce', 'all_reduce']
+    >>> [normal(n) for n in ("_allgather_base", "all_to_allv", "ncclReduceScatter", "nccl:all_reduce")]
+    ['all_gather', 'all_to_all', 'reduce_scatter', 'all_reduce']
     """
     plain = name.lower().removeprefix("nccl:").removeprefix("c10d::").removeprefix("nccl")
     plain = plain.replace("_", "").replace("coalesced", "").replace("base", "") if plain != "coalesced" else plain
@@ -92,7 +92,7 @@ def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> C
         asked = Text.of(ranges.frame[name]).take(calls)
         return Text.of(gpu[name]).fill(asked.take(last)).where(library.present)
 
-    call = _named(gpu, ranges, launches, calls, first, last, names).where(library.present)
+    call = _named(gpu, ranges, launches, calls, first=first, last=last).where(library.present)
     peer = _peers(gpu, ranges, calls, first, last)
     return Collectives(
         library,
@@ -123,28 +123,35 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     first, last = np.full(len(library), -1, np.int64), np.full(len(library), -1, np.int64)
     if not len(calls) or not len(rows):
         return first, last
-    big = np.int64(1 << 62)
     rows = rows[np.lexsort((launches.at[rows], launches.thread[rows]))]
-    keys = np.rec.fromarrays([ranges.thread[calls], ranges.start[calls]], names="t,s")
-    asked = np.rec.fromarrays([launches.thread[rows], launches.at[rows]], names="t,s")
-    until = np.searchsorted(keys, asked, side="right") - 1
+    # Threads are few and times are far below 2**52, so one number orders both.
+    origin = min(int(ranges.start[calls].min()), int(launches.at[rows].min()))
+    until = (
+        np.searchsorted(
+            _key(ranges.thread[calls], ranges.start[calls] - origin),
+            _key(launches.thread[rows], launches.at[rows] - origin),
+            side="right",
+        )
+        - 1
+    )
     same = (until >= 0) & (ranges.thread[calls[until]] == launches.thread[rows])
     # Calls up to the previous kernel of the thread have been answered already.
     before = np.concatenate([[-1], until[:-1]])
     fresh = np.concatenate([[True], launches.thread[rows][1:] != launches.thread[rows][:-1]])
-    thread_start = np.searchsorted(keys["t"], launches.thread[rows], side="left")
+    thread_start = np.searchsorted(ranges.thread[calls], launches.thread[rows], side="left")
     since = np.where(fresh, thread_start, np.maximum(before + 1, thread_start))
     since = np.minimum(since, until)  # two kernels may answer one call
     inside = same & (ranges.end[calls[until]] > launches.at[rows])
     since = np.where(inside, until, since)
-    near = same & (launches.at[rows] - ranges.start[calls[until]] < big)
-    first[rows[near]], last[rows[near]] = since[near], until[near]
+    first[rows[same]], last[rows[same]] = since[same], until[same]
     return first, last
 
 
-def _named(
-    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, calls: Ints, first: Ints, last: Ints, names: Text
-) -> Text:
+def _key(thread: Ints, time: Ints) -> Ints:
+    return thread * np.int64(1 << 52) + time
+
+
+def _named(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, calls: Ints, *, first: Ints, last: Ints) -> Text:
     own = Text.of(gpu["collective"])
     own = own.replace([normal(v) for v in own.values])
     raw = Text.of(ranges.frame["collective"]).fill(ranges.name).take(calls)
@@ -153,6 +160,7 @@ def _named(
     mixed = _differs(asked.codes, first, last)
     p2p = end.map(lambda v: v in _P2P)
     batch = Text.choose(len(gpu), [("coalesced", p2p & mixed)])
+    names = Text.of(gpu["name"])
     spoken = Text.choose(len(gpu), [(word, names.matches(p)) for word, p in _SPOKEN])
     return own.fill(batch).fill(end).fill(_around(ranges, launches)).fill(spoken)
 
@@ -179,4 +187,5 @@ def _differs(values: Ints, first: Ints, last: Ints) -> Bools:
     """Whether *values* change anywhere between first and last."""
     changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])]) if len(values) else np.zeros(1, np.int64)
     known = last >= 0
-    return known & (changes[np.where(known, first, 0)] != changes[np.where(known, last, 0)])
+    differs: Bools = known & (changes[np.where(known, first, 0)] != changes[np.where(known, last, 0)])
+    return differs

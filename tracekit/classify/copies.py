@@ -78,7 +78,7 @@ def _around_broadcasts(launches: Launches, comm: Collectives, way: Text) -> tupl
 
 
 def _streams(gpu: pl.DataFrame, copy: Bools, comm: Collectives) -> Text:
-    """A stream is named for what fills three quarters of its busy time."""
+    """Name a stream for what fills three quarters of its busy time."""
     duration = (gpu["end_ns"] - gpu["start_ns"]).to_numpy()
     number: Ints = gpu.select(pl.struct("device", "stream").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
     if not len(number):

@@ -24,7 +24,7 @@ WGRAD = (
 )
 BACKWARD = r"(?i)backward|(?<![a-z])bwd|bprop|dgrad|_grad(?![a-z])|grad_input"
 FORWARD = r"(?i)forward|(?<![a-z])fwd|fprop"
-OPTIMIZER = r"(?i)multi_tensor_apply|(?<![a-z])(fused)?_?adamw?(?![a-z])|(?<![a-z])lamb(?![a-z])|l2norm|adafactor|sgd_?kernel|muon"
+OPTIMIZER = r"(?i)multi_tensor_apply|(?<![a-z])(fused)?_?(adamw?|lamb|muon)(?![a-z])|l2norm|adafactor|sgd_?kernel"
 OPTIMIZER_OP = r"(?i)aten::(_foreach_(?!copy_)|_fused_(adam|sgd|adagrad)|_amp_)|optimizer|clip_grad"
 OPTIMIZER_ANNOTATION = (
     r"(?i)^Optimizer\.(step|zero_grad)|optimizer[-_. ]?step|^optimizer$|opt_step|clip_grad|unscale_grads|zero_grad"
@@ -43,7 +43,7 @@ class Directions:
 
 
 def read_directions(
-    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bools
+    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, *, comm: Bools
 ) -> Directions:
     """Place every GPU event in a pass, as far as anything speaks for one."""
     n = len(gpu)
@@ -74,7 +74,7 @@ def read_directions(
     say("name", alone & names.matches(BACKWARD), _B)
     say("name", alone & names.matches(FORWARD), _F)
     if autograd.active or bool(((value == _B) | (value == _W) | (value == _O))[compute].any()):
-        _neighbours(say, value, launches, ranges, autograd, comm, alone & (value >= 0))
+        _neighbours(say, value, launches, ranges, autograd, comm=comm, anchors=alone & (value >= 0))
         _unlaunched(say, value, gpu, names, launches)
     else:
         say("no backward in trace", np.ones(n, np.bool_), _F)
@@ -89,9 +89,9 @@ Say = Callable[[str, Bools, int | Ints], None]
 
 
 def _neighbours(
-    say: Say, value: Ints, launches: Launches, ranges: Ranges, autograd: Autograd, comm: Bools, anchors: Bools
+    say: Say, value: Ints, launches: Launches, ranges: Ranges, autograd: Autograd, *, comm: Bools, anchors: Bools
 ) -> None:
-    """Work between two of one direction shares it; else it goes with what its own kind of launch does next, or did last.
+    """Share the direction of both neighbours, else of what launches of the same kind do next, or did last.
 
     A stretch ends at a communication launch and where the engine's threads take over.
     """
@@ -105,7 +105,7 @@ def _neighbours(
     dirs = value[order]
 
     def nearest(mask: Bools, step: int) -> Ints:
-        """The value of the nearest row of *mask* before (-1) or after (1), in the same stretch; -1 where none."""
+        """Look up the nearest row of *mask* before (-1) or after (1), in the same stretch; -1 where none."""
         rows = np.arange(len(order))
         if step < 0:
             place = np.maximum.accumulate(np.where(mask, rows, -1))

@@ -76,6 +76,6 @@ def decide_all(evidence: Evidence, book: RuleBook) -> Decisions:
     implied = label.replace([PASS_OF.get(v) for v in label.values])
     module = Text(tuple(r.module or "" for r in rules), winner)
     module = module.replace([v or None for v in module.values])
-    rule = Text((*(r.name for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
+    named = Text((*(r.name for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
     confidence = np.array([*(r.confidence for r in rules), 0.0], np.float32)[winner]
-    return Decisions(winner, label, stated.fill(implied), module, rule, confidence)
+    return Decisions(winner, label, stated.fill(implied), module, named, confidence)

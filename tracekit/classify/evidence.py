@@ -60,7 +60,7 @@ class Evidence:
         values = self.columns[column]
         if isinstance(values, Text):
             if isinstance(condition, bool):
-                return values.present == condition
+                return values.present if condition else ~values.present
             if isinstance(condition, tuple):
                 return values.map(lambda v: v in condition)
             return values.matches(str(condition))
@@ -70,7 +70,7 @@ class Evidence:
         return met
 
     def show(self, row: int) -> dict[str, str | int | bool]:
-        """The evidence of one event, without what is unknown."""
+        """List the evidence of one event, without what is unknown."""
         shown: dict[str, str | int | bool] = {}
         for name, values in self.columns.items():
             if isinstance(values, Text):
@@ -90,8 +90,8 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     matmuls = read_matmuls(gpu, ranges, launches, autograd)
     matmuls = matmuls.with_convolutions(read_convolutions(gpu, ranges, launches))
     comm = read_collectives(gpu, ranges, launches)
-    directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm.library.present)
-    passes = comm_passes(gpu, ranges, launches, autograd, comm, directions)
+    directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm=comm.library.present)
+    passes = comm_passes(ranges, launches, autograd, comm, directions)
     copies = read_copies(gpu, launches, comm)
     names, chain = Text.of(gpu["name"]), ranges.paths(launches.op, ranges.op_of, ranges.op_path)
     base: dict[str, Column] = {
@@ -135,8 +135,8 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     )
     kinds = decide(found, groups).where(comm.library.present)
     attention = names.matches(ATTENTION) | chain.matches(ATTENTION)
-    marks = Marks(attention, matmuls.is_gemm)
-    exchanges = read_exchanges(gpu, launches, autograd, comm, passes, marks, kinds.map(lambda v: v == "ep"))
+    marks = Marks(attention, matmuls.is_gemm, kinds.map(lambda v: v == "ep"))
+    exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
     base |= {
         "group_kind": kinds,
         "exchange": exchanges.role,
@@ -157,7 +157,7 @@ def _compare(values: Column, condition: str) -> Bools:
 
 
 def decide(evidence: Evidence, kinds: Sequence[Kind]) -> Text:
-    """The value of the first kind whose conditions all hold."""
+    """Take the value of the first kind whose conditions all hold."""
     cases: list[tuple[str, Bools]] = []
     for kind in kinds:
         mask = np.ones(len(evidence), np.bool_)
@@ -202,14 +202,14 @@ def _classes(gpu: pl.DataFrame, comm: Collectives) -> Text:
 
 
 def _stream_passes(gpu: pl.DataFrame, direction: Text) -> Text:
-    """The pass of the next exchange on each event's stream: what runs before it there prepares it."""
+    """Find the pass of the next exchange on each event's stream: what runs before it there prepares it."""
     code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("device", "stream").fill_null(-1)
     table = pl.DataFrame({"code": direction.codes, "device": gpu["device"], "stream": gpu["stream"]})
     return Text(direction.values, table.select(code)["code"].to_numpy().astype(np.int64))
 
 
 def _turns(products: Bools, node: Ints, at: Ints) -> Text:
-    """Products of one node by turns: first, second, first, …"""
+    """Take the products of one node by turns: first, second, first again."""
     rows = np.flatnonzero(products & (node >= 0))
     rows = rows[np.argsort(at[rows], kind="stable")]
     place = pl.DataFrame({"node": node[rows]}).select(pl.int_range(pl.len()).over("node") % 2).to_series()

@@ -44,13 +44,13 @@ class Passes:
 
 
 def comm_passes(
-    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd, comm: Collectives, directions: Directions
+    ranges: Ranges, launches: Launches, autograd: Autograd, comm: Collectives, directions: Directions
 ) -> Passes:
     """Pass of every communication kernel: the engine's word, else that of what uses the result or made it."""
     site = autograd.site
     mine = comm.library.present
     own = Text.choose(
-        len(gpu),
+        len(mine),
         [
             ("backward", mine & site.map(lambda v: v in ("backward", "recompute"))),
             ("forward", mine & site.map(lambda v: v == "forward")),
@@ -65,7 +65,7 @@ def comm_passes(
     maker = _known_before(launches, passes).where(mine)
     sent = maker.where(comm.call.map(lambda v: v in ("send", "all_reduce", "reduce_scatter", "reduce")))
     received = user.where(comm.call.map(lambda v: v in ("recv", "all_gather")))
-    idle = Text.choose(len(gpu), [("forward", mine & directions.value.map(lambda v: v == "forward"))])
+    idle = Text.choose(len(mine), [("forward", mine & directions.value.map(lambda v: v == "forward"))])
     return Passes(own.fill(sent).fill(received).fill(idle), own, maker, user, passes)
 
 
@@ -111,22 +111,23 @@ def read_exchanges(
     launches: Launches,
     autograd: Autograd,
     comm: Collectives,
+    *,
     passes: Passes,
     marks: Marks,
-    expert_group: Bools,
 ) -> Exchanges:
     """Roles of DeepEP-like kernels, of all-to-alls on an expert group, and of such that behave as if on one."""
     named = _named_exchanges(gpu, launches, autograd, comm)
-    plain = _plain_exchanges(gpu, launches, comm, passes, marks, expert_group)
+    plain = _plain_exchanges(gpu, launches, comm, passes, marks)
     return Exchanges(named.role.fill(plain.role), named.direction.fill(plain.direction))
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Compute that tells a layer's parts apart."""
+    """What tells a layer's parts apart."""
 
     attention: Bools
     product: Bools
+    expert: Bools  # communication on a group that is known to be an expert group
 
 
 def _named_exchanges(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:
@@ -144,7 +145,7 @@ def _named_exchanges(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, 
     dispatches = is_main & ~combines
     fresh = names.matches(r"(?i)(?<!cached_)notify_dispatch|dispatch_layout")[order]
     cached = names.matches(r"(?i)cached_notify")[order]
-    backward = _dispatch_backward(autograd, order, is_main, dispatches, fresh, cached)
+    backward = _dispatch_backward(autograd, order, is_main, dispatches, fresh=fresh, cached=cached)
     backward = _match_combines(autograd, order, combines, dispatches, backward)
     role = np.where(combines != backward, 1, 0)  # a combine kernel running backward is dispatch, and the reverse
     following = _next_main(is_main)
@@ -156,10 +157,10 @@ def _named_exchanges(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, 
 
 
 def _dispatch_backward(
-    autograd: Autograd, order: Ints, is_main: Bools, dispatches: Bools, fresh: Bools, cached: Bools
+    autograd: Autograd, order: Ints, is_main: Bools, dispatches: Bools, *, fresh: Bools, cached: Bools
 ) -> Bools:
-    """A dispatch that re-uses a layout computed before runs backward; one that computes it runs forward."""
-    since = np.cumsum(is_main) - is_main  # helpers between two main kernels serve the second
+    """Tell dispatches that re-use a layout computed before, which run backward, from those that compute it."""
+    since: Ints = np.cumsum(is_main) - is_main  # helpers between two main kernels serve the second
     prepared = np.zeros(len(order) + 1, np.bool_)
     reused = np.zeros(len(order) + 1, np.bool_)
     np.logical_or.at(prepared, since[fresh], True)
@@ -171,7 +172,7 @@ def _dispatch_backward(
 
 
 def _match_combines(autograd: Autograd, order: Ints, combines: Bools, dispatches: Bools, backward: Bools) -> Bools:
-    """A combine kernel closes the oldest open dispatch kernel, and runs in its pass."""
+    """Give each combine kernel the pass of the oldest open dispatch kernel, which it closes."""
     opened, closed = np.flatnonzero(dispatches), np.flatnonzero(combines)
     excess = np.maximum.accumulate(np.cumsum(combines.astype(np.int64) - dispatches.astype(np.int64)))
     early = np.maximum(excess, 0)[closed] if len(closed) else closed  # combines whose dispatch the window lacks
@@ -193,7 +194,7 @@ def _next_main(is_main: Bools) -> Ints:
 
 
 def _plain_exchanges(
-    gpu: pl.DataFrame, launches: Launches, comm: Collectives, passes: Passes, marks: Marks, expert_group: Bools
+    gpu: pl.DataFrame, launches: Launches, comm: Collectives, passes: Passes, marks: Marks
 ) -> Exchanges:
     """All-to-alls take turns: the forward dispatches, then combines; the backward combines, then dispatches.
 
@@ -215,7 +216,7 @@ def _plain_exchanges(
     ahead = np.bincount(lane, weights=direction == 0)[lane]
     every = np.bincount(lane)[lane]
     paired = (ahead % 2 == 0) & ((every == 2 * ahead) | (every == ahead)) & (every >= 2)
-    use = expert_group[rows] | paired
+    use = marks.expert[rows] | paired
     role, way = np.full(len(gpu), -1, np.int64), np.full(len(gpu), -1, np.int64)
     role[rows[use]], way[rows[use]] = turn[use], direction[use]
     return Exchanges(Text(("dispatch", "combine"), role), Text(("forward", "backward"), way))

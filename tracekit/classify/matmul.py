@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -51,7 +52,7 @@ class Matmuls:
     evidence: Text  # "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"
 
     def with_convolutions(self, role: Text) -> Matmuls:
-        """The same, with the roles of convolutions' kernels put in front."""
+        """Put the roles of convolutions' kernels in front."""
         why = Text.choose(len(role), [("convolution", role.present)])
         return replace(self, role=role.fill(self.role), evidence=why.fill(self.evidence))
 
@@ -86,7 +87,7 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
 
 
 def _after(ranges: Ranges, calls: Ints, role: Text, ops: Ints) -> Text:
-    """The role of the product that the op before each op computed."""
+    """Find the role of the product that the op before each op computed."""
     before = _at(ranges.beside[0], ops)
     outer = np.full(len(ranges), -1, np.int64)
     outer[_outermost(ranges, calls)] = np.arange(len(calls))
@@ -122,7 +123,7 @@ def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints) -> tuple[Text, 
     role, evidence = none, none
     role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", forward & ~in_node)]), "pass")
     role, evidence = _fill(
-        role, evidence, _by_shapes(ranges, autograd, calls, size, original, in_node, rerun), "shapes"
+        role, evidence, _by_shapes(ranges, autograd, calls, size, original, in_node=in_node, rerun=rerun), "shapes"
     )
     role, evidence = _fill(role, evidence, _by_order(autograd, node, in_node), "order")
     consumed, transposed = _by_use(ranges, calls, node, in_node)
@@ -130,7 +131,7 @@ def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints) -> tuple[Text, 
     role, evidence = _fill(role, evidence, transposed, "transpose")
     usual = np.isin(ranges.op_path[calls], np.unique(ranges.op_path[calls[forward]]))
     usual |= ranges.name.take(ranges.op_of[calls]).map(lambda v: v == "aten::linear")
-    return _fill(role, evidence, _owed(ranges, calls, node, in_node, role, usual | rerun), "owed")
+    return _fill(role, evidence, _owed(ranges, calls, node, role, usual=usual | rerun), "owed")
 
 
 @dataclass(frozen=True)
@@ -171,9 +172,7 @@ def _product(shapes: str) -> tuple[int, int, int, int]:
     if len(matrices) < 2:
         return 0, 0, 0, 0
     # addmm's first operand is what is added: the product is of the last two that fit.
-    left, right = next(
-        ((a, b) for a, b in zip(matrices, matrices[1:], strict=False) if a[-1] == b[-2]), (matrices[0], matrices[1])
-    )
+    left, right = next(((a, b) for a, b in pairwise(matrices) if a[-1] == b[-2]), (matrices[0], matrices[1]))
     if left[-1] not in (right[-2], right[-1]):
         return 0, 0, 0, 0
     batch = len(right) > 2
@@ -197,7 +196,7 @@ def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, 
 
 
 def _by_shapes(
-    ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, original: Dims, in_node: Bools, rerun: Bools
+    ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, original: Dims, *, in_node: Bools, rerun: Bools
 ) -> Text:
     """Contracting the forward's rows is wgrad, its columns dgrad; with no forward at hand, the weights' shapes tell."""
     paired = original.known & size.known
@@ -233,8 +232,8 @@ def _weight_shapes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) 
     grads = np.flatnonzero(ranges.name.map(lambda v: v.endswith("AccumulateGrad") and "evaluate" not in v))
     shapes = Text.of(ranges.frame["shapes"].gather(grads)).values
     matrices = [d for d in (_first_shape(s) for s in shapes) if len(d) >= 2]
-    parameters = [_pair(np.int64(d[-2]), np.int64(d[-1])) for d in matrices]
-    return np.unique(np.concatenate([seen, np.array(parameters, np.int64)]))
+    sides = np.array([d[-2:] for d in matrices], np.int64).reshape(-1, 2)
+    return np.unique(np.concatenate([seen, _pair(sides[:, 0], sides[:, 1])]))
 
 
 def _first_shape(shapes: str) -> list[int]:
@@ -299,7 +298,7 @@ def _decide(node: Ints, several: Bools, mark: Bools) -> Text:
 
 
 def _outermost(ranges: Ranges, calls: Ints) -> Ints:
-    """The outermost matmul op around each call: aten::matmul of aten::mm."""
+    """Climb to the outermost matmul op around each call: aten::matmul of aten::mm."""
     is_call = ranges.is_op & ranges.name.matches(OPS)
     outer = calls.copy()
     for _ in range(4):  # einsum > bmm, linear > matmul > mm: never deeper
@@ -328,12 +327,13 @@ def _met(wanted: Bools, rows: Ints) -> Bools:
     return np.append(wanted, False)[rows] & (rows >= 0)
 
 
-def _owed(ranges: Ranges, calls: Ints, node: Ints, in_node: Bools, role: Text, usual: Bools) -> Text:
+def _owed(ranges: Ranges, calls: Ints, node: Ints, role: Text, *, usual: Bools) -> Text:
     """Products outside the engine, after nodes that computed only their input's gradient, pay the weight's.
 
     A custom node with one product computed dgrad alone: its wgrad is owed. Walking in time, each product on a thread
     outside the engine pays one while any is owed. One called the way forward products are is none.
     """
+    in_node = node >= 0
     _, count = _places(node, in_node)
     alone = in_node & (count == 1) & ~role.present
     dgrad_only = in_node & (count == 1) & role.map(lambda v: v == "dgrad")

@@ -20,7 +20,7 @@ _DRAWS = ("attention", "mlp", "head", "router")
 
 
 def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Text:
-    """The module of every compute event, null where nothing tells."""
+    """Name the module of every compute event, null where nothing tells."""
     compute = evidence.text("class").map(lambda v: v == "compute")
     optimizer = decisions.label.map(lambda v: v == "optimizer")
     spoken = decisions.module.fill(decide(evidence, book.modules)).where(compute & ~optimizer)

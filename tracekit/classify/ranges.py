@@ -48,7 +48,7 @@ class Ranges:
         return siblings(self.thread, self.op_of, self.is_op)
 
     def path(self, row: int, parents: Ints) -> str:
-        """The names from the root down to *row*."""
+        """Spell the names from the root down to *row*."""
         names: list[str] = []
         while row >= 0:
             names.append(self.name.values[self.name.codes[row]])
@@ -56,7 +56,7 @@ class Ranges:
         return " > ".join(reversed(names))
 
     def paths(self, rows: Ints, parents: Ints, path: Ints) -> Text:
-        """The path of every row as text; each distinct path is spelt once."""
+        """Spell the path of every row; each distinct path once."""
         inside = rows >= 0
         distinct, first, places = np.unique(path[rows[inside]], return_index=True, return_inverse=True)
         examples = rows[inside][first]
@@ -118,12 +118,14 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
         main,
     )
     here, on_main = slice(n, n + probes), slice(n + probes, None)
-    launches = _attach(gpu, ranges, calls, fire, threads[n:], op_of[here], ann_of[here], ann_of[on_main])
+    launches = _attach(
+        gpu, ranges, calls, fire, threads[n:], op=op_of[here], ann=ann_of[here], ann_on_main=ann_of[on_main]
+    )
     return gpu, ranges, launches
 
 
 def _first_calls(events: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:
-    """One API call for every correlation a GPU event carries: the earliest, as a driver call may sit inside a runtime call."""
+    """Keep one call for every correlation of a GPU event: the earliest, as driver calls sit inside runtime calls."""
     wanted = gpu.select("correlation").drop_nulls().unique()
     calls = events.filter(pl.col("kind").is_in(("runtime", "driver")) & pl.col("correlation").is_not_null())
     return (
@@ -149,7 +151,7 @@ def _thread_numbers(frame: pl.DataFrame, calls: pl.DataFrame) -> Ints:
 
 
 def _main_thread(threads: Ints, frame: pl.DataFrame) -> int:
-    """The thread that drives: the one with most ops, counting those of the autograd engine out."""
+    """Find the thread that drives: the one with most ops, counting those of the autograd engine out."""
     if not len(threads):
         return -1
     weight = np.ones(len(threads))
@@ -165,6 +167,7 @@ def _attach(
     calls: pl.DataFrame,
     fire: Ints,
     call_threads: Ints,
+    *,
     op: Ints,
     ann: Ints,
     ann_on_main: Ints,
@@ -179,18 +182,18 @@ def _attach(
 
     at, thread, tid = spread(_ints(calls["start_ns"])), spread(call_threads), spread(_ints(calls["tid"]))
     ops = spread(op)
-    ops, at, thread, tid = _by_external_id(gpu, ranges, ops, at, thread, tid)
+    ops, at, thread, tid = _by_external_id(gpu, ranges, ops, at, thread=thread, tid=tid)
     return Launches(at, thread, tid, ops, spread(ann), Text.of(calls["name"]).take(fire))
 
 
 def _by_external_id(
-    gpu: pl.DataFrame, ranges: Ranges, op: Ints, at: Ints, thread: Ints, tid: Ints
+    gpu: pl.DataFrame, ranges: Ranges, op: Ints, at: Ints, *, thread: Ints, tid: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """A GPU event without a call may still name its op, unless the file's external ids merely repeat correlations."""
+    """Find the op that an event without a call still names, unless external ids merely repeat correlations."""
     lost = at < 0
     external = gpu["external_id"]
-    repeats = (external == gpu["correlation"]).mean()
-    if not lost.any() or external.null_count() == len(gpu) or (repeats or 0) > 0.9:
+    repeats = int((external == gpu["correlation"]).sum()) > 0.9 * len(gpu)
+    if not lost.any() or external.null_count() == len(gpu) or repeats:
         return op, at, thread, tid
     known = ranges.frame.select("external_id").with_row_index("row").filter(pl.Series(ranges.is_op))
     found = gpu.select("external_id").join(

@@ -18,9 +18,10 @@ TIERS = ("annotation", "autograd", "group", "shapes", "name", "neighbour")
 """Kinds of evidence, the most trusted first. Rules are tried in this order, then in the order they are written."""
 
 TEXT_COLUMNS = (
-    "class", "kind", "name", "op", "chain", "annotation", "annotations", "node", "fwd_op", "site",
-    "role", "role_from", "after_role", "gemm_turn", "direction", "direction_from", "library", "call", "group", "group_desc", "group_ranks",
-    "group_kind", "group_shape", "comm_pass", "exchange", "exchange_pass", "stream_pass", "copy", "host", "copy_use", "stream_use", "domain",
+    "class", "kind", "name", "op", "chain", "annotation", "annotations", "node", "fwd_op", "site", "role",
+    "role_from", "after_role", "gemm_turn", "direction", "direction_from", "library", "call", "group",
+    "group_desc", "group_ranks", "group_kind", "group_shape", "comm_pass", "exchange", "exchange_pass",
+    "stream_pass", "copy", "host", "copy_use", "stream_use", "domain",
 )  # fmt: skip
 NUMBER_COLUMNS = ("bytes", "peer", "stream", "graph")
 FLAG_COLUMNS = ("gemm", "trained", "deferred", "launched", "wgrad_annotated")
@@ -70,19 +71,19 @@ class RuleBook:
     modules: tuple[Kind, ...] = ()
 
     def before(self, other: RuleBook) -> RuleBook:
-        """This book's rules first, then *other*'s; a rule of the same name replaces the other's."""
+        """Put this book's rules first, then *other*'s; a rule of the same name replaces the other's."""
         mine = {rule.name for rule in self.rules}
         rest = tuple(rule for rule in other.rules if rule.name not in mine)
         return RuleBook(self.rules + rest, self.groups + other.groups, self.modules + other.modules)
 
 
 def load_rules(path: str | Path) -> RuleBook:
-    """Read a rules file; an error points at the file and the line.
+    r"""Read a rules file; an error points at the file and the line.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder, "my.toml")
-    ...     _ = file.write_text('[[rule]]\\nname = "mine"\\nlabel = "forward"\\nwhen = { name = "^my_kernel" }\\n')
+    ...     _ = file.write_text('[[rule]]\nname = "mine"\nlabel = "forward"\nwhen = { name = "^my_kernel" }\n')
     ...     load_rules(file).rules[0].label
     'forward'
     """
@@ -116,7 +117,7 @@ def parse_rules(text: str, source: str, pack: str) -> RuleBook:
 
 @lru_cache(maxsize=1)
 def builtin_rules() -> RuleBook:
-    """The rules that ship with tracekit, sorted by how far their evidence is trusted."""
+    """Read the rules that ship with tracekit, sorted by how far their evidence is trusted."""
     rules: list[Rule] = []
     groups: list[Kind] = []
     modules: list[Kind] = []
