@@ -57,7 +57,7 @@ class Held:
         return idle / whole if whole else 0.0
 
     def orders(self) -> list[list[str]]:
-        """What each rank of the pipeline ran, in the notation; empty for a rank without a trace."""
+        """Return what each rank of the pipeline ran, in the notation; empty for a rank without a trace."""
         ran: Mapping[int, list[Op]] = self.pipeline.orders()
         return [[str(op) for op in ran.get(at, [])] for at in range(len(self.pipeline.ranks))]
 
@@ -124,7 +124,7 @@ class ScheduleComparison:
         return pl.concat([held.cells for held in self.all])
 
     def to_dict(self) -> dict[str, Any]:
-        """The ``schedule`` object of an analysis as plain data."""
+        """Return the ``schedule`` object of an analysis as plain data."""
         held, schedule = self.head, self.head.match.schedule
         return {
             "name": schedule.name,

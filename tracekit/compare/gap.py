@@ -93,7 +93,8 @@ class Replays:
     @property
     def _evened(self) -> Ints:
         """Each cell's work with its stage's difference from the mean taken away."""
-        return np.maximum(self.work - self.typical + self.balanced, 0)
+        evened: Ints = np.maximum(self.work - self.typical + self.balanced, 0)
+        return evened
 
 
 def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
@@ -133,7 +134,7 @@ def _averages(cells: pl.DataFrame, work: Ints) -> tuple[Ints, Ints]:
 
 
 def split_gap(r: Replays, ideal_ns: int) -> dict[str, int]:
-    """The gap between measured and *ideal_ns*, in parts that sum to it."""
+    """Return the gap between measured and *ideal_ns*, in parts that sum to it."""
     levels = [
         ("order", r.ideal()),
         ("imbalance", r.graph.makespan(r.typical)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.compare import identify
@@ -16,10 +17,12 @@ from tracekit.compare.lanes import PHASES
 from tracekit.compare.pipeline import Pipeline, assemble, renamed
 from tracekit.compare.rank import RankPipeline
 from tracekit.compare.roles import find_roles
-from tracekit.compare.whatif import stage_times, what_if
+from tracekit.compare.whatif import WhatIf, stage_times, what_if
 from tracekit.errors import Notice
 from tracekit.schedules import Schedule, Times, simulate
 from tracekit.schema import conform
+
+Ints = npt.NDArray[np.int64]
 
 
 def compare_pipelines(
@@ -73,13 +76,13 @@ def compare_pipelines(
 
 
 def _steps(ranks: Sequence[RankPipeline]) -> list[int]:
-    """Steps that every one of the ranks has."""
+    """Return steps that every one of the ranks has."""
     common = set.intersection(*(set(r.chunks["step"].unique().to_list()) for r in ranks)) if ranks else set()
     return sorted(common)
 
 
 def _worth(pipeline: Pipeline) -> bool:
-    """A rank by itself is a pipeline only where it overlaps micro-batches."""
+    """Return a rank by itself is a pipeline only where it overlaps micro-batches."""
     return len(pipeline.ranks) > 1 or bool((pipeline.detail["op"] == "FB").any())
 
 
@@ -163,7 +166,7 @@ def _unknown(pipeline: Pipeline) -> str:
 
 
 def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
-    """What the comparison must say about itself."""
+    """Return what the comparison must say about itself."""
     said = []
     if match.unfused:
         text = f"{match.unfused} overlapped FB blocks of {match.schedule.name} ran as an F and a B, one after the other"
@@ -192,7 +195,7 @@ def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
 
 def _ideal(
     pipeline: Pipeline, r: Replays, match: Match, *, complete: bool
-) -> tuple[int, float, tuple[np.ndarray, np.ndarray] | None]:  # type: ignore[type-arg]
+) -> tuple[int, float, tuple[Ints, Ints] | None]:
     """Makespan, bubble and, where the order is the run's own, times of every cell."""
     if match.exact and complete:
         start, end = r.graph.run(r.balanced)
@@ -206,7 +209,8 @@ def _ideal(
 
 
 def _chunks(pipeline: Pipeline, pp: int) -> float:
-    stages = max(int(pipeline.detail[n].fill_null(0).max() or 0) for n in ("stage", "b_stage")) + 1  # type: ignore[call-overload]
+    columns = (pipeline.detail[n].fill_null(0).to_numpy() for n in ("stage", "b_stage"))
+    stages = int(max(column.max(initial=0) for column in columns)) + 1
     return stages / pp
 
 
@@ -228,7 +232,7 @@ def _bubbles(pipeline: Pipeline, r: Replays) -> tuple[RankBubble, ...]:
 def _shifts(
     pipeline: Pipeline,
     r: Replays,
-    ideal: tuple[np.ndarray, np.ndarray] | None,  # type: ignore[type-arg]
+    ideal: tuple[Ints, Ints] | None,
 ) -> pl.DataFrame:
     start, end = ideal if ideal is not None else r.graph.run(r.balanced)
     return conform(
@@ -244,7 +248,7 @@ def _head(held: Sequence[Held]) -> Held:
     return sorted(mine, key=lambda h: h.measured_ns)[(len(mine) - 1) // 2]
 
 
-def _what_if(held: Held) -> list[object]:
+def _what_if(held: Held) -> list[WhatIf]:
     return list(what_if(held.replays, held.pipeline.detail, len(held.pipeline.ranks), held.match))
 
 

@@ -51,7 +51,7 @@ class Lazy(Sequence[Schedule]):
 
 
 def likely(pp: int, forwards: int, shape: str, virtual: int) -> Lazy:
-    """The schedules that place stages the way the messages show; all of them where that is not known."""
+    """Return the schedules that place stages the way the messages show; all of them where that is not known."""
 
     def fits(schedule: Schedule) -> bool:
         if shape == "line":
@@ -86,9 +86,10 @@ def candidates(
             if only_virtual not in (None, virtual):
                 continue
             for microbatches in {forwards // virtual, forwards} if entry.virtual == 2 else {forwards // virtual}:
-                yield from _try(name, pp, microbatches, None if entry.virtual else virtual, group, forwards, None)
+                own = None if entry.virtual else virtual
+                yield from _try(name, pp, microbatches, virtual=own, group=group, forwards=forwards)
     for name in searched:
-        yield from _try(name, pp, forwards, None, None, forwards, times)
+        yield from _try(name, pp, forwards, forwards=forwards, times=times)
 
 
 def _shapes(virtual: int | None, grouped: bool, pp: int, forwards: int) -> Iterator[tuple[int, int | None]]:
@@ -104,7 +105,14 @@ def _shapes(virtual: int | None, grouped: bool, pp: int, forwards: int) -> Itera
 
 
 def _try(
-    name: str, pp: int, microbatches: int, virtual: int | None, group: int | None, forwards: int, times: Times | None
+    name: str,
+    pp: int,
+    microbatches: int,
+    *,
+    virtual: int | None = None,
+    group: int | None = None,
+    forwards: int,
+    times: Times | None = None,
 ) -> Iterator[Schedule]:
     try:
         made = generate(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times)
@@ -126,7 +134,7 @@ def exact_match(
     stages_known: bool = False,
     weights_by_count: bool = False,
 ) -> Match | None:
-    """The schedule whose pattern of forwards, backwards and pairs every rank's order has.
+    """Return the schedule whose pattern of forwards, backwards and pairs every rank's order has.
 
     Of several, the one that explains who sent how much to whom, then the one with the stages that were found, then the
     one nearest in grain. A schedule that contradicts the messages is none.
@@ -183,7 +191,7 @@ def _same_stages(measured: Sequence[Op], expected: Sequence[Op]) -> bool:
 
 
 def nearest_match(orders: Orders, known: Sequence[Schedule]) -> Match | None:
-    """The schedule with the fewest units of work to move; stages and micro-batches must be known."""
+    """Return the schedule with the fewest units of work to move; stages and micro-batches must be known."""
     best: tuple[int, Schedule] | None = None
     for schedule in known:
         limit = 400 if best is None else best[0]
@@ -200,7 +208,7 @@ def nearest_match(orders: Orders, known: Sequence[Schedule]) -> Match | None:
 
 
 def against(orders: Orders, schedule: Schedule, *, known_distance: int | None = None) -> Match:
-    """The run held against one schedule, equal or not."""
+    """Return the run held against one schedule, equal or not."""
     for rank in orders:
         if rank >= len(schedule.ranks):
             raise ScheduleError(
@@ -225,7 +233,7 @@ def against(orders: Orders, schedule: Schedule, *, known_distance: int | None = 
 
 
 def named(name: str, pp: int, forwards: int, times: Times | None = None) -> list[Schedule]:
-    """The schedules a user's word can mean here: a name in every fitting size, or a file of orders."""
+    """Return the schedules a user's word can mean here: a name in every fitting size, or a file of orders."""
     if Path(name).suffix or "/" in name:
         return [read_orders(name)]
     wanted = describe(name).name

@@ -1,4 +1,4 @@
-"""Three lanes in three phases: what communication and copies a rank hid, while warming up, in steady state, cooling down.
+"""Three lanes in three phases: what communication and copies a rank hid while warming up, steady and cooling down.
 
 The published ideal of the overlapped interleaved schedule: warm-up runs forwards beside their offload; steady state
 runs a forward and a backward together, weight gradients beside the pipeline's sends, offload of the last forward and
@@ -8,11 +8,13 @@ onload for the next backward; cool-down runs backwards beside their onload. Ever
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.metrics.intervals import Intervals, union
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS
 
+Ints = npt.NDArray[np.int64]
 PHASES = ("warm-up", "steady", "cool-down")
 LANES = pl.Schema(
     {
@@ -79,7 +81,7 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     return summed.filter(pl.col("total_ns") > 0).select(pl.col(n).cast(kind) for n, kind in LANES.items())
 
 
-def _spans(part: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _spans(part: pl.DataFrame) -> tuple[Ints, Ints]:
     return part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
 
 

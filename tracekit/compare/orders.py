@@ -32,7 +32,7 @@ class Difference:
 
 
 def units(op: Op) -> list[Unit]:
-    """What an op is made of.
+    """Return what an op is made of.
 
     >>> units(Op.parse("(0F7;3B2)"))
     [('F', 0, 7), ('I', 3, 2), ('W', 3, 2)]
@@ -48,7 +48,7 @@ def units(op: Op) -> list[Unit]:
 
 
 def pattern(order: Sequence[Op]) -> list[Op]:
-    """The order with micro-batches numbered by their forwards on this rank and stages left out.
+    """Return the order with micro-batches numbered by their forwards on this rank and stages left out.
 
     >>> pattern([Op.parse(t) for t in ("3F4", "1F9", "1B9")])
     [Op(0F0), Op(0F1), Op(0B1)]
@@ -123,9 +123,9 @@ def grain(measured: Sequence[Op], expected: Sequence[Op]) -> Counter[str]:
     return Counter({kind: want[kind] - have[kind] for kind in ("FB", "I") if want[kind] > have[kind]})
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _distance(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], limit: np.int64) -> np.int64:
-    """Insertions and deletions between two sequences (Myers), or *limit* + 1 when there are more."""
+    """Return insertions and deletions between two sequences (Myers), or *limit* + 1 when there are more."""
     n, m = len(a), len(b)
     reach = np.zeros(2 * limit + 3, np.int64)
     for d in range(limit + 1):
@@ -155,7 +155,7 @@ def distance(measured: Sequence[Op], expected: Sequence[Op], *, limit: int = 400
 
 
 def differences(rank: int, measured: Sequence[Op], expected: Sequence[Op], *, most: int = 20) -> list[Difference]:
-    """The places where two orders differ.
+    """Return the places where two orders differ.
 
     >>> differences(0, [Op.parse("0F1"), Op.parse("0B0")], [Op.parse("0B0"), Op.parse("0F1")])[0].expected
     ('0B0',)

@@ -54,7 +54,7 @@ class Pipeline:
         return tuple(sorted(self.detail["position"].unique().to_list()))
 
     def orders(self) -> dict[int, list[Op]]:
-        """What each rank ran, in order, by its position in the pipeline.
+        """Return what each rank ran, in order, by its position in the pipeline.
 
         Where stages are not known, all are 0 and pairs stand for micro-batches.
         """
@@ -84,7 +84,14 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
     if len(pipeline) == 1 and placement.places and not told:
         stages_from = "order"
     tables = [
-        _cells(table, ranks[pipeline[at]].rank, at, placement, clocks.offset_ns.get(pipeline[at], 0), step)
+        _cells(
+            table,
+            rank=pipeline[at],
+            position=at,
+            placement=placement,
+            offset_ns=clocks.offset_ns.get(pipeline[at], 0),
+            step=step,
+        )
         for at, table in sorted(chunks.items())
     ]
     detail = pl.concat(tables) if tables else pl.DataFrame(schema=DETAILED)
@@ -115,7 +122,7 @@ def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
 
 
 def _cells(
-    chunks: pl.DataFrame, rank: int, position: int, placement: Placement, offset_ns: int, step: int
+    chunks: pl.DataFrame, *, rank: int, position: int, placement: Placement, offset_ns: int, step: int
 ) -> pl.DataFrame:
     """One rank's chunks as cells, forwards and backwards that ran as one block joined."""
     places = placement.places.get(position, {})
@@ -171,7 +178,7 @@ def _named(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:
 
 
 def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
-    """The pipeline with stages and micro-batches as *schedule*, whose order it follows, calls them.
+    """Return the pipeline with stages and micro-batches as *schedule*, whose order it follows, calls them.
 
     The pattern of forwards, backwards and their pairs fitted every rank, so each forward takes the name of the
     schedule's forward in the same place, and its backward and weight gradient follow.

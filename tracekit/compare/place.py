@@ -24,7 +24,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Placement:
-    """``places[position][pair]``: stage and micro-batch of each pair; empty when they cannot be told, with the reason."""
+    """``places[position][pair]``: stage and micro-batch; empty, with a reason, where they cannot be told."""
 
     shape: str  # "line", "loop", "V", "two-way" or "unknown"
     virtual: int
@@ -51,8 +51,8 @@ def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFram
 def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | None]:
     """For each forward in launch order, the position its output was sent to, None for nowhere.
 
-    What is sent between two chunks belongs to the chunks launched last before it. Where a forward and a backward send together to
-    different ranks, forwards that sent alone tell which way forwards go.
+    What is sent between two chunks belongs to the chunks launched last before it. Where a forward and a backward send
+    together to different ranks, forwards that sent alone tell which way forwards go.
     """
     work = chunks.filter(pl.col("op") != "W").sort("last_ns").select("op", "pair", "last_ns")
     sends = messages.filter("send").sort("launch_ns", maintain_order=True)
@@ -136,7 +136,7 @@ def _loop(goes: Mapping[int, list[int | None]], pp: int) -> Placement:
 
 
 def _chunk_order(ends: list[bool], virtual: int, pp: int) -> list[int] | None:
-    """The chunk of each forward. With two chunks the ends say it; with more, groups of micro-batches must explain them."""
+    """Return each forward's chunk: with two the ends say it, with more groups of micro-batches must explain them."""
     if virtual == 2:
         return [int(end) for end in ends]
     microbatches = sum(ends)

@@ -107,7 +107,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
 
 
 def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
-    """The rows of each step; without step marks the whole trace is step 0."""
+    """Return the rows of each step; without step marks the whole trace is step 0."""
     if rows["step"].null_count() == rows.height:
         return [(0, rows)] if rows.height else []
     parts = rows.filter(pl.col("step").is_not_null()).partition_by("step", maintain_order=True)
@@ -146,7 +146,7 @@ def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.i
 
 
 def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
-    """A forward's annotation names its backward too, where that one has none of its own."""
+    """Return a forward's annotation names its backward too, where that one has none of its own."""
     told = chunks["stage"].is_not_null() & chunks["microbatch"].is_not_null()
     names = ("stage", "microbatch")
     own = chunks.filter(told & (pl.col("op") == "F")).group_by("pair").agg(pl.col(n).first() for n in names)
@@ -241,7 +241,7 @@ def _stall_table(stalls: dict[str, Intervals]) -> pl.DataFrame:
 
 
 def _measured(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: dict[str, Intervals]) -> pl.DataFrame:
-    """The chunks with what was inside them; inside the whole block where two ran as one."""
+    """Return the chunks with what was inside them; inside the whole block where two ran as one."""
     if chunks.is_empty():
         return chunks
     start, end = _spans(chunks)

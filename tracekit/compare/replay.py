@@ -12,6 +12,7 @@ import polars as pl
 
 Ints = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +57,15 @@ class Graph:
         lead = np.zeros(self.waits.shape, np.int64)
         if early is not None:
             lead = np.floor(early * np.append(duration, 0)[self.waits]).astype(np.int64)
-        return _replay(self.order, self.waits, duration.astype(np.int64), still, lead)  # type: ignore[no-any-return]
+        starts: tuple[Ints, Ints] = _replay(self.order, self.waits, duration.astype(np.int64), still, lead)
+        return starts
 
     def makespan(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> int:
         """From 0 to the end of the last cell."""
         return int(self.run(duration, delay, early)[1].max(initial=0))
 
     def ready(self, start: Ints, end: Ints) -> tuple[Ints, Shares]:
-        """When all that each cell waits for was there, and by what share of an awaited cell it did not wait for its end.
+        """Return when each cell's inputs were all there, and by what share of an awaited cell it was ahead of its end.
 
         A cell that started before one it waits for had ended got what it needed early.
         """
@@ -75,17 +77,19 @@ class Graph:
         return ready, lead / np.maximum(took[self.waits], 1)
 
     @cached_property
-    def is_forward(self) -> npt.NDArray[np.bool_]:
+    def is_forward(self) -> Bools:
         """Cells with a forward in them."""
-        return (self.op == "F") | (self.op == "FB")
+        found: Bools = (self.op == "F") | (self.op == "FB")
+        return found
 
     @cached_property
-    def is_backward(self) -> npt.NDArray[np.bool_]:
+    def is_backward(self) -> Bools:
         """Cells with a backward in them."""
-        return self.op != "F"
+        found: Bools = self.op != "F"
+        return found
 
     def idle_by_phase(self, start: Ints, end: Ints) -> dict[int, tuple[int, int, int]]:
-        """Per position: idle before its first backward, up to its last forward, and after it; from 0 to the last end."""
+        """Return idle time per position: before its first backward, up to its last forward, after it."""
         low, high = int(start.min(initial=0)), int(end.max(initial=0))
         found = {}
         for at in np.unique(self.position):
@@ -136,7 +140,7 @@ def _waits(position: Ints, op: npt.NDArray[np.str_], forth: tuple[Ints, Ints], b
     return waits
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _running_order(waits: Ints, first: Ints) -> tuple[Ints, np.int64]:
     n, ranks = len(waits), len(first) - 1
     order, done = np.empty(n, np.int64), np.zeros(n, np.bool_)
@@ -171,7 +175,7 @@ def _running_order(waits: Ints, first: Ints) -> tuple[Ints, np.int64]:
     return order, broken
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _replay(order: Ints, waits: Ints, duration: Ints, delay: Ints, lead: Ints) -> tuple[Ints, Ints]:
     start, end = np.zeros(len(duration), np.int64), np.zeros(len(duration), np.int64)
     for i in order:

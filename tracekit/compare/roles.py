@@ -49,16 +49,16 @@ def parse_layout(text: str) -> dict[str, int]:
 
 
 def mesh_positions(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
-    """A rank's place along every axis of the mesh.
+    """Return a rank's place along every axis of the mesh.
 
     >>> mesh_positions({"pp": 4, "ep": 2}, 5)
     {'pp': 2, 'ep': 1}
     """
     place: dict[str, int] = {}
-    for name, size in reversed(sizes.items()):
+    for name, size in reversed(list(sizes.items())):
         place[name] = rank % size
         rank //= size
-    return dict(reversed(place.items()))
+    return dict(reversed(list(place.items())))
 
 
 def find_roles(ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | None = None) -> Roles:
@@ -122,8 +122,8 @@ def _from_messages(ranks: Sequence[RankPipeline], notices: list[Notice]) -> tupl
             notices.append(
                 Notice(
                     "partial-pipeline",
-                    f"pipeline {_few(full)}: no trace of rank(s) {_few(missing)}; their cells, the true critical path and "
-                    "makespan through them cannot be known",
+                    f"pipeline {_few(full)}: no trace of rank(s) {_few(missing)}: their cells, and what they held up, "
+                    "cannot be known",
                 )
             )
         found.append(tuple(full))
@@ -131,7 +131,7 @@ def _from_messages(ranks: Sequence[RankPipeline], notices: list[Notice]) -> tupl
 
 
 def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int]:
-    """The pipeline's ranks in order: its communicator's if that is a pipeline group, else those that exchange messages."""
+    """Return the pipeline's ranks in order: its communicator's if that is a pipeline group, else those that talk."""
     for r in ranks:
         for group in r.groups:
             fits = set(members) <= set(group.ranks) and len(group.ranks) > 1

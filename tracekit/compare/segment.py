@@ -39,7 +39,7 @@ class Segments:
 
 
 def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
-    """The rows that reconstruction looks at, in the order the host launched them, with what each is (``side``).
+    """Return the rows that reconstruction looks at, in the order the host launched them, with what each is (``side``).
 
     >>> from tracekit.schema import LABELLED, conform
     >>> rows = [{"label": "forward", "launch_ns": 5, "start_ns": 9}, {"label": "wgrad", "launch_ns": 2, "start_ns": 9}]
@@ -106,7 +106,7 @@ def segment(rows: pl.DataFrame) -> Segments:
     chunk_of[engine] = work.chunk[walk] if len(engine) else walk
     forward = np.flatnonzero(side == FORWARD)
     chunk_of[forward] = _forwards(number[forward], number, chunk_of, engine, work) if len(engine) else -1
-    chunk_of = _leftovers(chunk_of, forward, host, took, messages, work)
+    chunk_of = _leftovers(chunk_of, forward, took, view, work)
     loose = np.flatnonzero(side == LOOSE)
     return _Assembly(chunk_of, side, host, took, is_wgrad, messages, work).finish(loose)
 
@@ -130,9 +130,9 @@ def _received(rows: pl.DataFrame) -> int:
     return int(texts.str.starts_with("recv").sum()) if len(peers) == 1 and peers != ["?"] else 0
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _walk(number: Ints, low: np.int64, owner: Ints) -> tuple[Ints, Ints]:
-    """Number the downward walks; ``of`` is the earlier walk a walk goes over again, else itself."""
+    """Return number the downward walks; ``of`` is the earlier walk a walk goes over again, else itself."""
     walk = np.full(len(number), -1, np.int64)
     of = np.full(len(number) + 1, -1, np.int64)
     current, last = np.int64(-1), np.int64(-1)
@@ -217,7 +217,7 @@ def _names(view: _View, first: int, last: int) -> tuple[int, ...]:
 
 
 def _half(view: _View, first: int, last: int) -> tuple[int, ...]:
-    """The kernels of half a forward, where both halves have the same; else nothing."""
+    """Return the kernels of half a forward, where both halves have the same; else nothing."""
     middle = (first + last) // 2
     numbers = view.number[view.forward[[middle - 1, middle]]]
     half = _names(view, first, middle)
@@ -225,7 +225,7 @@ def _half(view: _View, first: int, last: int) -> tuple[int, ...]:
 
 
 def _cut(walk: Ints, places: Ints) -> Ints:
-    """The walks numbered anew, with a new one at each of the places."""
+    """Return the walks numbered anew, with a new one at each of the places."""
     cuts = np.zeros(len(walk), np.int64)
     cuts[places] = 1
     return walk + np.cumsum(cuts)
@@ -250,7 +250,7 @@ def _homes(walk: Ints, number: Ints, first: Bools) -> Ints:
     return home
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _rewalked(number: Ints, home: Ints) -> tuple[Ints, Ints]:
     walk, of = np.zeros(len(number), np.int64), np.full(len(number) + 1, -1, np.int64)
     seen = np.full(len(number) + 1, -1, np.int64)  # walk that stands for each home
@@ -265,12 +265,12 @@ def _rewalked(number: Ints, home: Ints) -> tuple[Ints, Ints]:
                     seen[here] = current
                 of[current] = seen[here]
             last = number[i]
-        walk[i] = max(current, 0)
+        walk[i] = current if current >= 0 else 0
     return walk, of[: max(current + 1, 1)]
 
 
 def _rewalk(number: Ints, home: Ints) -> tuple[Ints, Ints]:
-    """Walks and owners once all cuts are known: a new walk wherever the home changes or the numbers jump up."""
+    """Return walks and owners once all cuts are known: a new walk wherever the home changes or the numbers jump up."""
     if not len(number):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     walk, of = _rewalked(number, home)
@@ -312,7 +312,7 @@ class _Work:
 
 
 def _forwards(numbers: Ints, number: Ints, chunk_of: Ints, engine: Ints, work: _Work) -> Ints:
-    """The backward whose numbers each forward kernel's falls among, -1 for none."""
+    """Return the backward whose numbers each forward kernel's falls among, -1 for none."""
     mine = engine[(number[engine] >= 0)]
     mine = mine[~np.array(work.is_w, bool)[chunk_of[mine]]]
     if not len(mine):
@@ -328,17 +328,17 @@ def _forwards(numbers: Ints, number: Ints, chunk_of: Ints, engine: Ints, work: _
 
 
 def _runs(rows: Ints, host: Ints, barrier: Ints) -> Ints:
-    """Number the runs among *rows* (in launch order) that no barrier interrupts."""
+    """Return number the runs among *rows* (in launch order) that no barrier interrupts."""
     passed = np.searchsorted(barrier, host[rows], side="right")
     return np.cumsum(np.diff(passed, prepend=passed[:1]) != 0) if len(rows) else passed
 
 
-def _leftovers(chunk_of: Ints, forward: Ints, host: Ints, took: Ints, messages: Ints, work: _Work) -> Ints:
+def _leftovers(chunk_of: Ints, forward: Ints, took: Ints, view: _View, work: _Work) -> Ints:
     """Forward kernels without a backward: small bits join the forward beside them, the rest stay on their own.
 
     A chunk of their own is a forward whose backward is not in the trace; it gets a pair of its own here.
     """
-    chunk_of = chunk_of.copy()
+    chunk_of, host, messages = chunk_of.copy(), view.host, view.messages
     free = forward[chunk_of[forward] < 0]
     if not len(free):
         return chunk_of
@@ -453,7 +453,7 @@ class _Assembly:
         return not ((others > last) & (others < self.host[rows[0]])).any()
 
     def _absorb(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[Ints]:
-        """Runs launched in the middle of a backward are part of it, and so is the one right at its end."""
+        """Return runs launched in the middle of a backward are part of it, and so is the one right at its end."""
         spans = [
             (int(self.host[rows[0]]), int(self.host[rows[-1]]), c)
             for c, rows in pieces[ENGINE].items()

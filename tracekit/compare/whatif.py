@@ -48,14 +48,14 @@ class StageTimes:
     split_known: bool
 
     def of_chunks(self, chunks: float) -> Times:
-        """Times of the ops of a schedule that cuts a rank's layers into so many chunks."""
+        """Return times of the ops of a schedule that cuts a rank's layers into so many chunks."""
         f, i, w = (max(1, round(t / chunks)) for t in (self.F, self.I, self.W))
         block = f + i + w if self.overlap is None else max(1, round((f + i + w) * self.overlap))
         return Times(F=f, I=i, W=w, B=i + w, FB=block)
 
 
 def stage_times(r: Replays, cells: pl.DataFrame, pp: int) -> StageTimes:
-    """The balanced times of the run; a backward that was never split is split by its kernels' labels, else in half."""
+    """Return the run's balanced times; a backward never split is split by its kernels' labels, else in half."""
     op, stage = r.graph.op, r.graph.stage
     chunks = (int(max(stage.max(initial=0), cells["b_stage"].fill_null(0).to_numpy().max(initial=0))) + 1) / pp
     mean = {kind: int(r.balanced[op == kind][0]) for kind in ("F", "I", "W", "B", "FB") if (op == kind).any()}

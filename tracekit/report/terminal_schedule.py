@@ -175,14 +175,15 @@ def _lanes(lanes: pl.DataFrame) -> RenderableType | None:
     beside = lanes.filter((pl.col("label") == "pp_comm") & (pl.col("phase") != "FB"))
     made = table("hidden by phase", "warm-up", "steady", "cool-down", "inside FB", left=("hidden by phase",))
     for (label, way), part in _by_label(pl.concat([busy, beside])):
-        made.add_row(f"{label} {way or ''}".rstrip(), *(_hidden(part, phase) for phase in ("warm-up", "steady", "cool-down")),
-                     _hidden(lanes.filter((pl.col("label") == label) & pl.col("pass").eq_missing(way)), "FB"))  # fmt: skip
+        inside = lanes.filter((pl.col("label") == label) & pl.col("pass").eq_missing(way))
+        shares = [_hidden(part, phase) for phase in ("warm-up", "steady", "cool-down")]
+        made.add_row(f"{label} {way or ''}".rstrip(), *shares, _hidden(inside, "FB"))
     return made
 
 
 def _by_label(table_: pl.DataFrame) -> list[tuple[tuple[str, str | None], pl.DataFrame]]:
     groups = table_.group_by("label", "pass", maintain_order=True)
-    return sorted((((str(k[0]), k[1]), part) for k, part in groups), key=lambda item: (item[0][0], item[0][1] or ""))  # type: ignore[misc]
+    return sorted((((str(k[0]), k[1]), part) for k, part in groups), key=lambda item: (item[0][0], item[0][1] or ""))
 
 
 def _hidden(part: pl.DataFrame, phase: str) -> str:
@@ -209,7 +210,7 @@ def _what_if(lines: tuple[WhatIf, ...]) -> RenderableType | None:
         made.add_row(
             name, ms(line.makespan_ns), ms(line.saves_ns), percent(line.bubble_fraction), peak, line.assumption
         )
-    note = "a schedule's saving is against the ideal of the run's own; the others' against the run; peak: micro-batches held"
+    note = "saves: a schedule against the ideal of the run's own, the rest against the run; peak: micro-batches held"
     return Group(made, Text("  " + note, style="dim"))
 
 

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
-    """The events table of one rank, as a parser would return it.
+    """Return the events table of one rank, as a parser would return it.
 
     >>> from tracekit.schedules import generate
     >>> events = rank_events(Recipe(generate("1f1b", pp=2, microbatches=2)), 0)
@@ -39,21 +39,9 @@ def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
     return conform(frame.with_columns(rank=pl.lit(rank), id=pl.int_range(pl.len())), EVENTS)
 
 
-_OVERRIDES = {
-    name: pl.Int64
-    for name in (
-        "correlation",
-        "external_id",
-        "sequence",
-        "fwd_thread",
-        "stream",
-        "device",
-        "peer",
-        "bytes",
-        "tid",
-        "step",
-    )
-} | {name: pl.String for name in ("shapes", "collective", "group", "group_ranks", "group_desc")}
+_NUMBERS = ("correlation", "external_id", "sequence", "fwd_thread", "stream", "device", "peer", "bytes", "tid", "step")
+_TEXTS = ("shapes", "collective", "group", "group_ranks", "group_desc")
+_OVERRIDES = dict.fromkeys(_NUMBERS, pl.Int64) | dict.fromkeys(_TEXTS, pl.String)
 
 
 @dataclass
@@ -147,7 +135,7 @@ class _Writer:
             self.annotated(f"PP:{text}", called, self.host + 5)
 
     def _pieces(self, op: Op) -> list[tuple[str, int, int, int]]:
-        """(what, stage, micro-batch, layer) of the kernels in the order they run."""
+        """Return (what, stage, micro-batch, layer) of the kernels in the order they run."""
         layers = range(self.recipe.layers)
         back = (op.stage, op.microbatch) if op.kind != "FB" else (op.b_stage or 0, op.b_microbatch or 0)
         forward = [("F", op.stage, op.microbatch, n) for n in layers]
@@ -216,7 +204,7 @@ class _Writer:
         kind: str = "kernel",
         **more: Any,
     ) -> None:
-        """A GPU event, its launch, and the op (and autograd node) around the launch."""
+        """Write a GPU event, its launch, and the op (and autograd node) around the launch."""
         self.correlation += 1
         launched = start - CALL_NS if late else start - LEAD_NS
         launched = max(launched, self.host + 10)
@@ -256,9 +244,9 @@ class _Writer:
         self.kernel(f"Memcpy {name}", start, end, op="aten::copy_", stream=stream, kind="memcpy", bytes=size)
 
     def exchange(self, what: str, start: int, end: int, piece: tuple[str, int, int, int]) -> None:
-        """An all-to-all of the expert group."""
+        """Write an all-to-all of the expert group."""
         ranks = [self.recipe.rank(self.position, r) for r in range(self.recipe.replicas)]
-        said = {
+        said: dict[str, Any] = {
             "collective": "all_to_allv",
             "group": f"ep{self.position}",
             "group_desc": "EXPERT_MODEL_PARALLEL_GROUP",
@@ -271,7 +259,7 @@ class _Writer:
         self.rows[-3].update({k: v for k, v in said.items() if k != "bytes"})
 
     def message(self, way: str, position: int, start: int, end: int) -> None:
-        """A send or receive between neighbours in the pipeline."""
+        """Write a send or receive between neighbours in the pipeline."""
         peer = self.recipe.rank(position, self.replica) if self.recipe.peers else None
         ranks = [self.recipe.rank(at, self.replica) for at in range(self.recipe.schedule.pp)]
         at = max(start - LEAD_NS, self.host + 10)
@@ -282,7 +270,7 @@ class _Writer:
         self.kernel("ncclDevKernel_SendRecv", start, max(end, start + 1), op="c10d::batch", stream=COMMUNICATION)
 
     def annotated(self, name: str, start: int, end: int) -> None:
-        """A user annotation on the main thread."""
+        """Write a user annotation on the main thread."""
         self.rows.append(self._cpu("annotation", name, start, end, MAIN))
 
     def _cpu(self, kind: str, name: str, start: int, end: int, thread: int, **more: Any) -> Row:

@@ -26,7 +26,7 @@ _CATEGORY = {
 
 
 def groups(recipe: Recipe, rank: int) -> list[dict[str, Any]]:
-    """The process groups a rank's file lists."""
+    """Return the process groups a rank's file lists."""
     position, replica = divmod(rank, recipe.replicas)
     pipeline = [recipe.rank(at, replica) for at in range(recipe.schedule.pp)]
     found = [{"pg_name": f"pp{replica}", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": pipeline}]

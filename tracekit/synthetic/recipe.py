@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +75,7 @@ class Recipe:
         return self.schedule.pp * self.replicas
 
     def rank(self, position: int, replica: int = 0) -> int:
-        """The rank at a place."""
+        """Return the rank at a place."""
         return position * self.replicas + replica
 
     @cached_property
@@ -86,13 +85,14 @@ class Recipe:
         halves = np.where(kind == "FB", 2, np.where(kind == "W", 0, 1))
         onload = np.isin(kind, ["B", "I", "FB"]).astype(np.int64)
         per_half: Ints = halves.astype(np.int64)
-        return per_half * 2 * self.ep_exposed_ns + onload * self.offload_exposed_ns + self.host_ns
+        stalls: Ints = per_half * 2 * self.ep_exposed_ns + onload * self.offload_exposed_ns + self.host_ns
+        return stalls
 
     @cached_property
     def work_ns(self) -> Ints:
         """Compute time of each cell of one step: what the times say, with imbalance, stragglers and jitter."""
         table = self.schedule.table
-        work: npt.NDArray[Any] = np.asarray(self.times.durations(self.schedule), np.float64)
+        work: npt.NDArray[np.float64] = np.asarray(self.times.durations(self.schedule), np.float64)
         work = work * np.array([self.stage_factor.get(int(s), 1.0) for s in table.stage])
         work = work * np.array([self.rank_factor.get(int(r), 1.0) for r in table.rank])
         if self.jitter:
@@ -117,9 +117,9 @@ class Recipe:
         """Start and end of every cell of a step, stalls and transfers included."""
         return _simulated(self)
 
-    def by_rank(self, values: Ints) -> list[Ints]:
+    def by_rank(self, values: Ints) -> list[list[int]]:
         """Values aligned to ``schedule.table``, one array a rank."""
-        return np.split(values, self.schedule.table.offsets[1:-1])
+        return [part.tolist() for part in np.split(values, self.schedule.table.offsets[1:-1])]
 
 
 def _simulated(recipe: Recipe) -> Simulation:
