@@ -28,7 +28,7 @@ KERNEL = """
 """.split()  # noqa: SIM905
 RUNTIME = ["start", "end", "eventClass", "globalTid", "correlationId", "nameId", "returnValue", "callchainId"]
 READ = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": [*KERNEL[:3], *KERNEL[5:9], "graphNodeId"],
+    "CUPTI_ACTIVITY_KIND_KERNEL": [*KERNEL[:3], *KERNEL[5:9]],
     "CUPTI_ACTIVITY_KIND_RUNTIME": RUNTIME[:6],
 }
 """The columns that both ways read."""

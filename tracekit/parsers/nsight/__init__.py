@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tracekit.parsers.nsight.read import read
+from tracekit.parsers.nsight.reader import read
 from tracekit.parsers.nsight.report import SUFFIXES as _REPORTS
 from tracekit.parsers.nsight.tables import KNOWN, SQLITE_MAGIC, SUFFIXES
 
