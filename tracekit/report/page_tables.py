@@ -1,0 +1,172 @@
+"""The page's static parts as plain rows: budget bars, what hides what, the gap, stragglers, steps, definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from tracekit.analysis import Analysis
+from tracekit.analysis.result import Measured
+from tracekit.metrics.lanes import COMPUTE_SET
+from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.summary import CAUSES
+from tracekit.report.terminal import DEFINITIONS
+from tracekit.schema import LABELS
+
+MOST_RANKS = 64
+"""Ranks with a bar of their own; of more, those that differ most are shown."""
+COMPUTE_COLOUR = "#009E73"
+
+
+def page_tables(analysis: Analysis) -> dict[str, Any]:
+    """Everything the template needs beside the timelines."""
+    shown = _shown(analysis)
+    return {
+        "title": _title(analysis),
+        "source": analysis.to_dict()["source"],
+        "devices": sorted({device for source in analysis.sources for device in source.devices}),
+        "bars": [_bar(f"rank {one.rank}", one.whole) for one in shown],
+        "hidden_ranks": len(analysis.ranks) - len(shown),
+        "all_ranks": _bar("all ranks", analysis.total),
+        "legend": _legend(analysis.total),
+        "labels": _labels(analysis.total),
+        "matrix": _matrix(analysis.total),
+        "schedule": _schedule(analysis),
+        "stragglers": _stragglers(analysis),
+        "steps": _steps(analysis),
+        "copies": analysis.tables["copies"].to_dicts()[:MOST_RANKS],
+        "reload": analysis.reload.to_dict() if analysis.reload is not None else None,
+        "warnings": analysis.notices,
+        "definitions": DEFINITIONS,
+    }
+
+
+def _title(analysis: Analysis) -> str:
+    held = analysis.schedule
+    what = f"{held.name} on {held.pp} ranks" if held is not None else f"{len(analysis.ranks)} ranks"
+    return f"tracekit: {what}"
+
+
+def _shown(analysis: Analysis) -> list[Any]:
+    """Every rank of a small run; of a large one, those furthest from the median share of compute."""
+    ranks = list(analysis.ranks)
+    if len(ranks) <= MOST_RANKS:
+        return ranks
+    share = pl.Series([one.whole.budget.compute_ns / max(1, one.whole.budget.span_ns) for one in ranks])
+    far = (share - share.median()).abs().arg_sort(descending=True)[:MOST_RANKS].sort()
+    return [ranks[int(i)] for i in far]
+
+
+def _bar(name: str, whole: Measured) -> dict[str, Any]:
+    span = max(1, whole.budget.span_ns)
+    parts = [("compute", whole.budget.compute_ns, COMPUTE_COLOUR)]
+    parts += [(label, ns, LABEL_COLOURS[label]) for label, ns in whole.budget.exposed_ns.items() if ns]
+    if whole.idle_known:
+        parts.append(("idle", whole.budget.idle_ns, IDLE_COLOUR))
+    return {
+        "name": name,
+        "span_ns": whole.budget.span_ns,
+        "parts": [
+            {"name": part, "ns": ns, "share": ns / span, "colour": colour, "idle": part == "idle"}
+            for part, ns, colour in parts
+        ],
+        "bubble": whole.bubble_fraction,
+        "lower_bound": whole.lower_bound,
+        "wait_ns": whole.bubble.wait_ns,
+    }
+
+
+def _legend(total: Measured) -> list[tuple[str, str]]:
+    exposed = [(f"exposed {label}", LABEL_COLOURS[label]) for label, ns in total.budget.exposed_ns.items() if ns]
+    return [("compute", COMPUTE_COLOUR), *exposed, ("idle", IDLE_COLOUR)]
+
+
+def _labels(total: Measured) -> list[dict[str, Any]]:
+    span = max(1, total.budget.span_ns)
+    return [
+        {
+            "label": label,
+            "colour": LABEL_COLOURS[label],
+            "ns": total.label_ns[label],
+            "share": total.label_ns[label] / span,
+            "count": total.label_count.get(label, 0),
+            "overlap": None if label in COMPUTE_SET else total.overlap.get(label),
+            "wait_ns": total.wait_ns.get(label),
+        }
+        for label in LABELS
+        if total.label_ns.get(label)
+    ]
+
+
+def _matrix(total: Measured) -> dict[str, Any] | None:
+    rows = {label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)}
+    columns = [label for label in LABELS if any(by.get(label) for by in rows.values())]
+    if not rows:
+        return None
+    return {
+        "columns": columns,
+        "rows": [
+            {
+                "label": label,
+                "ns": total.label_ns[label],
+                "cells": [by.get(column, 0) / total.label_ns[label] for column in columns],
+                "exposed": 1 - (total.overlap.get(label) or 0.0),
+            }
+            for label, by in rows.items()
+        ],
+    }
+
+
+def _schedule(analysis: Analysis) -> dict[str, Any] | None:
+    held = analysis.schedule
+    if held is None:
+        return None
+    found = held.to_dict()
+    return {
+        **found,
+        "waterfall": _waterfall(held.head.ideal_ns, held.head.measured_ns, held.gap_ns),
+        "orders": list(zip(found["pipeline_ranks"], found["ranks"], strict=True)),
+        "what_if": found["what_if"],
+    }
+
+
+def _waterfall(ideal_ns: int, measured_ns: int, gap_ns: Any) -> list[dict[str, Any]] | None:
+    """Bars from the ideal to the measured makespan, in shares of the widest."""
+    if gap_ns is None:
+        return None
+    bars, at = [{"name": "ideal", "from": 0, "to": ideal_ns, "ns": ideal_ns, "kind": "total"}], ideal_ns
+    for cause, ns in sorted(gap_ns.items(), key=lambda item: (item[0] == "unexplained", -item[1])):
+        if ns:
+            low, high = sorted((at, at + ns))
+            bars.append(
+                {
+                    "name": CAUSES.get(cause, cause),
+                    "from": low,
+                    "to": high,
+                    "ns": ns,
+                    "kind": "more" if ns > 0 else "less",
+                }
+            )
+            at += ns
+    bars.append({"name": "measured", "from": 0, "to": measured_ns, "ns": measured_ns, "kind": "total"})
+    widest = max(int(bar["to"]) for bar in bars) or 1  # type: ignore[call-overload]
+    return [{**bar, "left": bar["from"] / widest, "width": (bar["to"] - bar["from"]) / widest} for bar in bars]  # type: ignore[operator]
+
+
+def _stragglers(analysis: Analysis) -> list[dict[str, Any]]:
+    rows = analysis.tables["stragglers"].sort("caused_ns", descending=True).head(10).to_dicts()
+    worst = max((row["caused_ns"] for row in rows), default=0) or 1
+    return [{**row, "share": row["caused_ns"] / worst} for row in rows if row["caused_ns"]]
+
+
+def _steps(analysis: Analysis) -> list[dict[str, Any]]:
+    """The spread of each step over ranks; nothing where there is one step."""
+    table = analysis.tables["steps"]
+    if table["step"].n_unique() < 2:
+        return []
+    spans = table.group_by("step").agg(
+        pl.col("span_ns").min().alias("least"), pl.col("span_ns").median(), pl.col("span_ns").max().alias("most")
+    )
+    widest = max(spans["most"].max() or 1, 1)  # type: ignore[type-var]
+    return [{**row, "share": row["span_ns"] / widest} for row in spans.sort("step").to_dicts()]
