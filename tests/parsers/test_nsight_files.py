@@ -19,7 +19,7 @@ import pytest
 from polars.testing import assert_frame_equal
 from pyarrow import ipc
 
-from tests.parsers.nsight_files import EPOCH, Report, packed
+from tests.parsers.nsight_files import EPOCH, NONE, Report, packed
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers import nsight
 from tracekit.schema import EVENTS
@@ -88,12 +88,15 @@ def test_unsigned_ids_are_the_same_ids(tmp_path):
 def test_large_tables_are_read_in_two_ranges(tmp_path, monkeypatch):
     report = Report()
     for i in range(999):
-        report.kernel(f"k{i % 7}", 10 * i, 10 * i + 5, corr=i)
-    (whole,) = nsight.read(report.save(tmp_path / "a.sqlite"))
+        row = {"corr": None if i % 5 == 0 else 2**32 - 2 - i, "stream": NONE if i % 9 == 0 else i, "device": i % 3}
+        report.kernel(f"k{i % 7}", 10 * i, 10 * i + 5, pid=100 + i % 2, machine=200, **row)
+    whole = nsight.read(report.save(tmp_path / "a.sqlite"))
     monkeypatch.setattr("tracekit.parsers.nsight.sqlite.SMALL", 10)
-    (halves,) = nsight.read(tmp_path / "a.sqlite")
-    assert_frame_equal(halves.events, whole.events)
-    assert halves.events.height == 999
+    halves = nsight.read(tmp_path / "a.sqlite")
+    assert len(whole) == len(halves) == 6
+    for one, other in zip(whole, halves, strict=True):
+        assert_frame_equal(one.events, other.events)
+    assert sum(rank.events.height for rank in halves) == 999
 
 
 def test_sniff(sample, tmp_path):

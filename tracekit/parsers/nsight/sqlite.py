@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -22,6 +22,42 @@ SMALL = 100_000
 """Below this many rows a second thread costs more than it gains."""
 
 
+class Pair(NamedTuple):
+    """Two small numbers that are asked for as one: what a row costs is mostly its number of columns."""
+
+    high: str
+    low: str
+    bits: int  # that the lower number takes
+    shift: int  # 0 where the higher number leaves those bits free by itself
+    absent: int  # what the higher number is where the file has none
+
+    def ask(self) -> str:
+        """Return the SQL that packs the pair."""
+        none = (1 << self.bits) - 1
+        return f'(ifnull("{self.high}", {self.absent}) << {self.shift}) | ifnull("{self.low}", {none}) AS "{self.high}"'
+
+    def unpack(self) -> tuple[pl.Expr, pl.Expr]:
+        """Return the two numbers as they were, null where there was none.
+
+        >>> both = pl.DataFrame({"streamId": [7 << 32 | 41, 7 << 32 | 0xFFFFFFFF]}).with_columns(*PAIRS[1].unpack())
+        >>> both.rows()
+        [(7, 41), (7, None)]
+        """
+        none = (1 << self.bits) - 1
+        low = pl.col(self.high) & none
+        high = pl.col(self.high) - low
+        if self.shift:
+            high = (high // (1 << self.shift)) & none
+        return (
+            pl.when(high != self.absent).then(high).alias(self.high),
+            pl.when(low != none).then(low).alias(self.low),
+        )
+
+
+PAIRS = (
+    Pair("globalPid", "deviceId", bits=24, shift=0, absent=0),
+    Pair("streamId", "correlationId", bits=32, shift=32, absent=0xFFFFFFFF),
+)
 _BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What sqlite raises on a damaged file; its own message may quote the damage."""
 
@@ -62,8 +98,12 @@ class SqliteExport:
         try:
             if len(ranges) == 1:
                 return self._query(query)
+            pairs = [pair for pair in PAIRS if pair.high in columns and pair.low in columns]
+            apart = [_select(name) for name in columns if not any(name in (pair.high, pair.low) for pair in pairs)]
+            packed = f'SELECT {", ".join([*apart, *(pair.ask() for pair in pairs)])} FROM "{table}"'
             with ThreadPoolExecutor(THREADS) as pool:
-                return pl.concat(pool.map(self._query, [query + where for where in ranges]))
+                frame = pl.concat(pool.map(self._query, [packed + where for where in ranges]))
+            return frame.with_columns(part for pair in pairs for part in pair.unpack())
         except _DamageError:
             return self._salvage(table, query, columns)
 
