@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import http.server
 import json
 import subprocess
 import sys
+import threading
+from functools import partial
 
 import polars as pl
 import pyarrow as pa
@@ -104,6 +107,26 @@ def test_a_url_is_fetched_by_whoever_reads_it(samples, trace):
     there = tracekit.load(url, ranks=[1])
     assert there.events.equals(trace.rank(1).events)
     assert there.sources[0].path.startswith("file://")
+
+
+def test_traces_are_read_over_http(samples, trace):
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = partial(Quiet, directory=str(samples / "reload"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        there = tracekit.load([f"{url}/rank1.pt.trace.json.gz", f"{url}/rank0.pt.trace.json.gz"])
+        with pytest.raises(InputError, match="there is no such file"):
+            tracekit.load(f"{url}/rank9.json")
+        server.shutdown()
+    assert there.ranks == (0, 1)
+    assert there.rank(1).events.equals(trace.rank(1).events)
 
 
 def test_a_rank_in_the_content_is_found_even_behind_the_events_of_a_gzip_file(tmp_path):
