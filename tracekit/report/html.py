@@ -25,7 +25,7 @@ def render_html(analysis: Analysis) -> str:
     (True, False)
     """
     data = {"schedule": schedule_data(analysis), "lanes": lanes_data(analysis)}
-    return _template().render(
+    page: str = _template().render(
         nonce=secrets.token_urlsafe(16),
         css=_asset("page.css"),
         charts=_asset("echarts.min.js"),
@@ -34,6 +34,7 @@ def render_html(analysis: Analysis) -> str:
         answer=sentences(analysis),
         **page_tables(analysis),
     )
+    return page
 
 
 def _inert(data: dict[str, Any]) -> str:

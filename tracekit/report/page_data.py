@@ -40,17 +40,22 @@ BOXES = pl.Schema(
 )
 
 
+def last_ns(table: pl.DataFrame) -> int:
+    """Return the last end in a table, 1 where it is empty."""
+    return int(table["end_ns"].to_numpy().max(initial=1))
+
+
 def pack(boxes: pl.DataFrame) -> dict[str, Any]:
-    """Boxes as base64 of deflated little-endian columns; starts are differences, which deflate well.
+    r"""Boxes as base64 of deflated little-endian columns; starts are differences, which deflate well.
 
     >>> one = pl.DataFrame({name: [1] for name in BOXES}, schema=BOXES).with_columns(end_ns=pl.lit(4))
     >>> packed = pack(one)
     >>> packed["count"], zlib.decompress(base64.b64decode(packed["data"]))[:2]
-    (1, b'\\x01\\x00')
+    (1, b'\x01\x00')
     """
     boxes = boxes.select(pl.col(name).cast(dtype) for name, dtype in BOXES.items()).sort("row", "start_ns")
     start, length = boxes["start_ns"].to_numpy(), (boxes["end_ns"] - boxes["start_ns"]).to_numpy()
-    unit = max(1, -(-int(boxes["end_ns"].max() or 1) // (1 << 30)))  # type: ignore[call-overload]
+    unit = max(1, -(-last_ns(boxes) // (1 << 30)))
     columns = [
         boxes["row"].to_numpy().astype("<u2"),
         boxes["kind"].to_numpy().astype("<u1"),
@@ -72,11 +77,11 @@ def schedule_data(analysis: Analysis) -> dict[str, Any] | None:
     cells = held.cells
     ranks = sorted(cells["rank"].unique().to_list())
     measured = cells.select(pl.exclude("start_ns", "end_ns"), "start_ns", "end_ns")
-    origin = int(measured["start_ns"].min() or 0)  # type: ignore[call-overload]
+    origin = int(measured["start_ns"].to_numpy().min(initial=last_ns(measured)))
     measured = measured.with_columns(pl.col("start_ns", "end_ns") - origin)
     ideal = cells.with_columns(start_ns="ideal_start_ns", end_ns="ideal_end_ns")
     kinds = [_kind(CELL_NAMES[k], CELL_COLOURS.get(k, IDLE_COLOUR)) for k in CELL_KINDS]
-    end = int(max(measured["end_ns"].max() or 0, ideal["end_ns"].max() or 0))  # type: ignore[call-overload]
+    end = max(last_ns(measured), last_ns(ideal))
     return {
         "kinds": kinds,
         "rows": [f"rank {rank}" for rank in ranks],

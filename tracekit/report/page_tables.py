@@ -10,13 +10,18 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.result import Measured
 from tracekit.metrics.lanes import COMPUTE_SET
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.summary import CAUSES
+from tracekit.report.summary import CAUSES, ms, percent
 from tracekit.report.terminal import DEFINITIONS
 from tracekit.schema import LABELS
 
 MOST_RANKS = 64
 """Ranks with a bar of their own; of more, those that differ most are shown."""
 COMPUTE_COLOUR = "#009E73"
+SCHEDULE_DEFINITIONS = (
+    ("cell", "one op of one stage on one micro-batch: its first kernel's start to its last kernel's end on the rank"),
+    ("schedule's bubble", "time a rank is in no cell / (ranks × makespan), so a cell's own stalls are not in it"),
+    ("ideal", "the same order simulated with the median time of every op, messages free"),
+)
 
 
 def page_tables(analysis: Analysis) -> dict[str, Any]:
@@ -35,10 +40,10 @@ def page_tables(analysis: Analysis) -> dict[str, Any]:
         "schedule": _schedule(analysis),
         "stragglers": _stragglers(analysis),
         "steps": _steps(analysis),
-        "copies": analysis.tables["copies"].to_dicts()[:MOST_RANKS],
-        "reload": analysis.reload.to_dict() if analysis.reload is not None else None,
+        "copies": _copies(analysis),
+        "reload": _reload(analysis),
         "warnings": analysis.notices,
-        "definitions": DEFINITIONS,
+        "definitions": (*DEFINITIONS, *SCHEDULE_DEFINITIONS) if analysis.schedule is not None else DEFINITIONS,
     }
 
 
@@ -135,7 +140,8 @@ def _waterfall(ideal_ns: int, measured_ns: int, gap_ns: Any) -> list[dict[str, A
     """Bars from the ideal to the measured makespan, in shares of the widest."""
     if gap_ns is None:
         return None
-    bars, at = [{"name": "ideal", "from": 0, "to": ideal_ns, "ns": ideal_ns, "kind": "total"}], ideal_ns
+    bars: list[dict[str, Any]] = [{"name": "ideal", "from": 0, "to": ideal_ns, "ns": ideal_ns, "kind": "total"}]
+    at = ideal_ns
     for cause, ns in sorted(gap_ns.items(), key=lambda item: (item[0] == "unexplained", -item[1])):
         if ns:
             low, high = sorted((at, at + ns))
@@ -150,8 +156,30 @@ def _waterfall(ideal_ns: int, measured_ns: int, gap_ns: Any) -> list[dict[str, A
             )
             at += ns
     bars.append({"name": "measured", "from": 0, "to": measured_ns, "ns": measured_ns, "kind": "total"})
-    widest = max(int(bar["to"]) for bar in bars) or 1  # type: ignore[call-overload]
-    return [{**bar, "left": bar["from"] / widest, "width": (bar["to"] - bar["from"]) / widest} for bar in bars]  # type: ignore[operator]
+    widest = max(int(bar["to"]) for bar in bars) or 1
+    return [{**bar, "left": bar["from"] / widest, "width": (bar["to"] - bar["from"]) / widest} for bar in bars]
+
+
+def _reload(analysis: Analysis) -> dict[str, Any] | None:
+    """Facts of a weight update and its lanes."""
+    if analysis.reload is None:
+        return None
+    found = analysis.reload.to_dict()
+    shares = [one["reload_under_broadcast"] for one in found["hidden"] if one["reload_under_broadcast"] is not None]
+    facts = [
+        ("rounds and buckets", f"{found['rounds']} rounds, {found['buckets']} buckets, {found['owners']} owners"),
+        ("broadcast from", " ".join(map(str, found["sources"][:64]))),
+        ("measured", ms(found["measured_ns"])),
+        ("two-buffer ideal", ms(found["ideal_ns"])),
+        ("reload hidden under broadcast", percent(sum(shares) / len(shares)) if shares else "–"),
+    ]
+    return {"facts": facts, "lanes": found["lanes"][:MOST_RANKS]}
+
+
+def _copies(analysis: Analysis) -> list[dict[str, Any]]:
+    """Copies between host and device and into weights; memsets and moves on the device are in the budget."""
+    table = analysis.tables["copies"].filter(pl.col("label") != "memory")
+    return table.head(MOST_RANKS).to_dicts()
 
 
 def _stragglers(analysis: Analysis) -> list[dict[str, Any]]:
@@ -168,5 +196,5 @@ def _steps(analysis: Analysis) -> list[dict[str, Any]]:
     spans = table.group_by("step").agg(
         pl.col("span_ns").min().alias("least"), pl.col("span_ns").median(), pl.col("span_ns").max().alias("most")
     )
-    widest = max(spans["most"].max() or 1, 1)  # type: ignore[type-var]
+    widest = int(spans["most"].to_numpy().max(initial=1))
     return [{**row, "share": row["span_ns"] / widest} for row in spans.sort("step").to_dicts()]

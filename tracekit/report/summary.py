@@ -51,7 +51,7 @@ def sentences(analysis: Analysis) -> list[str]:
         said.append(
             f"The bubble, idle time and exposed pipeline waiting together, is {least}{percent(bubble)} of the span."
         )
-    return said + _compared(analysis)
+    return said + _reloaded(analysis) + _compared(analysis)
 
 
 def _spent(total: Measured) -> str:
@@ -62,6 +62,14 @@ def _spent(total: Measured) -> str:
         parts.append(f"{percent(total.budget.idle_ns / span)} is idle")
     listed = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "no idle is known"
     return f"The GPUs compute for {percent(total.budget.compute_ns / span)} of the time; {listed}."
+
+
+def _reloaded(analysis: Analysis) -> list[str]:
+    found = analysis.reload
+    if found is None:
+        return []
+    took = f"The weight update takes {ms(found.measured_ns)} for {found.buckets} buckets in {found.rounds} rounds"
+    return [f"{took}; with two buffers and the same times it would take {ms(found.ideal_ns)}."]
 
 
 def _compared(analysis: Analysis) -> list[str]:
