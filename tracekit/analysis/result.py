@@ -41,7 +41,7 @@ class Measured:
     """Of each communication and copy label, and of both sets: the time compute hides."""
     hidden_by_ns: Mapping[str, Mapping[str, int]]
     wait_ns: Mapping[str, int | None]
-    """Of each communication label, time inside it spent waiting for a peer; null without peers' traces."""
+    """Of each communication label, the time some operation of it waits for a peer; null without peers' traces."""
     bubble: Bubble
     idle_known: bool = True
     lower_bound: bool = False

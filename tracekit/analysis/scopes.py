@@ -11,6 +11,7 @@ import polars as pl
 from tracekit.analysis.result import Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.metrics.bubbles import Bubble, exposed_waits
+from tracekit.metrics.intervals import union
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
@@ -42,8 +43,7 @@ def measured(
     """Return the figures of every part; *steps* numbers them."""
     labels = _by_part(measures.labels)
     matrix = _by_part(measures.hidden.filter(~pl.col("detail")))
-    total = pl.when(pl.col("wait_ns").is_not_null().any()).then(pl.col("wait_ns").sum())
-    waits = _by_part(waited.group_by("part", "label").agg(total.alias("wait_ns")))
+    waits = _waits(waited, len(steps))
     pipeline = waited.filter(pl.col("label") == "pp_comm")
     known = pipeline.group_by("part").agg(count=pl.len(), unknown=pl.col("wait_ns").null_count())
     lost = {part: (count, unknown) for part, count, unknown in known.iter_rows()}
@@ -64,7 +64,7 @@ def measured(
                     **{row["label"]: row["hidden_ns"] for row in rows if row["label"] not in _NEVER_HIDDEN},
                 },
                 hidden_by_ns=_matrix(rows, matrix[part]),
-                wait_ns=_waits(waits[part]),
+                wait_ns=waits[part],
                 bubble=Bubble(budget.span_ns, budget.idle_ns, wait),
                 idle_known=idle_known,
                 lower_bound=unknown > 0,
@@ -93,9 +93,19 @@ def _matrix(labels: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[st
     return matrix
 
 
-def _waits(rows: list[dict[str, Any]]) -> dict[str, int | None]:
-    found = {row["label"]: row["wait_ns"] for row in rows}
-    return {label: found[label] for label in COMMUNICATION_LABELS if label in found}
+def _waits(waited: pl.DataFrame, parts: int) -> list[dict[str, int | None]]:
+    """Return, for each part, the time some operation of each label was waiting; None where no wait is known."""
+    found: list[dict[str, int | None]] = [{} for _ in range(parts)]
+    for label in COMMUNICATION_LABELS:
+        rows = waited.filter(pl.col("label") == label)
+        known = rows.filter(pl.col("wait_ns").is_not_null())
+        start, wait = known["start_ns"].to_numpy(), known["wait_ns"].to_numpy()
+        total = union(start, start + wait, known["part"].to_numpy()).totals_ns(parts)
+        for part in set(rows["part"].to_list()):
+            found[part][label] = None
+        for part in set(known["part"].to_list()):
+            found[part][label] = int(total[part])
+    return found
 
 
 def _phases(part: RankTables, waited: pl.DataFrame, steps: Sequence[int | None]) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ HIDDEN = pl.Schema(
         "by_pass": pl.String(),
         "by_module": pl.String(),
         "ns": pl.Int64(),
+        "of_ns": pl.Int64(),  # time of the label (and pass) in this part: the share's denominator
     }
 )
 
@@ -77,7 +78,7 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
 
     Two kernels that hide the same moment both count, so a row of the matrix may sum to more than the label's
     hidden time. Rows whose ``detail`` is false are the plain label × label matrix; those with true split both by pass,
-    and the hiding side by module.
+    and the hiding side by module; a label and pass that nothing ran beside has one such row, with a null ``by``.
 
     >>> events = pl.DataFrame({"label": ["dgrad", "ep_dispatch"], "start_ns": [0, 4], "end_ns": [6, 8],
     ...                        "pass": ["backward", "forward"], "module": ["mlp", None]})
@@ -95,9 +96,19 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
         by = ["label", "pass", "module"] if detail else ["label"]
         pieces = pl.concat(_pieces(rows, of) for rows in asked.partition_by(of, maintain_order=True))
         found += [_beside(pieces, rows, by) for rows in hiding.partition_by(by, maintain_order=True)]
-    table = conform(pl.concat(found, how="diagonal").filter(pl.col("ns") > 0), HIDDEN)
+    beside = conform(pl.concat(found, how="diagonal").filter(pl.col("ns") > 0), HIDDEN)
+    table = pl.concat([beside, _alone(pieces, beside)])
     order = pl.col("label").cast(pl.Enum(LABELS))
     return table.sort("part", "detail", order, "pass", -pl.col("ns"), "by", "by_pass", "by_module")
+
+
+def _alone(pieces: pl.DataFrame, beside: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for each part, label and pass of *pieces* that nothing ran beside."""
+    every = pieces.group_by(pl.col("group").alias("part"), "label", "pass").agg(
+        ns=pl.lit(0), of_ns=(pl.col("end_ns") - pl.col("start_ns")).sum(), detail=pl.lit(True)
+    )
+    found = beside.filter("detail")
+    return conform(every.join(found, on=["part", "label", "pass"], how="anti", nulls_equal=True), HIDDEN)
 
 
 def _pieces(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
@@ -114,9 +125,9 @@ def _beside(pieces: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> pl.Dat
     first = rows.row(0, named=True)
     names = {"label": "by", "pass": "by_pass", "module": "by_module"}
     return (
-        pieces.with_columns(ns=pl.Series(ns))
+        pieces.with_columns(ns=pl.Series(ns), of_ns=pl.col("end_ns") - pl.col("start_ns"))
         .group_by(pl.col("group").alias("part"), "label", *(["pass"] if len(keys) > 1 else []), maintain_order=True)
-        .agg(pl.col("ns").sum())
+        .agg(pl.col("ns", "of_ns").sum())
         .with_columns(pl.lit(first[key], pl.String).alias(names[key]) for key in keys)
         .with_columns(detail=pl.lit(len(keys) > 1))
     )

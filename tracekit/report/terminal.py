@@ -11,7 +11,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.analysis import Analysis
-from tracekit.report.terminal_budget import budget, compute, exposure
+from tracekit.metrics.reload import Reload
+from tracekit.report.terminal_budget import budget, compute, exposure, hiders, ms, percent
 from tracekit.report.terminal_sections import bubbles, copies, reload, spread, stragglers, warnings
 
 DEFINITIONS = (
@@ -52,9 +53,9 @@ def header(analysis: Analysis) -> Text:
         line.append(f" · {devices[0]}")
     if total.budget.span_ns:
         share = total.budget.compute_ns / total.budget.span_ns
-        line.append(f" · compute runs {share:.1%} of the time")
+        line.append(f" · compute runs {percent(share)} of the time")
         if total.bubble_fraction is not None:
-            line.append(f", bubble {'at least ' if total.lower_bound else ''}{total.bubble_fraction:.1%}")
+            line.append(f", bubble {'at least ' if total.lower_bound else ''}{percent(total.bubble_fraction)}")
     return line
 
 
@@ -83,26 +84,32 @@ def advice(analysis: Analysis) -> list[str]:
         return ["record with CUDA activities on; `tracekit doctor` says how"]
     found: list[tuple[float, str]] = []
     worst = max(total.budget.exposed_ns.items(), key=lambda item: item[1], default=None)
-    if worst is not None and worst[1] > 0.05 * span:
+    if analysis.reload is not None:
+        found.append((1.0, _reload_advice(analysis.reload)))
+    elif worst is not None and worst[1] > 0.05 * span:
         label, ns = worst
         wait = total.wait_ns.get(label)
         known = total.label_ns.get(label, 0)
-        text = f"{label} is exposed for {ns / span:.1%} of the span: overlap it with compute"
+        text = f"{label} is exposed for {percent(ns, span)} of the span: overlap it with compute"
         if wait is not None and known and wait > known / 2:
-            text = f"{label} is exposed for {ns / span:.1%} of the span, {wait / known:.0%} of its time waiting"
-            text += ": balance the ranks (see whom the others wait for) before speeding up the transfer"
+            text = (
+                f"{label} is exposed for {percent(ns, span)} of the span, {percent(wait, known)} of its time waiting: "
+            )
+            text += "balance the ranks (see whom the others wait for) before speeding up the transfer"
         found.append((ns / span, text))
     bound = sum(one.idle_causes.get("launch_bound", 0) for one in analysis.ranks)
     if total.idle_known and bound > 0.02 * span:
-        text = f"the GPU is idle {bound / span:.1%} of the span because the host launches late: CUDA graphs, "
+        text = f"the GPU is idle {percent(bound, span)} of the span because the host launches late: CUDA graphs, "
         found.append((bound / span, text + "fewer small kernels, or less Python in the step"))
     other = total.label_ns.get("other", 0)
     if other > 0.01 * span:
-        text = f"{other / span:.1%} of the span has no label: `--explain other` lists it, a rules file names it"
+        text = f"{percent(other, span)} of the span has no label: `--explain other` lists it, a rules file names it"
         found.append((other / span, text))
     if total.lower_bound:
         found.append((0.0, "add the other ranks' traces: waiting is only known from both sides"))
     lines = [text for _, text in sorted(found, reverse=True)]
+    if analysis.schedule is not None:
+        lines.append("`--what-if` ranks the schedules this run could use, with its own measured times")
     return [*lines, f"a page to share: tracekit analyze {_asked(analysis)} -o report.html"]
 
 
@@ -115,11 +122,22 @@ def _asked(analysis: Analysis) -> str:
     return (folders.pop() or ".") if len(folders) == 1 else "PATH…"
 
 
+def _reload_advice(found: Reload) -> str:
+    hidden = found.hidden["reload_under_broadcast"].mean()
+    share = hidden if isinstance(hidden, float) else None
+    text = (
+        f"only {percent(share)} of reload runs under a broadcast: with two buffers broadcast g+1 runs beside reload g"
+    )
+    if found.ideal_ns is None:
+        return text
+    return f"{text}; {ms(found.measured_ns)} ms could be {ms(found.ideal_ns)} ms"
+
+
 def _definitions() -> Padding:
     lines = Text(style="dim")
     for n, (name, meaning) in enumerate(DEFINITIONS):
         lines.append(("\n" if n else "") + f"{name} = {meaning}")
-    return Padding(lines, (0, 0, 0, 2))
+    return Padding(lines, (0, 0, 0, 2), expand=False)
 
 
 Section = Callable[[Analysis, int], RenderableType | None]
@@ -127,6 +145,7 @@ SECTIONS: Iterable[tuple[str, Section]] = (
     ("Where the step went (shares of each rank's span, worst first)", budget),
     ("Compute (all ranks)", compute),
     ("Communication and copies: what compute hides (all ranks, most exposed first)", exposure),
+    ("What hides what (all ranks)", hiders),
     ("Bubble: idle and exposed pipeline waiting", bubbles),
     ("Against its ideal schedule", _schedule),
     ("Whom the others wait for", stragglers),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +30,11 @@ def table(*columns: str, left: Sequence[str] = ()) -> Table:
     return made
 
 
+def note(text: str, style: str = "dim") -> Padding:
+    """Return a remark under a table, indented where it wraps too."""
+    return Padding(Text(text, style=style), (0, 0, 0, 2), expand=False)
+
+
 def percent(part: float | None, whole: float | None = 1.0) -> str:
     """Return a share as text; – where there is none.
 
@@ -50,7 +56,7 @@ def ms(ns: float | None) -> str:
 def budget(analysis: Analysis, width: int) -> RenderableType | None:
     """Draw one bar a rank: compute, exposed communication, exposed copies, idle."""
     ranks = sorted(analysis.ranks, key=_busy_share)
-    chosen, note = _chosen(ranks)
+    chosen, remark = _chosen(ranks)
     wide = width >= 110
     columns = [
         "rank",
@@ -74,8 +80,8 @@ def budget(analysis: Analysis, width: int) -> RenderableType | None:
             f" {'exposed ' if name in ('communication', 'copy') else ''}{name}  "
         )
     parts: list[RenderableType] = [made, legend]
-    if note:
-        parts.append(Text(f"  {note}", style="dim"))
+    if remark:
+        parts.append(note(remark))
     return Group(*parts)
 
 
@@ -153,40 +159,55 @@ def exposure(analysis: Analysis, width: int) -> RenderableType | None:
     labels = sorted(total.budget.exposed_ns, key=lambda x: -total.budget.exposed_ns[x])
     if not labels:
         return None
-    wide = width >= 110
-    columns = [
-        "label",
-        "ms a rank",
-        "hidden",
-        "exposed ms",
-        "of span",
-        "wait ms",
-        *(["hidden mostly under"] if wide else []),
-    ]
-    made = table(*columns, left=("label", "hidden mostly under"))
+    made = table("label", "ms a rank", "hidden", "exposed ms", "of span", "wait ms", left=("label",))
     for label in labels:
         ns, exposed = total.label_ns.get(label, 0), total.budget.exposed_ns[label]
         wait = total.wait_ns.get(label)
         share, waited = percent(exposed, total.budget.span_ns), ms(None if wait is None else wait / count)
         row = [ms(ns / count), percent(total.overlap.get(label)), ms(exposed / count), share, waited]
-        made.add_row(_name(label), *row, *([_hiders(analysis, label, ns)] if wide else []))
+        made.add_row(_name(label), *row)
     return made
 
 
-def _hiders(analysis: Analysis, label: str, ns: int) -> str:
-    """Name what hides a label most: by pass on both sides, and module."""
+def hiders(analysis: Analysis, width: int) -> RenderableType | None:
+    """Say what hides each label, pass by pass: the compute label and module that run beside it."""
     found = (
         analysis.tables["hidden"]
-        .filter(pl.col("label") == label, "detail", pl.col("step").is_null())
-        .group_by("by", "by_module")
+        .filter("detail", pl.col("step").is_null())
+        .group_by("label", "pass", "by", "by_module", maintain_order=True)
         .agg(pl.col("ns").sum())
-        .sort("ns", "by", descending=[True, False])
-        .head(3)
+        .join(_times(analysis), on=["label", "pass"], nulls_equal=True, maintain_order="left")
+        .filter(pl.col("ns") > 0, pl.col("ns") * 100 >= pl.col("of_ns"))
     )
-    return ", ".join(
-        f"{row['by_module'] + ' ' if row['by_module'] else ''}{row['by']} {row['ns'] / ns:.0%}"
-        for row in found.iter_rows(named=True)
-        if ns and row["ns"] >= 0.01 * ns
+    if found.is_empty():
+        return None
+    made = table(
+        "label",
+        "pass",
+        "ms a rank",
+        "beside it, share of the label's time",
+        left=("label", "pass", "beside it, share of the label's time"),
+    )
+    for rows in found.partition_by("label", "pass", maintain_order=True):
+        top, first = rows.sort("ns", descending=True).head(4 if width < 110 else 6), rows.row(0, named=True)
+        names = [
+            f"{' '.join(filter(None, (r['by_module'], r['by'])))} {percent(r['ns'], r['of_ns'])}"
+            for r in top.iter_rows(named=True)
+        ]
+        made.add_row(
+            _name(first["label"]), first["pass"] or "", ms(first["of_ns"] / len(analysis.ranks)), ", ".join(names)
+        )
+    return made
+
+
+def _times(analysis: Analysis) -> pl.DataFrame:
+    """Return the time of each label and pass, over ranks."""
+    return (
+        analysis.tables["hidden"]
+        .filter("detail", pl.col("step").is_null())
+        .unique(["rank", "label", "pass"])
+        .group_by("label", "pass")
+        .agg(pl.col("of_ns").sum())
     )
 
 

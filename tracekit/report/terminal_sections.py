@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tracekit.analysis import Analysis
 from tracekit.metrics.bubbles import PHASES
-from tracekit.report.terminal_budget import MANY, SHOWN, ms, percent, table
+from tracekit.report.terminal_budget import MANY, SHOWN, ms, note, percent, table
 
 
 def bubbles(analysis: Analysis, width: int) -> RenderableType | None:
@@ -37,7 +37,7 @@ def bubbles(analysis: Analysis, width: int) -> RenderableType | None:
         notes.append("phases: bubble in ms")
     if len(ranks) > MANY:
         notes.append(f"the {SHOWN} worst of {len(ranks)} ranks")
-    return Group(made, Text("  " + "; ".join(notes), style="dim"))
+    return Group(made, note("; ".join(notes)))
 
 
 def _in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | None:
@@ -61,7 +61,7 @@ def stragglers(analysis: Analysis, width: int) -> RenderableType | None:
     if residual is not None:
         text += f". Matched ends agree to {residual / 1e3:.1f} µs (median)"
         text += f"; {len(moved)} clocks were corrected" if len(moved) else ""
-    return Group(made, Text(textwrap.indent(textwrap.fill(text, max(40, width - 4)), "  "), style="dim"))
+    return Group(made, note(text))
 
 
 def spread(analysis: Analysis, width: int) -> RenderableType | None:
@@ -86,8 +86,7 @@ def spread(analysis: Analysis, width: int) -> RenderableType | None:
                      "partial" if row["partial"] else "")  # fmt: skip
     middle = by_step["middle"]
     low, high = middle.min(), middle.max()
-    note = f"  {len(by_step)} steps, slowest first: {ms(low)} to {ms(high)} ms"  # type: ignore[arg-type]
-    return Group(made, Text(note, style="dim"))
+    return Group(made, note(f"{len(by_step)} steps, slowest first: {ms(low)} to {ms(high)} ms"))  # type: ignore[arg-type]
 
 
 def copies(analysis: Analysis, width: int) -> RenderableType | None:
@@ -106,8 +105,9 @@ def copies(analysis: Analysis, width: int) -> RenderableType | None:
     for row in found.iter_rows(named=True):
         rates = (f"{row['bytes'] / 1e6:,.1f}", f"{row['bytes'] / row['ns']:,.1f}", percent(row["hidden_ns"], row["ns"]))
         made.add_row(row["label"], f"{row['count']:,}", *rates, ms(row["stall_ns"]), f"{row['stalls']:,}")
-    note = "  all ranks; GB/s: bytes / union of the copies' time; stall: exposed time charged to the copy"
-    return Group(made, Text(note, style="dim"))
+    return Group(
+        made, note("all ranks; GB/s: bytes / union of the copies' time; stall: exposed time charged to the copy")
+    )
 
 
 def reload(analysis: Analysis, width: int) -> RenderableType | None:
@@ -128,12 +128,12 @@ def reload(analysis: Analysis, width: int) -> RenderableType | None:
     hidden = found.hidden["reload_under_broadcast"].mean()
     ahead = found.hidden["h2d_under_others"].mean()
     lines = [
-        f"  {found.rounds} rounds, {found.buckets} buckets, broadcast by rank {sources}",
-        f"  {percent(hidden)} of reload runs under a broadcast, {percent(ahead)} of H2D under other work",  # type: ignore[arg-type]
-        f"  took {ms(found.measured_ns)} ms; two buffers could do it in {ms(found.ideal_ns)} ms "
+        f"{found.rounds} rounds, {found.buckets} buckets, broadcast by rank {sources}",
+        f"{percent(hidden)} of reload runs under a broadcast, {percent(ahead)} of H2D under other work",  # type: ignore[arg-type]
+        f"took {ms(found.measured_ns)} ms; two buffers could do it in {ms(found.ideal_ns)} ms "
         f"(H2D {ms(found.h2d_ns)}, broadcast {ms(found.broadcast_ns)}, reload {ms(found.reload_ns)})",
     ]
-    return Group(made, *(Text(line) for line in lines))
+    return Group(made, *(note(line, style="") for line in lines))
 
 
 def warnings(analysis: Analysis, width: int) -> RenderableType | None:
@@ -141,7 +141,7 @@ def warnings(analysis: Analysis, width: int) -> RenderableType | None:
     if not analysis.notices:
         return None
     lines = []
-    for note in analysis.notices:
-        body = textwrap.fill(note.message, max(40, width - 4), subsequent_indent="    ")
+    for said in analysis.notices:
+        body = textwrap.fill(said.message, max(40, width - 4), subsequent_indent="    ")
         lines.append(Text(f"  ! {body}", style="yellow"))
     return Group(*lines)
