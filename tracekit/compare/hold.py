@@ -16,7 +16,7 @@ from tracekit.compare.identify import Match
 from tracekit.compare.lanes import PHASES
 from tracekit.compare.pipeline import Pipeline, assemble, renamed
 from tracekit.compare.rank import RankPipeline
-from tracekit.compare.roles import find_roles
+from tracekit.compare.roles import find_roles, with_global_peers
 from tracekit.compare.whatif import WhatIf, stage_times, what_if
 from tracekit.errors import Notice
 from tracekit.schedules import Schedule, Times, simulate
@@ -40,7 +40,7 @@ def compare_pipelines(
     """
     if schedule == "none":
         return None, ()
-    with_work = [r for r in ranks if r.chunks.height]
+    with_work = with_global_peers([r for r in ranks if r.chunks.height])
     if not with_work:
         return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
     by_rank = {r.rank: r for r in with_work}

@@ -69,6 +69,7 @@ class RankPipeline:
     groups: tuple[ProcessGroup, ...]
     group: str | None  # the communicator its messages went through
     world_size: int | None
+    peers_local: bool = False  # peers are counted within the communicator, as NCCL does in Nsight's traces
     notices: tuple[Notice, ...] = ()
 
 
@@ -102,6 +103,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
         groups=source.groups,
         group=_group(rows),
         world_size=source.world_size,
+        peers_local=source.reader == "nsight",
         notices=_notices(rows, chunks, source.rank),
     )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+
+import polars as pl
 
 from tracekit.compare.rank import RankPipeline
 from tracekit.errors import Notice, OptionError
@@ -59,6 +61,29 @@ def mesh_positions(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
         place[name] = rank % size
         rank //= size
     return dict(reversed(list(place.items())))
+
+
+def with_global_peers(ranks: Sequence[RankPipeline]) -> list[RankPipeline]:
+    """Return the ranks with the peers of their messages as ranks of the run.
+
+    In Nsight's traces a peer is counted within its communicator. Ranks that share one, in order, are its members; where
+    some of them have no trace the count does not fit and the peers are left unknown.
+    """
+    members: dict[str | None, list[int]] = {}
+    for r in ranks:
+        if r.peers_local and r.messages.height:
+            members.setdefault(r.group, []).append(r.rank)
+    found = []
+    for r in ranks:
+        mine = sorted(members.get(r.group, [])) if r.peers_local and r.messages.height else []
+        if mine:
+            peers = pl.col("peer").replace_strict(dict(enumerate(mine)), default=None, return_dtype=pl.Int32)
+            highest = r.messages["peer"].max()
+            fits = isinstance(highest, int) and highest < len(mine)
+            known = peers if fits else pl.lit(None, pl.Int32)
+            r = replace(r, messages=r.messages.with_columns(peer=known), peers_local=False)  # noqa: PLW2901
+        found.append(r)
+    return found
 
 
 def find_roles(ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | None = None) -> Roles:

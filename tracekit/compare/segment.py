@@ -101,6 +101,7 @@ def segment(rows: pl.DataFrame) -> Segments:
     first = _first_visits(walk, owner, number[engine])
     cut = _split_halves(_split_by_messages(walk, engine, view), engine, view, first)
     walk, owner = _rewalk(number[engine], _homes(cut, number[engine], first))
+    walk = _lean_forward(walk, number[engine] >= 0, np.cumsum((side == FORWARD) | (side == MESSAGE))[engine])
     work = _Work.of(walk, owner, engine, took, is_wgrad)
     chunk_of = np.full(len(side), -1, np.int64)
     chunk_of[engine] = work.chunk[walk] if len(engine) else walk
@@ -275,6 +276,25 @@ def _rewalk(number: Ints, home: Ints) -> tuple[Ints, Ints]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     walk, of = _rewalked(number, home)
     return walk, np.where(of < 0, 0, of)
+
+
+def _lean_forward(walk: Ints, numbered: Bools, passed: Ints) -> Ints:
+    """Give kernels without a number to the walk after them where forwards or messages part them from the one before.
+
+    A backward begins with a few (its seed of ones); *passed* counts forwards and messages up to each kernel.
+    """
+    known = np.flatnonzero(numbered)
+    loose = np.flatnonzero(~numbered)
+    if not len(known) or not len(loose):
+        return walk
+    after = np.searchsorted(known, loose)
+    follows = np.minimum(after, len(known) - 1)
+    before = np.maximum(after - 1, 0)
+    parted = (after == 0) | (passed[known[before]] != passed[loose])
+    joined = (after < len(known)) & (passed[known[follows]] == passed[loose])
+    moved = walk.copy()
+    moved[loose[parted & joined]] = walk[known[follows[parted & joined]]]
+    return moved
 
 
 @dataclass(eq=False)

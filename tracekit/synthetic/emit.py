@@ -250,20 +250,24 @@ class _Writer:
             "collective": "all_to_allv",
             "group": f"ep{self.position}",
             "group_desc": "EXPERT_MODEL_PARALLEL_GROUP",
-            "group_ranks": json.dumps(ranks),
-            "bytes": TOKENS * WIDTH * 2,
+            "group_ranks": json.dumps(ranks, separators=(",", ":")),
         }
         at = max(start - LEAD_NS, self.host + 10)
         self.annotated(f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", at, at + 1_000)
         self.kernel("ncclDevKernel_SendRecv", start, end, op="record_param_comms", stream=EXPERT, **said)
-        self.rows[-3].update({k: v for k, v in said.items() if k != "bytes"})
+        self.rows[-3].update(said)
 
     def message(self, way: str, position: int, start: int, end: int) -> None:
         """Write a send or receive between neighbours in the pipeline."""
         peer = self.recipe.rank(position, self.replica) if self.recipe.peers else None
         ranks = [self.recipe.rank(at, self.replica) for at in range(self.recipe.schedule.pp)]
         at = max(start - LEAD_NS, self.host + 10)
-        said = {"collective": way, "peer": peer, "group": f"pp{self.replica}", "group_ranks": json.dumps(ranks)}
+        said = {
+            "collective": way,
+            "peer": peer,
+            "group": f"pp{self.replica}",
+            "group_ranks": json.dumps(ranks, separators=(",", ":")),
+        }
         self.rows.append(self._cpu("cpu_op", "record_param_comms", at, at + 500, MAIN, **said))
         self.host = at + 600
         self.annotated("nccl:coalesced", at + 600, at + 1_800)

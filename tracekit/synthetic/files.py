@@ -186,7 +186,9 @@ def _payload(row: dict[str, Any]) -> str | None:
     if row["peer"] is None:
         return None
     peer = json.loads(row["group_ranks"]).index(row["peer"])
-    return json.dumps({"NCCL communicator ID": 7, "Message size [bytes]": 4_194_304, "Peer rank": peer})
+    return json.dumps(
+        {"NCCL communicator ID": 7 + int(row["group"][2:]), "Message size [bytes]": 4_194_304, "Peer rank": peer}
+    )
 
 
 def write_run(

@@ -1,0 +1,128 @@
+"""Real captures whose schedule is known: the order of every rank, the ideal, and where the gap went."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tracekit.schedules import generate
+
+
+def codes(notices):
+    return {n.code for n in notices}
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_1f1b_is_named_and_its_gap_is_slow_transfers(held, bare):
+    found, _ = held("1f1b", bare=bare)
+    plan = generate("1f1b", pp=4, microbatches=8)
+    data = found.to_dict()
+    assert (data["name"], data["pp"], data["microbatches"], data["virtual"]) == ("1f1b", 4, 8, 1)
+    assert data["exact"]
+    assert data["ranks"] == plan.orders()
+    assert data["ideal"]["bubble_fraction"] == pytest.approx(3 / 11, abs=0.01)
+    gap, makespan = data["gap_ns"], data["measured"]["makespan_ns"]
+    assert sum(gap.values()) == makespan - data["ideal"]["makespan_ns"]
+    assert abs(gap["unexplained"]) < 0.05 * makespan
+    assert gap["p2p"] > 0.8 * sum(gap.values())
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_interleaved_is_named_with_and_without_its_ranges(held, bare):
+    found, _ = held("interleaved", bare=bare)
+    plan = generate("interleaved", pp=4, microbatches=8, virtual=2)
+    assert (found.name, found.microbatches, found.virtual, found.exact) == ("interleaved", 8, 2, True)
+    assert found.head.orders() == plan.orders()
+    assert found.head.pipeline.stages_from == ("messages" if bare else "annotations")
+    assert abs(found.gap_ns["unexplained"]) < 0.05 * found.head.measured_ns
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_dualpipe_is_named_and_says_that_pairs_ran_apart(held, bare):
+    found, notices = held("dualpipe", bare=bare)
+    plan = generate("dualpipe", pp=8, microbatches=20)
+    assert (found.name, found.pp, found.microbatches, found.exact) == ("dualpipe", 8, 20, True)
+    assert "fb-run-apart" in codes(notices)
+    for ran, order in zip(found.head.orders(), plan.ranks, strict=True):
+        split = []
+        for op in order:  # what the run did: F, then B
+            split += [f"{op.stage}F{op.microbatch}", f"{op.b_stage}B{op.b_microbatch}"] if op.kind == "FB" else [str(op)]
+        assert ran == split
+    pairs = sum(op.kind == "FB" for order in plan.ranks for op in order)
+    assert found.head.match.unfused == pairs
+    assert abs(found.gap_ns["unexplained"]) < 0.05 * found.head.measured_ns
+
+
+def test_nsight_1f1b_without_peers_is_named_by_its_pattern(held):
+    found, notices = held("nsys-1f1b", pattern="*.sqlite")
+    assert (found.name, found.pp, found.microbatches, found.exact) == ("1f1b", 4, 8, True)
+    assert found.head.orders() == generate("1f1b", pp=4, microbatches=8).orders()
+    assert "stages-from-pattern" in codes(notices) or "peers-unknown" not in codes(notices)
+    assert found.to_dict()["confidence"] <= 0.95
+
+
+def test_recorded_vpp_overlap_comes_back_with_its_lanes(held):
+    found, _ = held("vpp-overlap")
+    assert (found.name, found.pp, found.microbatches, found.virtual) == ("interleaved-overlap", 4, 8, 2)
+    assert found.exact
+    assert len({h.pipeline.ranks for h in found.all}) == 2  # two expert-parallel replicas
+    steady = found.lanes.filter(phase="steady")
+    assert {"ep_dispatch", "ep_combine", "offload", "onload", "pp_comm"} <= set(steady["label"].to_list())
+
+
+@pytest.mark.parametrize("name", ["1f1b-noshapes", "vpp-overlap"])
+def test_samples_follow_their_truth(held, samples, name):
+    truth = json.loads((samples / name / "truth.json").read_text())
+    plan = truth.get("schedule", truth)
+    found, _ = held(name)
+    assert found.name == plan["name"]
+    assert found.microbatches == plan["microbatches"]
+
+
+def test_overlapped_has_its_three_phases_and_blocks(held):
+    found, _ = held("overlapped")
+    assert found.head.orders() == [["0F0", *(f"(0F{i + 1};0B{i})" for i in range(5)), "0B5"]]
+    assert len(found.all) == 4  # each rank is a pipeline of one
+    lanes = found.lanes.filter(rank=0)
+    assert lanes.filter(phase="warm-up", label="dgrad").is_empty()
+    assert lanes.filter(phase="cool-down", label="forward").is_empty()
+    inside = lanes.filter(phase="FB", label="ep_dispatch")
+    assert 0 < inside["hidden_ns"].sum() < inside["total_ns"].sum()
+    assert found.gap_ns["exposed_ep"] > 0.8 * sum(found.gap_ns.values())
+
+
+def test_a_part_of_the_ranks_says_what_it_rules_out(held):
+    found, notices = held("1f1b", bare=True, only={1, 2})
+    assert (found.name, found.pp, found.exact) == ("1f1b", 4, True)
+    assert found.gap_ns is None
+    assert "partial-pipeline" in codes(notices)
+    assert [bool(order) for order in found.head.orders()] == [False, True, True, False]
+
+
+def test_a_schedule_that_was_not_run_is_held_against_anyway(held):
+    found, notices = held("1f1b", schedule="gpipe")
+    assert not found.exact
+    assert found.head.match.differences
+    assert "order-differs" in codes(notices)
+    assert sum(found.gap_ns.values()) == found.head.measured_ns - found.head.ideal_ns
+
+
+def test_an_order_file_can_be_the_ideal(held, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("\n".join(" ".join(order) for order in generate("1f1b", pp=4, microbatches=8).orders()))
+    found, _ = held("1f1b", schedule=str(file))
+    assert (found.name, found.exact) == ("mine", True)
+
+
+def test_no_pipeline_is_said(held):
+    found, notices = held("reload")
+    assert found is None
+    assert "no-pipeline" in codes(notices)
+    assert held("1f1b", schedule="none") == (None, ())
+
+
+def test_layout_overrides_what_the_messages_say(held):
+    found, _ = held("1f1b", layout="pp=4")
+    assert found.positions[3] == {"pp": 3}
+    assert found.exact

@@ -1,0 +1,161 @@
+"""Synthetic runs of every schedule come back with their name, order and the injected amounts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracekit.schedules import Times, generate, names
+from tracekit.schedules.registry import describe
+from tracekit.synthetic import Recipe
+
+SIZES = {"dualpipev": (2, 5), "dualpipe": (4, 8), "interleaved-zb": (2, 4), "looped-bfs": (2, 4)}
+SAME = {"zb-1p": {"zb-1p", "zb-h1"}}  # at these times the search finds zb-h1's order
+ALL = [name for name in names() if describe(name).pipeline]
+
+
+def recipe(name, **more):
+    pp, microbatches = SIZES.get(name, (4, 8))
+    return Recipe(generate(name, pp=pp, microbatches=microbatches), **{"p2p_ns": 50_000, **more})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_schedule_comes_back(trip, name):
+    made = recipe(name)
+    found, _ = trip(made)
+    assert found.name in SAME.get(name, {name})
+    assert found.exact
+    assert (found.microbatches, found.virtual) == (made.schedule.microbatches, made.schedule.virtual)
+    assert found.head.orders() == made.schedule.orders()
+    assert found.head.measured_ns == made.simulation().makespan
+    assert set(found.gap_ns) - {"p2p"} == {k for k, ns in found.gap_ns.items() if k != "p2p" and ns == 0}
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "v-min", "dualpipe", "interleaved-zb"])
+def test_weight_gradients_in_a_second_engine_run_are_tied_exactly(trip, name):
+    made = recipe(name, deferred=False)
+    found, notices = trip(made)
+    assert found.exact
+    assert found.head.orders() == made.schedule.orders()
+    assert "weights-counted" not in {n.code for n in notices}
+
+
+def test_annotations_give_certainty(trip):
+    found, _ = trip(recipe("interleaved-overlap", annotations=True))
+    assert found.head.pipeline.stages_from == "annotations"
+    assert found.to_dict()["confidence"] == 1.0
+
+
+PLAN = generate("1f1b", pp=4, microbatches=8)
+TIMES = Times(F=1_000_000, I=900_000, W=700_000)
+
+
+def test_nothing_injected_leaves_no_gap(trip):
+    found, _ = trip(Recipe(PLAN, TIMES))
+    assert not any(found.gap_ns.values())
+    assert found.head.ideal_bubble == pytest.approx(3 / 11)
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        ({"p2p_ns": 200_000}, "p2p"),
+        ({"ep_ns": 300_000, "ep_exposed_ns": 100_000, "replicas": 2}, "exposed_ep"),
+        ({"offload_ns": 400_000, "offload_exposed_ns": 150_000}, "offload"),
+        ({"host_ns": 120_000}, "host"),
+    ],
+)
+def test_injected_stalls_come_back_within_two_percent(trip, more, part):
+    made = Recipe(PLAN, TIMES, **more)
+    found, _ = trip(made)
+    injected = made.simulation().makespan - Recipe(PLAN, TIMES).simulation().makespan
+    assert found.gap_ns[part] == pytest.approx(injected, rel=0.02)
+    assert sum(abs(ns) for name, ns in found.gap_ns.items() if name != part) <= 0.02 * injected
+
+
+def test_imbalance_comes_back_by_stage(trip):
+    found, _ = trip(Recipe(PLAN, TIMES, stage_factor={2: 1.5}))
+    stage = found.factors["stage"]
+    assert stage[2] / stage[0] == pytest.approx(1.5, rel=0.02)
+    balanced = Recipe(PLAN, Times(F=1_125_000, I=1_012_500, W=787_500)).simulation().makespan
+    assert found.head.ideal_ns == pytest.approx(balanced, rel=0.001)
+    assert found.gap_ns["imbalance"] == found.head.measured_ns - found.head.ideal_ns
+
+
+def test_a_straggling_rank_and_a_slow_cell_are_found(trip):
+    found, _ = trip(Recipe(PLAN, TIMES, rank_factor={1: 1.3}, slow_cells={(3, "B", 3, 4): 2.0}))
+    assert found.factors["stage"][1] / found.factors["stage"][0] == pytest.approx(1.3, rel=0.02)
+    slow = found.factors["slow_cells"]
+    assert [(c["rank"], c["op"], c["microbatch"]) for c in slow] == [(3, "B", 4)]
+    assert slow[0]["factor"] == pytest.approx(2.0, rel=0.02)
+    assert found.gap_ns["variation"] > 0
+
+
+def test_clock_skew_comes_back_and_changes_nothing(trip):
+    skew = {1: 3_000_000, 2: -5_000_000, 3: 777_777}
+    found, _ = trip(Recipe(PLAN, TIMES, p2p_ns=50_000, skew_ns=skew))
+    plain, _ = trip(Recipe(PLAN, TIMES, p2p_ns=50_000))
+    for rank, ns in skew.items():
+        assert found.factors["clock_offset_ns"][rank] == pytest.approx(-ns, rel=0.02)
+    assert found.gap_ns == plain.gap_ns
+
+
+def test_jitter_is_variation_and_is_measured(trip):
+    made = Recipe(generate("1f1b", pp=4, microbatches=32), TIMES, jitter=0.1, seed=3)
+    found, _ = trip(made)
+    assert found.exact
+    # The median distance from the middle of a normal distribution is 0.6745 of its standard deviation.
+    assert found.factors["spread"] == pytest.approx(0.06745, rel=0.2)
+    assert found.head.measured_ns == made.simulation().makespan
+    parts = found.gap_ns
+    assert parts["imbalance"] + parts["variation"] == found.head.measured_ns - found.head.ideal_ns
+
+
+def test_everything_at_once_still_sums_up(trip):
+    made = Recipe(
+        generate("interleaved-overlap", pp=4, microbatches=8),
+        ep_ns=300_000,
+        ep_exposed_ns=50_000,
+        offload_ns=300_000,
+        jitter=0.02,
+        p2p_ns=30_000,
+        replicas=2,
+        skew_ns={2: 1_000_000},
+    )
+    found, _ = trip(made)
+    assert found.exact
+    assert len(found.all) == 2
+    assert sum(found.gap_ns.values()) == found.head.measured_ns - found.head.ideal_ns
+    assert found.gap_ns["exposed_ep"] > 0
+    assert abs(found.gap_ns["unexplained"]) < 0.001 * found.head.measured_ns
+
+
+def test_steps_are_held_one_by_one(trip):
+    found, _ = trip(Recipe(PLAN, TIMES, steps=3, p2p_ns=30_000))
+    assert [h.pipeline.step for h in found.all] == [0, 1, 2]
+    assert len({h.measured_ns for h in found.all}) == 1
+
+
+def test_a_swapped_pair_is_the_nearest_schedule_with_the_place_named(trip):
+    ranks = [list(order) for order in PLAN.ranks]
+    ranks[1][6], ranks[1][7] = ranks[1][7], ranks[1][6]
+    mine = PLAN.__class__("mine", 4, 8, 1, tuple(map(tuple, ranks)))
+    found, notices = trip(Recipe(mine, TIMES))
+    assert (found.name, found.exact) == ("1f1b", False)
+    assert found.head.match.differences[0].rank == 1
+    assert found.head.orders()[1] == [str(op) for op in ranks[1]]
+    assert "order-differs" in {n.code for n in notices}
+
+
+def test_what_if_ranks_schedules_and_prices_each_cause(trip):
+    found, _ = trip(Recipe(PLAN, TIMES, p2p_ns=200_000, stage_factor={2: 1.2}), what_if=True)
+    schedules = [line for line in found.what_if if line.change == "schedule"]
+    assert [s.makespan_ns for s in schedules] == sorted(s.makespan_ns for s in schedules)
+    own = next(s for s in schedules if s.name == "1f1b")
+    assert own.makespan_ns == pytest.approx(found.head.ideal_ns, rel=0.01)
+    assert own.saves_ns == 0
+    better = next(s for s in schedules if s.name == "zb-h1")
+    assert better.saves_ns > 0
+    without = {line.name: line.saves_ns for line in found.what_if if line.change == "without"}
+    assert without["hide p2p"] == pytest.approx(found.gap_ns["p2p"], rel=0.25)
+    assert without["balance stages"] > 0
+    assert all(line.assumption for line in found.what_if)
