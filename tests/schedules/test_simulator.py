@@ -182,6 +182,19 @@ def test_wrong_durations(durations):
         simulate(plan("0F0 0B0", "1F0 1B0"), durations=durations)
 
 
+def test_a_schedule_that_takes_no_time():
+    done = simulate(plan("0F0 0B0"), durations=[[0, 0]])
+    assert (done.makespan, done.bubble_fraction, done.bubble_rate_zb, done.bubble_over_work) == (0, 0, 0, 0)
+
+
+def test_searched_schedules_take_times_by_stage():
+    times = Times(F=[2] * 4, I=[2] * 4, W=[1] * 4, P2P=[[0] * 4] * 4)
+    by_kind = Times(F=2, I=2, W=1)
+    assert generate("zb-1p", pp=4, microbatches=8, times=times) == generate(
+        "zb-1p", pp=4, microbatches=8, times=by_kind
+    )
+
+
 def test_cells_table():
     cells = simulate(plan("0F0 (0F1;0B0) 0B1", microbatches=2)).cells
     assert cells.columns == ["rank", "op", "stage", "microbatch", "b_stage", "b_microbatch", "start", "end"]

@@ -46,11 +46,13 @@ def schedule(
         raise OptionError("no schedule named", hint="tracekit schedule NAME; --list names them all")
     for path in output or ():
         check_extension(path)
+    from tracekit.schedules import describe
+
     blocks = _block_times(block_time) if lanes else None
     if block_time and not lanes:
         raise OptionError("--block-time needs --lanes")
-    if name == "weight-reload":
-        _refuse("weight-reload", pp=pp, microbatches=microbatches, virtual=virtual, group=group)
+    if not _is_file(name) and not describe(name).pipeline:
+        _refuse(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group)
         done: Simulation | WeightReload = _weight_reload(ranks, rounds, time)
     else:
         _refuse(name, ranks=ranks, rounds=rounds)
@@ -81,9 +83,6 @@ def _pipeline(
 
         plan: Schedule = read_orders(name)
     else:
-        from tracekit.schedules import describe
-
-        describe(name)
         if pp is None or microbatches is None:
             raise OptionError(
                 f"{name} needs --pp and --microbatches", hint=f"as in: tracekit schedule {name} --pp 4 --microbatches 8"

@@ -10,7 +10,7 @@ from __future__ import annotations
 LABEL_COLOURS = {
     "forward": "#E69F00",
     "dgrad": "#8FD3B6",
-    "wgrad": "#3B8BC9",
+    "wgrad": "#5B8DEF",
     "backward": "#009E73",
     "recompute": "#B8860B",
     "optimizer": "#7F6D5F",

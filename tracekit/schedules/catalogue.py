@@ -78,13 +78,13 @@ def fill() -> None:
     register(
         "zb-1p",
         lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=n.pp),
-        summary="searched order for the given times, memory of pp chunks",
+        summary="searched order for the given times, activations of pp micro-batches",
         source="Qi et al. 2023, arXiv:2401.10241",
     )
     register(
         "zb-2p",
         lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=2 * n.pp),
-        summary="searched order for the given times, memory of 2·pp chunks",
+        summary="searched order for the given times, activations of 2·pp micro-batches",
         source="Qi et al. 2023, arXiv:2401.10241",
     )
     register(

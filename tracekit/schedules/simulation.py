@@ -78,17 +78,17 @@ class Simulation:
     @property
     def bubble_fraction(self) -> float:
         """Idle share of ranks × makespan."""
-        return float(sum(self.bubble) / (self.makespan * self.schedule.pp))
+        return _ratio(sum(self.bubble), self.makespan * self.schedule.pp)
 
     @property
     def bubble_rate_zb(self) -> float:
         """The zero-bubble papers' rate: 1 − mean work of a rank / the longest span, first start to last end."""
-        return float(1 - sum(self.busy) / self.schedule.pp / max(self.span))
+        return _ratio(max(self.span) - sum(self.busy) / self.schedule.pp, max(self.span))
 
     @property
     def bubble_over_work(self) -> float:
         """Megatron's: bubble / work."""
-        return float(sum(self.bubble) / sum(self.busy))
+        return _ratio(sum(self.bubble), sum(self.busy))
 
     @cached_property
     def peak_activations(self) -> list[int]:
@@ -149,6 +149,11 @@ class Simulation:
     def _rows(self) -> list[slice]:
         offsets = self.schedule.table.offsets.tolist()
         return [slice(a, b) for a, b in itertools.pairwise(offsets)]
+
+
+def _ratio(part: Any, whole: Any) -> float:
+    """Divide; a schedule that takes no time has no idle time either."""
+    return float(part / whole) if whole else 0.0
 
 
 def _some(rows: slice) -> bool:
