@@ -12,6 +12,7 @@ from tracekit.schedules import generate, simulate
 
 NAMES = ("1f1b", "interleaved", "interleaved-overlap", "interleaved-zb", "zb-v", "chimera", "dualpipe", "dualpipev")
 RANKS = 64
+HEADS = (("micro-batches", 13), ("cells", 8), ("generate", 9), ("simulate", 9), ("replay", 7), ("µs/cell", 8))
 
 
 def timed(work):
@@ -27,9 +28,8 @@ def everything(done):
 
 def main() -> None:
     print(f"{RANKS} ranks, processor seconds")
-    print(
-        f"{'schedule':<20} {'micro-batches':>13} {'cells':>8} {'generate':>9} {'simulate':>9} {'replay':>7} {'µs/cell':>8}"
-    )
+    heads = "".join(f" {head:>{width}}" for head, width in HEADS)
+    print(f"{'schedule':<20}{heads}")
     for name in NAMES:
         for microbatches in (256, 512, 1024):
             plan, generating = timed(lambda n=name, m=microbatches: generate(n, pp=RANKS, microbatches=m))

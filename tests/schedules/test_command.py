@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-TRACEKIT = Path(sys.executable).parent / "tracekit"
+from tracekit.cli import main
 
 
-def tracekit(*words, **options):
-    environment = {**os.environ, "COLUMNS": "150", "NO_COLOR": "1"}
-    return subprocess.run(
-        [TRACEKIT, "schedule", *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-        **options,
-    )
+@pytest.fixture
+def tracekit(monkeypatch, capsys):
+    """Run the command in this process; return its exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["tracekit", "schedule", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return Run(left.value.code or 0, out, err)
+
+    return run
 
 
-def test_json_and_files_at_once(tmp_path):
+class Run(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def test_installed_command(tmp_path):
+    command = [Path(sys.executable).parent / "tracekit", "schedule", "dualpip", "--pp", "2", "--microbatches", "4"]
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert run.returncode == 2
+    assert run.stderr == "error: no schedule is called 'dualpip'; did you mean dualpipe?\n"
+    assert run.stdout == ""
+
+
+def test_json_and_files_at_once(tmp_path, tracekit):
     outputs = [tmp_path / f"d{end}" for end in (".svg", ".png", ".html", ".json", ".trace.json", ".txt")]
     words = [word for path in outputs for word in ("-o", str(path))]
     run = tracekit("dualpipe", "--pp", "4", "--microbatches", "8", "--json", *words)
@@ -40,7 +57,7 @@ def test_json_and_files_at_once(tmp_path):
     assert json.loads(again.stdout)["makespan"] == 26
 
 
-def test_text_times_and_lanes():
+def test_text_times_and_lanes(tracekit):
     run = tracekit("1f1b", "--pp", "2", "--microbatches", "2", "--time", "F=1,B=2,P2P=0.5")
     assert "makespan  10" in run.stdout
     assert "1: 1F0 1B0 1F1 1B1" in run.stdout
@@ -49,14 +66,14 @@ def test_text_times_and_lanes():
     assert "FB=" in run.stdout
 
 
-def test_weight_reload():
+def test_weight_reload(tracekit):
     run = tracekit("weight-reload", "--ranks", "4", "--rounds", "2", "--time", "H2D=4,BROADCAST=1,RELOAD=1")
     assert "makespan  17" in run.stdout
     run = tracekit("weight-reload", "--ranks", "4", "--rounds", "2", "--json")
     assert json.loads(run.stdout)["makespan"] == 17
 
 
-def test_list():
+def test_list(tracekit):
     text = tracekit("--list").stdout
     data = json.loads(tracekit("--list", "--json").stdout)
     assert len(data) >= 17
@@ -85,8 +102,9 @@ def test_list():
         ("", "no schedule named"),
     ],
 )
-def test_wrong_words_are_one_line_and_exit_2(words, message, tmp_path):
-    run = tracekit(*words.split(), cwd=tmp_path)
+def test_wrong_words_are_one_line_and_exit_2(words, message, tmp_path, tracekit, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tracekit(*words.split())
     assert run.returncode == 2
     assert run.stdout == ""
     assert message in run.stderr
