@@ -16,6 +16,7 @@ from tracekit.schema import LABELS
 
 MOST_RANKS = 64
 """Ranks with a bar of their own; of more, those that differ most are shown."""
+MOST_KERNELS = 20
 COMPUTE_COLOUR = "#009E73"
 SCHEDULE_DEFINITIONS = (
     ("cell", "one op of one stage on one micro-batch: its first kernel's start to its last kernel's end on the rank"),
@@ -41,6 +42,7 @@ def page_tables(analysis: Analysis) -> dict[str, Any]:
         "stragglers": _stragglers(analysis),
         "steps": _steps(analysis),
         "copies": _copies(analysis),
+        "kernels": _kernels(analysis),
         "reload": _reload(analysis),
         "warnings": analysis.notices,
         "definitions": (*DEFINITIONS, *SCHEDULE_DEFINITIONS) if analysis.schedule is not None else DEFINITIONS,
@@ -49,8 +51,12 @@ def page_tables(analysis: Analysis) -> dict[str, Any]:
 
 def _title(analysis: Analysis) -> str:
     held = analysis.schedule
-    what = f"{held.name} on {held.pp} ranks" if held is not None else f"{len(analysis.ranks)} ranks"
+    what = f"{held.name} on {_ranks(held.pp)}" if held is not None else _ranks(len(analysis.ranks))
     return f"tracekit: {what}"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def _shown(analysis: Analysis) -> list[Any]:
@@ -158,6 +164,12 @@ def _waterfall(ideal_ns: int, measured_ns: int, gap_ns: Any) -> list[dict[str, A
     bars.append({"name": "measured", "from": 0, "to": measured_ns, "ns": measured_ns, "kind": "total"})
     widest = max(int(bar["to"]) for bar in bars) or 1
     return [{**bar, "left": bar["from"] / widest, "width": (bar["to"] - bar["from"]) / widest} for bar in bars]
+
+
+def _kernels(analysis: Analysis) -> list[dict[str, Any]]:
+    """The kernels that took longest, as a mean over ranks."""
+    table = analysis.tables["kernels"].sort("ns", descending=True).head(MOST_KERNELS)
+    return [{**row, "colour": LABEL_COLOURS[row["label"]]} for row in table.to_dicts()]
 
 
 def _reload(analysis: Analysis) -> dict[str, Any] | None:
