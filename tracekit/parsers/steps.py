@@ -31,6 +31,7 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     starts, numbers = events["start_ns"].to_numpy(), marks["step"].to_numpy()
     row, found = _containing(marks, starts)
     steps = numbers[row]
+    del row
     gpu = _of_kind(kind, *GPU_KINDS, "gpu_annotation")
     launch = _launches(events["correlation"], _of_kind(kind, "runtime", "driver"), gpu)
     known = launch >= 0

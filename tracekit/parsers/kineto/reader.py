@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -36,7 +34,7 @@ def read(
     >>> events["rank"][0], events["name"][0], events["start_ns"][0], events["end_ns"][0]
     (3, 'aten::mm', 1500, 3500)
     """
-    _warm_up()
+    warm_up()
     from tracekit.parsers.kineto.table import build
 
     with Stream(source) as stream:
@@ -71,25 +69,11 @@ def read(
 
 _EPOCH_NS = 10**18  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
 _HINT = "re-record this rank, or read leniently to use what is there"
-_ready = threading.Event()
 
 
-def _warm_up() -> None:
-    """Load the scanner; the first time on a machine that compiles it, which is worth a word."""
-    if _ready.is_set():
-        return
-    import numba  # noqa: F401  (slow to import, and not what the timer is for)
-
-    timer = threading.Timer(
-        1.5, sys.stderr.write, ("tracekit: compiling the trace scanner, once (a few seconds)...\n",)
-    )
-    timer.daemon = True
-    timer.start()
-    try:
-        from tracekit.parsers.kineto import scanner  # noqa: F401
-    finally:
-        timer.cancel()
-    _ready.set()
+def warm_up() -> None:
+    """Load the scanner before it is needed; the first time on a machine that compiles it, and says so on stderr."""
+    from tracekit.parsers.kineto import scanner  # noqa: F401
 
 
 def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:

