@@ -65,6 +65,7 @@ def read_directions(
     say("autograd", site.map(lambda v: v == "forward"), _F)
     say("matmul", matmuls.role.map(lambda v: v == "wgrad"), _W)
     say("autograd", autograd.made & ~matmuls.role.present, _F)
+    say("matmul", matmuls.role.map(lambda v: v == "forward"), _F)
     ops = ranges.paths(launches.op, ranges.op_of, ranges.op_path)
     annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
     opted = annotations.map(lambda v: any(_search(OPTIMIZER_ANNOTATION, part) for part in v.split(" > ")))

@@ -120,7 +120,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "copy_use": copies.use,
         "stream_use": copies.stream,
         "peer": comm.peer,
-        "trained": np.full(len(gpu), _trained(directions.value)),
+        "trained": np.full(len(gpu), autograd.active or _trained(directions.value)),
     }
     found = Evidence(
         gpu,

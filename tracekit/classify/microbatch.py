@@ -1,8 +1,8 @@
 """Stage and micro-batch, where annotations or autograd's numbers give them.
 
 PyTorch's pipelining writes them out: ``PP:2F0`` is stage 2, forward, micro-batch 0, and ``PP:(0F7;7B3)`` runs the
-forward of one beside the backward of another. Without annotations, one backward call differentiates one micro-batch: the
-sequence numbers it runs through are that micro-batch's forward.
+forward of one beside the backward of another. Without annotations, one backward call differentiates one micro-batch:
+the sequence numbers it runs through are that micro-batch's forward.
 """
 
 from __future__ import annotations

@@ -1,0 +1,366 @@
+"""Every built-in rule decides at least one event: in a capture, or in the small trace written here for it."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tests.classify.conftest import ENGINE, Program, undescribed
+from tracekit.classify import builtin_rules, classify
+
+DEEPEP = "void deep_ep::intranode::dispatch<8>(int4*)"
+COMBINE = "void deep_ep::intranode::combine<8>(int4*)"
+EXPERT = "EXPERT_MODEL_PARALLEL_GROUP"
+D2H, H2D = "DtoH (Device -> Pinned)", "HtoD (Pinned -> Device)"
+LARGE = 1 << 20
+EXAMPLES = {}
+
+
+def example(rule):
+    """Mark a function that writes a trace and returns the id of the event that *rule* decides."""
+
+    def mark(write):
+        EXAMPLES[rule] = write
+        return write
+
+    return mark
+
+
+def noted(rule, annotation, kernel="k", **more):
+    """One kernel inside one annotation."""
+
+    def write(p):
+        p.note(annotation, 0, 10)
+        return p.kernel(kernel, 1, **more)
+
+    EXAMPLES[rule] = write
+
+
+def called(rule, collective, *, note=None, op=None, node=None, trained=True, **more):
+    """One collective, perhaps inside an annotation, an op or a node."""
+
+    def write(p):
+        if trained:
+            p.trained()
+        if note:
+            p.note(note, 0, 10)
+        if op:
+            p.op(op, 0, 10)
+        if node:
+            p.node(node, 0, 10, 5)
+        return p.nccl(collective, 1, tid=ENGINE if node else 1, **more)
+
+    EXAMPLES[rule] = write
+
+
+def inside(rule, node, kernel="k", op=None, deferred=False, **more):
+    """One kernel inside one autograd node."""
+
+    def write(p):
+        if deferred:
+            p.deferred()
+        p.node(node, 0, 10, 5)
+        if op:
+            p.op(op, 0.5, 9, tid=ENGINE)
+        return p.kernel(kernel, 1, tid=ENGINE, **more)
+
+    EXAMPLES[rule] = write
+
+
+noted("deepseek-dispatch-forward", "dispatch(F)", DEEPEP)
+noted("deepseek-dispatch-backward", "dispatch(B)", COMBINE)
+noted("deepseek-combine-forward", "combine(F)", COMBINE)
+noted("deepseek-combine-backward", "combine(B)", DEEPEP)
+noted("deepseek-forward", "attn(F)")
+noted("deepseek-wgrad", "mlp(W)")
+noted("torch-pipelining-dgrad", "PP:1I0")
+noted("torch-pipelining-wgrad", "PP:1W0")
+noted("megatron-wgrad", "mlp wgrad")
+noted("megatron-forward", "attn forward")
+noted("te-wgrad", "transformer_engine._Linear.backward.wgrad_gemm")
+noted("te-dgrad", "transformer_engine._Linear.backward.dgrad_gemm")
+noted("te-forward", "transformer_engine._LayerNormLinear.forward.gemm")
+noted("deepspeed-step", "DeepSpeedEngine.step")
+noted("deepspeed-forward", "DeepSpeedEngine.forward")
+noted("deepspeed-backward", "DeepSpeedEngine.backward")
+noted("forward-annotation", "## forward ##")
+noted("backward-annotation", "## backward ##")
+noted("offload-annotation", "activation offloading attn", f"Memcpy {D2H}", kind="memcpy")
+noted("onload-annotation", "activation reloading attn", f"Memcpy {H2D}", kind="memcpy")
+for part in ("dispatch", "combine"):
+    for way in ("forward", "backward"):
+        called(f"megatron-{part}-{way}", "all_to_all", note=f"moe_{part} {way}")
+called("deepspeed-zero", "reduce_scatter", note="ZeRO partition_grads")
+called("group-expert-gather-dispatch", "all_gather", group_desc=EXPERT)
+called("group-expert-gather-combine", "all_gather", group_desc=EXPERT, node="GatherBackward")
+called("group-expert-scatter-combine", "reduce_scatter", group_desc=EXPERT)
+called("group-expert-scatter-dispatch", "reduce_scatter", group_desc=EXPERT, node="ScatterBackward")
+called("group-tensor", "all_reduce", group_desc="TENSOR_MODEL_PARALLEL_GROUP")
+called("group-data", "all_reduce", group_desc="DATA_PARALLEL_GROUP_WITH_CP")
+called("group-context", "send", group_desc="CONTEXT_PARALLEL_GROUP")
+called("ring-attention", "all_gather", op="AttnFuncWithCPAndKVAllGather")
+called("attention-point-to-point", "send", op="MyAttention")
+called("megatron-tensor-region", "all_reduce", op="_ReduceFromModelParallelRegion")
+called("fsdp", "all_gather", note="FSDP::all_gather (layers.0)")
+called("fsdp-op", "all_gather", op="fsdp::all_gather")
+called("ddp", "broadcast", note="DistributedDataParallel.forward")
+called("ddp-hook", "allreduce", node="torch::autograd::AccumulateGrad")
+called("sync-batch-norm", "all_gather", op="SyncBatchNorm")
+called("optimizer-communication", "all_gather", note="Optimizer.step#Adam.step")
+called("torchrec-exchange", "all_to_all", note="## alltoall_fwd_single ##")
+called("broadcast", "broadcast", trained=False)
+called("inference-tensor", "all_reduce", trained=False)
+inside("torch-batch-norm-backward", "CudnnBatchNormBackward0", op="aten::cudnn_batch_norm_backward")
+inside("torch-embedding-backward", "EmbeddingBackward0")
+inside("torch-convolution-wgrad", "ConvolutionBackward0", "xmma_wgrad", op="aten::convolution_backward")
+inside("torch-convolution-dgrad", "ConvolutionBackward0", "xmma_dgrad", op="aten::convolution_backward")
+inside("torch-convolution-backward", "ConvolutionBackward0", "implicit_kernel", op="aten::convolution_backward")
+inside("torch-bias-grad", "AddmmBackward0", op="aten::sum")
+inside("onload-backward", "MyFnBackward", f"Memcpy {H2D}", kind="memcpy", bytes=LARGE)
+inside("custom-wgrad-name", "MyFnBackward", "fused_wgrad")
+inside("custom-dgrad-deferred", "MyFnBackward", deferred=True)
+inside("custom-backward", "MyFnBackward")
+
+
+@example("deepseek-dgrad")
+def _(p):
+    p.note("mlp(W)", 0, 10)
+    p.note("mlp(B)", 20, 30)
+    return p.kernel("k", 21)
+
+
+@example("megatron-dgrad")
+def _(p):
+    p.note("mlp wgrad", 0, 10)
+    p.note("mlp backward", 20, 30)
+    return p.kernel("k", 21)
+
+
+@example("torch-operator-dgrad")
+def _(p):
+    p.op("aten::relu", 0, 1, sequence=5)
+    p.node("ReluBackward", 10, 20, 5)
+    return p.kernel("k", 11, tid=ENGINE)
+
+
+@example("torch-optimizer")
+def _(p):
+    p.trained().op("aten::_foreach_add_", 0, 10)
+    return p.kernel("multi_tensor_apply_kernel", 1)
+
+
+@example("fsdp-copy")
+def _(p):
+    p.op("fsdp::chunk_cat", 0, 10)
+    return p.kernel("cat", 1)
+
+
+@example("deepep-dispatch-function")
+def _(p):
+    p.op("FusedDispatch", 0, 10)
+    return p.kernel(DEEPEP, 1)
+
+
+@example("deepep-combine-function")
+def _(p):
+    p.op("FusedCombine", 0, 10)
+    return p.kernel(COMBINE, 1)
+
+
+@example("ddp-compiled")
+def _(p):
+    p.node("CompiledFunctionBackward", 0, 10, 5)
+    p.op("c10d::allreduce_", 1, 9, tid=ENGINE)
+    return p.nccl("allreduce", 2, tid=ENGINE)
+
+
+@example("te-node-dgrad")
+def _(p):
+    p.node("_LinearBackward", 0, 10, 5)
+    first = p.kernel("fp8_gemm", 1, tid=ENGINE)
+    p.kernel("fp8_gemm", 3, tid=ENGINE)
+    return first
+
+
+@example("te-node-wgrad")
+def _(p):
+    p.node("_LinearBackward", 0, 10, 5)
+    p.kernel("fp8_gemm", 1, tid=ENGINE)
+    return p.kernel("fp8_gemm", 3, tid=ENGINE)
+
+
+@example("name-wgrad")
+def _(p):
+    return p.trained().kernel("fused_wgrad", 1)
+
+
+@example("name-dgrad")
+def _(p):
+    return p.deferred().kernel("swiglu_backward", 1)
+
+
+@example("name-backward")
+def _(p):
+    return p.trained().kernel("swiglu_backward", 1)
+
+
+@example("name-forward")
+def _(p):
+    return p.trained().kernel("swiglu_forward", 1)
+
+
+@example("exchange-dispatch")
+def _(p):
+    return p.kernel(DEEPEP, 1)
+
+
+@example("exchange-combine")
+def _(p):
+    p.kernel(DEEPEP, 1)
+    return p.kernel(COMBINE, 3)
+
+
+@example("neighbour-stream-forward")
+def _(p):
+    cast = p.kernel("cast_to_fp8", 1, stream=27)
+    p.kernel("void deep_ep::layout::get_dispatch_layout<8>(int*)", 2, stream=27)
+    p.kernel(DEEPEP, 3, stream=27, lasts=50)
+    return cast
+
+
+@example("neighbour-stream-dgrad")
+def _(p):
+    p.trained()
+    cast = p.kernel("cast_to_fp8", 1, stream=27)
+    p.kernel("void deep_ep::intranode::cached_notify_dispatch<8>(int*)", 2, stream=27)
+    p.kernel(DEEPEP, 3, stream=27, lasts=50)
+    return cast
+
+
+def between(p, node):
+    """A kernel the engine launches outside any node, between two nodes."""
+    for start in (0, 40):
+        p.node(node, start, start + 10, 5)
+        if node == "CheckpointFunctionBackward":
+            p.op("aten::gelu", start + 1, start + 9, tid=ENGINE, sequence=70)
+        p.kernel("k", start + 2, tid=ENGINE)
+    p.op("aten::add", 20, 30, tid=ENGINE)
+    return p.kernel("add", 21, tid=ENGINE)
+
+
+@example("neighbour-backward")
+def _(p):
+    return between(p, "ReluBackward0")
+
+
+@example("neighbour-dgrad")
+def _(p):
+    return between(p.deferred(), "ReluBackward0")
+
+
+@example("neighbour-recompute")
+def _(p):
+    return between(p, "CheckpointFunctionBackward")
+
+
+@example("gradient-reduction")
+def _(p):
+    p.node("ReluBackward0", 0, 10, 5)
+    p.kernel("k", 1, tid=ENGINE)
+    return p.nccl("allreduce", 20)
+
+
+@example("forward-tensor")
+def _(p):
+    p.trained().op("aten::mm", 0, 10, sequence=5)
+    p.op("aten::relu", 11, 12, sequence=6)
+    p.kernel("k", 1)
+    p.nccl("barrier", 2, group_ranks="[0, 1, 2, 3]")
+    return p.nccl("allreduce", 20, group_ranks="[0, 1]")
+
+
+@example("forward-all-reduce")
+def _(p):
+    p.trained().op("aten::mm", 0, 10, sequence=5)
+    p.op("aten::relu", 11, 12, sequence=6)
+    p.kernel("k", 1)
+    return p.nccl("allreduce", 20, bytes=LARGE)
+
+
+@example("matmul-forward")
+def _(p):
+    p.trained().op("aten::mm", 0, 10, sequence=5)  # its backward lies outside the window
+    p.op("aten::relu", 11, 12, sequence=6)
+    return p.kernel("nvjet_TNN", 1)
+
+
+@example("inference")
+def _(p):
+    return p.kernel("anything", 1)
+
+
+@example("communication")
+def _(p):
+    return p.trained().nccl("barrier", 1)
+
+
+@example("host-read")
+def _(p):
+    return p.copy(D2H, 1, bytes=4)
+
+
+@example("host-write")
+def _(p):
+    return p.copy(H2D, 1, bytes=64)
+
+
+@example("offload-optimizer")
+def _(p):
+    p.note("Optimizer.step#Adam.step", 0, 10)
+    return p.copy(D2H, 1, bytes=LARGE)
+
+
+@example("offload-stream")
+def _(p):
+    return p.copy(D2H, 1, bytes=LARGE, stream=30)
+
+
+@example("input-copy")
+def _(p):
+    return p.trained().copy("HtoD (Pageable -> Device)", 1, bytes=LARGE)
+
+
+@example("result-copy")
+def _(p):
+    return p.copy("DtoH (Device -> Pageable)", 1, bytes=LARGE)
+
+
+@example("peer-copy")
+def _(p):
+    return p.copy("PtoP (Device -> Device)", 1, bytes=LARGE)
+
+
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_the_example_is_decided_by_its_rule(rule):
+    program = Program()
+    target = EXAMPLES[rule](program)
+    row = classify(program.events()).filter(pl.col("id") == target)
+    assert row["rule"].to_list() == [rule]
+    wanted = next(r for r in builtin_rules().rules if r.name == rule)
+    assert row["label"].to_list() == [wanted.label]
+
+
+def test_every_rule_is_exercised(samples, load):
+    captures = ["1f1b/rank1", "dualpipe/rank0", "interleaved/rank1", "overlapped/rank0", "reload/rank0"]
+    captures += ["compile/rank0", "recompute/rank0", "vpp-overlap/rank6"]
+    seen = set(EXAMPLES)
+    for name in captures:
+        events = load(samples / f"{name}.pt.trace.json.gz")
+        for table in (events, events.with_columns(shapes=None), undescribed(events)):
+            seen |= set(classify(table)["rule"].cast(pl.String))
+    assert sorted({rule.name for rule in builtin_rules().rules} - seen) == []
+
+
+def test_names_are_unique():
+    names = [rule.name for rule in builtin_rules().rules]
+    assert len(names) == len(set(names))
