@@ -2,10 +2,11 @@
 
     python benchmarks/gate.py [--pairs 4000]
 
-Steps are real: data/steps.json holds what record_steps.py measured on an H200, in processes of their own. A pair takes
-eight consecutive steps, at the same place, from two processes of the same program, as a gate in CI does. Few processes
-were recorded, so pairs overlap; the last program is a model fitted to the first (noise that lasts over steps, runs that
-differ, rare slow steps), of which every pair is new.
+Steps are real: data/steps.json holds what record_steps.py measured on an H200, every run in a process of its own. A
+pair takes eight consecutive steps, at the same place, from two processes of the same program, as a gate in CI does
+(there are 3516 such pairs of ``offload``'s plain steps, 492 of its profiled ones). The slowdown is injected into all
+the times of one side. In ``offload`` the GPU sets the pace; in ``1f1b`` (loopback sockets) and ``host-bound`` processes
+differ by more than 5 %, which one run of each cannot show: several runs and their calibrated noise help there.
 """
 
 from __future__ import annotations
@@ -48,27 +49,6 @@ def profiled(run) -> Samples:
             hidden = np.mean([r.get(f"{key}_hidden_us", 0 * ran) for r in ranks], axis=0)
             found |= {f"label_ms.{label}": ran, f"exposed_ms.{label}": ran - hidden, f"overlap.{label}": hidden / ran}
     return found
-
-
-def fitted(runs: list[Samples]) -> Callable[[np.random.Generator], Samples]:
-    """Fit a model to what two processes do not share at the same step: spread, persistence, and how runs differ."""
-    times = [run["step_ms"] for run in runs]
-    apart = [np.log(b / a) for i, a in enumerate(times) for b in times[i + 1 :]]
-    each = np.mean([d.std() for d in apart]) / np.sqrt(2)
-    lasts = float(np.mean([np.corrcoef(d[:-1], d[1:])[0, 1] for d in apart]))
-    differ = np.std([np.median(t) for t in times], ddof=1) / np.mean(times)
-    print(
-        f"model: steps {100 * each:.2f} %, of which {lasts:.2f} lasts; runs {100 * differ:.2f} %; 1 in 100 steps slow"
-    )
-
-    def draw(seed: np.random.Generator) -> Samples:
-        noise = seed.normal(0, each, STEPS)
-        for i in range(1, STEPS):
-            noise[i] = lasts * noise[i - 1] + noise[i] * np.sqrt(1 - lasts**2)
-        slow = (seed.random(STEPS) < 0.01) * seed.uniform(0.1, 0.5, STEPS)
-        return {"step_ms": 24 * (1 + seed.normal(0, differ)) * (1 + noise + slow)}
-
-    return draw
 
 
 def window(run: Samples, at: int) -> Samples:
@@ -129,25 +109,22 @@ def main():
     options = parser.parse_args()
     programs = json.loads(DATA.read_text())["programs"]
     seed = np.random.default_rng(9)
-    model = fitted([profiled(r) for r in programs["offload"]["runs"]])
     cases = [
         ("offload, step time", from_runs([plain(r) for r in programs["offload"]["runs"]], seed), (1, 1.05), False),
         ("offload, all metrics", from_runs([profiled(r) for r in programs["offload"]["runs"]], seed), (1, 1.05), False),
-        ("model, step time", lambda: (model(seed), [model(seed)]), (1, 1.05), False),
     ]
     for name, runs, reduce in (
         ("1f1b, step time", programs["1f1b"]["runs"], plain),
-        ("1f1b, all metrics", programs["1f1b"]["runs"], profiled),
         ("host-bound, step time", programs["host-bound"]["runs"], plain),
         ("host-bound, all metrics", programs["host-bound"]["runs"], profiled),
     ):
         reduced = [reduce(r) for r in runs]
-        count = min(5, len(runs) - 1)
         cases.append((f"{name}, one run each", from_runs(reduced, seed), (1, 1.05), False))
-        cases.append((f"{name}, {count} runs calibrated", from_runs(reduced, seed, count), (1, 1.05, 1.5), True))
+        if len(runs) > 5:
+            cases.append((f"{name}, 5 runs calibrated", from_runs(reduced, seed, 5), (1, 1.05, 1.5), True))
     for name, draw, factors, calibrated in cases:
         started = time.perf_counter()
-        pairs = options.pairs if "all metrics" not in name else options.pairs // 2
+        pairs = options.pairs if name.startswith("offload") else options.pairs // 8
         line(name, measure(draw, pairs, factors, calibrated=calibrated), pairs, time.perf_counter() - started)
 
 

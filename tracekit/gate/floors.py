@@ -16,7 +16,7 @@ from tracekit.gate import stats
 from tracekit.gate.metrics import Floor, Metric
 from tracekit.gate.samples import SETS, Run
 
-SURE = 0.995  # two-sided 1 %: what calibrated noise exceeds once in a hundred pairs
+SURE = 0.9975  # what calibrated noise exceeds once in 200 pairs, either way; fewer than 1 % even with heavy tails
 PRIOR_DF = 4.0  # how many runs' worth the default floor's idea of noise counts
 
 
@@ -28,10 +28,10 @@ class Noise:
     df: int
 
     def floor(self, runs: tuple[int, int]) -> float:
-        """Return the change that only one pair in a hundred exceeds, with so many runs on each side.
+        """Return the change that only one pair in 200 exceeds, with so many runs on each side.
 
         >>> round(Noise(1.0, 4).floor((1, 1)), 2)
-        6.51
+        7.92
         """
         return stats.student(SURE, self.df) * self.deviation * math.sqrt(1 / runs[0] + 1 / runs[1])
 

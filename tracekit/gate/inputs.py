@@ -57,7 +57,8 @@ def saved_format(path: str) -> str | None:
     if "://" in path or not file.is_file() or not file.name.endswith((".json", ".json.gz")):
         return None
     try:
-        raw = file.open("rb").read(_HEAD)
+        with file.open("rb") as stream:
+            raw = stream.read(_HEAD)
         head = zlib.decompressobj(31).decompress(raw, _HEAD) if raw[:2] == b"\x1f\x8b" else raw
     except (OSError, zlib.error):
         return None  # the trace reader says what is wrong with it

@@ -91,11 +91,11 @@ def smallest_p(n: int, m: int) -> float:
 def correlation(runs: Sequence[Sequence[float] | Floats]) -> float:
     """Lag-1 correlation of neighbouring steps inside runs, drawn towards 0 where few steps tell it.
 
-    Eight steps a run count half: a drift that both sides share (clocks that settle after the start) looks like
+    Eight steps a run count a third: a drift that both sides share (clocks that settle after the start) looks like
     correlation too, and a gate that believed it fully would miss one slowdown in ten.
 
     >>> round(correlation([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]]), 2)
-    0.31
+    0.21
     """
     top = bottom = 0.0
     for run in runs:
@@ -104,7 +104,7 @@ def correlation(runs: Sequence[Sequence[float] | Floats]) -> float:
         top += float((d[1:] * d[:-1]).sum())
         bottom += float((d * d).sum())
     steps = float(np.mean([len(run) for run in runs])) if len(runs) else 0.0
-    return top / bottom * steps / (steps + 8) if bottom > 0 else 0.0
+    return top / bottom * steps / (steps + 16) if bottom > 0 else 0.0
 
 
 def weaken(p: float, rho: float) -> float:

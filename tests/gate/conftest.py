@@ -1,0 +1,106 @@
+"""Hand-made analyses, and the real command run in this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tracekit.cli import main
+
+QUIET = (100.1, 100.6, 99.4, 100.2, 99.8, 100.4, 99.6, 99.9)
+"""Eight steps that vary by half a percent."""
+
+
+def one_step(step, span_ms, *, compute=0.6, pp=0.25, hidden=0.2, scale=1.0):
+    """One rank's step: compute, then exposed pp_comm, then idle; pp_comm also runs *hidden* of itself under compute."""
+    span, exposed = round(span_ms * 1e6), round(span_ms * pp * 1e6)
+    work = round(span_ms * compute * 1e6)
+    ran = round(exposed / (1 - hidden))
+    idle = span - work - exposed
+    return {
+        "step": step,
+        "span_ns": span,
+        "budget_ns": {"compute": work, "exposed": {"pp_comm": exposed}, "idle": idle},
+        "label_ns": {"forward": round(work * scale / 3), "backward": round(work * 2 / 3), "pp_comm": ran},
+        "set_ns": {"compute": work, "communication": ran, "copy": 0},
+        "label_count": {"forward": 10, "backward": 20, "pp_comm": 4},
+        "overlap": {"communication": hidden, "copy": None, "pp_comm": hidden},
+        "hidden_ns": {"pp_comm": {"forward": ran - exposed}},
+        "bubble": {"idle_ns": idle, "wait_ns": 0, "fraction": idle / span},
+    }
+
+
+def document(
+    spans=QUIET,
+    *,
+    ranks=2,
+    world_size=2,
+    schedule="1f1b",
+    gpu="H200",
+    shapes=("mm [[8,8],[8,8]]",),
+    reader="kineto",
+    **step,
+):
+    """An analysis of *ranks* ranks with these step times."""
+    steps = [one_step(2 + i, ms, **step) for i, ms in enumerate(spans)]
+    rows = []
+    for rank in range(ranks):
+        whole = {k: v for k, v in steps[0].items() if k != "step"}
+        whole["hidden_ns"] = {"pp_comm": {"forward": sum(s["hidden_ns"]["pp_comm"]["forward"] for s in steps)}}
+        rows.append({"rank": rank, "steps": [s["step"] for s in steps], **whole, "per_step": steps})
+    return {
+        "tracekit": "0.1.0",
+        "format": "tracekit.analysis/1",
+        "source": {"paths": ["x"], "reader": reader, "ranks": list(range(ranks)), "world_size": world_size,
+                   "devices": [gpu], "shapes": list(shapes)},
+        "ranks": rows,
+        "schedule": {"name": schedule, "pp": ranks, "microbatches": 8, "virtual": 1, "exact": True,
+                     "measured": {"makespan_ns": 90_000_000, "bubble_fraction": 0.2},
+                     "ideal": {"makespan_ns": 80_000_000, "bubble_fraction": 0.1},
+                     "gap_ns": {"imbalance": 4_000_000, "p2p": 5_000_000, "unexplained": 1_000_000}},
+        "kernels": [{"name": "gemm<a|b>", "label": "forward", "module": "mlp", "count": 10, "ns": 20_000_000}],
+        "warnings": [],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Write an analysis and return its path."""
+
+    def write(name, spans=QUIET, **options):
+        path = tmp_path / name
+        path.write_text(json.dumps(document(spans, **options)))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def make():
+    return document
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Run `tracekit WORDS` in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        said = capsys.readouterr()
+        return exit_.value.code or 0, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def scaled():
+    """The quiet steps, slower or faster, in another order."""
+    return lambda factor, shift=3: tuple(float(v) for v in np.roll(np.array(QUIET) * factor, shift))

@@ -1,0 +1,86 @@
+"""Real captures: two runs of the same code pass, a straggler does not; and the plugin on them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tracekit.gate import diff, gate, read_side
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(scope="module")
+def recorded(samples):
+    return {name: read_side([samples / "steps" / name], what=name) for name in ("a", "b", "straggler")}
+
+
+def test_the_same_code_passes_both_ways(recorded):
+    assert gate(recorded["b"], recorded["a"]).verdict == "pass"
+    assert gate(recorded["a"], recorded["b"]).verdict == "pass"
+
+
+def test_a_stage_that_works_twice_is_caught_and_named(recorded):
+    result = gate(recorded["straggler"], recorded["a"])
+    assert result.exit_code == 1
+    worst = [c.metric.name for c in result.checks if c.verdict == "regressed"]
+    assert "label_ms.forward" in worst
+    data = result.to_dict()
+    assert data["moved"]["kernels"][0]["label"] == "forward"
+    # Only the second stage does more: its rank computes longer, the other does not.
+    ranks = {r["rank"]: r for r in diff(recorded["a"], recorded["straggler"])["ranks"]}
+    assert set(ranks) == {0, 1}
+    by_rank = gate(
+        recorded["straggler"], recorded["a"], require=["label_ms.forward@0 < +5%", "label_ms.forward@1 < +5%"]
+    )
+    assert [c.verdict for c in by_rank.checks] == ["pass", "regressed"]
+
+
+def test_traces_stores_and_saved_analyses_are_alike(recorded, samples, tmp_path):
+    from tracekit.analysis import analyze
+    from tracekit.ingestion import ingest
+
+    saved = tmp_path / "a.json"
+    saved.write_text(analyze(samples / "steps" / "a").to_json())
+    ingest(samples / "steps" / "a", tmp_path / "store")
+    expected = recorded["a"].runs[0].samples
+    for path in (saved, tmp_path / "store"):
+        assert read_side([path], what="x").runs[0].samples == expected
+
+
+def test_one_step_is_not_enough(samples):
+    one = read_side([samples / "reload"], what="x")
+    result = gate(one, one)
+    assert (result.verdict, result.exit_code) == ("inconclusive", 3)
+    assert "too few steps" in result.checks[0].reason
+
+
+def test_the_plugin(pytester, samples, tmp_path):
+    from tracekit.analysis import analyze
+
+    saved = tmp_path / "a.json"
+    saved.write_text(analyze(samples / "steps" / "a").to_json())
+    pytester.makepyfile(f"""
+        import pytest
+
+        SAVED = {str(saved)!r}
+
+        def test_holds(tracekit):
+            run = tracekit.analyze(SAVED)
+            assert 30 < run["step_ms"] < 50
+            assert len(run.steps("step_ms")) == 8
+            run.check("step_ms < 60", "bubble_fraction < 0.5")
+            tracekit.gate(SAVED, baseline=SAVED)
+
+        def test_breaks(tracekit):
+            tracekit.analyze(SAVED).check("step_ms < 20")
+
+        def test_unknown(tracekit):
+            with pytest.raises(KeyError, match="does not have it"):
+                tracekit.analyze(SAVED)["overlap.ep_dispatch"]
+    """)
+    result = pytester.runpytest_subprocess("-p", "tracekit.pytest_plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*regressed: step_ms*"])
+    assert "step_ms" in json.dumps(list(read_side([saved], what="x").runs[0].samples))

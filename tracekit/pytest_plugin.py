@@ -1,0 +1,104 @@
+"""A pytest plugin: analyse a trace inside a test and assert on its metrics.
+
+    def test_overlap(tracekit):
+        run = tracekit.analyze("traces/latest")
+        assert run["overlap.ep_dispatch"] > 0.9
+        run.check("bubble_fraction < 0.12")
+
+    def test_no_regression(tracekit):
+        tracekit.gate("traces/latest", baseline="perf/baseline.json", require=["step_ms < +3%"])
+
+Installed with tracekit; nothing heavy is imported until a test uses the fixture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tracekit.gate import GateResult, Run
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One analysed run: metrics by name."""
+
+    run: Run
+
+    def __getitem__(self, metric: str) -> float:
+        from tracekit.gate import stats
+        from tracekit.gate.metrics import resolve
+
+        values = self.run.values(resolve(metric, known=self.run.samples))
+        if not values:
+            raise KeyError(f"{metric}: this run does not have it; it has {', '.join(sorted(self.run.samples))}")
+        return stats.pseudomedian(values)
+
+    def steps(self, metric: str) -> tuple[float, ...]:
+        """Return one value a step."""
+        from tracekit.gate.metrics import resolve
+
+        return self.run.values(resolve(metric, known=self.run.samples))
+
+    def check(self, *requirements: str) -> None:
+        """Fail the test unless every limit, such as ``bubble_fraction < 0.12``, holds."""
+        from tracekit.gate import Side, gate
+
+        _assert(gate(Side((self.run,), {}), Side((), {}), require=requirements))
+
+
+class Tracekit:
+    """What the ``tracekit`` fixture gives."""
+
+    def analyze(self, *paths: Path) -> MeasuredRun:
+        """Analyse one run: a trace, a folder, a store or a saved analysis."""
+        from tracekit.gate import read_side
+
+        runs = read_side([os.fspath(p) for p in paths], what="run").runs
+        if len(runs) != 1:
+            raise ValueError(f"{len(runs)} runs were named; analyze takes one")
+        return MeasuredRun(runs[0])
+
+    def gate(
+        self, candidate: Path | Sequence[Path], *, baseline: Path | Sequence[Path], require: Sequence[str] = ()
+    ) -> GateResult:
+        """Fail the test if *candidate* regressed against *baseline*; skip it if that cannot be decided."""
+        from tracekit.gate import gate, load_config, read_side
+
+        sides = [
+            read_side(_several(paths), what=what) for paths, what in ((candidate, "candidate"), (baseline, "baseline"))
+        ]
+        result = gate(sides[0], sides[1], require=require, config=load_config())
+        _assert(result)
+        return result
+
+
+def _several(paths: Path | Sequence[Path]) -> list[str]:
+    if isinstance(paths, str | os.PathLike):
+        return [os.fspath(paths)]
+    return [os.fspath(p) for p in paths]
+
+
+def _assert(result: GateResult) -> None:
+    from tracekit.report import gate_words
+
+    said = result.to_dict()
+    lines = [gate_words.explain(c) for c in said["checks"] if c["verdict"] == result.verdict and not c["waiver"]]
+    text = "\n".join([gate_words.headline(said), *(f"  {line}" for line in lines)])
+    if result.verdict == "regressed" or (result.verdict == "inconclusive" and result.config.inconclusive == "fail"):
+        pytest.fail(text, pytrace=False)
+    if result.verdict == "inconclusive" and result.config.inconclusive != "pass":
+        pytest.skip(text)
+
+
+@pytest.fixture(scope="session")
+def tracekit() -> Tracekit:
+    """Analyse traces and assert on their metrics."""
+    return Tracekit()
