@@ -123,7 +123,7 @@ def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.i
     if not len(inside):
         return pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64)
     used = rows[inside].select(
-        "launch_ns", "host_ns", "start_ns", "end_ns", "stage", "microbatch", chunk=pl.Series(cut.chunk[inside])
+        "host_ns", "start_ns", "end_ns", "stage", "microbatch", "block", chunk=pl.Series(cut.chunk[inside])
     )
     chunks = (
         used.group_by("chunk")
@@ -134,6 +134,7 @@ def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.i
             pl.col("end_ns").max(),
             pl.col("stage").drop_nulls().first(),
             pl.col("microbatch").drop_nulls().first(),
+            pl.col("block").drop_nulls().first(),
         )
         .sort("chunk")
         .with_columns(
@@ -164,8 +165,9 @@ def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
 def _beside(chunks: pl.DataFrame) -> pl.Series:
     """For each forward the backward it ran together with, and the other way round.
 
-    Together means launched interleaved, or on the GPU at once for a third of the shorter one.
+    Together: an annotation says so, or launched interleaved, or on the GPU at once for a third of the shorter one.
     """
+    block = chunks["block"].to_list()
     op, pair = chunks["op"].to_list(), chunks["pair"].to_list()
     host = list(zip(chunks["launch_ns"].to_list(), chunks["last_ns"].to_list(), strict=True))
     gpu = list(zip(chunks["start_ns"].to_list(), chunks["end_ns"].to_list(), strict=True))
@@ -176,7 +178,8 @@ def _beside(chunks: pl.DataFrame) -> pl.Series:
         best, most = -1, 0.0
         for j in range(max(0, i - 3), min(len(op), i + 4)):
             if op[j] in ("B", "I") and pair[j] != pair[i] and partner[j] < 0:
-                share = max(_share(host[i], host[j], inner=True), _share(gpu[i], gpu[j]))
+                told = 2.0 if block[i] is not None and block[i] == block[j] else 0.0
+                share = max(told, _share(host[i], host[j], inner=True), _share(gpu[i], gpu[j]))
                 if share > max(most, 1 / 3):
                     best, most = j, share
         if best >= 0:

@@ -76,6 +76,7 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
             told("microbatch", "3", "2", "4"),
             side=side.cast(pl.Int8),
             host_ns=pl.coalesce("launch_ns", "start_ns"),
+            block=text.str.extract(_PIPELINE_PAIR, 0),
             number=pl.when(pl.col("autograd_sequence").is_between(0, 2**62) & (label != "recompute")).then(
                 "autograd_sequence"
             ),
@@ -490,12 +491,13 @@ class _Assembly:
                 self._join(rows, int(chunks[inside[0]]), pieces)
             else:
                 tails.append(rows)
-        ended = np.argsort(high)
+        placed = np.flatnonzero(self.chunk_of >= 0)
         for rows in tails:
-            k = int(np.searchsorted(high[ended], self.host[rows[0]])) - 1
-            last = int(chunks[ended[k]]) if k >= 0 else -1
-            if last in self.absorbed and not _between(self.messages, high[ended[k]], self.host[rows[0]]):
-                self._join(rows, last, pieces)
+            before = int(np.searchsorted(placed, rows[0])) - 1
+            last = placed[before] if before >= 0 else -1
+            follows = last >= 0 and self.side[last] == ENGINE and int(self.chunk_of[last]) in self.absorbed
+            if follows:
+                self._join(rows, int(self.chunk_of[last]), pieces)
             else:
                 kept.append(rows)
         return kept
