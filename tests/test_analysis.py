@@ -60,7 +60,7 @@ def test_the_budget_is_conserved_on_every_rank_and_step(run, name):
 
 def test_public_traces_conserve_too(corpus):
     for path in sorted(p for p in corpus.glob("*/*") if p.suffix in (".gz", ".sqlite")):
-        for one in analyze(path, schedule="none").ranks:
+        for one in analyze(path).ranks:
             for scope in (one.whole, *one.per_step):
                 assert scope.budget.conserved, path
 
@@ -319,6 +319,16 @@ def test_graph_launches_without_kernels_give_null_not_idle(tmp_path):
     assert data["bubble"]["fraction"] is None
     assert data["idle_causes_ns"] is None
     assert "graphs-unseen" in {note.code for note in found.notices}
+
+
+def test_a_file_that_lost_its_kernels_gives_null_not_idle(tmp_path):
+    """Cut off in the middle of the GPU's part: launches are there, most kernels are not."""
+    calls = [launch(10 * n, n) for n in range(100)]
+    found = analyze(write(tmp_path / "rank0.json.gz", [*calls, kernel(5, 9, 0), kernel(995, 9, 99)]), schedule="none")
+    assert found.rank(0).whole.bubble_fraction is None
+    assert "gpu-events-lost" in {note.code for note in found.notices}
+    whole = [*calls, *(kernel(10 * n + 5, 9, n) for n in range(100))]
+    assert analyze(write(tmp_path / "rank1.json.gz", whole), schedule="none").ranks[0].whole.bubble_fraction < 0.2
 
 
 def test_graph_kernels_fill_the_graph(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit.analysis.tables import RankTables, rank_tables
+from tracekit.analysis.tables import RankTables, launches, rank_tables
 from tracekit.parsers.discovery import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store import open_store
@@ -41,12 +41,9 @@ class Options:
 
 
 def _what_labels_lack(events: pl.LazyFrame) -> pl.DataFrame:
-    """Read what labelled events do not hold and the measures need: graph launches, and the operators' shapes."""
-    kind, name = pl.col("kind"), pl.col("name").cast(pl.String)
-    launches = events.select("kind", "name", "correlation").filter(
-        kind.is_in(["runtime", "driver"]) & name.str.contains("GraphLaunch")
-    )
-    shaped = (
-        events.select("kind", "name", "shapes").filter((kind == "cpu_op") & pl.col("shapes").is_not_null()).unique()
-    )
-    return pl.concat(pl.collect_all([launches, shaped]), how="diagonal")
+    """Read what labelled events do not hold and the measures need: the launches, and the operators' shapes."""
+    kind = pl.col("kind")
+    calls = events.select("kind", "name", "correlation").filter(kind.is_in(["runtime", "driver"]))
+    ops = events.select("kind", "name", "shapes").filter((kind == "cpu_op") & pl.col("shapes").is_not_null())
+    found = pl.collect_all([calls, ops.unique()])
+    return pl.concat([launches(found[0]), found[1]], how="diagonal")

@@ -31,6 +31,10 @@ LONGEST_GAPS = 100
 """Idle gaps kept by rank, the longest; their sums are exact."""
 
 
+LOST_LAUNCHES = 0.02
+"""Share of kernel launches without their kernel above which idle time is not known."""
+
+
 @dataclass(frozen=True, eq=False)
 class Measures:
     """What was measured over some parts of one rank: its whole window (one part), or each of its steps."""
@@ -88,7 +92,7 @@ def rank_tables(
         from tracekit.classify import classify, load_rules
 
         labelled = classify(rank.events, rules=load_rules(rules) if rules is not None else None)
-    hollow, unseen = _unseen_graphs(rank.events, labelled)
+    hollow, unseen = _lost_work(rank.events, labelled)
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     parts = max(1, len(table))
@@ -144,22 +148,37 @@ def _pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
     return rank_pipeline(labelled.drop("part"), source)
 
 
-def _unseen_graphs(events: pl.DataFrame, labelled: pl.DataFrame) -> tuple[bool, list[Notice]]:
-    """Find CUDA graph launches that left no GPU event: what ran then is not in the file, so idle is not known."""
-    launches = events.filter(
-        pl.col("kind").is_in(["runtime", "driver"]) & pl.col("name").cast(pl.String).str.contains("GraphLaunch")
-    ).select("correlation")
-    if launches.is_empty():
-        return False, []
+def launches(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the API calls that put kernels on the GPU.
+
+    >>> launches(pl.DataFrame({"kind": ["runtime", "runtime"], "name": ["cudaLaunchKernel", "cudaFree"],
+    ...                        "correlation": [1, 2]}))["correlation"].to_list()
+    [1]
+    """
+    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null())
+    return calls.filter(pl.col("name").cast(pl.String).str.contains("LaunchKernel|GraphLaunch"))
+
+
+def _lost_work(events: pl.DataFrame, labelled: pl.DataFrame) -> tuple[bool, list[Notice]]:
+    """Find launches that left no GPU event: what ran then is not in the file, so idle is not known."""
+    calls = launches(events)
     seen = labelled.filter(pl.col("kind").is_in(GPU_KINDS)).select("correlation")
-    empty = len(launches.join(seen, on="correlation", how="anti"))
-    if not empty:
-        return False, []
-    text = (
-        f"{empty} of {len(launches)} CUDA graph launches left no GPU events in the file: what they ran is not known, "
-        "so idle time and the bubble are null; record with graph node tracing"
-    )
-    return True, [Notice("graphs-unseen", text)]
+    lost = calls.join(seen, on="correlation", how="anti")
+    graph = pl.col("name").cast(pl.String).str.contains("GraphLaunch")
+    graphs = len(lost.filter(graph))
+    if graphs:
+        text = (
+            f"{graphs} of {len(calls.filter(graph))} CUDA graph launches left no GPU events in the file: what they ran "
+            "is not known, so idle time and the bubble are null; record with graph node tracing"
+        )
+        return True, [Notice("graphs-unseen", text)]
+    if len(lost) > LOST_LAUNCHES * len(calls):
+        text = (
+            f"{len(lost)} of {len(calls)} kernel launches have no kernel in the file (cut off, or dropped by the "
+            "profiler): idle time and the bubble are null; record fewer steps, or again"
+        )
+        return True, [Notice("gpu-events-lost", text)]
+    return False, []
 
 
 def _notices(kept: pl.DataFrame, steps: pl.DataFrame) -> list[Notice]:
