@@ -47,6 +47,8 @@ class Measured:
     lower_bound: bool = False
     """True where some pipeline waiting could not be measured."""
     step: int | None = None
+    partial: bool = False
+    """True of a first or last step that looks cut off."""
 
     @property
     def overlap(self) -> dict[str, float | None]:
@@ -118,7 +120,7 @@ class RankResult:
             **self.whole.to_dict(),
             "phases": [dict(phase) for phase in self.phases],
             "idle_causes_ns": dict(self.idle_causes) if self.whole.idle_known else None,
-            "per_step": [{"step": one.step, **one.to_dict()} for one in self.per_step],
+            "per_step": [{"step": one.step, "partial": one.partial, **one.to_dict()} for one in self.per_step],
         }
 
 
@@ -202,8 +204,25 @@ class Analysis:
         """Return every table as a pandas one, by name."""
         return {name: table.to_pandas() for name, table in self.tables.items()}
 
+    def _repr_html_(self) -> str:
+        rows = [(str(one.rank), one.whole) for one in self.ranks[:64]] + [("all", self.total)]
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(*row))}</tr>" for row in rows)
+        more = f"<p>… and {len(self.ranks) - 64} more ranks</p>" if len(self.ranks) > 64 else ""
+        heads = ("rank", "span ms", "compute", "exposed", "idle", "bubble")
+        head = "".join(f"<th>{name}</th>" for name in heads)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
     def __repr__(self) -> str:
         return f"<Analysis: {len(self.ranks)} ranks, {self.total.budget.span_ns / 1e6:.3f} ms of GPU time>"
+
+
+def _cells(name: str, one: Measured) -> list[str]:
+    """Return a row of the notebook's table: shares are of the span."""
+    span, cost = one.budget.span_ns, one.budget
+    idle = cost.idle_ns if one.idle_known else None
+    shares = [ratio(cost.compute_ns, span), ratio(sum(cost.exposed_ns.values()), span)]
+    shares += [None if idle is None else ratio(idle, span), one.bubble_fraction]
+    return [name, f"{span / 1e6:,.3f}", *("–" if share is None else f"{share:.1%}" for share in shares)]
 
 
 def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -31,7 +32,14 @@ def rank_result(part: RankTables, waited: pl.DataFrame) -> RankResult:
         rank=part.source.rank,
         steps=tuple(step for step in steps if step is not None),
         whole=whole[0],
-        per_step=tuple(measured(part.by_step, waited, steps, idle_known=part.idle_known)),
+        per_step=tuple(
+            replace(one, partial=partial)
+            for one, partial in zip(
+                measured(part.by_step, waited, steps, idle_known=part.idle_known),
+                part.steps["partial"].to_list() or [False],
+                strict=True,
+            )
+        ),
         phases=tuple(_phases(part, waited, steps)),
         idle_causes={name.removesuffix("_ns"): causes.get(name, 0) for name in _CAUSES},
     )
