@@ -15,8 +15,11 @@ from tracekit.errors import OptionError
 from tracekit.gate import stats
 from tracekit.gate.metrics import Floor, Metric
 from tracekit.gate.samples import SETS, Run
+from tracekit.schema import COMMUNICATION_LABELS
 
 SURE = 0.9975  # what calibrated noise exceeds once in 200 pairs, either way; fewer than 1 % even with heavy tails
+COMMUNICATION = Floor(relative=0.1, of_step=0.02)
+"""Communication contains the waiting for peers: between runs of the same code it differs twice as much as compute."""
 PRIOR_DF = 4.0  # how many runs' worth the default floor's idea of noise counts
 
 
@@ -51,6 +54,8 @@ def floor_of(
         if fnmatch.fnmatchcase(metric.name, pattern):
             return _given(pattern, value, before)
     floor: Floor = metric.family.floor
+    if metric.unit == "ms" and metric.key in ("communication", *COMMUNICATION_LABELS):
+        floor = COMMUNICATION
     step = _centre(baseline, "step_ms")
     part = floor.of_step * step
     if metric.unit == "ratio" and floor.of_step and metric.key:

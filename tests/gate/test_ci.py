@@ -1,0 +1,63 @@
+"""The action's own script, run as GitHub runs it, on the pairs that the sample workflow gates."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def action_script():
+    """Cut the gate's script out of ci/action.yml: the last `run: |` block."""
+    text = (ROOT / "ci" / "action.yml").read_text()
+    return textwrap.dedent(text.rsplit("run: |\n", 1)[1])
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expect", "require", "code", "verdict"),
+    [
+        ("b", "0", "", 0, "pass"),
+        ("straggler", "1", "", 0, "regressed"),
+        ("straggler", "0", "", 1, "regressed"),
+        ("b", "1", "", 1, "pass"),
+        ("b", "0", "step_ms < +50%\nbubble_fraction < 0.9\n", 0, "pass"),
+        ("nowhere", "0", "", 2, "error"),
+    ],
+)
+def test_the_composite_action(tmp_path, candidate, expect, require, code, verdict):  # noqa: PLR0917
+    output, summary = tmp_path / "output", tmp_path / "summary"
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": os.environ.get("HOME", str(tmp_path)),
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_OUTPUT": str(output),
+        "GITHUB_STEP_SUMMARY": str(summary),
+        "CANDIDATE": str(ROOT / "sample_traces" / "steps" / candidate),
+        "BASELINE": str(ROOT / "sample_traces" / "steps" / "a"),
+        "REQUIRE": require,
+        "INCONCLUSIVE": "",
+        "EXPECT": expect,
+    }
+    run = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", action_script()],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == code, run.stdout + run.stderr
+    assert output.read_text() == f"verdict={verdict}\n"
+    assert "tracekit gate" in summary.read_text()
+    if verdict == "regressed":
+        assert "::error title=regressed%3A label_ms.forward::" in run.stdout
+
+
+def test_the_sample_workflow_gates_both_pairs():
+    text = (ROOT / ".github" / "workflows" / "gate.yml").read_text()
+    for words in ("candidate: sample_traces/steps/b", "candidate: sample_traces/steps/straggler", 'expect: "1"'):
+        assert words in text
+    for folder in ("a", "b", "straggler"):
+        assert list((ROOT / "sample_traces" / "steps" / folder).glob("*.json.gz"))
