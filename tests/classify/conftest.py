@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tests.reference import read
+from tracekit.parsers import kineto
 from tracekit.schema import EVENTS, conform
 
 NODE = "autograd::engine::evaluate_function: "
@@ -77,7 +77,7 @@ def load():
 
     def read_once(path):
         if path not in known:
-            known[path] = read(path)
+            known[path] = kineto.read(path).events
         return known[path]
 
     return read_once

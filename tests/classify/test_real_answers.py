@@ -112,7 +112,9 @@ def test_weight_reload(samples, load, stripped, folder, rank):
     labelled = classify(stripped(load(samples / f"{folder}/rank{rank}.pt.trace.json.gz")))
     found = counts(labelled)
     assert (found["broadcast"], found["reload"], found["onload"]) == (8, 8, 2)
-    assert set(labelled.filter(pl.col("label") == "reload")["name"].cast(pl.String)) == {"Memcpy DtoD (Device -> Device)"}
+    assert set(labelled.filter(pl.col("label") == "reload")["name"].cast(pl.String)) == {
+        "Memcpy DtoD (Device -> Device)"
+    }
 
 
 @pytest.mark.parametrize("rank", range(4))

@@ -19,7 +19,14 @@ __all__ = ["Explanation", "Rule", "RuleBook", "Tried", "builtin_rules", "classif
 
 
 def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:
-    """Label one rank's GPU events: all kinds of events in, GPU events out, sorted by start."""
+    """Label one rank's GPU events: all kinds of events in, GPU events out, sorted by start.
+
+    >>> from tracekit.schema import EVENTS
+    >>> launch = {"id": 0, "kind": "runtime", "name": "cudaLaunchKernel", "start_ns": 1, "end_ns": 2, "correlation": 7}
+    >>> copy = {"id": 1, "kind": "memset", "name": "Memset (Device)", "start_ns": 5, "end_ns": 9, "correlation": 7}
+    >>> classify(conform(pl.DataFrame([launch, copy]), EVENTS)).select("id", "label", "rule").rows()
+    [(1, 'memory', 'memset')]
+    """
     book = rules.before(builtin_rules()) if rules else builtin_rules()
     evidence = gather(events, book.groups)
     decisions = decide_all(evidence, book)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +95,7 @@ def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> C
 
     call = _named(gpu, ranges, launches, calls, first=first, last=last).where(library.present)
     peer = _peers(gpu, ranges, calls, first, last)
+    peer = np.where(peer >= 0, peer, _spelt_peers(ranges, launches, column("group_ranks")))
     return Collectives(
         library,
         call,
@@ -181,6 +183,21 @@ def _peers(gpu: pl.DataFrame, ranges: Ranges, calls: Ints, first: Ints, last: In
     asked = ranges.frame["peer"].gather(calls).fill_null(-1).to_numpy().astype(np.int64)
     found = np.where(last >= 0, np.append(asked, -1)[last], -1)
     return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, found))
+
+
+def _spelt_peers(ranges: Ranges, launches: Launches, members: Text) -> Ints:
+    """Peers as PyTorch spells them in the annotation of a single message: ``nccl:send 3->0``, ``nccl:recv 3<-0``.
+
+    They are counted inside the group; where its ranks are known, the peer's global rank is looked up.
+    """
+    spelt = ranges.name.take(launches.ann).extract(r"^nccl:(?:send|recv) \d+(?:->|<-)(\d+)$").numbers()
+    ranks = [[int(n) for n in re.findall(r"\d+", v)] for v in members.values]
+    width = max((len(r) for r in ranks), default=0)
+    if not width or not (spelt >= 0).any():
+        return spelt
+    table = np.array([*(r + [-1] * (width - len(r)) for r in ranks), list(range(width))], np.int64)
+    inside = (spelt >= 0) & (spelt < width)
+    return np.where(inside, table[members.codes, np.clip(spelt, 0, width - 1)], spelt)
 
 
 def _differs(values: Ints, first: Ints, last: Ints) -> Bools:

@@ -94,6 +94,11 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     """Explain the label of one rank's GPU event.
 
     *selector* is an event's id, or part of a kernel's name; of several events with that name the longest is explained.
+
+    >>> from tracekit.schema import EVENTS, conform
+    >>> copy = {"id": 1, "kind": "memset", "name": "Memset (Device)", "start_ns": 5, "end_ns": 9}
+    >>> explain(conform(pl.DataFrame([copy]), EVENTS), "Memset").winner.rule
+    'memset'
     """
     book = rules.before(builtin_rules()) if rules else builtin_rules()
     evidence = gather(events, book.groups)
@@ -171,7 +176,7 @@ def _asked(condition: Condition) -> str:
         return " or ".join(condition)
     if isinstance(condition, bool):
         return str(condition).lower()
-    return str(condition)
+    return _said(condition)
 
 
 def _micros(duration: Value) -> str:

@@ -221,7 +221,7 @@ def _conditions(item: Mapping[str, Any], key: str, place: int, table: str, where
         condition = tuple(value) if isinstance(value, list) else value
         problem = _condition_problem(column, condition)
         if problem:
-            raise where.error(table, place, column, problem, f"evidence: {', '.join(COLUMNS)}")
+            raise where.error(table, place, column, problem, f"evidence: {', '.join(COLUMNS)}", inside=key)
         out[column] = condition
     return out
 
@@ -240,13 +240,20 @@ class _Lines:
     text: str
     source: str
 
-    def error(self, table: str, place: int, key: str, message: str, hint: str) -> RuleError:
-        return RuleError(f"{self.source}:{self.line(table, place, key)}: {message}", hint=hint)
+    def error(self, table: str, place: int, key: str, message: str, hint: str, *, inside: str = "") -> RuleError:
+        return RuleError(f"{self.source}:{self.line(table, place, key, inside)}: {message}", hint=hint)
 
-    def line(self, table: str, place: int, key: str) -> int:
+    def line(self, table: str, place: int, key: str, inside: str = "") -> int:
+        """Find the line of a table's own *key*, or of *key* in its inner table *inside*; else of the table's head."""
         lines = self.text.splitlines()
         heads = [i for i, line in enumerate(lines) if re.match(rf"\s*\[\[?\s*{re.escape(table)}\s*\]\]?", line)]
         start = heads[place] if place < len(heads) else 0
         stop = next((i for i in range(start + 1, len(lines)) if re.match(r"\s*\[\[", lines[i])), len(lines))
-        mention = re.compile(rf"(^|[\s{{,.\[])[\"']?{re.escape(key)}[\"']?\s*(=|\])")
-        return next((i + 1 for i in range(start, stop) if mention.search(lines[i])), start + 1)
+        own = (
+            rf"^\s*[\"']?{re.escape(inside or key)}[\"']?\s*[=.]|^\s*\[{re.escape(table)}\.{re.escape(inside or key)}\]"
+        )
+        first = next((i for i in range(start, stop) if re.search(own, lines[i])), start)
+        if not inside:
+            return first + 1
+        word = re.compile(rf"(^|[\s{{,.])[\"']?{re.escape(key)}[\"']?\s*=")
+        return next((i + 1 for i in range(first, stop) if word.search(lines[i])), first + 1)

@@ -1,0 +1,216 @@
+"""The evidence itself: nesting, launches, autograd, collectives, copies, on traces that can be counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.classify.conftest import ENGINE
+from tracekit.classify import classify, explain
+from tracekit.classify._nest import ANNOTATION, OP, PROBE, nest
+from tracekit.errors import OptionError
+
+RANGES = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 20), st.sampled_from([OP, ANNOTATION, PROBE])),
+    max_size=25,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(RANGES)
+def test_nesting_agrees_with_a_search_of_all_ranges(rows):
+    """The innermost range is the latest to start among those that hold the point and are not yet left."""
+    rows = _calls(rows)
+    thread, start, end, what = (np.array([r[i] for r in rows], np.int64) for i in range(4))
+    op_of, ann_of, _, _ = nest(thread, start, end, what, np.zeros(len(rows), np.int64))
+    for i, (t, s, _, _) in enumerate(rows):
+        for kind, found in ((OP, op_of), (ANNOTATION, ann_of)):
+            around = [
+                j
+                for j, (u, a, b, w) in enumerate(rows)
+                if w == kind and u == t and j != i and a <= s < b and (a, -b, w, j) < (s, -rows[i][2], rows[i][3], i)
+            ]
+            best = max(around, key=lambda j: (rows[j][1], -rows[j][2], j), default=-1)
+            assert found[i] == best
+
+
+def _calls(rows):
+    """Cut ranges of one thread so that they nest as calls do."""
+    out = []
+    for t, s, length, w in sorted(rows, key=lambda r: (r[0], r[1], -r[2])):
+        end = s if w == PROBE else s + length
+        for u, a, b, kind in out:
+            if u == t and a <= s < b and PROBE not in (w, kind):
+                end = min(end, b)
+        out.append((t, s, end, w))
+    return out
+
+
+def one(labelled, target):
+    return labelled.filter(pl.col("id") == target).row(0, named=True)
+
+
+def test_the_innermost_op_and_the_chain(program):
+    program.note("outer", 0, 100)
+    program.note("inner", 1, 50)
+    program.op("aten::linear", 2, 40)
+    program.op("aten::mm", 3, 30)
+    inside, after = program.kernel("k", 4), program.kernel("k", 60)
+    labelled = classify(program.events())
+    row = one(labelled, inside)
+    assert (row["op"], row["chain"]) == ("aten::mm", "aten::linear > aten::mm")
+    assert (row["annotation"], row["annotations"]) == ("inner", "outer > inner")
+    row = one(labelled, after)
+    assert (row["op"], row["annotations"]) == (None, "outer")
+
+
+def test_the_engines_work_borrows_the_annotation_its_caller_waits_in(program):
+    program.note("PP:1B3", 0, 100)
+    program.op("aten::relu", 1, 2, sequence=5)
+    program.node("ReluBackward0", 10, 20, 5)
+    target = program.kernel("k", 11, tid=ENGINE)
+    row = one(classify(program.events()), target)
+    assert (row["stage"], row["microbatch"]) == (1, 3)
+
+
+def test_a_node_knows_its_forward(program):
+    program.op("aten::linear", 0, 10, sequence=7)
+    program.op("aten::mm", 1, 9, sequence=7)
+    forward = program.kernel("nvjet_TNN", 2)
+    program.op("aten::relu", 11, 12, sequence=8)
+    program.node("MmBackward0", 20, 30, 7)
+    backward = program.kernel("k", 21, tid=ENGINE)
+    labelled = classify(program.events())
+    assert one(labelled, forward)["label"] == "forward"
+    row = one(labelled, backward)
+    assert (row["node"], row["fwd_op"], row["autograd_sequence"]) == ("MmBackward0", "aten::mm", 7)
+
+
+@pytest.mark.parametrize(
+    ("node", "order"), [("MmBackward0", ["wgrad", "dgrad"]), ("AddmmBackward0", ["dgrad", "wgrad"])]
+)
+def test_order_inside_a_node(program, node, order):
+    program.node(node, 0, 100, 5)
+    ids = []
+    for start in (1, 50):
+        program.op("aten::mm", start, start + 10, tid=ENGINE)
+        ids.append(program.kernel("gemm_kernel", start + 1, tid=ENGINE))
+    labelled = classify(program.events())
+    assert [one(labelled, i)["label"] for i in ids] == order
+
+
+@pytest.mark.parametrize(
+    ("shapes", "label"),
+    [("[[64,8],[8,32]]", "dgrad"), ("[[32,64],[64,8]]", "wgrad"), ("[[8,64],[64,32]]", "wgrad")],
+)
+def test_shapes_decide(program, shapes, label):
+    """Forward [64 tokens, 32] x [32, 8]: dgrad contracts 8, wgrad contracts 64."""
+    program.op("aten::mm", 0, 10, sequence=5, shapes="[[64,32],[32,8]]")
+    program.kernel("gemm", 1)
+    program.op("aten::relu", 11, 12, sequence=6)
+    program.node("LinBackward", 20, 40, 5)
+    program.op("aten::mm", 21, 30, tid=ENGINE, shapes=shapes)
+    target = program.kernel("gemm", 22, tid=ENGINE)
+    assert one(classify(program.events()), target)["label"] == label
+
+
+def test_forward_work_inside_a_node_is_recompute(program):
+    program.node("CheckpointFunctionBackward", 0, 100, 5)
+    program.op("aten::gelu", 1, 10, tid=ENGINE, sequence=50)
+    again = program.kernel("gelu", 2, tid=ENGINE)
+    program.node("GeluBackward0", 20, 30, 50)
+    back = program.kernel("gelu_backward", 21, tid=ENGINE)
+    labelled = classify(program.events())
+    assert (one(labelled, again)["label"], one(labelled, back)["label"]) == ("recompute", "dgrad")
+
+
+def test_a_batch_of_messages_names_one_peer_or_none(program):
+    def batch(at, *messages):
+        for i, (way, peer) in enumerate(messages):
+            program.op(
+                "record_param_comms", at + i, at + i + 0.5, collective=way, peer=peer, group="1", group_desc="pp"
+            )
+        program.note("nccl:coalesced", at + 5, at + 9)
+        return program.kernel("ncclDevKernel_SendRecv(args)", at + 6, stream=20)
+
+    both = batch(0, ("send", 2), ("recv", 2))
+    sent = batch(20, ("send", 1))
+    apart = batch(40, ("recv", 1), ("send", 3))
+    labelled = classify(program.events())
+    assert [one(labelled, i)["peer"] for i in (both, sent, apart)] == [2, 1, None]
+    assert [one(labelled, i)["collective"] for i in (both, sent, apart)] == ["coalesced", "send", "coalesced"]
+    assert {one(labelled, i)["label"] for i in (both, sent, apart)} == {"pp_comm"}
+    assert {one(labelled, i)["group_desc"] for i in (both, sent, apart)} == {"pp"}
+
+
+@pytest.mark.parametrize(("ranks", "peer"), [(None, 3), ("[1, 3, 5, 7]", 7)])
+def test_a_single_message_spells_its_peer(program, ranks, peer):
+    program.note("nccl:send 0->3", 0, 10)
+    program.op("record_param_comms", 1, 9, collective="send", group="1", group_ranks=ranks)
+    target = program.kernel("ncclDevKernel_SendRecv(args)", 2, stream=20)
+    assert one(classify(program.events()), target)["peer"] == peer
+
+
+def test_sendrecv_is_nothing_by_its_name_alone(program):
+    program.trained()
+    target = program.kernel("ncclDevKernel_SendRecv(args)", 1, stream=20)
+    assert one(classify(program.events()), target)["label"] == "comm"
+
+
+def test_the_backward_of_combine_runs_a_dispatch_kernel(program):
+    """One layer forward and one backward at once, as DeepEP launches them."""
+    program.trained()
+    dispatch, combine = "deep_ep::internode::dispatch<8>(", "deep_ep::internode::combine<8>("
+    program.kernel("deep_ep::internode::cached_notify<8>(", 0, stream=27)
+    first = program.kernel(dispatch, 2, stream=27)
+    program.kernel("deep_ep::internode::notify_dispatch<8>(", 4, stream=27)
+    second = program.kernel(dispatch, 6, stream=27)
+    third, fourth = program.kernel(combine, 8, stream=27), program.kernel(combine, 10, stream=27)
+    labelled = classify(program.events())
+    got = [(one(labelled, i)["label"], one(labelled, i)["pass"]) for i in (first, second, third, fourth)]
+    assert got == [
+        ("ep_combine", "backward"),
+        ("ep_dispatch", "forward"),
+        ("ep_dispatch", "backward"),
+        ("ep_combine", "forward"),
+    ]
+
+
+def test_a_launch_the_file_lost_is_known_by_its_namesakes(program):
+    program.op("aten::relu", 0, 10, sequence=5)
+    program.kernel("relu_kernel", 1)
+    program.node("ReluBackward0", 20, 30, 5)
+    program.kernel("other_kernel", 21, tid=ENGINE)
+    lost, stranger = program.kernel("relu_kernel", 100, launched=False), program.kernel("new", 50, launched=False)
+    labelled = classify(program.events())
+    assert one(labelled, lost)["label"] == "forward"
+    assert one(labelled, stranger)["label"] == "other"
+
+
+def test_explain_names_the_rule_and_why_others_failed(program):
+    program.op("aten::relu", 0, 10, sequence=5)
+    target = program.kernel("relu_kernel", 1)
+    program.node("ReluBackward0", 20, 30, 5)
+    events = program.events()
+    by_id, by_name = explain(events, target), explain(events, "relu_k")
+    assert by_id.event == by_name.event
+    assert by_id.winner is not None
+    assert by_id.winner.rule == classify(events)["rule"].to_list()[0] == "torch-forward"
+    assert by_id.evidence["site"] == "forward"
+    failed = next(t for t in by_id.tried if t.rule == "torch-recompute")
+    assert (failed.matched, failed.failed) == (False, "site is forward, not recompute")
+    text = by_id.render()
+    assert "✓ torch-forward" in text
+    assert "relu_kernel" in text
+    with pytest.raises(OptionError, match="nothing_like_it"):
+        explain(events, "nothing_like_it")
+
+
+def test_explain_counts_all_that_a_name_means(samples, load):
+    events = load(samples / "1f1b/rank1.pt.trace.json.gz")
+    found = explain(events, "nvjet")
+    assert dict(found.others) == {"forward": 96, "dgrad": 96, "wgrad": 96}
+    assert found.to_dict()["label"] in ("forward", "dgrad", "wgrad")
