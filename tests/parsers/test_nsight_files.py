@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import random
 import shutil
 import sqlite3
@@ -45,16 +46,35 @@ def arrowdir(source, target, *, stream):
     return target
 
 
+@pytest.fixture(scope="session")
+def arrow_file(samples, tmp_path_factory):
+    """The same tables as one .arrow file: a stream a table, one after another, named in the schema's metadata."""
+    path = tmp_path_factory.mktemp("arrow") / "rank0.arrow"
+    with path.open("wb") as file:
+        for name, frame in frames(samples / "nsys-1f1b" / "rank0.parquetdir").items():
+            table = frame.to_arrow().replace_schema_metadata({"table_name": name})
+            with ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table)
+    return path
+
+
 # --- formats ---
 
 
-@pytest.mark.parametrize("name", ["rank0.parquetdir", "rank0.arrow"])
-def test_every_export_of_a_report_gives_the_same_table(sample, name):
+def test_every_export_of_a_report_gives_the_same_table(sample, arrow_file):
     (expected,) = nsight.read(sample / "rank0.sqlite")
-    (found,) = nsight.read(sample / name)
+    for path in (sample / "rank0.parquetdir", arrow_file):
+        (found,) = nsight.read(path)
+        assert_frame_equal(found.events, expected.events)
+        assert found.source.counts == expected.source.counts
+        assert found.source.devices == expected.source.devices == ("NVIDIA H200",)
+
+
+def test_the_exporters_own_arrow_file(corpus):
+    folder = corpus.parent / "h200" / "nsys-1f1b"
+    (expected,) = nsight.read(folder / "rank0.sqlite")
+    (found,) = nsight.read(folder / "rank0.arrow")
     assert_frame_equal(found.events, expected.events)
-    assert found.source.counts == expected.source.counts
-    assert found.source.devices == expected.source.devices == ("NVIDIA H200",)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -99,10 +119,23 @@ def test_large_tables_are_read_in_two_ranges(tmp_path, monkeypatch):
     assert sum(rank.events.height for rank in halves) == 999
 
 
-def test_sniff(sample, tmp_path):
+def test_the_benchmarks_export_is_one(tmp_path):
+    """The benchmark measures the reader on a file it makes itself, which must be what it says."""
+    spec = importlib.util.spec_from_file_location("benchmark", Path(__file__).parents[2] / "benchmarks" / "nsight.py")
+    assert spec is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    benchmark.make(tmp_path / "a.sqlite", 500, True)
+    (rank,) = nsight.read(tmp_path / "a.sqlite")
+    assert rank.source.counts == {"kernel": 500, "runtime": 500}
+    read = benchmark.with_pandas(str(tmp_path / "a.sqlite"))
+    assert read["rows"] == 1000
+
+
+def test_sniff(sample, arrow_file, tmp_path):
     assert nsight.sniff(sample / "rank0.sqlite")
     assert nsight.sniff(sample / "rank0.parquetdir")
-    assert nsight.sniff(sample / "rank0.arrow")
+    assert nsight.sniff(arrow_file)
     assert nsight.sniff(shutil.copy(sample / "rank0.sqlite", tmp_path / "no-ending"))
     (tmp_path / "report.nsys-rep").touch()
     assert nsight.sniff(tmp_path / "report.nsys-rep")
@@ -274,9 +307,9 @@ def test_a_table_damaged_in_the_middle_keeps_its_sound_rows(tmp_path):
 
 @pytest.mark.parametrize("name", ["rank0.sqlite", "rank0.arrow"])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_damage_never_ends_in_anything_but_a_table_or_one_line(sample, tmp_path, name, seed):
+def test_random_damage_never_ends_in_anything_but_a_table_or_one_line(sample, arrow_file, tmp_path, name, seed):
     rng = random.Random(f"{name}{seed}")
-    data = bytearray((sample / name).read_bytes())
+    data = bytearray((arrow_file if name.endswith("arrow") else sample / name).read_bytes())
     for _ in range(rng.choice([1, 10, 100])):
         at = rng.randrange(len(data) - 50)
         data[at : at + 50] = rng.randbytes(50)
@@ -286,10 +319,10 @@ def test_random_damage_never_ends_in_anything_but_a_table_or_one_line(sample, tm
             assert rank.events.schema == EVENTS
 
 
-def test_a_truncated_arrow_file_keeps_the_tables_before(sample, tmp_path):
-    whole = (sample / "rank0.arrow").read_bytes()
+def test_a_truncated_arrow_file_keeps_the_tables_before(arrow_file, tmp_path):
+    whole = arrow_file.read_bytes()
     path = tmp_path / "rank0.arrow"
-    path.write_bytes(whole[: whole.index(b"NVTX_EVENTS", len(whole) // 4) + 5000])
+    path.write_bytes(whole[: whole.index(b"NVTX_EVENTS") + 5000])
     (rank,) = nsight.read(path)
     assert rank.source.counts["kernel"] == 643
     assert "annotation" not in rank.source.counts
@@ -297,10 +330,10 @@ def test_a_truncated_arrow_file_keeps_the_tables_before(sample, tmp_path):
     refused(path, lenient=False)
 
 
-@pytest.mark.parametrize("size", [1000, 10, 1])
-def test_an_arrow_file_with_no_table_left(sample, tmp_path, size):
+@pytest.mark.parametrize("size", [200, 10, 1])
+def test_an_arrow_file_with_no_table_left(arrow_file, tmp_path, size):
     path = tmp_path / "rank0.arrow"
-    path.write_bytes((sample / "rank0.arrow").read_bytes()[:size])
+    path.write_bytes(arrow_file.read_bytes()[:size])
     assert "no Arrow export" in refused(path).message
 
 

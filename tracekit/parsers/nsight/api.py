@@ -45,7 +45,8 @@ def _syncs(export: Export, calls: pl.DataFrame, base_ns: int) -> pl.DataFrame:
         process("globalPid").alias("process"),
     )
     keys = ["process", "correlation"]
-    names = calls.select(*keys, "name").unique(keys, keep="first", maintain_order=True)
+    asked = calls.select(*keys, "name").join(frame, on=keys, how="semi") if frame.height else calls.clear()
+    names = asked.select(*keys, "name").unique(keys, keep="first", maintain_order=True)
     return frame.join(names, on=keys, how="left", maintain_order="left").with_columns(
         pl.col("name").fill_null("synchronization")
     )
