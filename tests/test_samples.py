@@ -1,0 +1,133 @@
+"""Every sample analyses to its truth, is small, and holds nothing private."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tracekit.analysis import analyze
+from tracekit.classify import classify
+from tracekit.trace import load
+
+SAMPLES = Path(__file__).parent.parent / "sample_traces"
+GEMM = r"nvjet|gemm|cutlass"
+FOLDERS = sorted(path.parent.relative_to(SAMPLES).as_posix() for path in SAMPLES.glob("**/truth.json"))
+PRIVATE = {
+    "a home folder": re.compile(rb"/(?:home|Users)/[A-Za-z]|/root/"),
+    "an environment variable": re.compile(
+        rb"\b(?:LD_LIBRARY_PATH|PATH|HOME|USER|LOGNAME|HOSTNAME|SSH_[A-Z]+|AWS_[A-Z_]+|[A-Z_]*TOKEN|[A-Z_]*SECRET)="
+    ),
+    "a host name": re.compile(rb"\b[a-z0-9-]+\.(?:internal|local|lan|corp|compute\.amazonaws\.com)\b"),
+    "an address": re.compile(rb"\b(?:10|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d{1,3}\.\d{1,3}(?:\.\d{1,3})?\b"),
+    "a mail address": re.compile(rb"[\w.+-]+@[\w-]+\.[a-z]{2,}"),
+}
+
+
+def truth(folder):
+    return json.loads((SAMPLES / folder / "truth.json").read_text())
+
+
+@cache
+def analysis(folder):
+    return analyze(SAMPLES / folder)
+
+
+@cache
+def labelled(folder):
+    trace = load(SAMPLES / folder)
+    return pl.concat([classify(trace.rank(rank).events) for rank in trace.ranks])
+
+
+def test_the_samples_are_small():
+    size = sum(path.stat().st_size for path in SAMPLES.glob("**/*") if path.is_file())
+    assert size < 15_000_000
+
+
+def test_every_sample_is_described():
+    text = (SAMPLES / "README.md").read_text()
+    assert FOLDERS
+    for folder in FOLDERS:
+        assert f"`{folder}`" in text, folder
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("**/rank*")), ids=lambda p: p.relative_to(SAMPLES).as_posix())
+def test_nothing_private_is_in_a_sample(path):
+    files = [path] if path.is_file() else sorted(path.glob("*"))
+    for file in files:
+        raw = file.read_bytes()
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        for what, pattern in PRIVATE.items():
+            found = pattern.search(raw)
+            assert found is None, f"{file.name}: {what}: {found and found[0]!r}"
+
+
+@pytest.mark.parametrize("folder", [f for f in FOLDERS if "gemms" in truth(f) or "rank0_counts" in truth(f)])
+def test_gemms_are_told_apart_on_every_rank(folder):
+    known = truth(folder)
+    wanted = known.get("gemms") or {
+        k: v for k, v in known["rank0_counts"].items() if k in ("forward", "dgrad", "wgrad")
+    }
+    gemms = labelled(folder).filter((pl.col("kind") == "kernel") & pl.col("name").cast(pl.String).str.contains(GEMM))
+    ranks = gemms["rank"].unique().sort().to_list() if "gemms" in known else [0]
+    assert ranks == (list(range(known.get("world_size", 1))) if "gemms" in known else [0])
+    for rank in ranks:
+        counts = dict(gemms.filter(pl.col("rank") == rank).group_by("label").len().iter_rows())
+        assert counts == wanted, rank
+
+
+@pytest.mark.parametrize("folder", [f for f in FOLDERS if "orders" in truth(f)])
+def test_the_schedule_and_every_order_come_back(folder):
+    known, held = truth(folder), analysis(folder).schedule
+    assert held is not None
+    found = held.to_dict()
+    assert (found["name"], found["pp"], found["microbatches"]) == (
+        known["schedule"],
+        known["pp"],
+        known["microbatches"],
+    )
+    assert found["exact"], found["differences"]
+    if known["schedule"] != "dualpipe":  # its F and B ran one after the other here; the notice says so
+        assert [halves(order) for order in found["ranks"]] == [halves(order) for order in known["orders"]]
+
+
+def halves(order):
+    """An overlapped pair and the same two ops one after the other are the same order."""
+    return [op for item in order for op in item.strip("()").split(";")]
+
+
+def test_the_recorded_overlap_shows_its_lanes():
+    known = truth("vpp-overlap")["rank0_counts"]
+    rows = labelled("vpp-overlap").filter(pl.col("rank") == 0)
+    counts = dict(
+        rows.filter(pl.col("label").is_in(["ep_dispatch", "ep_combine"]))
+        .group_by("label", "pass")
+        .len()
+        .select(pl.concat_str("label", "pass", separator=" "), "len")
+        .iter_rows()
+    )
+    assert counts == {
+        "ep_dispatch forward": known["dispatch_forward"],
+        "ep_dispatch backward": known["dispatch_backward"],
+        "ep_combine forward": known["combine_forward"],
+        "ep_combine backward": known["combine_backward"],
+    }
+    copies = dict(rows.filter(pl.col("label").is_in(["offload", "onload"])).group_by("label").len().iter_rows())
+    assert copies == {"offload": known["offload"], "onload": known["onload"]}
+    phases = set(analysis("vpp-overlap").schedule.lanes["phase"].cast(pl.String))
+    assert {"warm-up", "steady", "cool-down"} <= phases
+
+
+@pytest.mark.parametrize("folder", ["reload", "reload-overlap"])
+def test_the_weight_update_comes_back(folder):
+    known, found = truth(folder), analysis(folder).reload
+    assert found is not None
+    assert (found.rounds, found.buckets, list(found.sources)) == (known["rounds"], known["buckets"], known["sources"])
+    counts = known.get("counts") or known["counts_per_rank"]
+    for one in analysis(folder).ranks:
+        assert {label: one.whole.label_count.get(label) for label in counts} == counts
