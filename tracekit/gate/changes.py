@@ -55,7 +55,8 @@ def moved(before: Sequence[Run], after: Sequence[Run], *, most: int = 10) -> Row
         old, new = _average(before, table, keys), _average(after, table, keys)
         if not old or not new:
             missing = "both sides" if not old and not new else "before" if not old else "after"
-            notes.append(f"no {table} to compare: {missing} did not hold them" + _where(table, before, after))
+            need = "traces whose pipeline can be found" if table == "cells" else "traces or stores"
+            notes.append(f"no {table} to compare: {missing} did not hold them; give {need} for that")
             found[table] = []
             continue
         if table == "cells":  # a cell that one side lacks is another reading of the pipeline, not a change of time
@@ -64,13 +65,6 @@ def moved(before: Sequence[Run], after: Sequence[Run], *, most: int = 10) -> Row
             old, new = ({k: v for k, v in side.items() if k in old and k in new} for side in (old, new))
         found[table] = _changes(old, new, keys)[:most]
     return {**found, "notes": notes}
-
-
-def _where(table: str, before: Sequence[Run], after: Sequence[Run]) -> str:
-    saved = all(r.document is not None and not r.tables.get(table) for r in (*before, *after))
-    if table == "cells":
-        return "" if saved else " (a pipeline must be found on both sides)"
-    return "; give traces or stores for that"
 
 
 def _average(runs: Sequence[Run], table: str, keys: tuple[str, ...]) -> dict[tuple[Any, ...], tuple[float, float]]:

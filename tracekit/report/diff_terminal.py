@@ -19,11 +19,12 @@ MOST = 8
 
 def show(result: Data, console: Console | None = None) -> None:
     """Print what changed, the largest change first."""
-    (console or Console()).print(render(result))
+    console = console or Console()
+    console.print(render(result, width=console.width))
 
 
-def render(result: Data) -> RenderableType:
-    """Return what to print."""
+def render(result: Data, *, width: int = 100) -> RenderableType:
+    """Return what to print; numbers are never cut, names and the last columns give way on a narrow terminal."""
     parts: list[RenderableType] = [Text(names(result), style="dim")]
     if result["obstacles"]:
         parts.append(Text(f"not comparable: {'; '.join(result['obstacles'])}", style="yellow"))
@@ -32,11 +33,11 @@ def render(result: Data) -> RenderableType:
     if telling:
         parts += [Text(""), _metrics(telling[:MOST])]
     if result["labels"]:
-        parts += [Text(""), _labels(result["labels"][:MOST])]
+        parts += [Text(""), _labels(result["labels"][:MOST], width)]
     name: Callable[[Data], str] = words.named
     for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
         if result[key]:
-            parts += [Text(""), _times(key, by, result[key])]
+            parts += [Text(""), _times(key, by, result[key], width)]
     parts += [Text(note, style="dim") for note in result["notes"]]
     return Group(*parts)
 
@@ -69,19 +70,24 @@ def _metrics(rows: Sequence[Data]) -> Table:
     return table
 
 
-def _labels(rows: Sequence[Data]) -> Table:
-    table = _table("label", "before", "after", "change a step", "exposed", "overlap")
+def _labels(rows: Sequence[Data], width: int) -> Table:
+    extra = ("exposed", "overlap") if width >= 100 else ()
+    table = _table("label", "before", "after", "change a step", *extra)
     for r in rows:
-        table.add_row(r["label"], f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", _coloured(r),
-                      arrow(r["exposed_ms_before"], r["exposed_ms_after"], "ms"),
-                      arrow(r["overlap_before"], r["overlap_after"], "ratio"))  # fmt: skip
+        more = (
+            arrow(r["exposed_ms_before"], r["exposed_ms_after"], "ms"),
+            arrow(r["overlap_before"], r["overlap_after"], "ratio"),
+        )
+        table.add_row(
+            r["label"], f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", _coloured(r), *more[: len(extra)]
+        )
     return table
 
 
-def _times(title: str, name: Callable[[Data], str], rows: Sequence[Data]) -> Table:
+def _times(title: str, name: Callable[[Data], str], rows: Sequence[Data], width: int) -> Table:
     table = _table(title, "before", "after", "change a step")
     table.columns[0].no_wrap = True
-    table.columns[0].max_width = 60
+    table.columns[0].max_width = max(12, min(80, width - 50))
     for r in rows[:MOST]:
         table.add_row(name(r), f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", _coloured(r))
     if len(rows) > MOST:
