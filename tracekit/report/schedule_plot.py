@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     from tracekit.schedules import Schedule, Simulation
 
@@ -38,15 +41,19 @@ class Parts:
 
 
 def parts(done: Simulation) -> Parts:
-    """Split the cells into rectangles.
+    """Split a simulation's cells into rectangles.
 
     >>> from tracekit.schedules import generate, simulate
     >>> one = parts(simulate(generate("interleaved-overlap", pp=1, microbatches=2, virtual=1)))
     >>> list(zip(one.kind, one.microbatch.tolist(), one.low.tolist(), one.high.tolist()))
     [('F', 0, 0.0, 1.0), ('F', 1, 0.5, 1.0), ('B', 1, 0.0, 1.0), ('B', 0, 0.0, 0.5)]
     """
-    cells = done.cells
-    op = cells["op"].cast(str).to_numpy()
+    return cell_parts(done.cells)
+
+
+def cell_parts(cells: pl.DataFrame) -> Parts:
+    """Split a table of cells (rank, op, stage, …, start, end) into rectangles; an unknown stage counts as the first."""
+    op = cells["op"].cast(pl.String).to_numpy()
     pair = op == "FB"
     kinds = np.where(pair, "F", op)
     ones = np.ones(len(op))
@@ -57,8 +64,8 @@ def parts(done: Simulation) -> Parts:
     return Parts(
         rank=both("rank", "rank"),
         kind=[*kinds.tolist(), *["B"] * int(pair.sum())],
-        stage=both("stage", "b_stage").astype(np.int64),
-        microbatch=both("microbatch", "b_microbatch").astype(np.int64),
+        stage=np.nan_to_num(both("stage", "b_stage")).astype(np.int64),
+        microbatch=np.nan_to_num(both("microbatch", "b_microbatch"), nan=-1).astype(np.int64),
         start=both("start", "start"),
         end=both("end", "end"),
         low=np.concatenate([np.where(pair, 0.5, 0.0), 0.0 * ones[pair]]),
@@ -164,11 +171,25 @@ def draw_grid(axes: Axes, done: Simulation, *, inches: float, shapes: Parts | No
     A number is written where it fits when a unit of time takes so many *inches*; with 0, none is. *kimi* writes 1-based
     micro-batches with the chunk's letter.
     """
+    plan = done.schedule
+    draw_idle(axes, range(plan.pp), done.makespan)
+    draw_cells(axes, shapes or parts(done), plan, inches=inches, kimi=kimi)
+    _axes(axes, done)
+
+
+def draw_idle(axes: Axes, rows: Iterable[int], end: float) -> None:
+    """Lay the colour of idle time under rows, from 0 to *end*."""
     from matplotlib.collections import PolyCollection
 
-    shapes = shapes or parts(done)
+    under = [[(0, r + 0.04), (0, r + 0.96), (end, r + 0.96), (end, r + 0.04)] for r in rows]
+    axes.add_collection(PolyCollection(under, facecolors=IDLE_COLOUR, edgecolors="none", zorder=0))
+
+
+def draw_cells(axes: Axes, shapes: Parts, plan: Schedule, *, inches: float, kimi: bool = False) -> None:
+    """Draw cells on their rows: the one way a cell looks, measured or ideal. See ``draw_grid`` for the options."""
+    from matplotlib.collections import PolyCollection
+
     numbers = inches > 0
-    plan = done.schedule
     of_stage, shade = chunks(plan), shaded(plan)
     count = int(of_stage.max()) + 1
     top = 0.92
@@ -179,24 +200,23 @@ def draw_grid(axes: Axes, done: Simulation, *, inches: float, shapes: Parts | No
     stage_chunk = of_stage[shapes.stage].tolist()
     fills = [looks[key] for key in zip(shapes.kind, stage_chunk, strict=True)]
     edge: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.7} if numbers else {"edgecolors": "none"}
-    idle = PolyCollection(
-        [[(0, r + 0.04), (0, r + 0.96), (done.makespan, r + 0.96), (done.makespan, r + 0.04)] for r in range(plan.pp)],
-        facecolors=IDLE_COLOUR,
-        edgecolors="none",
-        zorder=0,
-    )
     cells = PolyCollection(list(corners.transpose(2, 0, 1)), facecolors=fills, zorder=1, **edge)
     cells.set_rasterized(not numbers)
-    axes.add_collection(idle)
     axes.add_collection(cells)
     if numbers:
         _outline_pairs(axes, shapes)
-        for i, chunk in enumerate(stage_chunk):
-            number = int(shapes.microbatch[i])
-            text = f"{number + 1}{chr(ord('a') + chunk % 26)}" if kimi else f"{number}" + "′" * (0 if shade else chunk)
-            if (shapes.end[i] - shapes.start[i]) * inches >= len(text) * _DIGIT + _MARGIN:
-                _write(axes, shapes, i, text)
-    _axes(axes, done)
+        _numbers(axes, shapes, stage_chunk, inches, "kimi" if kimi else "shade" if shade else "prime")
+
+
+def _numbers(axes: Axes, shapes: Parts, stage_chunk: Sequence[int], inches: float, style: str) -> None:
+    """Write micro-batches where they fit."""
+    for i, chunk in enumerate(stage_chunk):
+        number = int(shapes.microbatch[i])
+        text = f"{number}" + "′" * (chunk if style == "prime" else 0)
+        if style == "kimi":
+            text = f"{number + 1}{chr(ord('a') + chunk % 26)}"
+        if number >= 0 and (shapes.end[i] - shapes.start[i]) * inches >= len(text) * _DIGIT + _MARGIN:
+            _write(axes, shapes, i, text)
 
 
 def _outline_pairs(axes: Axes, shapes: Parts) -> None:
@@ -224,9 +244,14 @@ def _axes(axes: Axes, done: Simulation) -> None:
     axes.set_ylim(ranks, 0)
     step = max(1, -(-ranks // 16))
     axes.set_yticks(np.arange(0, ranks, step) + 0.5, [f"rank {r}" for r in range(0, ranks, step)])
+    axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=INK)
+    plain_axes(axes)
+
+
+def plain_axes(axes: Axes) -> None:
+    """Leave of the axes only what is read: names at the left, time below."""
     axes.tick_params(length=0, labelsize=8.5, colors=INK)
     axes.tick_params(axis="x", length=3, color=FAINT)
-    axes.set_xlabel("time (units of the given times)", fontsize=8.5, color=INK)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)
@@ -234,14 +259,19 @@ def _axes(axes: Axes, done: Simulation) -> None:
 
 def legend(figure: Figure, done: Simulation) -> None:
     """Say below the grid what the colours mean."""
-    from matplotlib.patches import Patch
-
-    used = {kind for rank in done.schedule.ranks for op in rank for kind in op.kind}
-    handles = [Patch(facecolor=CELL_COLOURS[kind], label=f"{NAMES[kind]} ({kind})") for kind in NAMES if kind in used]
-    if any(op.kind == "FB" for rank in done.schedule.ranks for op in rank):
-        handles.append(Patch(facecolor="none", edgecolor=INK, label="overlapped pair (FB), F above B"))
-    if shaded(done.schedule) and chunks(done.schedule).any():
-        handles.append(Patch(facecolor="white", edgecolor=FAINT, label="lighter: later chunk"))
-    handles.append(Patch(facecolor=IDLE_COLOUR, label="idle"))
+    handles = cell_handles(done.schedule)
     look = {"frameon": False, "handlelength": 1.2, "handleheight": 1, "labelcolor": INK}
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, **look)
+
+
+def cell_handles(plan: Schedule) -> list[Patch]:
+    """Return what a legend of a schedule's cells shows."""
+    from matplotlib.patches import Patch
+
+    used = {kind for rank in plan.ranks for op in rank for kind in op.kind}
+    handles = [Patch(facecolor=CELL_COLOURS[kind], label=f"{NAMES[kind]} ({kind})") for kind in NAMES if kind in used]
+    if any(op.kind == "FB" for rank in plan.ranks for op in rank):
+        handles.append(Patch(facecolor="none", edgecolor=INK, label="overlapped pair (FB), F above B"))
+    if shaded(plan) and chunks(plan).any():
+        handles.append(Patch(facecolor="white", edgecolor=FAINT, label="lighter: later chunk"))
+    return [*handles, Patch(facecolor=IDLE_COLOUR, label="idle")]
