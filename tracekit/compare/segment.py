@@ -521,7 +521,7 @@ def _even_parts(runs: list[Ints], wanted: int) -> list[Ints]:
     unit = total / wanted
     parts: list[Ints] = []
     for rows in runs:
-        pieces = round(len(rows) / unit)
+        pieces = min(round(len(rows) / unit), len(rows))
         if pieces:
             parts += np.array_split(rows, pieces)
     return parts

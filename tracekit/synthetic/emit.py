@@ -62,7 +62,7 @@ class _Writer:
         recipe, done = self.recipe, self.recipe.simulation()
         table = recipe.schedule.table
         first, last = table.offsets[self.position], table.offsets[self.position + 1]
-        self.number, self.host = number, origin - LEAD_NS
+        self.number, self.host = number, max(self.host, origin - LEAD_NS)
         self.held.clear()
         begin = origin
         receives, sends = self._messages()
@@ -109,7 +109,7 @@ class _Writer:
         pieces = self._pieces(op)
         stalls = self._stalls(op, len(pieces))
         shares = np.diff(np.rint(np.linspace(0, work, len(pieces) + 1))).astype(np.int64).tolist()
-        called = max(start - LEAD_NS - 20, self.host + 1)
+        called = self.host + 1
         at = start
         late = 0
         for k, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
@@ -206,8 +206,8 @@ class _Writer:
     ) -> None:
         """Write a GPU event, its launch, and the op (and autograd node) around the launch."""
         self.correlation += 1
-        launched = start - CALL_NS if late else start - LEAD_NS
-        launched = max(launched, self.host + 10)
+        # The host runs ahead: it launches one kernel after another, and waits only where it is told to be late.
+        launched = max(start - CALL_NS, self.host + 10) if late else self.host + 10
         self.host = launched + 4 * CALL_NS // 5
         thread = AUTOGRAD if node else MAIN
         text = json.dumps(shapes, separators=(",", ":")) if shapes and self.recipe.shapes else None
@@ -252,7 +252,7 @@ class _Writer:
             "group_desc": "EXPERT_MODEL_PARALLEL_GROUP",
             "group_ranks": json.dumps(ranks, separators=(",", ":")),
         }
-        at = max(start - LEAD_NS, self.host + 10)
+        at = self.host + 10
         self.annotated(f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", at, at + 1_000)
         self.kernel("ncclDevKernel_SendRecv", start, end, op="record_param_comms", stream=EXPERT, **said)
         self.rows[-3].update(said)
@@ -261,7 +261,7 @@ class _Writer:
         """Write a send or receive between neighbours in the pipeline."""
         peer = self.recipe.rank(position, self.replica) if self.recipe.peers else None
         ranks = [self.recipe.rank(at, self.replica) for at in range(self.recipe.schedule.pp)]
-        at = max(start - LEAD_NS, self.host + 10)
+        at = self.host + 10
         said = {
             "collective": way,
             "peer": peer,

@@ -1,0 +1,176 @@
+"""Replays, clocks, roles, places and lanes, each on its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tracekit.compare.clocks import align
+from tracekit.compare.lanes import lanes
+from tracekit.compare.place import forward_peers, place
+from tracekit.compare.rank import MESSAGES
+from tracekit.compare.replay import Graph
+from tracekit.compare.roles import mesh_positions, parse_layout
+from tracekit.errors import OptionError
+from tracekit.schedules import Times, generate, names, simulate
+from tracekit.schedules.registry import describe
+
+ALL = [name for name in names() if describe(name).pipeline]
+
+
+def graph(plan):
+    return Graph.of(simulate(plan).cells.rename({"rank": "position"}))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_replay_is_the_simulators(name):
+    pp, microbatches = {"dualpipev": (2, 6)}.get(name, (4, 8))
+    plan = generate(name, pp=pp, microbatches=microbatches)
+    done = simulate(plan, Times(F=3, I=2, W=1, FB=5))
+    again = graph(plan)
+    start, end = again.run(done.end - done.start)
+    assert start.tolist() == done.start.tolist()
+    assert end.max() == done.makespan
+    assert list(again.peak_activations().values()) == done.peak_activations
+    idle = again.idle_by_phase(start, end)
+    assert [sum(parts) for parts in idle.values()] == done.bubble
+    assert again.broken == 0
+
+
+def test_delays_and_early_outputs_are_replayed():
+    cells = graph(generate("1f1b", pp=2, microbatches=1))
+    took = np.array([4, 4, 4, 4])
+    assert cells.makespan(took) == 16
+    late = np.array([0, 0, 3, 0])  # rank 1's forward starts 3 late
+    assert cells.makespan(took, late) == 19
+    start, end = np.array([0, 10, 2, 6]), np.array([4, 14, 6, 10])  # its forward started while rank 0's ran
+    ready, early = cells.ready(start, end)
+    assert ready.tolist() == [0, 10, 2, 6]
+    assert cells.run(took, None, early)[0].tolist() == start.tolist()
+
+
+def test_cells_that_wait_for_each_other_are_let_go_and_counted():
+    cells = pl.DataFrame(
+        {"position": [0, 0, 1, 1], "op": ["B", "F", "F", "B"], "stage": [0, 0, 1, 1], "microbatch": [0] * 4},
+    ).with_columns(b_stage=pl.lit(None, pl.Int32), b_microbatch=pl.lit(None, pl.Int32))
+    ring = Graph.of(cells)
+    assert ring.broken > 0
+    assert len(ring.order) == 4
+
+
+def messages(rows):
+    made = [
+        {"step": 0, "kernel": k, "send": way == ">", "peer": peer, "launch_ns": k, "start_ns": start, "end_ns": end}
+        for k, (way, peer, start, end) in enumerate(rows)
+    ]
+    return pl.DataFrame(made, schema=MESSAGES)
+
+
+def test_single_messages_set_the_clocks():
+    a = messages(
+        [(">", 1, 100 * k, 100 * k + 50) for k in range(5)] + [("<", 1, 1000 + 9 * k, 1005 + 9 * k) for k in range(5)]
+    )
+    shift = 7_000_000
+    b = messages([("<", 0, 100 * k + shift, 100 * k + 50 + shift) for k in range(5)]
+                 + [(">", 0, 1000 + 9 * k + shift, 1005 + 9 * k + shift) for k in range(5)])  # fmt: skip
+    found = align({0: a, 1: b})
+    assert found.offset_ns == {0: 0, 1: -shift}
+    assert found.residual_ns == 0
+
+
+def test_clocks_that_break_no_rule_stay():
+    a = messages([(">", 1, 0, 10_000_000), ("<", 1, 0, 90_000_000)])
+    b = messages([("<", 0, 0, 60_000_000), (">", 0, 70_000_000, 71_000_000)])
+    assert align({0: a, 1: b}).offset_ns == {0: 0, 1: 0}
+    early = b.with_columns(pl.col("start_ns", "end_ns") - 10**9)  # received before it was sent
+    assert align({0: a, 1: early}).offset_ns[1] == pytest.approx(10**9, rel=0.1)
+
+
+def chunks(text):
+    """F0 F1 B0 …, launched one after another every 10 ns."""
+    words = text.split()
+    return pl.DataFrame({"op": [w[0] for w in words], "pair": [int(w[1:]) for w in words],
+                         "last_ns": [10 * k for k in range(len(words))]})  # fmt: skip
+
+
+def sent(*pairs):
+    rows = [(k, to) for k, to in pairs]
+    made = [{"step": 0, "kernel": i, "send": True, "peer": to, "launch_ns": 10 * k + 5, "start_ns": 0, "end_ns": 1}
+            for i, (k, to) in enumerate(rows)]  # fmt: skip
+    return pl.DataFrame(made, schema=MESSAGES)
+
+
+def test_a_send_belongs_to_the_work_launched_last():
+    assert forward_peers(chunks("F0 F1 B0"), sent((0, 2), (1, 2), (2, 0))) == [2, 2]
+    assert forward_peers(chunks("F0 F1 B0 F2"), sent((0, 2), (2, 0), (2, 2), (3, 2))) == [2, 2, 2]
+
+
+def test_one_stage_a_rank_is_a_line():
+    found = place({0: chunks("F0 F1"), 1: chunks("F0 F1")}, {0: sent((0, 1), (1, 1)), 1: sent()}, 2)
+    assert found.shape == "line"
+    assert found.places[1] == {0: (1, 0), 1: (1, 1)}
+
+
+def test_the_last_rank_tells_the_chunks_of_a_loop():
+    far = chunks("F0 F1 F2 F3")
+    near = {0: sent(*((k, 1) for k in range(4))), 1: sent(*((k, 2) for k in range(4))), 2: sent((0, 0), (1, 0))}
+    found = place({0: far, 1: far, 2: far}, near, 3)
+    assert (found.shape, found.virtual) == ("loop", 2)
+    assert [found.places[1][k] for k in range(4)] == [(1, 0), (1, 1), (4, 0), (4, 1)]
+
+
+def test_who_begins_on_the_last_rank_tells_a_v_from_two_pipelines():
+    first, middle = sent((0, 1)), sent((0, 2), (1, 0))
+    work = {0: chunks("F0 F1"), 1: chunks("F0 F1"), 2: chunks("F0 F1")}
+    leg = place(work, {0: first, 1: middle, 2: sent((1, 1))}, 3)
+    assert (leg.shape, leg.places[2]) == ("V", {0: (2, 0), 1: (3, 0)})
+    both = place(work, {0: first, 1: middle, 2: sent((0, 1))}, 3)
+    assert (both.shape, both.places[2]) == ("two-way", {0: (0, 1), 1: (2, 0)})
+
+
+def test_what_cannot_be_told_is_said():
+    nobody = sent((0, 1)).with_columns(peer=pl.lit(None, pl.Int32))
+    found = place({0: chunks("F0")}, {0: nobody}, 2)
+    assert (found.shape, found.places) == ("unknown", {})
+    assert "who" in found.reason
+
+
+def test_layouts_are_meshes_with_the_last_axis_fastest():
+    assert parse_layout("pp=4, ep=2") == {"pp": 4, "ep": 2}
+    assert [mesh_positions({"pp": 2, "ep": 2}, r)["pp"] for r in range(4)] == [0, 0, 1, 1]
+    for wrong in ("ep=2", "pp", "pp=0", "pp=2,pp=2"):
+        with pytest.raises(OptionError):
+            parse_layout(wrong)
+
+
+def test_lanes_by_phase():
+    rows = pl.DataFrame(
+        [
+            ("forward", "forward", 0, 10),
+            ("offload", None, 5, 15),  # half hidden, while warming up
+            ("dgrad", "backward", 20, 30),
+            ("forward", "forward", 30, 40),
+            ("ep_dispatch", "forward", 28, 44),  # 12 hidden: steady until 40
+            ("wgrad", "backward", 50, 60),
+            ("pp_comm", None, 52, 58),
+        ],
+        schema=["label", "pass", "start_ns", "end_ns"],
+        orient="row",
+    )
+    work = pl.DataFrame(
+        {
+            "step": [0] * 4,
+            "op": ["F", "B", "F", "W"],
+            "beside": [-1] * 4,
+            "start_ns": [0, 20, 30, 50],
+            "end_ns": [10, 30, 40, 60],
+        }
+    )
+    found = lanes(rows, work)
+    assert found.filter(label="offload").select("phase", "total_ns", "hidden_ns").rows() == [("warm-up", 10, 5)]
+    assert found.filter(label="ep_dispatch").select("phase", "total_ns", "hidden_ns").rows() == [
+        ("steady", 12, 12),
+        ("cool-down", 4, 0),
+    ]
+    assert found.filter(label="pp_comm")["beside_wgrad_ns"].to_list() == [6]

@@ -1,0 +1,110 @@
+"""Cutting one rank's kernels into chunks: cases small enough to count on fingers."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.compare.rank import rank_pipeline
+from tracekit.compare.segment import prepare, segment
+from tracekit.schema import LABELLED, Source, conform
+
+
+def table(*rows):
+    """Rows as (what, number): F forward, D dgrad, V wgrad, L wgrad outside autograd, > send, < receive."""
+    made = []
+    for at, (what, number, *more) in enumerate(rows):
+        label = {"F": "forward", "D": "dgrad", "V": "wgrad", "L": "wgrad", ">": "pp_comm", "<": "pp_comm"}[what]
+        made.append(
+            {
+                "label": label,
+                "name": more[0] if more else what,
+                "node": "MmBackward0" if what in "DV" else None,
+                "autograd_sequence": number if what in "FDV" else None,
+                "p2p": {">": f"send:{number}", "<": f"recv:{number}"}.get(what),
+                "launch_ns": at * 10,
+                "start_ns": 1000 + at * 10,
+                "end_ns": 1008 + at * 10,
+                "id": at,
+            }
+        )
+    return conform(pl.DataFrame(made, infer_schema_length=None), LABELLED)
+
+
+def cut(*rows):
+    found = segment(prepare(table(*rows)))
+    return " ".join(f"{op}{pair}" for op, pair in zip(found.op, found.pair, strict=True))
+
+
+def test_a_jump_up_in_sequence_numbers_is_a_new_backward():
+    assert (
+        cut(("F", 1), ("F", 2), (">", 1), ("F", 3), ("F", 4), ("D", 2), ("D", 1), ("D", 4), ("D", 3)) == "F0 F1 B0 B1"
+    )
+
+
+def test_last_in_first_out_backwards_are_cut_where_both_passes_had_a_message():
+    rows = [("F", 1), ("F", 2), (">", 1), ("F", 3), ("F", 4), (">", 1)]
+    back = [("<", 1), ("D", 4), ("D", 3), ("<", 1), ("D", 2), ("D", 1)]
+    assert cut(*rows, *back) == "F0 F1 B1 B0"
+    assert cut(*rows, ("D", 4), ("D", 3), ("D", 2), ("D", 1)) == "F0 B0"  # nothing between: nothing to cut by
+
+
+def test_a_message_in_the_middle_of_a_forward_alone_cuts_nothing():
+    assert cut(("F", 1), (">", 1), ("F", 2), ("D", 2), ("D", 1)) == "F0 B0"
+
+
+def test_a_second_walk_over_the_same_numbers_is_the_weight_gradient():
+    rows = [("F", 1), ("F", 2), (">", 1), ("F", 3), ("F", 4)]
+    back = [("D", 2), ("D", 1), ("D", 4), ("D", 3), ("V", 2), ("V", 1), ("V", 4), ("V", 3)]
+    assert cut(*rows, *back) == "F0 F1 I0 I1 W0 W1"
+
+
+def test_loose_weight_gradients_are_counted_off_in_order():
+    rows = [("F", 1), (">", 1), ("F", 2), (">", 1), ("F", 3)]
+    back = [("D", 1), (">", 0), ("D", 2), (">", 0), ("L", 0), ("L", 0), ("D", 3), (">", 0), ("L", 0)]
+    assert cut(*rows, *back) == "F0 F1 F2 I0 I1 W0 W1 I2 W2"
+
+
+def test_loose_weight_gradients_inside_a_backward_are_part_of_it():
+    assert cut(("F", 1), ("F", 2), ("D", 2), ("L", 0), ("D", 1), ("L", 0)) == "F0 B0"
+
+
+def test_kernels_without_a_number_at_a_backwards_start_are_its_own():
+    rows = table(("F", 1), ("D", 1), ("<", 2), ("F", 2), ("D", None), ("D", 2))
+    found = segment(prepare(rows))
+    assert found.op == ["F", "B", "F", "B"]
+    assert found.chunk.tolist() == [0, 1, -1, 2, 3, 3]
+
+
+def test_two_stages_without_a_message_between_are_told_apart_at_the_end_of_the_line():
+    one = [("<", 0), ("F", 1, "a"), ("F", 2, "a"), (">", 0), ("<", 0), ("D", 2), ("L", 0), ("D", 1), (">", 0), ("L", 0)]
+    two = [(w, n + 2 if w in "FD" else n, *m) for w, n, *m in one]
+    assert cut(*one, *two).count("F") == 4
+    middle = [(w, 7 if w == "<" else n, *m) for w, n, *m in (*one, *two)]  # two neighbours: one stage a walk
+    assert cut(*middle).count("F") == 2
+
+
+def test_a_forward_and_a_backward_launched_in_turns_are_one_block():
+    rows = table(("F", 1), ("F", 2), (">", 1), ("F", 3), ("D", 2), ("F", 4), ("D", 1), ("D", 4), ("D", 3))
+    chunks = rank_pipeline(rows, Source("x", "kineto", 0, "name")).chunks
+    assert chunks["op"].to_list() == ["F", "F", "B", "B"]
+    assert chunks["beside"].to_list() == [-1, 2, 1, -1]
+
+
+def test_annotations_name_stage_and_microbatch():
+    rows = table(("F", 1), ("D", 1)).with_columns(
+        annotations=pl.Series(["PP:2F7", None], dtype=pl.Categorical()),
+    )
+    chunks = rank_pipeline(rows, Source("x", "kineto", 0, "name")).chunks
+    assert chunks.select("stage", "microbatch").rows() == [(2, 7), (2, 7)]  # the backward by its forward's
+
+
+def test_forward_without_backward_is_said():
+    rows = table(("F", 1), (">", 1), ("F", 2), ("D", 1))
+    found = rank_pipeline(rows, Source("x", "kineto", 3, "name"))
+    assert [n.code for n in found.notices] == ["forward-without-backward"]
+
+
+def test_nothing_to_cut_gives_empty_tables():
+    found = rank_pipeline(conform(pl.DataFrame({"label": []}), LABELLED), Source("x", "kineto", 0, "name"))
+    assert found.chunks.is_empty()
+    assert found.messages.is_empty()

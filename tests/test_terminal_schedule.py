@@ -1,0 +1,55 @@
+"""The schedule section of the terminal report."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from tests.compare.conftest import pipelines
+from tracekit.compare import compare_pipelines
+from tracekit.report.terminal_schedule import render_schedule
+
+
+@pytest.fixture(scope="module")
+def found():
+    return compare_pipelines(list(pipelines("1f1b")), what_if=True)[0]
+
+
+def drawn(found, width):
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console.print(render_schedule(SimpleNamespace(schedule=found), width))
+    console.file.close()
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_it_fits_and_says_all_of_it(found, width):
+    text = drawn(found, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "1f1b · 4 ranks · 8 micro-batches" in text
+    assert "measured" in text
+    assert "27.3 %" in text  # the ideal bubble: 3/11
+    assert "unexplained" in text
+
+
+def test_the_waterfall_adds_up(found):
+    gap = found.gap_ns
+    lines = [line for line in drawn(found, 120).splitlines() if line.lstrip().startswith(("+", "−"))]
+    shown = sum(float(line.split(":")[1].split("%")[0].split()[-2].replace(",", "")) * (-1 if "−" in line[:3] else 1)
+                for line in lines)  # fmt: skip
+    assert shown == pytest.approx(sum(gap.values()) / 1e6, abs=0.02)
+
+
+def test_the_gantt_draws_every_rank_twice_and_begins_with_its_first_forward(found):
+    rows = [line for line in drawn(found, 160).splitlines() if "F0" in line and "B7" in line]
+    assert len(rows) == 8
+    ideal = [len(row) - len(row.lstrip()) for row in rows]
+    assert len(set(ideal)) == 1  # ranks are aligned; idle is drawn as dots
+    assert rows[4].split()[1].startswith("F0")
+    assert rows[7].split()[1].startswith("·")
+
+
+def test_nothing_is_drawn_without_a_schedule():
+    assert render_schedule(SimpleNamespace(schedule=None), 80) is None
