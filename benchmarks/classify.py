@@ -39,9 +39,8 @@ def main() -> None:
         labelled = classify(table)
         took, used = time.perf_counter() - before, time.process_time() - cpu
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        print(
-            f"{len(table):>10,} events, {len(labelled):>9,} on the GPU: {took:6.2f} s ({used:.2f} s of CPU), peak {peak:.1f} GB"
-        )
+        sizes = f"{len(table):>10,} events, {len(labelled):>9,} on the GPU"
+        print(f"{sizes}: {took:6.2f} s ({used:.2f} s of CPU), peak {peak:.1f} GB")
 
 
 if __name__ == "__main__":
