@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import typer
@@ -11,6 +12,8 @@ from tracekit.errors import Notice, OptionError
 PATHS_HELP = "Traces: files, a folder, a quoted glob, a URL or a store."
 RANKS_HELP = "Only these ranks: 0,2 or 0-7."
 RANK_HELP = "The rank of a single file that does not say."
+NSYS_HELP = "Nsight Systems' nsys, for .nsys-rep reports, where it is not on the PATH."
+NSYS_VARIABLE = "TRACEKIT_NSYS"
 WORKERS_HELP = "Processes to read with; by default as many as pay."
 
 
@@ -29,6 +32,13 @@ def parse_ranks(text: str | None) -> tuple[int, ...] | None:
             raise OptionError(f"--ranks {text}: {part.strip()!r} is no rank", hint="write 0,2 or 0-7")
         ranks.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(ranks))
+
+
+def use_nsys(program: str | None) -> str | None:
+    """Name the exporter for this process and the workers it starts."""
+    if program:
+        os.environ[NSYS_VARIABLE] = program
+    return program
 
 
 def show_notices(notices: Iterable[Notice]) -> None:

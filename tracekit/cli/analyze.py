@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import PATHS_HELP, RANK_HELP, RANKS_HELP, WORKERS_HELP, parse_ranks
+from tracekit.cli._common import (
+    NSYS_HELP,
+    NSYS_VARIABLE,
+    PATHS_HELP,
+    RANK_HELP,
+    RANKS_HELP,
+    WORKERS_HELP,
+    parse_ranks,
+    use_nsys,
+)
 
 
 def analyze(
@@ -29,6 +38,7 @@ def analyze(
         str | None, typer.Option(help="Say why an event got its label: a name (or part of one), a label or an id.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
+    nsys: Annotated[str | None, typer.Option(help=NSYS_HELP, envvar=NSYS_VARIABLE, callback=use_nsys)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A damaged file is an error, not a warning.")] = False,
 ) -> None:
     """Say where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""

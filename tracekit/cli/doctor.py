@@ -6,14 +6,25 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import PATHS_HELP, RANK_HELP, RANKS_HELP, WORKERS_HELP, parse_ranks
+from tracekit.cli._common import (
+    NSYS_HELP,
+    NSYS_VARIABLE,
+    PATHS_HELP,
+    RANK_HELP,
+    RANKS_HELP,
+    WORKERS_HELP,
+    parse_ranks,
+    use_nsys,
+)
 
 
 def doctor(
     paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
+    *,
     ranks: Annotated[str | None, typer.Option(help=RANKS_HELP)] = None,
     rank: Annotated[int | None, typer.Option(help=RANK_HELP)] = None,
     workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
+    nsys: Annotated[str | None, typer.Option(help=NSYS_HELP, envvar=NSYS_VARIABLE, callback=use_nsys)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Say what these traces hold, what is missing, which answers that rules out, and how to record better."""

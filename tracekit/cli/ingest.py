@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from tracekit.cli._common import (
+    NSYS_HELP,
+    NSYS_VARIABLE,
     PATHS_HELP,
     RANK_HELP,
     RANKS_HELP,
@@ -15,6 +17,7 @@ from tracekit.cli._common import (
     parse_ranks,
     show_notices,
     size,
+    use_nsys,
 )
 
 
@@ -26,6 +29,7 @@ def ingest(
     rank: Annotated[int | None, typer.Option(help=RANK_HELP)] = None,
     rules: Annotated[Path | None, typer.Option(help="Label with this rules file.")] = None,
     workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
+    nsys: Annotated[str | None, typer.Option(help=NSYS_HELP, envvar=NSYS_VARIABLE, callback=use_nsys)] = None,
     stacks: Annotated[bool, typer.Option("--stacks", help="Keep Python frames too.")] = False,
     lenient: Annotated[bool, typer.Option(help="Use what can be read of a damaged file.")] = True,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 from tracekit.errors import InputError, OptionError
 
 SUFFIXES = (".nsys-rep", ".qdrep")
+PROGRAM = "TRACEKIT_NSYS"
+"""The variable that names nsys where it is not on the PATH; worker processes inherit it."""
 _TIMEOUT_S = 3600
 _PAYLOADS = ("--include-json", "--include-blobs")
 
@@ -34,7 +37,8 @@ def exported(path: Path, nsys: str | None) -> Iterator[Path]:
 
 
 def _exporter(path: Path, nsys: str | None) -> str:
-    if nsys is not None:
+    nsys = nsys or os.environ.get(PROGRAM)
+    if nsys:
         found = shutil.which(nsys)
         if found is None:
             raise OptionError(f"{nsys}: is no program that can be run", hint="give the path of nsys itself")
