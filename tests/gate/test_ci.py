@@ -24,13 +24,17 @@ def action_script():
     [
         ("b", "0", "", 0, "pass"),
         ("straggler", "1", "", 0, "regressed"),
-        ("straggler", "0", "", 1, "regressed"),
-        ("b", "1", "", 1, "pass"),
-        ("b", "0", "step_ms < +50%\nbubble_fraction < 0.9\n", 0, "pass"),
+        ("slow.json", "0", "", 1, "regressed"),
+        ("same.json", "1", "", 1, "pass"),
+        ("slow.json", "0", "step_ms < +50%\nbubble_fraction < 0.9\n", 0, "pass"),
         ("nowhere", "0", "", 2, "error"),
     ],
 )
-def test_the_composite_action(tmp_path, candidate, expect, require, code, verdict):  # noqa: PLR0917
+def test_the_composite_action(tmp_path, save, scaled, candidate, expect, require, code, verdict):  # noqa: PLR0917
+    save("same.json")
+    save("slow.json", scaled(1.1))
+    traces = ROOT / "sample_traces" / "steps"
+    real = (traces / candidate).is_dir()
     output, summary = tmp_path / "output", tmp_path / "summary"
     environment = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -38,8 +42,8 @@ def test_the_composite_action(tmp_path, candidate, expect, require, code, verdic
         "GITHUB_ACTIONS": "true",
         "GITHUB_OUTPUT": str(output),
         "GITHUB_STEP_SUMMARY": str(summary),
-        "CANDIDATE": str(ROOT / "sample_traces" / "steps" / candidate),
-        "BASELINE": str(ROOT / "sample_traces" / "steps" / "a"),
+        "CANDIDATE": str(traces / candidate) if real else candidate,
+        "BASELINE": str(traces / "a") if real else "same.json",
         "REQUIRE": require,
         "INCONCLUSIVE": "",
         "EXPECT": expect,
@@ -51,7 +55,7 @@ def test_the_composite_action(tmp_path, candidate, expect, require, code, verdic
     assert run.returncode == code, run.stdout + run.stderr
     assert output.read_text() == f"verdict={verdict}\n"
     assert "tracekit gate" in summary.read_text()
-    if verdict == "regressed":
+    if candidate == "straggler":
         assert "::error title=regressed%3A label_ms.forward::" in run.stdout
 
 
