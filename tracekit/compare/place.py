@@ -61,8 +61,9 @@ def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | No
     found: dict[int, int] = {}
     mixed: list[tuple[list[tuple[str, int]], list[int]]] = []
     before = 0
-    for count in np.unique(done).tolist():
-        peers = [to[k] for k in np.flatnonzero(done == count).tolist()]
+    counts, first = np.unique(done, return_index=True)  # launch order: done never falls
+    for count, a, b in zip(counts.tolist(), first.tolist(), [*first.tolist()[1:], len(to)], strict=True):
+        peers = to[a:b]
         mine, before = names[before:count][-len(peers) :], count
         if len(mine) == 1 or len(set(peers)) == 1:
             found |= {pair: peer for (op, pair), peer in zip(mine, peers, strict=False) if op == "F"}

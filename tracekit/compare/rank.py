@@ -177,6 +177,10 @@ def _beside(chunks: pl.DataFrame) -> pl.Series:
             continue
         best, most = -1, 0.0
         for j in range(max(0, i - 3), min(len(op), i + 4)):
+            apart = host[j][0] > host[i][1] or host[i][0] > host[j][1]
+            apart &= gpu[j][0] >= gpu[i][1] or gpu[i][0] >= gpu[j][1]
+            if apart and block[i] is None:
+                continue
             if op[j] in ("B", "I") and pair[j] != pair[i] and partner[j] < 0:
                 told = 2.0 if block[i] is not None and block[i] == block[j] else 0.0
                 share = max(told, _share(host[i], host[j], inner=True), _share(gpu[i], gpu[j]))

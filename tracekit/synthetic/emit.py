@@ -109,7 +109,7 @@ class _Writer:
         pieces = self._pieces(op)
         stalls = self._stalls(op, len(pieces))
         shares = np.diff(np.rint(np.linspace(0, work, len(pieces) + 1))).astype(np.int64).tolist()
-        called = self.host + 1
+        called = self.host + 2
         at = start
         late = 0
         for k, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
@@ -132,7 +132,7 @@ class _Writer:
             self.copy("onload", start, beside)
         if self.recipe.annotations:
             text = str(op) + ("OVERLAP_F_B" if op.kind == "FB" else "")
-            self.annotated(f"PP:{text}", called, self.host + 5)
+            self.annotated(f"PP:{text}", called, self.host + 1)
 
     def _pieces(self, op: Op) -> list[tuple[str, int, int, int]]:
         """Return (what, stage, micro-batch, layer) of the kernels in the order they run."""
