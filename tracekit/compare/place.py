@@ -62,7 +62,7 @@ def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | No
     mixed: list[tuple[list[tuple[str, int]], list[int]]] = []
     before = 0
     counts, first = np.unique(done, return_index=True)  # launch order: done never falls
-    for count, a, b in zip(counts.tolist(), first.tolist(), [*first.tolist()[1:], len(to)], strict=True):
+    for count, a, b in zip(counts.tolist(), first.tolist(), [*first.tolist(), len(to)][1:], strict=True):
         peers = to[a:b]
         mine, before = names[before:count][-len(peers) :], count
         if len(mine) == 1 or len(set(peers)) == 1:
