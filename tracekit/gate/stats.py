@@ -237,7 +237,10 @@ def student_cdf(t: float, df: float) -> float:
     >>> round(student_cdf(2.776, 4), 4)
     0.975
     """
-    tail = _beta(df / (df + t * t), df / 2, 0.5) / 2
+    square = t * t
+    # Two forms of the same: each keeps its digits where the other loses them.
+    near = square < df
+    tail = (1 - _beta(square / (df + square), 0.5, df / 2) if near else _beta(df / (df + square), df / 2, 0.5)) / 2
     return 1 - tail if t > 0 else tail
 
 
