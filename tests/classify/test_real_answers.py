@@ -198,3 +198,17 @@ def test_convolutions_agree_with_the_calls_that_name_them(corpus, load):
     op = pl.col("op").cast(pl.String)
     assert set(labelled.filter(op.str.ends_with("convolution_backward_weight"))["label"]) == {"wgrad"}
     assert set(labelled.filter(op.str.ends_with("convolution_backward_input"))["label"]) == {"dgrad"}
+
+
+@pytest.mark.parametrize("name", ["perlmutter-cloverleaf-cuda", "saxpy-mpi-cuda_nsys_perlmutter0"])
+def test_a_program_that_is_no_model_is_not_called_forward(corpus, name):
+    rank = nsight.read(corpus / "nsight" / f"{name}.sqlite")[0]
+    found = classify(rank.events)
+    assert set(found.filter(pl.col("kind") == "kernel")["label"].cast(pl.String)) == {"other"}
+
+
+def test_ulysses_all_to_all_is_context_parallel(corpus):
+    rank = nsight.read(corpus / "nsight" / "mfu_2gpu_before.sqlite")[0]
+    found = classify(rank.events).filter(pl.col("chain").cast(pl.String).str.contains("AllToAll4D"))
+    kernels = found.filter(pl.col("name").cast(pl.String).str.contains("nccl"))
+    assert set(kernels["label"].cast(pl.String)) == {"cp_comm"}

@@ -296,6 +296,7 @@ def _(p):
 
 @example("inference")
 def _(p):
+    p.op("aten::relu", 0, 2)
     return p.kernel("anything", 1)
 
 

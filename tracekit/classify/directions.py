@@ -77,7 +77,7 @@ def read_directions(
     if autograd.active or bool(((value == _B) | (value == _W) | (value == _O))[compute].any()):
         _neighbours(say, value, launches, ranges, autograd, comm=comm, anchors=alone & (value >= 0))
         _unlaunched(say, value, gpu, names, launches)
-    else:
+    elif bool((launches.op >= 0).any()):  # without one framework op, nothing says that this is a model at all
         say("no backward in trace", np.ones(n, np.bool_), _F)
     return Directions(Text(_VALUES, value), Text(tuple(sources), source))
 
