@@ -19,7 +19,7 @@ from tracekit.schema import COMMUNICATION_LABELS
 
 SURE = 0.9975  # what calibrated noise exceeds once in 200 pairs, either way; fewer than 1 % even with heavy tails
 COMMUNICATION = Floor(relative=0.1, of_step=0.02)
-"""Communication contains the waiting for peers: between runs of the same code it differs twice as much as compute."""
+"""Communication contains the waiting for peers; two recordings of the same code were seen to differ by 9 % there."""
 PRIOR_DF = 4.0  # how many runs' worth the default floor's idea of noise counts
 
 
