@@ -22,11 +22,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     >>> target.read_text()
     'done'
     """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
-    if target.is_dir():
-        raise OutputError(f"{target}: is a folder", hint="name a file")
+    target = check_target(path)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:40]}.", suffix=target.suffix, dir=target.parent)
     except OSError as error:
@@ -41,6 +37,23 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """Return where a file is to be written, or say at once that it cannot be, before work is done for nothing.
+
+    >>> check_target("/nowhere/x.txt")
+    Traceback (most recent call last):
+    tracekit.errors.OutputError: /nowhere/x.txt: there is no folder /nowhere (create it first)
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
+    if target.is_dir():
+        raise OutputError(f"{target}: is a folder", hint="name a file")
+    if not os.access(target.parent, os.W_OK):
+        raise OutputError(f"{target}: cannot be written: no permission in {target.parent}", hint="choose another place")
+    return target
 
 
 def _umask() -> int:

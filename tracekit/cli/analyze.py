@@ -24,7 +24,13 @@ def analyze(
     *,
     output: Annotated[
         list[Path] | None,
-        typer.Option("--output", "-o", help="Write the result: .html, .json, .md, .parquet or .csv; may be repeated."),
+        typer.Option(
+            "--output", "-o", help="Write the result: .html .json .md .parquet .csv .png .svg .pdf; may be repeated."
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(help="What a picture shows: schedule, measured, ideal, budget, overlap, gap, lanes or timeline."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     schedule: Annotated[str, typer.Option(help="Ideal to compare with: auto, a name, an order file or none.")] = "auto",
@@ -49,7 +55,7 @@ def analyze(
     from tracekit.report.write import check_output, write
 
     for path in output or []:
-        check_output(path)
+        check_output(path, plot=plot)
     found = run(
         paths,
         steps=steps,
@@ -63,7 +69,7 @@ def analyze(
         lenient=not strict,
     )
     for path in output or []:
-        write(found, path)
+        write(found, path, plot=plot)
         typer.echo(f"wrote {path}", err=True)
     if json:
         typer.echo(found.to_json())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -264,13 +264,14 @@ def legend(figure: Figure, done: Simulation) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, **look)
 
 
-def cell_handles(plan: Schedule) -> list[Patch]:
-    """Return what a legend of a schedule's cells shows."""
+def cell_handles(plan: Schedule, ran: Collection[str] | None = None) -> list[Patch]:
+    """Return what a legend of a schedule's cells shows; *ran* are the ops drawn, where not all of the schedule's."""
     from matplotlib.patches import Patch
 
-    used = {kind for rank in plan.ranks for op in rank for kind in op.kind}
+    ops = {op.kind for rank in plan.ranks for op in rank} if ran is None else set(ran)
+    used = {kind for op in ops for kind in op}
     handles = [Patch(facecolor=CELL_COLOURS[kind], label=f"{NAMES[kind]} ({kind})") for kind in NAMES if kind in used]
-    if any(op.kind == "FB" for rank in plan.ranks for op in rank):
+    if "FB" in ops:
         handles.append(Patch(facecolor="none", edgecolor=INK, label="overlapped pair (FB), F above B"))
     if shaded(plan) and chunks(plan).any():
         handles.append(Patch(facecolor="white", edgecolor=FAINT, label="lighter: later chunk"))

@@ -6,39 +6,54 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-from tracekit._files import atomic_write
+from tracekit._files import atomic_write, check_target
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
 from tracekit.report.json import render_json
 from tracekit.report.tables import figures
 
 
-def write(analysis: Analysis, path: str | Path) -> None:
-    """Write *analysis* to *path*: .html, .json, .md, .parquet or .csv.
+def write(analysis: Analysis, path: str | Path, *, plot: str | None = None) -> None:
+    """Write *analysis* to *path*: .html, .json, .md, .parquet, .csv, or the picture *plot* as .png, .svg or .pdf.
 
     >>> check_output("report.docx")
     Traceback (most recent call last):
-    tracekit.errors.OptionError: report.docx: cannot write .docx (use .html, .json, .md, .parquet or .csv)
+    tracekit.errors.OptionError: report.docx: cannot write .docx (use .html, .json, ...)
     """
-    writer = check_output(path)
+    writer = check_output(path, plot=plot)
     with atomic_write(path) as part:
         writer(analysis, part)
 
 
-def check_output(path: str | Path) -> Callable[[Analysis, Path], None]:
-    """Return the writer for a path's extension, before any work is done."""
+def check_output(path: str | Path, *, plot: str | None = None) -> Callable[[Analysis, Path], None]:
+    """Return the writer for a path's extension, before any work is done: the extension, the plot and the folder."""
     suffix = Path(path).suffix.lower()
-    if suffix not in WRITERS:
-        known = list(WRITERS)
+    if suffix not in WRITERS and suffix not in PICTURES:
+        known = [*WRITERS, *PICTURES]
         what = f"cannot write {suffix}" if suffix else "has no extension"
         raise OptionError(f"{path}: {what}", hint=f"use {', '.join(known[:-1])} or {known[-1]}")
-    return WRITERS[suffix]
+    check_target(path)
+    return WRITERS[suffix] if suffix in WRITERS else _picture(plot)
 
 
 def _text(module: str, name: str) -> Callable[[Analysis, Path], None]:
     def writer(analysis: Analysis, path: Path) -> None:
         render: Callable[[Analysis], str] = getattr(importlib.import_module(module), name)
         path.write_text(render(analysis), encoding="utf-8")
+
+    return writer
+
+
+def _picture(plot: str | None) -> Callable[[Analysis, Path], None]:
+    if plot is not None:
+        from tracekit.report.plot import check_plot
+
+        check_plot(plot)
+
+    def writer(analysis: Analysis, path: Path) -> None:
+        from tracekit.report.plot import draw, save
+
+        save(draw(analysis, plot), path)
 
     return writer
 
@@ -62,3 +77,4 @@ WRITERS: dict[str, Callable[[Analysis, Path], None]] = {
     ".parquet": _parquet,
     ".csv": _csv,
 }
+PICTURES = (".png", ".svg", ".pdf")
