@@ -82,8 +82,9 @@ def _steps(ranks: Sequence[RankPipeline]) -> list[int]:
 
 
 def _worth(pipeline: Pipeline) -> bool:
-    """Return a rank by itself is a pipeline only where it overlaps micro-batches."""
-    return len(pipeline.ranks) > 1 or bool((pipeline.detail["op"] == "FB").any())
+    """Say whether there is a pipeline: a rank by itself is one only where it overlaps several micro-batches."""
+    blocks = pipeline.detail["op"] == "FB"
+    return len(pipeline.ranks) > 1 or (bool(blocks.any()) and len(blocks) > 2)
 
 
 def _reason(said: Sequence[Notice], lines: Sequence[Sequence[int]]) -> tuple[Notice, ...]:
@@ -154,7 +155,7 @@ def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Matc
     likely = identify.likely(pp, forwards, pipeline.placement.shape, pipeline.placement.virtual)
     if found := equal(likely) or equal(identify.Lazy(lambda: identify.candidates(pp, forwards))):
         return found, []
-    if not stages_known:
+    if not stages_known or pp == 1:  # one rank alone is near to any schedule: only an equal order says something
         return None, [Notice("order-unknown", _unknown(pipeline))]
     return identify.nearest_match(orders, list(likely)), []
 

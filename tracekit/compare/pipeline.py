@@ -61,7 +61,13 @@ class Pipeline:
         found: dict[int, list[Op]] = {}
         known = self.stages_from != "nothing"
         columns = ("stage", "microbatch", "b_stage", "b_microbatch") if known else ("zero", "pair", "b_zero", "b_pair")
-        table = self.detail.with_columns(zero=pl.lit(0), b_zero=pl.when(pl.col("op") == "FB").then(0))
+        block = pl.col("op") == "FB"
+        table = self.detail.with_columns(
+            *(pl.col(n).fill_null(-1) for n in ("stage", "microbatch")),
+            *(pl.when(block).then(pl.col(n).fill_null(-1)).alias(n) for n in ("b_stage", "b_microbatch")),
+            zero=pl.lit(0),
+            b_zero=pl.when(block).then(0),
+        )
         for position, op, *names in table.select("position", "op", *columns).iter_rows():
             found.setdefault(position, []).append(Op(op, *names))
         return found

@@ -36,7 +36,7 @@ def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFram
     """Stage and micro-batch of every pair, by position in the pipeline. *messages* hold positions, not ranks."""
     goes = {at: forward_peers(chunks[at], messages[at]) for at in chunks}
     if pp == 1:
-        return _line({0: goes[0]}) if 0 in goes else Placement("unknown", 1, {}, "no rank is there")
+        return _line(goes, chunks)
     if any(m.filter(pl.col("send"))["peer"].null_count() for m in messages.values()):
         return Placement("unknown", 1, {}, "the trace does not say who the messages went to")
     if _both_ways(goes, pp):
@@ -45,7 +45,7 @@ def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFram
         return _loop(goes, pp)
     if pp > 2 and any((table["peer"] == (at - 1) % pp).any() for at, table in messages.items() if at == 0):
         return Placement("unknown", 1, {}, "without the last rank the chunks of a loop cannot be told apart")
-    return _line(goes)
+    return _line(goes, chunks)
 
 
 def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | None]:
@@ -100,8 +100,10 @@ def _count(stages: list[int], first: Mapping[int, int] | None = None) -> dict[in
     return places
 
 
-def _line(goes: Mapping[int, list[int | None]]) -> Placement:
-    return Placement("line", 1, {at: _count([at] * len(peers)) for at, peers in goes.items()})
+def _line(goes: Mapping[int, list[int | None]], chunks: Mapping[int, pl.DataFrame]) -> Placement:
+    """One stage a rank; backwards whose forward is not in the trace are numbered after the others."""
+    pairs = {at: chunks[at]["pair"].n_unique() for at in goes}
+    return Placement("line", 1, {at: _count([at] * max(len(peers), pairs[at])) for at, peers in goes.items()})
 
 
 def _two_ways(goes: Mapping[int, list[int | None]], pp: int) -> Placement:

@@ -355,26 +355,31 @@ def _runs(rows: Ints, host: Ints, barrier: Ints) -> Ints:
 
 
 def _leftovers(chunk_of: Ints, forward: Ints, took: Ints, view: _View, work: _Work) -> Ints:
-    """Forward kernels without a backward: small bits join the forward beside them, the rest stay on their own.
+    """Forward kernels without a backward: what no message parts from a forward is part of it, and so are small bits.
 
-    A chunk of their own is a forward whose backward is not in the trace; it gets a pair of its own here.
+    The rest is a forward whose backward is not in the trace; it gets a pair of its own here.
     """
     chunk_of, host, messages = chunk_of.copy(), view.host, view.messages
     free = forward[chunk_of[forward] < 0]
     if not len(free):
         return chunk_of
     owned = forward[chunk_of[forward] >= 0]
+    placed = np.flatnonzero(chunk_of >= 0)
+    forwards = np.zeros(len(chunk_of), bool)
+    forwards[owned] = True
     usual = np.median(np.bincount(chunk_of[owned], took[owned])[np.unique(chunk_of[owned])]) if len(owned) else 0
-    others = np.sort(np.concatenate([host[chunk_of >= 0], messages]))
+    others = np.sort(np.concatenate([host[placed], messages]))
     run = _runs(free, host, others)
     for r in range(int(run.max()) + 1):
         rows = free[run == r]
-        if took[rows].sum() < 0.3 * usual and len(owned):
-            at = int(np.searchsorted(owned, rows[0]))
-            near = [owned[k] for k in (at - 1, at) if 0 <= k < len(owned)]
-            clear = [k for k in near if not _between(messages, host[k], host[rows[0]])]
-            best = min(clear or near, key=lambda k: abs(int(host[k]) - int(host[rows[0]])))
-            chunk_of[rows] = chunk_of[best]
+        at = int(np.searchsorted(placed, rows[0]))
+        beside = [placed[k] for k in (at - 1, at) if 0 <= k < len(placed) and forwards[placed[k]]]
+        clear = [k for k in beside if not _between(messages, host[k], host[rows[0]])]
+        if clear:
+            chunk_of[rows] = chunk_of[clear[0]]
+        elif len(owned) and took[rows].sum() < 0.3 * usual:
+            near = owned[np.argmin(np.abs(host[owned] - host[rows[0]]))]
+            chunk_of[rows] = chunk_of[near]
         else:
             chunk_of[rows] = work.add(None)
     return chunk_of
