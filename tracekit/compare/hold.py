@@ -161,9 +161,9 @@ def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Matc
 
 
 def _unknown(pipeline: Pipeline) -> str:
-    return (
-        f"pipeline {', '.join(map(str, pipeline.ranks[:8]))}: the order is no known schedule's and stages are not known"
-    )
+    named = ", ".join(map(str, pipeline.ranks[:8])) + (" …" if len(pipeline.ranks) > 8 else "")
+    stages = " and its stages cannot be told" if pipeline.stages_from == "nothing" else ""
+    return f"pipeline of rank(s) {named}: its order is no known schedule's{stages}; --schedule FILE gives another order"
 
 
 def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
