@@ -722,9 +722,9 @@ def _compile(function: Callable[..., Any], signature: Any) -> Callable[..., Any]
 def _cached(dispatcher: Any) -> bool:
     """Say whether numba has the function in its cache; when its insides have changed, say yes and keep quiet."""
     try:
-        return bool(dispatcher._cache._cache_file.load_index())
+        return bool(dispatcher._cache._cache_file._load_index())
     except AttributeError:
-        return not hasattr(dispatcher, "_cache")
+        return True
 
 
 _ROWS = types.Array(_INT, 2, "C")
