@@ -287,7 +287,7 @@ def test_a_trace_in_memory_gives_the_same_as_its_path(samples, run):
 
 
 def test_a_store_gives_the_same_as_its_traces(samples, run, tmp_path):
-    from tracekit.ingestion import ingest
+    from tracekit.fleet import ingest
 
     ingest(samples / "1f1b", tmp_path / "store")
     assert analyze(tmp_path / "store", schedule="none").to_dict()["ranks"] == run("1f1b").to_dict()["ranks"]

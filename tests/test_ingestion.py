@@ -7,7 +7,7 @@ import pytest
 import tracekit
 from tracekit.classify import classify
 from tracekit.errors import InputError, TracekitError
-from tracekit.ingestion import labelled_by
+from tracekit.store import labelled_by
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,42 @@ def test_a_store_can_be_ingested_again(samples, trace, tmp_path):
     assert tracekit.load(tmp_path / "one").ranks == (1,)
 
 
-def test_a_failure_leaves_no_store(samples, tmp_path):
+def one_bad_of_two(samples, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/rank0.json.gz").write_bytes((samples / "reload/rank0.pt.trace.json.gz").read_bytes())
     (tmp_path / "in/rank1.json").write_text('{"traceEvents": [{"a": 1}, {"b": 2}]}')
+    return tmp_path / "in"
+
+
+def test_a_trace_that_cannot_be_read_is_listed_and_left_out(samples, tmp_path):
+    store, notices = tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store")
+    assert store.ranks == (0,)
+    assert [n.message for n in notices if n.code == "rank-failed"][0].startswith(
+        f"rank 1 is left out: {tmp_path}/in/rank1.json: "
+    )
+    assert tracekit.open_store(tmp_path / "store").notices[0].code == "rank-failed"
+
+
+def test_strict_stops_and_keeps_what_was_done(samples, tmp_path):
     with pytest.raises(InputError, match=r"rank1\.json"):
-        tracekit.ingest(tmp_path / "in", tmp_path / "store")
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", strict=True, workers=1)
+    left = tracekit.open_store(tmp_path / "store")
+    assert (left.ranks, left.complete) == ((0,), False)
+
+
+def test_a_failure_leaves_the_store_that_was_there(samples, tmp_path):
+    tracekit.ingest(samples / "reload", tmp_path / "store", ranks=[3])
+    with pytest.raises(InputError, match=r"rank1\.json"):
+        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", strict=True)
+    assert tracekit.open_store(tmp_path / "store").ranks == (3,)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
+
+
+def test_where_nothing_can_be_read_no_store_is_left(tmp_path):
+    (tmp_path / "rank1.json").write_text('{"traceEvents": [{"a": 1}, {"b": 2}]}')
+    with pytest.raises(InputError, match=r"rank1\.json"):
+        tracekit.ingest(tmp_path / "rank1.json", tmp_path / "store")
+    assert [path.name for path in tmp_path.iterdir()] == ["rank1.json"]
 
 
 def test_rules_are_read_first_and_remembered(samples, tmp_path):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tracekit import classify, metrics, schedules
     from tracekit.analysis import Analysis, analyze
     from tracekit.doctor import diagnose
-    from tracekit.ingestion import ingest
+    from tracekit.fleet import ingest
     from tracekit.store import Store, open_store
     from tracekit.trace import Trace, load
 
@@ -28,7 +28,7 @@ _HOMES = {
     "Store": "tracekit.store",
     "Trace": "tracekit.trace",
     "diagnose": "tracekit.doctor",
-    "ingest": "tracekit.ingestion",
+    "ingest": "tracekit.fleet",
     "load": "tracekit.trace",
     "open_store": "tracekit.store",
 }

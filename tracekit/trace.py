@@ -138,18 +138,33 @@ def find(
     """
     found = discover(paths, ranks=ranks, rank=rank)
     refs: list[SourceRef] = []
+    said = list(found.notices)
     for ref in found.refs:
-        refs += _store_refs(ref) if ref.reader == "store" else [ref]
+        if ref.reader == "store":
+            said += _store_notices(ref)
+            refs += _store_refs(ref)
+        else:
+            refs.append(ref)
     check_unmixed(refs)
     if ranks is not None:
         refs = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"]
-    return tuple(refs), found.notices
+    return tuple(refs), tuple(said)
 
 
 def _store_refs(ref: SourceRef) -> list[SourceRef]:
     sources = open_store(ref.path).sources
+    if not sources:
+        raise InputError(f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume")
     size = ref.bytes // max(1, len(sources))
     return [replace(ref, rank=s.rank, rank_from=s.rank_from, world_size=s.world_size, bytes=size) for s in sources]
+
+
+def _store_notices(ref: SourceRef) -> list[Notice]:
+    store = open_store(ref.path)
+    if store.complete:
+        return list(store.notices)
+    text = f"{ref.path}: writing this store was interrupted; go on with: tracekit ingest --resume"
+    return [Notice("store-incomplete", text), *store.notices]
 
 
 def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> list[RankEvents]:
@@ -257,6 +272,47 @@ def raise_failures(done: Sequence[Done[SourceRef, Any]]) -> None:
     where = "" if failed[0].item.name in error.message else f"{failed[0].item.path}: "
     more = f" (and {len(failed) - 1} more files cannot be read)" if len(failed) > 1 else ""
     raise type(error)(f"{where}{error.message}{more}", hint=error.hint) from error.__cause__
+
+
+MOST_LISTED = 20
+"""Failed traces with a line of their own; of more, their number."""
+
+
+def failure_notices(done: Sequence[Done[SourceRef, Any]], *, strict: bool = False) -> tuple[Notice, ...]:
+    """List the sources that could not be read, by path; raise where that is all of them, or with *strict* any.
+
+    >>> good, bad = SourceRef("rank0.json", "kineto", 0), SourceRef("rank1.json", "kineto", 1)
+    >>> failed = Done(1, bad, error=InputError("rank1.json: ends early"))
+    >>> failure_notices([Done(0, good, value=[]), failed])[0].message
+    'rank 1 is left out: rank1.json: ends early'
+    """
+    failed = [one for one in done if one.error is not None]
+    if strict or len(failed) == len(done):
+        raise_failures(done)
+    notices = [Notice("rank-failed", _left_out(one)) for one in failed[:MOST_LISTED]]
+    if more := failed[MOST_LISTED:]:
+        named = listing((one.item.path for one in more), most=8)
+        notices.append(Notice("rank-failed", f"{len(more)} more are left out: {named}"))
+    return tuple(notices)
+
+
+def _left_out(one: Done[SourceRef, Any]) -> str:
+    assert one.error is not None, "only failures are left out"
+    reason = one.error.message
+    rank = "a source" if one.item.rank is None else f"rank {one.item.rank}"
+    if reason.startswith(one.item.path):
+        return f"{rank} is left out: {reason}"
+    return f"{rank} is left out: {one.item.path}: {reason.removeprefix(f'{one.item.name}: ')}"
+
+
+def check_strict(notices: Sequence[Notice]) -> None:
+    """Raise the first notice of a trace that was skipped or is missing: with ``--strict`` they are fatal.
+
+    >>> check_strict([Notice("no-shapes", "input shapes were not recorded")])
+    """
+    for notice in notices:
+        if notice.code in ("not-a-trace", "missing-ranks", "rank-failed", "store-incomplete"):
+            raise InputError(notice.message, hint="leave out --strict to go on without them")
 
 
 def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> None:

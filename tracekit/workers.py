@@ -87,7 +87,7 @@ def iter_map(
     pending = list(enumerate(items))
     stream: Generator[Done[T, R], None, None]
     if executor is not None:
-        stream = _on_executor(function, pending, executor, IN_FLIGHT * (workers or cores()))
+        stream = _on_executor(function, pending, executor, IN_FLIGHT * (workers or executor_size(executor)))
     elif count == 1:
         stream = (_attempt(function, index, item) for index, item in pending)
     else:
@@ -107,6 +107,17 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def executor_size(executor: Executor) -> int:
+    """Return how many items an executor works on at once, as far as it says; else as many as there are cores.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> executor_size(ThreadPoolExecutor(3))
+    3
+    """
+    said = getattr(executor, "num_workers", None) or getattr(executor, "_max_workers", None)  # mpi4py, and ours
+    return said if isinstance(said, int) and said > 0 else cores()
 
 
 def available_memory() -> int:

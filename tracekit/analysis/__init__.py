@@ -7,6 +7,7 @@ is what lets the same analysis run in one process, in several, or on a cluster.
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +21,15 @@ from tracekit.trace import (
     Paths,
     Trace,
     check_one_run,
+    check_strict,
+    failure_notices,
     find,
     merged_notices,
     missing_notice,
-    raise_failures,
+    prepare,
     worker_count,
 )
-from tracekit.workers import run_map
+from tracekit.workers import executor_size, run_map
 
 __all__ = ["Analysis", "Measured", "Options", "RankResult", "RankTables", "analyze", "combine", "rank_tables"]
 
@@ -46,11 +49,15 @@ def analyze(
     what_if: bool = False,
     workers: int | None = None,
     lenient: bool = True,
+    strict: bool = False,
+    executor: Executor | None = None,
 ) -> Analysis:
     """Say where the step went: read (a path, folder, glob, URL, store or ``Trace``), label, measure and compare.
 
     *steps* selects steps (``2:4`` is 2 and 3), *ranks* reads only those, *rules* is a rules file, *schedule* is
-    ``auto``, a name or ``none``, *layout* overrides how ranks are arranged (``pp=4,ep=2``).
+    ``auto``, a name or ``none``, *layout* overrides how ranks are arranged (``pp=4,ep=2``). Ranks are measured by
+    *workers* processes, or by any ``concurrent.futures`` *executor* (*workers* is then how many it has). A rank that
+    cannot be read is left out and listed among the notices; with *strict* that, and a missing rank, is an error.
 
     >>> found = analyze("sample_traces/reload", schedule="none")
     >>> found.reload.rounds, found.reload.buckets, found.reload.sources
@@ -62,7 +69,14 @@ def analyze(
         from tracekit.classify import load_rules
 
         load_rules(rules)  # a mistake in the rules is one error, not one a rank
-    options = Options(rules=rules, steps=steps, pipeline=schedule != "none", ranks=_frozen(ranks), lenient=lenient)
+    options = Options(
+        rules=Path(rules).absolute() if rules is not None else None,
+        base=str(Path.cwd()) if executor is not None else None,
+        steps=steps,
+        pipeline=schedule != "none",
+        ranks=_frozen(ranks),
+        lenient=lenient,
+    )
     reduce = partial(combine, schedule=schedule, layout=layout, what_if=what_if)
     if isinstance(traces, Trace):
         chosen = [part for part in traces.parts if ranks is None or part.source.rank in ranks]
@@ -71,14 +85,24 @@ def analyze(
         return reduce(tables, paths=[part.source.path for part in chosen], notices=traces.notices)
     refs, notices = find(traces, ranks=ranks, rank=rank)
     count = worker_count(refs, workers, pays=MEASURE_PAYS_BYTES)
-    done = run_map(options.source_tables, refs, workers=count, progress="analyzing")
-    raise_failures(done)
-    tables = [one for each in done for one in each.unwrap()]
-    _check_chosen([one.source.rank for one in tables], ranks)
+    if strict:
+        check_strict(notices)
+    if executor is not None:
+        count = workers or executor_size(executor)
+    elif count > 1:
+        prepare(refs)
+    done = run_map(options.source_tables, refs, workers=count, executor=executor, progress="analyzing")
+    failures = failure_notices(done, strict=strict)
+    tables = [one for each in done if each.error is None for one in each.unwrap()]
+    if not failures:
+        _check_chosen([one.source.rank for one in tables], ranks)
     check_one_run([(one.source, one.steps["start_ns"].min(), one.steps["end_ns"].max()) for one in tables])  # type: ignore[misc]
     sources = [one.source for one in tables]
     missing = () if ranks is not None else missing_notice(sources)
-    return reduce(tables, paths=[ref.path for ref in refs], notices=(*notices, *merged_notices(sources), *missing))
+    if strict:
+        check_strict(missing)
+    said = (*notices, *failures, *merged_notices(sources), *missing)
+    return reduce(tables, paths=[ref.path for ref in refs], notices=said)
 
 
 def _frozen(ranks: Collection[int] | None) -> frozenset[int] | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
+from tracekit.analysis.persist import read_tables
 from tracekit.analysis.tables import RankTables, launches, rank_tables
+from tracekit.errors import TracekitError
 from tracekit.parsers.discovery import SourceRef
 from tracekit.schema import RankEvents
-from tracekit.store import open_store
+from tracekit.store import open_store, rank_folder
 from tracekit.trace import read_ref
 
 
@@ -23,14 +25,34 @@ class Options:
     pipeline: bool = True
     ranks: frozenset[int] | None = None
     lenient: bool = True
+    base: str | None = None
+    """What relative paths count from, for workers that run in another folder."""
 
     def measure(self, rank: RankEvents, labelled: pl.DataFrame | None = None) -> RankTables:
         """Measure one rank that is in memory."""
         return rank_tables(rank, labelled=labelled, rules=self.rules, steps=self.steps, pipeline=self.pipeline)
 
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
-        """Read and measure one source; a store's labels are taken as they are unless other rules are asked for."""
+        """Read and measure one source.
+
+        A store's labels are taken as they are unless other rules are asked for, and its tables unless only some steps.
+        """
+        if self.base is None or "://" in ref.path:
+            return self._source_tables(ref)
+        there = replace(ref, path=str(Path(self.base) / ref.path))
+        try:
+            found = self._source_tables(there)
+        except TracekitError as error:
+            raise type(error)(error.message.replace(there.path, ref.path), hint=error.hint) from error
+        if ref.reader == "store":
+            return found
+        return [replace(one, source=replace(one.source, path=ref.path)) for one in found]
+
+    def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:
+            stored = read_tables(rank_folder(Path(ref.path), ref.rank)) if self.steps is None else None
+            if stored is not None:
+                return [stored if self.pipeline else replace(stored, pipeline=None)]
             store = open_store(ref.path)
             labelled = store.labelled(ref.rank)
             if labelled is not None:

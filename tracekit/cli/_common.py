@@ -14,6 +14,9 @@ RANKS_HELP = "Only these ranks: 0,2 or 0-7."
 RANK_HELP = "The rank of a single file that does not say."
 NSYS_HELP = "Nsight Systems' nsys, for .nsys-rep reports, where it is not on the PATH."
 NSYS_VARIABLE = "TRACEKIT_NSYS"
+DASK_HELP = "Work on the Dask cluster whose scheduler is at this address: tcp://host:8786."
+RESUME_HELP = "Go on with the store: read only traces that are not in it or have changed."
+STRICT_HELP = "A damaged, unreadable or missing rank is an error, not a warning."
 WORKERS_HELP = "Processes to read with; by default as many as pay."
 
 

@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from tracekit.cli._common import (
+    DASK_HELP,
     NSYS_HELP,
     NSYS_VARIABLE,
     PATHS_HELP,
     RANK_HELP,
     RANKS_HELP,
+    RESUME_HELP,
+    STRICT_HELP,
     WORKERS_HELP,
     parse_ranks,
     use_nsys,
@@ -45,29 +48,40 @@ def analyze(
     ] = None,
     workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
     nsys: Annotated[str | None, typer.Option(help=NSYS_HELP, envvar=NSYS_VARIABLE, callback=use_nsys)] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="A damaged file is an error, not a warning.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help=STRICT_HELP)] = False,
+    store: Annotated[
+        Path | None, typer.Option(help="Keep what is read in this store, as ingest does.", metavar="STORE")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help=RESUME_HELP)] = False,
+    dask: Annotated[str | None, typer.Option(help=DASK_HELP, metavar="ADDRESS")] = None,
 ) -> None:
     """Say where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
     if explain is not None:
         _explain(paths, explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
         return
-    from tracekit.analysis import analyze as run
+    from tracekit.fleet import analyze as run
+    from tracekit.fleet import cluster
     from tracekit.report.write import check_output, write
 
     for path in output or []:
         check_output(path, plot=plot)
-    found = run(
-        paths,
-        steps=steps,
-        ranks=parse_ranks(ranks),
-        rank=rank,
-        rules=rules,
-        schedule=schedule,
-        layout=layout,
-        what_if=what_if,
-        workers=workers,
-        lenient=not strict,
-    )
+    with cluster(dask) as (executor, size_of_cluster):
+        found = run(
+            paths,
+            steps=steps,
+            ranks=parse_ranks(ranks),
+            rank=rank,
+            rules=rules,
+            schedule=schedule,
+            layout=layout,
+            what_if=what_if,
+            store=store,
+            resume=resume,
+            workers=workers or size_of_cluster,
+            executor=executor,
+            lenient=not strict,
+            strict=strict,
+        )
     for path in output or []:
         write(found, path, plot=plot)
         typer.echo(f"wrote {path}", err=True)

@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from tracekit.cli._common import (
+    DASK_HELP,
     NSYS_HELP,
     NSYS_VARIABLE,
     PATHS_HELP,
     RANK_HELP,
     RANKS_HELP,
+    RESUME_HELP,
+    STRICT_HELP,
     WORKERS_HELP,
     parse_ranks,
     show_notices,
@@ -32,20 +35,27 @@ def ingest(
     nsys: Annotated[str | None, typer.Option(help=NSYS_HELP, envvar=NSYS_VARIABLE, callback=use_nsys)] = None,
     stacks: Annotated[bool, typer.Option("--stacks", help="Keep Python frames too.")] = False,
     lenient: Annotated[bool, typer.Option(help="Use what can be read of a damaged file.")] = True,
+    strict: Annotated[bool, typer.Option("--strict", help=STRICT_HELP)] = False,
+    resume: Annotated[bool, typer.Option("--resume", help=RESUME_HELP)] = False,
+    dask: Annotated[str | None, typer.Option(help=DASK_HELP, metavar="ADDRESS")] = None,
 ) -> None:
     """Write traces as a Parquet store, labelled, one folder a rank; reading it back needs no parsing."""
-    from tracekit.ingestion import ingest
+    from tracekit.fleet import cluster, ingest
 
-    store, notices = ingest(
-        paths,
-        output,
-        ranks=parse_ranks(ranks),
-        rank=rank,
-        workers=workers,
-        stacks=stacks,
-        lenient=lenient,
-        rules=rules,
-    )
+    with cluster(dask) as (executor, size_of_cluster):
+        store, notices = ingest(
+            paths,
+            output,
+            ranks=parse_ranks(ranks),
+            rank=rank,
+            workers=workers or size_of_cluster,
+            executor=executor,
+            stacks=stacks,
+            lenient=lenient and not strict,
+            strict=strict,
+            rules=rules,
+            resume=resume,
+        )
     show_notices(notices)
     rows = sum(entry.rows for entry in store.entries)
     written = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())

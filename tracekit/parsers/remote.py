@@ -42,6 +42,18 @@ def expand(url: str, *, depth: int) -> list[RemoteFile]:
         return [RemoteFile(system.unstrip_protocol(name), size) for name, size in sizes.items()]
 
 
+def stamp(url: str) -> str:
+    """Return what changes when the file at *url* does: its size, and what the server says of its content and time."""
+    with _one_line_errors(url):
+        system, path = _system(url)
+        info = system.info(path)
+    return repr(sorted((key, str(info[key])) for key in _CHANGING if info.get(key) is not None))
+
+
+_CHANGING = ("size", "etag", "ETag", "mtime", "LastModified", "last_modified", "updated", "md5Hash", "crc32c",
+             "blob_id", "Content-MD5", "Digest")  # fmt: skip
+
+
 def head(url: str, count: int) -> bytes:
     """Return the first *count* bytes of the file at *url*."""
     with _one_line_errors(url):

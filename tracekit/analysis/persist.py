@@ -1,0 +1,130 @@
+"""A rank's tables as one file: what ``combine`` needs of a rank, written by the worker that read its trace.
+
+The file is a zip that any tool opens: one Parquet member a table, and ``tables.json`` for what is no table. Reading it
+runs nothing: only the classes listed here are built, and only from their own fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit._version import __version__
+from tracekit.analysis.tables import Measures, RankTables
+from tracekit.errors import Notice
+from tracekit.metrics.budget import Budget
+from tracekit.metrics.intervals import Intervals
+from tracekit.schema import ProcessGroup, Source
+
+FILE = "tables.zip"
+FORMAT = "tracekit.tables/1"
+_JSON = "tables.json"
+_KIND = "$"
+"""Marks an object that JSON has no word for; no field of ours begins so."""
+
+
+def write_tables(tables: RankTables, folder: Path) -> Path:
+    """Write a rank's tables into its folder of a store; return the file.
+
+    >>> import tempfile
+    >>> from tracekit.analysis.sources import Options
+    >>> from tracekit.trace import find
+    >>> made = Options().source_tables(find("sample_traces/reload", ranks=[0])[0][0])[0]
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = write_tables(made, folder)
+    >>> read_tables(folder).operations.equals(made.operations)
+    True
+    """
+    frames: dict[str, pl.DataFrame] = {}
+    value = _encode(tables, "", frames, {})
+    document = {"format": FORMAT, "tracekit": __version__, "tables": value}
+    with zipfile.ZipFile(folder / FILE, "w") as packed:
+        packed.writestr(_JSON, json.dumps(document))
+        for name, frame in frames.items():
+            buffer = io.BytesIO()
+            frame.write_parquet(buffer, compression="zstd", statistics=False)
+            packed.writestr(f"{name}.parquet", buffer.getvalue())
+    return folder / FILE
+
+
+def read_tables(folder: Path) -> RankTables | None:
+    """Read a rank's tables; None where there are none, or another version measured them: measure again."""
+    try:
+        with zipfile.ZipFile(folder / FILE) as packed:
+            document = json.loads(packed.read(_JSON))
+            if document["format"] != FORMAT or document["tracekit"] != __version__:
+                return None
+            tables = _decode(document["tables"], packed, {})
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, pl.exceptions.PolarsError):
+        return None  # the labelled events beside it say the same
+    return tables if isinstance(tables, RankTables) else None
+
+
+@cache
+def _classes() -> dict[str, type[Any]]:
+    from tracekit.compare import RankPipeline
+
+    known = (RankTables, Measures, Budget, Source, ProcessGroup, Notice, RankPipeline)
+    return {one.__name__: one for one in known}
+
+
+def _encode(value: Any, at: str, frames: dict[str, pl.DataFrame], seen: dict[int, str]) -> Any:
+    """Turn *value* into JSON; tables go to *frames* under their place, *at*."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, pl.DataFrame | Intervals):
+        frames[at] = value if isinstance(value, pl.DataFrame) else value.to_frame()
+        return {_KIND: "table" if isinstance(value, pl.DataFrame) else "Intervals", "at": at}
+    if isinstance(value, tuple):
+        return {_KIND: "tuple", "of": [_encode(one, f"{at}.{i}", frames, seen) for i, one in enumerate(value)]}
+    if isinstance(value, Mapping):
+        return {str(key): _encode(one, f"{at}.{key}", frames, seen) for key, one in value.items()}
+    return _encode_object(value, at, frames, seen)
+
+
+def _encode_object(value: Any, at: str, frames: dict[str, pl.DataFrame], seen: dict[int, str]) -> Any:
+    if id(value) in seen:  # a run of one step measures its window and its step as one
+        return {_KIND: "same", "as": seen[id(value)]}
+    name = type(value).__name__
+    assert name in _classes(), f"{at}: {name} has no place in a store"
+    seen[id(value)] = at
+    return {
+        _KIND: name,
+        "at": at,
+        "of": {
+            field.name: _encode(getattr(value, field.name), f"{at}.{field.name}".lstrip("."), frames, seen)
+            for field in dataclasses.fields(value)
+        },
+    }
+
+
+def _decode(value: Any, packed: zipfile.ZipFile, seen: dict[str, Any]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_KIND)
+    if kind is None:
+        return {key: _decode(one, packed, seen) for key, one in value.items()}
+    if kind == "tuple":
+        return tuple(_decode(one, packed, seen) for one in value["of"])
+    if kind in ("table", "Intervals"):
+        frame = pl.read_parquet(packed.read(f"{value['at']}.parquet"), hive_partitioning=False)
+        return frame if kind == "table" else _intervals(frame)
+    return seen[value["as"]] if kind == "same" else _decode_object(kind, value, packed, seen)
+
+
+def _intervals(frame: pl.DataFrame) -> Intervals:
+    return Intervals(frame["group"].to_numpy(), frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
+
+
+def _decode_object(kind: str, value: Any, packed: zipfile.ZipFile, seen: dict[str, Any]) -> Any:
+    made = _classes()[kind](**{name: _decode(one, packed, seen) for name, one in value["of"].items()})
+    seen[value["at"]] = made
+    return made
