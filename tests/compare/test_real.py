@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import polars as pl
 import pytest
 
+from tracekit.classify import classify
+from tracekit.compare import compare_pipelines, rank_pipeline
 from tracekit.schedules import generate
+from tracekit.trace import load
 
 
 def codes(notices):
@@ -114,6 +118,26 @@ def test_an_order_file_can_be_the_ideal(held, tmp_path):
     file.write_text("\n".join(" ".join(order) for order in generate("1f1b", pp=4, microbatches=8).orders()))
     found, _ = held("1f1b", schedule=str(file))
     assert (found.name, found.exact) == ("mine", True)
+
+
+def test_without_sequence_numbers_order_alone_ties_pairs_and_says_so(samples):
+    trace = load(sorted((samples / "1f1b").glob("*.gz")))
+    ranks = []
+    for rank in trace.ranks:
+        labelled = classify(trace.rank(rank).events).with_columns(autograd_sequence=pl.lit(None, pl.Int64))
+        ranks.append(rank_pipeline(labelled, trace.rank(rank).source))
+    found, notices = compare_pipelines(ranks)
+    assert (found.name, found.exact) == ("1f1b", True)
+    assert found.to_dict()["confidence"] == pytest.approx(0.7)
+    assert [n.code for n in notices].count("no-sequence-numbers") == 1
+
+
+def test_other_peoples_traces_never_break_it(corpus):
+    for file in sorted(corpus.glob("*/*.gz")):
+        trace = load([file])
+        ranks = [rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks]
+        found, notices = compare_pipelines(ranks, what_if=True)
+        assert found is not None or notices
 
 
 def test_no_pipeline_is_said(held):

@@ -45,7 +45,7 @@ def compare_pipelines(
         return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
     by_rank = {r.rank: r for r in with_work}
     roles = find_roles(with_work, layout)
-    said: list[Notice] = [*roles.notices, *(n for r in with_work for n in r.notices)]
+    said: list[Notice] = [*roles.notices, *_merged(with_work)]
     held: list[Held] = []
     for line in roles.pipelines:
         present = [r for r in line if r in by_rank]
@@ -251,6 +251,19 @@ def _head(held: Sequence[Held]) -> Held:
 
 def _what_if(held: Held) -> list[WhatIf]:
     return list(what_if(held.replays, held.pipeline.detail, len(held.pipeline.ranks), held.match))
+
+
+def _merged(ranks: Sequence[RankPipeline]) -> list[Notice]:
+    """One notice for each thing said, with the ranks that said it."""
+    about: dict[Notice, list[int]] = {}
+    for r in ranks:
+        for notice in r.notices:
+            about.setdefault(notice, []).append(r.rank)
+    merged = []
+    for notice, who in about.items():
+        named = ", ".join(map(str, who[:8])) + (" …" if len(who) > 8 else "")
+        merged.append(Notice(notice.code, f"rank {named}: {notice.message}"))
+    return merged
 
 
 def _once(notices: Sequence[Notice]) -> tuple[Notice, ...]:

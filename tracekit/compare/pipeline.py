@@ -10,7 +10,7 @@ import polars as pl
 from tracekit.compare.clocks import Clocks
 from tracekit.compare.place import Place, Placement, place
 from tracekit.compare.rank import CAUSES, RankPipeline
-from tracekit.compare.segment import COUNTED, PAIRED, POSITION, SURE
+from tracekit.compare.segment import COUNTED, POSITION, SURE
 from tracekit.errors import Notice
 from tracekit.schedules import Op, Schedule
 from tracekit.schema import CELLS, conform
@@ -207,12 +207,10 @@ def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
         names, schema=["cell", "stage", "microbatch", "b_stage", "b_microbatch"], orient="row"
     ).with_columns(pl.col("cell").cast(pl.UInt32))
     fresh = detail.drop("stage", "microbatch", "b_stage", "b_microbatch").join(table, on="cell", maintain_order="left")
-    sure = pl.lit(PAIRED if pipeline.stages_from != "nothing" else COUNTED)
-    fresh = fresh.with_columns(
-        confidence=pl.when(pl.col("confidence") < SURE)
-        .then(pl.max_horizontal("confidence", sure))
-        .otherwise("confidence")
-    )
+    # An order that fits a schedule on every rank makes a pair tied by position likely, not certain.
+    lifted = pl.max_horizontal("confidence", pl.lit(COUNTED))
+    limit = COUNTED if pipeline.stages_from == "nothing" else SURE
+    fresh = fresh.with_columns(confidence=pl.min_horizontal(lifted, pl.lit(limit)))
     detail = _fused(conform(fresh, DETAILED), schedule)
     source = "pattern" if pipeline.stages_from == "nothing" else pipeline.stages_from
     kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")

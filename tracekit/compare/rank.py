@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.compare.lanes import LANES, lanes
-from tracekit.compare.segment import SURE, Segments, prepare, segment
+from tracekit.compare.segment import POSITION, SURE, Segments, prepare, segment
 from tracekit.errors import Notice
 from tracekit.metrics.intervals import EMPTY, Intervals, union
 from tracekit.schema import COMPUTE_LABELS, ProcessGroup, Source
@@ -104,7 +104,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
         group=_group(rows),
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
-        notices=_notices(rows, chunks, source.rank),
+        notices=_notices(rows, chunks),
     )
 
 
@@ -301,17 +301,19 @@ def _group(rows: pl.DataFrame) -> str | None:
     return None if part.is_empty() else str(part["group"].cast(pl.String).mode()[0])
 
 
-def _notices(rows: pl.DataFrame, chunks: pl.DataFrame, rank: int) -> tuple[Notice, ...]:
+def _notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, ...]:
     found = []
     if chunks.height and not rows["number"].is_not_null().any():
         found.append(
-            Notice("no-sequence-numbers", f"rank {rank}: no autograd sequence numbers; pairs go by order alone")
+            Notice("no-sequence-numbers", "no autograd sequence numbers: backwards are tied to forwards by order alone")
         )
+    guessed = chunks.filter((pl.col("op") == "B") & (pl.col("confidence") <= POSITION))
+    if guessed.height and not found:
+        text = "backwards share no sequence number with a forward (recomputed layers do that): tied by order alone"
+        found.append(Notice("pairs-by-order", text))
     alone = chunks.filter(pl.col("op") == "F").join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="anti")
     if alone.height and alone.height < chunks.filter(pl.col("op") == "F").height:
-        found.append(
-            Notice("forward-without-backward", f"rank {rank}: {alone.height} forward(s) have no backward in the trace")
-        )
+        found.append(Notice("forward-without-backward", "some forwards have no backward in the trace"))
     return tuple(found)
 
 

@@ -109,8 +109,9 @@ def segment(rows: pl.DataFrame) -> Segments:
     forward = np.flatnonzero(side == FORWARD)
     chunk_of[forward] = _forwards(number[forward], number, chunk_of, engine, work) if len(engine) else -1
     chunk_of = _leftovers(chunk_of, forward, took, view, work)
+    chunk_of, guessed = _orphans(chunk_of, side, view, work)
     loose = np.flatnonzero(side == LOOSE)
-    return _Assembly(chunk_of, side, host, took, is_wgrad, messages, work).finish(loose)
+    return _Assembly(chunk_of, side, host, took, is_wgrad, messages, work, guessed).finish(loose)
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,6 +386,35 @@ def _leftovers(chunk_of: Ints, forward: Ints, took: Ints, view: _View, work: _Wo
     return chunk_of
 
 
+def _orphans(chunk_of: Ints, side: npt.NDArray[np.int8], view: _View, work: _Work) -> tuple[Ints, set[int]]:
+    """Backwards whose numbers no forward has: tied to forwards without a backward by position, first in, first out.
+
+    So it is with traces without sequence numbers, and with recomputed layers, whose backward walks over new numbers.
+    One backward is then what no forward and no message interrupts.
+    """
+    engine, forward = side == ENGINE, side == FORWARD
+    owned = set(np.unique(chunk_of[forward & (chunk_of >= 0)]).tolist())
+    kept = np.array([work.is_w[c] or c in owned for c in range(work.count)], bool)
+    orphan = np.flatnonzero(engine & (chunk_of >= 0) & ~kept[chunk_of]) if work.count else np.zeros(0, np.int64)
+    with_backward = set(np.unique(chunk_of[engine & (chunk_of >= 0)]).tolist())
+    first_launch = {c: int(view.host[forward & (chunk_of == c)][0]) for c in owned - with_backward}
+    lonely = sorted(first_launch, key=lambda c: first_launch[c])
+    if not len(orphan) or not lonely:
+        return chunk_of, set()
+    others = engine.copy()
+    others[orphan] = False
+    barrier = np.sort(np.concatenate([view.host[forward | others], view.messages]))
+    run = _runs(orphan, view.host, barrier)
+    tied, guessed = chunk_of.copy(), set()
+    for rows in np.split(orphan, np.flatnonzero(np.diff(run)) + 1):
+        ready = [c for c in lonely if first_launch[c] < view.host[rows[0]]]
+        if ready:
+            lonely.remove(ready[0])
+            guessed.add(ready[0])
+            tied[rows] = ready[0]
+    return tied, guessed
+
+
 def _between(messages: Ints, a: np.int64, b: np.int64) -> bool:
     low, high = np.searchsorted(messages, [min(a, b), max(a, b)])
     return bool(high > low)
@@ -399,6 +429,7 @@ class _Assembly:
     is_wgrad: Bools
     messages: Ints
     work: _Work
+    guessed: set[int]  # pairs by position alone
     absorbed: set[int] = field(default_factory=set)  # backwards that loose weight gradients joined
 
     def finish(self, loose: Ints) -> Segments:
@@ -410,11 +441,12 @@ class _Assembly:
             self.work.pair[c] for c in range(self.work.count) if self.work.is_w[c] and c in pieces[ENGINE]
         }
         for c, rows in pieces[FORWARD].items():
-            entries.append((int(self.host[rows[0]]), "F", c, rows, PAIRED if c in pieces[ENGINE] else POSITION))
+            sure = PAIRED if c in pieces[ENGINE] and c not in self.guessed else POSITION
+            entries.append((int(self.host[rows[0]]), "F", c, rows, sure))
         for c, rows in pieces[ENGINE].items():
             pair = self.work.pair[c]
             op = "W" if self.work.is_w[c] else "I" if pair in split else "B"
-            entries.append((int(self.host[rows[0]]), op, pair, rows, PAIRED))
+            entries.append((int(self.host[rows[0]]), op, pair, rows, POSITION if pair in self.guessed else PAIRED))
         for pair, rows, confidence in weights:
             entries.append((int(self.host[rows[0]]), "W", pair, rows, confidence))
         entries.sort(key=lambda e: e[0])
