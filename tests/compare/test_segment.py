@@ -108,3 +108,19 @@ def test_nothing_to_cut_gives_empty_tables():
     found = rank_pipeline(conform(pl.DataFrame({"label": []}), LABELLED), Source("x", "kineto", 0, "name"))
     assert found.chunks.is_empty()
     assert found.messages.is_empty()
+
+
+def test_recomputed_layers_walk_over_new_numbers_and_are_tied_by_order():
+    rows = [("F", 1), (">", 1), ("F", 2), (">", 1), ("<", 1), ("D", 102), ("D", 101), ("D", 104), (">", 0), ("D", 202)]
+    found = rank_pipeline(table(*rows), Source("x", "kineto", 0, "name"))
+    assert [f"{op}{pair}" for op, pair in found.chunks.select("op", "pair").rows()] == ["F0", "F1", "B0", "B1"]
+    assert found.chunks["confidence"].max() == 0.5
+    assert [n.code for n in found.notices] == ["pairs-by-order"]
+
+
+def test_a_send_before_the_delayed_weight_gradients_is_the_backwards():
+    rows = [("F", 1), ("F", 2), ("D", 2), ("L", 0), ("D", 1), (">", 0), ("L", 0)]
+    chunks = rank_pipeline(table(*rows), Source("x", "kineto", 0, "name")).chunks
+    assert chunks["op"].to_list() == ["F", "B"]
+    assert chunks["last_ns"][1] == 40  # the last input gradient, before the send at 50
+    assert chunks["end_ns"][1] == 1068  # the last weight gradient, after it

@@ -169,10 +169,10 @@ def _unknown(pipeline: Pipeline) -> str:
 def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
     """Return what the comparison must say about itself."""
     said = []
-    if match.unfused:
+    if match.exact and match.unfused:
         text = f"{match.unfused} overlapped FB blocks of {match.schedule.name} ran as an F and a B, one after the other"
         said.append(Notice("fb-run-apart", text))
-    if match.fused:
+    if match.exact and match.fused:
         said.append(
             Notice("backward-fused", f"{match.fused} split backwards of {match.schedule.name} ran in one piece")
         )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.compare.lanes import LANES, lanes
-from tracekit.compare.segment import POSITION, SURE, Segments, prepare, segment
+from tracekit.compare.segment import LOOSE, POSITION, SURE, Segments, prepare, segment
 from tracekit.errors import Notice
 from tracekit.metrics.intervals import EMPTY, Intervals, union
 from tracekit.schema import COMPUTE_LABELS, ProcessGroup, Source
@@ -30,7 +30,7 @@ CHUNKS = pl.Schema(
         "pair": pl.Int64(),  # numbers the forwards of a step in launch order; a backward has its forward's
         "beside": pl.Int64(),  # row, within its step, of the chunk it overlaps with (FB), else -1
         "launch_ns": pl.Int64(),  # of its first kernel
-        "last_ns": pl.Int64(),  # launch of its last
+        "last_ns": pl.Int64(),  # launch of the last its output needs: delayed weight gradients do not count
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
         "busy_ns": pl.Int64(),  # union of compute inside it
@@ -123,13 +123,15 @@ def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.i
     if not len(inside):
         return pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64)
     used = rows[inside].select(
-        "host_ns", "start_ns", "end_ns", "stage", "microbatch", "block", chunk=pl.Series(cut.chunk[inside])
+        "host_ns", "side", "start_ns", "end_ns", "stage", "microbatch", "block", chunk=pl.Series(cut.chunk[inside])
     )
     chunks = (
         used.group_by("chunk")
         .agg(
             pl.col("host_ns").min().alias("launch_ns"),
-            pl.col("host_ns").max().alias("last_ns"),
+            pl.coalesce(pl.col("host_ns").filter(pl.col("side") != LOOSE).max(), pl.col("host_ns").max()).alias(
+                "last_ns"
+            ),
             pl.col("start_ns").min(),
             pl.col("end_ns").max(),
             pl.col("stage").drop_nulls().first(),
