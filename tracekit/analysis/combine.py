@@ -48,6 +48,8 @@ def combine(
     tables["kernels"] = together([part.kernels for part in parts])
     own = _merge((part.source.rank, part.notices) for part in parts)
     compared, reasons = _compare(parts, schedule=schedule, layout=layout, what_if=what_if)
+    if compared is not None:
+        tables |= {"cells": compared.cells, "lanes": compared.lanes}
     return Analysis(
         sources=tuple(part.source for part in parts),
         ranks=ranks,

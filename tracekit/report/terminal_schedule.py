@@ -172,13 +172,17 @@ def _lanes(lanes: pl.DataFrame) -> RenderableType | None:
     )
     if busy.is_empty():
         return None
-    beside = lanes.filter((pl.col("label") == "pp_comm") & (pl.col("phase") != "FB"))
     made = table("hidden by phase", "warm-up", "steady", "cool-down", "inside FB", left=("hidden by phase",))
-    for (label, way), part in _by_label(pl.concat([busy, beside])):
+    for (label, way), part in _by_label(busy):
         inside = lanes.filter((pl.col("label") == label) & pl.col("pass").eq_missing(way))
         shares = [_hidden(part, phase) for phase in ("warm-up", "steady", "cool-down")]
         made.add_row(f"{label} {way or ''}".rstrip(), *shares, _hidden(inside, "FB"))
-    return made
+    sends = lanes.filter(pl.col("label") == "pp_comm")
+    if sends.height:
+        phases = ("warm-up", "steady", "cool-down", "FB")
+        made.add_row("pp_comm beside wgrad", *(_hidden(sends, phase, "beside_wgrad_ns") for phase in phases))
+    note = "shares of each label's time that compute ran beside; the overlapped schedule's ideal is all of it"
+    return Group(made, Text("  " + note, style="dim"))
 
 
 def _by_label(table_: pl.DataFrame) -> list[tuple[tuple[str, str | None], pl.DataFrame]]:
@@ -186,8 +190,8 @@ def _by_label(table_: pl.DataFrame) -> list[tuple[tuple[str, str | None], pl.Dat
     return sorted((((str(k[0]), k[1]), part) for k, part in groups), key=lambda item: (item[0][0], item[0][1] or ""))
 
 
-def _hidden(part: pl.DataFrame, phase: str) -> str:
-    row = part.filter(pl.col("phase") == phase).select(pl.col("hidden_ns", "total_ns").sum()).row(0)
+def _hidden(part: pl.DataFrame, phase: str, by: str = "hidden_ns") -> str:
+    row = part.filter(pl.col("phase") == phase).select(pl.col(by, "total_ns").sum()).row(0)
     return percent(row[0], row[1])
 
 
