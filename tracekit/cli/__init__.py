@@ -7,11 +7,13 @@ when it runs. ``main`` is the only place that prints errors.
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
 from tracekit._version import __version__
-from tracekit.cli import analyze, diff, doctor, gate, ingest, redact, schedule
+from tracekit.cli import analyze, diff, doctor, export, gate, ingest, redact, schedule
+from tracekit.cli import open as open_module
 from tracekit.errors import TracekitError
 
 app = typer.Typer(
@@ -42,6 +44,8 @@ app.command()(analyze.analyze)
 app.command()(ingest.ingest)
 app.command()(diff.diff)
 app.command(cls=gate.GateCommand)(gate.gate)
+app.command()(export.export)
+app.command("open")(open_module.open_)
 app.command()(doctor.doctor)
 app.command()(redact.redact)
 app.command()(schedule.schedule)
@@ -63,5 +67,13 @@ def main() -> None:
         sys.stderr.close()  # the reader left (`| head`): nothing to say
         sys.exit(0)
     except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as ending:
+        if ending.code == 130:  # typer turns Ctrl-C into this, without a word
+            _interrupted()
+        raise
+
+
+def _interrupted() -> NoReturn:
+    typer.echo("interrupted", err=True)
+    sys.exit(130)

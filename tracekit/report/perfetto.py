@@ -33,7 +33,9 @@ from tracekit.store import Store
 
 Write = Callable[[bytes], object]
 STRETCH = 200_000
-"""Events written at once."""
+"""Events read at once."""
+LINES = 20_000
+"""Events that are text at once."""
 LABELLING = ("label", "pass", "module", "microbatch", "stage", "rule", "confidence")
 
 
@@ -171,7 +173,8 @@ class _Export:
             kind=pl.lit("label"),
         )
         self._put(self.numbers.taken())
-        self._put(event_lines(named, self.base_ns))
+        for part in named.iter_slices(LINES):
+            self._put(event_lines(part, self.base_ns))
 
     def _rank(self, number: int) -> None:
         """Write one rank's own events, a stretch of time after the other, then what joins launches to kernels."""
@@ -187,7 +190,8 @@ class _Export:
             events = events.join(labels, on="id", how="left")
             events = placed.placed(events).sort("start_ns", -pl.col("end_ns"), "id")
             events = events.with_columns(pl.col("start_ns", "end_ns") + shift)
-            self._put(event_lines(events, self.base_ns))
+            for part in events.iter_slices(LINES):
+                self._put(event_lines(part, self.base_ns))
             self.events += events.height
         del labels
         self._launches(scan, placed, shift)
@@ -206,7 +210,7 @@ class _Export:
         )
         flows = placed.placed(works.collect()).select(ends).join(launches, on="correlation").sort("start_ns")
         flows = flows.with_columns(pl.col("start_ns", "launch_ns") + shift)
-        for part in flows.iter_slices(STRETCH):
+        for part in flows.iter_slices(LINES):
             self._put(flow_lines(part, self.base_ns, self.flows + 1))
             self.flows += part.height
 

@@ -68,7 +68,7 @@ TRACK = ("side", "owner", "line")
 
 def side_columns() -> list[pl.Expr]:
     """Which track an event belongs to: what it shows, its device or process, its stream or thread."""
-    kind = pl.col("kind").cast(pl.String)
+    kind = pl.col("kind")
     gpu = kind.is_in([*GPU_KINDS, "gpu_annotation"])
     return [
         pl.when(kind == "gpu_annotation")
@@ -101,12 +101,13 @@ class Tracks:
 
 def tracks(scan: pl.LazyFrame, rank: int, numbers: Numbers) -> Tracks:
     """Number the processes and threads of one rank's events."""
-    events = scan.select("id", *side_columns(), "start_ns", "end_ns").collect()
-    table = events.select(TRACK).unique().sort(TRACK).with_row_index("track")
+    events = scan.select("id", *side_columns(), "start_ns", "end_ns").collect(engine="streaming")
+    table = events.select(TRACK).unique().sort(TRACK).with_row_index("track").cast({"track": pl.Int64})
     events = events.join(table, on=TRACK, how="left", maintain_order="left")
-    line = nested_lines(*(events[name].to_numpy().astype(np.int64) for name in ("track", "start_ns", "end_ns")))
+    events = events.drop(TRACK)
+    line = nested_lines(*(events[name].to_numpy() for name in ("track", "start_ns", "end_ns")))
     moved = events.select("id", "track").with_columns(at=pl.Series(line)).filter(pl.col("at") > 0)
-    del events
+    del events, line
     lines = dict(moved.group_by("track").agg(pl.col("at").max()).iter_rows())
     rows: list[tuple[int, int]] = []
     extra: list[tuple[int, int, int]] = []
@@ -121,7 +122,7 @@ def tracks(scan: pl.LazyFrame, rank: int, numbers: Numbers) -> Tracks:
         extra += [(track, at, numbers.thread(pid, f"{name} ({at + 1})")) for at in range(1, lines.get(track, 0) + 1)]
     pids, tids = zip(*rows, strict=True) if rows else ((), ())
     table = table.with_columns(to_pid=pl.Series(pids, dtype=pl.Int64), to_tid=pl.Series(tids, dtype=pl.Int64))
-    schema = {"track": pl.UInt32, "at": pl.Int64, "beside_tid": pl.Int64}
+    schema = {"track": pl.Int64, "at": pl.Int64, "beside_tid": pl.Int64}
     beside = moved.join(pl.DataFrame(extra, schema=schema, orient="row"), on=("track", "at"))
     return Tracks(table.drop("track"), beside.select("id", "beside_tid"))
 
