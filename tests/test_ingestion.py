@@ -53,9 +53,8 @@ def one_bad_of_two(samples, tmp_path):
 def test_a_trace_that_cannot_be_read_is_listed_and_left_out(samples, tmp_path):
     store, notices = tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store")
     assert store.ranks == (0,)
-    assert [n.message for n in notices if n.code == "rank-failed"][0].startswith(
-        f"rank 1 is left out: {tmp_path}/in/rank1.json: "
-    )
+    listed = next(notice.message for notice in notices if notice.code == "rank-failed")
+    assert listed.startswith(f"rank 1 is left out: {tmp_path}/in/rank1.json: ")
     assert tracekit.open_store(tmp_path / "store").notices[0].code == "rank-failed"
 
 

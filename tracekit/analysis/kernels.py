@@ -27,6 +27,7 @@ def kernel_table(labelled: pl.DataFrame) -> pl.DataFrame:
         labelled.group_by("name", "label", "module")
         .agg(count=pl.len() / steps, ns=(pl.col("end_ns") - pl.col("start_ns")).sum() / steps)
         .cast(KERNELS)
+        .sort("name", "label", "module")
     )
 
 
@@ -34,7 +35,9 @@ def together(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Average the ranks' tables, largest first."""
     if not tables:
         return KERNELS.to_frame()
-    total = pl.concat(tables).group_by("name", "label", "module").agg(pl.sum("count", "ns") / len(tables))
+    # In a fixed order, so that sums of fractions come out the same however the ranks were worked on.
+    grouped = pl.concat(tables).group_by("name", "label", "module", maintain_order=True)
+    total = grouped.agg(pl.sum("count", "ns") / len(tables))
     return total.sort(["ns", "name", "label", "module"], descending=[True, False, False, False])
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import typer
 
@@ -42,6 +44,21 @@ def use_nsys(program: str | None) -> str | None:
     if program:
         os.environ[NSYS_VARIABLE] = program
     return program
+
+
+@contextlib.contextmanager
+def keeping(store: Path | None) -> Iterator[None]:
+    """Say, when Ctrl-C ends the work, what it leaves in *store*."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from tracekit.store import is_store, open_store
+
+        if store is not None and is_store(store):
+            kept = open_store(store)
+            again = "" if kept.complete else "; --resume goes on with it"
+            typer.echo(f"note: {store} holds {len(kept.entries)} ranks{again}", err=True)
+        raise
 
 
 def show_notices(notices: Iterable[Notice]) -> None:

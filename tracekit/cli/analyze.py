@@ -17,6 +17,7 @@ from tracekit.cli._common import (
     RESUME_HELP,
     STRICT_HELP,
     WORKERS_HELP,
+    keeping,
     parse_ranks,
     use_nsys,
 )
@@ -65,7 +66,7 @@ def analyze(
 
     for path in output or []:
         check_output(path, plot=plot)
-    with cluster(dask) as (executor, size_of_cluster):
+    with keeping(store), cluster(dask) as (executor, size_of_cluster):
         found = run(
             paths,
             steps=steps,

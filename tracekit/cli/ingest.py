@@ -17,6 +17,7 @@ from tracekit.cli._common import (
     RESUME_HELP,
     STRICT_HELP,
     WORKERS_HELP,
+    keeping,
     parse_ranks,
     show_notices,
     size,
@@ -42,7 +43,7 @@ def ingest(
     """Write traces as a Parquet store, labelled, one folder a rank; reading it back needs no parsing."""
     from tracekit.fleet import cluster, ingest
 
-    with cluster(dask) as (executor, size_of_cluster):
+    with keeping(output), cluster(dask) as (executor, size_of_cluster):
         store, notices = ingest(
             paths,
             output,
