@@ -209,12 +209,19 @@ def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
     fresh = detail.drop("stage", "microbatch", "b_stage", "b_microbatch").join(table, on="cell", maintain_order="left")
     # An order that fits a schedule on every rank makes a pair tied by position likely, not certain.
     lifted = pl.max_horizontal("confidence", pl.lit(COUNTED))
-    limit = COUNTED if pipeline.stages_from == "nothing" else SURE
+    by_pattern = pipeline.stages_from == "nothing" or not _same_names(pipeline.detail, fresh)
+    limit = COUNTED if by_pattern else SURE
     fresh = fresh.with_columns(confidence=pl.min_horizontal(lifted, pl.lit(limit)))
     detail = _fused(conform(fresh, DETAILED), schedule)
-    source = "pattern" if pipeline.stages_from == "nothing" else pipeline.stages_from
+    source = "pattern" if by_pattern else pipeline.stages_from
     kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")
     return replace(pipeline, cells=conform(detail, CELLS), stages_from=source, notices=kept, detail=detail)
+
+
+def _same_names(before: pl.DataFrame, after: pl.DataFrame) -> bool:
+    """Say whether messages and pattern give the forwards the same stages; micro-batches may be counted differently."""
+    forward = pl.col("op").cast(pl.String).is_in(["F", "FB"])
+    return before.filter(forward)["stage"].to_list() == after.filter(forward)["stage"].to_list()
 
 
 def _fused(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
