@@ -1,0 +1,120 @@
+"""The exported trace handed to one reader: who gets it, who does not, and that nobody else on the network can ask."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tracekit.errors import OutputError
+from tracekit.report.serve import VIEWER, OneReader
+
+
+@pytest.fixture
+def offer(tmp_path):
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(b"0123456789" * 1000)
+    with OneReader(file, port=0) as offer:
+        waiting = threading.Thread(target=offer.wait, daemon=True)
+        waiting.start()
+        offer.waiting = waiting
+        yield offer
+
+
+def get(url, **headers):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, dict(answer.headers), answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, dict(error.headers), error.read()
+
+
+def test_the_one_reader_gets_the_file_and_the_viewer_may_read_it(offer):
+    status, headers, body = get(offer.url, Origin=VIEWER)
+    assert status == 200
+    assert body == b"0123456789" * 1000
+    assert headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
+    offer.waiting.join(10)
+    assert not offer.waiting.is_alive(), "it goes on after it was read"
+
+
+def test_a_second_reader_finds_nobody(offer):
+    assert get(offer.url)[0] == 200
+    offer.waiting.join(10)
+    again = threading.Thread(target=offer._server.handle_request, daemon=True)  # were it still answering
+    again.start()
+    assert get(offer.url)[0] == 404
+    again.join(10)
+
+
+@pytest.mark.parametrize("path", ["/", "/trace.json.gz", "/x/trace.json.gz", "/../../etc/passwd"])
+def test_other_addresses_are_not_there(offer, path):
+    status, headers, _ = get(offer.url.replace(offer.path, path))
+    assert status == 404
+    assert "Access-Control-Allow-Origin" not in headers
+    assert not offer.read
+
+
+def test_another_name_for_this_machine_is_refused(offer):
+    """A page that points its own name at 127.0.0.1 comes under that name."""
+    assert get(offer.url, Host="evil.example:9001")[0] == 404
+    assert get(offer.url)[0] == 200
+
+
+def test_the_browsers_question_before_reading_is_answered(offer):
+    connection = http.client.HTTPConnection("127.0.0.1", offer._server.server_port, timeout=10)
+    asked = {"Origin": VIEWER, "Access-Control-Request-Private-Network": "true"}
+    connection.request("OPTIONS", offer.path, headers=asked)
+    answer = connection.getresponse()
+    assert answer.status == 204
+    assert answer.getheader("Access-Control-Allow-Private-Network") == "true"
+    assert answer.getheader("Access-Control-Allow-Origin") == VIEWER
+    connection.close()
+    assert get(offer.url)[0] == 200
+
+
+def test_a_reader_that_leaves_early_can_come_back(tmp_path):
+    file = tmp_path / "big.json"
+    file.write_bytes(b"x" * 30_000_000)
+    with OneReader(file, port=0) as offer:
+        waiting = threading.Thread(target=offer.wait, daemon=True)
+        waiting.start()
+        with socket.create_connection(("127.0.0.1", offer._server.server_port)) as early:
+            early.sendall(f"GET {offer.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            early.recv(1000)
+        assert len(get(offer.url)[2]) == 30_000_000
+        waiting.join(10)
+
+
+def test_it_listens_on_loopback_only(offer):
+    assert offer._server.socket.getsockname()[0] == "127.0.0.1"
+    others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
+    for address in [*others, "127.0.0.2"]:
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((address, offer._server.server_port), timeout=5).close()
+
+
+def test_a_port_in_use_is_one_clear_error(offer, tmp_path):
+    with pytest.raises(OutputError, match="cannot be used: Address already in use"):
+        OneReader(tmp_path / "x", port=offer._server.server_port)
+
+
+def test_the_command_prints_the_link_and_ends_once_read(samples):
+    command = [sys.executable, "-c", "from tracekit.cli import main; main()"]
+    words = ["open", samples / "reload", "--ranks", "0", "--port", "0"]
+    with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        link = running.stdout.readline().strip()
+        assert link.startswith("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:")
+        status, _, body = get(link.partition("?url=")[2])
+        assert status == 200
+        assert body[:2] == b"\x1f\x8b"
+        _, said = running.communicate(timeout=60)
+        assert running.returncode == 0
+        assert said.endswith("read; done\n")
