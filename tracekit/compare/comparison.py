@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from tracekit._html import html_table
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match
 from tracekit.compare.pipeline import Pipeline
@@ -122,6 +123,23 @@ class ScheduleComparison:
     def cells(self) -> pl.DataFrame:
         """Cells of all pipelines and steps, with ideal times and shifts."""
         return pl.concat([held.cells for held in self.all])
+
+    def __repr__(self) -> str:
+        held = self.head
+        return (
+            f"<ScheduleComparison: {self.name}, {self.pp} ranks, {self.microbatches} micro-batches, "
+            f"{held.measured_ns / 1e6:.1f} ms measured, {held.ideal_ns / 1e6:.1f} ms ideal>"
+        )
+
+    def _repr_html_(self) -> str:
+        held = self.head
+        gap = sorted((held.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1]))
+        rows = [
+            ("ideal", f"{held.ideal_ns / 1e6:,.1f} ms"),
+            *((cause, f"{ns / 1e6:+,.1f} ms") for cause, ns in gap if ns),
+            ("measured", f"{held.measured_ns / 1e6:,.1f} ms"),
+        ]
+        return html_table(repr(self)[1:-1], ("from the ideal to the run", "time"), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ``schedule`` object of an analysis as plain data."""

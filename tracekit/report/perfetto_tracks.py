@@ -64,6 +64,9 @@ class Numbers:
 
 
 TRACK = ("side", "owner", "line")
+BATCH = 500_000
+"""Events whose nesting is worked out at once, or those of one track."""
+_NONE_MOVED = pl.Schema({"id": pl.Int64(), "track": pl.Int64(), "at": pl.Int64()})
 
 
 def side_columns() -> list[pl.Expr]:
@@ -101,18 +104,15 @@ class Tracks:
 
 def tracks(scan: pl.LazyFrame, rank: int, numbers: Numbers) -> Tracks:
     """Number the processes and threads of one rank's events."""
-    events = scan.select("id", *side_columns(), "start_ns", "end_ns").collect(engine="streaming")
-    table = events.select(TRACK).unique().sort(TRACK).with_row_index("track").cast({"track": pl.Int64})
-    events = events.join(table, on=TRACK, how="left", maintain_order="left")
-    events = events.drop(TRACK)
-    line = nested_lines(*(events[name].to_numpy() for name in ("track", "start_ns", "end_ns")))
-    moved = events.select("id", "track").with_columns(at=pl.Series(line)).filter(pl.col("at") > 0)
-    del events, line
+    placed = scan.select("id", *side_columns(), "start_ns", "end_ns")
+    table = placed.group_by(TRACK).len().collect(engine="streaming").sort(TRACK).with_row_index("track")
+    table = table.cast({"track": pl.Int64})
+    moved = pl.concat([_moved(placed, some) for some in _batches(table)]) if table.height else _NONE_MOVED.to_frame()
     lines = dict(moved.group_by("track").agg(pl.col("at").max()).iter_rows())
     rows: list[tuple[int, int]] = []
     extra: list[tuple[int, int, int]] = []
     processes: dict[tuple[bool, int], int] = {}
-    for track, side, owner, number in table.iter_rows():
+    for track, side, owner, number, _ in table.iter_rows():
         where = (side == CPU, owner)
         if where not in processes:
             processes[where] = numbers.process(_process(rank, *where))
@@ -124,7 +124,21 @@ def tracks(scan: pl.LazyFrame, rank: int, numbers: Numbers) -> Tracks:
     table = table.with_columns(to_pid=pl.Series(pids, dtype=pl.Int64), to_tid=pl.Series(tids, dtype=pl.Int64))
     schema = {"track": pl.Int64, "at": pl.Int64, "beside_tid": pl.Int64}
     beside = moved.join(pl.DataFrame(extra, schema=schema, orient="row"), on=("track", "at"))
-    return Tracks(table.drop("track"), beside.select("id", "beside_tid"))
+    return Tracks(table.drop("track", "len"), beside.select("id", "beside_tid"))
+
+
+def _batches(table: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Take tracks together until they hold many events: few enough to sort, enough to read the file few times."""
+    batch = ((pl.col("len").cum_sum() - 1) // BATCH).alias("batch")
+    for _, some in table.with_columns(batch).group_by("batch", maintain_order=True):
+        yield some.drop("batch", "len")
+
+
+def _moved(placed: pl.LazyFrame, some: pl.DataFrame) -> pl.DataFrame:
+    """Find the events of some tracks that do not nest with those before them."""
+    events = placed.join(some.lazy(), on=TRACK).drop(TRACK).collect(engine="streaming")
+    line = nested_lines(*(events[name].to_numpy() for name in ("track", "start_ns", "end_ns")))
+    return events.select("id", "track").with_columns(at=pl.Series(line)).filter(pl.col("at") > 0).cast(_NONE_MOVED)  # type: ignore[arg-type]
 
 
 def _process(rank: int, cpu: bool, owner: int) -> str:

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._html import html_table
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import KINDS, Op
 
 Ints = npt.NDArray[np.int64]
 F, I, W, B, FB = range(len(KINDS))  # codes of the kinds in OpTable  # noqa: E741
+
+SHOWN_OPS = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +64,14 @@ class Schedule:
     def orders(self) -> list[list[str]]:
         """Every rank's order in the notation, as lists of strings."""
         return [[str(op) for op in rank] for rank in self.ranks]
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (rank, " ".join(order[:SHOWN_OPS]) + " …" * (len(order) > SHOWN_OPS))
+            for rank, order in enumerate(self.orders())
+        ]
+        title = f"{self.name}: {self.pp} ranks, {self.microbatches} micro-batches"
+        return html_table(title, ("rank", "order"), rows)
 
     def op_at(self, index: int) -> Op:
         """Return the op at *index* of the table."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._html import html_table
 from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS
 from tracekit.schedules.schedule import Schedule
@@ -123,6 +124,17 @@ class Simulation:
             parts = ((0, steady), (steady, cool), (cool, self.makespan))
             rows.append((rank, *(_idle(start, end, low, high) for low, high in parts)))
         return pl.DataFrame(rows, schema=["rank", "warm_up", "steady", "cool_down"], orient="row")
+
+    def __repr__(self) -> str:
+        plan = self.schedule
+        size = f"{plan.pp} ranks × {plan.microbatches} micro-batches"
+        return f"<Simulation: {plan.name}, {size}, makespan {self.makespan:g}>"
+
+    def _repr_html_(self) -> str:
+        columns = zip(self.busy, self.bubble, self.peak_activations, strict=True)
+        rows = [(rank, f"{busy:g}", f"{idle:g}", peak) for rank, (busy, idle, peak) in enumerate(columns)]
+        heads = ("rank", "work", "idle", "most activations held")
+        return html_table(f"{repr(self)[1:-1]}, {self.bubble_fraction:.1%} idle", heads, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the JSON of ``tracekit schedule --json``, format tracekit.schedule/1."""

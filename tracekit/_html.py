@@ -1,0 +1,25 @@
+"""A small table for notebooks: what ``_repr_html_`` shows. Everything in it is escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+MOST_ROWS = 16
+
+
+def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], *, notes: Iterable[str] = ()) -> str:
+    """Return a titled table with the first rows, and notes below it.
+
+    >>> html_table("a < b", ["rank"], [[0]])
+    '<p><b>a &lt; b</b></p><table><thead><tr><th>rank</th></tr></thead><tbody><tr><td>0</td></tr></tbody></table>'
+    """
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows[:MOST_ROWS]
+    )
+    if len(rows) > MOST_ROWS:
+        body += f'<tr><td colspan="{len(heads)}">… and {len(rows) - MOST_ROWS} more</td></tr>'
+    said = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if heads else ""
+    return f"<p><b>{html.escape(title)}</b></p>{table}" + (f"<ul>{said}</ul>" if said else "")
