@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
+from tracekit.compare.chunks import COUNTED, POSITION, SURE
 from tracekit.compare.clocks import Clocks
 from tracekit.compare.place import Place, Placement, place
 from tracekit.compare.rank import CAUSES, RankPipeline
-from tracekit.compare.segment import COUNTED, POSITION, SURE
 from tracekit.errors import Notice
 from tracekit.schedules import Op, Schedule
 from tracekit.schema import CELLS, conform

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.compare.chunks import POSITION, SURE, Segments
 from tracekit.compare.lanes import LANES, lanes
-from tracekit.compare.segment import LOOSE, POSITION, SURE, Segments, prepare, segment
+from tracekit.compare.segment import prepare, segment
+from tracekit.compare.walks import LOOSE
 from tracekit.errors import Notice
 from tracekit.metrics.intervals import EMPTY, Intervals, union
 from tracekit.schema import COMPUTE_LABELS, ProcessGroup, Source

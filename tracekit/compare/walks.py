@@ -1,0 +1,227 @@
+"""The autograd engine's walks: which of its kernels are one backward, and where one ends and the next begins.
+
+A backward walks sequence numbers downwards, so a jump up begins the next. Backwards that follow each other downwards
+are cut where messages, or the same forward twice, show that they are two. A second walk over numbers already seen is
+the weight gradient of that backward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+NONE, FORWARD, ENGINE, LOOSE, MESSAGE = range(5)
+"""What a kernel is here: nothing of ours, a forward, run by autograd, a weight gradient outside it, a p2p kernel."""
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The columns the cuts look at; ``forward`` lists the forward rows by sequence number."""
+
+    number: Ints
+    host: Ints
+    name: npt.NDArray[np.uint32]
+    forward: Ints
+    messages: Ints
+    received: int  # see _received
+
+
+def _received(rows: pl.DataFrame) -> int:
+    """Messages received by a rank with one neighbour alone; 0 for any other."""
+    texts = rows.filter(pl.col("side") == MESSAGE)["p2p"].cast(pl.String).str.split(",").explode()
+    peers = texts.str.split(":").list.get(1).unique().to_list()
+    return int(texts.str.starts_with("recv").sum()) if len(peers) == 1 and peers != ["?"] else 0
+
+
+@numba.njit(cache=True)
+def _walk(number: Ints, low: np.int64, owner: Ints) -> tuple[Ints, Ints]:
+    """Return number the downward walks; ``of`` is the earlier walk a walk goes over again, else itself."""
+    walk = np.full(len(number), -1, np.int64)
+    of = np.full(len(number) + 1, -1, np.int64)
+    current, last = np.int64(-1), np.int64(-1)
+    for i in range(len(number)):
+        n = number[i]
+        if n < 0:
+            walk[i] = current
+            continue
+        seen = owner[n - low]
+        again = seen >= 0 and (of[current] != seen or n > last) and n != last
+        fresh = seen < 0 and current >= 0 and of[current] != current  # below a weight gradient: the next backward
+        if current < 0 or n > last or again or fresh:
+            current += 1
+            of[current] = seen if again else current
+        if owner[n - low] < 0:
+            owner[n - low] = of[current]
+        walk[i] = current
+        last = n
+    return walk, of[: current + 1]
+
+
+def _walks(number: Ints) -> tuple[Ints, Ints]:
+    known = number[number >= 0]
+    if not len(known):
+        return np.zeros(len(number), np.int64), np.zeros(min(1, len(number)), np.int64)
+    low = known.min()
+    walk, of = _walk(number, low, np.full(int(known.max() - low) + 1, -1, np.int64))
+    return np.maximum(walk, 0), of  # rows before the first number join the first walk
+
+
+def _split_by_messages(walk: Ints, engine: Ints, view: View) -> Ints:
+    """Backwards run last in, first out walk on downwards: cut where they and their forwards had a message between."""
+    rows = np.flatnonzero(view.number[engine] >= 0)
+    if len(rows) < 2 or not len(view.messages) or not len(view.forward):
+        return walk
+    numbers, passed = view.number[engine[rows]], np.searchsorted(view.messages, view.host[engine[rows]])
+    place = np.flatnonzero((walk[rows[1:]] == walk[rows[:-1]]) & (passed[1:] > passed[:-1]))
+    f_number = view.number[view.forward]
+    f_passed = np.searchsorted(view.messages, view.host[view.forward])
+    before = np.searchsorted(f_number, numbers[place + 1], side="right") - 1
+    after = np.searchsorted(f_number, numbers[place], side="left")
+    real = (before >= 0) & (after < len(f_number))
+    apart = np.zeros(len(place), bool)
+    apart[real] = f_passed[after[real]] > f_passed[before[real]]
+    return _cut(walk, rows[place[apart] + 1])
+
+
+def _split_halves(walk: Ints, engine: Ints, view: View, first_visit: Bools) -> Ints:
+    """Two stages that follow each other on one rank exchange no message: cut a walk whose forward is one thing twice.
+
+    Only where the kernels of the two forward halves bear the same names, and either the half is what most other walks'
+    forwards are made of, or this is the end of the line (one neighbour) and yet got two messages for every walk: at an
+    end either the forward or the backward of a stage has nothing to receive, so these must be two stages.
+    """
+    rows = np.flatnonzero(first_visit)
+    if len(rows) < 2 or not len(view.forward):
+        return walk
+    count = int(walk.max()) + 1
+    low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, -1, np.int64)
+    np.minimum.at(low, walk[rows], view.number[engine[rows]])
+    np.maximum.at(high, walk[rows], view.number[engine[rows]])
+    f_number = view.number[view.forward]
+    first, last = np.searchsorted(f_number, low), np.searchsorted(f_number, high, side="right")
+    halves = {int(w): half for w in np.flatnonzero(last - first > 1) if (half := _half(view, first[w], last[w]))}
+    if not halves:
+        return walk
+    whole = Counter(_names(view, first[w], last[w]) for w in range(count) if last[w] > first[w])
+    usual = whole.most_common(1)[0][0]
+    twice = view.received >= 1.95 * len(np.unique(walk[rows]))
+    cuts = []
+    for w, half in halves.items():
+        if twice or half == usual:
+            middle = (first[w] + last[w]) // 2
+            mine = rows[walk[rows] == w]
+            below = mine[view.number[engine[mine]] < f_number[middle]]
+            cuts += [int(below[0])] if len(below) and len(below) < len(mine) else []
+    return _cut(walk, np.array(cuts, np.int64))
+
+
+def _names(view: View, first: int, last: int) -> tuple[int, ...]:
+    return tuple(sorted(view.name[view.forward[first:last]].tolist()))
+
+
+def _half(view: View, first: int, last: int) -> tuple[int, ...]:
+    """Return the kernels of half a forward, where both halves have the same; else nothing."""
+    middle = (first + last) // 2
+    numbers = view.number[view.forward[[middle - 1, middle]]]
+    half = _names(view, first, middle)
+    return half if numbers[0] != numbers[1] and half == _names(view, middle, last) else ()
+
+
+def _cut(walk: Ints, places: Ints) -> Ints:
+    """Return the walks numbered anew, with a new one at each of the places."""
+    cuts = np.zeros(len(walk), np.int64)
+    cuts[places] = 1
+    return walk + np.cumsum(cuts)
+
+
+def _first_visits(walk: Ints, owner: Ints, number: Ints) -> Bools:
+    """Rows whose walk goes over its numbers for the first time."""
+    return (number >= 0) & (owner[walk] == walk) if len(owner) else np.zeros(len(walk), bool)
+
+
+def _homes(walk: Ints, number: Ints, first: Bools) -> Ints:
+    """Per row the (cut) walk that went over its number first; -1 where it has no number."""
+    home = np.full(len(walk), -1, np.int64)
+    known = np.flatnonzero(number >= 0)
+    if not len(known):
+        return home
+    low = number[known].min()
+    of_number = np.full(int(number[known].max() - low) + 1, -1, np.int64)
+    visits = np.flatnonzero(first)
+    of_number[number[visits] - low] = walk[visits]
+    home[known] = of_number[number[known] - low]
+    return home
+
+
+@numba.njit(cache=True)
+def _rewalked(number: Ints, home: Ints) -> tuple[Ints, Ints]:
+    walk, of = np.zeros(len(number), np.int64), np.full(len(number) + 1, -1, np.int64)
+    seen = np.full(len(number) + 1, -1, np.int64)  # walk that stands for each home
+    current, last = np.int64(-1), np.int64(-1)
+    here = np.int64(-1)
+    for i in range(len(number)):
+        if number[i] >= 0:
+            if current < 0 or home[i] != here or number[i] > last:
+                current += 1
+                here = home[i]
+                if seen[here] < 0:
+                    seen[here] = current
+                of[current] = seen[here]
+            last = number[i]
+        walk[i] = current if current >= 0 else 0
+    return walk, of[: max(current + 1, 1)]
+
+
+def _rewalk(number: Ints, home: Ints) -> tuple[Ints, Ints]:
+    """Return walks and owners once all cuts are known: a new walk wherever the home changes or the numbers jump up."""
+    if not len(number):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    walk, of = _rewalked(number, home)
+    return walk, np.where(of < 0, 0, of)
+
+
+def _lean_forward(walk: Ints, numbered: Bools, passed: Ints) -> Ints:
+    """Give kernels without a number to the walk after them where forwards or messages part them from the one before.
+
+    A backward begins with a few (its seed of ones); *passed* counts forwards and messages up to each kernel.
+    """
+    known = np.flatnonzero(numbered)
+    loose = np.flatnonzero(~numbered)
+    if not len(known) or not len(loose):
+        return walk
+    after = np.searchsorted(known, loose)
+    follows = np.minimum(after, len(known) - 1)
+    before = np.maximum(after - 1, 0)
+    parted = (after == 0) | (passed[known[before]] != passed[loose])
+    joined = (after < len(known)) & (passed[known[follows]] == passed[loose])
+    moved = walk.copy()
+    moved[loose[parted & joined]] = walk[known[follows[parted & joined]]]
+    return moved
+
+
+def find_walks(rows: pl.DataFrame) -> tuple[Ints, Ints, View]:
+    """Return the walk of every engine kernel (in launch order), each walk's owner, and the columns looked at.
+
+    The owner of a walk is the walk that went over its numbers first: itself, or the backward it is the W of.
+    """
+    side, host = rows["side"].to_numpy(), rows["host_ns"].to_numpy()
+    number = rows["number"].fill_null(-1).to_numpy()
+    forward = np.flatnonzero((side == FORWARD) & (number >= 0))
+    forward = forward[np.argsort(number[forward], kind="stable")]
+    names = rows["name"].to_physical().to_numpy()
+    view = View(number, host, names, forward, host[side == MESSAGE], _received(rows))
+    engine = np.flatnonzero(side == ENGINE)
+    walk, owner = _walks(number[engine])
+    first = _first_visits(walk, owner, number[engine])
+    cut = _split_halves(_split_by_messages(walk, engine, view), engine, view, first)
+    walk, owner = _rewalk(number[engine], _homes(cut, number[engine], first))
+    barriers = np.cumsum((side == FORWARD) | (side == MESSAGE))[engine]
+    return _lean_forward(walk, number[engine] >= 0, barriers), owner, view
