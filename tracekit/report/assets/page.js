@@ -48,6 +48,7 @@
           if (boxes.kind[i] !== s.kind || boxes.half[i] !== half) continue;
           const a = Math.max(s.x0 + boxes.start[i] * s.scale, s.left), b = Math.min(s.x0 + boxes.end[i] * s.scale, s.right);
           if (b < s.left || a > s.right) continue;
+          if (b - a > 4) { flush(); ctx.rect(a, top, b - a - 1, height); from = to = NaN; continue; } // a hair between neighbours
           if (a - to < 0.5) { to = Math.max(to, b); } else { flush(); from = a; to = b; }
         }
         flush();
