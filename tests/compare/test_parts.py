@@ -9,12 +9,13 @@ import pytest
 from tracekit.compare.clocks import align
 from tracekit.compare.lanes import lanes
 from tracekit.compare.place import forward_peers, place
-from tracekit.compare.rank import MESSAGES
+from tracekit.compare.rank import MESSAGES, rank_pipeline
 from tracekit.compare.replay import Graph
-from tracekit.compare.roles import mesh_positions, parse_layout
+from tracekit.compare.roles import find_roles, mesh_positions, parse_layout
 from tracekit.errors import OptionError
 from tracekit.schedules import Times, generate, names, simulate
 from tracekit.schedules.registry import describe
+from tracekit.schema import LABELLED, ProcessGroup, Source, conform
 
 ALL = [name for name in names() if describe(name).pipeline]
 
@@ -142,6 +143,18 @@ def test_layouts_are_meshes_with_the_last_axis_fastest():
     for wrong in ("ep=2", "pp", "pp=0", "pp=2,pp=2"):
         with pytest.raises(OptionError):
             parse_layout(wrong)
+
+
+def test_groups_give_ranks_their_places():
+    groups = (
+        ProcessGroup("0", "default_pg", (0, 1, 2, 3)),
+        ProcessGroup("1", "PIPELINE_MODEL_PARALLEL_GROUP", (1, 3)),
+        ProcessGroup("2", "EXPERT_MODEL_PARALLEL_GROUP", (2, 3)),
+        ProcessGroup("3", "mesh_tp", (3,)),
+    )
+    table = {"label": ["forward"], "start_ns": [0], "end_ns": [1]}
+    one = rank_pipeline(conform(pl.DataFrame(table), LABELLED), Source("x", "kineto", 3, "name", groups=groups))
+    assert find_roles([one]).positions[3] == {"pp": 1, "ep": 1, "tp": 0}
 
 
 def test_lanes_by_phase():

@@ -60,16 +60,18 @@ def test_dualpipe_is_named_and_says_that_pairs_ran_apart(held, bare):
     assert abs(found.gap_ns["unexplained"]) < 0.05 * found.head.measured_ns
 
 
-def test_nsight_1f1b_without_peers_is_named_by_its_pattern(held):
-    found, notices = held("nsys-1f1b", pattern="*.sqlite")
+@pytest.mark.parametrize("bare", [False, True])
+def test_nsight_1f1b_without_peers_is_named_by_its_pattern(held, bare):
+    found, notices = held("nsys-1f1b", bare=bare, pattern="*.sqlite")
     assert (found.name, found.pp, found.microbatches, found.exact) == ("1f1b", 4, 8, True)
     assert found.head.orders() == generate("1f1b", pp=4, microbatches=8).orders()
     assert "stages-from-pattern" in codes(notices) or "peers-unknown" not in codes(notices)
     assert found.to_dict()["confidence"] <= 0.95
 
 
-def test_recorded_vpp_overlap_comes_back_with_its_lanes(held):
-    found, _ = held("vpp-overlap")
+@pytest.mark.parametrize("bare", [False, True])
+def test_recorded_vpp_overlap_comes_back_with_its_lanes(held, bare):
+    found, _ = held("vpp-overlap", bare=bare)
     assert (found.name, found.pp, found.microbatches, found.virtual) == ("interleaved-overlap", 4, 8, 2)
     assert found.exact
     assert len({h.pipeline.ranks for h in found.all}) == 2  # two expert-parallel replicas
@@ -103,6 +105,13 @@ def test_a_part_of_the_ranks_says_what_it_rules_out(held):
     assert found.gap_ns is None
     assert "partial-pipeline" in codes(notices)
     assert [bool(order) for order in found.head.orders()] == [False, True, True, False]
+
+
+def test_two_ranks_that_never_talk_are_one_pipeline_by_their_group(held):
+    found, notices = held("1f1b", only={0, 3})
+    assert [h.pipeline.ranks for h in found.all] == [(0, 1, 2, 3)]
+    assert (found.name, found.exact) == ("1f1b", True)
+    assert [n.code for n in notices].count("partial-pipeline") == 1
 
 
 def test_a_schedule_that_was_not_run_is_held_against_anyway(held):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from tracekit.schedules import Times, generate, names
 from tracekit.schedules.registry import describe
@@ -159,3 +161,41 @@ def test_what_if_ranks_schedules_and_prices_each_cause(trip):
     assert without["hide p2p"] == pytest.approx(found.gap_ns["p2p"], rel=0.25)
     assert without["balance stages"] > 0
     assert all(line.assumption for line in found.what_if)
+
+
+def test_cells_carry_their_shift_against_the_ideal(trip):
+    found, _ = trip(Recipe(PLAN, TIMES, p2p_ns=100_000))
+    first = found.cells.filter(op="F", microbatch=0).sort("rank")
+    assert first["shift_ns"].to_list() == [0, 100_000, 200_000, 300_000]
+    plain, _ = trip(Recipe(PLAN, TIMES))
+    assert plain.cells["shift_ns"].unique().to_list() == [0]
+    peaks = [b.peak_activations for b in plain.head.bubbles]
+    assert peaks == [4, 3, 2, 1]
+    assert [b.measured_ns for b in plain.head.bubbles] == [b.ideal_ns for b in plain.head.bubbles]
+
+
+def test_replicas_are_pipelines_of_their_own_and_ranks_know_their_place(trip):
+    found, _ = trip(Recipe(PLAN, TIMES, replicas=2), layout="pp=4,ep=2")
+    assert [h.pipeline.ranks for h in found.all] == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert found.positions[5] == {"pp": 2, "ep": 1}
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved", "zb-v"]),
+    pp=st.integers(2, 3),
+    jitter=st.floats(0, 0.1),
+    p2p=st.integers(10_000, 300_000),
+    skew=st.integers(-5_000_000, 5_000_000),
+    slow=st.floats(1, 2),
+    host=st.integers(20_000, 100_000),
+)
+def test_whatever_is_mixed_in_the_parts_sum_to_the_gap(trip, *, name, pp, jitter, p2p, skew, slow, host):
+    plan = generate(name, pp=pp, microbatches=2 * pp)
+    mixed = {"jitter": jitter, "p2p_ns": p2p, "skew_ns": {1: skew}, "stage_factor": {1: slow}, "host_ns": host}
+    made = Recipe(plan, TIMES, **mixed)
+    found, _ = trip(made)
+    assert (found.name, found.exact) == (name, True)
+    assert found.head.measured_ns == made.simulation().makespan
+    assert sum(found.gap_ns.values()) == found.head.measured_ns - found.head.ideal_ns
+    assert abs(found.gap_ns["unexplained"]) <= 0.02 * found.head.measured_ns

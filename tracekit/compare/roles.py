@@ -152,18 +152,18 @@ def _from_messages(ranks: Sequence[RankPipeline], notices: list[Notice]) -> tupl
                 )
             )
         found.append(tuple(full))
-    return tuple(found)
+    return tuple(dict.fromkeys(found))  # parts that never talk to each other may be one pipeline all the same
 
 
 def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int]:
     """Return the pipeline's ranks in order: its communicator's if that is a pipeline group, else those that talk."""
     for r in ranks:
         for group in r.groups:
-            fits = set(members) <= set(group.ranks) and len(group.ranks) > 1
-            named = group.name == r.group and (
-                _kind(group.description) == "pp" or len(members) < len({m.rank for m in ranks} | set(group.ranks))
-            )
-            if fits and named and (_kind(group.description) == "pp" or _chain(group.ranks, ranks)):
+            if len(group.ranks) < 2 or not set(members) <= set(group.ranks):
+                continue
+            described = _kind(group.description) == "pp"
+            used = group.name == r.group and len(members) < len(group.ranks) and _chain(group.ranks, ranks)
+            if described or used:
                 return list(group.ranks)
     return members
 
