@@ -1,0 +1,63 @@
+"""The notebooks run from top to bottom as a newcomer runs them, show their pictures, and are kept without outputs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PICTURES = {"01-first-look": 2, "02-pipeline-and-ideal": 6, "03-hunting-a-regression": 1}
+
+
+@pytest.fixture(scope="module")
+def render():
+    pytest.importorskip("nbclient", reason="nbclient is not installed: notebooks are not run")
+    spec = importlib.util.spec_from_file_location("render", ROOT / "notebooks/render.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("default")  # of the libraries that run a kernel, not of ours
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs_and_shows_its_pictures(render, path):
+    notebook = render.executed(path)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code)
+    said = [out for cell in code for out in cell.outputs if out.output_type == "stream" and out.name == "stderr"]
+    assert [out.text for out in said if "tracekit: compiling" not in out.text] == []
+    pictures = render.pictures(notebook)
+    assert len(pictures) == PICTURES[path.stem]
+    for picture in pictures:
+        colours = render.small(picture).convert("RGB").getcolors(1 << 24)
+        assert len(colours) > 5, "an empty picture"
+
+
+def test_there_are_three_that_lead_to_each_other():
+    assert [path.stem for path in NOTEBOOKS] == list(PICTURES)
+    for path, following in zip(NOTEBOOKS, NOTEBOOKS[1:], strict=False):
+        assert f"]({following.name})" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_kept_out_of_git(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+        assert cell["metadata"] == {}
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+
+
+def test_the_documentation_shows_every_picture():
+    text = (ROOT / "docs/notebooks.md").read_text(encoding="utf-8")
+    shown = re.findall(r"\]\(img/(notebook-\d\d-\d\.png)\)", text)
+    made = [f"notebook-{stem[:2]}-{i}.png" for stem, count in PICTURES.items() for i in range(1, count + 1)]
+    assert sorted(shown) == made
+    for name in made:
+        assert (ROOT / "docs/img" / name).stat().st_size < 100_000
