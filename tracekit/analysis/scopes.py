@@ -104,7 +104,8 @@ def _matrix(labels: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[st
 def _waits(waited: pl.DataFrame, parts: int) -> list[dict[str, int | None]]:
     """Return, for each part, the time some operation of each label was waiting; None where no wait is known."""
     found: list[dict[str, int | None]] = [{} for _ in range(parts)]
-    for label in COMMUNICATION_LABELS:
+    present = set(waited["label"].unique().to_list())
+    for label in (label for label in COMMUNICATION_LABELS if label in present):
         rows = waited.filter(pl.col("label") == label)
         known = rows.filter(pl.col("wait_ns").is_not_null())
         start, wait = known["start_ns"].to_numpy(), known["wait_ns"].to_numpy()

@@ -9,6 +9,7 @@ import polars as pl
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Measured
 from tracekit.metrics.lanes import COMPUTE_SET
+from tracekit.report.page_fleet import few_alike, page_fleet
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.summary import CAUSES, ms, percent
 from tracekit.report.terminal import DEFINITIONS
@@ -44,7 +45,8 @@ def page_tables(analysis: Analysis) -> dict[str, Any]:
         "copies": _copies(analysis),
         "kernels": _kernels(analysis),
         "reload": _reload(analysis),
-        "warnings": analysis.notices,
+        "fleet": page_fleet(analysis),
+        "warnings": few_alike(analysis.notices),
         "definitions": (*DEFINITIONS, *SCHEDULE_DEFINITIONS) if analysis.schedule is not None else DEFINITIONS,
     }
 

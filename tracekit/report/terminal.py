@@ -13,6 +13,7 @@ from rich.text import Text
 from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
 from tracekit.report.terminal_budget import budget, compute, exposure, hiders, ms, percent
+from tracekit.report.terminal_fleet import many_ranks
 from tracekit.report.terminal_sections import bubbles, copies, reload, spread, stragglers, warnings
 
 DEFINITIONS = (
@@ -143,6 +144,7 @@ def _definitions() -> Padding:
 Section = Callable[[Analysis, int], RenderableType | None]
 SECTIONS: Iterable[tuple[str, Section]] = (
     ("Where the step went (shares of each rank's span, worst first)", budget),
+    ("Over the ranks (shares of each rank's span)", many_ranks),
     ("Compute (all ranks)", compute),
     ("Communication and copies: what compute hides (all ranks, most exposed first)", exposure),
     ("What hides what (all ranks)", hiders),

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tracekit.analysis import Analysis
 from tracekit.metrics.bubbles import PHASES
+from tracekit.report.page_fleet import few_alike
 from tracekit.report.terminal_budget import MANY, SHOWN, ms, note, percent, table
 
 
@@ -141,7 +142,7 @@ def warnings(analysis: Analysis, width: int) -> RenderableType | None:
     if not analysis.notices:
         return None
     lines = []
-    for said in analysis.notices:
+    for said in few_alike(analysis.notices):
         body = textwrap.fill(said.message, max(40, width - 4), subsequent_indent="    ")
         lines.append(Text(f"  ! {body}", style="yellow"))
     return Group(*lines)
