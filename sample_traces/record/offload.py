@@ -6,9 +6,8 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from model import counted
+from torch import Tensor, nn
 
 Shape = tuple[torch.Size, torch.dtype]
 

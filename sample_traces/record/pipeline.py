@@ -97,7 +97,7 @@ def run_rank(rank: int, wanted: argparse.Namespace) -> None:
 
 
 def join(rank: int, world: int, port: int) -> torch.device:
-    """Join the others: one GPU a rank where there are enough, else all ranks on one GPU, else CPUs (to try the code)."""
+    """Join the others: a GPU a rank where there are enough, else all on one GPU, else CPUs (to try the code)."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
@@ -113,7 +113,7 @@ def join(rank: int, world: int, port: int) -> torch.device:
 
 
 def groups(rank: int, world: int, expert: int) -> tuple[Any, Any]:
-    """This rank's pipeline group and expert group; neighbours share experts, as in Megatron's order."""
+    """Make this rank's pipeline group and expert group; neighbours share experts, as in Megatron's order."""
     mine: list[Any] = [None, None]
     for replica in range(expert):
         members = list(range(replica, world, expert))

@@ -99,7 +99,7 @@ def _actions(orders: tuple[tuple[Op, ...], ...]) -> tuple[tuple[Op | Message, ..
         for op in order:
             timed[rank].append(((start[op], 1), op))
             for kind, stage, microbatch in op.parts:
-                message = _message(kind, stage, microbatch, rank, owner, last)
+                message = _message((kind, stage, microbatch), rank, owner, last)
                 if message is not None:
                     # After every op that starts before this end, in an order all ranks agree on.
                     key = (end[op], 0, message.kind == "gradient", stage, microbatch)
@@ -108,9 +108,8 @@ def _actions(orders: tuple[tuple[Op, ...], ...]) -> tuple[tuple[Op | Message, ..
     return tuple(tuple(action for _, action in sorted(actions, key=lambda item: item[0])) for actions in timed)
 
 
-def _message(
-    kind: str, stage: int, microbatch: int, rank: int, owner: dict[tuple[int, int], int], last: int
-) -> Message | None:
+def _message(part: tuple[str, int, int], rank: int, owner: dict[tuple[int, int], int], last: int) -> Message | None:
+    kind, stage, microbatch = part
     if kind == "F" and stage < last:
         what, needs = "activation", stage + 1
     elif kind in "BI" and stage > 0:

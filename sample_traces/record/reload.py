@@ -58,7 +58,9 @@ def run_rank(rank: int, wanted: argparse.Namespace) -> None:
     """One rank, from its process group to its trace."""
     device = join(rank, wanted.ranks, wanted.port)
     group = dist.new_group(list(range(wanted.ranks)), group_desc="CHECKPOINT_ENGINE")
-    update = Update(rank, wanted.ranks, wanted.rounds, (wanted.megabytes << 20) // 2, device, group)
+    update = Update(
+        rank, wanted.ranks, rounds=wanted.rounds, size=(wanted.megabytes << 20) // 2, device=device, group=group
+    )
     with PyTorch(wanted.out, rank, steps=1, shapes=True) as profiler:
         for _ in range(WARM_UP + 1):
             update.run()
@@ -71,7 +73,7 @@ def run_rank(rank: int, wanted: argparse.Namespace) -> None:
 class Update:
     """One rank's buffers: its shards in pinned memory, one H2D buffer, two IPC buffers, the weights."""
 
-    def __init__(self, rank: int, ranks: int, rounds: int, size: int, device: torch.device, group: object) -> None:
+    def __init__(self, rank: int, ranks: int, *, rounds: int, size: int, device: torch.device, group: object) -> None:
         self.rank, self.ranks, self.rounds, self.group = rank, ranks, rounds, group
 
         def bucket() -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Records one GPU training a small transformer in two ways that change what a trace shows.
 
-    python record/single.py recompute out/      activation checkpointing: forwards run again inside the backward
-    python record/single.py compile out/        torch.compile: fused kernels, compiled forward and backward regions
+``python record/single.py recompute out/``: activation checkpointing, forwards run again inside the backward.
+``python record/single.py compile out/``: torch.compile, fused kernels, compiled forward and backward regions.
 """
 
 from __future__ import annotations

@@ -78,9 +78,8 @@ def _compared(analysis: Analysis) -> list[str]:
         return []
     how = "exactly" if held.exact else "nearly"
     chunks = f", {held.virtual} chunks a rank" if held.virtual > 1 else ""
-    said = [
-        f"The run follows {held.name} {how}: {held.pp} rank{'s' * (held.pp != 1)}, {held.microbatches} micro-batches{chunks}."
-    ]
+    ranks = f"{held.pp} rank{'s' * (held.pp != 1)}"
+    said = [f"The run follows {held.name} {how}: {ranks}, {held.microbatches} micro-batches{chunks}."]
     measured, ideal = held.head.measured_ns, held.head.ideal_ns
     gap = f"It takes {ms(measured)} where its ideal, from its own times, takes {ms(ideal)}"
     causes = {name: ns for name, ns in (held.gap_ns or {}).items() if name != "unexplained"}
