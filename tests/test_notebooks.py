@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_it_runs_and_shows_its_pictures(render, path):
 
 def test_there_are_three_that_lead_to_each_other():
     assert [path.stem for path in NOTEBOOKS] == list(PICTURES)
-    for path, following in zip(NOTEBOOKS, NOTEBOOKS[1:], strict=False):
+    for path, following in itertools.pairwise(NOTEBOOKS):
         assert f"]({following.name})" in path.read_text(encoding="utf-8")
 
 

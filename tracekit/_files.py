@@ -26,7 +26,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:40]}.", suffix=target.suffix, dir=target.parent)
     except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
+        raise OutputError(
+            f"{target}: cannot be written: {error.strerror or error}", hint="choose another place"
+        ) from error
     os.close(handle)
     part = Path(name)
     try:
@@ -34,7 +36,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         part.chmod(0o666 & ~_umask())
         part.replace(target)
     except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
+        raise OutputError(
+            f"{target}: cannot be written: {error.strerror or error}", hint="choose another place"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,11 +64,13 @@ def _json(analysis: Analysis, path: Path) -> None:
 
 
 def _parquet(analysis: Analysis, path: Path) -> None:
-    figures(analysis).write_parquet(path)
+    buffer = io.BytesIO()  # polars tells a full disk by an error of its own: let Python write
+    figures(analysis).write_parquet(buffer)
+    path.write_bytes(buffer.getvalue())
 
 
 def _csv(analysis: Analysis, path: Path) -> None:
-    figures(analysis).write_csv(path)
+    path.write_text(figures(analysis).write_csv(), encoding="utf-8")
 
 
 WRITERS: dict[str, Callable[[Analysis, Path], None]] = {

@@ -1,0 +1,144 @@
+"""Results that cannot be written: one clear line, exit code 2, and nothing left behind, whatever the format."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tracekit._files import atomic_write
+from tracekit.errors import OutputError
+from tracekit.report.write import PICTURES, WRITERS
+
+FORMATS = [*WRITERS, *PICTURES]
+
+
+def run(*words):
+    command = [sys.executable, "-c", "from tracekit.cli import main; main()", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def one_line(out):
+    assert out.returncode == 2
+    assert out.stdout == ""
+    lines = [line for line in out.stderr.splitlines() if not line.startswith("tracekit: compiling")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    "words", [["analyze", "-o", "{}/no/report.html"], ["export", "-o", "{}/no/t.json.gz"]], ids=lambda w: w[0]
+)
+def test_a_folder_that_is_not_there(samples, tmp_path, words):
+    said = one_line(run(words[0], samples / "reload", words[1], words[2].format(tmp_path)))
+    assert f"there is no folder {tmp_path}/no; create it first" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["analyze", "-o", "x.docx"], "cannot write .docx"),
+        (["analyze", "-o", "x.png", "--plot", "pie"], "there is no plot pie"),
+        (["export", "-o", "x.pftrace"], "end it in .json or .json.gz"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_any_work(tmp_path, words, reason):
+    """The traces are not even there: the words are looked at first."""
+    words = [str(tmp_path / word) if word.startswith("x.") else word for word in words]
+    assert reason in one_line(run(words[0], tmp_path / "nowhere", *words[1:]))
+
+
+def test_a_folder_one_may_not_write_in(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere; see the next test")
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(OutputError, match="no permission"), atomic_write(tmp_path / "x.html"):
+            pass
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_a_place_that_refuses_files():
+    with pytest.raises(OutputError, match=r"/proc/x\.html: cannot be written"), atomic_write("/proc/x.html"):
+        pass
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import tracekit
+from tracekit.errors import OutputError
+from tracekit.export import export
+from tracekit.report.write import write
+from tracekit import ingest
+
+samples, folder, *formats = sys.argv[1:]
+found = tracekit.analyze(samples)
+store, _ = ingest(samples, folder + ".store")
+for suffix in formats:
+    write(found, folder + ".warm" + suffix)  # what is compiled and cached on first use is written now
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+for suffix in [*formats, ".json.gz"]:
+    try:
+        if suffix == ".json.gz":
+            export(store.path, f"{folder}/x{suffix}")
+        else:
+            write(found, f"{folder}/x{suffix}")
+    except OutputError as error:
+        print(suffix, error.message, sep="\\t")
+"""
+
+
+def test_a_disk_that_is_full_leaves_no_half_file(samples, tmp_path):
+    """A limit on the size of files fails writes like a full disk does, at some point inside them."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FULL), samples / "reload", folder, *FORMATS],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    said = dict(line.split("\t") for line in ran.stdout.splitlines())
+    assert list(said) == [*FORMATS, ".json.gz"]
+    for suffix, message in said.items():
+        assert message.startswith(f"{folder}/x{suffix}: cannot be written: "), message
+        assert "\n" not in message
+        assert not message.endswith("None")
+    assert list(folder.iterdir()) == []
+
+
+def test_what_was_there_before_stays_when_writing_fails(tmp_path):
+    target = tmp_path / "x.json"
+    target.write_text("old")
+
+    def fails():
+        with atomic_write(target) as part:
+            part.write_text("new")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OutputError, match="No space left"):
+        fails()
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("plot", [None, "budget"])
+def test_a_picture_from_the_command_line(samples, tmp_path, plot):
+    out = run("analyze", samples / "reload", "-o", tmp_path / "x.svg", *(["--plot", plot] if plot else []))
+    assert out.returncode == 0
+    text = (tmp_path / "x.svg").read_text()
+    assert text.startswith("<?xml")
+    assert "Where the time of each rank went" in text  # there is no pipeline: the budget is drawn
+
+
+def test_export_says_what_it_wrote(samples, tmp_path):
+    out = run("export", samples / "reload", "--ranks", "0,2", "-o", tmp_path / "x.json")
+    assert out.returncode == 0
+    assert out.stdout.startswith(f"Wrote {tmp_path}/x.json: 2 ranks, ")
+    assert (tmp_path / "x.json").read_bytes().endswith(b"]}\n")
