@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -105,8 +106,8 @@ def _hold(
         pipeline = renamed(pipeline, match.schedule)
     measured = replays(pipeline, ranks)
     complete = len(pipeline.positions) == len(pipeline.ranks)
-    ideal, bubble, ideal_times = _ideal(pipeline, measured, match, complete=complete)
-    gap = split_gap(measured, ideal) if complete else None
+    ideal = _ideal(pipeline, measured, match, complete=complete)
+    gap = split_gap(measured, ideal.makespan) if complete else None
     if measured.graph.broken:
         text = f"{measured.graph.broken} cells seem to wait for each other: their stages or order are not certain"
         notices.append(Notice("order-uncertain", text))
@@ -115,11 +116,11 @@ def _hold(
             pipeline,
             match,
             measured,
-            ideal,
-            bubble,
+            ideal.makespan,
+            ideal.bubble,
             gap,
-            _bubbles(pipeline, measured),
-            _shifts(pipeline, measured, ideal_times),
+            _bubbles(pipeline, measured, ideal),
+            _shifts(pipeline, measured, ideal),
             (*pipeline.notices, *notices, *_about(match, pipeline)),
         ),
         [],
@@ -194,19 +195,36 @@ def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
     return said
 
 
-def _ideal(
-    pipeline: Pipeline, r: Replays, match: Match, *, complete: bool
-) -> tuple[int, float, tuple[Ints, Ints] | None]:
-    """Makespan, bubble and, where the order is the run's own, times of every cell."""
+@dataclass(frozen=True, eq=False)
+class _Ideal:
+    """The ideal's makespan and bubble, every cell's times, and each position's idle time by phase."""
+
+    makespan: int
+    bubble: float
+    times: tuple[Ints, Ints]
+    idle: Mapping[int, Sequence[int]]
+
+
+def _ideal(pipeline: Pipeline, r: Replays, match: Match, *, complete: bool) -> _Ideal:
+    """Return the ideal: the run's own order where it is the schedule's, else the schedule simulated at its times.
+
+    Cells of the run that the schedule does not have one by one keep the times of their own replay.
+    """
+    start, end = r.graph.run(r.balanced)
     if match.exact and complete:
-        start, end = r.graph.run(r.balanced)
         makespan = int(end.max(initial=0))
-        work = int(r.balanced.sum())
-        return makespan, 1 - work / (makespan * len(pipeline.positions)) if makespan else 0.0, (start, end)
+        bubble = 1 - int(r.balanced.sum()) / (makespan * len(pipeline.positions)) if makespan else 0.0
+        return _Ideal(makespan, bubble, (start, end), r.graph.idle_by_phase(start, end))
     pp = len(pipeline.ranks)
     times: Times = stage_times(r, pipeline.detail, pp).of_chunks(_chunks(pipeline, pp))
     done = simulate(match.schedule, times)
-    return int(done.makespan), done.bubble_fraction, None
+    table = match.schedule.table
+    for at in pipeline.positions if match.exact else ():
+        mine, there = np.flatnonzero(r.graph.position == at), np.flatnonzero(table.rank == at)
+        if len(mine) == len(there):
+            start[mine], end[mine] = done.start[there], done.end[there]
+    idle = {int(row[0]): [int(ns) for ns in row[1:]] for row in done.idle_by_phase.rows()}
+    return _Ideal(int(done.makespan), done.bubble_fraction, (start, end), idle)
 
 
 def _chunks(pipeline: Pipeline, pp: int) -> float:
@@ -215,27 +233,22 @@ def _chunks(pipeline: Pipeline, pp: int) -> float:
     return stages / pp
 
 
-def _bubbles(pipeline: Pipeline, r: Replays) -> tuple[RankBubble, ...]:
+def _bubbles(pipeline: Pipeline, r: Replays, ideal: _Ideal) -> tuple[RankBubble, ...]:
     measured = r.graph.idle_by_phase(r.start, r.end)
-    ideal = r.graph.idle_by_phase(*r.graph.run(r.balanced))
     peaks = r.graph.peak_activations()
     return tuple(
         RankBubble(
             pipeline.ranks[at],
             dict(zip(PHASES, measured[at], strict=True)),
-            dict(zip(PHASES, ideal[at], strict=True)),
+            dict(zip(PHASES, ideal.idle[at], strict=True)),
             peaks[at],
         )
         for at in pipeline.positions
     )
 
 
-def _shifts(
-    pipeline: Pipeline,
-    r: Replays,
-    ideal: tuple[Ints, Ints] | None,
-) -> pl.DataFrame:
-    start, end = ideal if ideal is not None else r.graph.run(r.balanced)
+def _shifts(pipeline: Pipeline, r: Replays, ideal: _Ideal) -> pl.DataFrame:
+    start, end = ideal.times
     return conform(
         pipeline.cells.with_columns(
             ideal_start_ns=pl.Series(start), ideal_end_ns=pl.Series(end), shift_ns=pl.Series(r.start - start)
