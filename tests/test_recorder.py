@@ -44,8 +44,9 @@ def planned(plans, tmp_path, orders, name="x"):
     return plans.Plan.read(path)
 
 
-@pytest.mark.parametrize(("name", "pp", "microbatches", "virtual"), RUNS)
-def test_both_ends_of_every_message_agree(plans, tmp_path, name, pp, microbatches, virtual):
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run[0])
+def test_both_ends_of_every_message_agree(plans, tmp_path, run):
+    name, pp, microbatches, virtual = run
     schedule = generate(name, pp=pp, microbatches=microbatches, virtual=virtual)
     plan = planned(plans, tmp_path, schedule.orders(), name)
     for rank, actions in enumerate(plan.actions):
@@ -59,8 +60,9 @@ def test_both_ends_of_every_message_agree(plans, tmp_path, name, pp, microbatche
             assert len(set(mine)) == len(mine)
 
 
-@pytest.mark.parametrize(("name", "pp", "microbatches", "virtual"), RUNS)
-def test_messages_leave_after_their_op_and_arrive_before_it(plans, tmp_path, name, pp, microbatches, virtual):
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run[0])
+def test_messages_leave_after_their_op_and_arrive_before_it(plans, tmp_path, run):
+    name, pp, microbatches, virtual = run
     plan = planned(plans, tmp_path, generate(name, pp=pp, microbatches=microbatches, virtual=virtual).orders(), name)
     for rank, actions in enumerate(plan.actions):
         at = {part: i for i, action in enumerate(actions) if isinstance(action, plans.Op) for part in action.parts}
