@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.classify.conftest import ENGINE
+from tests.classify.conftest import ENGINE, NODE
 from tracekit.classify import classify, explain
 from tracekit.classify._nest import ANNOTATION, OP, PROBE, nest
 from tracekit.errors import OptionError
@@ -102,6 +102,60 @@ def test_order_inside_a_node(program, node, order):
     assert [one(labelled, i)["label"] for i in ids] == order
 
 
+def zero_bubble(program, node="MmBackward0", turned="TBackward0"):
+    """Two micro-batches of one linear layer: the backward by the input first, by the weight later."""
+    number, ids = 100, []
+    for start in (0, 20):
+        program.op("aten::t", start, start + 2, sequence=number)
+        program.op("aten::mm", start + 5, start + 15, sequence=number + 1, shapes="[[64,64],[64,64]]")
+        ids.append((program.kernel("gemm_kernel", start + 6), "forward"))
+        number += 2
+    program.op("aten::relu", 40, 41, sequence=number)
+    for start, made, label in ((100, 101, "dgrad"), (120, 103, "dgrad"), (140, 101, "wgrad"), (160, 103, "wgrad")):
+        program.node(node, start, start + 8, made)
+        program.op("aten::mm", start + 1, start + 7, tid=ENGINE, shapes="[[64,64],[64,64]]")
+        ids.append((program.kernel("gemm_kernel", start + 2, tid=ENGINE), label))
+        if label == "wgrad":
+            if turned:
+                program.node(turned, start + 9, start + 10, made - 1)
+            program.op(NODE + "torch::autograd::AccumulateGrad", start + 11, start + 12, tid=ENGINE)
+            program.op("aten::add_", start + 14, start + 18)
+            ids.append((program.kernel("add", start + 15), "wgrad"))
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("node", "turned"), [("MmBackward0", "TBackward0"), ("MmBackward0", None), ("LinBackward", None)]
+)
+def test_a_node_that_runs_twice_serves_the_input_then_the_weight(program, node, turned):
+    """Square matrices, and names that say nothing: only the engine's two visits tell."""
+    ids = zero_bubble(program, node, turned)
+    labelled = classify(program.events())
+    assert [(i, one(labelled, i)["label"]) for i, _ in ids] == ids
+
+
+def test_a_window_that_ends_before_the_weights_turn(program):
+    ids = zero_bubble(program)
+    cut = program.events().filter(pl.col("start_ns") < 140_000)
+    labelled = classify(cut)
+    assert [one(labelled, i)["label"] for i, _ in ids[:4]] == ["forward", "forward", "dgrad", "dgrad"]
+
+
+def test_a_graph_kept_and_run_twice_is_no_split(program):
+    """Frozen weights and a graph that is kept: both visits serve the input."""
+    ids = []
+    program.op("aten::mm", 0, 10, sequence=5)
+    program.op("aten::relu", 11, 12, sequence=6)
+    for start in (20, 40):
+        program.node("MmBackward0", start, start + 8, 5)
+        program.op("aten::mm", start + 1, start + 7, tid=ENGINE)
+        ids.append(program.kernel("gemm_kernel", start + 2, tid=ENGINE))
+        program.node("ReluBackward0", start + 9, start + 12, 4)
+        ids.append(program.kernel("relu", start + 10, tid=ENGINE))
+    labelled = classify(program.events())
+    assert {one(labelled, i)["label"] for i in ids} == {"dgrad"}
+
+
 @pytest.mark.parametrize(
     ("shapes", "label"),
     [("[[64,8],[8,32]]", "dgrad"), ("[[32,64],[64,8]]", "wgrad"), ("[[8,64],[64,32]]", "wgrad")],
@@ -144,6 +198,92 @@ def test_a_batch_of_messages_names_one_peer_or_none(program):
     assert [one(labelled, i)["collective"] for i in (both, sent, apart)] == ["coalesced", "send", "coalesced"]
     assert {one(labelled, i)["label"] for i in (both, sent, apart)} == {"pp_comm"}
     assert {one(labelled, i)["group_desc"] for i in (both, sent, apart)} == {"pp"}
+
+
+def messages(program, plan, *, wait):
+    """Point-to-point kernels of one rank in turn: (way, peer, pass of the compute around it). Returns their ids."""
+    ids = []
+    for i, (way, peer, work) in enumerate(plan):
+        at = 100 * i
+        if way == "send":
+            _compute(program, at, work)
+        program.op("record_param_comms", at + 30, at + 31, collective=way, peer=peer, group="1", group_desc="pp")
+        program.note("nccl:coalesced", at + 32, at + 40)
+        ids.append(program.kernel("ncclDevKernel_SendRecv(args)", at + 33, stream=20))
+        if wait:
+            program.op("record_param_comms", at + 50, at + 51, collective="wait", group="1")
+        if way == "recv":
+            _compute(program, at + 60, work)
+    if not wait:
+        for i in range(len(plan)):
+            program.op("record_param_comms", 9000 + i, 9000.5 + i, collective="wait", group="1")
+    return ids
+
+
+def _compute(program, at, work):
+    if work == "forward":
+        program.op("aten::relu", at, at + 10, sequence=int(at) + 1000)
+        program.op("aten::relu", at + 15, at + 16, sequence=int(at) + 1001)
+        program.node("ReluBackward0", 20_000 + at, 20_002 + at, int(at) + 1000)
+        program.kernel("relu", at + 1)
+    else:
+        program.node("GeluBackward0", at, at + 10, 7)
+        program.kernel("gelu", at + 1, tid=ENGINE)
+
+
+def test_a_receive_answers_what_is_sent_to_its_peer(program):
+    """Forward work goes to rank 1 and backward work to rank 0: what comes from them is the other way round."""
+    plan = [("send", 1, "forward"), ("send", 0, "backward"), ("recv", 1, "forward"), ("recv", 0, "backward")]
+    ids = messages(program, plan, wait=False)
+    labelled = classify(program.events())
+    assert [one(labelled, i)["pass"] for i in ids] == ["forward", "backward", "backward", "forward"]
+
+
+def test_a_receive_between_ranks_that_send_both_ways(program):
+    """Waited for in turn, the work after the wait tells; waited for at the end, nothing does, and none is made up."""
+    plan = [("send", 1, "forward"), ("send", 1, "backward"), ("recv", 1, "forward"), ("recv", 1, "backward")] * 3
+    ids = messages(program, plan, wait=True)
+    labelled = classify(program.events())
+    assert [one(labelled, i)["pass"] for i in ids] == [work for _, _, work in plan]
+    late = type(program)()
+    ids = messages(late, plan, wait=False)
+    labelled = classify(late.events())
+    assert [one(labelled, i)["pass"] for i in ids] == [None if way == "recv" else w for way, _, w in plan]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("PP:2SEND_F5", (2, 5, "forward")),
+        ("PP:2RECV_F5", (2, 5, "forward")),
+        ("PP:7SEND_B0", (7, 0, "backward")),
+        ("PP:7RECV_B0", (7, 0, "backward")),
+    ],
+)
+def test_a_range_says_what_a_message_carries(program, name, expected):
+    program.trained()
+    program.note(name, 0, 10)
+    way = "send" if "SEND" in name else "recv"
+    target = program.nccl(way, 1, group_desc="pp")
+    row = one(classify(program.events()), target)
+    assert (row["stage"], row["microbatch"], row["pass"]) == expected
+    assert row["label"] == "pp_comm"
+
+
+def test_small_saved_tensors_are_offloaded_too(program):
+    """Statistics of a norm leave in the forward and return inside the backward; a loss that is read does not."""
+    gone, back = [], []
+    for i in range(3):
+        program.op("aten::native_layer_norm", 20 * i, 20 * i + 10, sequence=10 + i)
+        gone.append(program.copy("DtoH (Device -> Pinned)", 20 * i + 12, bytes=8192))
+        program.node("NativeLayerNormBackward0", 1000 - 20 * i, 1010 - 20 * i, 10 + i)
+        back.append(program.copy("HtoD (Pinned -> Device)", 1001 - 20 * i, bytes=8192, tid=ENGINE))
+    loss = program.copy("DtoH (Device -> Pageable)", 2000, bytes=4)
+    index = program.copy("HtoD (Pageable -> Device)", 2010, bytes=512)
+    labelled = classify(program.events())
+    assert {one(labelled, i)["label"] for i in gone} == {"offload"}
+    assert {one(labelled, i)["label"] for i in back} == {"onload"}
+    assert {one(labelled, i)["label"] for i in (loss, index)} == {"memory"}
 
 
 @pytest.mark.parametrize(("ranks", "peer"), [(None, 3), ("[1, 3, 5, 7]", 7)])

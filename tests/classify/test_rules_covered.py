@@ -74,7 +74,9 @@ noted("deepseek-combine-backward", "combine(B)", DEEPEP)
 noted("deepseek-forward", "attn(F)")
 noted("deepseek-wgrad", "mlp(W)")
 noted("torch-pipelining-dgrad", "PP:1I0")
-noted("torch-pipelining-wgrad", "PP:1W0")
+noted("torch-pipelining-wgrad", "PP:1W0", "gemm")
+noted("torch-pipelining-weights", "PP:1W0", "add")
+noted("torch-pipelining-reduce", "PP:1REDUCE_GRAD")
 noted("megatron-wgrad", "mlp wgrad")
 noted("megatron-forward", "attn forward")
 noted("te-wgrad", "transformer_engine._Linear.backward.wgrad_gemm")
@@ -90,6 +92,9 @@ noted("onload-annotation", "activation reloading attn", f"Memcpy {H2D}", kind="m
 for part in ("dispatch", "combine"):
     for way in ("forward", "backward"):
         called(f"megatron-{part}-{way}", "all_to_all", note=f"moe_{part} {way}")
+called("torch-pipelining-message-forward", "send", note="PP:1SEND_F0")
+called("torch-pipelining-message-backward", "recv", note="PP:1RECV_B0")
+called("torch-pipelining-shards", "all_gather", note="PP:1UNSHARD")
 called("deepspeed-zero", "reduce_scatter", note="ZeRO partition_grads")
 called("group-expert-gather-dispatch", "all_gather", group_desc=EXPERT)
 called("group-expert-gather-combine", "all_gather", group_desc=EXPERT, node="GatherBackward")
@@ -174,6 +179,50 @@ def _(p):
     return p.nccl("allreduce", 2, tid=ENGINE)
 
 
+@example("torch-seed")
+def _(p):
+    p.op("aten::ones_like", 0, 5)
+    p.op("aten::fill_", 1, 4)
+    seed = p.kernel("fill", 2)
+    p.node("MeanBackward0", 10, 20, 5)
+    p.kernel("k", 11, tid=ENGINE)
+    return seed
+
+
+def twice(p):
+    """A product's node that runs for the input, then again for the weight; a norm's node likewise."""
+    p.op("aten::layer_norm", 0, 4, sequence=5)
+    p.op("aten::mm", 5, 9, sequence=7)
+    p.op("aten::relu", 10, 12, sequence=8)
+    for start in (20, 60):
+        p.node("MmBackward0", start, start + 10, 7)
+        p.op("aten::mm", start + 1, start + 9, tid=ENGINE)
+        p.kernel("gemm_kernel", start + 2, tid=ENGINE)
+        if start == 60:
+            p.node("TBackward0", start + 11, start + 12, 6)
+        p.node("NativeLayerNormBackward0", start + 13, start + 20, 5)
+        yield p.kernel("norm", start + 14, tid=ENGINE)
+
+
+@example("torch-second-visit")
+def _(p):
+    return list(twice(p))[1]
+
+
+@example("torch-second-visit-sum")
+def _(p):
+    list(twice(p))
+    p.op("aten::add_", 90, 95)
+    return p.kernel("add", 91)
+
+
+@example("torch-second-visit-scale")
+def _(p):
+    list(twice(p))
+    p.op("aten::div_", 90, 95)
+    return p.kernel("div", 91)
+
+
 @example("te-node-dgrad")
 def _(p):
     p.node("_LinearBackward", 0, 10, 5)
@@ -251,6 +300,18 @@ def between(p, node):
 @example("neighbour-backward")
 def _(p):
     return between(p, "ReluBackward0")
+
+
+@example("neighbour-forward")
+def _(p):
+    p.trained()
+    for start in (0, 40):
+        p.op("aten::relu", start, start + 10, sequence=start + 5)
+        p.op("aten::relu", start + 11, start + 12, sequence=start + 6)
+        p.node("ReluBackward0", start + 1000, start + 1010, start + 5)
+        p.kernel("k", start + 1)
+    p.op("aten::fill_", 20, 30)
+    return p.kernel("fill", 21)
 
 
 @example("neighbour-dgrad")

@@ -32,6 +32,8 @@ class Autograd:
     again: Ints  # of every range: nearest op at or above it that re-runs forward work inside a node
     names: Text  # of every range: its name as a node, "MmBackward0"
     node_sequence: Ints  # of every range that is a node: its number
+    runs_again: Bools  # of every range that is a node: the same node runs once more later
+    ran_before: Bools  # of every range that is a node: the same node ran before
     node_row: Ints  # of every GPU event
     node: Text
     fwd_op: Text
@@ -75,6 +77,7 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
         ],
     )
     fwd = _forward_ops(ranges, forward_op, names, is_node, node_sequence)
+    runs_again, ran_before = _visits(ranges, names, is_node, node_sequence)
     return Autograd(
         is_node,
         node_of,
@@ -82,6 +85,8 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
         again,
         names,
         node_sequence,
+        runs_again,
+        ran_before,
         node_row,
         names.take(node_row),
         ranges.name.take(_at(fwd, node_row)),
@@ -119,6 +124,30 @@ def _node_sequence(ranges: Ranges, is_node: Bools) -> Ints:
     use = is_node[parent] & (sequence[parent] < 0)
     sequence[parent[use]] = ranges.sequence[inner[use]]
     return sequence
+
+
+def _visits(ranges: Ranges, names: Text, is_node: Bools, node_sequence: Ints) -> tuple[Bools, Bools]:
+    """Nodes that run again, and nodes that ran before: same name, number and forward thread.
+
+    A zero-bubble schedule differentiates by the inputs first and by the weights later, through the same nodes.
+    """
+    rows = np.flatnonzero(is_node & (node_sequence >= 0))
+    table = pl.DataFrame(
+        {
+            "name": names.codes[rows],
+            "sequence": node_sequence[rows],
+            "thread": ranges.frame["fwd_thread"].gather(rows),
+            "start": ranges.start[rows],
+        }
+    )
+    keys = ("name", "sequence", "thread")
+    found = table.select(
+        again=pl.col("start") < pl.col("start").max().over(keys),
+        before=pl.col("start") > pl.col("start").min().over(keys),
+    )
+    again, before = np.zeros(len(is_node), np.bool_), np.zeros(len(is_node), np.bool_)
+    again[rows], before[rows] = found["again"].to_numpy(), found["before"].to_numpy()
+    return again, before
 
 
 def _makers(ranges: Ranges, candidates: Bools) -> tuple[Bools, Bools]:

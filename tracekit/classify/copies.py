@@ -32,8 +32,8 @@ class Copies:
     stream: Text  # of every event: what its stream mostly does: "compute", "communication", "copy"
 
 
-def read_copies(gpu: pl.DataFrame, launches: Launches, comm: Collectives) -> Copies:
-    """Find what every copy is for."""
+def read_copies(gpu: pl.DataFrame, launches: Launches, comm: Collectives, *, engine: Bools) -> Copies:
+    """Find what every copy is for; *engine* are the events that the backward launched."""
     names = Text.of(gpu["name"])
     copy = (gpu["kind"] == "memcpy").to_numpy()
     way = Text.choose(len(gpu), [(w, copy & names.matches(p)) for w, p in _WAYS])
@@ -44,7 +44,7 @@ def read_copies(gpu: pl.DataFrame, launches: Launches, comm: Collectives) -> Cop
     out, back = way.map(lambda v: v == "d2h"), way.map(lambda v: v == "h2d")
     size = gpu["bytes"].fill_null(-1).to_numpy().astype(np.int64)
     both = np.intersect1d(size[out & (size >= LARGE)], size[back & (size >= LARGE)])
-    round_trip = np.isin(size, both)
+    round_trip = np.isin(size, np.union1d(both, _saved(size, out & ~engine, back & engine)))
     staged, loaded = _around_broadcasts(launches, comm, way)
     use = Text.choose(
         len(gpu),
@@ -57,6 +57,18 @@ def read_copies(gpu: pl.DataFrame, launches: Launches, comm: Collectives) -> Cop
         ],
     )
     return Copies(way, host, use, _streams(gpu, copy, comm))
+
+
+def _saved(size: Ints, out: Bools, back: Bools) -> Ints:
+    """Sizes of which the backward fetches as many as left before it: saved tensors of any size, kept on the host.
+
+    The window may cut a step short on either side, so one may be up to half again as many as the other.
+    """
+    left, left_count = np.unique(size[out & (size > 0)], return_counts=True)
+    fetched, fetched_count = np.unique(size[back & (size > 0)], return_counts=True)
+    common, a, b = np.intersect1d(left, fetched, return_indices=True)
+    few, many = np.minimum(left_count[a], fetched_count[b]), np.maximum(left_count[a], fetched_count[b])
+    return common[2 * many <= 3 * few]
 
 
 def _around_broadcasts(launches: Launches, comm: Collectives, way: Text) -> tuple[Bools, Bools]:

@@ -39,7 +39,9 @@ class Directions:
     """For every GPU event the direction of the work around it, and how that is known."""
 
     value: Text  # "forward", "backward", "wgrad", "recompute", "optimizer"
-    source: Text  # "autograd", "matmul", "name", "between", "next", "previous", "namesake", "no backward in trace"
+    source: (
+        Text  # "autograd", "seed", "matmul", "name", "between", "next", "previous", "namesake", "no backward in trace"
+    )
 
 
 def read_directions(
@@ -63,10 +65,11 @@ def read_directions(
     say("autograd", site.map(lambda v: v == "recompute"), _R)
     say("autograd", site.map(lambda v: v == "backward"), _B)
     say("autograd", site.map(lambda v: v == "forward"), _F)
+    ops = ranges.paths(launches.op, ranges.op_of, ranges.op_path)
+    say("seed", compute & ops.matches(r"^aten::ones_like > ") & _before_engine(launches, autograd), _B)
     say("matmul", matmuls.role.map(lambda v: v == "wgrad"), _W)
     say("autograd", autograd.made & ~matmuls.role.present, _F)
     say("matmul", matmuls.role.map(lambda v: v == "forward"), _F)
-    ops = ranges.paths(launches.op, ranges.op_of, ranges.op_path)
     annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
     opted = annotations.map(lambda v: any(_search(OPTIMIZER_ANNOTATION, part) for part in v.split(" > ")))
     alone = compute & (launches.op < 0)
@@ -80,6 +83,14 @@ def read_directions(
     elif bool((launches.op >= 0).any()):  # without one framework op, nothing says that this is a model at all
         say("no backward in trace", np.ones(n, np.bool_), _F)
     return Directions(Text(_VALUES, value), Text(tuple(sources), source))
+
+
+def _before_engine(launches: Launches, autograd: Autograd) -> Bools:
+    """Launches right after which the engine launches."""
+    order = np.argsort(launches.at, kind="stable")
+    out = np.zeros(len(order), np.bool_)
+    out[order[:-1]] = (autograd.node_row >= 0)[order[1:]]
+    return out & (launches.at >= 0)
 
 
 def _search(pattern: str, text: str) -> bool:
@@ -102,10 +113,10 @@ def _neighbours(
     nodes = np.unique(ranges.thread[autograd.is_node])
     engine = np.isin(launches.thread, nodes[nodes != ranges.main])[order]
     turn = np.concatenate([[False], engine[1:] != engine[:-1]]) if len(order) else engine
-    stretch = np.cumsum(comm[order] | turn)
+    stretch: Ints = np.cumsum(comm[order] | turn, dtype=np.int64)
     dirs = value[order]
 
-    def nearest(mask: Bools, step: int) -> Ints:
+    def nearest(mask: Bools, step: int, stretch: Ints = stretch) -> Ints:
         """Look up the nearest row of *mask* before (-1) or after (1), in the same stretch; -1 where none."""
         rows = np.arange(len(order))
         if step < 0:
@@ -128,6 +139,10 @@ def _neighbours(
     say("between", agreed >= 0, agreed)
     graded = spread(np.where((before == _B) & (after == _O), _O, -1))
     say("between", graded >= 0, graded)
+    # What the caller does after the backward and before the optimizer prepares the gradients for it.
+    whole = np.zeros(len(order), np.int64)
+    ended = np.isin(nearest(known, -1, whole), (_B, _W)) & (nearest(known, 1, whole) == _O) & ~engine
+    say("between", spread(np.where(ended, _O, -1)) == _O, _O)
     for why, values in (("next", own_after), ("previous", own_before), ("next", after), ("previous", before)):
         found = spread(values)
         say(why, found >= 0, found)

@@ -12,13 +12,13 @@ import polars as pl
 
 from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
-from tracekit.classify.autograd import Nodes, read_autograd
+from tracekit.classify.autograd import Autograd, Nodes, read_autograd
 from tracekit.classify.collectives import Collectives, read_collectives
 from tracekit.classify.convolution import read_convolutions
 from tracekit.classify.copies import read_copies
 from tracekit.classify.directions import read_directions
 from tracekit.classify.experts import Marks, comm_passes, read_exchanges
-from tracekit.classify.matmul import read_matmuls
+from tracekit.classify.matmul import Matmuls, read_matmuls
 from tracekit.classify.ranges import Launches, Ranges, read_ranges
 from tracekit.classify.rules import COMPARISON, Condition, Kind
 
@@ -92,7 +92,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     comm = read_collectives(gpu, ranges, launches)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm=comm.library.present)
     passes = comm_passes(ranges, launches, autograd, comm, directions)
-    copies = read_copies(gpu, launches, comm)
+    copies = read_copies(gpu, launches, comm, engine=autograd.node_row >= 0)
     names, chain = Text.of(gpu["name"]), ranges.paths(launches.op, ranges.op_of, ranges.op_path)
     base: dict[str, Column] = {
         **_launch_columns(gpu, ranges, launches, names, chain),
@@ -104,6 +104,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "role": matmuls.role,
         "role_from": matmuls.evidence,
         "after_role": matmuls.after,
+        "visit": _visits(launches, autograd, matmuls, comm.library.present),
         "gemm_turn": _turns(matmuls.is_gemm & ~names.matches(r"(?i)split_?k"), autograd.node_row, launches.at),
         "deferred": np.full(len(gpu), _deferred(matmuls.role, directions.value, autograd.site)),
         "direction": directions.value,
@@ -206,6 +207,31 @@ def _stream_passes(gpu: pl.DataFrame, direction: Text) -> Text:
     code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("device", "stream").fill_null(-1)
     table = pl.DataFrame({"code": direction.codes, "device": gpu["device"], "stream": gpu["stream"]})
     return Text(direction.values, table.select(code)["code"].to_numpy().astype(np.int64))
+
+
+def _visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bools) -> Text:
+    """Mark what nodes do when they run a second time for the weights, and what the caller does right beside that.
+
+    Only where products show that the second time is for the weights: a graph kept and run through twice is none.
+    """
+    n = len(launches.at)
+    inside = autograd.node_row >= 0
+    later = inside & np.append(autograd.ran_before, False)[autograd.node_row]
+    alone = np.bincount(autograd.node_row[matmuls.is_gemm & inside], minlength=len(autograd.is_node)) == 1
+    paid = later & matmuls.role.map(lambda v: v == "wgrad") & np.append(alone, False)[autograd.node_row]
+    if not paid.any():
+        return Text.constant(None, n)
+    order = np.argsort(launches.at, kind="stable")
+    order = order[launches.at[order] >= 0]
+    # A stretch of the caller's own launches ends at the engine, at communication and at forward work.
+    cut = (autograd.site.present | comm)[order]
+    rows = np.arange(len(order))
+    before = np.maximum.accumulate(np.where(cut, rows, -1))
+    after = np.minimum.accumulate(np.where(cut, rows, len(order))[::-1])[::-1]
+    seen = np.append(later[order], False)
+    beside = np.zeros(n, np.bool_)
+    beside[order] = ~cut & (seen[before] | seen[after])
+    return Text.choose(n, [("second", later), ("beside", beside)])
 
 
 def _turns(products: Bools, node: Ints, at: Ints) -> Text:

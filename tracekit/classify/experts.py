@@ -21,6 +21,8 @@ from tracekit.classify.ranges import Launches, Ranges
 _MAIN = (
     r"::(dispatch|combine)<|::(dispatch|combine)\(|low_latency_(dispatch|combine)|(?i:moe_?(dispatch|combine)_kernel)"
 )
+MOST_OPEN = 8
+"""Calls that may be open on a group at once for its waits to be taken as answering them in turn."""
 _HELPER = r"(?i)notify|layout|cached|barrier|clean_low_latency|encode|get_dispatch"
 
 
@@ -64,9 +66,30 @@ def comm_passes(
     user = _known_after(launches, passes, np.where(waits >= 0, waits, launches.at)).where(mine & (waits >= 0))
     maker = _known_before(launches, passes).where(mine)
     sent = maker.where(comm.call.map(lambda v: v in ("send", "all_reduce", "reduce_scatter", "reduce")))
-    received = user.where(comm.call.map(lambda v: v in ("recv", "all_gather")))
+    received = _answers(comm, sent).fill(user.where(comm.call.map(lambda v: v in ("recv", "all_gather"))))
     idle = Text.choose(len(mine), [("forward", mine & directions.value.map(lambda v: v == "forward"))])
     return Passes(own.fill(sent).fill(received).fill(idle), own, maker, user, passes)
+
+
+def _answers(comm: Collectives, sent: Text) -> Text:
+    """Receives from a rank that is sent forward work alone bring gradients, and the reverse.
+
+    Two ranks that hold several stages each may send each other both; then a receive says nothing of itself.
+    """
+    known = comm.peer >= 0
+    send, recv = comm.call.map(lambda v: v == "send") & known, comm.call.map(lambda v: v == "recv") & known
+    ahead, back = send & sent.map(lambda v: v == "forward"), send & sent.map(lambda v: v == "backward")
+    size = int(comm.peer.max(initial=0)) + 1
+    forward = np.bincount(comm.peer[ahead], minlength=size) > 0
+    backward = np.bincount(comm.peer[back], minlength=size) > 0
+    peer = np.maximum(comm.peer, 0)
+    return Text.choose(
+        len(send),
+        [
+            ("backward", recv & forward[peer] & ~backward[peer]),
+            ("forward", recv & backward[peer] & ~forward[peer]),
+        ],
+    )
 
 
 def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
@@ -81,12 +104,20 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     asked = pl.DataFrame({"group": comm.group.take(rows).series("group"), "row": rows, "at": launches.at[rows]})
     waited = pl.DataFrame({"group": ranges.frame["group"].gather(waits), "wait": ranges.start[waits]}).sort("wait")
     place = pl.int_range(pl.len()).over("group").alias("place")
-    both = asked.with_columns(place).join(waited.with_columns(place), on=("group", "place"))
-    # Groups waited for less often than called on are not in step.
+    asked, waited = asked.with_columns(place), waited.with_columns(place)
+    both = asked.join(waited, on=("group", "place"))
+    # Groups waited for less often than called on, or with many calls open at once, are not in step.
     counts = asked.group_by("group").len("asked").join(waited.group_by("group").len("waited"), on="group")
-    steady = both.join(counts.filter(pl.col("asked") == pl.col("waited")), on="group").filter(
-        pl.col("wait") >= pl.col("at")
+    open_calls = (
+        waited.rename({"wait": "at", "place": "waited"})
+        .join_asof(asked.select("group", "place", "at"), on="at", by="group", check_sortedness=False)
+        .group_by("group")
+        .agg(most=(pl.col("place") - pl.col("waited")).max())
     )
+    in_step = counts.join(open_calls, on="group").filter(
+        (pl.col("asked") == pl.col("waited")) & (pl.col("most") <= MOST_OPEN)
+    )
+    steady = both.join(in_step, on="group", how="semi").filter(pl.col("wait") >= pl.col("at"))
     out[steady["row"].to_numpy()] = steady["wait"].to_numpy()
     return out
 

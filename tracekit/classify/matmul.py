@@ -125,7 +125,7 @@ def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints) -> tuple[Text, 
     role, evidence = _fill(
         role, evidence, _by_shapes(ranges, autograd, calls, size, original, in_node=in_node, rerun=rerun), "shapes"
     )
-    role, evidence = _fill(role, evidence, _by_order(autograd, node, in_node), "order")
+    role, evidence = _fill(role, evidence, _by_order(ranges, autograd, node, in_node), "order")
     consumed, transposed = _by_use(ranges, calls, node, in_node)
     role, evidence = _fill(role, evidence, consumed, "consumer")
     role, evidence = _fill(role, evidence, transposed, "transpose")
@@ -244,17 +244,20 @@ def _first_shape(shapes: str) -> list[int]:
     return first if isinstance(first, list) and all(isinstance(n, int) for n in first) else []
 
 
-def _by_order(autograd: Autograd, node: Ints, in_node: Bools) -> Text:
-    """Autograd's own formulas multiply in a fixed order: mm's weight first, addmm's weight second."""
+def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) -> Text:
+    """Autograd's own formulas multiply in a fixed order: mm's weight first, addmm's weight second.
+
+    A node with one product served one of the two: the weight where the weight's own nodes run right after it. Of a
+    node that ran twice, the first run served the input and the last the weight, as zero-bubble schedules do.
+    """
     order, count = _places(node, in_node)
     name = autograd.names.take(np.where(in_node, node, -1))
     mm, addmm = name.matches(r"^MmBackward"), name.matches(r"^Addmm(Activation)?Backward")
     linear = mm | addmm
-    sequence = np.where(in_node, autograd.node_sequence[node], -9)
-    transposed = np.unique(autograd.node_sequence[autograd.is_node & autograd.names.matches(r"^TBackward")])
-    owns_weight = np.isin(sequence - 1, transposed) | np.isin(sequence - 2, transposed)
     batched = name.matches(r"^(Bmm|Baddbmm)Backward")
     pair, single = linear & (count == 2), linear & (count == 1)
+    alone = in_node & (count == 1)
+    last = alone & _met(autograd.ran_before, node) & ~_met(autograd.runs_again, node)
     return Text.choose(
         len(node),
         [
@@ -262,11 +265,43 @@ def _by_order(autograd: Autograd, node: Ints, in_node: Bools) -> Text:
             ("dgrad", pair & mm & (order == 1)),
             ("dgrad", pair & addmm & (order == 0)),
             ("wgrad", pair & addmm & (order == 1)),
-            ("wgrad", single & owns_weight),
+            ("wgrad", single & np.isin(node, _weight_runs(ranges, autograd))),
+            ("wgrad", last & _met(_before_accumulation(ranges, autograd), node)),
+            ("dgrad", alone & _met(autograd.runs_again, node)),
             ("dgrad", single),
             ("dgrad", batched),
         ],
     )
+
+
+def _weight_runs(ranges: Ranges, autograd: Autograd) -> Ints:
+    """Nodes whose run went on to their weight's transpose, made one or two numbers before the product."""
+    rows = np.flatnonzero(autograd.is_node & (autograd.node_sequence >= 0))
+    rows = rows[np.argsort(ranges.start[rows], kind="stable")]
+    name = autograd.names.take(rows)
+    thread = ranges.frame["fwd_thread"].gather(rows).fill_null(-1)
+    table = pl.DataFrame(
+        {"row": rows, "at": ranges.start[rows], "sequence": autograd.node_sequence[rows], "thread": thread}
+    )
+    products = table.filter(pl.Series(name.matches(r"^(Mm|Addmm(Activation)?)Backward")))
+    turned = table.filter(pl.Series(name.matches(r"^TBackward"))).drop("row")
+    runs = [
+        turned.with_columns(pl.col("sequence") + step).join_asof(
+            products, on="at", by=["thread", "sequence"], strategy="backward", check_sortedness=False
+        )
+        for step in (1, 2)
+    ]
+    return pl.concat(runs)["row"].drop_nulls().to_numpy().astype(np.int64)
+
+
+def _before_accumulation(ranges: Ranges, autograd: Autograd) -> Bools:
+    """Nodes after which their thread goes on to accumulate a gradient."""
+    rows = np.flatnonzero(autograd.is_node)  # in order of thread and time
+    accumulates = autograd.names.take(rows).map(lambda v: v == "AccumulateGrad")
+    same = ranges.thread[rows[1:]] == ranges.thread[rows[:-1]]
+    out = np.zeros(len(ranges), np.bool_)
+    out[rows[:-1]] = accumulates[1:] & same
+    return out
 
 
 def _places(node: Ints, in_node: Bools) -> tuple[Ints, Ints]:

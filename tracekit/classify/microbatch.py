@@ -1,8 +1,8 @@
 """Stage and micro-batch, where annotations or autograd's numbers give them.
 
-PyTorch's pipelining writes them out: ``PP:2F0`` is stage 2, forward, micro-batch 0, and ``PP:(0F7;7B3)`` runs the
-forward of one beside the backward of another. Without annotations, one backward call differentiates one micro-batch:
-the sequence numbers it runs through are that micro-batch's forward.
+PyTorch's pipelining writes them out: ``PP:2F0`` is stage 2, forward, micro-batch 0, ``PP:2SEND_F0`` passes its result
+on, and ``PP:(0F7;7B3)`` runs the forward of one beside the backward of another. Without annotations, one backward call
+differentiates one micro-batch: the sequence numbers it runs through are that micro-batch's forward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tracekit.classify._nest import Ints
 from tracekit.classify.engine import Decisions
 from tracekit.classify.evidence import Evidence
 
-_SINGLE = re.compile(r"PP:(\d+)(F|B|I|W)(\d+)(?= > |$)")
+_SINGLE = re.compile(r"PP:(\d+)((?:SEND_|RECV_)?[FBIW])(\d+)(?= > |$)")
 _DOUBLE = re.compile(r"PP:\((\d+)F(\d+);(\d+)[BIW](\d+)\)")
 _PLAIN = re.compile(r"(?:^| > )(Forward|Backward) (\d+)(?= > |$)")
 
