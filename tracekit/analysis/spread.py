@@ -25,6 +25,8 @@ APART = 4.0
 """Robust standard deviations from the median of its stage at which a rank differs …"""
 APART_AT_LEAST = 0.01
 """… and by at least this much: of the span for shares, of the median for the span."""
+LEAST_RANGE = 0.02
+"""Shares that differ by less than this are drawn in nearly the same shade."""
 ROW = 32
 """Ranks in a row where nothing is known about the mesh."""
 
@@ -44,6 +46,10 @@ class Figure:
     most_rank: int
     counts: tuple[int, ...]
     """Ranks in each of equally wide bins from the least to the most."""
+
+    def shade(self, value: float) -> float:
+        """Return where a value lies between the least (0) and the most (1), for colouring shares."""
+        return (value - self.least) / max(self.most - self.least, LEAST_RANGE)
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,8 @@ def _rank_lanes(
     step = steps.filter(pl.col("step") == wanted) if wanted is not None else steps.head(1)
     if step.is_empty():
         step = steps.head(1)
+    if step.is_empty():
+        return None  # nothing ran on this rank's GPU
     begin, end = step["start_ns"][0], step["end_ns"][0]
     rows = analysis.tables["timeline"].filter(
         (pl.col("rank") == rank) & (pl.col("end_ns") > begin) & (pl.col("start_ns") < end)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracekit.analysis import Analysis
-from tracekit.analysis.spread import FIGURES, MANY_RANKS, Spread, by_rank, spread
+from tracekit.analysis.spread import FIGURES, MANY_RANKS, Figure, Spread, by_rank, spread
 from tracekit.errors import Notice
 from tracekit.report.summary import ms, percent
 
@@ -76,20 +76,18 @@ def _heat(found: Spread) -> dict[str, Any] | None:
     bubble = next((one for one in found.figures if one.name == "bubble"), None)
     if bubble is None:
         return None
-    figures, wide = by_rank(found), bubble.most - bubble.least
+    figures = by_rank(found)
     bands = []
     for start in range(0, found.mesh.width, BAND):
         rows = []
         for name, ranks in zip(found.mesh.rows, found.mesh.cells, strict=True):
             part = ranks[start : start + BAND]
-            rows.append({"name": name, "cells": [_cell(rank, figures, bubble.least, wide) for rank in part]})
+            rows.append({"name": name, "cells": [_cell(rank, figures, bubble) for rank in part]})
         bands.append({"columns": range(start, start + max(len(row["cells"]) for row in rows)), "rows": rows})
     return {"bands": bands, "least": percent(bubble.least), "most": percent(bubble.most), "column": found.mesh.column}
 
 
-def _cell(
-    rank: int | None, figures: Mapping[int, Mapping[str, float | None]], least: float, wide: float
-) -> dict[str, Any]:
+def _cell(rank: int | None, figures: Mapping[int, Mapping[str, float | None]], scale: Figure) -> dict[str, Any]:
     if rank is None:
         return {"heat": None, "text": "", "title": "no trace"}
     one = figures[rank]
@@ -97,4 +95,4 @@ def _cell(
     told = f"rank {rank}: bubble {percent(bubble)}, compute {percent(one['compute'])}, span {ms(one['span_ns'])}"
     if bubble is None:
         return {"heat": None, "text": "?", "title": told}
-    return {"heat": (bubble - least) / wide if wide else 0.0, "text": f"{100 * bubble:.0f}", "title": told}
+    return {"heat": scale.shade(bubble), "text": f"{100 * bubble:.0f}", "title": told}

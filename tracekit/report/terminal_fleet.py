@@ -94,7 +94,7 @@ def _heat(found: Spread, width: int) -> list[RenderableType]:
 def _shade(share: float | None, bubble: Figure) -> tuple[str, str]:
     if share is None:
         return " ", ""
-    far = (share - bubble.least) / (bubble.most - bubble.least) if bubble.most > bubble.least else 0.0
+    far = bubble.shade(share)
     # From blue to vermilion, which colour-blind readers can tell apart.
     low, high = (0x56, 0xB4, 0xE9), (0xD5, 0x5E, 0x00)
     colour = "".join(f"{round(a + (b - a) * far):02x}" for a, b in zip(low, high, strict=True))

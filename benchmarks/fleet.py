@@ -1,0 +1,244 @@
+"""Throughput, memory and shares of ``tracekit ingest`` and ``analyze`` against the number of ranks.
+
+    python benchmarks/fleet.py curves [--ranks 16 32 64 128 256] [--megabytes 20] [--folder FOLDER]
+    python benchmarks/fleet.py shares [--megabytes 20]     # where one rank's time goes
+    python benchmarks/fleet.py same [--ranks 256]          # one answer: serially, from processes, from Dask
+
+The run is synthetic: pipelines of four ranks (1F1B), as many side by side as the ranks ask for. Ranks of one stage have
+the same events; each file says its own rank, peers and process groups, so that operations match as in a real run.
+Processor seconds are what counts on a busy machine; wall seconds are printed beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tracekit.schedules import generate
+from tracekit.synthetic import Recipe, write_kineto, write_run
+
+PP, MICROBATCHES, MOST = 4, 16, 1024
+COMMAND = [sys.executable, "-c", "from tracekit.cli import main; main()"]
+
+
+def recipe(*, steps, layers=24, replicas=MOST):
+    return Recipe(generate("1f1b", pp=PP, microbatches=MICROBATCHES), replicas=replicas, layers=layers, steps=steps,
+                  jitter=0.03, p2p_ns=50_000, ep_ns=200_000, ep_exposed_ns=40_000)  # fmt: skip
+
+
+def stages(megabytes):
+    """The text of each stage's trace as PyTorch lays it out, for the first replica; about *megabytes* each."""
+    steps = 1
+    while True:
+        made = recipe(steps=steps)
+        texts = [_text(made, position) for position in range(PP)]
+        size = sum(len(_renumbered(made, text, at, 0, 16)) for at, text in enumerate(texts)) / PP / 1e6
+        if size > 0.9 * megabytes:
+            return made, texts
+        steps = max(steps + 1, round(steps * megabytes / size))
+
+
+def _text(made, position):
+    with tempfile.TemporaryDirectory() as folder:
+        file = write_kineto(made, made.rank(position), Path(folder) / "trace.json")
+        return json.dumps(json.loads(file.read_bytes()), indent=1).encode()
+
+
+def write(made, texts, folder, ranks):
+    """Write the first replicas' files: the stages' texts with the numbers of other ranks in them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replicas = ranks // PP
+    for replica in range(replicas):
+        for position, text in enumerate(texts):
+            file = folder / f"rank{position * replicas + replica}.pt.trace.json"
+            if not file.exists():
+                file.write_bytes(_renumbered(made, text, position, replica, replicas))
+
+
+def _renumbered(made, text, position, replica, replicas):
+    """Ranks in the text are position × MOST; they become position × replicas + replica."""
+    start = text.index(b'"traceEvents"')
+    head, events = text[:start], text[start:]
+    new = [at * replicas + replica for at in range(PP)]
+    info = json.loads(head.rstrip().removesuffix(b",") + b"}")
+    experts = [position * replicas + r for r in range(replicas)]
+    info["distributedInfo"] |= {"rank": new[position], "world_size": PP * replicas}
+    info["distributedInfo"]["pg_config"] = [
+        {"pg_name": f"pp{replica}", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": new},
+        {"pg_name": f"ep{position}", "pg_desc": "EXPERT_MODEL_PARALLEL_GROUP", "ranks": experts},
+    ]
+    old = [made.rank(at) for at in range(PP)]
+    lists = ((old, new), ([made.rank(position, r) for r in range(MOST)], experts))
+    swaps = [(_quoted(a, tight), _quoted(b, tight)) for a, b in lists for tight in (True, False)]
+    for way in ("Dst", "Src"):
+        for end in ("\n", ","):
+            swaps += [(f'"{way} Rank": {a}{end}', f'"{way} Rank": {b}{end}') for a, b in zip(old, new, strict=True)]
+    swaps.append(('"pp0"', f'"pp{replica}"'))
+    # Two passes, so that a number that was put in is not taken for one still to be replaced.
+    for n, (a, _) in enumerate(swaps):
+        events = events.replace(a.encode(), b"\x00%d\x00" % n)
+    for n, (_, b) in enumerate(swaps):
+        events = events.replace(b"\x00%d\x00" % n, b.encode())
+    return json.dumps(info, indent=1).encode().removesuffix(b"\n}") + b",\n " + events
+
+
+def _quoted(ranks, tight):
+    """A list of ranks as it stands inside a JSON string."""
+    return json.dumps(json.dumps(ranks, separators=(",", ":") if tight else (", ", ": ")))
+
+
+def timed(words, **options):
+    """Run a command in a fresh process: wall seconds, processor seconds, peak memory of its largest process in MB."""
+    code = (
+        "import json, resource, subprocess, sys, time\n"
+        "began = time.perf_counter()\n"
+        "done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, text=True)\n"
+        "took = time.perf_counter() - began\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(json.dumps([done.returncode, took, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))\n"
+        "sys.stdout.write(done.stdout)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True, **options
+    ).stdout
+    first, _, rest = out.partition("\n")
+    code, *figures = json.loads(first)
+    if code:
+        raise SystemExit(f"{words}: exit code {code}")
+    return figures, rest
+
+
+def curves(wanted):
+    folder = wanted.folder or Path(tempfile.mkdtemp(prefix="tracekit-fleet-"))
+    made, texts = stages(wanted.megabytes)
+    print(f"load {os.getloadavg()[0]:.1f}; {wanted.workers} workers")
+    print("| ranks | GB | ingest s | CPU s | MB a CPU s | peak MB a process | analyze CPU s | its peak MB |")
+    print("|---|---|---|---|---|---|---|---|")
+    for ranks in wanted.ranks:
+        traces, store = folder / f"traces-{ranks}", folder / f"store-{ranks}"
+        write(made, texts, traces, ranks)
+        size = sum(file.stat().st_size for file in traces.iterdir()) / 1e6
+        shutil.rmtree(store, ignore_errors=True)
+        (wall, cpu, peak), _ = timed([*COMMAND, "ingest", traces, "-o", store, "--workers", wanted.workers])
+        (_, cpu2, peak2), text = timed([*COMMAND, "analyze", store, "--json"])
+        found = json.loads(text)
+        assert len(found["ranks"]) == ranks
+        assert found["schedule"]["exact"]
+        print(f"| {ranks} | {size / 1e3:.2f} | {wall:.0f} | {cpu:.0f} | {size / cpu:.1f} | {peak:.0f} | {cpu2:.1f} "
+              f"| {peak2:.0f} |", flush=True)  # fmt: skip
+        if not wanted.keep:
+            shutil.rmtree(traces)
+            shutil.rmtree(store)
+
+
+def shares(wanted):
+    """Processor seconds of each part of one rank's work, the best of three."""
+    from tracekit.analysis.persist import write_tables
+    from tracekit.analysis.tables import rank_tables
+    from tracekit.classify import classify
+    from tracekit.store import write_rank
+    from tracekit.trace import find, read_ref
+
+    made, texts = stages(wanted.megabytes)
+    with tempfile.TemporaryDirectory() as folder:
+        traces = Path(folder) / "traces"
+        write(made, texts, traces, PP)
+        ref = find(traces)[0][1]
+        best = {}
+        for turn in range(4):  # the first compiles and warms
+            at = [time.process_time()]
+            part = read_ref(ref)[0]
+            at.append(time.process_time())
+            labelled = classify(part.events)
+            at.append(time.process_time())
+            tables = rank_tables(part, labelled=labelled)
+            at.append(time.process_time())
+            target = Path(folder) / str(turn)
+            target.mkdir()
+            write_rank(target, part, labelled, beside=lambda place, tables=tables: write_tables(tables, place))
+            at.append(time.process_time())
+            parts = ("parse", "label", "measure", "write")
+            spent = {name: b - a for name, (a, b) in zip(parts, itertools.pairwise(at), strict=True)}
+            if turn:
+                best = {name: min(s, best.get(name, s)) for name, s in spent.items()}
+        total = sum(best.values())
+        size = Path(ref.path).stat().st_size / 1e6
+        print(f"one rank of {size:.1f} MB, {len(part.events):,} events, {len(labelled):,} of them on the GPU:")
+        for name, seconds in best.items():
+            print(f"  {name:8} {seconds:6.2f} s  {seconds / total:5.1%}  {size / seconds:7.1f} MB/s")
+        kilobytes = (target / f"rank={ref.rank}" / "tables.zip").stat().st_size / 1e3
+        print(
+            f"  all      {total:6.2f} s          {size / total:7.1f} MB/s; tables that cross ranks: {kilobytes:.0f} kB"
+        )
+
+
+def same(wanted):
+    """Check that the JSON of an analysis does not depend on who did the work."""
+    with tempfile.TemporaryDirectory(prefix="tracekit-fleet-") as folder:
+        place = Path(folder)
+        ranks = wanted.ranks[-1]
+        tiny = Recipe(
+            generate("1f1b", pp=PP, microbatches=2), replicas=ranks // PP, layers=1, jitter=0.05, p2p_ns=20_000
+        )
+        write_run(tiny, place / "traces")
+        answers = {}
+        (wall, cpu, _), answers["serially"] = timed([*COMMAND, "analyze", place / "traces", "--json", "--workers", 1])
+        print(f"serially: {wall:.0f} s, {cpu:.0f} CPU s", flush=True)
+        (wall, cpu, _), answers["processes"] = timed([*COMMAND, "analyze", place / "traces", "--json", "--workers", 2])
+        print(f"two processes: {wall:.0f} s, {cpu:.0f} CPU s", flush=True)
+        with dask(place) as address:
+            (wall, _, _), answers["Dask"] = timed([*COMMAND, "analyze", place / "traces", "--json", "--dask", address])
+            print(f"Dask, two workers: {wall:.0f} s", flush=True)
+    digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in answers.items()}
+    print(f"{ranks} ranks, {len(answers['serially']) / 1e6:.1f} MB of JSON: {digests}")
+    if len(set(digests.values())) > 1:
+        raise SystemExit("the answers differ")
+
+
+@contextlib.contextmanager
+def dask(place):
+    """A scheduler and two workers on loopback."""
+    started = []
+    try:
+        file = place / "scheduler.json"
+        words = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": place}
+        started.append(subprocess.Popen([*words, "--no-dashboard", "--scheduler-file", str(file)], **quiet))
+        while not (file.exists() and file.read_text().strip().endswith("}")):
+            time.sleep(0.1)
+        address = json.loads(file.read_text())["address"]
+        worker = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard"]
+        started += [subprocess.Popen(worker, **quiet) for _ in range(2)]
+        ready = f"from distributed import Client\nClient('{address}').wait_for_workers(2, timeout=120)"
+        subprocess.run([sys.executable, "-c", ready], check=True)
+        yield address
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("what", choices=("curves", "shares", "same"))
+    options.add_argument("--ranks", type=int, nargs="+", default=[16, 32, 64, 128, 256])
+    options.add_argument("--megabytes", type=float, default=20)
+    options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--folder", type=Path)
+    options.add_argument("--keep", action="store_true", help="leave traces and stores in the folder")
+    wanted = options.parse_args()
+    {"curves": curves, "shares": shares, "same": same}[wanted.what](wanted)
+
+
+if __name__ == "__main__":
+    main()

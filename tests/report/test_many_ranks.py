@@ -1,0 +1,124 @@
+"""Reports of many ranks: what differs is found, the mesh is drawn as it is, and a thousand ranks stay readable."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tracekit.analysis import analyze
+from tracekit.analysis.spread import spread
+from tracekit.errors import Notice
+from tracekit.metrics.bubbles import Bubble
+from tracekit.metrics.budget import Budget
+from tracekit.report.html import render_html
+from tracekit.report.page_fleet import few_alike
+from tracekit.report.terminal import render
+from tracekit.report.terminal_fleet import histogram
+from tracekit.schedules import generate
+from tracekit.synthetic import Recipe, write_run
+
+
+@pytest.fixture(scope="module")
+def small(samples):
+    return analyze(samples / "reload", schedule="none")
+
+
+def run_of(small, compute, *, span=1000):
+    """A run whose rank r computes for compute[r] of 1000 ns and is idle for the rest."""
+    one = small.ranks[0]
+
+    def rank(number, busy):
+        budget = Budget(span, busy, {}, span - busy)
+        return replace(one, rank=number, whole=replace(one.whole, budget=budget, bubble=Bubble(span, span - busy, 0)))
+
+    return replace(small, ranks=tuple(rank(*pair) for pair in enumerate(compute)))
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory):
+    """17 pipelines of two ranks; the trace of rank 3 (stage 0, replica 3) is missing."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    recipe = Recipe(generate("1f1b", pp=2, microbatches=2), replicas=17, layers=1, stage_factor={1: 2.0})
+    write_run(recipe, folder, ranks=[rank for rank in range(34) if rank != 3])
+    return analyze(folder, workers=1)
+
+
+def text_of(analysis, width=80):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    render(analysis, console)
+    return console.file.getvalue()
+
+
+def test_quantiles_and_histogram_can_be_counted(small):
+    found = spread(run_of(small, [500] * 38 + [400, 900]))
+    compute = next(one for one in found.figures if one.name == "compute")
+    assert (compute.least, compute.median, compute.most) == (0.4, 0.5, 0.9)
+    assert (compute.least_rank, compute.most_rank) == (38, 39)
+    assert (compute.counts[0], compute.counts[4], compute.counts[-1]) == (1, 38, 1)  # 20 bins of 0.025 from 0.4
+    assert sum(compute.counts) == 40
+    bars = histogram(compute)
+    assert (bars[0], bars[4], bars[1]) == ("▁", "█", " ")
+
+
+def test_only_ranks_that_differ_are_named(small):
+    jitter = [500 + rank % 5 for rank in range(40)]
+    assert spread(run_of(small, jitter)).different == ()
+    slow = spread(run_of(small, [*jitter[:20], 440, *jitter[21:]])).different
+    assert [(one.rank, one.like) for one in slow] == [(20, "all ranks")]
+    expected = {"compute": (0.44, 0.502), "bubble": (0.56, 0.498)}[slow[0].figure]  # equally far in both
+    assert (slow[0].value, slow[0].median) == pytest.approx(expected)
+
+
+def test_without_pipelines_the_mesh_is_rows_of_ranks(small):
+    mesh = spread(run_of(small, [500] * 40)).mesh
+    assert mesh.rows == ("ranks 0–31", "ranks 32–39")
+    assert mesh.cells == (tuple(range(32)), tuple(range(32, 40)))
+
+
+def test_the_mesh_is_stage_by_replica_with_a_hole_for_the_missing_rank(pipelines):
+    mesh = spread(pipelines).mesh
+    assert mesh.rows == ("stage 0", "stage 1")
+    assert mesh.cells[0] == (0, 1, 2, None, *range(4, 17))
+    assert mesh.cells[1] == tuple(range(17, 34))
+
+
+def test_the_terminal_shows_spread_and_heat_map_from_33_ranks_on(pipelines, small):
+    text = text_of(pipelines)
+    assert "Over the ranks" in text
+    stages = re.findall(r"^  stage \d  (.*)$", text, re.MULTILINE)
+    assert [len(line) for line in stages] == [17, 17]
+    assert stages[0][3] == " "
+    assert len(set(stages[0]) & set(stages[1])) == 0  # the two stages have different bubbles
+    assert "Over the ranks" not in text_of(run_of(small, [500] * 32))
+
+
+def test_the_page_shows_a_cell_for_each_rank(pipelines, small):
+    page = render_html(pipelines)
+    assert page.count('title="rank ') == 33
+    assert page.count('<td title="no trace"') == 1
+    assert re.search(r'title="rank 33: bubble \d', page)
+    assert 'id="ranks"' not in render_html(run_of(small, [500] * 32))
+
+
+def test_a_thousand_ranks_stay_readable(small):
+    many = run_of(small, [500 + rank % 7 for rank in range(1024)])
+    noisy = [Notice("cut", f"rank {rank}: ends early") for rank in range(1024)]
+    many = replace(many, notices=(*noisy, Notice("rank-failed", "rank 7 is left out: a/b.json: ends early")))
+    text, page = text_of(many), render_html(many)
+    assert len(text.splitlines()) < 150
+    assert max(map(len, text.splitlines())) <= 80
+    assert "1019 more like this" in text
+    assert "a/b.json" in text
+    assert page.count('title="rank ') == 1024
+    assert len(page.encode()) < 10_000_000
+
+
+def test_failures_are_all_listed_and_others_shortened():
+    failures = [Notice("rank-failed", f"rank {n}") for n in range(8)]
+    assert few_alike(failures) == failures
+    mixed = few_alike([*(Notice("a", str(n)) for n in range(6)), Notice("b", "x"), Notice("a", "7")])
+    assert [note.message for note in mixed] == ["0", "1", "2", "3", "4", "2 more like this", "x"]
