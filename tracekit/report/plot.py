@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,5 +64,7 @@ def save(figure: Figure, path: Path) -> None:
 
     kind = path.suffix.lower()[1:]
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    drawn = io.BytesIO()  # written in one go: a full disk must not surprise matplotlib in the middle
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracekit", "pdf.fonttype": 42}):
-        figure.savefig(path, format=kind, dpi=150, facecolor="white", metadata=undated)
+        figure.savefig(drawn, format=kind, dpi=150, facecolor="white", metadata=undated)
+    path.write_bytes(drawn.getvalue())

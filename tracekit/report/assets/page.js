@@ -7,7 +7,8 @@
   const LABELS_AT_MOST = 700;
 
   async function unpack(packed) {
-    const bytes = Uint8Array.from(atob(packed.data), (c) => c.charCodeAt(0));
+    const text = atob(packed.data), bytes = new Uint8Array(text.length);
+    for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i); // Uint8Array.from with a function is far slower
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     const buffer = await new Response(stream).arrayBuffer();
     const n = packed.count;
