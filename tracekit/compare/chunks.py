@@ -21,6 +21,7 @@ class Segments:
     pair: Ints  # which forward (numbered in launch order) the chunk belongs to
     confidence: list[float]
     chunk: Ints  # of every row given: its chunk, -1 for none
+    told: bool = False  # ranges of the run itself say all this
 
 
 @dataclass(eq=False)

@@ -149,7 +149,7 @@ def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.i
         )
     )
     chunks = _shared_names(chunks, cut)
-    return chunks.with_columns(beside=_beside(chunks)), rows["row"].to_numpy()[inside]
+    return chunks.with_columns(beside=_beside(chunks, told=cut.told)), rows["row"].to_numpy()[inside]
 
 
 def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
@@ -166,10 +166,11 @@ def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
     )
 
 
-def _beside(chunks: pl.DataFrame) -> pl.Series:
+def _beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
     """For each forward the backward it ran together with, and the other way round.
 
-    Together: an annotation says so, or launched interleaved, or on the GPU at once for a third of the shorter one.
+    Together: an annotation says so, or (where none says all) launched interleaved, or on the GPU at once for a third of
+    the shorter one.
     """
     block = chunks["block"].to_list()
     op, pair = chunks["op"].to_list(), chunks["pair"].to_list()
@@ -183,11 +184,11 @@ def _beside(chunks: pl.DataFrame) -> pl.Series:
         for j in range(max(0, i - 3), min(len(op), i + 4)):
             apart = host[j][0] > host[i][1] or host[i][0] > host[j][1]
             apart &= gpu[j][0] >= gpu[i][1] or gpu[i][0] >= gpu[j][1]
-            if apart and block[i] is None:
+            same = block[i] is not None and block[i] == block[j]
+            if (told or (apart and block[i] is None)) and not same:
                 continue
             if op[j] in ("B", "I") and pair[j] != pair[i] and partner[j] < 0:
-                told = 2.0 if block[i] is not None and block[i] == block[j] else 0.0
-                share = max(told, _share(host[i], host[j], inner=True), _share(gpu[i], gpu[j]))
+                share = max(2.0 * same, _share(host[i], host[j], inner=True), _share(gpu[i], gpu[j]))
                 if share > max(most, 1 / 3):
                     best, most = j, share
         if best >= 0:

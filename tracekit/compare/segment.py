@@ -12,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.compare import ranges
 from tracekit.compare.chunks import Assembly, Segments, Work, between, runs
 from tracekit.compare.walks import ENGINE, FORWARD, LOOSE, MESSAGE, NONE, Ints, View, find_walks
-
-_PIPELINE_RANGE = r"PP:(\d+)([FIWB])(\d+)"
-_PIPELINE_PAIR = r"PP:\((\d+)F(\d+);(\d+)B(\d+)\)"
 
 
 def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
@@ -41,23 +39,17 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
         .otherwise(NONE)
     )
     text = pl.coalesce(pl.col("annotations").cast(pl.String), pl.col("annotation").cast(pl.String))
-    plain, pair = text.str.extract_groups(_PIPELINE_RANGE), text.str.extract_groups(_PIPELINE_PAIR)
-    backwards = side == ENGINE
-
-    def told(column: str, plain_group: str, forward_group: str, backward_group: str) -> pl.Expr:
-        half = pl.when(backwards).then(pair.struct.field(backward_group)).otherwise(pair.struct.field(forward_group))
-        found = pl.coalesce(plain.struct.field(plain_group), half).cast(pl.Int32)
-        # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
-        both = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
-        return pl.coalesce(found, pl.when(both).then(pl.col(column))).alias(column)
-
+    rows = labelled.with_columns(side=side.cast(pl.Int8), text=text)
+    told = ranges.names(rows["text"], backward=rows["side"].is_in([ENGINE, LOOSE]))
+    # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
+    both = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
     return (
-        labelled.with_columns(
-            told("stage", "1", "1", "3"),
-            told("microbatch", "3", "2", "4"),
-            side=side.cast(pl.Int8),
+        rows.drop("text")
+        .with_columns(
+            *(pl.coalesce(told[n], pl.when(both).then(pl.col(n))).alias(n) for n in ("stage", "microbatch")),
+            told_op=told["op"],
+            block=told["block"],
             host_ns=pl.coalesce("launch_ns", "start_ns"),
-            block=text.str.extract(_PIPELINE_PAIR, 0),
             number=pl.when(pl.col("autograd_sequence").is_between(0, 2**62) & (label != "recompute")).then(
                 "autograd_sequence"
             ),
@@ -68,7 +60,12 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 def segment(rows: pl.DataFrame) -> Segments:
-    """Cut the rows of one step (as ``prepare`` gives them) into chunks."""
+    """Cut the rows of one step (as ``prepare`` gives them) into chunks: by the run's own ranges, else by evidence."""
+    return ranges.by_ranges(rows) or by_evidence(rows)
+
+
+def by_evidence(rows: pl.DataFrame) -> Segments:
+    """Cut the rows of one step into chunks without a look at ranges."""
     side = rows["side"].to_numpy()
     took = (rows["end_ns"] - rows["start_ns"]).to_numpy()
     is_wgrad = (rows["label"].cast(pl.String) == "wgrad").to_numpy()

@@ -1,0 +1,94 @@
+"""Cells a run names itself: what the ranges say is one cell, whatever ran inside; counted on fingers."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.compare.rank import rank_pipeline
+from tracekit.schema import LABELLED, Source, conform
+
+LABEL = {"F": "forward", "D": "dgrad", "V": "wgrad", "L": "wgrad"}
+
+
+def cells(text):
+    """Chunks of ``D4@2I0 …``: a kernel (F forward, D dgrad, V wgrad, L wgrad outside autograd), number, its range."""
+    made = []
+    for at, word in enumerate(text.split()):
+        kernel, _, path = word.partition("@")
+        what, number = kernel[0], int(kernel[1:] or 0)
+        made.append(
+            {
+                "label": LABEL[what],
+                "node": "MmBackward0" if what in "DV" else None,
+                "autograd_sequence": number if what in "FDV" else None,
+                "annotations": " > ".join(f"PP:{name}" for name in path.split(">")) if path else None,
+                "launch_ns": at * 10,
+                "start_ns": 1000 + at * 10,
+                "end_ns": 1008 + at * 10,
+                "id": at,
+            }
+        )
+    rows = conform(pl.DataFrame(made, infer_schema_length=None), LABELLED)
+    return rank_pipeline(rows, Source("x", "kineto", 0, "name")).chunks
+
+
+def order(text):
+    return " ".join(f"{s}{op}{m}" for s, op, m in cells(text).select("stage", "op", "microbatch").rows())
+
+
+def test_weight_gradients_in_several_engine_calls_are_one_cell():
+    assert order("F1@4F0 F2@4F0 D2@4I0 D1@4I0 V2@4W0 V1@4W0 V2@4W0 V1@4W0") == "4F0 4I0 4W0"
+
+
+def test_names_cut_where_no_message_does():
+    assert order("F1@3F1 F2@4F1 D2@4B1 D1@3B1") == "3F1 4F1 4B1 3B1"
+
+
+def test_a_backward_that_ran_under_its_w_is_whole_and_stands_there():
+    assert order("F1@0F0 F2@0F1 D1@0W0 V1@0W0 D2@0I1 V2@0W1") == "0F0 0F1 0B0 0I1 0W1"
+
+
+def test_a_block_has_two_halves_by_side_or_by_their_own_ranges():
+    both = "F1@3F0 F2@(4F1;3B0)OVERLAP_F_B D1@(4F1;3B0)OVERLAP_F_B L@(4F1;3B0)OVERLAP_F_B D2@4B1"
+    nested = "F1@3F0 F2@(4F1;3B0)OVERLAP_F_B>4F1 D1@(4F1;3B0)OVERLAP_F_B>3B0 L@(4F1;3B0)OVERLAP_F_B>3B0 D2@4B1"
+    for text in (both, nested):
+        found = cells(text)
+        assert found.select("stage", "op", "microbatch", "beside").rows() == [
+            (3, "F", 0, -1),
+            (4, "F", 1, 2),
+            (3, "B", 0, 1),
+            (4, "B", 1, -1),
+        ]
+        assert found["confidence"].unique().to_list() == [1.0]
+
+
+def test_a_block_launched_in_turns_is_one_block():
+    found = cells("F1@3F0 F2@(4F1;3B0) D1@(4F1;3B0) F3@(4F1;3B0) D1@(4F1;3B0) D3@4B1")
+    assert found.select("op", "beside").rows() == [("F", -1), ("F", 2), ("B", 1), ("B", -1)]
+
+
+def test_neighbours_on_the_gpu_at_once_are_no_block_if_their_names_say_so():
+    assert cells("F1@0F0 F2@0F1 D1@0B0 F3@0F2 D2@0B1 D3@0B2")["beside"].unique().to_list() == [-1]
+
+
+def test_weight_gradients_held_back_past_the_range_are_the_backwards():
+    found = cells("F1@0F0 F2@0F1 D1@0B0 L L F3@0F2 D2@0B1 L D3@0B2")
+    assert " ".join(found["op"]) == "F F B F B B"
+    assert found["end_ns"].to_list()[2] == 1048
+    assert found["last_ns"].to_list()[2] == 20  # its output needs only the input gradient
+
+
+def test_weight_gradients_nobody_named_are_counted_as_without_ranges():
+    found = cells("F1@0F0 F2@0F1 D1@0I0 D2@0I1 L L")
+    assert [f"{op}{pair}" for op, pair in found.select("op", "pair").rows()] == ["F0", "F1", "I0", "I1", "W0", "W1"]
+
+
+def test_the_same_names_again_are_the_next_iterations():
+    assert order("F1@0F0 D1@0B0 F2@0F0 D2@0B0") == "0F0 0B0 0F0 0B0"
+    twice = cells("F1@0F0 F2@0F1 F3@0F0 F4@0F1 D3@0B0 D4@0B1")
+    assert twice.filter(op="F").height == 4
+
+
+def test_ranges_around_a_part_alone_do_not_decide():
+    found = cells("F1@0F0 F2 F3 D3 D2 D1@0B0")
+    assert found.select("op", "start_ns", "end_ns").rows() == [("F", 1000, 1028), ("B", 1030, 1058)]
