@@ -25,6 +25,9 @@ def offer(tmp_path):
         waiting.start()
         offer.waiting = waiting
         yield offer
+        if waiting.is_alive():  # a test that read nothing: let the thread end before its server does
+            assert get(offer.url)[0] == 200
+        waiting.join(10)
 
 
 def get(url, **headers):

@@ -138,7 +138,7 @@ def _moved(placed: pl.LazyFrame, some: pl.DataFrame) -> pl.DataFrame:
     """Find the events of some tracks that do not nest with those before them."""
     events = placed.join(some.lazy(), on=TRACK).drop(TRACK).collect(engine="streaming")
     line = nested_lines(*(events[name].to_numpy() for name in ("track", "start_ns", "end_ns")))
-    return events.select("id", "track").with_columns(at=pl.Series(line)).filter(pl.col("at") > 0).cast(_NONE_MOVED)  # type: ignore[arg-type]
+    return events.select("id", "track").with_columns(at=pl.Series(line)).filter(pl.col("at") > 0).cast(_NONE_MOVED)
 
 
 def _process(rank: int, cpu: bool, owner: int) -> str:
