@@ -123,6 +123,7 @@ inside("torch-convolution-backward", "ConvolutionBackward0", "implicit_kernel", 
 inside("torch-bias-grad", "AddmmBackward0", op="aten::sum")
 inside("onload-backward", "MyFnBackward", f"Memcpy {H2D}", kind="memcpy", bytes=LARGE)
 inside("custom-wgrad-name", "MyFnBackward", "fused_wgrad")
+inside("custom-norm-dgrad", "_LayerNormLinearBackward", "normalization::rmsnorm_bwd_general_kernel")
 inside("custom-dgrad-deferred", "MyFnBackward", deferred=True)
 inside("custom-backward", "MyFnBackward")
 
@@ -238,9 +239,37 @@ def _(p):
     return p.kernel("fp8_gemm", 3, tid=ENGINE)
 
 
+@example("te-node-delayed")
+def _(p):
+    p.node("_LayerNormMLPBackward", 0, 10, 5)
+    p.kernel("fp8_gemm", 1, tid=ENGINE)
+    second = p.kernel("fp8_gemm", 3, tid=ENGINE)
+    p.note("_LayerNormMLP_wgrad", 20, 30)
+    p.kernel("fp8_gemm", 21)
+    return second
+
+
 @example("name-wgrad")
 def _(p):
     return p.trained().kernel("fused_wgrad", 1)
+
+
+@example("name-attention-dgrad")
+def _(p):
+    return p.trained().kernel("cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<x>>>", 1)
+
+
+@example("name-norm-dgrad")
+def _(p):
+    return p.trained().kernel("_rms_norm_backward_kernel", 1)
+
+
+@example("fsdp-gradients")
+def _(p):
+    p.note("FSDP::post_backward_reduce (layers.0)", 0, 10, tid=ENGINE)
+    p.node("RegisterPostBackwardFunctionBackward", 0.5, 9, 5)
+    p.op("aten::div_", 1, 8, tid=ENGINE)
+    return p.kernel("div", 2, tid=ENGINE)
 
 
 @example("name-dgrad")

@@ -13,14 +13,18 @@ from tracekit.classify._text import Bools, Text
 from tracekit.classify.ranges import Launches, Ranges
 
 LIBRARIES = (
-    ("deepep", r"deep_?ep::|dpsk::ep::|::(intranode|internode|internode_ll)::\w*(dispatch|combine|notify)"),
-    ("nccl", r"(?i)^nccl(Dev)?Kernel|^ncclSymk|ncclKernel_"),
+    (
+        "deepep",
+        r"deep_?ep(::|\d)|(dpsk|uccl)::ep::|hybrid_ep::|::(intranode|internode|internode_ll)::\w*(dispatch|combine|notify)",
+    ),
+    ("nccl", r"(?i)^(void )?(nccl(Dev)?Kernel|ncclSymk|rccl\w*Kernel|mscclKernel)|ncclKernel_"),
     ("nvshmem", r"(?i)nvshmem"),
     ("mscclpp", r"(?i)mscclpp"),
     (
         "custom",
         r"(?i)cross_device_reduce|one_shot_(all_reduce|push)|two_shot_all_reduce|multimem_\w*(reduce|gather)"
-        r"|userbuffers_|allreduce_fusion_kernel|\bquickreduce|low_latency_(dispatch|combine)|(all|reduce)_?(reduce|gather|scatter)_kernel",
+        r"|userbuffers_|allreduce_fusion_kernel|\bquickreduce|low_latency_(dispatch|combine)|a2a_?(dispatch|combine)"
+        r"|Ep(Dispatch|Combine)\w*Kernel|moeAllToAll|(all|reduce)_?(reduce|gather|scatter)_kernel",
     ),
 )
 """Whose kernel it is, by name. Each pattern is tried in turn."""

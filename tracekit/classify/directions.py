@@ -22,8 +22,8 @@ from tracekit.classify.ranges import Launches, Ranges
 WGRAD = (
     r"(?i)wgrad|weight_?grad|grad_weight|_acc::GemmKernel|GammaBeta|dgamma|dbeta|gradbias|bias_grad|embedding_backward"
 )
-BACKWARD = r"(?i)backward|(?<![a-z])bwd|bprop|dgrad|_grad(?![a-z])|grad_input"
-FORWARD = r"(?i)forward|(?<![a-z])fwd|fprop"
+BACKWARD = r"(?i)backward|(?<![a-z])bwd|(?-i:Bwd)|bprop|dgrad|_grad(?![a-z])|grad_input|fmha_cutlass(?-i:B)"
+FORWARD = r"(?i)forward|(?<![a-z])fwd|(?-i:Fwd)|fprop|fmha_cutlass(?-i:F)"
 OPTIMIZER = r"(?i)multi_tensor_apply|(?<![a-z])(fused)?_?(adamw?|lamb|muon)(?![a-z])|l2norm|adafactor|sgd_?kernel"
 OPTIMIZER_OP = r"(?i)aten::(_foreach_(?!copy_)|_fused_(adam|sgd|adagrad)|_amp_)|optimizer|clip_grad"
 OPTIMIZER_ANNOTATION = (
@@ -70,6 +70,7 @@ def read_directions(
     say("matmul", matmuls.role.map(lambda v: v == "wgrad"), _W)
     say("autograd", autograd.made & ~matmuls.role.present, _F)
     say("matmul", matmuls.role.map(lambda v: v == "forward"), _F)
+    say("matmul", matmuls.role.map(lambda v: v == "dgrad"), _B)
     annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
     opted = annotations.map(lambda v: any(_search(OPTIMIZER_ANNOTATION, part) for part in v.split(" > ")))
     alone = compute & (launches.op < 0)

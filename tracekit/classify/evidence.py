@@ -173,7 +173,9 @@ def _launch_columns(
     gpu: pl.DataFrame, ranges: Ranges, launches: Launches, names: Text, chain: Text
 ) -> dict[str, Column]:
     annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
-    marked = ranges.name.where(~ranges.is_op).matches(r"\(W\)$|(?i: wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+")
+    marked = ranges.name.where(~ranges.is_op).matches(
+        r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+"
+    )
     return {
         "kind": Text.of(gpu["kind"].cast(pl.String)),
         "name": names,

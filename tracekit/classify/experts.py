@@ -19,7 +19,8 @@ from tracekit.classify.directions import Directions
 from tracekit.classify.ranges import Launches, Ranges
 
 _MAIN = (
-    r"::(dispatch|combine)<|::(dispatch|combine)\(|low_latency_(dispatch|combine)|(?i:moe_?(dispatch|combine)_kernel)"
+    r"::(dispatch|combine)(_kernel)?[<(]|\d(dispatch|combine)I|low_latency_(dispatch|combine)"
+    r"|(?i:moe_?(dispatch|combine)_kernel|a2a_?(dispatch|combine)|Ep(Dispatch|Combine)\w*Kernel)"
 )
 MOST_OPEN = 8
 """Calls that may be open on a group at once for its waits to be taken as answering them in turn."""

@@ -27,8 +27,10 @@ OPS = (
     r"|_addmm_activation|matmul|linear|einsum)$"
 )
 KERNELS = (
-    r"(?i)gemm|nvjet|cutlass.*(mma|Gemm)|xmma|splitKreduce|^Cijk_|sm\d+_.*_(tn|nt|nn|tt)[_n]|triton_\w*mm|wgmma_fp8"
+    r"(?i)gemm|nvjet|cutlass.*(mma|Gemm)|xmma|splitKreduce|^Cijk_|sm\d+_.*_(tn|nt|nn|tt)[_n]|wgmma_fp8"
+    r"|^triton_(tem_\w*|b?)mm|matmul_?kernel"  # elsewhere a fused kernel's name lists all it takes part in
 )
+_ATTENTION = r"(?i)flash|fmha|sdpa|attention"  # their templates spell out the products inside
 # cuBLAS is column-major: row-major x·Wᵀ is "TN" there, g·W is "NN" and gᵀ·x is "NT".
 _LAYOUT = r"(?:_|^)(?:(tn|nn|nt)(?:_n|t_n)?(?:_|$)|(TN|NN|NT)[NT](?:_|$))|^Cijk_(Alik_Bljk|Ailk_Bljk|Ailk_Bjlk)_"
 _LAYOUTS = {
@@ -64,15 +66,17 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
     call_of = ranges.nearest_op(is_call)
     call = np.where(launches.op >= 0, np.append(call_of, -1)[launches.op], -1)
     is_kernel = (gpu["kind"] == "kernel").to_numpy()
-    by_name = names.matches(KERNELS) & is_kernel
+    by_name = names.matches(KERNELS) & is_kernel & ~names.matches(_ATTENTION)
     is_gemm = is_kernel & ((call >= 0) | by_name)
 
     calls = np.unique(call[is_gemm & (call >= 0)])  # the ops that launched something, in thread and time order
-    role, evidence = _call_roles(ranges, autograd, calls)
+    nameless = is_gemm & (call < 0) & ~names.matches(r"(?i)split_?k")
+    role, evidence = _call_roles(ranges, autograd, calls, paid=np.unique(autograd.node_row[nameless]))
     place = np.searchsorted(calls, call) if len(calls) else np.zeros(len(call), np.int64)
     place = np.where((call >= 0) & is_gemm, np.minimum(place, max(len(calls) - 1, 0)), -1)
     after = _after(ranges, calls, role, launches.op)
     role, evidence = role.take(place), evidence.take(place)
+    role, evidence = _fill(role, evidence, _fused(role, nameless, autograd.node_row), "order")
 
     site = autograd.site
     backward, forward = site.map(lambda v: v == "backward"), site.map(lambda v: v == "forward")
@@ -83,7 +87,31 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
     host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0)
     role, evidence = _fill(role, evidence, layout.where(host & layout.map(lambda v: v == "wgrad")), "layout")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", is_gemm & autograd.made)]), "pass")
+    role, evidence = _fill(role, evidence, _without_ops(layout.where(is_gemm & (launches.op < 0))), "layout")
     return Matmuls(is_gemm, role, after, evidence)
+
+
+def _fused(role: Text, nameless: Bools, node: Ints) -> Text:
+    """A product that no operator names, in a node whose operators gave the input's gradient alone, is the weight's.
+
+    Extensions multiply and add into the gradient in one call (``wgrad_gemm_accum``).
+    """
+    nodes = int(node.max(initial=-1)) + 2
+    inside = node >= 0
+    dgrad = np.bincount(node[inside & role.map(lambda v: v == "dgrad")], minlength=nodes) > 0
+    wgrad = np.bincount(node[inside & role.map(lambda v: v == "wgrad")], minlength=nodes) > 0
+    alone = np.bincount(node[inside & nameless], minlength=nodes) == 1
+    return Text.choose(len(node), [("wgrad", inside & nameless & (dgrad & ~wgrad & alone)[node])])
+
+
+def _without_ops(layout: Text) -> Text:
+    """Layouts of products launched with no operator at all, as by a graph's replay.
+
+    They speak only where all three come about as often, as in training; a forward alone has mostly one.
+    """
+    found = np.bincount(layout.codes[layout.present], minlength=len(layout.values))
+    ok = int((found > 0).sum()) == len(set(_LAYOUTS.values())) and 2 * found[found > 0].min() >= found.max()
+    return layout if ok else Text.constant(None, len(layout))
 
 
 def _after(ranges: Ranges, calls: Ints, role: Text, ops: Ints) -> Text:
@@ -112,7 +140,7 @@ def _layouts(names: Text) -> Text:
     return names.replace([layout(v) for v in names.values])
 
 
-def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints) -> tuple[Text, Text]:
+def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints, *, paid: Ints) -> tuple[Text, Text]:
     node = np.where(autograd.again[calls] >= 0, -1, autograd.node_of[calls])  # a re-run is no part of its node
     rerun = autograd.again[calls] >= 0
     in_node, forward = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
@@ -131,7 +159,9 @@ def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints) -> tuple[Text, 
     role, evidence = _fill(role, evidence, transposed, "transpose")
     usual = np.isin(ranges.op_path[calls], np.unique(ranges.op_path[calls[forward]]))
     usual |= ranges.name.take(ranges.op_of[calls]).map(lambda v: v == "aten::linear")
-    return _fill(role, evidence, _owed(ranges, calls, node, role, usual=usual | rerun), "owed")
+    return _fill(
+        role, evidence, _owed(ranges, calls, node, role, usual=usual | rerun, paid=np.isin(node, paid)), "owed"
+    )
 
 
 @dataclass(frozen=True)
@@ -362,11 +392,12 @@ def _met(wanted: Bools, rows: Ints) -> Bools:
     return np.append(wanted, False)[rows] & (rows >= 0)
 
 
-def _owed(ranges: Ranges, calls: Ints, node: Ints, role: Text, *, usual: Bools) -> Text:
+def _owed(ranges: Ranges, calls: Ints, node: Ints, role: Text, *, usual: Bools, paid: Bools) -> Text:
     """Products outside the engine, after nodes that computed only their input's gradient, pay the weight's.
 
     A custom node with one product computed dgrad alone: its wgrad is owed. Walking in time, each product on a thread
-    outside the engine pays one while any is owed. One called the way forward products are is none.
+    outside the engine pays one while any is owed. One called the way forward products are is none. A node that also
+    multiplied without an operator has *paid* already.
     """
     in_node = node >= 0
     _, count = _places(node, in_node)
@@ -374,7 +405,9 @@ def _owed(ranges: Ranges, calls: Ints, node: Ints, role: Text, *, usual: Bools) 
     dgrad_only = in_node & (count == 1) & role.map(lambda v: v == "dgrad")
     outside = ~in_node & ~role.present & ~usual
     order = np.argsort(ranges.start[calls], kind="stable")
-    balance = np.cumsum(np.where(alone | dgrad_only, 1, 0)[order]) - np.cumsum(outside[order].astype(np.int64))
+    balance = np.cumsum(np.where((alone | dgrad_only) & ~paid, 1, 0)[order]) - np.cumsum(
+        outside[order].astype(np.int64)
+    )
     pays = np.zeros(len(calls), np.bool_)
     pays[order] = outside[order] & (balance >= 0)
     return Text.choose(len(calls), [("wgrad", pays), ("dgrad", alone)])

@@ -1,0 +1,175 @@
+"""Structures of frameworks as their traces show them, written small: Megatron-LM, TransformerEngine, FSDP, graphs."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tests.classify.conftest import ENGINE
+from tracekit.classify import classify
+
+LETTERS = ("nvjet_h_TNN", "nvjet_h_NNN", "nvjet_h_NTN")
+MUTE = ("gemm_kernel",) * 3
+
+
+def check(program, expected):
+    """Every event of *expected* (id → label, or label and pass) is labelled so."""
+    rows = {row["id"]: row for row in classify(program.events()).iter_rows(named=True)}
+    found = {i: (rows[i]["label"], rows[i]["pass"]) if isinstance(w, tuple) else rows[i]["label"] for i, w in expected}
+    assert found == dict(expected)
+
+
+@pytest.mark.parametrize("names", [LETTERS, MUTE])
+def test_megatron_multiplies_and_adds_in_one_call_without_an_operator(program, names):
+    forward, dgrad, wgrad = names
+    expected = []
+    function = "LinearWithGradAccumulationAndAsyncCommunication"
+    for k in range(3):
+        start = 20 * k
+        program.op(function, start, start + 10, sequence=100 + k)
+        program.op("aten::mm", start + 2, start + 8)
+        expected.append((program.kernel(forward, start + 3), "forward"))
+    program.op("aten::sum", 80, 81, sequence=103)
+    for k in (2, 1, 0):
+        start = 200 - 20 * k
+        program.node(f"{function}Backward", start, start + 15, 100 + k)
+        program.op("aten::mm", start + 2, start + 5, tid=ENGINE)
+        expected.append((program.kernel(dgrad, start + 3, tid=ENGINE), "dgrad"))
+        expected.append((program.kernel(wgrad, start + 8, tid=ENGINE), "wgrad"))
+    # Nothing is owed: a product of an evaluation that follows is no weight gradient.
+    program.op("aten::mm", 300, 310)
+    probe = program.kernel("gemm_kernel", 301)
+    check(program, expected)
+    assert classify(program.events()).filter(pl.col("id") == probe)["label"].to_list() != ["wgrad"]
+
+
+@pytest.mark.parametrize("names", [LETTERS, MUTE])
+def test_transformer_engine_with_delayed_weight_gradients(program, names):
+    forward, dgrad, wgrad = names
+    expected = []
+    for k in range(2):
+        program.op("_LayerNormMLP", 20 * k, 20 * k + 10, sequence=100 + k)
+        expected += [(program.kernel(forward, 20 * k + at), "forward") for at in (3, 5)]
+    program.op("aten::sum", 80, 81, sequence=102)
+    for k in (1, 0):
+        start = 200 - 20 * k
+        program.node("_LayerNormMLPBackward", start, start + 15, 100 + k)
+        expected += [(program.kernel(dgrad, start + at, tid=ENGINE), "dgrad") for at in (3, 6)]
+        bwd = "void transformer_engine::normalization::rmsnorm_bwd_{}kernel<x>"
+        expected.append((program.kernel(bwd.format("general_"), start + 8, tid=ENGINE), "dgrad"))
+        expected.append((program.kernel(bwd.format("finalize_general_"), start + 10, tid=ENGINE), "wgrad"))
+    for start in (300, 320):
+        program.note("_LayerNormMLP_wgrad", start, start + 10)
+        expected += [(program.kernel(wgrad, start + at), "wgrad") for at in (1, 4)]
+    check(program, expected)
+
+
+def test_fully_sharded_layers(program):
+    expected = []
+    for k in range(2):
+        start = 20 * k
+        program.note(f"FSDP::all_gather (layers.{k})", start, start + 5)
+        program.op("fsdp::all_gather_copy_in", start, start + 2)
+        expected.append((program.kernel("copy_in", start + 1), "memory"))
+        expected.append((program.nccl("_allgather_base", start + 3, group="3"), "dp_comm"))
+        program.note(f"FSDP::all_gather_copy_out (layers.{k})", start + 6, start + 9)
+        program.op("fsdp::split_with_sizes_copy", start + 6, start + 9)
+        expected.append((program.kernel("copy_out", start + 7), "memory"))
+        program.op("aten::mm", start + 10, start + 18, sequence=100 + k)
+        expected.append((program.kernel("gemm_kernel", start + 11), "forward"))
+    program.op("aten::sum", 50, 51, sequence=102)
+    for k in (1, 0):
+        start = 200 - 40 * k
+        program.node("MmBackward0", start, start + 10, 100 + k)
+        for at, label in ((1, "wgrad"), (5, "dgrad")):
+            program.op("aten::mm", start + at, start + at + 3, tid=ENGINE)
+            expected.append((program.kernel("gemm_kernel", start + at + 1, tid=ENGINE), label))
+        program.node("RegisterPostBackwardFunctionBackward", start + 12, start + 30, 50 + k)
+        program.note("FSDP::post_backward_reduce (layers)", start + 13, start + 29, tid=ENGINE)
+        program.op("fsdp::chunk_cat", start + 14, start + 16, tid=ENGINE)
+        expected.append((program.kernel("chunk_cat", start + 15, tid=ENGINE), "memory"))
+        expected.append((program.nccl("_reduce_scatter_base", start + 18, tid=ENGINE, group="3"), "dp_comm"))
+        program.op("aten::add_", start + 20, start + 22, tid=ENGINE)
+        expected.append((program.kernel("add", start + 21, tid=ENGINE), "wgrad"))
+    check(program, expected)
+
+
+STEP = [
+    ("nvjet_h_TNN", "forward"),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_f16", "forward"),
+    ("nvjet_h_TNN", "forward"),
+    ("nvjet_h_NTN", "wgrad"),
+    ("nvjet_h_NNN", "dgrad"),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_f16", "dgrad"),
+    ("nvjet_h_NTN", "wgrad"),
+    ("nvjet_h_NNN", "dgrad"),
+    ("void at::native::layer_norm_grad_input_kernel_vectorized<x>", "dgrad"),
+    ("void at::native::GammaBetaBackwardCUDAKernelTemplate<x>", "wgrad"),
+    ("void at::native::multi_tensor_apply_kernel<x>", "optimizer"),
+]
+
+
+def test_a_step_replayed_from_a_graph(program):
+    """No operator and no node: the products' layouts and the other kernels' names tell."""
+    expected, clock = [], 10
+    program.add("runtime", "cudaGraphLaunch", 0, 5, tid=1, correlation=77)
+    for name, label in STEP * 2:
+        place = {"device": 0, "stream": 7, "correlation": 77, "graph": 3}
+        expected.append((program.add("kernel", name, clock, clock + 2, **place), label))
+        clock += 3
+    check(program, expected)
+
+
+def test_layouts_of_a_replayed_forward_say_nothing_of_gradients(program):
+    """Inference mixes layouts too, but unevenly."""
+    program.op("aten::embedding", 0, 1)
+    program.kernel("embedding", 0.1)
+    program.add("runtime", "cudaGraphLaunch", 2, 5, tid=1, correlation=77)
+    names = ["nvjet_h_TNN"] * 6 + ["nvjet_h_NNN"]
+    place = {"device": 0, "stream": 7, "correlation": 77, "graph": 3}
+    expected = [(program.add("kernel", n, 10 + 3 * i, 12 + 3 * i, **place), "forward") for i, n in enumerate(names)]
+    check(program, expected)
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "combine"),
+    [
+        (
+            "void deep_ep::intranode::dispatch<8, 768, 8192, false>(int4*)",
+            "void deep_ep::intranode::combine<bf16, 8>(x)",
+        ),
+        ("void deep_ep::internode_ll::dispatch<true, 7168>(void*)", "void deep_ep::internode_ll::combine<7168>(void*)"),
+        ("_ZN7deep_ep9intranode8dispatchILi8EEEvPi", "_ZN7deep_ep9intranode7combineILi8EEEvPi"),
+        ("void hybrid_ep::dispatch_kernel<16>(x)", "void hybrid_ep::combine_kernel<16>(x)"),
+        ("void pplx::a2a_dispatch_send_kernel<x>(y)", "void pplx::a2a_combine_send_kernel<x>(y)"),
+        ("mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>", "mori::moe::EpCombineIntraNodeKernel<hip_bfloat16>"),
+    ],
+)
+def test_exchange_kernels_by_many_names(program, dispatch, combine):
+    expected = []
+    program.op("Dispatch", 0, 10, sequence=5)
+    expected.append((program.kernel(dispatch, 1, stream=27), ("ep_dispatch", "forward")))
+    program.op("Combine", 20, 30, sequence=6)
+    expected.append((program.kernel(combine, 21, stream=27), ("ep_combine", "forward")))
+    program.op("aten::sum", 40, 41, sequence=7)
+    program.node("CombineBackward", 50, 60, 6)
+    expected.append((program.kernel(dispatch, 51, stream=27, tid=ENGINE), ("ep_combine", "backward")))
+    program.node("DispatchBackward", 70, 80, 5)
+    expected.append((program.kernel(combine, 71, stream=27, tid=ENGINE), ("ep_dispatch", "backward")))
+    check(program, expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["rcclGenericKernel<2, false>(x)", "mscclKernel_Sum_half_Simple(x)", "ncclDevKernel_Generic_1(x)"]
+)
+def test_communication_of_other_vendors(program, name):
+    program.trained()
+    check(program, [(program.kernel(name, 1, stream=27), "comm")])
+
+
+def test_a_fused_kernel_that_names_a_product_is_none(program):
+    """Compilers list what a kernel takes part in; only their templates multiply."""
+    program.node("CompiledFunctionBackward", 0, 50, 5)
+    fused = program.kernel("triton_poi_fused_gelu_backward_mm_3", 1, tid=ENGINE)
+    rows = classify(program.events()).filter(pl.col("id") == fused)
+    assert rows["rule"].to_list() == ["torch-compiled-backward"]
