@@ -253,7 +253,7 @@ def test_what_cannot_be_redacted_is_one_line(samples, tmp_path):
     with pytest.raises(OptionError, match=r"is \.json or \.json\.gz"):
         run(source, tmp_path / "out.txt")
     with pytest.raises(InputError, match="this export cannot be redacted"):
-        run(samples / "nsys-1f1b/rank0.arrow", tmp_path / "out.arrow")
+        run(samples / "nsys-1f1b/rank0.parquetdir", tmp_path / "out.parquetdir")
     with pytest.raises(OutputError, match="is a file, and there are 4"):
         run(samples / "reload", source)
     (tmp_path / "bad.sqlite").write_bytes(b"SQLite format 3\0garbage")

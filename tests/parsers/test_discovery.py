@@ -149,7 +149,7 @@ def test_one_report_in_several_formats_is_read_once(samples):
     assert "rank0.parquetdir" in notice.message
 
 
-@pytest.mark.parametrize("name", ["rank0.parquetdir", "rank0.arrow", "rank0.sqlite"])
+@pytest.mark.parametrize("name", ["rank0.parquetdir", "rank0.sqlite"])
 def test_each_export_can_be_named(samples, name):
     (ref,) = discover(samples / "nsys-1f1b" / name).refs
     assert (ref.reader, ref.rank) == ("nsight", 0)
@@ -158,7 +158,7 @@ def test_each_export_can_be_named(samples, name):
 def test_naming_two_exports_of_one_rank_is_an_error(samples):
     folder = samples / "nsys-1f1b"
     with pytest.raises(InputError, match="rank 0 has 2 files"):
-        discover([folder / "rank0.arrow", folder / "rank0.sqlite"])
+        discover([folder / "rank0.parquetdir", folder / "rank0.sqlite"])
 
 
 def test_a_url_is_listed_and_read_through_fsspec(tmp_path):

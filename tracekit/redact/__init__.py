@@ -47,7 +47,7 @@ def redact(
     if source.exists() and target.exists() and source.resolve() == target.resolve():
         raise OptionError(f"{target}: is the trace itself", hint="write the redacted trace somewhere else")
     found = discover(source)
-    if len(found.refs) == 1 and not source.is_dir():
+    if len(found.refs) == 1 and Path(found.refs[0].path) == source:  # a file, or an export that is itself a folder
         yield _redact_file(found.refs[0], target, words)
         return
     if target.is_file():
