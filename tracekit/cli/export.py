@@ -41,5 +41,6 @@ def export(
     show_notices(done.notices)
     cells = f", {done.cells:,} cells" if done.cells else ""
     written = size(done.path.stat().st_size)
-    typer.echo(f"Wrote {done.path}: {len(done.ranks)} ranks, {done.events:,} events{cells}, {written}")
+    ranked = f"{len(done.ranks)} rank{'s' * (len(done.ranks) != 1)}"
+    typer.echo(f"Wrote {done.path}: {ranked}, {done.events:,} events{cells}, {written}")
     typer.echo("open it at https://ui.perfetto.dev, or with: tracekit open", err=True)

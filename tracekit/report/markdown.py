@@ -184,4 +184,5 @@ def _source(found: Mapping[str, Any]) -> str:
     source = found["source"]
     paths = ", ".join(plain(path) for path in source["paths"][:4]) + (" …" if len(source["paths"]) > 4 else "")
     devices = ", ".join(plain(device) for device in found["devices"]) or "no device named"
-    return f"<sub>{len(source['ranks'])} ranks · {plain(source['reader'])} · {devices} · {paths}</sub>"
+    ranks = f"{len(source['ranks'])} rank{'s' * (len(source['ranks']) != 1)}"
+    return f"<sub>{ranks} · {plain(source['reader'])} · {devices} · {paths}</sub>"
