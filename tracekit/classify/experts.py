@@ -98,12 +98,14 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     out = np.full(len(launches.at), -1, np.int64)
     collective = Text.of(ranges.frame["collective"])
     waits = np.flatnonzero(collective.map(lambda v: v == "wait"))
-    rows = np.flatnonzero(comm.library.present & (launches.at >= 0) & comm.group.present)
+    rows = np.flatnonzero(comm.library.present & (launches.at >= 0))
     if not len(waits) or not len(rows):
         return out
     rows = rows[np.argsort(launches.at[rows], kind="stable")]
-    asked = pl.DataFrame({"group": comm.group.take(rows).series("group"), "row": rows, "at": launches.at[rows]})
-    waited = pl.DataFrame({"group": ranges.frame["group"].gather(waits), "wait": ranges.start[waits]}).sort("wait")
+    asked = pl.DataFrame({"group": _names(comm.group.take(rows).series("group")), "row": rows, "at": launches.at[rows]})
+    waited = pl.DataFrame({"group": _names(ranges.frame["group"].gather(waits)), "wait": ranges.start[waits]}).sort(
+        "wait"
+    )
     place = pl.int_range(pl.len()).over("group").alias("place")
     asked, waited = asked.with_columns(place), waited.with_columns(place)
     both = asked.join(waited, on=("group", "place"))
@@ -121,6 +123,11 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     steady = both.join(in_step, on="group", how="semi").filter(pl.col("wait") >= pl.col("at"))
     out[steady["row"].to_numpy()] = steady["wait"].to_numpy()
     return out
+
+
+def _names(groups: pl.Series) -> pl.Series:
+    """Group names as text; what has none counts as one group."""
+    return groups.cast(pl.String).fill_null("")
 
 
 def _known_after(launches: Launches, values: Text, at: Ints) -> Text:

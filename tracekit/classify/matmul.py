@@ -244,8 +244,8 @@ def _by_shapes(
         [
             ("wgrad", paired & tokens & ~wide),
             ("dgrad", paired & wide & ~tokens),
-            ("wgrad", free & gives & ~takes & (in_node | contracts)),
-            ("dgrad", free & takes & ~gives & in_node),
+            ("wgrad", free & gives & ~takes & contracts),
+            ("dgrad", free & takes & ~gives & keeps & in_node),
             ("wgrad", free & gives & contracts & ~keeps & (in_node | outside)),
             ("dgrad", free & takes & keeps & ~contracts & in_node),
         ],
