@@ -134,6 +134,18 @@ def test_a_node_that_runs_twice_serves_the_input_then_the_weight(program, node, 
     assert [(i, one(labelled, i)["label"]) for i, _ in ids] == ids
 
 
+def test_files_without_numbers(program):
+    """Without sequence numbers, a linear layer outside the engine is forward, and the weight's transpose tells."""
+    ids = zero_bubble(program)
+    program.op("aten::linear", 4.5, 15.5)
+    program.op("aten::linear", 24.5, 35.5)
+    events = program.events().with_columns(sequence=pl.lit(None, pl.Int64), shapes=pl.lit(None, pl.Categorical()))
+    labelled = classify(events)
+    products = [(i, label) for i, label in ids if one(labelled, i)["op"] == "aten::mm"]
+    assert len(products) == 6
+    assert [(i, one(labelled, i)["label"]) for i, _ in products] == products
+
+
 def test_a_window_that_ends_before_the_weights_turn(program):
     ids = zero_bubble(program)
     cut = program.events().filter(pl.col("start_ns") < 140_000)

@@ -8,11 +8,8 @@ are owed than were computed. The layout letters in kernel names come last.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import prod
 
 import numpy as np
 import polars as pl
@@ -21,6 +18,7 @@ from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Launches, Ranges
+from tracekit.classify.shapes import roles_by_shape
 
 OPS = (
     r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
@@ -144,134 +142,22 @@ def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints, *, paid: Ints) 
     node = np.where(autograd.again[calls] >= 0, -1, autograd.node_of[calls])  # a re-run is no part of its node
     rerun = autograd.again[calls] >= 0
     in_node, forward = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
-    size = Dims.of(ranges, calls)
-    original = _forward_sizes(ranges, autograd, calls, size, node)
-
     none = Text.constant(None, len(calls))
     role, evidence = none, none
     role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", forward & ~in_node)]), "pass")
-    role, evidence = _fill(
-        role, evidence, _by_shapes(ranges, autograd, calls, size, original, in_node=in_node, rerun=rerun), "shapes"
-    )
+    role, evidence = _fill(role, evidence, roles_by_shape(ranges, autograd, calls, node, rerun=rerun), "shapes")
     role, evidence = _fill(role, evidence, _by_order(ranges, autograd, node, in_node), "order")
     consumed, transposed = _by_use(ranges, calls, node, in_node)
     role, evidence = _fill(role, evidence, consumed, "consumer")
     role, evidence = _fill(role, evidence, transposed, "transpose")
     usual = np.isin(ranges.op_path[calls], np.unique(ranges.op_path[calls[forward]]))
-    usual |= ranges.name.take(ranges.op_of[calls]).map(lambda v: v == "aten::linear")
+    linear = ranges.nearest_op(ranges.name.map(lambda v: v == "aten::linear"))[calls] >= 0
+    usual |= linear
+    ahead = linear & (autograd.node_of[calls] < 0) & autograd.active
+    role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", ahead)]), "pass")
     return _fill(
         role, evidence, _owed(ranges, calls, node, role, usual=usual | rerun, paid=np.isin(node, paid)), "owed"
     )
-
-
-@dataclass(frozen=True)
-class Dims:
-    """A product's sizes: rows × inner × columns; 0 where unknown."""
-
-    rows: Ints
-    inner: Ints
-    columns: Ints
-
-    @classmethod
-    def of(cls, ranges: Ranges, calls: Ints) -> Dims:
-        """Read the recorded input shapes; every distinct one is parsed once."""
-        shapes = Text.of(ranges.frame["shapes"].gather(calls))
-        names = ranges.name.take(calls)
-        linear = names.map(lambda v: v == "aten::linear")
-        parsed = np.array([*(_product(v) for v in shapes.values), (0, 0, 0, 0)], np.int64).reshape(-1, 4)
-        rows, inner, columns, transposed = parsed[shapes.codes].T
-        return cls(rows, inner, np.where(linear, transposed, columns))
-
-    @property
-    def known(self) -> Bools:
-        """Calls whose shapes were recorded."""
-        return self.inner > 0
-
-
-def _product(shapes: str) -> tuple[int, int, int, int]:
-    """Rows, inner, columns, and columns if the second operand is stored transposed (aten::linear).
-
-    >>> _product("[[1024,2048],[2048,6144]]"), _product("[[64],[8,16],[16,64],[]]")
-    ((1024, 2048, 6144, 2048), (8, 16, 64, 16))
-    """
-    try:
-        dims = [d for d in json.loads(shapes) if isinstance(d, list) and all(isinstance(n, int) for n in d)]
-    except ValueError:
-        return 0, 0, 0, 0
-    matrices = [d for d in dims if len(d) >= 2]
-    if len(matrices) < 2:
-        return 0, 0, 0, 0
-    # addmm's first operand is what is added: the product is of the last two that fit.
-    left, right = next(((a, b) for a, b in pairwise(matrices) if a[-1] == b[-2]), (matrices[0], matrices[1]))
-    if left[-1] not in (right[-2], right[-1]):
-        return 0, 0, 0, 0
-    batch = len(right) > 2
-    rows = left[-2] if batch else prod(left[:-1])
-    return rows, left[-1], right[-1], right[-2]
-
-
-def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, node: Ints) -> Dims:
-    """For every call inside a node, the sizes of the one forward product the node belongs to."""
-    made = autograd.differentiable[calls]
-    forward = np.flatnonzero((made >= 0) & (autograd.node_of[calls] < 0) & size.known)
-    sequence = np.where(made >= 0, ranges.sequence[made], -1)
-    table = pl.DataFrame({"sequence": sequence[forward], "call": forward}).unique("sequence", keep="none")
-    asked = pl.DataFrame({"sequence": np.where(node >= 0, autograd.node_sequence[node], -2)})
-    found = asked.join(table, on="sequence", how="left", maintain_order="left")["call"].fill_null(-1).to_numpy()
-
-    def pick(values: Ints) -> Ints:
-        return np.where(found >= 0, np.append(values, 0)[found], 0)
-
-    return Dims(pick(size.rows), pick(size.inner), pick(size.columns))
-
-
-def _by_shapes(
-    ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, original: Dims, *, in_node: Bools, rerun: Bools
-) -> Text:
-    """Contracting the forward's rows is wgrad, its columns dgrad; with no forward at hand, the weights' shapes tell."""
-    paired = original.known & size.known
-    tokens, wide = size.inner == original.rows, size.inner == original.columns
-    weights = _weight_shapes(ranges, autograd, calls, size)
-    gives = size.known & np.isin(_pair(size.rows, size.columns), weights)
-    takes = size.known & np.isin(_pair(size.inner, size.columns), weights)
-    ahead = (autograd.differentiable[calls] >= 0) & ~in_node & ~rerun & size.known
-    outside = ~in_node & (autograd.differentiable[calls] < 0)
-    free = size.known & ~original.known & autograd.active & ~rerun
-    counts = np.unique(size.rows[ahead])  # how many tokens products have for rows
-    contracts, keeps = np.isin(size.inner, counts), np.isin(size.rows, counts)
-    return Text.choose(
-        len(calls),
-        [
-            ("wgrad", paired & tokens & ~wide),
-            ("dgrad", paired & wide & ~tokens),
-            ("wgrad", free & gives & ~takes & contracts),
-            ("dgrad", free & takes & ~gives & keeps & in_node),
-            ("wgrad", free & gives & contracts & ~keeps & (in_node | outside)),
-            ("dgrad", free & takes & keeps & ~contracts & in_node),
-        ],
-    )
-
-
-def _pair(one: Ints, other: Ints) -> Ints:
-    return np.minimum(one, other) * np.int64(1 << 31) + np.maximum(one, other)
-
-
-def _weight_shapes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) -> Ints:
-    forward = (autograd.differentiable[calls] >= 0) & (autograd.node_of[calls] < 0) & size.known
-    seen = _pair(size.inner, size.columns)[forward]
-    grads = np.flatnonzero(ranges.name.map(lambda v: v.endswith("AccumulateGrad") and "evaluate" not in v))
-    shapes = Text.of(ranges.frame["shapes"].gather(grads)).values
-    matrices = [d for d in (_first_shape(s) for s in shapes) if len(d) >= 2]
-    sides = np.array([d[-2:] for d in matrices], np.int64).reshape(-1, 2)
-    return np.unique(np.concatenate([seen, _pair(sides[:, 0], sides[:, 1])]))
-
-
-def _first_shape(shapes: str) -> list[int]:
-    try:
-        first = json.loads(shapes)[0]
-    except (ValueError, IndexError):
-        return []
-    return first if isinstance(first, list) and all(isinstance(n, int) for n in first) else []
 
 
 def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) -> Text:
@@ -287,6 +173,7 @@ def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) ->
     batched = name.matches(r"^(Bmm|Baddbmm)Backward")
     pair, single = linear & (count == 2), linear & (count == 1)
     alone = in_node & (count == 1)
+    unnumbered = in_node & (np.append(autograd.node_sequence, -1)[node] < 0)
     last = alone & _met(autograd.ran_before, node) & ~_met(autograd.runs_again, node)
     return Text.choose(
         len(node),
@@ -296,7 +183,8 @@ def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) ->
             ("dgrad", pair & addmm & (order == 0)),
             ("wgrad", pair & addmm & (order == 1)),
             ("wgrad", single & np.isin(node, _weight_runs(ranges, autograd))),
-            ("wgrad", last & _met(_before_accumulation(ranges, autograd), node)),
+            ("wgrad", single & unnumbered & _met(_goes_on_to(ranges, autograd, r"^TBackward"), node)),
+            ("wgrad", last & _met(_goes_on_to(ranges, autograd, r"^AccumulateGrad$"), node)),
             ("dgrad", alone & _met(autograd.runs_again, node)),
             ("dgrad", single),
             ("dgrad", batched),
@@ -324,13 +212,13 @@ def _weight_runs(ranges: Ranges, autograd: Autograd) -> Ints:
     return pl.concat(runs)["row"].drop_nulls().to_numpy().astype(np.int64)
 
 
-def _before_accumulation(ranges: Ranges, autograd: Autograd) -> Bools:
-    """Nodes after which their thread goes on to accumulate a gradient."""
+def _goes_on_to(ranges: Ranges, autograd: Autograd, names: str) -> Bools:
+    """Nodes after which their thread runs a node of these *names*."""
     rows = np.flatnonzero(autograd.is_node)  # in order of thread and time
-    accumulates = autograd.names.take(rows).map(lambda v: v == "AccumulateGrad")
+    wanted = autograd.names.take(rows).matches(names)
     same = ranges.thread[rows[1:]] == ranges.thread[rows[:-1]]
     out = np.zeros(len(ranges), np.bool_)
-    out[rows[:-1]] = accumulates[1:] & same
+    out[rows[:-1]] = wanted[1:] & same
     return out
 
 
