@@ -252,10 +252,24 @@ class _SpawnPool(ProcessPoolExecutor):
     """
 
     hide_main = True
+    count = 1
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        with _hidden_main() if self.hide_main else contextlib.nullcontext():
+        with _hidden_main() if self.hide_main else contextlib.nullcontext(), _shared_cores(self.count):
             return super().submit(fn, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _shared_cores(count: int) -> Iterator[None]:
+    """Let *count* children, started within, share the cores: else each would start a thread a core for its tables."""
+    if "POLARS_MAX_THREADS" in os.environ:
+        yield
+        return
+    os.environ["POLARS_MAX_THREADS"] = str(max(1, cores() // count))
+    try:
+        yield
+    finally:
+        del os.environ["POLARS_MAX_THREADS"]
 
 
 @contextlib.contextmanager
@@ -263,6 +277,7 @@ def _pool(function: Callable[..., Any], count: int) -> Iterator[Executor]:
     before = set(multiprocessing.active_children())
     pool = _SpawnPool(count, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupt)
     pool.hide_main = getattr(function, "__module__", None) != "__main__"
+    pool.count = count
     try:
         yield pool
     except BaseException:
