@@ -1,7 +1,7 @@
 """Throughput, memory and shares of ``tracekit ingest`` and ``analyze`` against the number of ranks.
 
     python benchmarks/fleet.py curves [--ranks 16 32 64 128 256] [--megabytes 20] [--folder FOLDER]
-    python benchmarks/fleet.py shares [--megabytes 20]     # where one rank's time goes
+    python benchmarks/fleet.py shares [--megabytes 20] [--trace TRACE]     # where one rank's time goes
     python benchmarks/fleet.py same [--ranks 256]          # one answer: serially, from processes, from Dask
 
 The run is synthetic: pipelines of four ranks (1F1B), as many side by side as the ranks ask for. Ranks of one stage have
@@ -149,11 +149,11 @@ def shares(wanted):
     from tracekit.store import write_rank
     from tracekit.trace import find, read_ref
 
-    made, texts = stages(wanted.megabytes)
     with tempfile.TemporaryDirectory() as folder:
-        traces = Path(folder) / "traces"
-        write(made, texts, traces, PP)
-        ref = find(traces)[0][1]
+        traces = wanted.trace or Path(folder) / "traces"
+        if wanted.trace is None:
+            write(*stages(wanted.megabytes), traces, PP)
+        ref = find(traces)[0][0]
         best = {}
         for turn in range(4):  # the first compiles and warms
             at = [time.process_time()]
@@ -233,6 +233,7 @@ def main():
     options.add_argument("what", choices=("curves", "shares", "same"))
     options.add_argument("--ranks", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     options.add_argument("--megabytes", type=float, default=20)
+    options.add_argument("--trace", type=Path, help="shares: of this trace instead of a synthetic one")
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--folder", type=Path)
     options.add_argument("--keep", action="store_true", help="leave traces and stores in the folder")
