@@ -58,6 +58,20 @@ def test_a_second_walk_over_the_same_numbers_is_the_weight_gradient():
     assert cut(*rows, *back) == "F0 F1 I0 I1 W0 W1"
 
 
+def test_weight_gradients_in_one_engine_call_after_another_are_one_w():
+    rows = [("F", 1), ("F", 2), (">", 1), ("F", 3), ("F", 4), (">", 1)]
+    first = [("D", 2), ("D", 1), (">", 0), ("L", 0), ("V", 1), ("L", 0), ("V", 2)]  # W begins with I's last number
+    second = [("D", 4), ("D", 3), (">", 0), ("L", 0), ("V", 3), ("L", 0), ("V", 4), ("L", 0)]
+    found = segment(prepare(table(*rows, *first, *second)))
+    assert found.op == ["F", "F", "I", "W", "I", "W"]
+    assert found.pair.tolist() == [0, 1, 0, 0, 1, 1]
+    assert found.chunk.tolist() == [0, 0, -1, 1, 1, -1, 2, 2, -1, 3, 3, 3, 3, 4, 4, -1, 5, 5, 5, 5, 5]
+
+
+def test_a_node_with_a_weight_gradient_outside_autograd_in_its_middle_is_run_once():
+    assert cut(("F", 1), ("F", 2), ("D", 2), ("L", 0), ("D", 2), ("D", 1)) == "F0 B0"
+
+
 def test_loose_weight_gradients_are_counted_off_in_order():
     rows = [("F", 1), (">", 1), ("F", 2), (">", 1), ("F", 3)]
     back = [("D", 1), (">", 0), ("D", 2), (">", 0), ("L", 0), ("L", 0), ("D", 3), (">", 0), ("L", 0)]

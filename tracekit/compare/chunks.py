@@ -34,16 +34,27 @@ class Work:
 
     @classmethod
     def of(cls, walk: Ints, owner: Ints, engine: Ints, took: Ints, is_wgrad: Bools) -> Work:
-        """Make a chunk of every first walk, and of every later one that is mostly weight gradients."""
+        """Make a chunk of every first walk, and one of its later ones where these are mostly weight gradients.
+
+        These may be many: an engine can be called for one group of parameters after another.
+        """
         count = len(owner)
         total = np.bincount(walk, took[engine], count) if count else np.zeros(0)
         weight = np.bincount(walk, took[engine] * is_wgrad[engine], count) if count else np.zeros(0)
+        again = owner != np.arange(count)
+        later = np.bincount(owner[again], total[again], count) if count else total
+        later_weight = np.bincount(owner[again], weight[again], count) if count else weight
+        apart = (later_weight > 0.5 * later) | (weight < 0.02 * total)
         work = cls(np.zeros(count, np.int64), [], [])
+        weights: dict[int, int] = {}
         for w in range(count):
             mine = int(owner[w])
-            apart = mine != w and (weight[w] > 0.5 * total[w] or weight[mine] < 0.02 * total[mine])
-            if mine == w or apart:
-                work.chunk[w] = work.add(None if mine == w else int(work.chunk[mine]))
+            if mine == w:
+                work.chunk[w] = work.add(None)
+            elif apart[mine]:
+                if mine not in weights:
+                    weights[mine] = work.add(int(work.chunk[mine]))
+                work.chunk[w] = weights[mine]
             else:  # more of the same backward
                 work.chunk[w] = work.chunk[mine]
         return work
@@ -170,12 +181,8 @@ class Assembly:
         return not ((others > last) & (others < self.host[rows[0]])).any()
 
     def _absorb(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[Ints]:
-        """Return runs launched in the middle of a backward are part of it, and so is the one right at its end."""
-        spans = [
-            (int(self.host[rows[0]]), int(self.host[rows[-1]]), c)
-            for c, rows in pieces[ENGINE].items()
-            if not self.work.is_w[c]
-        ]
+        """Return the runs left: one launched in a backward's middle is part of it, and so is the one at its end."""
+        spans = [(int(self.host[rows[0]]), int(self.host[rows[-1]]), c) for c, rows in pieces[ENGINE].items()]
         if not spans:
             return runs
         low, high, chunks = (np.array(values, np.int64) for values in zip(*sorted(spans), strict=True))
@@ -184,19 +191,28 @@ class Assembly:
             at = self.host[rows[0]]
             inside = np.flatnonzero((low < at) & (at < high))
             if len(inside):
-                self._join(rows, int(chunks[inside[0]]), pieces)
+                self._join(rows, int(chunks[inside[-1]]), pieces)
             else:
                 tails.append(rows)
         placed = np.flatnonzero(self.chunk_of >= 0)
         for rows in tails:
-            before = int(np.searchsorted(placed, rows[0])) - 1
-            last = placed[before] if before >= 0 else -1
-            follows = last >= 0 and self.side[last] == ENGINE and int(self.chunk_of[last]) in self.absorbed
-            if follows:
-                self._join(rows, int(self.chunk_of[last]), pieces)
-            else:
+            owner = self._neighbour(rows, placed)
+            if owner is None:
                 kept.append(rows)
+            else:
+                self._join(rows, owner, pieces)
         return kept
+
+    def _neighbour(self, rows: Ints, placed: Ints) -> int | None:
+        """Return the chunk that a run at its very end, or at the very start of an engine's W, is part of."""
+        after = int(np.searchsorted(placed, rows[0]))
+        for at, first in ((after - 1, False), (after, True)):
+            if not 0 <= at < len(placed) or self.side[placed[at]] != ENGINE:
+                continue
+            chunk = int(self.chunk_of[placed[at]])
+            if self.work.is_w[chunk] or (chunk in self.absorbed and not first):
+                return chunk
+        return None
 
     def _join(self, rows: Ints, chunk: int, pieces: dict[int, dict[int, Ints]]) -> None:
         self.absorbed.add(chunk)

@@ -42,18 +42,30 @@ def _received(rows: pl.DataFrame) -> int:
 
 
 @numba.njit(cache=True)
-def _walk(number: Ints, low: np.int64, owner: Ints) -> tuple[Ints, Ints]:
-    """Return number the downward walks; ``of`` is the earlier walk a walk goes over again, else itself."""
+def _walk(number: Ints, outside: Ints, low: np.int64, owner: Ints) -> tuple[Ints, Ints]:
+    """Number the downward walks; ``of`` is the earlier walk a walk goes over again, else itself.
+
+    *outside* counts the weight gradients outside autograd up to each kernel: one between two kernels of the same number
+    shows that the node was run twice, unless the walk goes on downwards after it.
+    """
+    following = np.full(len(number), -1, np.int64)
+    ahead = np.int64(-1)
+    for i in range(len(number) - 1, -1, -1):
+        if i + 1 < len(number) and number[i + 1] >= 0 and number[i + 1] != number[i]:
+            ahead = number[i + 1]
+        following[i] = ahead
     walk = np.full(len(number), -1, np.int64)
     of = np.full(len(number) + 1, -1, np.int64)
-    current, last = np.int64(-1), np.int64(-1)
+    current, last, outside_last = np.int64(-1), np.int64(-1), np.int64(0)
     for i in range(len(number)):
         n = number[i]
         if n < 0:
             walk[i] = current
             continue
         seen = owner[n - low]
-        again = seen >= 0 and (of[current] != seen or n > last) and n != last
+        onward = following[i] >= 0 and following[i] < n and owner[following[i] - low] < 0
+        twice = n == last and outside[i] > outside_last and not onward
+        again = seen >= 0 and (((of[current] != seen or n > last) and n != last) or twice)
         fresh = seen < 0 and current >= 0 and of[current] != current  # below a weight gradient: the next backward
         if current < 0 or n > last or again or fresh:
             current += 1
@@ -61,16 +73,16 @@ def _walk(number: Ints, low: np.int64, owner: Ints) -> tuple[Ints, Ints]:
         if owner[n - low] < 0:
             owner[n - low] = of[current]
         walk[i] = current
-        last = n
+        last, outside_last = n, outside[i]
     return walk, of[: current + 1]
 
 
-def _walks(number: Ints) -> tuple[Ints, Ints]:
+def _walks(number: Ints, outside: Ints) -> tuple[Ints, Ints]:
     known = number[number >= 0]
     if not len(known):
         return np.zeros(len(number), np.int64), np.zeros(min(1, len(number)), np.int64)
     low = known.min()
-    walk, of = _walk(number, low, np.full(int(known.max() - low) + 1, -1, np.int64))
+    walk, of = _walk(number, outside, low, np.full(int(known.max() - low) + 1, -1, np.int64))
     return np.maximum(walk, 0), of  # rows before the first number join the first walk
 
 
@@ -92,47 +104,38 @@ def _split_by_messages(walk: Ints, engine: Ints, view: View) -> Ints:
 
 
 def _split_halves(walk: Ints, engine: Ints, view: View, first_visit: Bools) -> Ints:
-    """Two stages that follow each other on one rank exchange no message: cut a walk whose forward is one thing twice.
+    """Two stages that follow each other on one rank exchange no message: cut a walk that is one thing twice.
 
-    Only where the kernels of the two forward halves bear the same names, and either the half is what most other walks'
-    forwards are made of, or this is the end of the line (one neighbour) and yet got two messages for every walk: at an
-    end either the forward or the backward of a stage has nothing to receive, so these must be two stages.
+    Twice: its two halves run kernels of the same names in the same order. That alone may be two equal layers, so either
+    the half is what most other walks are made of, or this is the end of the line (one neighbour), where every forward
+    with its backward receives one message (its input or its gradient), and the cuts make as many as were received.
     """
     rows = np.flatnonzero(first_visit)
-    if len(rows) < 2 or not len(view.forward):
+    if len(rows) < 2:
         return walk
-    count = int(walk.max()) + 1
-    low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, -1, np.int64)
-    np.minimum.at(low, walk[rows], view.number[engine[rows]])
-    np.maximum.at(high, walk[rows], view.number[engine[rows]])
-    f_number = view.number[view.forward]
-    first, last = np.searchsorted(f_number, low), np.searchsorted(f_number, high, side="right")
-    halves = {int(w): half for w in np.flatnonzero(last - first > 1) if (half := _half(view, first[w], last[w]))}
-    if not halves:
-        return walk
-    whole = Counter(_names(view, first[w], last[w]) for w in range(count) if last[w] > first[w])
-    usual = whole.most_common(1)[0][0]
-    twice = view.received >= 1.95 * len(np.unique(walk[rows]))
-    cuts = []
-    for w, half in halves.items():
-        if twice or half == usual:
-            middle = (first[w] + last[w]) // 2
-            mine = rows[walk[rows] == w]
-            below = mine[view.number[engine[mine]] < f_number[middle]]
-            cuts += [int(below[0])] if len(below) and len(below) < len(mine) else []
+    order = rows[np.argsort(walk[rows], kind="stable")]
+    parts = np.split(order, np.flatnonzero(np.diff(walk[order])) + 1)
+    names = [tuple(view.name[engine[part]].tolist()) for part in parts]
+    count = Counter(names)
+    usual = count.most_common(1)[0][0]
+    doubles = sorted((n for n in count if _half(n)), key=len, reverse=True)
+    chosen = {n for n in doubles if _half(n) == usual} | _explaining(doubles, count, view.received - len(parts))
+    cuts = [int(part[len(part) // 2]) for part, n in zip(parts, names, strict=True) if n in chosen]
     return _cut(walk, np.array(cuts, np.int64))
 
 
-def _names(view: View, first: int, last: int) -> tuple[int, ...]:
-    return tuple(sorted(view.name[view.forward[first:last]].tolist()))
+def _half(names: tuple[int, ...]) -> tuple[int, ...]:
+    """Return half of a walk's kernels, where both halves have the same; else nothing."""
+    middle = len(names) // 2
+    return names[:middle] if names[:middle] == names[middle:] else ()
 
 
-def _half(view: View, first: int, last: int) -> tuple[int, ...]:
-    """Return the kernels of half a forward, where both halves have the same; else nothing."""
-    middle = (first + last) // 2
-    numbers = view.number[view.forward[[middle - 1, middle]]]
-    half = _names(view, first, middle)
-    return half if numbers[0] != numbers[1] and half == _names(view, middle, last) else ()
+def _explaining(doubles: list[tuple[int, ...]], count: Counter[tuple[int, ...]], missing: int) -> set[tuple[int, ...]]:
+    """Return the longest walks that, each cut in two, make up for the *missing* ones; none if they do not come out."""
+    for taken in range(1, len(doubles) + 1):
+        if sum(count[n] for n in doubles[:taken]) == missing:
+            return set(doubles[:taken])
+    return set()
 
 
 def _cut(walk: Ints, places: Ints) -> Ints:
@@ -162,29 +165,29 @@ def _homes(walk: Ints, number: Ints, first: Bools) -> Ints:
 
 
 @numba.njit(cache=True)
-def _rewalked(number: Ints, home: Ints) -> tuple[Ints, Ints]:
+def _rewalked(number: Ints, home: Ints, begun: Ints) -> tuple[Ints, Ints]:
     walk, of = np.zeros(len(number), np.int64), np.full(len(number) + 1, -1, np.int64)
     seen = np.full(len(number) + 1, -1, np.int64)  # walk that stands for each home
     current, last = np.int64(-1), np.int64(-1)
-    here = np.int64(-1)
+    here, before = np.int64(-1), np.int64(-1)
     for i in range(len(number)):
         if number[i] >= 0:
-            if current < 0 or home[i] != here or number[i] > last:
+            if current < 0 or home[i] != here or number[i] > last or begun[i] != before:
                 current += 1
                 here = home[i]
                 if seen[here] < 0:
                     seen[here] = current
                 of[current] = seen[here]
-            last = number[i]
+            last, before = number[i], begun[i]
         walk[i] = current if current >= 0 else 0
     return walk, of[: max(current + 1, 1)]
 
 
-def _rewalk(number: Ints, home: Ints) -> tuple[Ints, Ints]:
-    """Return walks and owners once all cuts are known: a new walk wherever the home changes or the numbers jump up."""
+def _rewalk(number: Ints, home: Ints, begun: Ints) -> tuple[Ints, Ints]:
+    """Return walks and owners once all cuts are known: a new walk where one was *begun* or the home changes."""
     if not len(number):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    walk, of = _rewalked(number, home)
+    walk, of = _rewalked(number, home, begun)
     return walk, np.where(of < 0, 0, of)
 
 
@@ -219,9 +222,9 @@ def find_walks(rows: pl.DataFrame) -> tuple[Ints, Ints, View]:
     names = rows["name"].to_physical().to_numpy()
     view = View(number, host, names, forward, host[side == MESSAGE], _received(rows))
     engine = np.flatnonzero(side == ENGINE)
-    walk, owner = _walks(number[engine])
+    walk, owner = _walks(number[engine], np.cumsum(side == LOOSE)[engine])
     first = _first_visits(walk, owner, number[engine])
     cut = _split_halves(_split_by_messages(walk, engine, view), engine, view, first)
-    walk, owner = _rewalk(number[engine], _homes(cut, number[engine], first))
+    walk, owner = _rewalk(number[engine], _homes(cut, number[engine], first), walk)
     barriers = np.cumsum((side == FORWARD) | (side == MESSAGE))[engine]
     return _lean_forward(walk, number[engine] >= 0, barriers), owner, view
