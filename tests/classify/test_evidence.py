@@ -134,6 +134,18 @@ def test_a_node_that_runs_twice_serves_the_input_then_the_weight(program, node, 
     assert [(i, one(labelled, i)["label"]) for i, _ in ids] == ids
 
 
+def test_norm_weights_under_the_inputs_range(program):
+    """A stage that defers its products alone still gives its norms' weight gradients with the input's."""
+    program.note("PP:1I0", 0, 100)
+    program.node("NativeLayerNormBackward0", 10, 20, 5)
+    dgrad = program.kernel("layer_norm_grad_input_kernel", 11, tid=ENGINE)
+    wgrad = program.kernel("GammaBetaBackwardCUDAKernelTemplate", 13, tid=ENGINE)
+    program.op(NODE + "torch::autograd::AccumulateGrad", 21, 30, tid=ENGINE)
+    added = program.kernel("add", 22, tid=ENGINE)
+    labelled = classify(program.events())
+    assert [one(labelled, i)["label"] for i in (dgrad, wgrad, added)] == ["dgrad", "wgrad", "wgrad"]
+
+
 def test_files_without_numbers(program):
     """Without sequence numbers, a linear layer outside the engine is forward, and the weight's transpose tells."""
     ids = zero_bubble(program)
