@@ -208,6 +208,9 @@ def write_rank(
             raise InputError(f"rank {number} was found twice", hint="name one trace a rank")
     except OSError as error:
         raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
+    except pl.exceptions.ComputeError as error:  # how polars says that the disk is full
+        reason = str(error).splitlines()[0]
+        raise OutputError(f"{target}: cannot be written: {reason}", hint="choose another place") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return entry

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.errors import InputError, Notice
+from tracekit.errors import InputError, Notice, OptionError, OutputError, RuleError
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import SourceRef, check_unmixed, discover, listing
 from tracekit.schema import EVENTS, RankEvents, Source
@@ -287,6 +287,10 @@ def failure_notices(done: Sequence[Done[SourceRef, Any]], *, strict: bool = Fals
     'rank 1 is left out: rank1.json: ends early'
     """
     failed = [one for one in done if one.error is not None]
+    words = (OutputError, RuleError, OptionError) if len(failed) == len(done) else (OutputError, RuleError)
+    for one in failed:
+        if isinstance(one.error, words):
+            raise one.error  # the words or the place are wrong, not this trace
     if strict or len(failed) == len(done):
         raise_failures(done)
     notices = [Notice("rank-failed", _left_out(one)) for one in failed[:MOST_LISTED]]
