@@ -30,7 +30,6 @@ import polars as pl
 from tracekit.compare.pipeline import Pipeline
 from tracekit.compare.rank import CAUSES, RankPipeline
 from tracekit.compare.replay import Graph, Shares
-from tracekit.metrics.intervals import union
 
 Ints = npt.NDArray[np.int64]
 
@@ -108,10 +107,9 @@ def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
         rank = pipeline.ranks[at]
         shift = pipeline.clocks.offset_ns.get(rank, 0)
         mine = np.flatnonzero(graph.position == at)
-        for (cause,), part in ranks[rank].stalls.group_by("cause"):
-            stall = union(part["start_ns"].to_numpy() + shift, part["end_ns"].to_numpy() + shift)
-            waited = stall.covered_ns(ready[mine], np.maximum(start[mine], ready[mine]))
-            before[str(cause)][mine] = waited
+        low, high = ready[mine] - shift, np.maximum(start[mine], ready[mine]) - shift
+        for cause, stall in ranks[rank].stalled.items():
+            before[cause][mine] = stall.covered_ns(low, high)
     before["unexplained"] = start - ready - sum(before[cause] for cause in CAUSES)
     inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _INSIDE}
     work = np.maximum(end - start - sum(inside.values()), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,7 @@ def compare_pipelines(
     roles = find_roles(with_work, layout)
     said: list[Notice] = [*roles.notices, *_merged(with_work)]
     held: list[Held] = []
+    finder = _Finder(schedule)
     for line in roles.pipelines:
         present = [r for r in line if r in by_rank]
         clocks = Clocks(waits, None) if waits is not None else align({r: by_rank[r].messages for r in present})
@@ -55,8 +56,7 @@ def compare_pipelines(
             pipeline = assemble(by_rank, line, step, clocks)
             if not _worth(pipeline):
                 continue
-            known = held[-1].match.schedule if held else None
-            one, notices = _hold(pipeline, by_rank, schedule, known)
+            one, notices = _hold(pipeline, by_rank, finder)
             said += notices
             if one is not None:
                 held.append(one)
@@ -96,10 +96,31 @@ def _reason(said: Sequence[Notice], lines: Sequence[Sequence[int]]) -> tuple[Not
     return (Notice("no-pipeline", "the ranks of a pipeline have no step in common"),)
 
 
-def _hold(
-    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], wanted: str, last: Schedule | None
-) -> tuple[Held | None, list[Notice]]:
-    match, notices = _match(pipeline, wanted, last)
+class _Finder:
+    """Matches of pipelines with their schedules: an order seen before is not searched for again."""
+
+    def __init__(self, wanted: str) -> None:
+        self.wanted = wanted
+        self._known: dict[Hashable, tuple[Match | None, list[Notice]]] = {}
+        self._last: Schedule | None = None
+
+    def match(self, pipeline: Pipeline) -> tuple[Match | None, list[Notice]]:
+        """Return the match of this pipeline's order, and what is to be said about it."""
+        key = (
+            len(pipeline.ranks),
+            tuple((at, *order) for at, order in pipeline.orders().items()),
+            tuple((at, to, n) for at, sent in pipeline.traffic.items() for to, n in sorted(sent.items())),
+            (pipeline.stages_from, pipeline.weights_counted, pipeline.placement.shape, pipeline.placement.virtual),
+        )
+        if key not in self._known:
+            self._known[key] = _match(pipeline, self.wanted, self._last)
+        match, notices = self._known[key]
+        self._last = match.schedule if match else self._last
+        return match, [Notice(n.code, _unknown(pipeline)) if n.code == "order-unknown" else n for n in notices]
+
+
+def _hold(pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: _Finder) -> tuple[Held | None, list[Notice]]:
+    match, notices = finder.match(pipeline)
     if match is None:
         return None, [*pipeline.notices, *notices]
     if match.exact:
@@ -158,7 +179,7 @@ def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Matc
         return found, []
     if not stages_known or pp == 1:  # one rank alone is near to any schedule: only an equal order says something
         return None, [Notice("order-unknown", _unknown(pipeline))]
-    return identify.nearest_match(orders, list(likely)), []
+    return identify.nearest_match(orders, likely), []
 
 
 def _unknown(pipeline: Pipeline) -> str:

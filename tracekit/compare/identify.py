@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +115,24 @@ def _try(
     forwards: int,
     times: Times | None = None,
 ) -> Iterator[Schedule]:
-    try:
-        made = generate(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times)
-    except ScheduleError:
-        return
-    if sum(op.kind in ("F", "FB") for op in made.ranks[0]) == forwards:
+    make = _kept if pp * forwards <= KEPT_CELLS and times is None else _made
+    made = make(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times)
+    if made is not None and sum(op.kind in ("F", "FB") for op in made.ranks[0]) == forwards:
         yield made
+
+
+KEPT_CELLS = 4_096
+"""Forwards of a schedule up to which it is kept for the next step that asks for it."""
+
+
+def _made(name: str, **sizes: Any) -> Schedule | None:
+    try:
+        return generate(name, **sizes)
+    except ScheduleError:
+        return None
+
+
+_kept = lru_cache(maxsize=128)(_made)
 
 
 Traffic = Mapping[int, Mapping[int, int]]
@@ -190,7 +203,7 @@ def _same_stages(measured: Sequence[Op], expected: Sequence[Op]) -> bool:
     return own == other
 
 
-def nearest_match(orders: Orders, known: Sequence[Schedule]) -> Match | None:
+def nearest_match(orders: Orders, known: Iterable[Schedule]) -> Match | None:
     """Return the schedule with the fewest units of work to move; stages and micro-batches must be known."""
     best: tuple[int, Schedule] | None = None
     for schedule in known:

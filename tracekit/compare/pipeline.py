@@ -76,14 +76,10 @@ class Pipeline:
 def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: int, clocks: Clocks) -> Pipeline:
     """Cells of the pipeline formed by the ranks *pipeline* (in stage order; some may have no trace) in one step."""
     position = {rank: i for i, rank in enumerate(pipeline)}
-    chunks = {position[r]: ranks[r].chunks.filter(pl.col("step") == step) for r in pipeline if r in ranks}
-    chunks = {at: table for at, table in chunks.items() if table.height}
-    messages = {
-        at: ranks[pipeline[at]]
-        .messages.filter(pl.col("step") == step)
-        .with_columns(pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32))
-        for at in chunks
-    }
+    parts = {position[r]: ranks[r].by_step[step] for r in pipeline if r in ranks and step in ranks[r].by_step}
+    chunks = {at: table for at, (table, _) in parts.items()}
+    places = pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32)
+    messages = {at: table.with_columns(places) for at, (_, table) in parts.items()}
     told = all(c["stage"].null_count() == 0 and c["microbatch"].null_count() == 0 for c in chunks.values())
     placement = Placement("annotated", 1, {}) if told else place(chunks, messages, len(pipeline))
     stages_from = "annotations" if told else "messages" if placement.places else "nothing"
@@ -133,6 +129,20 @@ def _cells(
     """One rank's chunks as cells, forwards and backwards that ran as one block joined."""
     places = placement.places.get(position, {})
     chunks = _named(chunks, places)
+    table = _with_blocks(chunks) if (chunks["beside"] >= 0).any() else chunks
+    return conform(
+        table.with_columns(
+            pl.col("start_ns", "end_ns", "launch_ns") + offset_ns,
+            rank=pl.lit(rank),
+            position=pl.lit(position),
+            step=pl.lit(step),
+        ).sort("start_ns", "end_ns"),
+        DETAILED,
+    )
+
+
+def _with_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
+    """Forwards and backwards that ran as one block, joined; the others as they are."""
     first = chunks.with_row_index("index")
     halves = first.filter((pl.col("beside") >= 0) & (pl.col("op") != "F"))
     forwards = first.filter((pl.col("beside") >= 0) & (pl.col("op") == "F"))
@@ -154,16 +164,7 @@ def _cells(
     )
     used = set(blocks["index"].to_list()) | set(blocks["index_b"].to_list())
     single = first.filter(~pl.col("index").is_in(list(used))) if used else first
-    table = pl.concat([single, joined], how="diagonal")
-    return conform(
-        table.with_columns(
-            pl.col("start_ns", "end_ns", "launch_ns") + offset_ns,
-            rank=pl.lit(rank),
-            position=pl.lit(position),
-            step=pl.lit(step),
-        ).sort("start_ns", "end_ns"),
-        DETAILED,
-    )
+    return pl.concat([single, joined], how="diagonal")
 
 
 def _named(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:

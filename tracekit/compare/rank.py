@@ -7,6 +7,7 @@ those come when the ranks of a pipeline meet in ``assemble``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +74,22 @@ class RankPipeline:
     world_size: int | None
     peers_local: bool = False  # peers are counted within the communicator, as NCCL does in Nsight's traces
     notices: tuple[Notice, ...] = ()
+
+    @cached_property
+    def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
+        """Chunks and messages of each step that has chunks, cut once for all."""
+        chunks, messages = (
+            {int(part["step"][0]): part for part in table.partition_by("step", maintain_order=True)}
+            for table in (self.chunks, self.messages)
+        )
+        none = self.messages.clear()
+        return {step: (part, messages.get(step, none)) for step, part in chunks.items()}
+
+    @cached_property
+    def stalled(self) -> dict[str, Intervals]:
+        """Stalls by cause, ready to be measured."""
+        parts = self.stalls.partition_by("cause", as_dict=True)
+        return {str(k[0]): union(p["start_ns"].to_numpy(), p["end_ns"].to_numpy()) for k, p in parts.items()}
 
 
 def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
@@ -155,6 +172,8 @@ def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.i
 def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
     """Return a forward's annotation names its backward too, where that one has none of its own."""
     told = chunks["stage"].is_not_null() & chunks["microbatch"].is_not_null()
+    if not told.any():
+        return chunks
     names = ("stage", "microbatch")
     own = chunks.filter(told & (pl.col("op") == "F")).group_by("pair").agg(pl.col(n).first() for n in names)
     joined = chunks.join(own, on="pair", how="left", suffix="_of_f", maintain_order="left")

@@ -36,9 +36,10 @@ class View:
 
 def _received(rows: pl.DataFrame) -> int:
     """Messages received by a rank with one neighbour alone; 0 for any other."""
-    texts = rows.filter(pl.col("side") == MESSAGE)["p2p"].cast(pl.String).str.split(",").explode()
-    peers = texts.str.split(":").list.get(1).unique().to_list()
-    return int(texts.str.starts_with("recv").sum()) if len(peers) == 1 and peers != ["?"] else 0
+    sent = rows.filter(pl.col("side") == MESSAGE)["p2p"].value_counts().rows()
+    words = [(word.partition(":"), count) for text, count in sent for word in str(text).split(",")]
+    peers = {peer for (_, _, peer), _ in words}
+    return sum(n for (way, _, _), n in words if way == "recv") if len(peers) == 1 and "?" not in peers else 0
 
 
 @numba.njit(cache=True)
