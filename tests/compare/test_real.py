@@ -142,8 +142,10 @@ def test_without_sequence_numbers_order_alone_ties_pairs_and_says_so(samples):
 
 
 def test_other_peoples_traces_never_break_it(corpus):
-    for file in sorted(corpus.glob("*/*.gz")):
-        trace = load([file])
+    for files in [[f] for kind in ("gz", "sqlite") for f in sorted(corpus.glob(f"*/*.{kind}"))] + [
+        sorted(corpus.glob("dlrm-8ranks/*.gz"))
+    ]:
+        trace = load(files)
         ranks = [rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks]
         found, notices = compare_pipelines(ranks, what_if=True)
         assert found is not None or notices
@@ -160,3 +162,25 @@ def test_layout_overrides_what_the_messages_say(held):
     found, _ = held("1f1b", layout="pp=4")
     assert found.positions[3] == {"pp": 3}
     assert found.exact
+
+
+def test_both_profilers_show_the_same_schedule_cells_and_labels(held, samples):
+    """The same program (three blocks a stage under one profiler, two under the other) recorded both ways."""
+    torch, _ = held("1f1b")
+    nsys, _ = held("nsys-1f1b", pattern="*.sqlite")
+    same = ("name", "pp", "microbatches", "virtual", "ranks", "exact", "differences", "fb_run_apart")
+    assert {k: torch.to_dict()[k] for k in same} == {k: nsys.to_dict()[k] for k in same}
+    names = ("rank", "op", "stage", "microbatch")
+    assert sorted(torch.cells.select(names).rows()) == sorted(nsys.cells.select(names).rows())
+    assert torch.cells.height == 4 * 8 * 2
+    labels = {}
+    for folder, pattern, blocks in (("1f1b", "*.gz", 3), ("nsys-1f1b", "*.sqlite", 2)):
+        trace = load(sorted((samples / folder).glob(pattern)))
+        table = pl.concat(classify(trace.rank(r).events).with_columns(rank=pl.lit(r)) for r in trace.ranks)
+        matrix = table.filter(pl.col("name").cast(pl.String).str.contains("nvjet|gemm|cutlass"))
+        counts = matrix.group_by("rank", "label").len().with_columns(pl.col("len") / blocks)
+        kinds = table.select("rank", "label", "pass").unique()
+        sends = table.filter(label="pp_comm").group_by("rank").len()
+        labels[folder] = [sorted(t.cast({pl.Enum: pl.String}).rows(), key=str) for t in (counts, kinds, sends)]
+    assert labels["1f1b"] == labels["nsys-1f1b"]
+    assert labels["1f1b"][0][0] == (0, "dgrad", 32.0)

@@ -87,26 +87,27 @@ def _spans(part: pl.DataFrame) -> tuple[Ints, Ints]:
 
 def _windows(chunks: pl.DataFrame) -> pl.DataFrame:
     """Step, phase, start and end of every phase, and of every overlapped block."""
+    forward = pl.col("op") == "F"
+    edges = chunks.group_by("step", maintain_order=True).agg(
+        pl.col("start_ns").min().alias("first"),
+        pl.col("end_ns").max().alias("last"),
+        pl.col("start_ns").filter(~forward).min().alias("warm"),
+        pl.col("end_ns").filter(forward).max().alias("cool"),
+    )
+    warm = pl.coalesce("warm", "last")
+    cool = pl.max_horizontal(warm, pl.coalesce("cool", "first")).alias("cool")
+    ends = edges.select("step", "first", warm, cool, "last")
     rows: list[tuple[int, str, int, int]] = []
-    for part in chunks.partition_by("step", maintain_order=True):
-        step = int(part["step"][0])
-        first, last = _time(part["start_ns"].min()), _time(part["end_ns"].max())
-        backwards, forwards = part.filter(pl.col("op") != "F"), part.filter(pl.col("op") == "F")
-        warm = _time(backwards["start_ns"].min()) if backwards.height else last
-        cool = max(warm, _time(forwards["end_ns"].max()) if forwards.height else first)
-        rows += [(step, "warm-up", first, warm), (step, "steady", warm, cool), (step, "cool-down", cool, last)]
-        rows += [(step, "FB", a, b) for a, b in _blocks(part)]
+    for step, *times in ends.rows():
+        rows += [(step, phase, a, b) for phase, a, b in zip(PHASES, times, times[1:], strict=False)]
+    for part in chunks.filter(pl.col("beside") >= 0).partition_by("step", maintain_order=True):
+        rows += [(int(part["step"][0]), "FB", a, b) for a, b in _blocks(part)]
     real = [row for row in rows if row[3] > row[2]]
-    return pl.DataFrame(real, schema=["step", "phase", "start_ns", "end_ns"], orient="row")
+    kinds = {"step": pl.Int64, "phase": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
+    return pl.DataFrame(real, schema=kinds, orient="row")
 
 
 def _blocks(part: pl.DataFrame) -> list[tuple[int, int]]:
     """Where a forward and a backward ran as one block."""
-    paired = part.filter(pl.col("beside") >= 0)
-    blocks: Intervals = union(*_spans(paired))
+    blocks: Intervals = union(*_spans(part))
     return list(zip(blocks.start_ns.tolist(), blocks.end_ns.tolist(), strict=True))
-
-
-def _time(value: object) -> int:
-    assert isinstance(value, int)
-    return value

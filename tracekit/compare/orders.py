@@ -38,9 +38,7 @@ def units(op: Op) -> list[Unit]:
     [('F', 0, 7), ('I', 3, 2), ('W', 3, 2)]
     """
     if op.kind == "FB":
-        assert op.b_stage is not None
-        assert op.b_microbatch is not None
-        back = (op.b_stage, op.b_microbatch)
+        back = (-1 if op.b_stage is None else op.b_stage, -1 if op.b_microbatch is None else op.b_microbatch)
         return [("F", op.stage, op.microbatch), ("I", *back), ("W", *back)]
     if op.kind == "B":
         return [("I", op.stage, op.microbatch), ("W", op.stage, op.microbatch)]
