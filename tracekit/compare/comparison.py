@@ -182,7 +182,7 @@ def factors(r: Replays, pipeline: Pipeline) -> dict[str, Any]:
     stage's median, as a share of it. ``slow_cells``: those at more than 1.25 times it, the slowest ten.
     """
     stages = {
-        int(s): float(r.typical[r.graph.stage == s].sum() / r.balanced[r.graph.stage == s].sum())
+        int(s): float(r.typical[r.graph.stage == s].sum() / max(1, r.balanced[r.graph.stage == s].sum()))
         for s in np.unique(r.graph.stage)
     }
     ratio = r.work / np.maximum(r.typical, 1)

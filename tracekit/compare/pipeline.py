@@ -191,7 +191,8 @@ def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
     schedule's forward in the same place, and its backward and weight gradient follow.
     """
     detail = pipeline.detail.with_row_index("cell")
-    names: list[tuple[int, int, int, int | None, int | None]] = []
+    nobody = (None, None)
+    names: list[tuple[int | None, ...]] = []
     for position in pipeline.positions:
         part = detail.filter(pl.col("position") == position)
         order = schedule.ranks[position]
@@ -202,10 +203,13 @@ def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
         counted = pipeline.weights_counted and len(weights) == (part["op"] == "W").sum()
         turn = iter(weights)
         for cell, op, pair, b_pair in rows:
-            back = to[b_pair] if op == "FB" else (None, None)
-            names.append((cell, *(next(turn) if op == "W" and counted else to[pair]), *back))
+            back = to.get(b_pair, nobody) if op == "FB" else nobody
+            names.append((cell, *(next(turn) if op == "W" and counted else to.get(pair, nobody)), *back))
     table = pl.DataFrame(
-        names, schema=["cell", "stage", "microbatch", "b_stage", "b_microbatch"], orient="row"
+        names,
+        schema=["cell", "stage", "microbatch", "b_stage", "b_microbatch"],
+        orient="row",
+        infer_schema_length=None,
     ).with_columns(pl.col("cell").cast(pl.UInt32))
     fresh = detail.drop("stage", "microbatch", "b_stage", "b_microbatch").join(table, on="cell", maintain_order="left")
     # An order that fits a schedule on every rank makes a pair tied by position likely, not certain.

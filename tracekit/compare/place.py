@@ -71,7 +71,7 @@ def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | No
             mixed.append((mine, peers))
     usual = set(found.values())
     for mine, peers in mixed:
-        left = [p for p in peers if p in usual] or peers
+        left = [p for p in peers if p in usual] or list(peers)
         for op, pair in mine:
             if op == "F":
                 found[pair] = left.pop(0) if left else peers[0]

@@ -79,7 +79,7 @@ class RankPipeline:
     def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
         """Chunks and messages of each step that has chunks, cut once for all."""
         chunks, messages = (
-            {int(part["step"][0]): part for part in table.partition_by("step", maintain_order=True)}
+            {int(part["step"][0]): part for part in table.drop_nulls("step").partition_by("step", maintain_order=True)}
             for table in (self.chunks, self.messages)
         )
         none = self.messages.clear()
@@ -132,7 +132,7 @@ def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
     if rows["step"].null_count() == rows.height:
         return [(0, rows)] if rows.height else []
     parts = rows.filter(pl.col("step").is_not_null()).partition_by("step", maintain_order=True)
-    return [(int(part["step"][0]), part) for part in parts]
+    return sorted(((int(part["step"][0]), part) for part in parts), key=lambda found: found[0])
 
 
 def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.int64]]:
@@ -302,7 +302,7 @@ def _messages(rows: pl.DataFrame) -> pl.DataFrame:
     part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("p2p").is_not_null())
     split = part.select(
         pl.col("step").fill_null(0) if part["step"].null_count() == part.height else pl.col("step"),
-        "launch_ns",
+        pl.col("host_ns").alias("launch_ns"),
         "start_ns",
         "end_ns",
         pl.col("p2p").cast(pl.String).str.split(",").alias("message"),
