@@ -6,6 +6,7 @@ when it runs. ``main`` is the only place that prints errors.
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import NoReturn
 
@@ -59,6 +60,7 @@ def fail(error: TracekitError) -> int:
 
 def main() -> None:
     """Run the command line."""
+    gc.set_threshold(200_000)  # imports make many objects and no garbage: collecting meanwhile takes 0.2 s
     try:
         app()
     except TracekitError as error:
