@@ -9,7 +9,7 @@ import pytest
 from tracekit.compare.clocks import align
 from tracekit.compare.lanes import lanes
 from tracekit.compare.place import forward_peers, place
-from tracekit.compare.rank import MESSAGES, rank_pipeline
+from tracekit.compare.rank import MESSAGES, rank_pipeline, sample_steps
 from tracekit.compare.replay import Graph
 from tracekit.compare.roles import find_roles, mesh_positions, parse_layout
 from tracekit.errors import OptionError
@@ -187,3 +187,24 @@ def test_lanes_by_phase():
         ("cool-down", 4, 0),
     ]
     assert found.filter(label="pp_comm")["beside_wgrad_ns"].to_list() == [6]
+
+
+def test_many_steps_are_sampled_alike_on_ranks_that_differ_by_a_step():
+    rows = [pl.DataFrame({"step": list(range(first, 200))}) for first in (0, 1)]
+    kept = [sample_steps(one)[0]["step"].to_list() for one in rows]
+    assert kept[0] == list(range(0, 200, 8))
+    assert kept[1] == kept[0][1:]
+
+
+def test_step_numbers_that_skip_are_sampled_by_place():
+    odd = pl.DataFrame({"step": list(range(1, 201, 2))})
+    kept, (notice,) = sample_steps(odd)
+    assert kept["step"].to_list() == list(range(1, 201, 8))
+    assert "one step in 4" in notice.message
+
+
+def test_few_steps_are_all_kept():
+    rows = pl.DataFrame({"step": [1, 2, None]})
+    kept, notices = sample_steps(rows)
+    assert kept is rows
+    assert notices == ()

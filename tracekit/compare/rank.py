@@ -60,6 +60,10 @@ BREATH_NS = 5_000
 STALLS = pl.Schema({"cause": pl.Enum(CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
 
 
+MOST_STEPS = 32
+"""Steps whose pipeline is reconstructed; a run follows one schedule, so more of them only cost time."""
+
+
 @dataclass(frozen=True, eq=False)
 class RankPipeline:
     """Chunks, messages, stalls and lanes of one rank; picklable and small."""
@@ -104,6 +108,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
     >>> done.chunks.select("op", "pair", "start_ns", "end_ns").rows()
     [('F', 0, 0, 5), ('B', 0, 6, 9)]
     """
+    labelled, sampled = sample_steps(labelled)
     rows = prepare(labelled)
     found = [_step(step, part) for step, part in _steps(rows)]
     chunks = _stack([c for c, _ in found], CHUNKS)
@@ -123,8 +128,32 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
         group=_group(rows),
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
-        notices=_notices(rows, chunks),
+        notices=(*sampled, *_notices(rows, chunks)),
     )
+
+
+def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+    """Keep at most *most* steps, evenly spread, and say so.
+
+    The stride is a power of two and counts step numbers, so that ranks which differ in a step or two keep the same.
+
+    >>> rows = pl.DataFrame({"step": [1, 2, 3, 4, 5, None]})
+    >>> kept, (notice,) = sample_steps(rows, most=2)
+    >>> kept["step"].to_list(), notice.code
+    ([4, None], 'steps-sampled')
+    """
+    steps = labelled["step"].drop_nulls().unique().sort()
+    stride = 1
+    while len(steps) > most * stride:
+        stride *= 2
+    if stride == 1:
+        return labelled, ()
+    wanted = steps.filter(steps % stride == 0)
+    if wanted.is_empty():  # numbers that skip: every second step marked, say
+        wanted = steps.gather_every(stride)
+    kept = labelled.filter(pl.col("step").is_null() | pl.col("step").is_in(wanted.implode()))
+    text = f"one step in {stride} is held against its ideal, {len(wanted)} of {len(steps)}; name others with --steps"
+    return kept, (Notice("steps-sampled", text),)
 
 
 def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
