@@ -32,7 +32,8 @@ class OneReader:
         self.path = f"/{secrets.token_urlsafe(16)}/{file.name}"
         self.read = False
         try:
-            self._server = http.server.HTTPServer((HOST, port), _handler(self))
+            # A thread a reader: browsers open connections ahead and say nothing on them.
+            self._server = http.server.ThreadingHTTPServer((HOST, port), _handler(self))
         except OSError as error:
             raise OutputError(
                 f"port {port} of this machine cannot be used: {error.strerror}",
@@ -51,6 +52,7 @@ class OneReader:
 
     def wait(self) -> None:
         """Answer until the file was read."""
+        self._server.timeout = 0.2  # seconds between looks at whether it was
         while not self.read:
             self._server.handle_request()
 
