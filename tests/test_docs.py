@@ -69,6 +69,18 @@ def test_the_readmes_shell_examples_run(workplace):
         assert out.returncode == 0, f"{line}\n{out.stdout}\n{out.stderr}"
 
 
+def test_the_readmes_headline_is_what_the_command_prints(workplace):
+    shown = re.search(r"\$ (tracekit analyze [^\n]+)\n(.*?)```", README, re.DOTALL)
+    command = [sys.executable, "-c", "from tracekit.cli import main; main()", *shown[1].split()[1:]]
+    environment = {**os.environ, "COLUMNS": "100"}
+    out = subprocess.run(
+        command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    printed = {line.rstrip() for line in out.stdout.splitlines()}
+    missing = [line for line in shown[2].splitlines() if "…" not in line and line.rstrip() not in printed]
+    assert missing == []
+
+
 def test_the_readmes_python_examples_run(workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     examples = blocks("python")
