@@ -34,8 +34,8 @@ CHILDREN = {
     "tracekit": """
 import sys, time
 from tracekit.parsers import kineto
-from tracekit.parsers.kineto import reader
-reader.warm_up()
+from tracekit.parsers.kineto import scanner
+scanner.warm_up()
 start, before = time.perf_counter(), time.process_time()
 rows = kineto.read(sys.argv[1]).events.height
 seconds = time.perf_counter() - start
@@ -90,13 +90,13 @@ def from_start(path, *, runs=3):
 def first_use():
     """Seconds to load the scanner with an empty cache, and what the user is told meanwhile."""
     code = (
-        "import numba, time; t = time.perf_counter(); from tracekit.parsers.kineto import reader; "
-        "reader.warm_up(); print(time.perf_counter() - t)"
+        "import time; t = time.perf_counter(); from tracekit.parsers.kineto import scanner; "
+        "scanner.warm_up(); print(time.perf_counter() - t)"
     )
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "NUMBA_CACHE_DIR": cache},
+            env={**os.environ, "TRACEKIT_CACHE_DIR": cache},
             capture_output=True,
             text=True,
             check=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib
 import os
 import re
 import tempfile
@@ -215,7 +214,9 @@ def read_all(
 def prepare(refs: Sequence[SourceRef]) -> None:
     """Compile the scanner, if this machine never did, before many processes would each do so."""
     if any(ref.reader == "kineto" for ref in refs):
-        importlib.import_module("tracekit.parsers.kineto.scanner")
+        from tracekit.parsers.kineto import scanner
+
+        scanner.warm_up()
 
 
 def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, pays: int = SPAWN_PAYS_BYTES) -> int:

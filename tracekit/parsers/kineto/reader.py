@@ -34,7 +34,6 @@ def read(
     >>> events["rank"][0], events["name"][0], events["start_ns"][0], events["end_ns"][0]
     (3, 'aten::mm', 1500, 3500)
     """
-    warm_up()
     from tracekit.parsers.kineto.table import build
 
     with Stream(source) as stream:
@@ -69,11 +68,6 @@ def read(
 
 _EPOCH_NS = 10**18  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
 _HINT = "re-record this rank, or read leniently to use what is there"
-
-
-def warm_up() -> None:
-    """Load the scanner before it is needed; the first time on a machine that compiles it, and says so on stderr."""
-    from tracekit.parsers.kineto import scanner  # noqa: F401
 
 
 def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:

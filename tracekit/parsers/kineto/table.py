@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.parsers.kineto.blocks import Scanned
-from tracekit.parsers.kineto.columns import NULL, NULL32, Column
+from tracekit.parsers.kineto.scanner.columns import NULL, NULL32, Column
 from tracekit.schema import EVENTS, KINDS, conform
 
 Ints = npt.NDArray[np.int64]

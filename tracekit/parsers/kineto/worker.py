@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.parsers.kineto import scanner
-from tracekit.parsers.kineto.columns import NULL, NULL32, WIDTH, key_table
+from tracekit.parsers.kineto.scanner import state as at
+from tracekit.parsers.kineto.scanner.columns import NULL, NULL32, WIDTH, key_table
 
 ROWS = 1 << 14
 SLAB = 2 << 20
@@ -62,6 +63,7 @@ class Worker:
     """Runs the scanner over buffers, harvests its rows, and gives it room when it asks for it."""
 
     def __init__(self, index: int, *, stacks: bool) -> None:
+        scanner.warm_up()
         self.index = index
         self.stacks = stacks
         self._keys = key_table()
@@ -71,7 +73,7 @@ class Worker:
         self._slots = np.zeros(2 * FIRST_TEXTS, np.int64)
         self._starts = np.zeros(FIRST_TEXTS + 1, np.int64)
         self._heap = np.empty(FIRST_BYTES + scanner.PAD, np.uint8)
-        self._state = np.zeros(scanner.STATE, np.int64)
+        self._state = np.zeros(at.STATE, np.int64)
         self._slabs = [_Slab() for _ in range(WIDTH)]
 
     def run(self, buffer: npt.NDArray[np.uint8], start: int, end: int, *, trust: bool) -> Part:
@@ -79,40 +81,40 @@ class Worker:
         if not 0 <= start <= end <= len(buffer) - scanner.PAD:
             raise ValueError("the buffer is not padded")
         state, part = self._state, Part()
-        texts = state[[scanner.TEXT_COUNT, scanner.TEXT_BYTES]]
+        texts = state[[at.TEXT_COUNT, at.TEXT_BYTES]]
         state[:] = 0
-        state[[scanner.TEXT_COUNT, scanner.TEXT_BYTES]] = texts
+        state[[at.TEXT_COUNT, at.TEXT_BYTES]] = texts
         position = start
         while True:
             part.status = scanner.scan(
                 buffer, position, end, self._keys, self._rows, self._slots, self._starts, self._heap, state, trust,
                 self.stacks,
             )  # fmt: skip
-            position = int(state[scanner.POS])
+            position = int(state[at.POS])
             self._harvest(part)
             if part.status == scanner.TEXT_FULL:
                 self._grow(end - position)
             elif part.status != scanner.ROWS_FULL:
                 break
         part.position = position
-        part.events, part.complete = int(state[scanner.EVENTS]), int(state[scanner.COMPLETE])
-        part.bad, part.first_bad = int(state[scanner.BAD]), int(state[scanner.FIRST_BAD])
-        part.bad_values, part.first_bad_value = int(state[scanner.BAD_VALUES]), int(state[scanner.FIRST_BAD_VALUE])
-        part.python = int(state[scanner.PYTHON])
-        part.phases = state[scanner.PHASES :].copy()
+        part.events, part.complete = int(state[at.EVENTS]), int(state[at.COMPLETE])
+        part.bad, part.first_bad = int(state[at.BAD]), int(state[at.FIRST_BAD])
+        part.bad_values, part.first_bad_value = int(state[at.BAD_VALUES]), int(state[at.FIRST_BAD_VALUE])
+        part.python = int(state[at.PYTHON])
+        part.phases = state[at.PHASES :].copy()
         return part
 
     def texts(self) -> list[bytes]:
         """Return the dictionary: text by code, as it stands in the file. The worker is done."""
         for slab in self._slabs:
             slab.release()
-        count = int(self._state[scanner.TEXT_COUNT])
+        count = int(self._state[at.TEXT_COUNT])
         heap = self._heap[: self._starts[count]].tobytes()
         bounds = self._starts[: count + 1].tolist()
         return [heap[a:b] for a, b in pairwise(bounds)]
 
     def _harvest(self, part: Part) -> None:
-        count = int(self._state[scanner.ROWS])
+        count = int(self._state[at.ROWS])
         if not count:
             return
         scanner.split(self._rows, count, self._columns, self._low, self._high, self._present)
@@ -122,7 +124,7 @@ class Worker:
             for slab, (values, low, high, present) in zip(self._slabs, bounds, strict=True)
         ]
         part.chunks.append(Chunk(self.index, count, columns))
-        self._state[scanner.ROWS] = 0
+        self._state[at.ROWS] = 0
 
     def _grow(self, longest: int) -> None:
         """Double the dictionary, with room for the longest text that can still come."""
@@ -130,7 +132,7 @@ class Worker:
         scanner.regrow(self._slots, slots)
         self._slots = slots
         self._starts = np.concatenate([self._starts, np.zeros(len(self._starts) - 1, np.int64)])
-        used = int(self._state[scanner.TEXT_BYTES])
+        used = int(self._state[at.TEXT_BYTES])
         heap = np.empty(max(2 * len(self._heap), used + longest) + scanner.PAD, np.uint8)
         heap[:used] = self._heap[:used]
         self._heap = heap

@@ -1,0 +1,36 @@
+"""The byte scanner: JSON events in a buffer to rows of integers, as native code.
+
+One call walks one buffer. It never reads past ``end`` plus ``PAD`` bytes, which the caller must own, and never
+writes past the rows and the dictionary it was given: when either is full it stops before an event, says so, and
+is called again from there. Nothing here trusts the bytes: an event that is no JSON is counted and stepped over.
+
+``scan``, ``split`` and ``regrow`` are written in ``walk``, which is imported only to compile them. Of tracekit,
+compiled code may use only what is in this folder: its files tell whether code kept on disk is stale.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tracekit._native import Native
+from tracekit.parsers.kineto.scanner.state import END, MORE, PAD, PARTIAL, ROWS_FULL, TEXT_FULL
+
+__all__ = ["END", "MORE", "PAD", "PARTIAL", "ROWS_FULL", "TEXT_FULL", "regrow", "scan", "split", "warm_up"]
+
+_FOLDER = Path(__file__).parent
+_WALK = "tracekit.parsers.kineto.scanner.walk"
+
+scan = Native(
+    "int64(uint8[::1], int64, int64, uint64[::1], int64[:,::1], int64[::1], int64[::1], uint8[::1], int64[::1], "
+    "int64, int64)",
+    f"{_WALK}:scan",
+    _FOLDER,
+)
+split = Native("void(int64[:,::1], int64, int64[:,::1], int64[::1], int64[::1], int64[::1])", f"{_WALK}:split", _FOLDER)
+regrow = Native("void(int64[::1], int64[::1])", f"{_WALK}:regrow", _FOLDER)
+
+
+def warm_up() -> None:
+    """Load the scanner before it is needed; the first time on a machine that compiles it, and says so on stderr."""
+    for function in (scan, split, regrow):
+        function.load()

@@ -1,0 +1,273 @@
+# ruff: noqa: PLR0912, PLR0915, PLR0917
+# A compiled loop: calls with arrays in them and tuples to compare with cost more than they tidy.
+"""The walk over a buffer's events, and the rows and the dictionary of text that it fills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracekit.parsers.kineto.scanner.columns import FIRST_TEXT, KEY_BYTES, MIX, NULL, TEXTS, WIDTH, Column
+from tracekit.parsers.kineto.scanner.event import column_of, read_event
+from tracekit.parsers.kineto.scanner.state import (
+    BAD,
+    BAD_VALUES,
+    COMPLETE,
+    END,
+    EVENTS,
+    FIRST_BAD,
+    FIRST_BAD_VALUE,
+    LOST,
+    MORE,
+    ODD,
+    PAD,
+    PARTIAL,
+    PHASES,
+    POS,
+    PYTHON,
+    ROWS,
+    ROWS_FULL,
+    SEEN,
+    TEXT_BYTES,
+    TEXT_COUNT,
+    TEXT_FULL,
+)
+from tracekit.parsers.kineto.scanner.words import (
+    BLANK,
+    BRACE,
+    BRACE_END,
+    BRACKET_END,
+    BROKEN,
+    COMMA,
+    CUT,
+    QUOTE,
+    as_bytes,
+    as_ints,
+    as_words,
+    called,
+    inlined,
+    low_bytes,
+    space,
+    text_end,
+    word_at,
+)
+
+_MIX = np.uint64(MIX)
+_29, _32 = np.uint64(29), np.uint64(32)
+_X = ord("X")
+_TS, _ID, _CAT = int(Column.TS), int(Column.ID), int(Column.CAT)
+_PYTHON_A, _PYTHON_B = np.frombuffer(b"python_function\0", "<u8")
+
+
+@called
+def next_event(buf: Any, i: Any, end: Any, keys: Any) -> Any:
+    """Find the next place after *i* that looks like the start of an event, ``, {"ph"`` in any spacing, or -1."""
+    begin = i
+    while i < end:
+        if buf[i] != BRACE:
+            i += 1
+            continue
+        back = i - 1
+        while back >= begin and buf[back] <= BLANK:
+            back -= 1
+        if back >= begin and buf[back] == COMMA:
+            k = space(buf, i + 1, end)
+            if k < end and buf[k] == QUOTE:
+                last = text_end(buf, k + 1, min(end, k + 2 + KEY_BYTES))
+                if last > 0 and column_of(buf, k + 1, last - k - 1, 0, keys) >= 0:
+                    return i
+        i += 1
+    return -1
+
+
+@called
+def array_end(buf: Any, i: Any, end: Any) -> Any:
+    """Find the bracket that closes the list of events: ``}``, ``]``, then a comma, a brace or nothing. Else *end*."""
+    while i < end:
+        if buf[i] == BRACE_END:
+            k = space(buf, i + 1, end)
+            if k < end and buf[k] == BRACKET_END:
+                after = space(buf, k + 1, end)
+                if after >= end or buf[after] == COMMA or buf[after] == BRACE_END:
+                    return k
+        i += 1
+    return end
+
+
+@called
+def _count_bad(state: Any) -> Any:
+    if state[BAD] == 0:
+        state[FIRST_BAD] = state[EVENTS]
+    state[BAD] += 1
+
+
+@called
+def intern(buf: Any, first: Any, last: Any, slots: Any, mask: Any, starts: Any, heap: Any, state: Any) -> Any:
+    """Return the code of ``buf[first:last]``, new or known. Bytes are compared, so a shared hash merges nothing."""
+    length = last - first
+    h = np.uint64(length) * _MIX
+    i = first
+    while last - i >= 8:
+        h = (h ^ word_at(buf, i)) * _MIX
+        h ^= h >> _32
+        i += 8
+    if i < last:
+        h = (h ^ low_bytes(word_at(buf, i), last - i)) * _MIX
+        h ^= h >> _32
+    h ^= h >> _29
+    tag = np.int64(h >> _32) << 32
+    slot = np.int64(h >> _32) & mask  # from the tag, so that a table can grow without the text
+    while True:
+        entry = slots[slot]
+        if entry == 0:
+            break
+        code = (entry & 0xFFFFFFFF) - 1
+        begin = starts[code]
+        if entry ^ tag == code + 1 and starts[code + 1] - begin == length:
+            i = 0
+            while length - i >= 8 and word_at(heap, begin + i) == word_at(buf, first + i):
+                i += 8
+            rest = length - i
+            if rest < 8 and (
+                rest == 0 or low_bytes(word_at(heap, begin + i), rest) == low_bytes(word_at(buf, first + i), rest)
+            ):
+                return code
+        slot = (slot + 1) & mask
+    code = state[TEXT_COUNT]
+    begin = starts[code]
+    for k in range(length):
+        heap[begin + k] = buf[first + k]
+    starts[code + 1] = begin + length
+    slots[slot] = tag | (code + 1)
+    state[TEXT_COUNT] = code + 1
+    state[TEXT_BYTES] = begin + length
+    return code
+
+
+@inlined
+def is_python(buf: Any, first: Any, last: Any) -> Any:
+    """Whether a category is that of Python frames."""
+    if last - first != 15:
+        return False
+    return word_at(buf, first) == _PYTHON_A and low_bytes(word_at(buf, first + 8), 7) == _PYTHON_B
+
+
+def scan(
+    block: Any,
+    start: Any,
+    end: Any,
+    key_table: Any,
+    rows: Any,
+    slot_table: Any,
+    start_table: Any,
+    heap_bytes: Any,
+    state_table: Any,
+    trust: Any,
+    stacks: Any,
+) -> Any:
+    """Walk events from *start*; returns how it stopped, with the place in ``state[POS]``.
+
+    *trust*: an event that runs to *end* is damage when another event starts inside it. *stacks*: keep Python frames.
+    """
+    buf = as_bytes(block.ctypes.data)
+    keys = as_words(key_table.ctypes.data)
+    out = np.int64(rows.ctypes.data)
+    slots = as_ints(slot_table.ctypes.data)
+    starts = as_ints(start_table.ctypes.data)
+    heap = as_bytes(heap_bytes.ctypes.data)
+    state = as_ints(state_table.ctypes.data)
+    room, mask = rows.shape[0] - 1, slot_table.shape[0] - 1
+    text_room, byte_room = start_table.shape[0] - 1, heap_bytes.shape[0] - PAD
+    ends = as_ints(out + room * WIDTH * 8)  # the last row is scratch
+    waste = 16 * (end - start) + 1_000_000
+    i = start
+    while True:
+        i = space(buf, i, end)
+        state[POS] = i
+        if i >= end:
+            return MORE
+        c = buf[i]
+        if c == COMMA:
+            i += 1
+            continue
+        if c == BRACKET_END:
+            state[POS] = i + 1
+            return END
+        if state[ROWS] >= room:
+            return ROWS_FULL
+        row = as_ints(out + state[ROWS] * WIDTH * 8)
+        stop = read_event(buf, i, end, keys, row, ends, state) if c == BRACE else BROKEN - i
+        if stop < 0:
+            after = i + 1
+            if stop == CUT:
+                after = next_event(buf, i + 1, end, keys) if trust else -1
+                if after < 0:
+                    return PARTIAL
+                waste -= end - i
+            else:
+                waste -= BROKEN - stop - i
+                after = next_event(buf, i + 1, end, keys)
+                if after < 0:
+                    if not trust:
+                        return PARTIAL
+                    after = array_end(buf, BROKEN - stop, end)
+            if waste < 0:
+                after = end
+            _count_bad(state)
+            state[EVENTS] += 1
+            i = after
+            continue
+        phase = state[SEEN]
+        if phase != _X and (phase != 0 or row[_TS] == NULL):
+            state[PHASES + phase] += 1
+        elif row[_TS] == NULL or state[LOST] == 1:
+            _count_bad(state)
+        elif not stacks and row[_CAT] != NULL and is_python(buf, row[_CAT], ends[_CAT - FIRST_TEXT]):
+            state[PYTHON] += 1
+            state[COMPLETE] += 1
+        else:
+            total = 0
+            for k in range(TEXTS):
+                if row[FIRST_TEXT + k] != NULL:
+                    total += ends[k] - row[FIRST_TEXT + k]
+            if state[TEXT_COUNT] + TEXTS > text_room or state[TEXT_BYTES] + total > byte_room:
+                return TEXT_FULL
+            for k in range(TEXTS):
+                if row[FIRST_TEXT + k] != NULL:
+                    row[FIRST_TEXT + k] = intern(buf, row[FIRST_TEXT + k], ends[k], slots, mask, starts, heap, state)
+            row[_ID] = state[COMPLETE]
+            state[COMPLETE] += 1
+            state[ROWS] += 1
+        if state[ODD] > 0:
+            if state[BAD_VALUES] == 0:
+                state[FIRST_BAD_VALUE] = state[EVENTS]
+            state[BAD_VALUES] += state[ODD]
+        state[EVENTS] += 1
+        i = stop
+
+
+def split(rows: Any, count: Any, columns: Any, low: Any, high: Any, present: Any) -> Any:
+    """Turn *count* rows into columns, and note of each the least and greatest value and how many there are."""
+    for c in range(WIDTH):
+        low[c], high[c], present[c] = np.int64(2**63 - 1), NULL, 0
+    for r in range(count):
+        for c in range(WIDTH):
+            value = rows[r, c]
+            columns[c, r] = value
+            if value != NULL:
+                low[c] = min(low[c], value)
+                high[c] = max(high[c], value)
+                present[c] += 1
+
+
+def regrow(old: Any, new: Any) -> Any:
+    """Move the entries of a dictionary's slots to a larger, empty table."""
+    mask = new.shape[0] - 1
+    for k in range(old.shape[0]):
+        entry = old[k]
+        if entry != 0:
+            slot = (entry >> BLANK) & mask
+            while new[slot] != 0:
+                slot = (slot + 1) & mask
+            new[slot] = entry

@@ -1,0 +1,170 @@
+# ruff: noqa: PLR1714, SIM109
+# A compiled loop: calls with arrays in them and tuples to compare with cost more than they tidy.
+"""Bytes, eight at a time: what every step of the scanner is made of. Importing it needs numba."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import extending, njit
+from numba import types as numba_types
+
+types: Any = numba_types  # numba's own annotations are those of Python, not of what it compiles
+intrinsic: Any = extending.intrinsic
+
+_BYTES = types.CPointer(types.uint8)
+_WORDS = types.CPointer(types.uint64)
+_INTS = types.CPointer(types.int64)
+
+BLANK, QUOTE, COMMA, COLON, MINUS, PLUS, POINT = b' ",:-+.'
+BRACKET, BRACKET_END, BRACE, BRACE_END = b"[]{}"
+CUT, BROKEN = -1, -2  # results of a step: the buffer ended; no JSON (minus the position)
+ONE = np.uint64(1)
+
+_ONES = np.uint64(0x0101010101010101)
+HIGHS = np.uint64(0x8080808080808080)
+_QUOTES = np.uint64(0x2222222222222222)
+_SLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
+_FOLD = np.uint64(0xDFDFDFDFDFDFDFDF)  # clears the bit that parts "{" from "[" and "}" from "]"
+_OPENS = np.uint64(0x5B5B5B5B5B5B5B5B)
+_CLOSES = np.uint64(0x5D5D5D5D5D5D5D5D)
+_COMMAS = np.uint64(0x2C2C2C2C2C2C2C2C)
+_BLANKS = np.uint64(0x2121212121212121)  # one more than the last blank
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile into the functions that call it."""
+    compiled: Callable[..., Any] = njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return compiled
+
+
+def called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile as a function of its own: for what is rare or long."""
+    compiled: Callable[..., Any] = njit(nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+def _cast(pointer: Any) -> Any:
+    """Make the compiled conversion of an address to *pointer*: unlike an array it is not counted at each call."""
+
+    def cast(_context: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return pointer(address), emit
+
+    return intrinsic(cast)
+
+
+def _load(_context: Any, buf: Any, at: Any) -> Any:
+    """Eight bytes from any address: a plain 64-bit index would promise the compiler an alignment we do not have."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        address = builder.gep(args[0], [args[1]], source_etype=ir.IntType(8))
+        return builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()), align=1, typ=ir.IntType(64))
+
+    return types.uint64(_BYTES, types.int64), emit
+
+
+def _count_zeros(_context: Any, value: Any) -> Any:
+    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), emit
+
+
+as_bytes, as_words, as_ints = _cast(_BYTES), _cast(_WORDS), _cast(_INTS)
+word_at: Any = intrinsic(_load)
+trailing_zeros: Any = intrinsic(_count_zeros)
+
+
+@inlined
+def zero_bytes(word: Any) -> Any:
+    """Return the high bit of each zero byte; exact up to the first, which is all that is used."""
+    return (word - _ONES) & ~word & HIGHS
+
+
+@inlined
+def low_bytes(word: Any, count: Any) -> Any:
+    """Keep the first *count* (under 8) bytes of a word, the rest zero."""
+    return word & ((ONE << np.uint64(count * 8)) - ONE)
+
+
+@inlined
+def space(buf: Any, i: Any, end: Any) -> Any:
+    """Step over blanks and line breaks."""
+    while i < end and buf[i] <= BLANK:
+        i += 1
+    return i
+
+
+@inlined
+def text_end(buf: Any, i: Any, end: Any) -> Any:
+    """Find the closing quote of the string whose first byte is at *i*."""
+    while i < end:
+        word = word_at(buf, i)
+        found = zero_bytes(word ^ _QUOTES) | zero_bytes(word ^ _SLASHES)
+        if found == 0:
+            i += 8
+            continue
+        i += trailing_zeros(found) >> 3
+        if i >= end:
+            return CUT
+        if buf[i] == QUOTE:
+            return i
+        i += 2
+    return CUT
+
+
+@called
+def skip(buf: Any, i: Any, end: Any) -> Any:
+    """Find the place after the array or object at *i*. A quote must be followed by what may follow a string."""
+    depth = 0
+    while i < end:
+        word = word_at(buf, i)
+        folded = word & _FOLD
+        found = zero_bytes(word ^ _QUOTES)
+        found |= zero_bytes(folded ^ _OPENS) | zero_bytes(folded ^ _CLOSES)
+        if found == 0:
+            i += 8
+            continue
+        i += trailing_zeros(found) >> 3
+        if i >= end:
+            return CUT
+        c = buf[i]
+        i += 1
+        if c == QUOTE:
+            i = text_end(buf, i, end)
+            if i < 0:
+                return CUT
+            i = space(buf, i + 1, end)
+            if i >= end:
+                return CUT
+            c = buf[i]
+            if c != COMMA and c != COLON and c != BRACKET_END and c != BRACE_END:
+                return BROKEN - i
+        elif c == BRACKET or c == BRACE:
+            depth += 1
+        else:
+            depth -= 1
+            if depth == 0:
+                return i
+    return CUT
+
+
+@inlined
+def scalar_end(buf: Any, i: Any, end: Any) -> Any:
+    """Where the bare word or number at *i* ends: at a blank, a comma, or a closing bracket or brace."""
+    while i < end:
+        word = word_at(buf, i)
+        found = zero_bytes(word ^ _COMMAS) | zero_bytes((word & _FOLD) ^ _CLOSES)
+        found |= (word - _BLANKS) & ~word & HIGHS
+        if found == 0:
+            i += 8
+            continue
+        i += trailing_zeros(found) >> 3
+        return i if i < end else CUT
+    return CUT
