@@ -112,7 +112,7 @@ def rank_tables(
         gaps=name_gaps(holes.top_k(LONGEST_GAPS, by="ns"), kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         timeline=timeline(kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         reload=reload_events(kept),
-        pipeline=_pipeline(kept, rank.source) if pipeline else None,
+        pipeline=_pipeline(kept, labelled, rank.source) if pipeline else None,
         kernels=kernel_table(kept),
         shapes=shape_list(rank.events),
         idle_known=not hollow,
@@ -142,10 +142,10 @@ def _measure(labelled: pl.DataFrame, lanes: Lanes, holes: pl.DataFrame, part: st
     )
 
 
-def _pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
+def _pipeline(kept: pl.DataFrame, labelled: pl.DataFrame, source: Source) -> RankPipeline:
     from tracekit.compare import rank_pipeline
 
-    return rank_pipeline(labelled.drop("part"), source)
+    return rank_pipeline(kept.drop("part"), source, around=labelled)
 
 
 def launches(events: pl.DataFrame) -> pl.DataFrame:

@@ -12,7 +12,7 @@ p2p            + time between an input's readiness and the cell's start spent in
 exposed_ep     + dispatch and combine that no compute hid, inside cells and before them
 offload        + offload and onload that no compute hid
 exposed_comm   + other communication that no compute hid
-host           + idle before a kernel that the host had not launched yet
+host           + idle before a kernel that the host launched too late, and before a rank's first one
 other_work     + kernels outside the pipeline's cells that stood in the way
 unexplained    what is left
 =============  ==============================================================================================
@@ -28,8 +28,9 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.compare.pipeline import Pipeline
-from tracekit.compare.rank import CAUSES, RankPipeline
+from tracekit.compare.rank import RankPipeline
 from tracekit.compare.replay import Graph, Shares
+from tracekit.compare.stalls import CAUSES
 
 Ints = npt.NDArray[np.int64]
 

@@ -142,7 +142,7 @@ def _hold(pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: _Finder
             gap,
             _bubbles(pipeline, measured, ideal),
             _shifts(pipeline, measured, ideal),
-            (*pipeline.notices, *notices, *_about(match, pipeline)),
+            (*pipeline.notices, *notices, *_about(match, pipeline), *_late_starts(pipeline, measured)),
         ),
         [],
     )
@@ -214,6 +214,25 @@ def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
             )
         )
     return said
+
+
+LATE = 0.01
+"""Share of the makespan that a rank must begin late by for it to be said."""
+
+
+def _late_starts(pipeline: Pipeline, r: Replays) -> list[Notice]:
+    """Say which ranks' hosts began the step late: in a trace's first step that may be the profiler's own start."""
+    first = np.flatnonzero(np.diff(r.graph.position, prepend=-1))
+    waited = r.before["host"][first]
+    return [
+        Notice(
+            "late-start",
+            f"step {pipeline.step}: rank {pipeline.ranks[at]} began {ns / 1e6:.1f} ms late: its host had not launched "
+            "anything (counted as host)",
+        )
+        for at, ns in zip(r.graph.position[first].tolist(), waited.tolist(), strict=True)
+        if ns > LATE * r.makespan
+    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,8 @@ import polars as pl
 from tracekit.compare.chunks import COUNTED, POSITION, SURE
 from tracekit.compare.clocks import Clocks
 from tracekit.compare.place import Place, Placement, place
-from tracekit.compare.rank import CAUSES, RankPipeline
+from tracekit.compare.rank import RankPipeline
+from tracekit.compare.stalls import CAUSES
 from tracekit.errors import Notice
 from tracekit.schedules import Op, Schedule
 from tracekit.schema import CELLS, conform

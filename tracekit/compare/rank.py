@@ -16,15 +16,13 @@ import polars as pl
 from tracekit.compare.chunks import POSITION, SURE, Segments
 from tracekit.compare.lanes import LANES, lanes
 from tracekit.compare.segment import prepare, segment
+from tracekit.compare.stalls import CAUSES, find_stalls, labelled_union
 from tracekit.compare.walks import LOOSE
 from tracekit.errors import Notice
-from tracekit.metrics.intervals import EMPTY, Intervals, union
+from tracekit.metrics.intervals import Intervals, union
 from tracekit.schema import COMPUTE_LABELS, ProcessGroup, Source
 
 Ints = npt.NDArray[np.int64]
-
-CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
-"""Why a GPU may do nothing for the pipeline at some moment, in the order that settles doubt."""
 
 CHUNKS = pl.Schema(
     {
@@ -55,8 +53,6 @@ MESSAGES = pl.Schema(
         "end_ns": pl.Int64(),
     }
 )
-BREATH_NS = 5_000
-"""Shorter gaps between kernels are how a GPU breathes: part of the work, whatever runs beside them."""
 STALLS = pl.Schema({"cause": pl.Enum(CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
 
 
@@ -96,8 +92,10 @@ class RankPipeline:
         return {str(k[0]): union(p["start_ns"].to_numpy(), p["end_ns"].to_numpy()) for k, p in parts.items()}
 
 
-def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
+def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFrame | None = None) -> RankPipeline:
     """Chunks of work and messages of one rank's labelled events.
+
+    *around* may hold more of the rank's GPU events than the steps asked for: what of them stood in the way is counted.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> rows = [
@@ -108,6 +106,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
     >>> done.chunks.select("op", "pair", "start_ns", "end_ns").rows()
     [('F', 0, 0, 5), ('B', 0, 6, 9)]
     """
+    everything = labelled if around is None else around
     labelled, sampled = sample_steps(labelled)
     rows = prepare(labelled)
     found = [_step(step, part) for step, part in _steps(rows)]
@@ -115,7 +114,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source) -> RankPipeline:
     used = np.zeros(rows.height, bool)
     for _, mine in found:
         used[mine] = True
-    stalls = _stalls(rows, used)
+    stalls = find_stalls(rows, used, everything, chunks)
     chunks = _measured(chunks, rows, stalls)
     messages = _messages(rows)
     return RankPipeline(
@@ -249,51 +248,6 @@ def _share(a: tuple[int, int], b: tuple[int, int], *, inner: bool = False) -> fl
     return both / max(1, min(a[1] - a[0], b[1] - b[0])) if both > 0 or (inner and both == 0) else 0.0
 
 
-def _labelled_union(rows: pl.DataFrame, labels: tuple[str, ...]) -> Intervals:
-    part = rows.filter(pl.col("label").cast(pl.String).is_in(labels))
-    return union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
-
-
-def _stalls(rows: pl.DataFrame, used: npt.NDArray[np.bool_]) -> dict[str, Intervals]:
-    """Disjoint sets of time outside the chunks' compute, by cause."""
-    work = (*COMPUTE_LABELS, "other", "memory")
-    ours = rows.filter(pl.Series(used) & pl.col("label").cast(pl.String).is_in(work))
-    covered = union(ours["start_ns"].to_numpy(), ours["end_ns"].to_numpy())
-    sets = {
-        "other_work": _labelled_union(rows, work),
-        "exposed_ep": _labelled_union(rows, ("ep_dispatch", "ep_combine")),
-        "p2p": _labelled_union(rows, ("pp_comm",)),
-        "exposed_comm": _labelled_union(rows, ("tp_comm", "dp_comm", "cp_comm", "comm", "broadcast")),
-        "offload": _labelled_union(rows, ("offload", "onload", "reload")),
-    }
-    found: dict[str, Intervals] = {}
-    for cause, intervals in sets.items():
-        found[cause] = intervals - (covered | _breaths(covered))
-        covered = covered | intervals
-    found["host"] = _host_gaps(rows, covered | _breaths(covered))
-    return found
-
-
-def _breaths(covered: Intervals) -> Intervals:
-    gaps = covered.gaps()
-    short = gaps.end_ns - gaps.start_ns < BREATH_NS
-    return Intervals(gaps.group[short], gaps.start_ns[short], gaps.end_ns[short])
-
-
-def _host_gaps(rows: pl.DataFrame, covered: Intervals) -> Intervals:
-    """Idle time before a kernel that the host had not even launched yet."""
-    gaps = covered.gaps()
-    known = rows.filter(pl.col("launch_ns").is_not_null()).sort("start_ns")
-    if not len(gaps) or known.is_empty():
-        return EMPTY
-    at = np.searchsorted(known["start_ns"].to_numpy(), gaps.end_ns)
-    at = np.minimum(at, known.height - 1)
-    launched = np.minimum(known["launch_ns"].to_numpy()[at], gaps.end_ns)
-    same = known["start_ns"].to_numpy()[at] == gaps.end_ns
-    late = same & (launched > gaps.start_ns)
-    return union(gaps.start_ns[late], launched[late])
-
-
 def _stall_table(stalls: dict[str, Intervals]) -> pl.DataFrame:
     parts = [
         pl.DataFrame({"start_ns": s.start_ns, "end_ns": s.end_ns}).with_columns(cause=pl.lit(cause))
@@ -307,11 +261,11 @@ def _measured(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: dict[str, Interv
     if chunks.is_empty():
         return chunks
     start, end = _spans(chunks)
-    compute = _labelled_union(rows, (*COMPUTE_LABELS, "other"))
+    compute = labelled_union(rows, (*COMPUTE_LABELS, "other"))
     inside = {f"{cause}_ns": pl.Series(s.covered_ns(start, end)) for cause, s in stalls.items()}
     return chunks.with_columns(
         busy_ns=pl.Series(compute.covered_ns(start, end)),
-        wgrad_ns=pl.Series(_labelled_union(rows, ("wgrad",)).covered_ns(start, end)),
+        wgrad_ns=pl.Series(labelled_union(rows, ("wgrad",)).covered_ns(start, end)),
         **inside,
     ).select(pl.col(name).cast(kind) for name, kind in CHUNKS.items())
 
