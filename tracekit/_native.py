@@ -22,14 +22,14 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache, update_wrapper
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekit._files import atomic_write
 from tracekit.errors import TracekitError
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 FOLDER = "TRACEKIT_CACHE_DIR"
@@ -206,7 +206,7 @@ class Native:
         return run
 
 
-def native(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def native(signature: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Compile a function for *signature*, in numba's notation, when it is first called, and keep the native code.
 
     >>> @native("int64(int64[::1])")
@@ -219,10 +219,19 @@ def native(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     6
     """
 
-    def wrap(function: Callable[P, R]) -> Callable[P, R]:
-        return cast("Callable[P, R]", Native(signature, function, function.__code__.co_filename))
+    def wrap(function: Callable[..., R]) -> Callable[..., R]:
+        return cast("Callable[..., R]", Native(signature, function, function.__code__.co_filename))
 
     return wrap
+
+
+def whole(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return *values* as native code takes them, 64-bit integers side by side; a copy only where they are not.
+
+    >>> whole(np.arange(6, dtype=np.uint8)[::2])
+    array([0, 2, 4])
+    """
+    return np.ascontiguousarray(values, np.int64)
 
 
 def prepare() -> None:

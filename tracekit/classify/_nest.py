@@ -6,25 +6,28 @@ annotations on a stack each, so the innermost range around anything is the top o
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._native import native, whole
+
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 OP, ANNOTATION, PROBE = 0, 1, 2
 """What a row is: an op, an annotation, or a point in time whose surroundings are asked for."""
 
 
-@numba.njit(cache=True)
-def _sweep(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    n = len(start)
-    op_of, ann_of = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
-    op_path, ann_path = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    ops, anns = np.empty(n, np.int64), np.empty(n, np.int64)
+@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[:,::1], int64[:,::1])")
+def _sweep(  # noqa: PLR0917 - compiled code takes no keywords
+    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, around: Ints, path: Ints, room: Ints
+) -> None:
+    op_of, ann_of = around[0], around[1]
+    op_path, ann_path = path[0], path[1]
+    ops, anns = room[0], room[1]
     n_ops = n_anns = 0
     current = np.int64(-1)
-    for i in range(n):
+    for i in range(len(start)):
         if thread[i] != current:
             current, n_ops, n_anns = thread[i], 0, 0
         while n_ops > 0 and end[ops[n_ops - 1]] <= start[i]:
@@ -45,7 +48,6 @@ def _sweep(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tupl
             ann_path[i] = (ann_path[i] ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
             anns[n_anns] = i
             n_anns += 1
-    return op_of, ann_of, op_path, ann_path
 
 
 def nest(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -61,42 +63,39 @@ def nest(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tuple[
     order = np.lexsort((what, -end, start, thread))
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
-    op_of, ann_of, op_path, ann_path = _sweep(
-        *(np.ascontiguousarray(a[order]) for a in (thread, start, end, what, name))
-    )
-    op_of = np.where(op_of >= 0, order[op_of], -1)
-    ann_of = np.where(ann_of >= 0, order[ann_of], -1)
-    return op_of[back], ann_of[back], op_path[back], ann_path[back]
+    around, path = np.full((2, len(order)), -1, np.int64), np.zeros((2, len(order)), np.int64)
+    _sweep(*(whole(column[order]) for column in (thread, start, end, what, name)), around, path, np.empty_like(path))
+    op_of, ann_of = np.where(around >= 0, order[around], -1)[:, back]
+    op_path, ann_path = path[:, back]
+    return op_of, ann_of, op_path, ann_path
 
 
-@numba.njit(cache=True)
-def _inherit(parent: Ints, own: npt.NDArray[np.bool_]) -> Ints:
-    out = np.full(len(parent), -1, np.int64)
+@native("void(int64[::1], boolean[::1], int64[::1])")
+def _inherit(parent: Ints, own: Bools, out: Ints) -> None:
     for i in range(len(parent)):
         if own[i]:
             out[i] = i
         elif parent[i] >= 0:
             out[i] = out[parent[i]]
-    return out
 
 
-def inherit(parent: Ints, own: npt.NDArray[np.bool_]) -> Ints:
+def inherit(parent: Ints, own: Bools) -> Ints:
     """For every row the nearest row at or above it for which *own* holds, -1 where none. Parents come before children.
 
     >>> inherit(np.array([-1, 0, 1]), np.array([False, True, False])).tolist()
     [-1, 1, 1]
     """
-    found: Ints = _inherit(parent, own)
+    found = np.full(len(parent), -1, np.int64)
+    _inherit(whole(parent), np.ascontiguousarray(own), found)
     return found
 
 
-@numba.njit(cache=True)
-def _siblings(thread: Ints, parent: Ints, is_op: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    n = len(parent)
-    before, after = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
-    youngest = np.full(n, -1, np.int64)
+@native("void(int64[::1], int64[::1], boolean[::1], int64[::1], int64[::1], int64[::1])")
+def _siblings(  # noqa: PLR0917 - compiled code takes no keywords
+    thread: Ints, parent: Ints, is_op: Bools, before: Ints, after: Ints, youngest: Ints
+) -> None:
     root = np.int64(-1)
-    for i in range(n):
+    for i in range(len(parent)):
         if i == 0 or thread[i] != thread[i - 1]:
             root = np.int64(-1)
         if not is_op[i]:
@@ -109,37 +108,29 @@ def _siblings(thread: Ints, parent: Ints, is_op: npt.NDArray[np.bool_]) -> tuple
             youngest[parent[i]] = i
         else:
             root = np.int64(i)
-    return before, after
 
 
-def siblings(thread: Ints, parent: Ints, is_op: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def siblings(thread: Ints, parent: Ints, is_op: Bools) -> tuple[Ints, Ints]:
     """For every op the op before and after it under the same parent, -1 where none.
 
     >>> flat = np.zeros(3, np.int64), np.array([-1, 0, 0]), np.array([True, True, True])
     >>> [side.tolist() for side in siblings(*flat)]
     [[-1, -1, 1], [-1, 2, -1]]
     """
-    before, after = _siblings(thread, parent, is_op)
+    before, after, youngest = np.full((3, len(parent)), -1, np.int64)
+    _siblings(whole(thread), whole(parent), np.ascontiguousarray(is_op), before, after, youngest)
     return before, after
 
 
-@numba.njit(cache=True)
-def walk_exchanges(  # noqa: PLR0917 - compiled code takes no keywords
-    lane: Ints, lanes: int, engine: Ints, maker: Ints, user: Ints, fresh: Ints, products: Ints, attention: Ints
-) -> tuple[Ints, Ints]:
-    """Role and pass of all-to-alls in launch order; see ``experts._take_turns``.
-
-    A lane is one group in one step. *maker* counts only if some compute was launched since the lane's last exchange.
-    Where maker and user disagree, an exchange that another waits for decides: it closes what is open.
-    """
-    n = len(lane)
-    role, way = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    seen = np.full(lanes, -1, np.int64)
-    begun = np.zeros((lanes, 2), np.bool_)
-    open_ = np.zeros((lanes, 2), np.bool_)
-    product = np.zeros((lanes, 2), np.int64)
-    attended = np.zeros((lanes, 2), np.int64)
-    for i in range(n):
+@native(
+    "void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[:,::1], "
+    "int64[::1], boolean[:,::1], boolean[:,::1], int64[:,::1], int64[:,::1], int64[::1], int64[::1])"
+)
+def _exchanges(  # noqa: PLR0917 - compiled code takes no keywords
+    lane: Ints, engine: Ints, maker: Ints, user: Ints, fresh: Ints, products: Ints, attention: Ints,
+    seen: Ints, begun: Bools, open_: Bools, product: Ints, attended: Ints, role: Ints, way: Ints,
+) -> None:  # fmt: skip
+    for i in range(len(lane)):
         k = lane[i]
         made = maker[i] if fresh[i] > seen[k] else -1
         used = user[i]
@@ -164,5 +155,21 @@ def walk_exchanges(  # noqa: PLR0917 - compiled code takes no keywords
         product[k, p], attended[k, p] = products[p, i], attention[p, i]
         way[i] = p
         # A pair's first exchange is dispatch in the forward and combine in the backward.
-        role[i] = (0 if open_[k, p] else 1) if p == 0 else (1 if open_[k, p] else 0)
+        role[i] = (1 if open_[k, p] else 0) if p == 1 else (0 if open_[k, p] else 1)
+
+
+def walk_exchanges(  # noqa: PLR0917 - eight columns of one table
+    lane: Ints, lanes: int, engine: Ints, maker: Ints, user: Ints, fresh: Ints, products: Ints, attention: Ints
+) -> tuple[Ints, Ints]:
+    """Role and pass of all-to-alls in launch order; see ``experts._take_turns``.
+
+    A lane is one group in one step; passes are 0 forward, 1 backward, 2 the forward run again. *maker* counts only if
+    some compute was launched since the lane's last exchange. Where maker and user disagree, an exchange that another
+    waits for decides: it closes what is open.
+    """
+    role, way = np.zeros((2, len(lane)), np.int64)
+    begun, open_ = np.zeros((2, lanes, len(products)), np.bool_)
+    product, attended = np.zeros((2, lanes, len(products)), np.int64)
+    given = (whole(column) for column in (lane, engine, maker, user, fresh, products, attention))
+    _exchanges(*given, np.full(lanes, -1, np.int64), begun, open_, product, attended, role, way)
     return role, way

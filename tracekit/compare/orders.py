@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._native import native
 from tracekit.schedules import Op
 
 Unit = tuple[str, int, int]
@@ -121,11 +121,13 @@ def grain(measured: Sequence[Op], expected: Sequence[Op]) -> Counter[str]:
     return Counter({kind: want[kind] - have[kind] for kind in ("FB", "I") if want[kind] > have[kind]})
 
 
-@numba.njit(cache=True)
-def _distance(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], limit: np.int64) -> np.int64:
-    """Return insertions and deletions between two sequences (Myers), or *limit* + 1 when there are more."""
+@native("int64(int64[::1], int64[::1], int64, int64[::1])")
+def _distance(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], limit: int, reach: npt.NDArray[np.int64]) -> int:
+    """Return insertions and deletions between two sequences (Myers), or *limit* + 1 when there are more.
+
+    *reach* is 2 *limit* + 3 zeros.
+    """
     n, m = len(a), len(b)
-    reach = np.zeros(2 * limit + 3, np.int64)
     for d in range(limit + 1):
         for k in range(-d, d + 1, 2):
             at = k + limit + 1
@@ -134,8 +136,8 @@ def _distance(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], limit: np.int6
                 x += 1
             reach[at] = x
             if x >= n and x - k >= m:
-                return np.int64(d)
-    return np.int64(limit + 1)
+                return d
+    return limit + 1
 
 
 def distance(measured: Sequence[Op], expected: Sequence[Op], *, limit: int = 400) -> int:
@@ -149,7 +151,7 @@ def distance(measured: Sequence[Op], expected: Sequence[Op], *, limit: int = 400
         np.array([code.setdefault(u, len(code)) for op in order for u in units(op)], np.int64)
         for order in (measured, expected)
     )
-    return int(_distance(a, b, np.int64(limit)))
+    return _distance(a, b, limit, np.zeros(2 * limit + 3, np.int64))
 
 
 def differences(rank: int, measured: Sequence[Op], expected: Sequence[Op], *, most: int = 20) -> list[Difference]:

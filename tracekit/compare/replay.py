@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from tracekit._native import native, whole
 
 Ints = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
@@ -46,7 +47,7 @@ class Graph:
         waits = _waits(position, op, (stage, microbatch), (b_stage, b_microbatch))
         first = np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2))
         order, broken = _running_order(waits, first)
-        return cls(position, op, stage, microbatch, waits, order, int(broken))
+        return cls(position, op, stage, microbatch, waits, order, broken)
 
     def run(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> tuple[Ints, Ints]:
         """Start and end of every cell: as soon as what it waits for is there, plus its own delay.
@@ -57,8 +58,9 @@ class Graph:
         lead = np.zeros(self.waits.shape, np.int64)
         if early is not None:
             lead = np.floor(early * np.append(duration, 0)[self.waits]).astype(np.int64)
-        starts: tuple[Ints, Ints] = _replay(self.order, self.waits, duration.astype(np.int64), still, lead)
-        return starts
+        start, end = np.zeros((2, len(duration)), np.int64)
+        _replay(self.order, self.waits, whole(duration), whole(still), lead, start, end)
+        return start, end
 
     def makespan(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> int:
         """From 0 to the end of the last cell."""
@@ -140,16 +142,15 @@ def _waits(position: Ints, op: npt.NDArray[np.str_], forth: tuple[Ints, Ints], b
     return waits
 
 
-@numba.njit(cache=True)
-def _running_order(waits: Ints, first: Ints) -> tuple[Ints, np.int64]:
-    n, ranks = len(waits), len(first) - 1
-    order, done = np.empty(n, np.int64), np.zeros(n, np.bool_)
-    at = first[:-1].copy()
-    placed, broken = 0, np.int64(0)
+@native("int64(int64[:,::1], int64[::1], int64[::1], int64[::1], boolean[::1])")
+def _place(waits: Ints, at: Ints, last: Ints, order: Ints, done: npt.NDArray[np.bool_]) -> int:
+    """Fill *order*, taking cells from each rank's *at* up to its *last*; return how many waits had to be given up."""
+    n, ranks = len(waits), len(at)
+    placed, broken = 0, 0
     while placed < n:
         moved = False
         for r in range(ranks):
-            while at[r] < first[r + 1]:
+            while at[r] < last[r]:
                 i = at[r]
                 blocked = False
                 for k in range(1, 4):
@@ -165,19 +166,26 @@ def _running_order(waits: Ints, first: Ints) -> tuple[Ints, np.int64]:
                 moved = True
         if not moved:
             for r in range(ranks):  # a ring: let the first stuck cell go
-                if at[r] < first[r + 1]:
+                if at[r] < last[r]:
                     for k in range(1, 4):
                         j = waits[at[r], k]
                         if j >= 0 and not done[j]:
                             waits[at[r], k] = -1
                             broken += 1
                     break
-    return order, broken
+    return broken
 
 
-@numba.njit(cache=True)
-def _replay(order: Ints, waits: Ints, duration: Ints, delay: Ints, lead: Ints) -> tuple[Ints, Ints]:
-    start, end = np.zeros(len(duration), np.int64), np.zeros(len(duration), np.int64)
+def _running_order(waits: Ints, first: Ints) -> tuple[Ints, int]:
+    """Return an order in which every cell comes after what it waits for, and how many waits ran in a ring."""
+    order = np.empty(len(waits), np.int64)
+    return order, _place(waits, first[:-1].copy(), first[1:].copy(), order, np.zeros(len(waits), np.bool_))
+
+
+@native("void(int64[::1], int64[:,::1], int64[::1], int64[::1], int64[:,::1], int64[::1], int64[::1])")
+def _replay(  # noqa: PLR0917 - compiled code takes no keywords
+    order: Ints, waits: Ints, duration: Ints, delay: Ints, lead: Ints, start: Ints, end: Ints
+) -> None:
     for i in order:
         ready = np.int64(0)
         for k in range(4):
@@ -186,4 +194,3 @@ def _replay(order: Ints, waits: Ints, duration: Ints, delay: Ints, lead: Ints) -
                 ready = end[j] - lead[i, k]
         start[i] = ready + delay[i]
         end[i] = start[i] + duration[i]
-    return start, end

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from tracekit._native import native, whole
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -42,21 +43,20 @@ def _received(rows: pl.DataFrame) -> int:
     return sum(n for (way, _, _), n in words if way == "recv") if len(peers) == 1 and "?" not in peers else 0
 
 
-@numba.njit(cache=True)
-def _walk(number: Ints, outside: Ints, low: np.int64, owner: Ints) -> tuple[Ints, Ints]:
-    """Number the downward walks; ``of`` is the earlier walk a walk goes over again, else itself.
+@native("int64(int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1])")
+def _walk(  # noqa: PLR0917 - compiled code takes no keywords
+    number: Ints, outside: Ints, low: int, owner: Ints, following: Ints, walk: Ints, of: Ints
+) -> int:
+    """Number the downward walks, and return how many; *of* is the earlier walk a walk goes over again, else itself.
 
     *outside* counts the weight gradients outside autograd up to each kernel: one between two kernels of the same number
     shows that the node was run twice, unless the walk goes on downwards after it.
     """
-    following = np.full(len(number), -1, np.int64)
     ahead = np.int64(-1)
     for i in range(len(number) - 1, -1, -1):
         if i + 1 < len(number) and number[i + 1] >= 0 and number[i + 1] != number[i]:
             ahead = number[i + 1]
         following[i] = ahead
-    walk = np.full(len(number), -1, np.int64)
-    of = np.full(len(number) + 1, -1, np.int64)
     current, last, outside_last = np.int64(-1), np.int64(-1), np.int64(0)
     for i in range(len(number)):
         n = number[i]
@@ -75,7 +75,7 @@ def _walk(number: Ints, outside: Ints, low: np.int64, owner: Ints) -> tuple[Ints
             owner[n - low] = of[current]
         walk[i] = current
         last, outside_last = n, outside[i]
-    return walk, of[: current + 1]
+    return int(current + 1)
 
 
 def _walks(number: Ints, outside: Ints) -> tuple[Ints, Ints]:
@@ -83,8 +83,11 @@ def _walks(number: Ints, outside: Ints) -> tuple[Ints, Ints]:
     if not len(known):
         return np.zeros(len(number), np.int64), np.zeros(min(1, len(number)), np.int64)
     low = known.min()
-    walk, of = _walk(number, outside, low, np.full(int(known.max() - low) + 1, -1, np.int64))
-    return np.maximum(walk, 0), of  # rows before the first number join the first walk
+    owner = np.full(int(known.max() - low) + 1, -1, np.int64)
+    following, walk = np.full((2, len(number)), -1, np.int64)
+    of = np.full(len(number) + 1, -1, np.int64)
+    count = _walk(whole(number), whole(outside), low, owner, following, walk, of)
+    return np.maximum(walk, 0), of[:count]  # rows before the first number join the first walk
 
 
 def _split_by_messages(walk: Ints, engine: Ints, view: View) -> Ints:
@@ -165,10 +168,11 @@ def _homes(walk: Ints, number: Ints, first: Bools) -> Ints:
     return home
 
 
-@numba.njit(cache=True)
-def _rewalked(number: Ints, home: Ints, begun: Ints) -> tuple[Ints, Ints]:
-    walk, of = np.zeros(len(number), np.int64), np.full(len(number) + 1, -1, np.int64)
-    seen = np.full(len(number) + 1, -1, np.int64)  # walk that stands for each home
+@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def _rewalked(  # noqa: PLR0917 - compiled code takes no keywords
+    number: Ints, home: Ints, begun: Ints, walk: Ints, of: Ints, seen: Ints
+) -> int:
+    """Fill *walk* and *of*, and return how many walks there are; *seen* is the walk that stands for each home."""
     current, last = np.int64(-1), np.int64(-1)
     here, before = np.int64(-1), np.int64(-1)
     for i in range(len(number)):
@@ -181,15 +185,17 @@ def _rewalked(number: Ints, home: Ints, begun: Ints) -> tuple[Ints, Ints]:
                 of[current] = seen[here]
             last, before = number[i], begun[i]
         walk[i] = current if current >= 0 else 0
-    return walk, of[: max(current + 1, 1)]
+    return int(max(current + 1, 1))
 
 
 def _rewalk(number: Ints, home: Ints, begun: Ints) -> tuple[Ints, Ints]:
     """Return walks and owners once all cuts are known: a new walk where one was *begun* or the home changes."""
     if not len(number):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    walk, of = _rewalked(number, home, begun)
-    return walk, np.where(of < 0, 0, of)
+    walk = np.zeros(len(number), np.int64)
+    of, seen = np.full((2, len(number) + 1), -1, np.int64)
+    count = _rewalked(whole(number), whole(home), whole(begun), walk, of, seen)
+    return walk, np.where(of < 0, 0, of)[:count]
 
 
 def _lean_forward(walk: Ints, numbered: Bools, passed: Ints) -> Ints:

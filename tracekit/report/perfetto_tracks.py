@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._native import native, whole
 from tracekit.schema import GPU_KINDS
 
 Ints = npt.NDArray[np.int64]
@@ -160,31 +160,29 @@ def nested_lines(track: Ints, start: Ints, end: Ints) -> Ints:
     [0, 0, 1, 0]
     """
     order = np.lexsort((-end, start, track))
-    found = np.empty(len(order), np.int64)
-    found[order] = _lines(*(np.ascontiguousarray(column[order]) for column in (track, start, end)))
+    found, line, around = np.zeros((3, len(order)), np.int64)
+    _lines(*(whole(column[order]) for column in (track, start, end)), line, around, np.empty(MOST_LINES, np.int64))
+    found[order] = line
     return found
 
 
-@numba.njit(cache=True)
-def _lines(track: Ints, start: Ints, end: Ints) -> Ints:
-    n = len(start)
-    line = np.zeros(n, np.int64)
-    around = np.full(n, -1, np.int64)  # the open event an event lies in, on its line
-    top = np.full(MOST_LINES, -1, np.int64)  # the innermost open event of each line
-    current = np.int64(-1)
-    for i in range(n):
-        if track[i] != current:
-            current = track[i]
-            top[:] = -1
-        for at in range(MOST_LINES):
+@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def _lines(  # noqa: PLR0917 - compiled code takes no keywords
+    track: Ints, start: Ints, end: Ints, line: Ints, around: Ints, top: Ints
+) -> None:
+    """Fill *line*; *around* is the open event an event lies in on its line, *top* each line's innermost open event."""
+    for i in range(len(start)):
+        if i == 0 or track[i] != track[i - 1]:
+            for at in range(len(top)):
+                top[at] = -1
+        for at in range(len(top)):
             while top[at] >= 0 and end[top[at]] <= start[i]:
                 top[at] = around[top[at]]
-            if top[at] < 0 or end[top[at]] >= end[i] or at == MOST_LINES - 1:
+            if top[at] < 0 or end[top[at]] >= end[i] or at == len(top) - 1:
                 line[i] = at
                 around[i] = top[at]
                 top[at] = i
                 break
-    return line
 
 
 def joined(lines: Iterable[str]) -> bytes:
