@@ -249,6 +249,18 @@ def _(p):
     return second
 
 
+def named(rule, kernel):
+    """One kernel of this name, in a trace that holds training elsewhere."""
+    EXAMPLES[rule] = lambda p: p.trained().kernel(kernel, 1)
+
+
+named("copy-kernel", "__amd_rocclr_copyBuffer")
+named("te-userbuffers", "kuserbuffers_pushsend(int*)")
+named("deepep-pipeline", "void deep_ep::pp::pp_send_impl<24, 4>(ncclDevComm)")
+named("deepep-bucket", "void deep_ep::bucket::hybrid_all_gather<2, 8>(ncclDevComm)")
+named("name-input-grad", "sm80_xmma_dgrad_implicit_gemm_indexed_bf16")
+
+
 @example("name-wgrad")
 def _(p):
     return p.trained().kernel("fused_wgrad", 1)

@@ -15,19 +15,25 @@ from tracekit.classify.ranges import Launches, Ranges
 LIBRARIES = (
     (
         "deepep",
-        r"deep_?ep(::|\d)|(dpsk|uccl)::ep::|hybrid_ep::|::(intranode|internode|internode_ll)::\w*(dispatch|combine|notify)",
+        r"(deep_?|hybrid_|nixl_|nccl_)ep(::|\d)|(dpsk|uccl)::(ep|layout|intranode|internode)|^kernel_cutlass_kernel_moonep"
+        r"|::(intranode|internode|internode_ll)::\w*(dispatch|combine|notify)",
     ),
-    ("nccl", r"(?i)^(void )?(nccl(Dev)?Kernel|ncclSymk|rccl\w*Kernel|mscclKernel)|ncclKernel_"),
-    ("nvshmem", r"(?i)nvshmem"),
+    ("nccl", r"(?i)^(void )?(nccl|rccl|msccl)\w*Kernel|ncclKernel_"),
+    ("nvshmem", r"(?i)(nv|roc)shmem|_on_stream_kernel"),
     ("mscclpp", r"(?i)mscclpp"),
     (
         "custom",
-        r"(?i)cross_device_reduce|one_shot_(all_reduce|push)|two_shot_all_reduce|multimem_\w*(reduce|gather)"
-        r"|userbuffers_|allreduce_fusion_kernel|\bquickreduce|low_latency_(dispatch|combine)|a2a_?(dispatch|combine)"
-        r"|Ep(Dispatch|Combine)\w*Kernel|moeAllToAll|(all|reduce)_?(reduce|gather|scatter)_kernel",
+        r"(?i)cross_device_reduce|one_shot_push|multimem_\w*(reduce|gather)|symmetric_memory::(barrier|\w+_signal)"
+        r"|userbuffers_|\bquickreduce|low_latency_(dispatch|combine)|a2a_?(prepare|sanitize)?_?(dispatch|combine|expert)"
+        r"|Ep(Dispatch|Combine)\w*Kernel",
     ),
 )
 """Whose kernel it is, by name. Each pattern is tried in turn."""
+
+_WORDS = r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+_NO_WORDS = r"(?i)^triton_|gemm|matmul|(block|warp)_?all_?reduce"
+"""A function named for a collective is one, but for a compiler's kernel, whose name lists what it takes part in, a
+product that reduces as it goes, and a reduction inside one block."""
 
 _SPOKEN = (  # what a kernel's name says about the collective, where nothing better does
     ("all_reduce", r"(?i)all_?reduce|cross_device_reduce|quickreduce|one_shot_push"),
@@ -35,8 +41,10 @@ _SPOKEN = (  # what a kernel's name says about the collective, where nothing bet
     ("all_gather", r"(?i)all_?gather"),
     ("all_to_all", r"(?i)all_?to_?all"),
     ("broadcast", r"(?i)broadcast"),
-    ("reduce", r"(?i)_reduce_|DevKernel_Reduce"),
+    ("reduce", r"(?i)_reduce_|DevKernel_Reduce|ncclReduce(Ring|Tree)"),
     ("sendrecv", r"(?i)send_?recv"),
+    ("send", r"pp_send_impl"),
+    ("recv", r"pp_recv_impl"),
 )
 _TALK = r"^(wait|barrier_wait|startcoalesced|endcoalesced|init|bootstrap)$"
 _P2P = ("send", "recv", "isend", "irecv")
@@ -82,13 +90,25 @@ def normal(name: str) -> str:
     return plain
 
 
+def own_name(kernel: str) -> str:
+    """Name of the function alone, without template arguments and parameters, which speak of other things.
+
+    >>> own_name("void ns::(anonymous namespace)::run<ns::AllReduce>(ns::Args)"), own_name("_ZN2ns3runEv")
+    ('void ns::run', '_ZN2ns3runEv')
+    """
+    return re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
+
+
 def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> Collectives:
     """Join every communication kernel to the call that asked for it."""
     names = Text.of(gpu["name"])
     kernel = (gpu["kind"] == "kernel").to_numpy()
     own = Text.of(gpu["collective"]).present
+    named = [(lib, names.matches(p) & kernel) for lib, p in LIBRARIES]
+    plain = names.replace([own_name(v) for v in names.values])
     library = Text.choose(
-        len(gpu), [(lib, names.matches(p) & kernel) for lib, p in LIBRARIES] + [("nccl", own & kernel)]
+        len(gpu),
+        [*named, ("nccl", own & kernel), ("custom", plain.matches(_WORDS) & ~plain.matches(_NO_WORDS) & kernel)],
     )
     calls = _calls(ranges)
     first, last = _batches(ranges, launches, calls, library)

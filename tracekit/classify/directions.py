@@ -21,10 +21,17 @@ from tracekit.classify.ranges import Launches, Ranges
 
 WGRAD = (
     r"(?i)wgrad|weight_?grad|grad_weight|_acc::GemmKernel|GammaBeta|dgamma|dbeta|gradbias|bias_grad|embedding_backward"
+    r"|wrw|bwd_?weight|backward_(weight|filter)|(norm|(?<![a-z])ln)\w*_bwd_finalize"
 )
-BACKWARD = r"(?i)backward|(?<![a-z])bwd|(?-i:Bwd)|bprop|dgrad|_grad(?![a-z])|grad_input|fmha_cutlass(?-i:B)"
+BACKWARD = (
+    r"(?i)backward|(?<![a-z])bwd|(?-i:Bwd)|bprop|dgrad|_grad(?![a-z])|grad_?input|fmha_cutlass(?-i:B)"
+    r"|dot_do_o|convert_dq|OGradDotO"
+)
 FORWARD = r"(?i)forward|(?<![a-z])fwd|(?-i:Fwd)|fprop|fmha_cutlass(?-i:F)"
-OPTIMIZER = r"(?i)multi_tensor_apply|(?<![a-z])(fused)?_?(adamw?|lamb|muon)(?![a-z])|l2norm|adafactor|sgd_?kernel"
+OPTIMIZER = (
+    r"(?i)multi_tensor_apply|(?<![a-z])(fused)?_?(adamw?|lamb|muon)(?![a-z])|L2NormFunctor|adafactor|sgd_?kernel"
+    r"|k(Precondition)?Optimizer(?-i:[A-Z0-9])|Adam(?-i:[A-Z])"
+)
 OPTIMIZER_OP = r"(?i)aten::(_foreach_(?!copy_)|_fused_(adam|sgd|adagrad)|_amp_)|optimizer|clip_grad"
 OPTIMIZER_ANNOTATION = (
     r"(?i)^Optimizer\.(step|zero_grad)|optimizer[-_. ]?step|^optimizer$|opt_step|clip_grad|unscale_grads|zero_grad"
@@ -167,3 +174,4 @@ def _unlaunched(say: Say, value: Ints, gpu: pl.DataFrame, names: Text, launches:
     )
     before, after = table["before"].to_numpy(), table["after"].to_numpy()
     say("between", lost & (before == after) & (before >= 0), before)
+    say("between", lost & np.isin(before, (_B, _W)) & np.isin(after, (_B, _W)), _B)

@@ -106,7 +106,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "after_role": matmuls.after,
         "visit": _visits(launches, autograd, matmuls, comm.library.present),
         "gemm_turn": _turns(matmuls.is_gemm & ~names.matches(r"(?i)split_?k"), autograd.node_row, launches.at),
-        "deferred": np.full(len(gpu), _deferred(matmuls.role, directions.value, autograd.site)),
+        "deferred": np.full(len(gpu), _deferred(matmuls.role, directions.value, autograd.site, launches.at)),
         "direction": directions.value,
         "direction_from": directions.source,
         "library": comm.library,
@@ -265,9 +265,9 @@ def _trained(direction: Text) -> bool:
     return bool(direction.map(lambda v: v in ("backward", "wgrad", "recompute", "optimizer")).any())
 
 
-def _deferred(role: Text, direction: Text, site: Text) -> bool:
+def _deferred(role: Text, direction: Text, site: Text, at: Ints) -> bool:
     """Weight gradients run outside the engine, so what the engine runs is the input's."""
-    outside = ~site.present
+    outside = ~site.present & (at >= 0)  # of what the file lost the launch of, nobody knows who ran it
     return bool((outside & (role.map(lambda v: v == "wgrad") | direction.map(lambda v: v == "wgrad"))).any())
 
 

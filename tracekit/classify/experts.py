@@ -6,6 +6,7 @@ Plain all-to-alls all look alike; in a layer the forward dispatches, then combin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,17 +15,19 @@ import polars as pl
 from tracekit.classify._nest import Ints, walk_exchanges
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.collectives import Collectives
+from tracekit.classify.collectives import Collectives, own_name
 from tracekit.classify.directions import Directions
 from tracekit.classify.ranges import Launches, Ranges
 
-_MAIN = (
-    r"::(dispatch|combine)(_kernel)?[<(]|\d(dispatch|combine)I|low_latency_(dispatch|combine)"
-    r"|(?i:moe_?(dispatch|combine)_kernel|a2a_?(dispatch|combine)|Ep(Dispatch|Combine)\w*Kernel)"
-)
 MOST_OPEN = 8
 """Calls that may be open on a group at once for its waits to be taken as answering them in turn."""
-_HELPER = r"(?i)notify|layout|cached|barrier|clean_low_latency|encode|get_dispatch"
+_HELPER = (
+    r"(?i)notify|layout|cached|barrier|clean_low_latency|encode|prologue|planning|prepare|preprocess|sanitize|\bscan"
+)
+_AGAIN = 2
+_FINISH = r"(?i)epilogue"
+_REUSES = r"(?<!_)dispatch_impl<[^,]*,[^,]*,[^,]*, (true|\(bool\)1)|hybrid_dispatch_impl<[^,]*, (true|\(bool\)1)"
+"""DeepEP's second version says in a template argument that it re-uses a layout."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Passes:
     maker: Text  # pass of the last compute launched before it
     user: Text  # pass of the first compute launched after the host waited for it
     compute: Text  # of compute: its pass, where it is known of itself
+    again: Bools  # of any event: it runs forward work once more, inside the backward
 
 
 def comm_passes(
@@ -69,7 +73,8 @@ def comm_passes(
     sent = maker.where(comm.call.map(lambda v: v in ("send", "all_reduce", "reduce_scatter", "reduce")))
     received = _answers(comm, sent).fill(user.where(comm.call.map(lambda v: v in ("recv", "all_gather"))))
     idle = Text.choose(len(mine), [("forward", mine & directions.value.map(lambda v: v == "forward"))])
-    return Passes(own.fill(sent).fill(received).fill(idle), own, maker, user, passes)
+    again = directions.value.map(lambda v: v == "recompute") | site.map(lambda v: v == "recompute")
+    return Passes(own.fill(sent).fill(received).fill(idle), own, maker, user, passes, again)
 
 
 def _answers(comm: Collectives, sent: Text) -> Text:
@@ -172,27 +177,41 @@ class Marks:
 def _named_exchanges(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:
     names = Text.of(gpu["name"])
     ours = comm.library.map(lambda v: v in ("deepep", "nvshmem", "custom"))
-    speaks = names.matches(r"(?i)dispatch|combine|notify") & ours
-    helper = ours & names.matches(_HELPER)
-    main = speaks & ~helper & names.matches(_MAIN)
+    spoken = names.replace([_spoken(v) for v in names.values]).where(ours)
+    plain = names.replace([own_name(v) for v in names.values])
+    helper, finish = ours & plain.matches(_HELPER), ours & plain.matches(_FINISH)
+    main = spoken.present & ~helper & ~finish
     order = np.lexsort((np.arange(len(gpu)), np.where(launches.at >= 0, launches.at, gpu["start_ns"].to_numpy())))
-    order = order[(main | (ours & helper))[order]]
+    order = order[(main | helper | finish)[order]]
     if not len(order):
         return Exchanges(Text.constant(None, len(gpu)), Text.constant(None, len(gpu)))
     is_main = main[order]
-    combines = names.matches(r"(?i)combine")[order] & is_main
+    combines = spoken.map(lambda v: v == "combine")[order] & is_main
     dispatches = is_main & ~combines
+    reuses = names.matches(_REUSES)[order]
     fresh = names.matches(r"(?i)(?<!cached_)notify_dispatch|dispatch_layout")[order]
-    cached = names.matches(r"(?i)cached_notify")[order]
+    cached = names.matches(r"(?i)cached_notify")[order] | reuses
+    rerun = autograd.site.map(lambda v: v == "recompute")[order]
     backward = _dispatch_backward(autograd, order, is_main, dispatches, fresh=fresh, cached=cached)
     backward = _match_combines(autograd, order, combines, dispatches, backward)
-    role = np.where(combines != backward, 1, 0)  # a combine kernel running backward is dispatch, and the reverse
-    following = _next_main(is_main)
-    ok = following >= 0
+    # A combine kernel running backward is dispatch, and the reverse; the forward run again keeps its roles.
+    role = np.where(combines != (backward & ~rerun), 1, 0)
+    serves = np.where(finish[order], _last_main(is_main), _next_main(is_main))
+    ok = serves >= 0
     out_role, out_pass = np.full(len(gpu), -1, np.int64), np.full(len(gpu), -1, np.int64)
-    out_role[order[ok]] = role[following[ok]]
-    out_pass[order[ok]] = backward[following[ok]]
+    out_role[order[ok]] = role[serves[ok]]
+    out_pass[order[ok]] = (backward | rerun)[serves[ok]]
     return Exchanges(Text(("dispatch", "combine"), out_role), Text(("forward", "backward"), out_pass))
+
+
+def _spoken(kernel: str) -> str | None:
+    """What an exchange kernel's own name says, not its namespace or its arguments.
+
+    >>> _spoken("void mori::moe::EpDispatchIntraNodeKernel<T>(mori::moe::EpDispatchCombineArgs<T>)"), _spoken("barrier")
+    ('dispatch', None)
+    """
+    found = re.search(r"(?i)dispatch|combine", own_name(kernel).rsplit("::", 1)[-1])
+    return found[0].lower() if found else None
 
 
 def _dispatch_backward(
@@ -205,8 +224,8 @@ def _dispatch_backward(
     np.logical_or.at(prepared, since[fresh], True)
     np.logical_or.at(reused, since[cached], True)
     site = autograd.site.take(order)
-    engine = site.map(lambda v: v in ("backward", "recompute"))
-    told = site.map(lambda v: v == "forward")
+    engine = site.map(lambda v: v == "backward")
+    told = site.map(lambda v: v in ("forward", "recompute"))
     return dispatches & (engine | (~told & autograd.active & reused[since] & ~prepared[since]))
 
 
@@ -222,7 +241,7 @@ def _match_combines(autograd: Autograd, order: Ints, combines: Bools, dispatches
     out[closed] = np.where(ok & bool(len(opened)), backward[matched], False)
     site = autograd.site.take(order)
     out |= site.map(lambda v: v == "backward") & combines
-    out &= ~(site.map(lambda v: v == "forward") & combines)
+    out &= ~(site.map(lambda v: v in ("forward", "recompute")) & combines)
     return out
 
 
@@ -230,6 +249,10 @@ def _next_main(is_main: Bools) -> Ints:
     n = len(is_main)
     place = np.minimum.accumulate(np.where(is_main, np.arange(n), n)[::-1])[::-1]
     return np.where(place < n, place, -1)
+
+
+def _last_main(is_main: Bools) -> Ints:
+    return np.maximum.accumulate(np.where(is_main, np.arange(len(is_main)), -1))
 
 
 def _plain_exchanges(
@@ -253,16 +276,19 @@ def _plain_exchanges(
     )
     turn, direction = _take_turns(launches, passes, marks, rows, lane)
     ahead = np.bincount(lane, weights=direction == 0)[lane]
-    every = np.bincount(lane)[lane]
+    every = np.bincount(lane, weights=direction != _AGAIN)[lane]
     paired = (ahead % 2 == 0) & ((every == 2 * ahead) | (every == ahead)) & (every >= 2)
     use = marks.expert[rows] | paired
     role, way = np.full(len(gpu), -1, np.int64), np.full(len(gpu), -1, np.int64)
-    role[rows[use]], way[rows[use]] = turn[use], direction[use]
+    role[rows[use]], way[rows[use]] = turn[use], np.minimum(direction, 1)[use]
     return Exchanges(Text(("dispatch", "combine"), role), Text(("forward", "backward"), way))
 
 
 def _take_turns(launches: Launches, passes: Passes, marks: Marks, rows: Ints, lane: Ints) -> tuple[Ints, Ints]:
-    """Walk the exchanges in launch order: role (0 dispatch, 1 combine) and pass (0 forward, 1 backward) of each."""
+    """Walk the exchanges in launch order: role (0 dispatch, 1 combine) and pass of each.
+
+    Passes are 0 forward, 1 backward, and 2 for the forward run again inside the backward, in the forward's order.
+    """
 
     def coded(values: Text) -> Ints:
         return np.array([*({"forward": 0, "backward": 1}.get(v, -1) for v in values.values), -1], np.int64)[
@@ -274,15 +300,15 @@ def _take_turns(launches: Launches, passes: Passes, marks: Marks, rows: Ints, la
         return np.searchsorted(np.sort(launches.at[np.flatnonzero(mask & (launches.at >= 0))]), launches.at[rows])
 
     compute = coded(passes.compute)
+    compute = np.where((compute >= 0) & passes.again, _AGAIN, compute)
+    engine = np.where(passes.again[rows], _AGAIN, coded(passes.engine)[rows])
     known = np.flatnonzero((compute >= 0) & (launches.at >= 0))
     maker = coded(passes.maker)[rows]
     fresh = np.searchsorted(np.sort(launches.at[known]), launches.at[rows])
-    products = np.stack([count(marks.product & (compute == way)) for way in (0, 1)])
-    attention = np.stack([count(marks.attention & (compute == way)) for way in (0, 1)])
+    products = np.stack([count(marks.product & (compute == way)) for way in range(3)])
+    attention = np.stack([count(marks.attention & (compute == way)) for way in range(3)])
     if not products[:, -1].any():  # no product is recognised in this trace: every exchange changes turns
-        products = np.tile(np.arange(1, len(rows) + 1), (2, 1))
+        products = np.tile(np.arange(1, len(rows) + 1), (3, 1))
     lanes = int(lane.max()) + 1
-    turn, direction = walk_exchanges(
-        lane, lanes, coded(passes.engine)[rows], maker, coded(passes.user)[rows], fresh, products, attention
-    )
+    turn, direction = walk_exchanges(lane, lanes, engine, maker, coded(passes.user)[rows], fresh, products, attention)
     return turn, direction

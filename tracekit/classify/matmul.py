@@ -82,7 +82,7 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
     layout = _layouts(names).where(is_gemm & ~convolves)
     role, evidence = _fill(role, evidence, layout.where(backward & ~layout.map(lambda v: v == "forward")), "layout")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", forward & is_gemm)]), "pass")
-    host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0)
+    host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0) & autograd.active
     role, evidence = _fill(role, evidence, layout.where(host & layout.map(lambda v: v == "wgrad")), "layout")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", is_gemm & autograd.made)]), "pass")
     role, evidence = _fill(role, evidence, _without_ops(layout.where(is_gemm & (launches.op < 0))), "layout")
