@@ -185,7 +185,7 @@ def _rewalked(  # noqa: PLR0917 - compiled code takes no keywords
                 of[current] = seen[here]
             last, before = number[i], begun[i]
         walk[i] = current if current >= 0 else 0
-    return int(max(current + 1, 1))
+    return int(current + 1) if current >= 0 else 1
 
 
 def _rewalk(number: Ints, home: Ints, begun: Ints) -> tuple[Ints, Ints]:
