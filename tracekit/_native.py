@@ -35,15 +35,20 @@ R = TypeVar("R")
 FOLDER = "TRACEKIT_CACHE_DIR"
 """Environment variable: where native code is kept, instead of beside the package or in the user's cache folder."""
 
-_FORMAT = "1"
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-_BARE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "_nrt": False,
+}
+"""How numba compiles native code, and what it calls: with no word about Python and no arrays of its own."""
+
 _DONE = (0, -2)  # what numba's functions return where nothing was raised: a value is ready, or there is none
 _LIBRARY = ("memcpy", "memmove", "memset")  # all that native code may call
 _lock = threading.RLock()
 _declared: list[Native] = []
 _engines: list[Any] = []  # code is there as long as the engine that holds it
-_told: list[bool] = []
 
 
 class _Argument(NamedTuple):
@@ -107,13 +112,13 @@ class Native:
             return self._run
 
     def _key(self) -> bytes | None:
-        """All that the code depends on; None where the source cannot be read."""
+        """All that the code depends on; None where that cannot be told."""
         files = sorted(self._source.glob("*.py")) if self._source.is_dir() else [self._source]
         try:
-            texts = [file.name.encode() + b"\0" + file.read_bytes() for file in files]
-        except OSError:
+            texts = [file.name.encode() + b"\0" + file.read_bytes() for file in (Path(__file__), *files)]
+            parts = [_machine(), self.name.encode(), self.signature.encode(), *texts]
+        except (OSError, ImportError):  # no source, or a numba that is not installed but packed
             return None
-        parts = [_machine(), self.name.encode(), self.signature.encode(), *texts]
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
     def _files(self) -> Iterator[Path]:
@@ -155,7 +160,7 @@ class Native:
             code = self._code()
             run = self._linked(code)
         except Exception:  # numba's insides are not what they were: its own way of calling always works
-            return cast("Callable[..., Any]", numba.njit(self.signature, **_OPTIONS)(self.python))
+            return cast("Callable[..., Any]", numba.njit(self.signature, nogil=True, error_model="numpy")(self.python))
         if key:
             self._keep(key, code)
         return run
@@ -165,7 +170,7 @@ class Native:
         import numba
         from llvmlite import binding  # type: ignore[import-untyped]
 
-        compiled: Any = numba.njit(self.signature, **_OPTIONS, **_BARE)(self.python)
+        compiled: Any = numba.njit(self.signature, **OPTIONS)(self.python)
         (types,) = compiled.signatures
         symbol: str = compiled.overloads[types].fndesc.llvm_func_name
         module = binding.parse_assembly(compiled.inspect_llvm(types))
@@ -265,7 +270,7 @@ def _machine() -> bytes:
     import llvmlite
     from llvmlite import binding
 
-    made = (_FORMAT, version("numba"), llvmlite.__version__, binding.llvm_version_info, binding.get_process_triple())
+    made = (version("numba"), llvmlite.__version__, binding.llvm_version_info, binding.get_process_triple())
     return repr((*made, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())).encode()
 
 
@@ -286,9 +291,10 @@ def _target_machine() -> Any:
     )
 
 
+@cache
 def _tell() -> None:
+    """Say once why nothing happens; processes that were started to work in parallel keep quiet."""
     from multiprocessing import parent_process
 
-    if not _told and parent_process() is None:
-        _told.append(True)
+    if parent_process() is None:
         sys.stderr.write("tracekit: compiling, once on this machine; this takes a few seconds...\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import os
 import re
 import tempfile
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit import _native
 from tracekit.errors import InputError, Notice, OptionError, OutputError, RuleError
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import SourceRef, check_unmixed, discover, listing
@@ -212,11 +214,10 @@ def read_all(
 
 
 def prepare(refs: Sequence[SourceRef]) -> None:
-    """Compile the scanner, if this machine never did, before many processes would each do so."""
+    """Compile what this machine never did, before many processes would each do so."""
     if any(ref.reader == "kineto" for ref in refs):
-        from tracekit.parsers.kineto import scanner
-
-        scanner.warm_up()
+        importlib.import_module("tracekit.parsers.kineto.scanner")
+    _native.prepare()
 
 
 def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, pays: int = SPAWN_PAYS_BYTES) -> int:

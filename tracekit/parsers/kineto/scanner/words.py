@@ -12,6 +12,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import extending, njit
 from numba import types as numba_types
 
+from tracekit._native import OPTIONS
+
 types: Any = numba_types  # numba's own annotations are those of Python, not of what it compiles
 intrinsic: Any = extending.intrinsic
 
@@ -37,13 +39,13 @@ _BLANKS = np.uint64(0x2121212121212121)  # one more than the last blank
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile into the functions that call it."""
-    compiled: Callable[..., Any] = njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    compiled: Callable[..., Any] = njit(forceinline=True, **OPTIONS)(function)
     return compiled
 
 
 def called(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile as a function of its own: for what is rare or long."""
-    compiled: Callable[..., Any] = njit(nogil=True, error_model="numpy")(function)
+    compiled: Callable[..., Any] = njit(**OPTIONS)(function)
     return compiled
 
 

@@ -1,0 +1,249 @@
+"""Native code: kept, found again, and never trusted when it is not what it says."""
+
+import ast
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tracekit
+from tracekit import _native
+from tracekit._native import Native, native
+
+ROOT = Path(tracekit.__file__).parent
+SUM = "int64(int64[::1], int64)"
+SOURCE = """
+def total(values, more):
+    found = more
+    for value in values:
+        found += value
+    return found
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where native code is kept in a test."""
+    monkeypatch.setenv(_native.FOLDER, str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def function(tmp_path, source=SOURCE, name="total"):
+    """A function written in a file of its own."""
+    file = tmp_path / "written.py"
+    file.write_text(source)
+    spec = importlib.util.spec_from_file_location("written", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return Native(SUM, getattr(module, name), file)
+
+
+def loads(made, monkeypatch):
+    """Whether a function is loaded rather than compiled."""
+    compiled = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Native, "_compiled", lambda self, key: compiled.append(key) or self.python)
+        made.load()
+    return not compiled
+
+
+def test_a_function_is_compiled_once_and_then_found(tmp_path, folder, monkeypatch):
+    first = function(tmp_path)
+    assert not loads(function(tmp_path), monkeypatch)
+    assert first(np.array([1, 2, 3]), 4) == 10
+    assert [file.suffix for file in folder.iterdir()] == [".native"]
+    again = function(tmp_path)
+    assert loads(again, monkeypatch)
+    assert again(np.array([1, 2, 3]), -7) == -1
+
+
+def test_a_changed_source_is_compiled_anew(tmp_path, folder, monkeypatch):
+    function(tmp_path).load()
+    changed = function(tmp_path, SOURCE.replace("+= value", "+= 2 * value"))
+    assert not loads(changed, monkeypatch)
+    changed = function(tmp_path, SOURCE.replace("+= value", "+= 2 * value"))
+    assert changed(np.array([1, 2, 3]), 0) == 12
+    assert len(list(folder.iterdir())) == 1  # the new code took the old one's place
+
+
+def test_another_numba_or_processor_has_files_of_its_own(tmp_path, folder, monkeypatch):
+    function(tmp_path).load()
+    monkeypatch.setattr(_native, "_machine", lambda: b"another")
+    assert not loads(function(tmp_path), monkeypatch)
+    function(tmp_path).load()
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda kept: b"",
+        lambda kept: kept[:20],
+        lambda kept: kept[: len(kept) // 2],
+        lambda kept: kept[:200] + bytes([kept[200] ^ 1]) + kept[201:],
+        lambda kept: bytes(32) + kept[32:],
+        lambda kept: kept + b"more",
+        lambda kept: os.urandom(len(kept)),
+    ],
+)
+def test_a_damaged_file_is_never_run(tmp_path, folder, monkeypatch, damage):
+    function(tmp_path).load()
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert not loads(function(tmp_path), monkeypatch)
+    assert function(tmp_path)(np.array([5]), 6) == 11
+    assert loads(function(tmp_path), monkeypatch)  # and the file is whole again
+
+
+def test_one_functions_file_does_not_do_for_another(tmp_path, folder, monkeypatch):
+    source = SOURCE + SOURCE.replace("total", "other").replace("+= value", "-= value")
+    function(tmp_path, source).load()
+    (file,) = folder.iterdir()
+    other = function(tmp_path, source, name="other")
+    (folder / file.name.replace("total", "other")).write_bytes(file.read_bytes())
+    assert not loads(other, monkeypatch)
+    assert function(tmp_path, source, name="other")(np.array([5]), 6) == 1
+
+
+def test_with_nowhere_to_keep_code_it_is_compiled_and_runs(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(_native.FOLDER, str(tmp_path / "file" / "below"))
+    assert function(tmp_path)(np.array([1, 2]), 0) == 3
+    assert not loads(function(tmp_path), monkeypatch)
+
+
+def test_the_users_folder_does_where_the_package_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.delenv(_native.FOLDER, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "__pycache__").touch()  # a file where the folder would be
+    assert function(tmp_path)(np.array([1, 2]), 0) == 3
+    assert [file.parent.name for file in tmp_path.rglob("*.native")] == ["tracekit"]
+    assert loads(function(tmp_path), monkeypatch)
+
+
+def test_without_a_home_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.delenv(_native.FOLDER, raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    (tmp_path / "__pycache__").touch()
+    assert function(tmp_path)(np.array([1, 2]), 0) == 3
+
+
+def test_a_function_native_code_cannot_hold_runs_all_the_same(tmp_path, folder):
+    source = SOURCE.replace("found = more", "found = more + np.zeros(1, np.int64)[0]")
+    made = function(tmp_path, "import numpy as np\n" + source)
+    assert made(np.array([1, 2]), 4) == 7
+    assert not folder.exists()
+
+
+def test_a_code_that_cannot_be_loaded_is_compiled(tmp_path, folder, monkeypatch):
+    function(tmp_path).load()
+    linked, tries = Native._linked, []
+
+    def fails_first(self, code):
+        tries.append(code)
+        if len(tries) == 1:
+            raise RuntimeError("no such function")
+        return linked(self, code)
+
+    monkeypatch.setattr(Native, "_linked", fails_first)
+    assert function(tmp_path)(np.array([1, 2]), 4) == 7
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ((np.zeros(3, np.int32), 1), TypeError),
+        ((np.zeros(3, ">i8"), 1), TypeError),
+        ((np.zeros((3, 3), np.int64), 1), TypeError),
+        ((np.zeros(6, np.int64)[::2], 1), TypeError),
+        (([1, 2, 3], 1), AttributeError),
+        ((np.zeros(3, np.int64),), ValueError),
+        ((np.zeros(3, np.int64), 1, 2), ValueError),
+        ((np.zeros(3, np.int64), "one"), ValueError),
+    ],
+)
+def test_only_what_the_signature_says_is_passed_on(tmp_path, folder, args, error):
+    with pytest.raises(error):
+        function(tmp_path)(*args)
+
+
+def test_two_dimensions_and_booleans(folder):
+    @native("void(boolean[:,::1], int64[:,::1])")
+    def count(flags, found):
+        for i in range(flags.shape[0]):
+            for k in range(flags.shape[1]):
+                if flags[i, k]:
+                    found[k, i] += i + 1
+
+    flags, found = np.array([[True, False, True], [False, True, True]]), np.zeros((3, 2), np.int64)
+    assert count(flags, found) is None
+    assert found.tolist() == [[1, 0], [0, 2], [1, 2]]
+
+
+def test_processes_at_once_do_not_disturb_each_other(tmp_path, folder):
+    code = (
+        "import sys, numpy as np; sys.path.insert(0, sys.argv[1]); import written\n"
+        f"from tracekit._native import Native; print(Native('{SUM}', written.total, written.__file__)(np.arange(100), 1))"
+    )
+    (tmp_path / "written.py").write_text(SOURCE)
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0] for process in running] == ["4951\n"] * 3
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_warm_process_imports_no_compiler():
+    code = (
+        "import sys, tracekit; tracekit.analyze('sample_traces/1f1b')\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'numba', 'scipy', 'pandas', 'matplotlib'}))"
+    )
+    for _ in range(2):  # the first may have to compile
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert done.stdout == "[]\n"
+    assert done.stderr == ""
+
+
+def declared():
+    """Every function the package declares."""
+    for name in ("classify._nest", "compare.orders", "compare.replay", "compare.walks", "report.perfetto_tracks"):
+        importlib.import_module(f"tracekit.{name}")
+    importlib.import_module("tracekit.parsers.kineto.scanner")
+    return [made for made in _native._declared if made.name.startswith("tracekit.")]
+
+
+def test_no_function_of_the_package_falls_back_to_numba():
+    made = declared()
+    written = sum(
+        text.count("@native(") + text.count("= Native(")
+        for text in (file.read_text() for file in ROOT.rglob("*.py") if file.name != "_native.py")
+    )
+    assert len(made) == written
+    for one in made:
+        assert one.load().__qualname__.startswith("Native."), one.name
+
+
+def test_native_code_depends_only_on_what_its_key_covers():
+    """A constant from another file could change without the kept code being seen as stale."""
+    scanner = ROOT / "parsers" / "kineto" / "scanner"
+    for file in scanner.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tracekit"):
+                assert node.module.startswith(("tracekit.parsers.kineto.scanner", "tracekit._native")), file
+    for one in declared():
+        if isinstance(one._function, str):
+            continue
+        tree = ast.parse(Path(one._function.__code__.co_filename).read_text())
+        imported = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tracekit")
+            for alias in node.names
+        }
+        assert not imported & set(one._function.__code__.co_names), one.name
