@@ -189,8 +189,10 @@ def test_two_dimensions_and_booleans(folder):
 
 def test_processes_at_once_do_not_disturb_each_other(tmp_path, folder):
     code = (
-        "import sys, numpy as np; sys.path.insert(0, sys.argv[1]); import written\n"
-        f"from tracekit._native import Native; print(Native('{SUM}', written.total, written.__file__)(np.arange(100), 1))"
+        "import sys, numpy as np; sys.path.insert(0, sys.argv[1])\n"
+        "import written; from tracekit._native import Native\n"
+        f"total = Native('{SUM}', written.total, written.__file__)\n"
+        "print(total(np.arange(100), 1))"
     )
     (tmp_path / "written.py").write_text(SOURCE)
     words = [sys.executable, "-c", code, str(tmp_path)]
