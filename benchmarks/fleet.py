@@ -146,8 +146,9 @@ def shares(wanted):
     from tracekit.analysis.persist import write_tables
     from tracekit.analysis.tables import rank_tables
     from tracekit.classify import classify
+    from tracekit.reading import read_ref
+    from tracekit.sources import find
     from tracekit.store import write_rank
-    from tracekit.trace import find, read_ref
 
     with tempfile.TemporaryDirectory() as folder:
         traces = wanted.trace or Path(folder) / "traces"

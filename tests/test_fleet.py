@@ -26,10 +26,11 @@ from tracekit.analysis import Options, analyze
 from tracekit.analysis.persist import read_tables, write_tables
 from tracekit.errors import InputError, OptionError
 from tracekit.metrics.intervals import Intervals
+from tracekit.reading import read_ref
 from tracekit.schedules import generate
+from tracekit.sources import find
 from tracekit.store import open_store, read_entry, write_rank
 from tracekit.synthetic import Recipe, write_run
-from tracekit.trace import find, read_ref
 
 RANKS, BAD = 64, 37
 COMMAND = [sys.executable, "-c", "from tracekit.cli import main; main()"]

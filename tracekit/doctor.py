@@ -15,9 +15,10 @@ import polars as pl
 
 from tracekit.errors import Notice
 from tracekit.parsers.discovery import SourceRef
+from tracekit.reading import prepare, raise_failures, read_ref, worker_count
 from tracekit.recording import Finding, RankFacts, findings
 from tracekit.schema import GPU_KINDS, RankEvents
-from tracekit.trace import Paths, check_one_run, find, prepare, raise_failures, read_ref, worker_count
+from tracekit.sources import Paths, check_one_run, find
 from tracekit.workers import run_map
 
 FORMAT = "tracekit.doctor/1"

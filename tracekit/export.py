@@ -14,8 +14,8 @@ from tracekit.analysis import analyze
 from tracekit.errors import Notice
 from tracekit.fleet import ingest
 from tracekit.report.perfetto import Exported, check_output, write_perfetto
+from tracekit.sources import Paths
 from tracekit.store import Store, is_store, open_store
-from tracekit.trace import Paths
 
 __all__ = ["Exported", "export"]
 

@@ -27,6 +27,8 @@ from tracekit.classify import classify, load_rules
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import SourceRef, listing
+from tracekit.reading import failure_notices, prepare, read_ref, worker_count
+from tracekit.sources import Paths, check_one_run, check_strict, find, merged_notices, missing_notice
 from tracekit.store import (
     Entry,
     Store,
@@ -39,18 +41,6 @@ from tracekit.store import (
     read_entry,
     write_manifest,
     write_rank,
-)
-from tracekit.trace import (
-    Paths,
-    check_one_run,
-    check_strict,
-    failure_notices,
-    find,
-    merged_notices,
-    missing_notice,
-    prepare,
-    read_ref,
-    worker_count,
 )
 from tracekit.workers import Done, executor_size, iter_map
 

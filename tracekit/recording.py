@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tracekit.parsers.discovery import listing
 from tracekit.schema import Source
-from tracekit.trace import without_rank
+from tracekit.sources import without_rank
 
 KINETO_CALL = """\
 from torch.profiler import ProfilerActivity, profile, schedule

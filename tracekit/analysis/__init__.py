@@ -17,18 +17,9 @@ from tracekit.analysis.sources import Options
 from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import OptionError
 from tracekit.metrics.steps import parse_steps
-from tracekit.trace import (
-    Paths,
-    Trace,
-    check_one_run,
-    check_strict,
-    failure_notices,
-    find,
-    merged_notices,
-    missing_notice,
-    prepare,
-    worker_count,
-)
+from tracekit.reading import failure_notices, prepare, worker_count
+from tracekit.sources import Paths, check_one_run, check_strict, find, merged_notices, missing_notice
+from tracekit.trace import Trace
 from tracekit.workers import executor_size, run_map
 
 __all__ = ["Analysis", "Measured", "Options", "RankResult", "RankTables", "analyze", "combine", "rank_tables"]

@@ -36,7 +36,7 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
 
     >>> import tempfile
     >>> from tracekit.analysis.sources import Options
-    >>> from tracekit.trace import find
+    >>> from tracekit.sources import find
     >>> made = Options().source_tables(find("sample_traces/reload", ranks=[0])[0][0])[0]
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = write_tables(made, folder)

@@ -15,6 +15,8 @@ from tracekit.cli._common import (
     RANK_HELP,
     RANKS_HELP,
     RESUME_HELP,
+    RULES_HELP,
+    STEPS_HELP,
     STRICT_HELP,
     WORKERS_HELP,
     keeping,
@@ -24,31 +26,46 @@ from tracekit.cli._common import (
 
 
 def analyze(
-    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH…")],
+    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
     *,
     output: Annotated[
         list[Path] | None,
         typer.Option(
-            "--output", "-o", help="Write the result: .html .json .md .parquet .csv .png .svg .pdf; may be repeated."
+            "--output",
+            "-o",
+            help="Write the result: .html .json .md .parquet .csv .png .svg .pdf; may be repeated.",
+            metavar="FILE",
         ),
     ] = None,
     plot: Annotated[
         str | None,
-        typer.Option(help="What a picture shows: schedule, measured, ideal, budget, overlap, gap, lanes or timeline."),
+        typer.Option(
+            help="What a picture shows: schedule, measured, ideal, budget, overlap, gap, lanes or timeline.",
+            metavar="NAME",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    schedule: Annotated[str, typer.Option(help="Ideal to compare with: auto, a name, an order file or none.")] = "auto",
-    steps: Annotated[str | None, typer.Option(help="Only these steps: 3, 2:4 (2 and 3), 1:, :-1.")] = None,
-    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP)] = None,
-    rank: Annotated[int | None, typer.Option(help=RANK_HELP)] = None,
-    rules: Annotated[Path | None, typer.Option(help="Rules file to label with, before the built-in ones.")] = None,
-    layout: Annotated[str | None, typer.Option(help="How ranks are arranged, where it is wrong: pp=4,ep=2.")] = None,
+    schedule: Annotated[
+        str, typer.Option(help="Ideal to compare with: auto, a name, an order file or none.", metavar="NAME")
+    ] = "auto",
+    steps: Annotated[str | None, typer.Option(help=STEPS_HELP, metavar="STEPS")] = None,
+    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP, metavar="RANKS")] = None,
+    rank: Annotated[int | None, typer.Option(help=RANK_HELP, metavar="N", min=0)] = None,
+    rules: Annotated[Path | None, typer.Option(help=RULES_HELP, metavar="FILE")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="How ranks are arranged, where it is wrong: pp=4,ep=2.", metavar="SIZES")
+    ] = None,
     what_if: Annotated[bool, typer.Option("--what-if", help="Rank the schedules this run could use.")] = False,
     explain: Annotated[
-        str | None, typer.Option(help="Say why an event got its label: a name (or part of one), a label or an id.")
+        str | None,
+        typer.Option(
+            help="Say why an event got its label: a name (or part of one), a label or an id.", metavar="EVENT"
+        ),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
-    nsys: Annotated[str | None, typer.Option(help=NSYS_HELP, envvar=NSYS_VARIABLE, callback=use_nsys)] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, metavar="N", min=1)] = None,
+    nsys: Annotated[
+        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help=STRICT_HELP)] = False,
     store: Annotated[
         Path | None, typer.Option(help="Keep what is read in this store, as ingest does.", metavar="STORE")
@@ -89,17 +106,19 @@ def analyze(
     if json:
         typer.echo(found.to_json())
     else:
+        from tracekit.cli._screen import Screen
         from tracekit.report.terminal import render
 
-        render(found)
+        render(found, Screen())
 
 
 def _explain(
     paths: list[str], selector: str, *, ranks: tuple[int, ...] | None, rank: int | None, rules: Path | None
 ) -> None:
     """Print why events got their labels, for the first rank asked for."""
+    from tracekit.reading import read_ref
     from tracekit.report.explain import explain_text
-    from tracekit.trace import find, read_ref
+    from tracekit.sources import find
 
     refs, _ = find(paths, ranks=ranks, rank=rank)
     parts = read_ref(refs[0])
