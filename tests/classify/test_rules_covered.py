@@ -102,6 +102,7 @@ called("group-expert-scatter-combine", "reduce_scatter", group_desc=EXPERT)
 called("group-expert-scatter-dispatch", "reduce_scatter", group_desc=EXPERT, node="ScatterBackward")
 called("group-tensor", "all_reduce", group_desc="TENSOR_MODEL_PARALLEL_GROUP")
 called("group-data", "all_reduce", group_desc="DATA_PARALLEL_GROUP_WITH_CP")
+called("group-several", "all_reduce", group_desc="MODEL_PARALLEL_GROUP")
 called("group-context", "send", group_desc="CONTEXT_PARALLEL_GROUP")
 called("ring-attention", "all_gather", op="AttnFuncWithCPAndKVAllGather")
 called("attention-point-to-point", "send", op="MyAttention")
@@ -114,7 +115,7 @@ called("sync-batch-norm", "all_gather", op="SyncBatchNorm")
 called("optimizer-communication", "all_gather", note="Optimizer.step#Adam.step")
 called("torchrec-exchange", "all_to_all", note="## alltoall_fwd_single ##")
 called("broadcast", "broadcast", trained=False)
-called("inference-tensor", "all_reduce", trained=False)
+called("inference-tensor", "all_reduce", trained=False, op="c10d::allreduce_")
 inside("torch-batch-norm-backward", "CudnnBatchNormBackward0", op="aten::cudnn_batch_norm_backward")
 inside("torch-embedding-backward", "EmbeddingBackward0")
 inside("torch-convolution-wgrad", "ConvolutionBackward0", "xmma_wgrad", op="aten::convolution_backward")
@@ -256,7 +257,6 @@ def named(rule, kernel):
 
 named("copy-kernel", "__amd_rocclr_copyBuffer")
 named("te-userbuffers", "kuserbuffers_pushsend(int*)")
-named("deepep-pipeline", "void deep_ep::pp::pp_send_impl<24, 4>(ncclDevComm)")
 named("deepep-bucket", "void deep_ep::bucket::hybrid_all_gather<2, 8>(ncclDevComm)")
 named("name-input-grad", "sm80_xmma_dgrad_implicit_gemm_indexed_bf16")
 
@@ -405,6 +405,33 @@ def _(p):
 @example("communication")
 def _(p):
     return p.trained().nccl("barrier", 1)
+
+
+@example("inference-custom")
+def _(p):
+    return p.kernel("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)", 1)
+
+
+@example("group-use-data")
+def _(p):
+    p.node("torch::autograd::AccumulateGrad", 100, 110)
+    p.nccl("_reduce_scatter_base", 101, tid=ENGINE, group="3")
+    return p.nccl("_allgather_base", 1, group="3")
+
+
+def lost(rule, description):
+    """A kernel whose launch is lost, on the stream of a described group."""
+
+    def write(p):
+        p.trained().nccl("allreduce", 10, group="3", group_desc=description)
+        return p.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
+
+    EXAMPLES[rule] = write
+
+
+lost("group-use-pipeline", "mesh_pp")
+lost("group-use-tensor", "mesh_tp")
+lost("group-use-context", "mesh_cp")
 
 
 @example("host-read")

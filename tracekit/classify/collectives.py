@@ -166,8 +166,12 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     fresh = np.concatenate([[True], launches.thread[rows][1:] != launches.thread[rows][:-1]])
     thread_start = np.searchsorted(ranges.thread[calls], launches.thread[rows], side="left")
     since = np.where(fresh, thread_start, np.maximum(before + 1, thread_start))
-    since = np.minimum(since, until)  # two kernels may answer one call
     inside = same & (ranges.end[calls[until]] > launches.at[rows])
+    # Two kernels may answer one batch. Other libraries' kernels answer only what they were launched in.
+    batched = Text.of(ranges.frame["collective"]).map(lambda v: v in _P2P)[calls[until]]
+    ours = library.map(lambda v: v in ("nccl", "mscclpp"))[rows]
+    same &= inside | (ours & ((since <= until) | batched))
+    since = np.minimum(since, until)
     since = np.where(inside, until, since)
     first[rows[same]], last[rows[same]] = since[same], until[same]
     return first, last

@@ -18,11 +18,13 @@ from tracekit.classify.convolution import read_convolutions
 from tracekit.classify.copies import read_copies
 from tracekit.classify.directions import read_directions
 from tracekit.classify.experts import Marks, comm_passes, read_exchanges
+from tracekit.classify.groups import group_uses
 from tracekit.classify.matmul import Matmuls, read_matmuls
 from tracekit.classify.ranges import Launches, Ranges, read_ranges
 from tracekit.classify.rules import COMPARISON, Condition, Kind
 
 Column = Text | Bools | Ints
+_HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
 ATTENTION = r"(?i)flash|fmha|sdpa|attention|attn"
 
 
@@ -91,7 +93,8 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     matmuls = matmuls.with_convolutions(read_convolutions(gpu, ranges, launches))
     comm = read_collectives(gpu, ranges, launches)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm=comm.library.present)
-    passes = comm_passes(ranges, launches, autograd, comm, directions)
+    kernel = (gpu["kind"] == "kernel").to_numpy()
+    passes = comm_passes(ranges, launches, autograd, comm, directions, kernel=kernel)
     copies = read_copies(gpu, launches, comm, engine=autograd.node_row >= 0)
     names, chain = Text.of(gpu["name"]), ranges.paths(launches.op, ranges.op_of, ranges.op_path)
     base: dict[str, Column] = {
@@ -138,8 +141,11 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     attention = names.matches(ATTENTION) | chain.matches(ATTENTION)
     marks = Marks(attention, matmuls.is_gemm, kinds.map(lambda v: v == "ep"))
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
+    summed = autograd.node.map(lambda v: v == "AccumulateGrad") | found.text("annotations").matches(_HOOKS)
+    summed &= comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter", "reduce"))
     base |= {
         "group_kind": kinds,
+        "group_use": group_uses(gpu, comm, kinds, summed=summed, lost=launches.at < 0),
         "exchange": exchanges.role,
         "exchange_pass": exchanges.direction,
         "stream_pass": _stream_passes(gpu, exchanges.direction),

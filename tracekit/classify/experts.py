@@ -17,6 +17,7 @@ from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import Collectives, own_name
 from tracekit.classify.directions import Directions
+from tracekit.classify.messages import sent_passes
 from tracekit.classify.ranges import Launches, Ranges
 
 MOST_OPEN = 8
@@ -51,7 +52,7 @@ class Passes:
 
 
 def comm_passes(
-    ranges: Ranges, launches: Launches, autograd: Autograd, comm: Collectives, directions: Directions
+    ranges: Ranges, launches: Launches, autograd: Autograd, comm: Collectives, directions: Directions, *, kernel: Bools
 ) -> Passes:
     """Pass of every communication kernel: the engine's word, else that of what uses the result or made it."""
     site = autograd.site
@@ -63,14 +64,16 @@ def comm_passes(
             ("forward", mine & site.map(lambda v: v == "forward")),
         ],
     )
-    strong = directions.value.where(directions.source.map(lambda v: v in ("autograd", "matmul", "name")))
+    strong = directions.value.where(directions.source.map(lambda v: v in ("autograd", "matmul", "name")) & kernel)
     passes = strong.replace(
         [{"wgrad": "backward", "recompute": "backward", "optimizer": None}.get(v, v) for v in strong.values]
     )
     waits = _wait_times(ranges, launches, comm)
     user = _known_after(launches, passes, np.where(waits >= 0, waits, launches.at)).where(mine & (waits >= 0))
     maker = _known_before(launches, passes).where(mine)
-    sent = maker.where(comm.call.map(lambda v: v in ("send", "all_reduce", "reduce_scatter", "reduce")))
+    result = passes.where(~directions.value.map(lambda v: v == "wgrad"))  # gradients of weights are not sent on
+    sent = sent_passes(launches.at, result, comm.call.map(lambda v: v == "send"), comm.peer)
+    sent = sent.fill(maker.where(comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter", "reduce"))))
     received = _answers(comm, sent).fill(user.where(comm.call.map(lambda v: v in ("recv", "all_gather"))))
     idle = Text.choose(len(mine), [("forward", mine & directions.value.map(lambda v: v == "forward"))])
     again = directions.value.map(lambda v: v == "recompute") | site.map(lambda v: v == "recompute")

@@ -1,0 +1,124 @@
+"""What a process group is for: as its creator calls it, or as it is used."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tests.classify.conftest import ENGINE, Program
+from tracekit.classify import classify
+
+DESCRIBED = [
+    # Megatron-LM
+    ("TENSOR_MODEL_PARALLEL_GROUP", "tp_comm"),
+    ("PIPELINE_MODEL_PARALLEL_GROUP", "pp_comm"),
+    ("EMBEDDING_GROUP", "pp_comm"),
+    ("DATA_PARALLEL_GROUP", "dp_comm"),
+    ("DATA_PARALLEL_GROUP_WITH_CP", "dp_comm"),
+    ("DATA_PARALLEL_GROUP_WITH_CP_AG", "dp_comm"),
+    ("INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "dp_comm"),
+    ("CONTEXT_PARALLEL_GROUP", "cp_comm"),
+    ("EXPERT_DATA_PARALLEL_GROUP", "dp_comm"),
+    ("EXPERT_TENSOR_PARALLEL_GROUP", "tp_comm"),
+    ("EXPERT_MODEL_PARALLEL_GROUP", "ep_dispatch"),
+    ("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "ep_dispatch"),
+    ("MODEL_PARALLEL_GROUP", "comm"),
+    ("TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP", "comm"),
+    ("TENSOR_AND_CONTEXT_PARALLEL_GROUP", "comm"),
+    ("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "comm"),
+    ("dp-cp", "dp_comm"),
+    ("tp-ep", "ep_dispatch"),
+    ("tp-pp", "comm"),
+    # torchtitan
+    ("mesh_tp", "tp_comm"),
+    ("mesh_pp", "pp_comm"),
+    ("mesh_cp", "cp_comm"),
+    ("mesh_ep", "ep_dispatch"),
+    ("mesh_etp", "tp_comm"),
+    ("mesh_dp_shard_cp", "dp_comm"),
+    ("mesh_dp_replicate", "dp_comm"),
+    ("mesh_dp_shard_mod_ep", "dp_comm"),
+    ("mesh_fsdp", "dp_comm"),
+    ("mesh_efsdp", "dp_comm"),
+    ("mesh_loss", "dp_comm"),
+    # nobody's
+    ("default_pg", "comm"),
+    ("undefined", "comm"),
+]
+
+
+def labels(program, ids):
+    rows = {row["id"]: row["label"] for row in classify(program.events()).iter_rows(named=True)}
+    return [rows[i] for i in ids]
+
+
+def test_as_described():
+    program = Program().trained()
+    kernels = [
+        program.nccl("_allgather_base", 20 * k, group=str(k), group_desc=desc) for k, (desc, _) in enumerate(DESCRIBED)
+    ]
+    found = labels(program, kernels)
+    assert list(zip([d for d, _ in DESCRIBED], found, strict=True)) == DESCRIBED
+
+
+@pytest.fixture
+def summed():
+    """Gradients summed on group 3 by the hook of a parameter."""
+    program = Program()
+    program.node("torch::autograd::AccumulateGrad", 1000, 1010)
+    program.nccl("_reduce_scatter_base", 1001, tid=ENGINE, group="3", stream=20)
+    return program
+
+
+def test_where_gradients_are_summed_weights_are_gathered(summed):
+    mine = summed.nccl("_allgather_base", 1, group="3", group_ranks="[0, 1]")
+    other = summed.nccl("_allgather_base", 30, group="4")
+    exchange = summed.nccl("all_to_all", 60, group="3")
+    assert labels(summed, [mine, other, exchange]) == ["dp_comm", "comm", "comm"]
+
+
+def test_a_kernel_without_a_launch_belongs_to_the_group_of_its_stream(summed):
+    mine = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
+    other = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=21, launched=False)
+    assert labels(summed, [mine, other]) == ["dp_comm", "comm"]
+
+
+def test_a_stream_of_two_groups_says_nothing(summed):
+    summed.nccl("_allgather_base", 30, group="4", stream=20)
+    lost = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
+    assert labels(summed, [lost]) == ["comm"]
+
+
+def test_the_description_of_a_streams_group_serves_its_lost_kernels():
+    program = Program().trained()
+    wanted = {"PIPELINE_MODEL_PARALLEL_GROUP": "pp_comm", "mesh_tp": "tp_comm", "mesh_cp": "cp_comm"}
+    lost = []
+    for stream, desc in enumerate(wanted, 30):
+        program.nccl("allreduce", 10 * stream, group=str(stream), group_desc=desc, stream=stream)
+        lost.append(program.kernel("ncclDevKernel_Generic(x)", 1, stream=stream, launched=False))
+    assert labels(program, lost) == list(wanted.values())
+
+
+@pytest.mark.parametrize("around", ["FullyShardedDataParallel.forward", "DistributedDataParallel.forward"])
+def test_a_wrapper_around_the_whole_forward_says_nothing_of_the_models_own_calls(around):
+    """Tensor-parallel reductions run inside the wrapper's range too."""
+    program = Program().trained()
+    program.note(around, 0, 100)
+    program.op("aten::mm", 1, 10, sequence=5)
+    program.op("aten::relu", 11, 12, sequence=6)
+    program.kernel("k", 2)
+    reduction = program.nccl("allreduce", 20, group="5", group_ranks="[0, 1]", bytes=1 << 22)
+    program.nccl("barrier", 40, group="0", group_ranks="[0, 1, 2, 3]")
+    program.note("FullyShardedDataParallel._pre_forward", 50, 60)
+    gather = program.nccl("_allgather_base", 51, group="6")
+    assert labels(program, [reduction, gather]) == ["tp_comm", "dp_comm"]
+
+
+def test_an_exchange_kernel_does_not_answer_another_librarys_call():
+    """A call that its own kernel answered says nothing of what another library launches next on that thread."""
+    program = Program().trained()
+    program.op("record_param_comms", 0, 10, collective="allreduce", group="3", group_desc="DATA_PARALLEL_GROUP")
+    program.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 1, stream=20)
+    exchange = program.kernel("void deep_ep::intranode::dispatch<8>(int4*)", 20, stream=27)
+    row = classify(program.events()).filter(pl.col("id") == exchange)
+    assert row.select(pl.col("label", "group_desc").cast(pl.String)).rows() == [("ep_dispatch", None)]
