@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import NoReturn
+from typing import Any
 
 import typer
 
 from tracekit._version import __version__
 from tracekit.cli import analyze, diff, doctor, export, gate, ingest, redact, schedule
 from tracekit.cli import open as open_module
+from tracekit.cli._base import Command, Root, hush, mistake
 from tracekit.errors import TracekitError
 
 app = typer.Typer(
     name="tracekit",
+    cls=Root,
     help="Where did my training step go, and how far is it from the schedule I meant to run?",
     no_args_is_help=True,
     add_completion=False,
@@ -41,15 +43,18 @@ def _root(
     pass
 
 
-app.command()(analyze.analyze)
-app.command()(ingest.ingest)
-app.command()(diff.diff)
-app.command(cls=gate.GateCommand)(gate.gate)
-app.command()(export.export)
-app.command("open")(open_module.open_)
-app.command()(doctor.doctor)
-app.command()(redact.redact)
-app.command()(schedule.schedule)
+for _name, _run, _kind, _summary in (
+    ("analyze", analyze.analyze, Command, "Where the step went, what was hidden, how far from its ideal."),
+    ("ingest", ingest.ingest, Command, "Write traces as a store that every command reads without parsing."),
+    ("diff", diff.diff, Command, "What changed from run A to run B, the largest change first."),
+    ("gate", gate.gate, gate.GateCommand, "Whether runs are slower than their baseline, beyond noise."),
+    ("export", export.export, Command, "Write the trace with labels, cells and ideal for ui.perfetto.dev."),
+    ("open", open_module.open_, Command, "The same, served from this machine to one reader."),
+    ("doctor", doctor.doctor, Command, "What traces hold, what is missing, and how to record better."),
+    ("redact", redact.redact, Command, "The same trace without environment, paths, names and stacks."),
+    ("schedule", schedule.schedule, Command, "An ideal schedule by name: order, times, bubbles, picture."),
+):
+    app.command(_name, cls=_kind, short_help=_summary)(_run)
 
 
 def fail(error: TracekitError) -> int:
@@ -62,20 +67,30 @@ def main() -> None:
     """Run the command line."""
     gc.set_threshold(200_000)  # imports make many objects and no garbage: collecting meanwhile takes 0.2 s
     try:
-        app()
+        code = app(standalone_mode=False)
     except TracekitError as error:
-        sys.exit(fail(error))
+        code = fail(error)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader left (`| head`): nothing to say
-        sys.exit(0)
-    except KeyboardInterrupt:
-        _interrupted()
-    except SystemExit as ending:
-        if ending.code == 130:  # typer turns Ctrl-C into this, without a word
-            _interrupted()
-        raise
+        hush()
+        code = 0
+    except OSError as error:
+        where = error.filename or "standard output"
+        code = fail(TracekitError(f"{where}: {error.strerror or error}", hint="nothing more can be done here"))
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        code = _wrong_words(error)
+    if code == 130:
+        typer.echo("interrupted", err=True)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _interrupted() -> NoReturn:
-    typer.echo("interrupted", err=True)
-    sys.exit(130)
+def _wrong_words(error: Any) -> int:
+    """Say what is wrong with the words that were typed; where there were none, show the help."""
+    if "NoArgs" in type(error).__name__:
+        error.show()
+    else:
+        typer.echo(f"error: {mistake(error)}", err=True)
+    return 2

@@ -18,7 +18,10 @@ NSYS_HELP = "Nsight Systems' nsys, for .nsys-rep reports, where it is not on the
 NSYS_VARIABLE = "TRACEKIT_NSYS"
 DASK_HELP = "Work on the Dask cluster whose scheduler is at this address: tcp://host:8786."
 RESUME_HELP = "Go on with the store: read only traces that are not in it or have changed."
+RULES_HELP = "Rules file to label with, before the built-in ones."
+STEPS_HELP = "Only these steps: 3, 2:4 (2 and 3), 1:, :-1 or 2,5."
 STRICT_HELP = "A damaged, unreadable or missing rank is an error, not a warning."
+MOST_RANKS = 10_000_000
 WORKERS_HELP = "Processes to read with; by default as many as pay."
 
 
@@ -35,6 +38,8 @@ def parse_ranks(text: str | None) -> tuple[int, ...] | None:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise OptionError(f"--ranks {text}: {part.strip()!r} is no rank", hint="write 0,2 or 0-7")
+        if int(last or first) >= MOST_RANKS:
+            raise OptionError(f"--ranks {text}: {last or first} is more than any run has", hint="write 0,2 or 0-7")
         ranks.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(ranks))
 

@@ -23,6 +23,7 @@ from tracekit.cli._common import (
     parse_ranks,
     use_nsys,
 )
+from tracekit.errors import OptionError
 
 
 def analyze(
@@ -75,14 +76,18 @@ def analyze(
 ) -> None:
     """Say where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
     if explain is not None:
+        if json or output:
+            raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
         _explain(paths, explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
         return
     from tracekit.fleet import analyze as run
     from tracekit.fleet import cluster
-    from tracekit.report.write import check_output, write
+    from tracekit.report.write import PICTURES, check_output, write
 
     for path in output or []:
         check_output(path, plot=plot)
+    if plot is not None and not any(path.suffix.lower() in PICTURES for path in output or []):
+        raise OptionError(f"--plot {plot} needs a picture to draw", hint=f"add -o {plot}.svg (or .png, .pdf)")
     with keeping(store), cluster(dask) as (executor, size_of_cluster):
         found = run(
             paths,

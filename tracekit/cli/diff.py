@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tracekit.cli._common import NSYS_HELP, NSYS_VARIABLE, use_nsys
+
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
 
 
@@ -15,11 +17,16 @@ def diff(
     after: Annotated[str, typer.Argument(help=SIDE_HELP, metavar="B")],
     *,
     output: Annotated[
-        list[Path] | None, typer.Option("--output", "-o", help="Write it: .json, .md or .html; may be repeated.")
+        list[Path] | None,
+        typer.Option("--output", "-o", help="Write it: .json, .md or .html; may be repeated.", metavar="FILE"),
+    ] = None,
+    nsys: Annotated[
+        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Say what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
+    from tracekit.cli._screen import Screen
     from tracekit.gate import diff as compare
     from tracekit.gate import read_side
     from tracekit.report import diff_terminal, gate_write
@@ -33,4 +40,4 @@ def diff(
     if json:
         typer.echo(gate_write.to_json(result), nl=False)
     else:
-        diff_terminal.show(result)
+        diff_terminal.show(result, Screen(highlight=True))

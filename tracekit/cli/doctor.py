@@ -21,13 +21,16 @@ from tracekit.cli._common import (
 def doctor(
     paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
     *,
-    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP)] = None,
-    rank: Annotated[int | None, typer.Option(help=RANK_HELP)] = None,
-    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
-    nsys: Annotated[str | None, typer.Option(help=NSYS_HELP, envvar=NSYS_VARIABLE, callback=use_nsys)] = None,
+    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP, metavar="RANKS")] = None,
+    rank: Annotated[int | None, typer.Option(help=RANK_HELP, metavar="N", min=0)] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, metavar="N", min=1)] = None,
+    nsys: Annotated[
+        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Say what these traces hold, what is missing, which answers that rules out, and how to record better."""
+    from tracekit.cli._screen import Screen
     from tracekit.doctor import diagnose
     from tracekit.report.doctor import as_json, show
 
@@ -35,4 +38,4 @@ def doctor(
     if json:
         typer.echo(as_json(diagnosis))
     else:
-        show(diagnosis)
+        show(diagnosis, Screen())

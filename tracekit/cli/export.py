@@ -7,23 +7,39 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import PATHS_HELP, RANK_HELP, RANKS_HELP, WORKERS_HELP, parse_ranks, show_notices, size
+from tracekit.cli._common import (
+    NSYS_HELP,
+    NSYS_VARIABLE,
+    PATHS_HELP,
+    RANK_HELP,
+    RANKS_HELP,
+    RULES_HELP,
+    WORKERS_HELP,
+    parse_ranks,
+    show_notices,
+    size,
+    use_nsys,
+)
 
 SCHEDULE_HELP = "Ideal to draw: auto, a name, an order file or none."
-RULES_HELP = "Rules file to label with, before the built-in ones."
 STACKS_HELP = "Python frames too."
 
 
 def export(
-    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH…")],
+    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it: .json.gz or .json.")],
-    schedule: Annotated[str, typer.Option(help=SCHEDULE_HELP)] = "auto",
-    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP)] = None,
-    rank: Annotated[int | None, typer.Option(help=RANK_HELP)] = None,
-    rules: Annotated[Path | None, typer.Option(help=RULES_HELP)] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write it: .json.gz or .json.", metavar="FILE")
+    ],
+    schedule: Annotated[str, typer.Option(help=SCHEDULE_HELP, metavar="NAME")] = "auto",
+    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP, metavar="RANKS")] = None,
+    rank: Annotated[int | None, typer.Option(help=RANK_HELP, metavar="N", min=0)] = None,
+    rules: Annotated[Path | None, typer.Option(help=RULES_HELP, metavar="FILE")] = None,
     stacks: Annotated[bool, typer.Option("--stacks", help=STACKS_HELP)] = False,
-    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, metavar="N", min=1)] = None,
+    nsys: Annotated[
+        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
+    ] = None,
 ) -> None:
     """Write the trace with tracks of labels, pipeline cells and ideal cells; open it at ui.perfetto.dev."""
     from tracekit.export import export as run

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from tracekit.cli._base import Command, hush
+from tracekit.cli._common import NSYS_HELP, NSYS_VARIABLE, use_nsys
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Policy(StrEnum):
     FAIL = "fail"
 
 
-class GateCommand(TyperCommand):
+class GateCommand(Command):
     """A command whose ``--baseline`` takes every word up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -63,29 +64,38 @@ def spread(args: Sequence[str], valued: set[str]) -> list[str]:
 def gate(
     candidates: Annotated[
         list[str] | None,
-        typer.Argument(help="Runs to judge: traces, stores, folders or saved analyses.", metavar="CANDIDATE…"),
+        typer.Argument(help="Runs to judge: traces, stores, folders or saved analyses.", metavar="CANDIDATE"),
     ] = None,
     *,
     baseline: Annotated[
         list[str] | None,
-        typer.Option(help="Runs to compare with, or a baseline file; several words may follow.", metavar="BASE…"),
+        typer.Option(help="Runs to compare with, or a baseline file; several words may follow.", metavar="BASE"),
     ] = None,
     require: Annotated[
         list[str] | None,
-        typer.Option(help="'bubble_fraction < 0.12', 'step_ms < +3%', 'overlap.ep_dispatch > -0.02'; may be repeated."),
+        typer.Option(
+            help="'bubble_fraction < 0.12', 'step_ms < +3%', 'overlap.ep_dispatch > -0.02'; may be repeated.",
+            metavar="EXPR",
+        ),
     ] = None,
     output: Annotated[
-        list[Path] | None, typer.Option("--output", "-o", help="Write it: .json, .xml (JUnit) or .md; may be repeated.")
+        list[Path] | None,
+        typer.Option("--output", "-o", help="Write it: .json, .xml (JUnit) or .md; may be repeated.", metavar="FILE"),
+    ] = None,
+    nsys: Annotated[
+        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     inconclusive: Annotated[
         Policy | None, typer.Option(help="Exit with 0 (pass) or 1 (fail) instead of 3 when it cannot be decided.")
     ] = None,
     allow: Annotated[
-        list[str] | None, typer.Option(help="Compare although this differs: world_size, schedule, shapes or gpu.")
+        list[str] | None,
+        typer.Option(help="Compare although this differs: world_size, schedule, shapes or gpu.", metavar="WHAT"),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file; by default tracekit.toml or pyproject.toml above here.")
+        Path | None,
+        typer.Option(help="Settings file; by default tracekit.toml or pyproject.toml above here.", metavar="FILE"),
     ] = None,
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Write the candidates into the baseline file instead.")
@@ -120,7 +130,10 @@ def gate(
     except TracekitError as error:
         _deliver(_unusable(error), paths, json=json, quiet=True)
         raise
-    _deliver(result, paths, json=json)
+    try:
+        _deliver(result, paths, json=json)
+    except BrokenPipeError:
+        hush()  # its reader has left; the verdict stands
     raise typer.Exit(result["exit_code"])
 
 
@@ -152,6 +165,7 @@ def _read(paths: Sequence[str], what: str) -> Side:
 
 
 def _deliver(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
+    from tracekit.cli._screen import Screen
     from tracekit.report import gate_terminal, gate_write
 
     gate_write.write_all(result, paths, gate_write.GATE)
@@ -160,7 +174,7 @@ def _deliver(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, qu
     if json:
         typer.echo(gate_write.to_json(result), nl=False)
     elif not quiet:
-        gate_terminal.show(result)
+        gate_terminal.show(result, Screen(highlight=True))
     for line in gate_write.github(result):
         typer.echo(line, err=json)
 

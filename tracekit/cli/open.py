@@ -7,20 +7,37 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import PATHS_HELP, RANK_HELP, RANKS_HELP, WORKERS_HELP, parse_ranks, show_notices, size
-from tracekit.cli.export import RULES_HELP, SCHEDULE_HELP, STACKS_HELP
+from tracekit.cli._common import (
+    NSYS_HELP,
+    NSYS_VARIABLE,
+    PATHS_HELP,
+    RANK_HELP,
+    RANKS_HELP,
+    RULES_HELP,
+    WORKERS_HELP,
+    parse_ranks,
+    show_notices,
+    size,
+    use_nsys,
+)
+from tracekit.cli.export import SCHEDULE_HELP, STACKS_HELP
 
 
 def open_(
-    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH…")],
+    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
     *,
-    schedule: Annotated[str, typer.Option(help=SCHEDULE_HELP)] = "auto",
-    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP)] = None,
-    rank: Annotated[int | None, typer.Option(help=RANK_HELP)] = None,
-    rules: Annotated[Path | None, typer.Option(help=RULES_HELP)] = None,
+    schedule: Annotated[str, typer.Option(help=SCHEDULE_HELP, metavar="NAME")] = "auto",
+    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP, metavar="RANKS")] = None,
+    rank: Annotated[int | None, typer.Option(help=RANK_HELP, metavar="N", min=0)] = None,
+    rules: Annotated[Path | None, typer.Option(help=RULES_HELP, metavar="FILE")] = None,
     stacks: Annotated[bool, typer.Option("--stacks", help=STACKS_HELP)] = False,
-    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, min=1)] = None,
-    port: Annotated[int, typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0)] = 9001,
+    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, metavar="N", min=1)] = None,
+    nsys: Annotated[
+        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
+    ] = None,
+    port: Annotated[
+        int, typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0, metavar="PORT")
+    ] = 9001,
 ) -> None:
     """Print a link that opens the trace at ui.perfetto.dev; it is served on loopback only and ends once read."""
     import tempfile

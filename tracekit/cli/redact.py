@@ -12,9 +12,12 @@ from tracekit.cli._common import size
 
 def redact(
     path: Annotated[str, typer.Argument(help="A trace, or a folder of traces.", metavar="PATH")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it; a folder for a folder.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write it; a folder for a folder.", metavar="OUT")
+    ],
     words: Annotated[
-        list[str] | None, typer.Option("--word", help="Also replace this word, wherever it stands; may be repeated.")
+        list[str] | None,
+        typer.Option("--word", help="Also replace this word, wherever it stands; may be repeated.", metavar="WORD"),
     ] = None,
 ) -> None:
     """Write the same trace without environment, paths, host and user names, and Python stacks."""

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def schedule(
     name: Annotated[
-        str | None, typer.Argument(help="A schedule's name (--list), or a file of orders, one line a rank.")
+        str | None,
+        typer.Argument(help="A schedule's name (--list), or a file of orders, one line a rank.", metavar="NAME"),
     ] = None,
     *,
     pp: Annotated[int | None, typer.Option(help="Pipeline ranks.", metavar="P")] = None,
@@ -23,15 +24,23 @@ def schedule(
     virtual: Annotated[int | None, typer.Option(help="Model chunks a rank.", metavar="V")] = None,
     group: Annotated[int | None, typer.Option(help="Micro-batches a group (interleaved).", metavar="G")] = None,
     time: Annotated[
-        str, typer.Option(help="Durations: F=1,I=1,W=1,FB=3,P2P=0; B is I+W and FB is F+B unless given.")
+        str,
+        typer.Option(help="Durations: F=1,I=1,W=1,FB=3,P2P=0; B is I+W and FB is F+B unless given.", metavar="TIMES"),
     ] = "",
     lanes: Annotated[bool, typer.Option("--lanes", help="Times and pictures from the lanes inside a block.")] = False,
-    block_time: Annotated[str, typer.Option(help="With --lanes: attention=2,mlp=2,dispatch=1.5,…")] = "",
+    block_time: Annotated[
+        str, typer.Option(help="With --lanes: attention=2,mlp=2,dispatch=1.5,…", metavar="TIMES")
+    ] = "",
     ranks: Annotated[int | None, typer.Option(help="weight-reload: devices.", metavar="N")] = None,
     rounds: Annotated[int | None, typer.Option(help="weight-reload: rounds.", metavar="R")] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option("-o", "--output", help="Write .svg .png .html .json .txt, or .trace.json for Perfetto."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Write .svg .png .html .json .txt, or .trace.json for Perfetto; may be repeated.",
+            metavar="FILE",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="Name every schedule.")] = False,
@@ -131,17 +140,15 @@ def _list(as_json: bool) -> None:
 
         typer.echo(json.dumps([entry.to_dict() for entry in entries]))
         return
-    from rich.console import Console
-
+    from tracekit.cli._screen import Screen
     from tracekit.report.schedule_text import list_text
 
-    Console().print(list_text(entries))
+    Screen(highlight=True).print(list_text(entries))
 
 
 def _show(done: Simulation | WeightReload) -> None:
-    from rich.console import Console
-
+    from tracekit.cli._screen import Screen
     from tracekit.report.schedule_text import schedule_text
 
-    console = Console(highlight=False)
+    console = Screen()
     console.print(schedule_text(done, width=console.width, letters=console.color_system is None), soft_wrap=True)

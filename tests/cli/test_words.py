@@ -1,0 +1,118 @@
+"""What people type wrong, and readers that leave: one line, the right exit code, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tracekit.cli._common import parse_ranks
+from tracekit.errors import OptionError
+
+COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'tracekit'; from tracekit.cli import main; main()"]
+COMMANDS = ["analyze", "ingest", "diff", "gate", "export", "open", "doctor", "redact", "schedule"]
+
+
+def run(*words, **options):
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120}
+    return subprocess.run([*COMMAND, *map(str, words)], check=False, **{**given, **options})
+
+
+WRONG = {
+    "misspelt option": (["analyze", "x", "--jsn"], "no such option: --jsn; did you mean --json?; see tracekit analyze"),
+    "no option is near": (["analyze", "x", "--qq"], "no such option: --qq; see tracekit analyze --help"),
+    "misspelt command": (["analyse", "x"], "did you mean 'analyze'?"),
+    "nothing named": (["analyze"], "missing argument 'PATH'; see tracekit analyze --help"),
+    "no output": (["ingest", "x"], "missing option '-o' / '--output'; see tracekit ingest --help"),
+    "no number": (["schedule", "1f1b", "--pp", "4.5", "--microbatches", "4"], "invalid value for '--pp'"),
+    "no worker": (["analyze", "x", "--workers", "0"], "invalid value for '--workers'"),
+    "a rank below 0": (["analyze", "x", "--rank", "-3"], "invalid value for '--rank'"),
+    "no policy": (["gate", "x", "--inconclusive", "maybe"], "'maybe' is not one of 'pass', 'fail'"),
+    "ranks without end": (["analyze", "x", "--ranks", "0-99999999999"], "99999999999 is more than any run has"),
+    "a plot without a picture": (["analyze", "x", "--plot", "gap"], "--plot gap needs a picture to draw; add -o gap"),
+    "a plot on a page": (["analyze", "x", "--plot", "gap", "-o", "x.html"], "--plot gap needs a picture to draw"),
+    "reasons as JSON": (["analyze", "x", "--explain", "a", "--json"], "--explain prints text; leave --json out"),
+    "reasons in a file": (["analyze", "x", "--explain", "a", "-o", "x.md"], "--explain prints text; leave -o out"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_words_are_one_line_and_exit_code_2(case):
+    words, said = WRONG[case]
+    out = run(*words)
+    assert out.returncode == 2
+    assert out.stdout == ""
+    assert out.stderr.startswith("error: ")
+    assert out.stderr.count("\n") == 1
+    assert said.lower() in out.stderr.lower()
+
+
+def test_without_words_the_help_is_shown():
+    out = run()
+    assert out.returncode == 2
+    assert out.stderr.startswith("Usage: tracekit [OPTIONS] COMMAND")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_speaks_of_words_and_not_of_types(command):
+    out = run(command, "--help", env={**os.environ, "COLUMNS": "120"})
+    assert out.returncode == 0
+    assert out.stdout.startswith(f"Usage: tracekit {command} [OPTIONS] ")
+    for odd in ("<list", "<str>", "<path>", "<int", "{"):
+        assert odd not in out.stdout
+
+
+def test_each_command_fits_on_a_line_of_help():
+    lines = run("--help", env={**os.environ, "COLUMNS": "80"}).stdout.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == COMMANDS
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
+def test_a_full_disk_behind_standard_output_is_one_line(samples):
+    """In a gate, 1 would mean that the run regressed."""
+    for words in (["--help"], ["schedule", "--list"], ["gate", samples / "reload", "--require", "step_ms < 1000"]):
+        with open("/dev/full", "w") as full:  # noqa: PTH123
+            out = run(*words, stdout=full)
+        assert out.returncode == 2
+        assert out.stderr.splitlines()[-1].startswith("error: standard output: No space left on device")
+        assert "Traceback" not in out.stderr
+
+
+def left_early(*words):
+    """Run a command whose reader closes the pipe before the first byte; return its exit code and stderr."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        out = run(*words, stdout=write)
+    finally:
+        os.close(write)
+    return out.returncode, out.stderr
+
+
+def test_a_reader_that_leaves_has_read_enough(samples):
+    for words in (["analyze", samples / "reload"], ["analyze", samples / "reload", "--json"], ["schedule", "--list"]):
+        code, said = left_early(*words)
+        assert code == 0
+        assert [line for line in said.splitlines() if not line.startswith("tracekit: compiling")] == []
+
+
+def test_a_gate_keeps_its_verdict_when_its_reader_leaves(samples):
+    broken = ["gate", samples / "steps/straggler", "--baseline", samples / "steps/a"]
+    assert left_early(*broken)[0] == 1
+    assert left_early(*broken, "--json")[0] == 1
+
+
+def test_a_narrow_terminal_cuts_no_number_off(samples):
+    out = run("analyze", samples / "1f1b", "--schedule", "none", env={**os.environ, "COLUMNS": "40"})
+    assert "118.846" in out.stdout
+    table = out.stdout.partition("Where the step went")[2].partition("Compute (all")[0]
+    assert "…" not in table
+    assert "rank" in table
+
+
+def test_ranks_are_counted_only_as_far_as_runs_go():
+    assert parse_ranks("0-3") == (0, 1, 2, 3)
+    with pytest.raises(OptionError, match="more than any run has"):
+        parse_ranks("7,10000000")

@@ -1,0 +1,78 @@
+"""How words are taken and shown: help without types of the language, mistakes on one line, readers that leave."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+_TYPE = re.compile(r" <(list\[)?(str|Path|path|int)\]?>$")
+
+
+class Command(TyperCommand):
+    """A command whose help names words as people type them: ``PATH``, not ``{PATH}`` or ``<list[str]>``."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line."""
+        return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the options."""
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            found = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.param_type_name == kind]
+            records = [(_TYPE.sub("", record[0]), record[1]) for record in found if record]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class Root(TyperGroup):
+    """All commands. A reader that leaves early (``| head``) has read enough: no word, exit code 0."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            hush()
+            raise typer.Exit(0) from None
+
+
+def hush() -> None:
+    """Send what is still to be printed nowhere: its reader has left, and a flush at the end would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def mistake(error: Any) -> str:
+    """Return on one line what is wrong with the words of a command, and where to read on.
+
+    >>> class Wrong(Exception):
+    ...     ctx = None
+    ...     def format_message(self):
+    ...         return "Missing option '--output'."
+    >>> mistake(Wrong())
+    "missing option '--output'; see tracekit --help"
+    """
+    text = " ".join(error.format_message().split()).rstrip(".")
+    context = error.ctx
+    option = getattr(error, "option_name", None)
+    if option and context is not None:
+        near = nearest(option, [name for param in context.command.get_params(context) for name in param.opts])
+        text = f"no such option: {option}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+    command = context.command_path if context is not None else "tracekit"
+    return f"{text[:1].lower()}{text[1:]}; see {command} --help"
+
+
+def nearest(word: str, known: list[str], *, most: int = 2) -> list[str]:
+    """Return the words most like *word*.
+
+    >>> nearest("--microbatch", ["--pp", "--microbatches", "--time"]), nearest("--mb", ["--time"])
+    (['--microbatches'], [])
+    """
+    bare = {name.lstrip("-"): name for name in known}
+    return [bare[name] for name in difflib.get_close_matches(word.lstrip("-"), bare, n=most, cutoff=0.6)]
