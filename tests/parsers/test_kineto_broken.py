@@ -91,7 +91,32 @@ def test_damage_that_costs_no_event(real_bytes, whole, target, defect):
     assert got.events.drop("name").equals(whole.drop("name"))
     changed = (got.events["name"].cast(pl.String) != whole["name"].cast(pl.String)).arg_true().to_list()
     assert changed == ([target[2]] if code == "bad-text" else [])
-    with pytest.raises(InputError, match=f"event {target[1]} " if code == "bad-values" else "no valid JSON"):
+    with pytest.raises(InputError, match=f"trace: event {target[1]} .*no valid JSON"):
+        read(raw, lenient=False)
+
+
+@pytest.mark.parametrize("block", [1 << 22, 8000])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"name": "a\\q"},
+        {"cat": "kernel\\q"},
+        {"args": {"Process Group Description": "\\q"}},
+        {"args": {"dtype": "\\q"}},
+    ],
+)
+def test_the_first_bad_text_is_named_by_its_event(monkeypatch, first, indent, block):
+    """Whatever the column it is in, and however many events of other kinds and blocks come before it."""
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    monkeypatch.setattr(header, "FIRST_READ", min(block, header.FIRST_READ))
+    plain = {"ph": "X", "cat": "kernel", "name": "k", "ts": 10, "dur": 1, "pid": 0, "tid": 7}
+    events = [{"ph": "M", "name": "process_name", "pid": 0}, *[plain] * 300, {**plain, "cat": "python_function"}] * 3
+    events[500] = {**plain, **first}
+    events[700] = {**plain, "name": "later\\q"}
+    raw = json.dumps({"traceEvents": events}, indent=indent).replace("\\\\q", "\\q").encode()
+    assert count(read(raw), "bad-text") == 2
+    with pytest.raises(InputError, match="trace: event 500 holds text that is no valid JSON"):
         read(raw, lenient=False)
 
 

@@ -44,8 +44,10 @@ def read(
             _refuse(stream, scanned)
         number, number_from = _rank(header, stream.name, rank)
         table = build(scanned, rank=number, base_ns=header.base_ns)
-        if table.bad_text and not lenient:
-            raise InputError(f"{stream.name}: {table.bad_text} texts are no valid JSON", hint=_HINT)
+        if table.first_bad_text is not None and not lenient:
+            raise InputError(
+                f"{stream.name}: event {table.first_bad_text} holds text that is no valid JSON", hint=_HINT
+            )
         events = assign_steps(table.events)
         return RankEvents(
             events,

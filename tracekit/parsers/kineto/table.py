@@ -77,10 +77,11 @@ ITEM_BYTES = {
 
 @dataclass(slots=True)
 class Table:
-    """The events, and how many values of their text were damaged."""
+    """The events, how many values of their text were damaged, and the first event that holds one."""
 
     events: pl.DataFrame
     bad_text: int = 0
+    first_bad_text: int | None = None
 
 
 def build(scanned: Scanned, *, rank: int, base_ns: int) -> Table:
@@ -98,7 +99,8 @@ class _Builder:
             self._first_code.append(len(self._texts))
             self._texts += worker.texts()
         self._rows = sum(chunk.rows for chunk in self._chunks)
-        self.bad_text = 0
+        self._bad_text = 0
+        self._bad_rows: list[int] = []  # the first of each column
 
     def table(self, rank: int, base_ns: int) -> Table:
         n = self._rows
@@ -116,7 +118,7 @@ class _Builder:
             np.copyto(end, start, where=end == NULL)
         frame: dict[str, pl.Series] = {
             "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, n),
-            "id": pl.Series(self._ids()),
+            "id": pl.Series(self._places(Column.ID, [part.complete for part in self._parts])),
             "kind": pl.Series(kind).cat.to(pl.Enum(KINDS)),
             "name": self._text(Column.NAME),
             "start_ns": pl.Series(start),
@@ -144,7 +146,7 @@ class _Builder:
         frame["bytes"] = self._series(self._bytes())
         nodes, graphs = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
         frame["graph"] = self._series(_first(_no_zero(nodes), _no_zero(graphs)))
-        return Table(conform(pl.DataFrame(frame), EVENTS), self.bad_text)
+        return Table(conform(pl.DataFrame(frame), EVENTS), self._bad_text, self._first_bad())
 
     def _take(self, column: Column) -> Ints | None:
         """Take one column of all chunks, which give it up; None when no row has a value."""
@@ -166,16 +168,21 @@ class _Builder:
                 here[piece.values == NULL32] = NULL
         return values
 
-    def _ids(self) -> Ints:
-        """Positions among all complete events: each chunk counts from its part's first."""
-        ids = self._take(Column.ID)
+    def _places(self, column: Column, counts: list[int]) -> Ints:
+        """Places in the whole file: each chunk counts from its part's first, and a part holds as many as *counts*."""
+        places = self._take(column)
         at = offset = 0
-        for part in self._parts:
+        for part, count in zip(self._parts, counts, strict=True):
             rows = sum(chunk.rows for chunk in part.chunks)
-            if ids is not None:
-                ids[at : at + rows] += offset
-            at, offset = at + rows, offset + part.complete
-        return np.empty(0, np.int64) if ids is None else ids
+            if places is not None:
+                places[at : at + rows] += offset
+            at, offset = at + rows, offset + count
+        return np.empty(0, np.int64) if places is None else places
+
+    def _first_bad(self) -> int | None:
+        if not self._bad_rows:
+            return None
+        return int(self._places(Column.EVENT, [part.events for part in self._parts])[min(self._bad_rows)])
 
     def _codes(self, column: Column, decode: Callable[[bytes], str]) -> tuple[npt.NDArray[np.int32] | None, list[str]]:
         """Take a text column: codes into a list of distinct strings, -1 for none."""
@@ -202,16 +209,22 @@ class _Builder:
                         table[code] = known.setdefault(decode(self._texts[code]), len(known))
                 found = table[codes]
             here[slice(None) if piece.where is None else piece.where] = found
-        return values, list(known)
+        return values, self._repaired(values, list(known))
+
+    def _repaired(self, codes: npt.NDArray[np.int32], names: list[str]) -> list[str]:
+        """Count the rows with damaged text, and take its mark off."""
+        damaged = np.array([*(_DAMAGE in name for name in names), False])
+        if not damaged.any():
+            return names
+        bad = np.flatnonzero(damaged[codes])
+        self._bad_text += len(bad)
+        self._bad_rows.append(int(bad[0]))
+        return [name.replace(_DAMAGE, "") for name in names]
 
     def _text(self, column: Column, decode: Callable[[bytes], str] | None = None) -> pl.Series:
         codes, names = self._codes(column, decode or _plain)
         if codes is None:
             return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, self._rows)
-        damaged = np.array([_DAMAGE in name for name in names])
-        if damaged.any():
-            self.bad_text += int(np.append(damaged, False)[codes].sum())
-            names = [name.replace(_DAMAGE, "") for name in names]
         categories = pl.Series(names, dtype=pl.Categorical())  # polars forgets them when no series is left
         physical = categories.to_physical().to_numpy()
         series = pl.Series(np.append(physical, physical[:1])[codes])

@@ -41,14 +41,15 @@ class Column(IntEnum):
     GRAPH = 16
     GRAPH_NODE = 17
     GROUP_ID = 18
-    NAME = 19
-    CAT = 20
-    SHAPES = 21
-    COLLECTIVE = 22
-    GROUP = 23
-    GROUP_DESC = 24
-    GROUP_RANKS = 25
-    DTYPE = 26
+    EVENT = 19
+    NAME = 20
+    CAT = 21
+    SHAPES = 22
+    COLLECTIVE = 23
+    GROUP = 24
+    GROUP_DESC = 25
+    GROUP_RANKS = 26
+    DTYPE = 27
 
 
 FIRST_TEXT = int(Column.NAME)

@@ -56,7 +56,7 @@ from tracekit.parsers.kineto.scanner.words import (
 _MIX = np.uint64(MIX)
 _29, _32 = np.uint64(29), np.uint64(32)
 _X = ord("X")
-_TS, _ID, _CAT = int(Column.TS), int(Column.ID), int(Column.CAT)
+_TS, _ID, _CAT, _EVENT = int(Column.TS), int(Column.ID), int(Column.CAT), int(Column.EVENT)
 _PYTHON_A, _PYTHON_B = np.frombuffer(b"python_function\0", "<u8")
 
 
@@ -237,6 +237,7 @@ def scan(
                 if row[FIRST_TEXT + k] != NULL:
                     row[FIRST_TEXT + k] = intern(buf, row[FIRST_TEXT + k], ends[k], slots, mask, starts, heap, state)
             row[_ID] = state[COMPLETE]
+            row[_EVENT] = state[EVENTS]
             state[COMPLETE] += 1
             state[ROWS] += 1
         if state[ODD] > 0:
