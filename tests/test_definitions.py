@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tracekit.metrics.bubbles import PHASES
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
-from tracekit.report.terminal import DEFINITIONS
+from tracekit.report.advice import DEFINITIONS
 
 TEXT = (Path(__file__).parent.parent / "docs" / "definitions.md").read_text(encoding="utf-8")
 

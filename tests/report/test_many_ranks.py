@@ -16,6 +16,7 @@ from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.report.html import render_html
 from tracekit.report.page_fleet import few_alike
+from tracekit.report.page_tables import page_tables
 from tracekit.report.terminal import render
 from tracekit.report.terminal_fleet import histogram
 from tracekit.schedules import generate
@@ -73,6 +74,26 @@ def test_only_ranks_that_differ_are_named(small):
     assert (slow[0].value, slow[0].median) == pytest.approx(expected)
 
 
+def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
+    """Its bubble is a lower bound: less than the others' because less of it is known."""
+    run = run_of(small, [500] * 40)
+    one = run.ranks[7]
+    unsure = replace(one.whole, bubble=Bubble(1000, 100, None), lower_bound=True)
+    run = replace(run, ranks=(*run.ranks[:7], replace(one, whole=unsure), *run.ranks[8:]))
+    found = spread(run)
+    assert found.different == ()
+    assert next(figure.least for figure in found.figures if figure.name == "bubble") == 0.5
+    alone = replace(run, ranks=tuple(replace(r, whole=replace(r.whole, lower_bound=True)) for r in run.ranks))
+    assert next(figure.least for figure in spread(alone).figures if figure.name == "bubble") == 0.1
+
+
+def test_of_many_ranks_bars_are_spread_from_the_least_compute_to_the_most(small):
+    bars = page_tables(run_of(small, [900 - rank for rank in range(100)]))["bars"]
+    assert len(bars) == 16
+    assert [bars[0]["name"], bars[-1]["name"]] == ["rank 99", "rank 0"]
+    assert len(page_tables(run_of(small, [500] * 64))["bars"]) == 64
+
+
 def test_without_pipelines_the_mesh_is_rows_of_ranks(small):
     mesh = spread(run_of(small, [500] * 40)).mesh
     assert mesh.rows == ("ranks 0–31", "ranks 32–39")
@@ -92,6 +113,7 @@ def test_the_terminal_shows_spread_and_heat_map_from_33_ranks_on(pipelines, smal
     stages = re.findall(r"^  stage \d  (.*)$", text, re.MULTILINE)
     assert [len(line) for line in stages] == [17, 17]
     assert stages[0][3] == " "
+    assert stages[1][3] == "?"  # it waits for the rank whose trace is missing
     assert len(set(stages[0]) & set(stages[1])) == 0  # the two stages have different bubbles
     assert "Over the ranks" not in text_of(run_of(small, [500] * 32))
 

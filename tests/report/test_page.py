@@ -73,7 +73,7 @@ def test_hovering_a_cell_tells_its_facts(browser, pages):
     chart = page.locator("#schedule-chart")
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
-    page.mouse.move(box["x"] + 85, box["y"] + 45)  # rank 0's first forward
+    page.mouse.move(box["x"] + 107, box["y"] + 45)  # rank 0's first forward
     tip = page.locator("#tip")
     tip.wait_for(state="visible")
     assert re.match(r"forward · rank 0 · measured\nstage 0, micro-batch 0\n0\.000 to ", tip.inner_text())
@@ -102,16 +102,84 @@ def test_keys_zoom_both_schedules_together(browser, pages):
     page.close()
 
 
-def test_the_wheel_zooms(browser, pages):
+def test_the_wheel_scrolls_the_page_until_the_timeline_is_in_hand(browser, pages):
     page = opened(browser, pages("1f1b"))
     chart = page.locator("#schedule-chart")
     chart.scroll_into_view_if_needed()
-    box = chart.bounding_box()
+    box, before = chart.bounding_box(), page.evaluate("scrollY")
     page.mouse.move(box["x"] + 500, box["y"] + 60)
+    page.mouse.wheel(0, 40)
+    page.wait_for_timeout(300)
+    assert page.evaluate("scrollY") == before + 40
+    assert zoom_of(page) == [0, 100]
+    page.mouse.click(box["x"] + 500, box["y"] + 20)
     page.mouse.wheel(0, -400)
     page.wait_for_timeout(200)
     start, end = zoom_of(page)
     assert end - start < 100
+    assert page.evaluate("scrollY") == before + 40
+    page.close()
+
+
+def test_dragging_pans(browser, pages):
+    page = opened(browser, pages("1f1b"))
+    page.focus("#schedule-chart")
+    page.keyboard.press("+")
+    start, end = zoom_of(page)
+    box = page.locator("#schedule-chart").bounding_box()
+    page.mouse.move(box["x"] + 500, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, box["y"] + 60, steps=5)
+    page.mouse.up()
+    page.wait_for_timeout(200)
+    moved = zoom_of(page)
+    assert moved[0] > start
+    assert moved[1] - moved[0] == pytest.approx(end - start)
+    page.close()
+
+
+def test_keys_step_through_cells_and_say_each(browser, pages):
+    page = opened(browser, pages("1f1b"))
+    page.focus("#schedule-chart")
+    said = []
+    for key in ("n", "n", "p", "n", "n", "ArrowDown"):
+        page.keyboard.press(key)
+        said.append(page.locator("#said").inner_text())
+    told = [
+        re.match(r"(\w+) · rank (\d) · measured(?:\s+stage 0, micro-batch (\d))?", text).groups() for text in said[:5]
+    ]
+    first, hair, second = ("forward", "0", "0"), ("bubble", "0", None), ("forward", "0", "1")
+    assert told == [first, hair, first, hair, second]
+    assert said[5].startswith("bubble · rank 1 · measured")
+    assert page.locator("#tip").is_visible()
+    page.locator("#schedule-chart").blur()
+    assert not page.locator("#tip").is_visible()
+    page.close()
+
+
+def test_what_is_narrower_than_a_pixel_keeps_its_share(browser, pages):
+    """Two kinds take turns, one third and two thirds of the time, in boxes of 0.1 and 0.2 pixels."""
+    page = opened(browser, pages("reload-overlap"))
+    weights = page.evaluate(
+        """() => {
+            const n = 200, start = [], end = [], kind = [], half = Array(n).fill(0);
+            for (let i = 0, t = 0; i < n; i++) { start.push(t); t += i % 2 ? 0.2 : 0.1; end.push(t); kind.push(i % 2); }
+            const all = { start, end, kind, half, rows: new Map([[0, [0, n]]]), views: new Map() };
+            const paint = (hidden) => {
+                const { narrow } = boxes.view(all, { row: 0, x0: 0, scale: 1, left: 0, right: 30 }, new Set(hidden));
+                const seen = {}; let left = 1;
+                for (const k of [...narrow.keys()].sort((a, b) => b - a)) { // the last painted is on top
+                    seen[k] = left * narrow.get(k)[0][7]; left -= seen[k];
+                }
+                return seen;
+            };
+            return [paint([]), paint([1])];
+        }"""
+    )
+    both, alone = weights
+    assert both["0"] + both["1"] == pytest.approx(1, abs=1e-5)
+    assert both["1"] == pytest.approx(2 / 3, abs=0.1)  # a column holds three boxes of each, and parts of two
+    assert alone == {"0": pytest.approx(0.4, abs=1e-5)}  # faint, but seen
     page.close()
 
 
@@ -127,6 +195,26 @@ def test_the_legend_switches_cells_off(browser, pages):
     assert without != before
     button.click()
     assert button.get_attribute("aria-pressed") == "true"
+    page.close()
+
+
+def test_the_legend_names_only_what_ran(browser, pages):
+    page = opened(browser, pages("1f1b"))
+    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "bubble"]
+    page.close()
+
+
+def test_what_is_switched_off_stays_off_on_another_rank(browser, pages):
+    page = opened(browser, pages("vpp-overlap"))
+    button = page.locator("#lanes-legend button", has_text=re.compile("^pp_comm$"))
+    button.click()
+    page.select_option("#lanes-rank", "3")
+    page.wait_for_timeout(300)
+    assert button.get_attribute("aria-pressed") == "false"
+    selected = "echarts.getInstanceByDom(document.getElementById('lanes-chart')).getOption().legend[0].selected.pp_comm"
+    assert page.evaluate(selected) is False
+    button.click()
+    assert page.evaluate(selected) is True
     page.close()
 
 
@@ -149,6 +237,93 @@ def test_it_fits_a_phone_in_the_dark(browser, pages):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == "rgb(20, 25, 29)"
+    page.close()
+
+
+def test_print_is_light_and_keeps_the_legend(browser, pages):
+    page = opened(browser, pages("1f1b"), color_scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator("#schedule-legend").is_visible()
+    assert not page.locator("nav").is_visible()
+    page.close()
+
+
+def test_a_viewer_without_scripts_says_so(browser, pages):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(pages("1f1b").as_uri())
+    assert page.get_by_text("The timeline needs scripts").first.is_visible()
+    assert not page.locator("#schedule-chart").is_visible()
+    assert page.get_by_text("What to do next").is_visible()
+    context.close()
+
+
+def test_a_viewer_that_cannot_unpack_says_so(browser, pages):
+    page = browser.new_page()
+    page.add_init_script("delete window.DecompressionStream")
+    page.goto(pages("1f1b").as_uri())
+    page.get_by_text("The timeline could not be drawn in this viewer").first.wait_for()
+    page.close()
+
+
+def test_every_link_of_the_page_leads_somewhere(pages):
+    for name in ("1f1b", "vpp-overlap", "reload-overlap"):
+        text = pages(name).read_text()
+        links = re.findall(r'href="#(\w+)"', text)
+        assert len(links) > 5
+        assert [link for link in links if f'id="{link}"' not in text] == []
+
+
+def test_one_rank_without_steps_or_peers_has_no_empty_parts(browser, tmp_path):
+    kernel = {"ph": "X", "cat": "kernel", "name": "mystery", "pid": 0, "tid": 7, "ts": 0, "dur": 2000,
+              "args": {"device": 0, "stream": 7, "correlation": 1}}  # fmt: skip
+    (tmp_path / "one.json").write_text(json.dumps({"traceEvents": [kernel]}))
+    path = tmp_path / "page.html"
+    path.write_text(render_html(analyze(tmp_path / "one.json")), encoding="utf-8")
+    page = opened(browser, path)
+    assert page.title() == "tracekit: one.json, 1 rank"
+    assert page.locator(".source").inner_text().startswith("1 rank · no step marks")
+    answer = page.locator(".answer").inner_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert "The trace spans 2.0 ms; the GPU computes for 100.0 % of it" in answer
+    assert "100.0 % of the span is work that no rule knows (other)" in answer
+    assert page.locator("tr.loud").count() == 1
+    assert page.locator("#budget tbody tr").count() == 1  # a mean of one rank would say the same again
+    assert not page.locator("#lanes-rank").is_visible()
+    assert not page.locator("#lanes-phase").is_visible()
+    page.close()
+
+
+def test_a_trace_without_gpu_events_shows_no_empty_tables(browser, tmp_path):
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 0, "dur": 5}
+    (tmp_path / "cpu.json").write_text(json.dumps({"traceEvents": [event]}))
+    path = tmp_path / "page.html"
+    path.write_text(render_html(analyze(tmp_path / "cpu.json")), encoding="utf-8")
+    page = opened(browser, path)
+    assert page.locator("table").count() == 0
+    assert page.locator("section h2").all_inner_texts() == ["What to do next", "Warnings", "How each number is defined"]
+    page.close()
+
+
+ODD = ["\"quoted\" & 'both'", "kernel 🚀 名前", "\N{RIGHT-TO-LEFT OVERRIDE}drawkcab<b>", "x" * 2048, "{{ 7 * 7 }}"]
+
+
+def test_odd_and_long_names_stay_whole_and_inside_the_page(browser, tmp_path):
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 1000 * i, "dur": 900,
+         "args": {"device": 0, "stream": 7, "correlation": i + 1}}
+        for i, name in enumerate(ODD)
+    ]  # fmt: skip
+    (tmp_path / "odd.json").write_text(json.dumps({"traceEvents": events}))
+    path = tmp_path / "page.html"
+    path.write_text(render_html(analyze(tmp_path / "odd.json")), encoding="utf-8")
+    page = opened(browser, path)
+    assert set(page.locator("#kernels th.kernel").all_text_contents()) == set(ODD)
+    assert {one.get_attribute("title") for one in page.locator("#kernels th.kernel").all()} == set(ODD)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.said == []
     page.close()
 
 

@@ -103,19 +103,22 @@ def spread(analysis: Analysis) -> Spread:
     """
     mesh = _mesh(analysis)
     place = {rank: (row, col) for row, ranks in enumerate(mesh.cells) for col, rank in enumerate(ranks)}
-    rows = [(one.rank, *place[one.rank], *_figures(one)) for one in analysis.ranks]
+    sure = not all(one.whole.lower_bound for one in analysis.ranks)
+    rows = [(one.rank, *place[one.rank], *_figures(one, sure=sure)) for one in analysis.ranks]
     columns = {"rank": pl.Int64, "stage": pl.Int64, "replica": pl.Int64, **dict.fromkeys(FIGURES, pl.Float64)}
     table = pl.DataFrame(rows, schema=columns, orient="row")
     figures = tuple(made for name in FIGURES if (made := _figure(table, name)) is not None)
     return Spread(table, figures, _different(table, staged=mesh.column == "replica"), mesh)
 
 
-def _figures(one: RankResult) -> tuple[float | None, ...]:
+def _figures(one: RankResult, *, sure: bool) -> tuple[float | None, ...]:
+    """Return a rank's figures; where others' bubbles are *sure*, a lower bound is no figure to compare with them."""
     span = one.whole.budget.span_ns
     talk = sum(ns for label, ns in one.whole.budget.exposed_ns.items() if label in COMMUNICATION_LABELS)
     if not span:
         return None, None, None, 0.0
-    return one.whole.budget.compute_ns / span, talk / span, one.whole.bubble_fraction, float(span)
+    bubble = None if sure and one.whole.lower_bound else one.whole.bubble_fraction
+    return one.whole.budget.compute_ns / span, talk / span, bubble, float(span)
 
 
 def _mesh(analysis: Analysis) -> Mesh:

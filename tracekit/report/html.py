@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from functools import cache
 from importlib import resources
@@ -11,9 +12,10 @@ from typing import Any
 from jinja2 import Environment
 
 from tracekit.analysis import Analysis
+from tracekit.report.advice import advice
 from tracekit.report.page_data import lanes_data, schedule_data
 from tracekit.report.page_tables import page_tables
-from tracekit.report.summary import ms, percent, sentences
+from tracekit.report.summary import many, ms, percent, sentences, share_of, signed
 
 
 def render_html(analysis: Analysis) -> str:
@@ -25,13 +27,17 @@ def render_html(analysis: Analysis) -> str:
     (True, False)
     """
     data = {"schedule": schedule_data(analysis), "lanes": lanes_data(analysis)}
+    lanes = data["lanes"] or {"ranks": ()}
     page: str = _template().render(
         nonce=secrets.token_urlsafe(16),
         css=_asset("page.css"),
         charts=_asset("echarts.min.js"),
-        script=_asset("page.js"),
+        script=_asset("boxes.js") + _asset("page.js"),
         data=_inert(data),
         answer=sentences(analysis),
+        advice=advice(analysis),
+        lanes=bool(lanes["ranks"]),
+        lanes_of=len(lanes["ranks"]),
         **page_tables(analysis),
     )
     return page
@@ -46,9 +52,29 @@ def _asset(name: str) -> str:
     return resources.files("tracekit.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
+def _whole(text: str) -> str:
+    r"""Keep a number and its unit on one line.
+
+    >>> _whole("takes 1.5 ms, 3 %") == "takes 1.5\N{NO-BREAK SPACE}ms, 3\N{NO-BREAK SPACE}%"
+    True
+    """
+    return re.sub(r"(?<=\d) (?=ms|%)|(?<=<) (?=\d)", "\N{NO-BREAK SPACE}", text)
+
+
+def _number(count: float) -> str:
+    """A mean of counts: whole where it is.
+
+    >>> _number(2.0), _number(0.25), _number(1234.0)
+    ('2', '0.2', '1,234')
+    """
+    return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"
+
+
 @cache
 def _template() -> Any:
     # Everything from a trace is escaped; only our own css and scripts are marked safe in the template.
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(ms=ms, percent=percent)
+    environment.filters.update(
+        ms=ms, percent=percent, signed=signed, share_of=share_of, count=many, number=_number, whole=_whole
+    )
     return environment.from_string(_asset("page.html.j2"))

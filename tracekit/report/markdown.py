@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracekit.analysis import Analysis
+from tracekit.report.advice import advice
 from tracekit.report.gate_markdown import table
 from tracekit.report.page_tables import page_tables
-from tracekit.report.summary import CAUSES, ms, percent, sentences
+from tracekit.report.summary import CAUSES, ms, percent, sentences, signed
 
 MOST_ROWS = 16
 """Rows of a table that stay in sight; the rest is folded away."""
@@ -36,6 +37,7 @@ def render_markdown(analysis: Analysis) -> str:
     parts = [
         f"## {plain(found['title'])}",
         "\n".join(f"- {plain(sentence)}" for sentence in sentences(analysis)),
+        _next(analysis),
         _budget(found),
         _overlap(found["matrix"]),
         _gap(analysis),
@@ -70,6 +72,12 @@ def code(text: str) -> str:
     return f"{fence}{gap}{said}{gap}{fence}"
 
 
+def _next(analysis: Analysis) -> str:
+    """What to do, with the words to type kept as code."""
+    lines = [re.sub(r"\\`([^`]*)\\`", r"`\1`", plain(line)) for line in advice(analysis)]
+    return "**What to do next**\n\n" + "\n".join(f"{n}. {line}" for n, line in enumerate(lines, 1)) if lines else ""
+
+
 def _rows(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int]) -> str:
     """Return a table of which the first rows are in sight; cells are plain text already."""
     shown = _table(head, rows[:MOST_ROWS], right)
@@ -99,7 +107,7 @@ def _folded(summary: str, inside: str) -> str:
 
 
 def _budget(found: Mapping[str, Any]) -> str:
-    bars = [found["all_ranks"], *found["bars"]]
+    bars = [found["mean"], *found["bars"]]
     if not bars[0]["span_ns"]:
         return ""
     parts = list(dict.fromkeys(part["name"] for bar in bars for part in bar["parts"]))
@@ -119,7 +127,7 @@ def _budget(found: Mapping[str, Any]) -> str:
 def _overlap(matrix: Mapping[str, Any] | None) -> str:
     if matrix is None:
         return ""
-    head = ["", "time", "hidden", *(f"by {column}" for column in matrix["columns"])]
+    head = ["", "time a rank", "hidden", *(f"by {column}" for column in matrix["columns"])]
     rows = [
         [row["label"], ms(row["ns"]), percent(1 - row["exposed"]), *(percent(share) for share in row["cells"])]
         for row in matrix["rows"]
@@ -137,7 +145,7 @@ def _gap(analysis: Analysis) -> str:
     for cause, ns in sorted((held.gap_ns or {}).items(), key=lambda item: (item[0] == "unexplained", -item[1])):
         if ns:
             share = percent(ns / whole) if whole > 0 else "–"
-            rows.append([CAUSES.get(cause, cause), f"{ns / 1e6:+,.1f} ms", share, ""])
+            rows.append([CAUSES.get(cause, cause), signed(ns), share, ""])
     rows.append(["measured", ms(held.head.measured_ns), "", percent(held.head.measured_bubble)])
     head = ("", "time", "share of the gap", "outside cells")
     return f"### From the ideal to the run ({plain(held.name)})\n\n" + _table(head, rows, (1, 2, 3))

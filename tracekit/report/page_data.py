@@ -80,20 +80,21 @@ def schedule_data(analysis: Analysis) -> dict[str, Any] | None:
     origin = int(measured["start_ns"].to_numpy().min(initial=last_ns(measured)))
     measured = measured.with_columns(pl.col("start_ns", "end_ns") - origin)
     ideal = cells.with_columns(start_ns="ideal_start_ns", end_ns="ideal_end_ns")
-    kinds = [_kind(CELL_NAMES[k], CELL_COLOURS.get(k, IDLE_COLOUR)) for k in CELL_KINDS]
+    ran = {kind for op in cells["op"].cast(pl.String).unique() for kind in op}
+    used = [kind for kind in CELL_KINDS if kind in ran or kind == "bubble"]
     end = max(last_ns(measured), last_ns(ideal))
     return {
-        "kinds": kinds,
+        "kinds": [_kind(CELL_NAMES[kind], CELL_COLOURS.get(kind, IDLE_COLOUR)) for kind in used],
         "rows": [f"rank {rank}" for rank in ranks],
         "end_ns": end,
         "sections": [
-            {"name": "measured", "boxes": pack(_cell_boxes(measured, ranks, end))},
-            {"name": "ideal", "boxes": pack(_cell_boxes(ideal, ranks, int(held.ideal_ns)))},
+            {"name": "measured", "boxes": pack(_cell_boxes(measured, ranks, used, end))},
+            {"name": "ideal", "boxes": pack(_cell_boxes(ideal, ranks, used, int(held.ideal_ns)))},
         ],
     }
 
 
-def _cell_boxes(cells: pl.DataFrame, ranks: Sequence[int], end_ns: int) -> pl.DataFrame:
+def _cell_boxes(cells: pl.DataFrame, ranks: Sequence[int], used: Sequence[str], end_ns: int) -> pl.DataFrame:
     row = {rank: at for at, rank in enumerate(ranks)}
     base = cells.with_columns(
         row=pl.col("rank").replace_strict(row, return_dtype=pl.UInt16), op=pl.col("op").cast(pl.String)
@@ -104,14 +105,16 @@ def _cell_boxes(cells: pl.DataFrame, ranks: Sequence[int], end_ns: int) -> pl.Da
     lower = both.with_columns(
         op=pl.lit("B"), half=pl.lit(2, pl.UInt8), stage=pl.col("b_stage"), microbatch=pl.col("b_microbatch")
     )
-    code = {kind: at for at, kind in enumerate(CELL_KINDS)}
+    code = {kind: at for at, kind in enumerate(used)}
     boxes = pl.concat([single, upper, lower]).with_columns(
         kind=pl.col("op").replace_strict(code, return_dtype=pl.UInt8)
     )
-    return pl.concat([boxes.select(BOXES.names()), _bubbles(base, end_ns)], how="vertical_relaxed")
+    return pl.concat(
+        [boxes.select(BOXES.names()), _bubbles(base, used.index("bubble"), end_ns)], how="vertical_relaxed"
+    )
 
 
-def _bubbles(cells: pl.DataFrame, end_ns: int) -> pl.DataFrame:
+def _bubbles(cells: pl.DataFrame, kind: int, end_ns: int) -> pl.DataFrame:
     """Where a row has no cell between 0 and the end."""
     edges = cells.select("row").unique()
     edges = pl.concat(
@@ -121,7 +124,7 @@ def _bubbles(cells: pl.DataFrame, end_ns: int) -> pl.DataFrame:
     holes = union_of(pl.concat([cells.select(edges.columns), edges]), "row").gaps().to_frame()
     return holes.select(
         pl.col("group").cast(pl.UInt16).alias("row"),
-        pl.lit(CELL_KINDS.index("bubble"), pl.UInt8).alias("kind"),
+        pl.lit(kind, pl.UInt8).alias("kind"),
         pl.lit(0, pl.UInt8).alias("half"),
         pl.col("start_ns").clip(0),
         pl.col("end_ns"),
@@ -135,9 +138,8 @@ def lanes_data(analysis: Analysis) -> dict[str, Any] | None:
     table = analysis.tables["timeline"]
     if table.is_empty():
         return None
-    reload = table["label"].is_in(["reload"]).any()
-    lanes = RELOAD_LANES if reload else LANES
-    present = [label for label in LABELS if label in set(table["label"].unique().to_list())]
+    present = labels_of(table)
+    lanes = lanes_for(present)
     ranks = {rank: _rank_lanes(analysis, rank, lanes, present) for rank in _shown_ranks(analysis)}
     return {
         "kinds": [_kind(label, LABEL_COLOURS[label]) for label in present],
@@ -159,6 +161,24 @@ RELOAD_LANES: Mapping[str, Mapping[str, int]] = {
     "Reload": {"reload": 0},
     "Computation": LANES["Computation"],
 }
+
+
+def labels_of(table: pl.DataFrame) -> list[str]:
+    """Labels that occur in a table, in the order of the label list."""
+    found = set(table["label"].unique().to_list())
+    return [label for label in LABELS if label in found]
+
+
+def lanes_for(present: Sequence[str]) -> Mapping[str, Mapping[str, int]]:
+    """Return the lanes on which something runs; copies that move nothing to or from the host are called just that.
+
+    >>> list(lanes_for(["forward", "pp_comm", "offload"])), list(lanes_for(["forward", "memory"]))
+    (['Computation', 'Communication', 'Offload'], ['Computation', 'Copies'])
+    """
+    lanes = RELOAD_LANES if "reload" in present else LANES
+    used = {name: halves for name, halves in lanes.items() if any(label in halves for label in present)}
+    moved = "offload" in present or "onload" in present
+    return {"Copies" if name == "Offload" and not moved else name: halves for name, halves in used.items()}
 
 
 def _rank_lanes(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import polars as pl
-
 from tracekit.analysis import Analysis
-from tracekit.analysis.result import Measured
+from tracekit.analysis.result import Measured, RankResult
 from tracekit.metrics.lanes import COMPUTE_SET
+from tracekit.report.advice import DEFINITIONS, asked
 from tracekit.report.page_fleet import few_alike, page_fleet
+from tracekit.report.page_sections import page_sections
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.summary import CAUSES, ms, percent
-from tracekit.report.terminal import DEFINITIONS
+from tracekit.report.summary import CAUSES, many, sizes, which
 from tracekit.schema import LABELS
 
 MOST_RANKS = 64
-"""Ranks with a bar of their own; of more, those that differ most are shown."""
-MOST_KERNELS = 20
+"""Ranks that all have a bar of their own …"""
+FEW_RANKS = 16
+"""… and how many of more ranks have one."""
+LOUD = 0.01
+"""Share of the span above which work of no known label stands out."""
 COMPUTE_COLOUR = "#009E73"
 SCHEDULE_DEFINITIONS = (
     ("cell", "one op of one stage on one micro-batch: its first kernel's start to its last kernel's end on the rank"),
@@ -33,18 +35,15 @@ def page_tables(analysis: Analysis) -> dict[str, Any]:
         "title": _title(analysis),
         "source": analysis.to_dict()["source"],
         "devices": sorted({device for source in analysis.sources for device in source.devices}),
+        "steps_named": steps_named(analysis),
         "bars": [_bar(f"rank {one.rank}", one.whole) for one in shown],
         "hidden_ranks": len(analysis.ranks) - len(shown),
-        "all_ranks": _bar("all ranks", analysis.total),
+        "mean": _bar("mean", analysis.total, of=len(analysis.ranks)),
         "legend": _legend(analysis.total),
-        "labels": _labels(analysis.total),
-        "matrix": _matrix(analysis.total),
+        "labels": _labels(analysis),
+        "matrix": _matrix(analysis),
         "schedule": _schedule(analysis),
-        "stragglers": _stragglers(analysis),
-        "steps": _steps(analysis),
-        "copies": _copies(analysis),
-        "kernels": _kernels(analysis),
-        "reload": _reload(analysis),
+        **page_sections(analysis),
         "fleet": page_fleet(analysis),
         "warnings": few_alike(analysis.notices),
         "definitions": (*DEFINITIONS, *SCHEDULE_DEFINITIONS) if analysis.schedule is not None else DEFINITIONS,
@@ -52,26 +51,37 @@ def page_tables(analysis: Analysis) -> dict[str, Any]:
 
 
 def _title(analysis: Analysis) -> str:
-    held = analysis.schedule
-    what = f"{held.name} on {_ranks(held.pp)}" if held is not None else _ranks(len(analysis.ranks))
-    return f"tracekit: {what}"
+    ranks = many(len(analysis.ranks), "rank")
+    if analysis.schedule is not None:
+        return f"tracekit: {analysis.schedule.name} on {ranks}"
+    name = (asked(analysis) or "").rstrip("/").rpartition("/")[2].partition("?")[0]
+    return f"tracekit: {name}, {ranks}" if name.strip(".") else f"tracekit: {ranks}"
 
 
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
+def steps_named(analysis: Analysis) -> str:
+    """Say which steps were analyzed.
+
+    >>> from tracekit import analyze
+    >>> steps_named(analyze("sample_traces/reload", schedule="none"))
+    'step 2'
+    """
+    steps = sorted({step for one in analysis.ranks for step in one.steps})
+    if not steps:
+        return "no step marks"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}"
 
 
-def _shown(analysis: Analysis) -> list[Any]:
-    """Every rank of a small run; of a large one, those furthest from the median share of compute."""
+def _shown(analysis: Analysis) -> list[RankResult]:
+    """Every rank of a small run; of a large one a few, evenly spread from the least compute to the most."""
     ranks = list(analysis.ranks)
     if len(ranks) <= MOST_RANKS:
         return ranks
-    share = pl.Series([one.whole.budget.compute_ns / max(1, one.whole.budget.span_ns) for one in ranks])
-    far = (share - share.median()).abs().arg_sort(descending=True)[:MOST_RANKS].sort()
-    return [ranks[int(i)] for i in far]
+    ordered = sorted(ranks, key=lambda one: one.whole.budget.compute_ns / max(1, one.whole.budget.span_ns))
+    return [ordered[round(at * (len(ranks) - 1) / (FEW_RANKS - 1))] for at in range(FEW_RANKS)]
 
 
-def _bar(name: str, whole: Measured) -> dict[str, Any]:
+def _bar(name: str, whole: Measured, *, of: int = 1) -> dict[str, Any]:
+    """A bar's parts; of a sum over ranks, times are the mean of so many."""
     span = max(1, whole.budget.span_ns)
     parts = [("compute", whole.budget.compute_ns, COMPUTE_COLOUR)]
     parts += [(label, ns, LABEL_COLOURS[label]) for label, ns in whole.budget.exposed_ns.items() if ns]
@@ -79,40 +89,43 @@ def _bar(name: str, whole: Measured) -> dict[str, Any]:
         parts.append(("idle", whole.budget.idle_ns, IDLE_COLOUR))
     return {
         "name": name,
-        "span_ns": whole.budget.span_ns,
+        "span_ns": whole.budget.span_ns / max(1, of),
         "parts": [
-            {"name": part, "ns": ns, "share": ns / span, "colour": colour, "idle": part == "idle"}
+            {"name": part, "ns": ns / max(1, of), "share": ns / span, "colour": colour, "idle": part == "idle"}
             for part, ns, colour in parts
         ],
         "bubble": whole.bubble_fraction,
         "lower_bound": whole.lower_bound,
-        "wait_ns": whole.bubble.wait_ns,
     }
 
 
 def _legend(total: Measured) -> list[tuple[str, str]]:
     exposed = [(f"exposed {label}", LABEL_COLOURS[label]) for label, ns in total.budget.exposed_ns.items() if ns]
-    return [("compute", COMPUTE_COLOUR), *exposed, ("idle", IDLE_COLOUR)]
+    return [("compute", COMPUTE_COLOUR), *exposed, *([("idle", IDLE_COLOUR)] if total.idle_known else [])]
 
 
-def _labels(total: Measured) -> list[dict[str, Any]]:
+def _labels(analysis: Analysis) -> list[dict[str, Any]]:
+    """What ran, as a mean over ranks."""
+    total, ranks = analysis.total, max(1, len(analysis.ranks))
     span = max(1, total.budget.span_ns)
     return [
         {
             "label": label,
             "colour": LABEL_COLOURS[label],
-            "ns": total.label_ns[label],
+            "ns": total.label_ns[label] / ranks,
             "share": total.label_ns[label] / span,
-            "count": total.label_count.get(label, 0),
+            "count": total.label_count.get(label, 0) / ranks,
             "overlap": None if label in COMPUTE_SET else total.overlap.get(label),
-            "wait_ns": total.wait_ns.get(label),
+            "wait_ns": None if (wait := total.wait_ns.get(label)) is None else wait / ranks,
+            "loud": label == "other" and total.label_ns[label] > LOUD * span,
         }
         for label in LABELS
         if total.label_ns.get(label)
     ]
 
 
-def _matrix(total: Measured) -> dict[str, Any] | None:
+def _matrix(analysis: Analysis) -> dict[str, Any] | None:
+    total = analysis.total
     rows = {label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)}
     columns = [label for label in LABELS if any(by.get(label) for by in rows.values())]
     if not rows:
@@ -122,7 +135,7 @@ def _matrix(total: Measured) -> dict[str, Any] | None:
         "rows": [
             {
                 "label": label,
-                "ns": total.label_ns[label],
+                "ns": total.label_ns[label] / max(1, len(analysis.ranks)),
                 "cells": [by.get(column, 0) / total.label_ns[label] for column in columns],
                 "exposed": 1 - (total.overlap.get(label) or 0.0),
             }
@@ -140,8 +153,15 @@ def _schedule(analysis: Analysis) -> dict[str, Any] | None:
         **found,
         "waterfall": _waterfall(held.head.ideal_ns, held.head.measured_ns, held.gap_ns),
         "orders": list(zip(found["pipeline_ranks"], found["ranks"], strict=True)),
-        "what_if": found["what_if"],
+        "sizes": sizes(held),
+        "which": which(held) or ("" if held.head.pipeline.step is None else f"step {held.head.pipeline.step}"),
+        "differing": [_difference(found["pipeline_ranks"], one) for one in found["differences"]],
     }
+
+
+def _difference(ranks: list[int], one: dict[str, Any]) -> str:
+    ran, want = (" ".join(one[side]) or "nothing" for side in ("measured", "expected"))
+    return f"rank {ranks[one['rank']]}, cell {one['position']}: ran {ran}, the schedule has {want}"
 
 
 def _waterfall(ideal_ns: int, measured_ns: int, gap_ns: Any) -> list[dict[str, Any]] | None:
@@ -164,51 +184,8 @@ def _waterfall(ideal_ns: int, measured_ns: int, gap_ns: Any) -> list[dict[str, A
             )
             at += ns
     bars.append({"name": "measured", "from": 0, "to": measured_ns, "ns": measured_ns, "kind": "total"})
+    gap = measured_ns - ideal_ns
+    for bar in bars:
+        bar["share"] = bar["ns"] / gap if bar["kind"] != "total" and gap > 0 else None
     widest = max(int(bar["to"]) for bar in bars) or 1
     return [{**bar, "left": bar["from"] / widest, "width": (bar["to"] - bar["from"]) / widest} for bar in bars]
-
-
-def _kernels(analysis: Analysis) -> list[dict[str, Any]]:
-    """The kernels that took longest, as a mean over ranks."""
-    table = analysis.tables["kernels"].sort("ns", descending=True).head(MOST_KERNELS)
-    return [{**row, "colour": LABEL_COLOURS[row["label"]]} for row in table.to_dicts()]
-
-
-def _reload(analysis: Analysis) -> dict[str, Any] | None:
-    """Facts of a weight update and its lanes."""
-    if analysis.reload is None:
-        return None
-    found = analysis.reload.to_dict()
-    shares = [one["reload_under_broadcast"] for one in found["hidden"] if one["reload_under_broadcast"] is not None]
-    facts = [
-        ("rounds and buckets", f"{found['rounds']} rounds, {found['buckets']} buckets, {found['owners']} owners"),
-        ("broadcast from", " ".join(map(str, found["sources"][:64]))),
-        ("measured", ms(found["measured_ns"])),
-        ("two-buffer ideal", ms(found["ideal_ns"])),
-        ("reload hidden under broadcast", percent(sum(shares) / len(shares)) if shares else "–"),
-    ]
-    return {"facts": facts, "lanes": found["lanes"][:MOST_RANKS]}
-
-
-def _copies(analysis: Analysis) -> list[dict[str, Any]]:
-    """Copies between host and device and into weights; memsets and moves on the device are in the budget."""
-    table = analysis.tables["copies"].filter(pl.col("label") != "memory")
-    return table.head(MOST_RANKS).to_dicts()
-
-
-def _stragglers(analysis: Analysis) -> list[dict[str, Any]]:
-    rows = analysis.tables["stragglers"].sort("caused_ns", descending=True).head(10).to_dicts()
-    worst = max((row["caused_ns"] for row in rows), default=0) or 1
-    return [{**row, "share": row["caused_ns"] / worst} for row in rows if row["caused_ns"]]
-
-
-def _steps(analysis: Analysis) -> list[dict[str, Any]]:
-    """The spread of each step over ranks; nothing where there is one step."""
-    table = analysis.tables["steps"]
-    if table["step"].n_unique() < 2:
-        return []
-    spans = table.group_by("step").agg(
-        pl.col("span_ns").min().alias("least"), pl.col("span_ns").median(), pl.col("span_ns").max().alias("most")
-    )
-    widest = int(spans["most"].to_numpy().max(initial=1))
-    return [{**row, "share": row["span_ns"] / widest} for row in spans.sort("step").to_dicts()]

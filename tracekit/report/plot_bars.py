@@ -44,18 +44,18 @@ def budget(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     axes.set_xlabel("time (ms) of the rank's span", fontsize=8.5, color=INK)
     plain_axes(axes)
     _budget_words(axes, analysis, found)
-    legend(axes, _patches(found["legend"]), given=ax is not None, across=8)
+    legend(axes, _patches(found["legend"]), given=ax is not None)
     return figure
 
 
 def _budget_words(axes: Axes, analysis: Analysis, found: dict[str, Any]) -> None:
     whole = analysis.total.budget
     least = "at least " if analysis.total.lower_bound else ""
-    below = f"all ranks: compute {percent(whole.compute_ns / whole.span_ns)} of the span"
+    below = f"mean: compute {percent(whole.compute_ns / whole.span_ns)} of the span"
     if analysis.total.bubble_fraction is not None:
         below += f" · bubble {least}{percent(analysis.total.bubble_fraction)}"
     if found["hidden_ranks"]:
-        below += f" · {found['hidden_ranks']} ranks nearer to the median are not shown"
+        below += f" · {len(found['bars'])} of {len(analysis.ranks):,} ranks, from the least compute to the most"
     title(axes, "Where the time of each rank went", below)
 
 
@@ -71,7 +71,9 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
         return figure
     columns, rows = [*matrix["columns"], "exposed"], matrix["rows"]
     values = np.array([[*row["cells"], row["exposed"]] for row in rows])
-    figure, axes = canvas(ax, width=1.1 * len(columns) + 3.2, height=float(np.clip(0.42 * len(rows) + 1.4, 2, 12)))
+    figure, axes = canvas(
+        ax, width=max(1.1 * len(columns) + 3.2, 6.4), height=float(np.clip(0.42 * len(rows) + 1.4, 2, 12))
+    )
     for row, shares in enumerate(values):
         for column, share in enumerate(shares):
             base = MORE_COLOUR if columns[column] == "exposed" else LABEL_COLOURS[columns[column]]
@@ -81,13 +83,13 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
             axes.text(column, row, said, ha="center", va="center", fontsize=8.5, color=ink_on(fill) if share else FAINT)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [f"{row['label']}  ({ms(row['ns'])})" for row in rows])
+    axes.set_yticks(range(len(rows)), [f"{row['label']}  ({ms(row['ns'])} a rank)" for row in rows])
     axes.set_xticks(range(len(columns)), columns)
     plain_axes(axes)
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", length=0)
     axes.spines["bottom"].set_visible(False)
-    axes.set_title("What hides what: share of the row's time, all ranks", loc="left", fontsize=11, color=INK, pad=12)
+    axes.set_title("What hides what: share of the row's time", loc="left", fontsize=11, color=INK, pad=12)
     return figure
 
 

@@ -35,16 +35,33 @@ def title(ax: Axes, text: str, below: str = "") -> None:
         ax.text(0, 1.01, below, transform=ax.transAxes, va="bottom", fontsize=8.5, color=QUIET)
 
 
-def legend(ax: Axes, handles: Sequence[Artist], *, given: bool, across: int = 6) -> None:
+def legend(ax: Axes, handles: Sequence[Artist], *, given: bool) -> None:
     """Say what the colours mean: below the figure, or below the axes where others share the figure."""
     look: dict[str, Any] = {"frameon": False, "handlelength": 1.2, "handleheight": 1, "labelcolor": INK, "fontsize": 8}
-    columns = max(1, min(len(handles), across))
+    handles, columns = _rows(handles, ax.get_window_extent().width / ax.figure.dpi if given else _inches(ax))
     if given:
         ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, **look)
     else:
         cast("Figure", ax.get_figure(root=True)).legend(
             handles=handles, loc="outside lower center", ncols=columns, **look
         )
+
+
+def _inches(ax: Axes) -> float:
+    return float(cast("Figure", ax.get_figure(root=True)).get_size_inches()[0])
+
+
+def _rows(handles: Sequence[Artist], inches: float) -> tuple[list[Artist], int]:
+    """Return handles so ordered that they read row by row, and how many fit beside each other."""
+    widest = max((len(str(one.get_label())) for one in handles), default=1)
+    fit = max(1, int(inches / (0.07 * widest + 0.42)))
+    rows = -(-len(handles) // fit)
+    columns = max(1, -(-len(handles) // max(1, rows)))
+    # matplotlib fills a legend column by column, the first ones longer
+    down: list[Artist] = []
+    for column in range(columns):
+        down += handles[column::columns]
+    return down, columns
 
 
 def boxes(

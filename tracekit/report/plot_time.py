@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
-from tracekit.report.page_data import LANES, RELOAD_LANES
+from tracekit.report.page_data import labels_of, lanes_for
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.plot_frame import QUIET, boxes, canvas, legend, nothing, title
 from tracekit.report.schedule_plot import FAINT, INK, plain_axes
@@ -34,8 +34,8 @@ def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = Non
 
     The rank is the first where none is given; the step that of the schedule, else the first.
     """
-    figure, axes = canvas(ax, width=12, height=3.2)
     table = analysis.tables["timeline"]
+    figure, axes = canvas(ax, width=12, height=1.4 + 0.6 * len(_lanes(analysis)))
     if table.is_empty():
         nothing(axes, "There are no GPU events in these traces.")
         return figure
@@ -106,7 +106,7 @@ def _rank(analysis: Analysis, rank: int | None) -> int:
 
 
 def _lanes(analysis: Analysis) -> Lane:
-    return RELOAD_LANES if analysis.reload is not None else LANES
+    return lanes_for(labels_of(analysis.tables["timeline"]))
 
 
 def _step(analysis: Analysis, rank: int, step: int | None) -> tuple[int | None, int, int]:
@@ -177,4 +177,4 @@ def _finish(axes: Axes, rows: pl.DataFrame, *, given: bool) -> None:
     present = set(rows["label"].unique().to_list())
     handles: list[Any] = [Patch(facecolor=LABEL_COLOURS[name], label=name) for name in LABELS if name in present]
     handles.append(Patch(facecolor=IDLE_COLOUR, label="nothing"))
-    legend(axes, handles, given=given, across=10)
+    legend(axes, handles, given=given)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Measured
+from tracekit.compare import ScheduleComparison
 
 CAUSES = {
     "order": "another order of ops",
@@ -20,56 +23,176 @@ CAUSES = {
 }
 """The causes of a gap in words."""
 
+WORDS = {
+    "ep_dispatch": "expert dispatch",
+    "ep_combine": "expert combine",
+    "pp_comm": "pipeline communication",
+    "tp_comm": "tensor-parallel communication",
+    "dp_comm": "data-parallel communication",
+    "cp_comm": "context-parallel communication",
+    "comm": "communication of no known role",
+    "offload": "copying to the host",
+    "onload": "copying from the host",
+    "broadcast": "weight broadcast",
+    "reload": "weight reload",
+    "memory": "memory copies and sets",
+}
+"""Labels that can be exposed, for readers who do not know them."""
+
 
 def ms(ns: float | None, digits: int = 1) -> str:
-    """Nanoseconds as milliseconds.
+    """Nanoseconds as milliseconds; what is there is never shown as nothing.
 
-    >>> ms(1_234_567), ms(None)
-    ('1.2 ms', '–')
+    >>> ms(1_234_567), ms(4_200), ms(0), ms(None)
+    ('1.2 ms', '0.004 ms', '0.0 ms', '–')
     """
-    return "–" if ns is None else f"{ns / 1e6:,.{digits}f} ms"
+    if ns is None:
+        return "–"
+    value = ns / 1e6
+    while value and abs(value) < 10**-digits and digits < 6:
+        digits += 1
+    return f"{value:,.{digits}f} ms"
+
+
+def signed(ns: float, digits: int = 1) -> str:
+    """Nanoseconds more or less, as milliseconds.
+
+    >>> signed(1_234_567), signed(-40_000)
+    ('+1.2 ms', '−0.04 ms')
+    """
+    return ("+" if ns >= 0 else "−") + ms(abs(ns), digits)
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share as per cent.
+    """A share as per cent; what is there is never shown as nothing.
 
-    >>> percent(0.1234), percent(None)
-    ('12.3 %', '–')
+    >>> percent(0.1234), percent(0.0001), percent(0.0), percent(None)
+    ('12.3 %', '< 0.1 %', '0.0 %', '–')
     """
-    return "–" if share is None else f"{share:.{digits}%}".replace("%", " %")
+    if share is None:
+        return "–"
+    least = 10.0 ** -(digits + 2)
+    if 0 < share < least / 2:
+        return f"< {least:.{digits}%}".replace("%", " %")
+    return f"{share:.{digits}%}".replace("%", " %")
+
+
+def share_of(share: float | None) -> str:
+    """A part of something larger, also a negative one.
+
+    >>> share_of(0.961), share_of(-0.004), share_of(None)
+    ('96.1 %', '−0.4 %', '–')
+    """
+    return percent(share) if share is None or share >= 0 else "−" + percent(-share)
+
+
+def many(count: int, what: str) -> str:
+    """Count things.
+
+    >>> many(1, "rank"), many(2, "rank")
+    ('1 rank', '2 ranks')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def sentences(analysis: Analysis) -> list[str]:
-    """Say where the step went, and how far it is from its ideal."""
+    """Say where the step went, and how far it is from its ideal.
+
+    >>> from tracekit import analyze
+    >>> sentences(analyze("sample_traces/reload"))[0].split(";")[0]
+    'A step takes 104.7 ms (mean of 4 ranks)'
+    """
     total = analysis.total
     if not total.budget.span_ns:
         return ["There are no GPU events in these traces."]
-    said = [_spent(total)]
-    bubble = total.bubble_fraction
-    if bubble is not None:
-        least = "at least " if total.lower_bound else ""
-        said.append(
-            f"The bubble, idle time and exposed pipeline waiting together, is {least}{percent(bubble)} of the span."
-        )
-    return said + _reloaded(analysis) + _compared(analysis)
+    return [
+        _spent(analysis),
+        *_bubble(total),
+        *_waited(analysis),
+        *_unknown(total),
+        *_reloaded(analysis),
+        *_compared(analysis),
+    ]
 
 
-def _spent(total: Measured) -> str:
-    span = total.budget.span_ns
+def _spent(analysis: Analysis) -> str:
+    total, span, ranks = analysis.total, analysis.total.budget.span_ns, len(analysis.ranks)
+    count = max(1, sum(len(one.per_step) for one in analysis.ranks if one.whole.budget.span_ns))
+    marked = any(one.steps for one in analysis.ranks)
+    over = [many(ranks, "rank")] if ranks > 1 else []
+    steps = len({step for one in analysis.ranks for step in one.steps})
+    over += [many(steps, "step")] if steps > 1 else []
+    mean = f" (mean of {' and '.join(over)})" if over else ""
     exposed = sorted(total.budget.exposed_ns.items(), key=lambda item: -item[1])
-    parts = [f"{percent(ns / span)} is exposed {label}" for label, ns in exposed[:2] if ns > 0.01 * span]
+    parts = [
+        f"{percent(ns / span)} is exposed {WORDS.get(label, label)} ({label})"
+        for label, ns in exposed[:2]
+        if ns > 0.01 * span
+    ]
     if total.idle_known:
         parts.append(f"{percent(total.budget.idle_ns / span)} is idle")
-    listed = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "no idle is known"
-    return f"The GPUs compute for {percent(total.budget.compute_ns / span)} of the time; {listed}."
+    rest = (", " + ", ".join(parts[:-1]) if parts[1:] else "") + (f" and {parts[-1]}" if parts else "")
+    who = "the GPUs compute" if ranks > 1 else "the GPU computes"
+    lead = f"{'A step takes' if marked else 'The trace spans'} {ms(span / count)}{mean}"
+    return f"{lead}; {who} for {percent(total.budget.compute_ns / span)} of it{rest}."
+
+
+def _bubble(total: Measured) -> list[str]:
+    """Say how large the bubble is, where it is more than the idle time that was just said."""
+    bubble = total.bubble_fraction
+    if bubble is None or not total.label_ns.get("pp_comm"):
+        return []
+    least = "at least " if total.lower_bound else ""
+    return [f"The bubble, idle time and exposed pipeline waiting together, is {least}{percent(bubble)} of the span."]
+
+
+def _waited(analysis: Analysis) -> list[str]:
+    """Say whom the ranks wait for, where they wait long."""
+    total = analysis.total
+    waits = {label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)}
+    label = max(waits, key=lambda name: waits[name], default=None)
+    if label is None or waits[label] < 0.05 * total.budget.span_ns:
+        return []
+    said = f"{percent(waits[label] / total.label_ns[label])} of the time in {label} is waiting for another rank"
+    late = analysis.tables["stragglers"].filter(pl.col("label") == label).sort("caused_ns", descending=True)
+    if late.is_empty():
+        return [f"{said}."]
+    return [f"{said}; rank {late['rank'][0]} keeps the others waiting longest."]
+
+
+def _unknown(total: Measured) -> list[str]:
+    other, span = total.label_ns.get("other", 0), total.budget.span_ns
+    if other <= 0.01 * span:
+        return []
+    return [f"{percent(other / span)} of the span is work that no rule knows (other); it counts as compute."]
 
 
 def _reloaded(analysis: Analysis) -> list[str]:
     found = analysis.reload
     if found is None:
         return []
-    took = f"The weight update takes {ms(found.measured_ns)} for {found.buckets} buckets in {found.rounds} rounds"
+    took = f"The weight update takes {ms(found.measured_ns)} for {many(found.buckets, 'bucket')}"
+    took += f" in {many(found.rounds, 'round')}"
+    if found.ideal_ns is None:
+        return [f"{took}."]
     return [f"{took}; with two buffers and the same times it would take {ms(found.ideal_ns)}."]
+
+
+def sizes(held: ScheduleComparison) -> str:
+    """Say how large a pipeline is: ranks, micro-batches, chunks."""
+    chunks = f", {held.virtual} chunks a rank" if held.virtual > 1 else ""
+    batches = f"{held.microbatches:,} micro-batch{'es' * (held.microbatches != 1)}"
+    return f"{many(held.pp, 'pipeline rank')}, {batches}{chunks}"
+
+
+def which(held: ScheduleComparison) -> str:
+    """Say which step and pipeline is shown, where there are several; else nothing."""
+    runs = {(one.pipeline.ranks, one.pipeline.step) for one in held.all}
+    pipelines = len({ranks for ranks, _ in runs})
+    steps = len(runs) // max(1, pipelines)
+    said = [f"step {held.head.pipeline.step}, the median of {steps}"] if steps > 1 else []
+    said += [f"the first of {pipelines} pipelines"] if pipelines > 1 else []
+    return ", ".join(said)
 
 
 def _compared(analysis: Analysis) -> list[str]:
@@ -77,13 +200,11 @@ def _compared(analysis: Analysis) -> list[str]:
     if held is None:
         return []
     how = "exactly" if held.exact else "nearly"
-    chunks = f", {held.virtual} chunks a rank" if held.virtual > 1 else ""
-    ranks = f"{held.pp} rank{'s' * (held.pp != 1)}"
-    said = [f"The run follows {held.name} {how}: {ranks}, {held.microbatches} micro-batches{chunks}."]
+    said = [f"The run follows {held.name} {how}: {sizes(held)}."]
     measured, ideal = held.head.measured_ns, held.head.ideal_ns
     gap = f"It takes {ms(measured)} where its ideal, from its own times, takes {ms(ideal)}"
     causes = {name: ns for name, ns in (held.gap_ns or {}).items() if name != "unexplained"}
     most = max(causes, key=lambda name: causes[name], default=None)
-    if most is not None and causes[most] > 0:
-        gap += f"; of the {ms(measured - ideal)} between them, {CAUSES.get(most, most)} costs {ms(causes[most])}"
+    if most is not None and causes[most] > 0 and measured > ideal:
+        gap += f"; of the {ms(measured - ideal)} between them, {ms(causes[most])} is {CAUSES.get(most, most)}"
     return [*said, gap + "."]

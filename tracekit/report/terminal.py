@@ -11,20 +11,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.analysis import Analysis
-from tracekit.metrics.reload import Reload
-from tracekit.report.terminal_budget import budget, compute, exposure, hiders, ms, percent
+from tracekit.report.advice import DEFINITIONS, advice, asked
+from tracekit.report.summary import percent
+from tracekit.report.terminal_budget import budget, compute, exposure, hiders
 from tracekit.report.terminal_fleet import many_ranks
 from tracekit.report.terminal_sections import bubbles, copies, reload, spread, stragglers, warnings
-
-DEFINITIONS = (
-    ("U(X)", "the union of X's intervals on one rank's GPU: never a sum of durations"),
-    ("span", "start of the first to end of the last GPU event launched in the steps analyzed"),
-    ("compute", "U(forward … optimizer, other); shares are of the span"),
-    ("hidden", "|U(X) ∩ U(compute)| / |U(X)|"),
-    ("exposed", "|U(X) − U(compute)|; two labels at once: charged to the first. compute + exposed + idle = span"),
-    ("wait", "own duration − shortest duration among the ranks of the same operation"),
-    ("bubble", "(idle + exposed wait of pp_comm) / span"),
-)
 
 
 def render(analysis: Analysis, console: Console | None = None) -> None:
@@ -70,68 +61,14 @@ def _schedule(analysis: Analysis, width: int) -> RenderableType | None:
 
 
 def _next(analysis: Analysis, width: int) -> RenderableType | None:
+    said = advice(analysis)
+    if analysis.total.budget.span_ns:
+        said.append(f"a page to share: tracekit analyze {asked(analysis) or 'PATH…'} -o report.html")
     lines = [
         Text(textwrap.fill(f"{n}. {line}", max(40, width - 2), initial_indent="  ", subsequent_indent="     "))
-        for n, line in enumerate(advice(analysis), 1)
+        for n, line in enumerate(said, 1)
     ]
     return Group(*lines)
-
-
-def advice(analysis: Analysis) -> list[str]:
-    """Say what to do next, the most time first; each line names the figure it rests on."""
-    total = analysis.total
-    span = total.budget.span_ns
-    if not span:
-        return ["record with CUDA activities on; `tracekit doctor` says how"]
-    found: list[tuple[float, str]] = []
-    worst = max(total.budget.exposed_ns.items(), key=lambda item: item[1], default=None)
-    if analysis.reload is not None:
-        found.append((1.0, _reload_advice(analysis.reload)))
-    elif worst is not None and worst[1] > 0.05 * span:
-        label, ns = worst
-        wait = total.wait_ns.get(label)
-        known = total.label_ns.get(label, 0)
-        text = f"{label} is exposed for {percent(ns, span)} of the span: overlap it with compute"
-        if wait is not None and known and wait > known / 2:
-            text = (
-                f"{label} is exposed for {percent(ns, span)} of the span, {percent(wait, known)} of its time waiting: "
-            )
-            text += "balance the ranks (see whom the others wait for) before speeding up the transfer"
-        found.append((ns / span, text))
-    bound = sum(one.idle_causes.get("launch_bound", 0) for one in analysis.ranks)
-    if total.idle_known and bound > 0.02 * span:
-        text = f"the GPU is idle {percent(bound, span)} of the span because the host launches late: CUDA graphs, "
-        found.append((bound / span, text + "fewer small kernels, or less Python in the step"))
-    other = total.label_ns.get("other", 0)
-    if other > 0.01 * span:
-        text = f"{percent(other, span)} of the span has no label: `--explain other` lists it, a rules file names it"
-        found.append((other / span, text))
-    if total.lower_bound:
-        found.append((0.0, "add the other ranks' traces: waiting is only known from both sides"))
-    lines = [text for _, text in sorted(found, reverse=True)]
-    if analysis.schedule is not None:
-        lines.append("`--what-if` ranks the schedules this run could use, with its own measured times")
-    return [*lines, f"a page to share: tracekit analyze {_asked(analysis)} -o report.html"]
-
-
-def _asked(analysis: Analysis) -> str:
-    """Name the input again, short: one path, or the folder that holds them all."""
-    paths = dict.fromkeys(analysis.paths)
-    folders = {path.rpartition("/")[0] for path in paths}
-    if len(paths) == 1:
-        return next(iter(paths))
-    return (folders.pop() or ".") if len(folders) == 1 else "PATH…"
-
-
-def _reload_advice(found: Reload) -> str:
-    hidden = found.hidden["reload_under_broadcast"].mean()
-    share = hidden if isinstance(hidden, float) else None
-    text = (
-        f"only {percent(share)} of reload runs under a broadcast: with two buffers broadcast g+1 runs beside reload g"
-    )
-    if found.ideal_ns is None:
-        return text
-    return f"{text}; {ms(found.measured_ns)} ms could be {ms(found.ideal_ns)} ms"
 
 
 def _definitions() -> Padding:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import polars as pl
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tracekit.analysis import Analysis, Measured, RankResult
+from tracekit.report.page_sections import beside
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
@@ -72,7 +72,7 @@ def budget(analysis: Analysis, width: int) -> RenderableType | None:
     for name, one in chosen:
         made.add_row(*_row(name, one, bar, wide))
     if len(ranks) > 1:
-        made.add_row(*_row("all", analysis.total, bar, wide), style="bold")
+        made.add_row(*_row("mean", analysis.total, bar, wide, of=len(ranks)), style="bold")
     legend = Text("  ")
     for name, colour in (("compute", LABEL_COLOURS["forward"]), ("communication", LABEL_COLOURS["pp_comm"]),
                          ("copy", LABEL_COLOURS["offload"]), ("idle", IDLE_COLOUR)):  # fmt: skip
@@ -102,14 +102,14 @@ def _chosen(ranks: list[RankResult]) -> tuple[list[tuple[str, Measured]], str]:
     return picked, note
 
 
-def _row(name: str, one: Measured, bar: int, wide: bool) -> list[RenderableType]:
+def _row(name: str, one: Measured, bar: int, wide: bool, *, of: int = 1) -> list[RenderableType]:
     span, cost = one.budget.span_ns, one.budget
     talk = sum(ns for label, ns in cost.exposed_ns.items() if label in COMMUNICATION_LABELS)
     copy = sum(cost.exposed_ns.values()) - talk
     exposed = [percent(talk, span), percent(copy, span)] if wide else [percent(talk + copy, span)]
     idle = percent(cost.idle_ns, span) if one.idle_known else "unknown"
     bubble = ("≥ " if one.lower_bound else "") + percent(one.bubble_fraction)
-    return [name, ms(span), _bar(one, bar), percent(cost.compute_ns, span), *exposed, idle, bubble]
+    return [name, ms(span / of), _bar(one, bar), percent(cost.compute_ns, span), *exposed, idle, bubble]
 
 
 def _bar(one: Measured, width: int) -> Text:
@@ -171,44 +171,14 @@ def exposure(analysis: Analysis, width: int) -> RenderableType | None:
 
 def hiders(analysis: Analysis, width: int) -> RenderableType | None:
     """Say what hides each label, pass by pass: the compute label and module that run beside it."""
-    found = (
-        analysis.tables["hidden"]
-        .filter("detail", pl.col("step").is_null())
-        .group_by("label", "pass", "by", "by_module", maintain_order=True)
-        .agg(pl.col("ns").sum())
-        .join(_times(analysis), on=["label", "pass"], nulls_equal=True, maintain_order="left")
-        .filter(pl.col("ns") > 0, pl.col("ns") * 100 >= pl.col("of_ns"))
-    )
-    if found.is_empty():
+    rows = beside(analysis, most=4 if width < 110 else 6)
+    if not rows:
         return None
-    made = table(
-        "label",
-        "pass",
-        "ms a rank",
-        "beside it, share of the label's time",
-        left=("label", "pass", "beside it, share of the label's time"),
-    )
-    for rows in found.partition_by("label", "pass", maintain_order=True):
-        top, first = rows.sort("ns", descending=True).head(4 if width < 110 else 6), rows.row(0, named=True)
-        names = [
-            f"{' '.join(filter(None, (r['by_module'], r['by'])))} {percent(r['ns'], r['of_ns'])}"
-            for r in top.iter_rows(named=True)
-        ]
-        made.add_row(
-            _name(first["label"]), first["pass"] or "", ms(first["of_ns"] / len(analysis.ranks)), ", ".join(names)
-        )
+    shares = "beside it, share of the label's time"
+    made = table("label", "pass", "ms a rank", shares, left=("label", "pass", shares))
+    for row in rows:
+        made.add_row(_name(row["label"]), row["pass"] or "", ms(row["ns"]), row["beside"])
     return made
-
-
-def _times(analysis: Analysis) -> pl.DataFrame:
-    """Return the time of each label and pass, over ranks."""
-    return (
-        analysis.tables["hidden"]
-        .filter("detail", pl.col("step").is_null())
-        .unique(["rank", "label", "pass"])
-        .group_by("label", "pass")
-        .agg(pl.col("of_ns").sum())
-    )
 
 
 def _name(label: str) -> Text:

@@ -84,16 +84,16 @@ def _heat(found: Spread, width: int) -> list[RenderableType]:
         for name, ranks in zip(found.mesh.rows, found.mesh.cells, strict=True):
             lines.append(f"  {name:{names}}  ", style="dim")
             for rank in ranks[start : start + room]:
-                lines.append(*_shade(None if rank is None else figures[rank]["bubble"], bubble))
+                lines.append(*((" ", "") if rank is None else _shade(figures[rank]["bubble"], bubble)))
             lines.append("\n")
     ends = f"{SHADES[0]} {percent(bubble.least)} to {SHADES[-1]} {percent(bubble.most)}"
-    lines.append(f"  bubble of each rank, {ends}; blank: no trace", style="dim")
+    lines.append(f"  bubble of each rank, {ends}; blank: no trace; ?: not known", style="dim")
     return [lines]
 
 
 def _shade(share: float | None, bubble: Figure) -> tuple[str, str]:
     if share is None:
-        return " ", ""
+        return "?", "dim"
     far = bubble.shade(share)
     # From blue to vermilion, which colour-blind readers can tell apart.
     low, high = (0x56, 0xB4, 0xE9), (0xD5, 0x5E, 0x00)

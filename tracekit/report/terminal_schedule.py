@@ -11,6 +11,7 @@ from rich.text import Text
 from tracekit.analysis import Analysis
 from tracekit.compare import Held, ScheduleComparison, WhatIf
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
+from tracekit.report.summary import which
 from tracekit.report.terminal_budget import MANY, SHOWN, ms, percent, table
 
 _MEANING = {
@@ -55,13 +56,8 @@ def _headline(found: ScheduleComparison) -> Text:
         f" · {found.pp} rank{'s' * (found.pp != 1)}{chunks} · {schedule.microbatches} micro-batches · ",
     )
     line.append("order exactly the schedule's" if found.exact else f"nearest; {held.match.distance} units elsewhere")
-    runs = {(h.pipeline.ranks, h.pipeline.step) for h in found.all}
-    pipelines = len({ranks for ranks, _ in runs})
-    steps = len(runs) // pipelines
-    if steps > 1:
-        line.append(f" · step {held.pipeline.step}, the median of {steps}")
-    if pipelines > 1:
-        line.append(f" · the first of {pipelines} pipelines")
+    if which(found):
+        line.append(f" · {which(found)}")
     for difference in held.match.differences[:3]:
         rank = held.pipeline.ranks[difference.rank]
         ran, want = " ".join(difference.measured) or "nothing", " ".join(difference.expected) or "nothing"

@@ -1,99 +1,53 @@
-"use strict";
 // Draws the two timelines. Everything from a trace is put on the page as text or as pixels, never as markup.
 (async () => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const tip = document.getElementById("tip");
+  const tip = document.getElementById("tip"), said = document.getElementById("said");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const LABELS_AT_MOST = 700;
-
-  async function unpack(packed) {
-    const text = atob(packed.data), bytes = new Uint8Array(text.length);
-    for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i); // Uint8Array.from with a function is far slower
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    const buffer = await new Response(stream).arrayBuffer();
-    const n = packed.count;
-    let at = 0;
-    const take = (type) => {
-      const part = new type(buffer.slice(at, at + n * type.BYTES_PER_ELEMENT));
-      at += n * type.BYTES_PER_ELEMENT;
-      return part;
-    };
-    const [row, kind, half] = [take(Uint16Array), take(Uint8Array), take(Uint8Array)];
-    const [step, length, stage, microbatch] = [take(Int32Array), take(Int32Array), take(Int16Array), take(Int16Array)];
-    const start = new Float64Array(n), end = new Float64Array(n), ms = packed.unit_ns / 1e6;
-    for (let i = 0, t = 0; i < n; i++) {
-      t += step[i];
-      start[i] = t * ms;
-      end[i] = (t + length[i]) * ms;
-    }
-    const first = new Map(); // row → [from, to) of its boxes, which are sorted by start
-    for (let i = 0; i < n; i++) {
-      const range = first.get(row[i]);
-      if (range) range[1] = i + 1; else first.set(row[i], [i, i + 1]);
-    }
-    return { n, row, kind, half, start, end, stage, microbatch, first };
-  }
-
-  // One shape draws all boxes of a row and kind; boxes under half a pixel apart are drawn as one.
-  const drawn = [];
-  const Boxes = echarts.graphic.extendShape({
-    shape: { key: 0, row: 0, kind: 0, x0: 0, scale: 1, top: 0, height: 10, left: 0, right: 0 },
-    buildPath(ctx, s) {
-      const boxes = drawn[s.key], range = boxes.first.get(s.row);
-      if (!range) return;
-      for (const half of [0, 1, 2]) {
-        const top = half === 2 ? s.top + s.height / 2 : s.top, height = half ? s.height / 2 : s.height;
-        let from = NaN, to = NaN;
-        const flush = () => { if (from === from) ctx.rect(from, top, Math.max(to - from, 0.6), height); };
-        for (let i = range[0]; i < range[1]; i++) {
-          if (boxes.kind[i] !== s.kind || boxes.half[i] !== half) continue;
-          const a = Math.max(s.x0 + boxes.start[i] * s.scale, s.left), b = Math.min(s.x0 + boxes.end[i] * s.scale, s.right);
-          if (b < s.left || a > s.right) continue;
-          if (b - a > 4) { flush(); ctx.rect(a, top, b - a - 1, height); from = to = NaN; continue; } // a hair between neighbours
-          if (a - to < 0.5) { to = Math.max(to, b); } else { flush(); from = a; to = b; }
-        }
-        flush();
-      }
-    },
-  });
-  echarts.graphic.registerShape("boxes", Boxes);
+  const LABELS_AT_MOST = 700, IDLE = "#E8EBEE";
 
   const place = (api, row) => {
     const [x0, y] = api.coord([0, row]), [x1] = api.coord([1, row]), height = api.size([0, 1])[1] * 0.84;
     return { x0, scale: x1 - x0, top: y - height / 2, height };
   };
+  const across = (sections) => sections.map((_, i) => i);
 
-  function timeline(element, { rows, kinds, sections, end, describe, number }) {
+  function begin(element) {
+    // A wheel over a timeline scrolls the page, as it does everywhere, until the reader takes the timeline in hand.
+    const inHand = (event) => document.activeElement === element || event.ctrlKey || event.metaKey;
+    for (const name of ["wheel", "mousewheel"]) {
+      element.addEventListener(name, (event) => { if (!inHand(event)) event.stopPropagation(); }, { capture: true, passive: true });
+    }
+    return echarts.init(element, null, { renderer: "canvas" });
+  }
+
+  function timeline(element, { rows, kinds, sections, end, describe, number, hidden }) {
     const rowHeight = Math.max(9, Math.min(34, 640 / (rows.length * sections.length)));
     const gridHeight = Math.max(rows.length * rowHeight, 30), gap = 46;
-    element.style.height = `${sections.length * (gridHeight + gap) + 54}px`;
-    const chart = echarts.getInstanceByDom(element) || echarts.init(element, null, { renderer: "canvas" });
-    const hidden = new Set();
+    element.style.height = `${sections.length * (gridHeight + gap) + 60}px`;
+    const chart = echarts.getInstanceByDom(element) || begin(element);
+    chart.resize();
 
-    const shapes = (index, kind, name) => {
-      const key = drawn.push(sections[index].boxes) - 1;
-      return {
-        type: "custom", name, xAxisIndex: index, yAxisIndex: index, silent: true, clip: true, animation: false,
-        data: rows.map((_, row) => [0, row]), encode: { x: 0, y: 1 },
-        renderItem: (params, api) => {
-          const { x, width } = params.coordSys;
-          const shape = { key, row: api.value(1), kind, left: x, right: x + width, ...place(api, api.value(1)) };
-          return { type: "boxes", shape, style: { fill: kinds[kind].colour === "#E8EBEE" ? css("--idle") : kinds[kind].colour } };
-        },
-      };
-    };
+    const shapes = (index, kind) => ({
+      type: "custom", name: kinds[kind].name, xAxisIndex: index, yAxisIndex: index, silent: true, clip: true, animation: false,
+      data: rows.map((_, row) => [0, row]), encode: { x: 0, y: 1 },
+      renderItem: (params, api) => {
+        const { x, width } = params.coordSys, row = api.value(1);
+        const shape = { key: boxes.keyOf(sections[index].boxes), hidden, row, kind, left: x, right: x + width, ...place(api, row) };
+        return { type: "boxes", shape, style: { fill: kinds[kind].colour === IDLE ? css("--idle") : kinds[kind].colour } };
+      },
+    });
     const numbers = (index) => ({
       type: "custom", name: "numbers", xAxisIndex: index, yAxisIndex: index, silent: true, clip: true, animation: false, z: 5,
       data: rows.map((_, row) => [0, row]), encode: { x: 0, y: 1 },
       renderItem: (params, api) => {
-        const { first, start, end: ends, half, kind, n } = sections[index].boxes, p = place(api, api.value(1));
-        const { x, width } = params.coordSys, range = first.get(api.value(1)), children = [];
+        const all = sections[index].boxes, p = place(api, api.value(1));
+        const { x, width } = params.coordSys, range = all.rows.get(api.value(1)), children = [];
         if (!range || p.height < 10) return null;
         for (let i = range[0]; i < range[1] && children.length < LABELS_AT_MOST; i++) {
-          const a = p.x0 + start[i] * p.scale, b = p.x0 + ends[i] * p.scale, text = number(sections[index].boxes, i);
-          if (b < x || a > x + width || b - a < 9 * String(text).length + 2 || text === "" || hidden.has(kinds[kind[i]].name)) continue;
-          const y = p.top + p.height * (half[i] === 0 ? 0.5 : half[i] === 1 ? 0.25 : 0.75);
-          const size = Math.min(11, half[i] ? p.height / 2 : p.height - 2);
+          const a = p.x0 + all.start[i] * p.scale, b = p.x0 + all.end[i] * p.scale, text = String(number(all, i));
+          if (b < x || a > x + width || b - a < 7 * text.length + 2 || text === "" || hidden.has(all.kind[i])) continue;
+          const y = p.top + p.height * (all.half[i] === 0 ? 0.5 : all.half[i] === 1 ? 0.25 : 0.75);
+          const size = Math.min(11, all.half[i] ? p.height / 2 : p.height - 2);
           if (size < 7) continue;
           children.push({ type: "text", style: { x: (Math.max(a, x) + Math.min(b, x + width)) / 2, y, text, fill: "#16202a", align: "center", verticalAlign: "middle", fontSize: size } });
         }
@@ -103,131 +57,180 @@
 
     const draw = () => chart.setOption({
       animation: false,
-      legend: { show: false, data: kinds.map((kind) => kind.name) },
-      grid: sections.map((_, i) => ({ left: 74, right: 22, top: 26 + i * (gridHeight + gap), height: gridHeight })),
+      legend: { show: false, data: kinds.map((kind) => kind.name), selected: Object.fromEntries(kinds.map((kind, k) => [kind.name, !hidden.has(k)])) },
+      grid: sections.map((_, i) => ({ left: 96, right: 22, top: 26 + i * (gridHeight + gap), height: gridHeight })),
       xAxis: sections.map((_, i) => ({
-        gridIndex: i, type: "value", min: 0, max: end, axisLabel: { color: css("--soft"), formatter: (v) => `${+v.toFixed(3)}` }, axisLine: { lineStyle: { color: css("--line") } },
-        splitLine: { lineStyle: { color: css("--line"), opacity: 0.6 } }, name: i === sections.length - 1 ? "ms" : "", nameTextStyle: { color: css("--soft") }, nameGap: 6,
+        gridIndex: i, type: "value", min: 0, max: end, axisLabel: { color: css("--soft"), formatter: (v) => `${+v.toFixed(3)}`, showMaxLabel: false, hideOverlap: true },
+        axisLine: { lineStyle: { color: css("--line") } }, splitLine: { lineStyle: { color: css("--line"), opacity: 0.6 } },
+        name: i === sections.length - 1 ? "time (ms)" : "", nameLocation: "middle", nameGap: 24, nameTextStyle: { color: css("--soft") },
       })),
       yAxis: sections.map((section, i) => ({
         gridIndex: i, type: "category", data: rows, inverse: true, name: section.name, nameLocation: "start", nameTextStyle: { color: css("--ink"), fontWeight: 600, align: "right" },
         axisLabel: { color: css("--soft"), fontSize: Math.min(12, rowHeight), interval: rowHeight < 12 ? "auto" : 0 }, axisTick: { show: false }, axisLine: { show: false },
       })),
       dataZoom: [
-        { type: "inside", xAxisIndex: sections.map((_, i) => i), filterMode: "none", minSpan: 0.02 },
-        { type: "slider", xAxisIndex: sections.map((_, i) => i), filterMode: "none", bottom: 6, height: 18, brushSelect: false, showDetail: false },
+        { type: "inside", xAxisIndex: across(sections), filterMode: "none", minSpan: 0.02, preventDefaultMouseMove: false },
+        { type: "slider", xAxisIndex: across(sections), filterMode: "none", bottom: 6, height: 18, brushSelect: false, showDetail: false,
+          borderColor: css("--line"), fillerColor: css("--filler"), handleStyle: { color: css("--ground"), borderColor: css("--soft") } },
       ],
-      series: sections.flatMap((_, i) => [...kinds.map((kind, k) => shapes(i, k, kind.name)), ...(number ? [numbers(i)] : [])]),
+      series: sections.flatMap((_, i) => [...kinds.map((_, k) => shapes(i, k)), ...(number ? [numbers(i)] : [])]),
     }, { replaceMerge: ["series", "grid", "xAxis", "yAxis"] });
     draw();
+    element.onblur = () => show(null);
 
-    const find = (x, y) => {
-      for (let index = 0; index < sections.length; index++) {
-        if (!chart.containPixel({ gridIndex: index }, [x, y])) continue;
-        const [time, row] = chart.convertFromPixel({ gridIndex: index }, [x, y]);
-        const boxes = sections[index].boxes, range = boxes.first.get(Math.round(row));
-        if (!range) return null;
-        const centre = chart.convertToPixel({ gridIndex: index }, [time, Math.round(row)])[1], half = y < centre ? 1 : 2;
-        let best = null;
-        for (let i = range[0]; i < range[1] && boxes.start[i] <= time; i++) {
-          if (boxes.end[i] >= time && (boxes.half[i] === 0 || boxes.half[i] === half) && !hidden.has(kinds[boxes.kind[i]].name)) best = i;
-        }
-        return best === null ? null : { section: sections[index], row: Math.round(row), boxes, i: best };
+    const shownAt = (index, x, y) => {
+      if (!chart.containPixel({ gridIndex: index }, [x, y])) return null;
+      const [time, at] = chart.convertFromPixel({ gridIndex: index }, [x, y]), row = Math.round(at);
+      const all = sections[index].boxes, range = all.rows.get(row);
+      if (!range) return null;
+      const half = y < chart.convertToPixel({ gridIndex: index }, [time, row])[1] ? 1 : 2;
+      let best = null;
+      for (let i = range[0]; i < range[1] && all.start[i] <= time; i++) {
+        if (all.end[i] >= time && (all.half[i] === 0 || all.half[i] === half) && !hidden.has(all.kind[i])) best = i;
       }
-      return null;
+      return best === null ? null : { section: sections[index], row, boxes: all, i: best };
     };
-    const zr = chart.getZr();
-    zr.off("mousemove"); zr.off("globalout");
-    zr.on("mousemove", (event) => {
-      const hit = find(event.offsetX, event.offsetY);
+    const show = (hit, x, y) => {
       tip.hidden = !hit;
       if (!hit) return;
       tip.textContent = describe(hit);
-      const box = element.getBoundingClientRect(), width = tip.offsetWidth;
-      tip.style.left = `${Math.min(box.left + event.offsetX + 14, innerWidth - width - 8)}px`;
-      tip.style.top = `${box.top + event.offsetY + 16}px`;
-    });
-    zr.on("globalout", () => { tip.hidden = true; });
+      const box = element.getBoundingClientRect();
+      tip.style.left = `${Math.max(4, Math.min(box.left + x + 14, innerWidth - tip.offsetWidth - 8))}px`;
+      const below = box.top + y + 16;
+      tip.style.top = `${below + tip.offsetHeight > innerHeight ? Math.max(4, box.top + y - tip.offsetHeight - 10) : below}px`;
+    };
+    const zr = chart.getZr();
+    const hover = ({ offsetX: x, offsetY: y }) => show(across(sections).map((index) => shownAt(index, x, y)).find(Boolean), x, y);
+    const leave = () => show(null);
+    element.letGo?.(); // only what was put there: ECharts listens for drags on the same events
+    element.letGo = () => { zr.off("mousemove", hover); zr.off("globalout", leave); };
+    zr.on("mousemove", hover);
+    zr.on("globalout", leave);
 
     const zoom = (from, to) => chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 0, start: Math.max(0, from), end: Math.min(100, to) });
+    const window = () => { const { start, end: stop } = chart.getOption().dataZoom[0]; return [start, stop]; };
+
+    // The keyboard's hand: one box at a time, told in words.
+    let index = 0, row = 0, at = null;
+    const tell = () => {
+      const all = sections[index].boxes, middle = (all.start[at] + all.end[at]) / 2, share = 100 * middle / end, [start, stop] = window();
+      if (share < start || share > stop) zoom(share - (stop - start) / 2, share + (stop - start) / 2);
+      const [x, y] = chart.convertToPixel({ gridIndex: index }, [middle, row]);
+      show({ section: sections[index], row, boxes: all, i: at }, x, y);
+      said.textContent = tip.textContent;
+    };
+    const step = (by) => {
+      const all = sections[index].boxes, [from, to] = all.rows.get(row) || [0, 0];
+      let next = at === null ? (by > 0 ? from : to - 1) : at + by;
+      while (next >= from && next < to && hidden.has(all.kind[next])) next += by;
+      if (next < from || next >= to) return;
+      at = next;
+      tell();
+    };
+    const turn = (by) => {
+      const total = rows.length * sections.length, next = Math.min(total - 1, Math.max(0, index * rows.length + row + by));
+      [index, row, at] = [Math.floor(next / rows.length), next % rows.length, null];
+      step(1);
+    };
     element.onkeydown = (event) => {
-      const { start, end: stop } = chart.getOption().dataZoom[0], width = stop - start, middle = (start + stop) / 2;
-      const moves = { ArrowLeft: [start - width / 5, stop - width / 5], ArrowRight: [start + width / 5, stop + width / 5],
-        "+": [middle - width / 3, middle + width / 3], "=": [middle - width / 3, middle + width / 3], "-": [middle - width * 0.75, middle + width * 0.75], 0: [0, 100] };
-      const move = moves[event.key];
+      if (event.ctrlKey || event.metaKey || event.altKey) return; // those are the browser's
+      const [start, stop] = window(), width = stop - start, middle = (start + stop) / 2;
+      const pan = (by) => zoom(...(by < 0 ? [Math.max(0, start + by), Math.max(0, start + by) + width] : [Math.min(100, stop + by) - width, Math.min(100, stop + by)]));
+      const moves = {
+        ArrowLeft: () => pan(-width / 5), ArrowRight: () => pan(width / 5), ArrowUp: () => turn(-1), ArrowDown: () => turn(1),
+        "+": () => zoom(middle - width / 3, middle + width / 3), "=": () => zoom(middle - width / 3, middle + width / 3),
+        "-": () => zoom(middle - width * 0.75, middle + width * 0.75), 0: () => zoom(0, 100),
+        n: () => step(1), p: () => step(-1), Escape: () => show(null),
+      };
+      const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
       if (!move) return;
       event.preventDefault();
-      zoom(...move);
+      move();
     };
-    const toggle = (name, on) => {
-      if (on) hidden.delete(name); else hidden.add(name);
-      chart.dispatchAction({ type: on ? "legendSelect" : "legendUnSelect", name });
+    const toggle = (kind, on) => {
+      if (on) hidden.delete(kind); else hidden.add(kind);
+      draw();
     };
     return { chart, draw, zoom, toggle };
   }
 
-  function legend(element, kinds, toggle) {
-    element.replaceChildren(...kinds.map(({ name, colour }) => {
+  function legend(element, kinds, hidden, toggle) {
+    element.replaceChildren(...kinds.map(({ name, colour }, kind) => {
       const button = document.createElement("button"), key = document.createElement("i");
-      key.style.background = colour;
+      if (colour === IDLE) key.className = "idle"; else key.style.background = colour;
       button.append(key, name);
       button.type = "button";
-      button.setAttribute("aria-pressed", "true");
+      button.setAttribute("aria-pressed", String(!hidden.has(kind)));
       button.onclick = () => {
         const on = button.getAttribute("aria-pressed") !== "true";
         button.setAttribute("aria-pressed", String(on));
-        toggle(name, on);
+        toggle(kind, on);
       };
       return button;
     }));
   }
 
-  const time = (boxes, i) => `${boxes.start[i].toFixed(3)} to ${boxes.end[i].toFixed(3)} ms\n${(boxes.end[i] - boxes.start[i]).toFixed(3)} ms long`;
+  const time = (all, i) => `${all.start[i].toFixed(3)} to ${all.end[i].toFixed(3)} ms\n${(all.end[i] - all.start[i]).toFixed(3)} ms long`;
   const charts = [];
 
-  if (data.schedule) {
-    const { kinds, rows, sections, end_ns } = data.schedule;
-    const unpacked = await Promise.all(sections.map(async (s) => ({ name: s.name, boxes: await unpack(s.boxes) })));
-    const describe = ({ section, row, boxes, i }) => {
-      const cell = boxes.stage[i] >= 0 ? `\nstage ${boxes.stage[i]}, micro-batch ${boxes.microbatch[i]}` : "";
-      return `${kinds[boxes.kind[i]].name}${boxes.half[i] ? " (overlapped pair)" : ""} · ${rows[row]} · ${section.name}${cell}\n${time(boxes, i)}`;
+  async function schedule({ kinds, rows, sections, end_ns }) {
+    const unpacked = await Promise.all(sections.map(async (s) => ({ name: s.name, boxes: await boxes.unpack(s.boxes) })));
+    const describe = ({ section, row, boxes: all, i }) => {
+      const cell = all.stage[i] >= 0 ? `\nstage ${all.stage[i]}, micro-batch ${all.microbatch[i]}` : "";
+      return `${kinds[all.kind[i]].name}${all.half[i] ? " (overlapped pair)" : ""} · ${rows[row]} · ${section.name}${cell}\n${time(all, i)}`;
     };
+    const hidden = new Set();
     const chart = timeline(document.getElementById("schedule-chart"), {
-      rows, kinds, sections: unpacked, end: end_ns / 1e6, describe, number: (boxes, i) => (boxes.microbatch[i] >= 0 ? boxes.microbatch[i] : ""),
+      rows, kinds, sections: unpacked, end: end_ns / 1e6, describe, hidden, number: (all, i) => (all.microbatch[i] >= 0 ? all.microbatch[i] : ""),
     });
-    legend(document.getElementById("schedule-legend"), kinds, chart.toggle);
+    legend(document.getElementById("schedule-legend"), kinds, hidden, chart.toggle);
     charts.push(chart);
   }
 
-  if (data.lanes && Object.keys(data.lanes.ranks).length) {
-    const { kinds, rows, ranks } = data.lanes, cache = new Map();
+  async function lanes({ kinds, rows, ranks }) {
+    const cache = new Map(), hidden = new Set(); // what is switched off stays off when another rank is chosen
     const rankBox = document.getElementById("lanes-rank"), phaseBox = document.getElementById("lanes-phase");
-    rankBox.replaceChildren(...Object.keys(ranks).map((rank) => new Option(rank, rank)));
-    let chart = null;
+    const numbers = Object.keys(ranks).sort((a, b) => a - b);
+    rankBox.replaceChildren(...numbers.map((rank) => new Option(rank, rank)));
+    rankBox.parentElement.hidden = numbers.length < 2;
+    const at = charts.push(null) - 1;
+    const phase = () => {
+      const found = ranks[rankBox.value], chosen = found.phases.find(({ name }) => name === phaseBox.value);
+      if (chosen) charts[at].zoom(100 * chosen.start_ns / found.end_ns, 100 * chosen.end_ns / found.end_ns); else charts[at].zoom(0, 100);
+    };
     const show = async () => {
-      const found = ranks[rankBox.value];
-      if (!cache.has(rankBox.value)) cache.set(rankBox.value, await unpack(found.boxes));
-      const describe = ({ row, boxes, i }) => {
-        const pass = ["forward", "backward"][boxes.stage[i]];
-        return `${kinds[boxes.kind[i]].name}${pass ? ` (${pass} pass)` : ""} · ${rows[row]}\n${time(boxes, i)}`;
+      const rank = rankBox.value, found = ranks[rank];
+      if (!cache.has(rank)) cache.set(rank, await boxes.unpack(found.boxes));
+      if (rank !== rankBox.value) return; // another was chosen meanwhile
+      const describe = ({ row, boxes: all, i }) => {
+        const pass = ["forward", "backward"][all.stage[i]];
+        return `${kinds[all.kind[i]].name}${pass ? ` (${pass} pass)` : ""} · ${rows[row]}\n${time(all, i)}`;
       };
-      chart = timeline(document.getElementById("lanes-chart"), { rows, kinds, sections: [{ name: `rank ${rankBox.value}`, boxes: cache.get(rankBox.value) }], end: found.end_ns / 1e6, describe });
-      charts[1] = chart;
-      legend(document.getElementById("lanes-legend"), kinds, chart.toggle);
-      phaseBox.replaceChildren(new Option("whole step", ""), ...found.phases.map((phase, i) => new Option(phase.name, i)));
+      charts[at] = timeline(document.getElementById("lanes-chart"), { rows, kinds, sections: [{ name: `rank ${rank}`, boxes: cache.get(rank) }], end: found.end_ns / 1e6, describe, hidden });
+      legend(document.getElementById("lanes-legend"), kinds, hidden, (kind, on) => charts[at].toggle(kind, on));
+      const before = phaseBox.value;
+      phaseBox.replaceChildren(new Option("all", ""), ...found.phases.map(({ name }) => new Option(name, name)));
+      phaseBox.value = found.phases.some(({ name }) => name === before) ? before : "";
+      phaseBox.parentElement.hidden = found.phases.length < 2;
+      phase();
     };
     rankBox.onchange = show;
-    phaseBox.onchange = () => {
-      const found = ranks[rankBox.value], phase = found.phases[phaseBox.value];
-      if (phase) chart.zoom(100 * phase.start_ns / found.end_ns, 100 * phase.end_ns / found.end_ns); else chart.zoom(0, 100);
-    };
+    phaseBox.onchange = phase;
     await show();
-  } else {
-    document.getElementById("lanes").hidden = true;
   }
 
-  addEventListener("resize", () => charts.forEach((one) => one && one.chart.resize()));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((one) => one && one.draw()));
-  addEventListener("beforeprint", () => charts.forEach((one) => one && one.chart.resize()));
+  try {
+    if (data.schedule) await schedule(data.schedule);
+    if (data.lanes && Object.keys(data.lanes.ranks).length) await lanes(data.lanes);
+  } catch (problem) {
+    for (const chart of document.querySelectorAll(".chart")) {
+      chart.replaceChildren("The timeline could not be drawn in this viewer; open the file in a current browser. Every figure stands in the tables.");
+    }
+    throw problem;
+  }
+  const redraw = () => charts.forEach((one) => { one.chart.resize(); one.draw(); });
+  addEventListener("resize", () => charts.forEach((one) => one.chart.resize()));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  matchMedia("print").addEventListener("change", redraw);
   document.documentElement.dataset.ready = "true";
 })();

@@ -1,0 +1,93 @@
+"""What to do next, the most time first, and how each number is defined: the same words in every report."""
+
+from __future__ import annotations
+
+from tracekit.analysis import Analysis
+from tracekit.metrics.reload import Reload
+from tracekit.report.summary import ms, percent
+
+DEFINITIONS = (
+    ("U(X)", "the union of X's intervals on one rank's GPU: never a sum of durations"),
+    ("span", "start of the first to end of the last GPU event launched in the steps analyzed"),
+    ("compute", "U(forward … optimizer, other); shares are of the span"),
+    ("hidden", "|U(X) ∩ U(compute)| / |U(X)|"),
+    ("exposed", "|U(X) − U(compute)|; two labels at once: charged to the first. compute + exposed + idle = span"),
+    ("wait", "own duration − shortest duration among the ranks of the same operation"),
+    ("bubble", "(idle + exposed wait of pp_comm) / span"),
+)
+
+
+def advice(analysis: Analysis) -> list[str]:
+    """Say what to do next; each line names the figure it rests on.
+
+    >>> from tracekit import analyze
+    >>> advice(analyze("sample_traces/1f1b"))[0].split(":")[0]
+    'pp_comm is exposed for 42.6 % of the span, 70.5 % of its time waiting'
+    """
+    span = analysis.total.budget.span_ns
+    if not span:
+        return ["record with CUDA activities on; `tracekit doctor` says how"]
+    found = [*_exposed(analysis, span), *_launches(analysis, span), *_unknown(analysis, span)]
+    if analysis.total.lower_bound:
+        found.append((0.0, "add the other ranks' traces: waiting is only known from both sides"))
+    lines = [text for _, text in sorted(found, reverse=True)]
+    if analysis.schedule is not None and not analysis.schedule.what_if:
+        lines.append("`--what-if` ranks the schedules this run could use, with its own measured times")
+    return lines
+
+
+def _exposed(analysis: Analysis, span: int) -> list[tuple[float, str]]:
+    total = analysis.total
+    if analysis.reload is not None:
+        return [(1.0, _reload(analysis.reload))]
+    worst = max(total.budget.exposed_ns.items(), key=lambda item: item[1], default=None)
+    if worst is None or worst[1] <= 0.05 * span:
+        return []
+    label, ns = worst
+    wait, known = total.wait_ns.get(label), total.label_ns.get(label, 0)
+    text = f"{label} is exposed for {percent(ns / span)} of the span"
+    if wait is not None and known and wait > known / 2:
+        text += f", {percent(wait / known)} of its time waiting: "
+        text += "balance the ranks (see whom the others wait for) before speeding up the transfer"
+    else:
+        text += ": overlap it with compute"
+    return [(ns / span, text)]
+
+
+def _launches(analysis: Analysis, span: int) -> list[tuple[float, str]]:
+    bound = sum(one.idle_causes.get("launch_bound", 0) for one in analysis.ranks)
+    if not analysis.total.idle_known or bound <= 0.02 * span:
+        return []
+    text = f"the GPU is idle {percent(bound / span)} of the span because the host launches late: CUDA graphs, "
+    return [(bound / span, text + "fewer small kernels, or less Python in the step")]
+
+
+def _unknown(analysis: Analysis, span: int) -> list[tuple[float, str]]:
+    other = analysis.total.label_ns.get("other", 0)
+    if other <= 0.01 * span:
+        return []
+    text = f"{percent(other / span)} of the span has no label: `--explain other` lists it, a rules file names it"
+    return [(other / span, text)]
+
+
+def _reload(found: Reload) -> str:
+    hidden = found.hidden["reload_under_broadcast"].mean()
+    share = percent(hidden if isinstance(hidden, float) else None)
+    text = f"only {share} of reload runs under a broadcast: with two buffers broadcast g+1 runs beside reload g"
+    if found.ideal_ns is None:
+        return text
+    return f"{text}; {ms(found.measured_ns)} could be {ms(found.ideal_ns)}"
+
+
+def asked(analysis: Analysis) -> str | None:
+    """Name the input again, short: one path, or the folder that holds them all.
+
+    >>> from tracekit import analyze
+    >>> asked(analyze("sample_traces/reload", schedule="none"))
+    'sample_traces/reload'
+    """
+    paths = dict.fromkeys(analysis.paths)
+    folders = {path.rpartition("/")[0] for path in paths}
+    if len(paths) == 1:
+        return next(iter(paths))
+    return (folders.pop() or ".") if len(folders) == 1 else None
