@@ -125,6 +125,8 @@ inside("torch-bias-grad", "AddmmBackward0", op="aten::sum")
 inside("onload-backward", "MyFnBackward", f"Memcpy {H2D}", kind="memcpy", bytes=LARGE)
 inside("custom-wgrad-name", "MyFnBackward", "fused_wgrad")
 inside("custom-norm-dgrad", "_LayerNormLinearBackward", "normalization::rmsnorm_bwd_general_kernel")
+inside("custom-attention-dgrad", "MyFnBackward", "void flash::flash_bwd_dot_do_o_kernel<x>(y)")
+inside("custom-input-grad", "MyFnBackward", "fused_dgrad")
 inside("custom-dgrad-deferred", "MyFnBackward", deferred=True)
 inside("custom-backward", "MyFnBackward")
 

@@ -32,6 +32,11 @@ OPTIMIZER = (
     r"(?i)multi_tensor_apply|(?<![a-z])(fused)?_?(adamw?|lamb|muon)(?![a-z])|L2NormFunctor|adafactor|sgd_?kernel"
     r"|k(Precondition)?Optimizer(?-i:[A-Z0-9])|Adam(?-i:[A-Z])"
 )
+FRAMEWORK = (
+    r"(?i)at::native::|flash_?(attn|fwd|infer)|fmha|(?<![a-z])sdpa|rms_?norm|layer_?norm|vllm::|sglang|moe::dev|deep_gemm"
+    r"|^triton_(poi|red|per)_|paged_?(kv|attention)|rotary"
+)
+"""Kernels that only programs running a model launch."""
 OPTIMIZER_OP = r"(?i)aten::(_foreach_(?!copy_)|_fused_(adam|sgd|adagrad)|_amp_)|optimizer|clip_grad"
 OPTIMIZER_ANNOTATION = (
     r"(?i)^Optimizer\.(step|zero_grad)|optimizer[-_. ]?step|^optimizer$|opt_step|clip_grad|unscale_grads|zero_grad"
@@ -85,11 +90,14 @@ def read_directions(
     say("name", alone & names.matches(WGRAD), _W)
     say("name", alone & names.matches(BACKWARD), _B)
     say("name", alone & names.matches(FORWARD), _F)
-    if autograd.active or bool(((value == _B) | (value == _W) | (value == _O))[compute].any()):
+    if autograd.active or bool(opted.any()) or bool(np.isin(value, (_B, _W))[compute].any()):
         _neighbours(say, value, launches, ranges, autograd, comm=comm, anchors=alone & (value >= 0))
         _unlaunched(say, value, gpu, names, launches)
-    elif bool((launches.op >= 0).any()):  # without one framework op, nothing says that this is a model at all
-        say("no backward in trace", np.ones(n, np.bool_), _F)
+    else:
+        value[value == _O] = -1  # without a backward, what updates many tensors at once is no optimizer
+        # Without an operator or a kernel of a framework's, nothing says that this is a model at all.
+        if bool((launches.op >= 0).any()) or bool((names.matches(FRAMEWORK) & compute).any()):
+            say("no backward in trace", np.ones(n, np.bool_), _F)
     return Directions(Text(_VALUES, value), Text(tuple(sources), source))
 
 
@@ -118,7 +126,8 @@ def _neighbours(
     order = np.argsort(np.where(launches.at >= 0, launches.at, np.iinfo(np.int64).max), kind="stable")
     order = order[launches.at[order] >= 0]
     known = (value >= 0)[order]
-    nodes = np.unique(ranges.thread[autograd.is_node])
+    runs = autograd.site.map(lambda v: v in ("backward", "recompute"))
+    nodes = np.union1d(ranges.thread[autograd.is_node], launches.thread[runs])
     engine = np.isin(launches.thread, nodes[nodes != ranges.main])[order]
     turn = np.concatenate([[False], engine[1:] != engine[:-1]]) if len(order) else engine
     stretch: Ints = np.cumsum(comm[order] | turn, dtype=np.int64)

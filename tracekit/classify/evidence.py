@@ -22,6 +22,7 @@ from tracekit.classify.groups import group_uses
 from tracekit.classify.matmul import Matmuls, read_matmuls
 from tracekit.classify.ranges import Launches, Ranges, read_ranges
 from tracekit.classify.rules import COMPARISON, Condition, Kind
+from tracekit.classify.threads import read_threads
 
 Column = Text | Bools | Ints
 _HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
@@ -88,10 +89,10 @@ class Evidence:
 def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     """Join every GPU event of one rank to all that speaks for its label."""
     gpu, ranges, launches = read_ranges(events)
-    autograd = read_autograd(ranges, launches)
+    comm = read_collectives(gpu, ranges, launches)
+    autograd = read_threads(gpu, launches, read_autograd(ranges, launches), comm=comm.library.present)
     matmuls = read_matmuls(gpu, ranges, launches, autograd)
     matmuls = matmuls.with_convolutions(read_convolutions(gpu, ranges, launches))
-    comm = read_collectives(gpu, ranges, launches)
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm=comm.library.present)
     kernel = (gpu["kind"] == "kernel").to_numpy()
     passes = comm_passes(ranges, launches, autograd, comm, directions, kernel=kernel)

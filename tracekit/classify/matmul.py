@@ -79,13 +79,16 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
     site = autograd.site
     backward, forward = site.map(lambda v: v == "backward"), site.map(lambda v: v == "forward")
     convolves = autograd.node.matches(r"(?i)conv")
-    layout = _layouts(names).where(is_gemm & ~convolves)
+    layout = layouts(names).where(is_gemm & ~convolves)
     role, evidence = _fill(role, evidence, layout.where(backward & ~layout.map(lambda v: v == "forward")), "layout")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", forward & is_gemm)]), "pass")
     host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0) & autograd.active
     role, evidence = _fill(role, evidence, layout.where(host & layout.map(lambda v: v == "wgrad")), "layout")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", is_gemm & autograd.made)]), "pass")
-    role, evidence = _fill(role, evidence, _without_ops(layout.where(is_gemm & (launches.op < 0))), "layout")
+    bare = _without_ops(layout.where(is_gemm & (launches.op < 0)))
+    if backward.any() and not autograd.active:  # threads told the backward: outside it there is no input's gradient
+        bare = bare.where(~site.present & ~bare.map(lambda v: v == "dgrad"))
+    role, evidence = _fill(role, evidence, bare, "layout")
     return Matmuls(is_gemm, role, after, evidence)
 
 
@@ -125,7 +128,12 @@ def _fill(role: Text, evidence: Text, other: Text, why: str) -> tuple[Text, Text
     return role.fill(other), evidence.fill(Text.choose(len(role), [(why, new)]))
 
 
-def _layouts(names: Text) -> Text:
+def layouts(names: Text) -> Text:
+    """Which product the layout letters of a kernel's name speak of: ``forward``, ``dgrad`` or ``wgrad``.
+
+    >>> layouts(Text.of(pl.Series(["nvjet_h_128x64_TNN", "volta_sgemm_64x64_nt", "relu"]))).series("l").to_list()
+    ['forward', 'wgrad', None]
+    """
     pattern = re.compile(_LAYOUT)
 
     def layout(name: str) -> str | None:

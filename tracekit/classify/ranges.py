@@ -201,6 +201,8 @@ def _by_external_id(
     )
     row = np.where(lost, _ints(found["row"].cast(pl.Int64)), -1)
     use = row >= 0
+    if not use.any():
+        return op, at, thread, tid
     tids = _ints(ranges.frame["tid"])
     return (
         np.where(use, row, op),

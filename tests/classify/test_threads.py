@@ -1,0 +1,74 @@
+"""Kernels and launches alone: no operator, no annotation, only who launched what."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tests.classify.conftest import ENGINE, MAIN, Program
+from tracekit.classify import classify
+
+FORWARD, BACKWARD = "void at::native::softmax_warp_forward<x>(y)", "void at::native::softmax_warp_backward<x>(y)"
+ATTENTION = "void flash::flash_fwd_kernel<x>(flash::Flash_fwd_params)"
+PASSES = {"dgrad": "backward", "wgrad": "backward", "backward": "backward"}
+
+
+def labels(story, **more):
+    """Labels of kernels given as (name, thread), each launched after the one before."""
+    program = Program()
+    for k, (name, thread) in enumerate(story):
+        program.kernel(name, 10 * k, tid=thread, **more)
+    return classify(program.events()).sort("launch_ns")["label"].cast(pl.String).to_list()
+
+
+def test_the_thread_that_runs_what_is_named_backward_runs_the_backward():
+    story = [(FORWARD, MAIN), ("relu", MAIN), (FORWARD, MAIN), ("relu", ENGINE), (BACKWARD, ENGINE), ("relu", ENGINE)]
+    assert labels(story) == ["forward"] * 3 + ["backward"] * 3
+
+
+def test_its_products_go_by_their_layouts():
+    story = [(FORWARD, MAIN), (BACKWARD, ENGINE), ("nvjet_h_128x64_NNN", ENGINE), ("nvjet_h_128x64_NTN", ENGINE)]
+    assert labels(story) == ["forward", "backward", "dgrad", "wgrad"]
+
+
+def test_attention_run_ahead_on_that_thread_is_the_forward_run_again():
+    story = [(ATTENTION, MAIN), (ATTENTION, ENGINE), ("nvjet_h_1_TNN", ENGINE), ("nvjet_h_1_NNN", ENGINE)]
+    story += [("void flash::flash_bwd_dot_do_o_kernel<x>(y)", ENGINE)]
+    assert labels(story) == ["forward", "recompute", "recompute", "dgrad", "dgrad"]
+
+
+def test_a_forward_convolution_may_serve_a_gradient():
+    """A backward by the input may run the library's forward kernel."""
+    story = [("sm80_xmma_fprop_implicit_gemm_x", MAIN), ("sm80_xmma_fprop_implicit_gemm_x", ENGINE)]
+    story += [("sm80_xmma_wgrad_implicit_gemm_x", ENGINE)]
+    assert labels(story) == ["forward", "backward", "wgrad"]
+
+
+def test_one_thread_for_all_says_nothing():
+    story = [("relu", MAIN), (FORWARD, MAIN), (BACKWARD, MAIN), ("nvjet_h_1_TNN", MAIN)]
+    assert labels(story)[1:3] == ["forward", "backward"]
+    assert "custom-backward" not in classify(Program().events())["rule"].cast(pl.String).to_list()
+
+
+@pytest.mark.parametrize("name", ["1f1b/rank1", "overlapped/rank0", "compile/rank0", "dualpipe/rank3"])
+def test_captures_without_their_operators_keep_their_passes(samples, load, name):
+    events = load(samples / f"{name}.pt.trace.json.gz")
+    bare = classify(events.filter(~pl.col("kind").is_in(["cpu_op", "annotation"])))
+    both = classify(events).filter(pl.col("label").is_in(["forward", *PASSES])).join(bare, on="id", suffix="_bare")
+    length = pl.col("end_ns") - pl.col("start_ns")
+    same = pl.col("pass").eq_missing(pl.col("pass_bare"))
+    assert both.filter(same).select(length.sum()).item() > 0.98 * both.select(length.sum()).item()
+
+
+def test_inference_is_no_optimizer_though_it_copies_many_tensors_at_once():
+    """Engines that serve models update many small tensors with the kernel that optimizers use."""
+    multi = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<x>(y)"
+    story = [("fmhaSm100fKernel_x", MAIN), ("nvjet_h_1_TNN", MAIN), (multi, MAIN), ("nvjet_h_1_NTN", MAIN)]
+    assert labels(story) == ["forward"] * 4
+
+
+def test_lost_launches_and_no_operators(program):
+    """External ids without one operator to answer them."""
+    for k in range(3):
+        program.kernel("k", 10 * k, launched=False, external_id=k, correlation=100 + k)
+    assert set(classify(program.events())["label"]) == {"other"}
