@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 
 import pytest
 
@@ -98,6 +100,58 @@ def test_a_file_that_is_no_trace_is_one_line(tmp_path, case):
     with pytest.raises(InputError, match=message) as error:
         discover(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    """Opening one blocks until somebody writes into it: the alarm ends this test where it is opened."""
+    lay(tmp_path, {"rank0.json": trace(0, 2)})
+    os.mkfifo(tmp_path / "rank1.json")
+    signal.alarm(20)
+    try:
+        found = discover(tmp_path)
+        assert [ref.rank for ref in found.refs] == [0]
+        assert "rank1.json is a pipe or a device" in found.notices[0].message
+        with pytest.raises(InputError, match="is a pipe or a device; save it as a file first"):
+            discover(tmp_path / "rank1.json")
+    finally:
+        signal.alarm(0)
+
+
+def test_a_link_back_up_leads_nowhere_new(tmp_path):
+    lay(tmp_path, {"runs/rank0.json": trace(0, 1)})
+    (tmp_path / "runs/again").symlink_to(tmp_path / "runs")
+    (tmp_path / "runs/up").symlink_to(tmp_path)
+    assert [ref.path for ref in discover(tmp_path).refs] == [str(tmp_path / "runs/rank0.json")]
+
+
+def test_links_to_traces_elsewhere_are_followed(tmp_path):
+    lay(tmp_path, {"there/rank0.json": trace(0, 1), "here/notes.txt": ""})
+    (tmp_path / "here/linked").symlink_to(tmp_path / "there")
+    (tmp_path / "here/rank1.json").symlink_to(tmp_path / "nowhere")
+    found = discover(tmp_path / "here")
+    assert [ref.name for ref in found.refs] == ["rank0.json"]
+    assert "rank1.json cannot be read: No such file or directory" in found.notices[0].message
+
+
+def test_a_trace_that_names_no_rank_is_missed_too(tmp_path):
+    """A file the profiler named after its host, cut to nothing: it was one of the ranks."""
+    lay(tmp_path, {"rank0.json": trace(0, 2), "node7_4242.169412.pt.trace.json": b"", "config.json": b"{}"})
+    notices = discover(tmp_path).notices
+    assert [n.message for n in notices] == ["skipped node7_4242.169412.pt.trace.json is empty"]
+
+
+def test_an_empty_word_is_not_this_folder(tmp_path, monkeypatch):
+    """``tracekit analyze "$RUN"`` where RUN is not set."""
+    monkeypatch.chdir(lay(tmp_path, {"rank0.json": trace(0, 1)}))
+    assert len(discover(".").refs) == 1
+    with pytest.raises(InputError, match="an empty path was given"):
+        discover("")
+
+
+def test_brackets_in_names_are_names_first(tmp_path):
+    folder = lay(tmp_path / "träce [a*] ☃?", {"rank0.json": trace(0, 2), "rank1.json": trace(1, 2)})
+    assert len(discover(str(folder)).refs) == 2
+    assert len(discover(str(folder / "rank[01].json").replace("[a*]", "[[]a[*]]")).refs) == 2
 
 
 def test_nothing_there(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -185,10 +186,12 @@ def _unique(refs: Iterable[SourceRef]) -> list[SourceRef]:
 
 
 def _expand(path: str) -> Found:
+    if not path:
+        raise InputError("an empty path was given", hint="name a trace or a folder; . is this one")
     if "://" in path:
         return _expand_remote(path)
-    if Path(path).exists():
-        return _from_folder(Path(path)) if Path(path).is_dir() and not _is_source(path) else _from_file(path)
+    if os.path.lexists(path):
+        return _from_folder(Path(path)) if _is_folder(Path(path)) and not _is_source(path) else _from_file(path)
     if glob.has_magic(path):
         names = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # patterns may be absolute
         if not names:
@@ -199,10 +202,10 @@ def _expand(path: str) -> Found:
 
 def _is_source(path: str) -> bool:
     """Say whether a folder is itself one source: a store or an exported report."""
-    folder = Path(path)
-    if (folder / STORE_MANIFEST).is_file() or folder.suffix in (".parquetdir", ".arrowdir"):
+    if Path(path).suffix in (".parquetdir", ".arrowdir"):
         return True
-    return any((folder / f"StringIds{suffix}").is_file() for suffix in (".parquet", ".arrow"))
+    names = (STORE_MANIFEST, "StringIds.parquet", "StringIds.arrow")
+    return any(os.path.isfile(f"{path}/{name}") for name in names)  # noqa: PTH113
 
 
 def _from_file(path: str) -> Found:
@@ -220,22 +223,30 @@ def _from_folder(folder: Path) -> Found:
 
 
 def _members(path: Path) -> Iterable[Path]:
-    return _walk(path, DEPTH) if path.is_dir() and not _is_source(str(path)) else [path]
+    return _walk(path, DEPTH) if _is_folder(path) and not _is_source(str(path)) else [path]
 
 
-def _walk(folder: Path, depth: int) -> Iterable[Path]:
+def _walk(folder: Path, depth: int, above: tuple[Path, ...] = ()) -> Iterable[Path]:
+    """List the files in a folder and those below it; a link back to a folder *above* leads nowhere new."""
+    here = folder.resolve()
     try:
         members = sorted(folder.iterdir())
     except OSError as error:
+        if above:
+            return  # one closed door in a house of traces
         raise InputError(f"{folder}: cannot be read: {error.strerror}", hint="check its permissions") from error
     for member in members:
         if member.name.startswith("."):
             continue
-        if member.is_dir() and not _is_source(str(member)):
-            if depth > 1:
-                yield from _walk(member, depth - 1)
-        else:
+        if not _is_folder(member) or _is_source(str(member)):
             yield member
+        elif depth > 1 and not (member.is_symlink() and member.resolve() in (*above, here)):
+            yield from _walk(member, depth - 1, (*above, here))
+
+
+def _is_folder(path: Path) -> bool:
+    """Unlike ``Path.is_dir``, say no rather than fail where a folder on the way may not be entered."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _from_many(asked: str, members: list[Path]) -> Found:
@@ -247,7 +258,7 @@ def _from_many(asked: str, members: list[Path]) -> Found:
             refs.append(ref)
             continue
         skipped += 1
-        if _MAYBE_TRACE.search(member.name) and rank_in_name(member.name) is not None:
+        if _MAYBE_TRACE.search(member.name) and (rank_in_name(member.name) is not None or "trace" in member.name):
             odd.append(f"{member.name} {why}")
     if not refs:
         raise InputError(f"{asked}: holds no traces ({skipped} other files)", hint="name the traces' own folder")
@@ -292,7 +303,13 @@ def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:
     try:
         if path.is_dir():
             return _folder_reference(path, shown), ""
-        size = path.stat().st_size
+        if not stat.S_ISREG((about := path.stat()).st_mode):
+            return (
+                None,
+                "is a pipe or a device; save it as a file first",
+            )  # opening a pipe would wait for whoever writes into it
+        if not (size := about.st_size):
+            return None, "is empty"  # and is not opened: what /proc shows as empty may never answer
         if path.name == STORE_MANIFEST:
             return SourceRef(str(path.parent), "store", bytes=size), ""
         seen = _probe_file(path, size)
