@@ -204,9 +204,10 @@ class _Builder:
                 codes[piece.values == NULL32] = none
             found = table[codes]
             if (found < 0).any():
-                for code in np.unique(codes[found < 0]).tolist():
-                    if code < none:
-                        table[code] = known.setdefault(decode(self._texts[code]), len(known))
+                new = np.zeros(none + 1, np.bool_)
+                new[codes[found < 0]] = True
+                for code in np.flatnonzero(new[:none]).tolist():
+                    table[code] = known.setdefault(decode(self._texts[code]), len(known))
                 found = table[codes]
             here[slice(None) if piece.where is None else piece.where] = found
         return values, self._repaired(values, list(known))
