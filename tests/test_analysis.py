@@ -12,6 +12,7 @@ import pytest
 
 from tests.reference import read
 from tracekit.analysis import analyze, combine, rank_tables
+from tracekit.classify import Rule, RuleBook
 from tracekit.errors import OptionError
 from tracekit.metrics.intervals import union
 from tracekit.metrics.lanes import Lanes
@@ -172,6 +173,27 @@ def test_chosen_steps(samples):
     assert one.steps == (4, 5)
     with pytest.raises(OptionError, match="selects none"):
         analyze(samples / "steps/a", steps="40", schedule="none")
+
+
+@pytest.mark.parametrize("asked", ["2:4", [2, 3], (3, 2), range(2, 4), slice(2, 4)], ids=str)
+def test_steps_are_named_as_in_python_too(samples, asked):
+    found = analyze(samples / "steps/a", ranks=[0], steps=asked, schedule="none")
+    assert found.rank(0).steps == (2, 3)
+
+
+def test_one_step_is_a_number(samples):
+    assert list(analyze(samples / "steps/a", ranks=[0], steps=2, schedule="none").rank(0).steps) == [2]
+    with pytest.raises(OptionError, match="leaves steps out"):
+        analyze(samples / "steps/a", ranks=[0], steps=slice(2, 9, 2), schedule="none")
+
+
+def test_rules_made_in_python(samples):
+    """A book of rules instead of a file: every matrix product is the router's."""
+    book = RuleBook((Rule("mine", "forward", {"gemm": True}, module="router"),))
+    found = analyze(samples / "compile", rules=book, schedule="none")
+    kernels = found.tables["kernels"].filter(module="router")
+    assert kernels["count"].sum() > 0
+    assert set(kernels["label"]) == {"forward"}
 
 
 def test_deepseek(corpus):

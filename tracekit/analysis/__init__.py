@@ -10,17 +10,21 @@ from collections.abc import Collection
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracekit.analysis.combine import combine
 from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.sources import Options
 from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import OptionError
-from tracekit.metrics.steps import parse_steps
+from tracekit.metrics.steps import Steps, parse_steps
 from tracekit.reading import failure_notices, prepare, worker_count
 from tracekit.sources import Paths, check_one_run, check_strict, find, merged_notices, missing_notice
 from tracekit.trace import Trace
 from tracekit.workers import executor_size, run_map
+
+if TYPE_CHECKING:
+    from tracekit.classify import RuleBook
 
 __all__ = ["Analysis", "Measured", "Options", "RankResult", "RankTables", "analyze", "combine", "rank_tables"]
 
@@ -31,10 +35,10 @@ MEASURE_PAYS_BYTES = 1 << 28
 def analyze(
     traces: Paths | Trace,
     *,
-    steps: str | None = None,
+    steps: Steps | None = None,
     ranks: Collection[int] | None = None,
     rank: int | None = None,
-    rules: str | Path | None = None,
+    rules: str | Path | RuleBook | None = None,
     schedule: str = "auto",
     layout: str | None = None,
     what_if: bool = False,
@@ -45,25 +49,25 @@ def analyze(
 ) -> Analysis:
     """Say where the step went: read (a path, folder, glob, URL, store or ``Trace``), label, measure and compare.
 
-    *steps* selects steps (``2:4`` is 2 and 3), *ranks* reads only those, *rules* is a rules file, *schedule* is
-    ``auto``, a name or ``none``, *layout* overrides how ranks are arranged (``pp=4,ep=2``). Ranks are measured by
-    *workers* processes, or by any ``concurrent.futures`` *executor* (*workers* is then how many it has). A rank that
-    cannot be read is left out and listed among the notices; with *strict* that, and a missing rank, is an error.
+    *steps* selects steps (``"2:4"`` is 2 and 3, as is ``[2, 3]``), *ranks* reads only those, *rules* is a rules file
+    (or a ``RuleBook``), *schedule* is ``auto``, a name, an order file or ``none``, *layout* overrides how ranks are
+    arranged (``pp=4,ep=2``). Ranks are measured by *workers* processes, or by any ``concurrent.futures`` *executor*
+    (*workers* is then how many it has). A rank that cannot be read is left out and listed among the notices; with
+    *strict* that, and a missing rank, is an error.
 
     >>> found = analyze("sample_traces/reload", schedule="none")
     >>> found.reload.rounds, found.reload.buckets, found.reload.sources
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
     """
-    if steps is not None:
-        parse_steps(steps)
-    if rules is not None:
+    if isinstance(rules, str | Path):
         from tracekit.classify import load_rules
 
         load_rules(rules)  # a mistake in the rules is one error, not one a rank
+        rules = Path(rules).absolute()
     options = Options(
-        rules=Path(rules).absolute() if rules is not None else None,
+        rules=rules,
         base=str(Path.cwd()) if executor is not None else None,
-        steps=steps,
+        steps=None if steps is None else parse_steps(steps),
         pipeline=schedule != "none",
         ranks=_frozen(ranks),
         lenient=lenient,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -15,12 +16,15 @@ from tracekit.reading import read_ref
 from tracekit.schema import RankEvents
 from tracekit.store import open_store, rank_folder
 
+if TYPE_CHECKING:
+    from tracekit.classify import RuleBook
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How each rank is measured; picklable, so that ``source_tables`` can be mapped over any executor."""
 
-    rules: str | Path | None = None
+    rules: str | Path | RuleBook | None = None
     steps: str | None = None
     pipeline: bool = True
     ranks: frozenset[int] | None = None

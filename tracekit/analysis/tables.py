@@ -25,6 +25,7 @@ from tracekit.metrics.timeline import timeline
 from tracekit.schema import COPY_LABELS, GPU_KINDS, RankEvents, Source
 
 if TYPE_CHECKING:
+    from tracekit.classify import RuleBook
     from tracekit.compare import RankPipeline
 
 LONGEST_GAPS = 100
@@ -77,7 +78,7 @@ def rank_tables(
     rank: RankEvents,
     *,
     labelled: pl.DataFrame | None = None,
-    rules: str | Path | None = None,
+    rules: str | Path | RuleBook | None = None,
     steps: str | None = None,
     pipeline: bool = True,
 ) -> RankTables:
@@ -91,7 +92,7 @@ def rank_tables(
     if labelled is None:
         from tracekit.classify import classify, load_rules
 
-        labelled = classify(rank.events, rules=load_rules(rules) if rules is not None else None)
+        labelled = classify(rank.events, rules=load_rules(rules) if isinstance(rules, str | Path) else rules)
     hollow, unseen = _lost_work(rank.events, labelled)
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
@@ -116,7 +117,7 @@ def rank_tables(
         kernels=kernel_table(kept),
         shapes=shape_list(rank.events),
         idle_known=not hollow,
-        notices=(*unseen, *notices, *_notices(kept, table)),
+        notices=(*unseen, *notices, *_notices(kept, table, rank.source.notices)),
     )
 
 
@@ -181,10 +182,12 @@ def _lost_work(events: pl.DataFrame, labelled: pl.DataFrame) -> tuple[bool, list
     return False, []
 
 
-def _notices(kept: pl.DataFrame, steps: pl.DataFrame) -> list[Notice]:
+def _notices(kept: pl.DataFrame, steps: pl.DataFrame, read: tuple[Notice, ...]) -> list[Notice]:
     notes = []
     if kept.is_empty():
-        notes.append(Notice("no-gpu-events", "there are no GPU events: record with CUDA activities on"))
+        cut = any(notice.code == "truncated" for notice in read)
+        why = "the file ends before them" if cut else "record with CUDA activities on"
+        notes.append(Notice("no-gpu-events", f"there are no GPU events: {why}"))
         return notes
     if kept["step"].null_count() == len(kept):
         notes.append(Notice("no-steps", "there are no step marks: the whole trace is taken as one step"))

@@ -6,6 +6,8 @@ marks the whole trace is one step, whose number is null. Time between two steps 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import polars as pl
 
 from tracekit.errors import Notice, OptionError
@@ -23,7 +25,11 @@ STEPS = pl.Schema(
 )
 
 
-def parse_steps(text: str) -> str:
+Steps = str | int | slice | Iterable[int]
+"""Which steps: in the words of the command line, or as Python has them."""
+
+
+def parse_steps(asked: Steps) -> str:
     """Check a selection of steps and return it in its plain form.
 
     ``3`` is step 3, ``2:4`` steps 2 and 3 (as a Python slice: the end is left out), ``1:`` all from 1,
@@ -31,17 +37,29 @@ def parse_steps(text: str) -> str:
 
     >>> parse_steps(" 2:4, 7")
     '2:4,7'
+    >>> parse_steps(3), parse_steps([2, 5]), parse_steps(slice(2, 4))
+    ('3', '2,5', '2:4')
     >>> parse_steps("two")
     Traceback (most recent call last):
     tracekit.errors.OptionError: steps: cannot read 'two' (write 3, 2:4, 1:, :-1 or 2,5)
     """
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in _as_text(asked).split(",")]
     for part in parts:
         ends = part.split(":")
         whole = len(ends) <= 2 and any(ends)
         if not whole or not all(_integer(end) for end in ends if end or len(ends) == 1):
             raise OptionError(f"steps: cannot read {part!r}", hint="write 3, 2:4, 1:, :-1 or 2,5")
     return ",".join(parts)
+
+
+def _as_text(asked: Steps) -> str:
+    if isinstance(asked, str | int):
+        return str(asked)
+    if isinstance(asked, slice):
+        if asked.step not in (None, 1):
+            raise OptionError(f"steps: {asked} leaves steps out", hint="name the steps one by one: [2, 4, 6]")
+        return ":".join("" if end is None else str(end) for end in (asked.start, asked.stop))
+    return ",".join(map(str, asked))
 
 
 def select_steps(present: list[int], text: str | None) -> list[int]:

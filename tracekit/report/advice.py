@@ -26,6 +26,8 @@ def advice(analysis: Analysis) -> list[str]:
     """
     span = analysis.total.budget.span_ns
     if not span:
+        if any(notice.code == "truncated" for notice in analysis.notices):
+            return ["record again, or copy the file again: it ends before its GPU events"]
         return ["record with CUDA activities on; `tracekit doctor` says how"]
     found = [*_exposed(analysis, span), *_launches(analysis, span), *_unknown(analysis, span)]
     if analysis.total.lower_bound:
@@ -39,7 +41,7 @@ def advice(analysis: Analysis) -> list[str]:
 def _exposed(analysis: Analysis, span: int) -> list[tuple[float, str]]:
     total = analysis.total
     if analysis.reload is not None:
-        return [(1.0, _reload(analysis.reload))]
+        return [(1.0, _reload(analysis, analysis.reload))]
     worst = max(total.budget.exposed_ns.items(), key=lambda item: item[1], default=None)
     if worst is None or worst[1] <= 0.05 * span:
         return []
@@ -70,10 +72,17 @@ def _unknown(analysis: Analysis, span: int) -> list[tuple[float, str]]:
     return [(other / span, text)]
 
 
-def _reload(found: Reload) -> str:
-    hidden = found.hidden["reload_under_broadcast"].mean()
-    share = percent(hidden if isinstance(hidden, float) else None)
-    text = f"only {share} of reload runs under a broadcast: with two buffers broadcast g+1 runs beside reload g"
+def _reload(analysis: Analysis, found: Reload) -> str:
+    """Name the larger of the two that stand between an update and its ideal: waiting in broadcasts, reload alone."""
+    lane = found.lanes.filter(lane="reload").join(found.hidden, on="rank")
+    ranks = max(1, len(analysis.ranks))
+    alone = float((lane["ns"] * (1 - lane["reload_under_broadcast"].fill_null(0.0))).sum()) / ranks
+    wait = analysis.total.wait_ns.get("broadcast") or 0
+    if wait / ranks > alone:
+        text = f"broadcasts wait {ms(wait / ranks)} a rank for the last to start (see whom the others wait for)"
+        text += f"; reload beside no broadcast takes {ms(alone)}"
+    else:
+        text = f"{ms(alone)} of reload a rank runs beside no broadcast: with two buffers broadcast g+1 runs beside it"
     if found.ideal_ns is None:
         return text
     return f"{text}; {ms(found.measured_ns)} could be {ms(found.ideal_ns)}"

@@ -175,7 +175,7 @@ def _reloaded(analysis: Analysis) -> list[str]:
     took += f" in {many(found.rounds, 'round')}"
     if found.ideal_ns is None:
         return [f"{took}."]
-    return [f"{took}; with two buffers and the same times it would take {ms(found.ideal_ns)}."]
+    return [f"{took}; with two buffers, no waiting and the same times it would take {ms(found.ideal_ns)}."]
 
 
 def sizes(held: ScheduleComparison) -> str:

@@ -131,7 +131,7 @@ def reload(analysis: Analysis, width: int) -> RenderableType | None:
     lines = [
         f"{found.rounds} rounds, {found.buckets} buckets, broadcast by rank {sources}",
         f"{percent(hidden)} of reload runs under a broadcast, {percent(ahead)} of H2D under other work",  # type: ignore[arg-type]
-        f"took {ms(found.measured_ns)} ms; two buffers could do it in {ms(found.ideal_ns)} ms "
+        f"took {ms(found.measured_ns)} ms; with two buffers and no waiting {ms(found.ideal_ns)} ms "
         f"(H2D {ms(found.h2d_ns)}, broadcast {ms(found.broadcast_ns)}, reload {ms(found.reload_ns)})",
     ]
     return Group(made, *(note(line, style="") for line in lines))

@@ -1,0 +1,30 @@
+"""What to do next: the line names what the time really went into."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from tracekit import analyze
+from tracekit.report.advice import advice
+
+
+@pytest.mark.parametrize("sample", ["reload", "reload-overlap"])
+def test_an_update_that_waits_is_not_told_to_buffer(samples, sample):
+    """Of 105 ms and 153 ms, 51 and 53 are waiting in broadcasts, and reload is 0.3 ms in all: buffers cannot help."""
+    found = analyze(samples / sample, schedule="none")
+    alone = sum(row["ns"] for row in found.reload.lanes.filter(lane="reload").to_dicts()) / len(found.ranks)
+    assert alone < 1_000_000
+    first = advice(found)[0]
+    assert first.startswith(f"broadcasts wait {found.total.wait_ns['broadcast'] / 4 / 1e6:.1f} ms a rank")
+    assert "with two buffers broadcast g+1" not in first
+
+
+def test_a_file_that_ends_before_its_gpu_events_is_to_be_copied_again(samples, tmp_path):
+    """The profiler writes GPU events last, so half a file has none: recording CUDA activities would not help."""
+    whole = gzip.decompress((samples / "1f1b/rank0.pt.trace.json.gz").read_bytes())
+    (tmp_path / "rank0.json").write_bytes(whole[: len(whole) // 2])
+    found = analyze(tmp_path, schedule="none")
+    assert "there are no GPU events: the file ends before them" in " ".join(n.message for n in found.notices)
+    assert advice(found) == ["record again, or copy the file again: it ends before its GPU events"]
