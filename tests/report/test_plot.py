@@ -6,6 +6,7 @@ import matplotlib as mpl
 import numpy as np
 import polars as pl
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -14,7 +15,9 @@ import tracekit
 from tracekit.errors import OptionError
 from tracekit.report import plot
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.schedule_plot import draw_schedule
 from tracekit.report.write import write
+from tracekit.schedules import generate, simulate
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +175,33 @@ def test_drawing_leaves_matplotlib_as_it_was(pipeline, tmp_path):
     before = dict(mpl.rcParams)
     write(pipeline, tmp_path / "x.svg")
     assert dict(mpl.rcParams) == before
+
+
+def inside(figure):
+    """Draw, and tell whether every legend and title lies within the figure."""
+    FigureCanvasAgg(figure).draw()
+    whole = figure.bbox
+    parts = [
+        *figure.legends,
+        *(ax.get_legend() for ax in figure.axes if ax.get_legend()),
+        *(ax.title for ax in figure.axes),
+    ]
+    parts += [ax._left_title for ax in figure.axes]
+    boxes = [part.get_window_extent() for part in parts]
+    return all(box.x0 >= whole.x0 - 1 and box.x1 <= whole.x1 + 1 and box.y0 >= whole.y0 - 1 for box in boxes)
+
+
+@pytest.mark.parametrize("name", plot.PLOTS)
+def test_legends_and_titles_are_not_cut(reload, samples, name):
+    for found in (reload, tracekit.analyze(samples / "vpp-overlap")):
+        assert inside(plot.draw(found, name))
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipev", "interleaved-overlap"])
+def test_a_small_schedules_legend_is_not_cut(name):
+    assert inside(draw_schedule(simulate(generate(name, pp=4, microbatches=8))))
+
+
+def test_lanes_on_which_nothing_runs_are_left_out(pipeline):
+    names = [label.get_text() for label in plot.lanes(pipeline).axes[0].get_yticklabels()]
+    assert names == ["Computation", "Communication", "Copies"]  # memory alone: nothing was offloaded

@@ -31,7 +31,7 @@ def render_markdown(analysis: Analysis) -> str:
 
     >>> from tracekit import analyze
     >>> print(render_markdown(analyze("sample_traces/reload", schedule="none")).splitlines()[0])
-    ## tracekit: 4 ranks
+    ## tracekit: reload, 4 ranks
     """
     found = page_tables(analysis)
     parts = [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.report.plot_legend import rows_of
 from tracekit.report.schedule_plot import INK
 
 if TYPE_CHECKING:
@@ -38,30 +39,13 @@ def title(ax: Axes, text: str, below: str = "") -> None:
 def legend(ax: Axes, handles: Sequence[Artist], *, given: bool) -> None:
     """Say what the colours mean: below the figure, or below the axes where others share the figure."""
     look: dict[str, Any] = {"frameon": False, "handlelength": 1.2, "handleheight": 1, "labelcolor": INK, "fontsize": 8}
-    handles, columns = _rows(handles, ax.get_window_extent().width / ax.figure.dpi if given else _inches(ax))
+    figure = cast("Figure", ax.get_figure(root=True))
     if given:
-        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, **look)
+        fitted = rows_of(handles, ax.get_window_extent().width / figure.dpi)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), **fitted, **look)
     else:
-        cast("Figure", ax.get_figure(root=True)).legend(
-            handles=handles, loc="outside lower center", ncols=columns, **look
-        )
-
-
-def _inches(ax: Axes) -> float:
-    return float(cast("Figure", ax.get_figure(root=True)).get_size_inches()[0])
-
-
-def _rows(handles: Sequence[Artist], inches: float) -> tuple[list[Artist], int]:
-    """Return handles so ordered that they read row by row, and how many fit beside each other."""
-    widest = max((len(str(one.get_label())) for one in handles), default=1)
-    fit = max(1, int(inches / (0.07 * widest + 0.42)))
-    rows = -(-len(handles) // fit)
-    columns = max(1, -(-len(handles) // max(1, rows)))
-    # matplotlib fills a legend column by column, the first ones longer
-    down: list[Artist] = []
-    for column in range(columns):
-        down += handles[column::columns]
-    return down, columns
+        fitted = rows_of(handles, float(figure.get_size_inches()[0]))
+        figure.legend(loc="outside lower center", **fitted, **look)
 
 
 def boxes(

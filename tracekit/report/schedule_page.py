@@ -21,17 +21,25 @@ if TYPE_CHECKING:
 _LEFT = 64
 _MOST_TOOLTIPS = 8_000
 _MOST_ORDERS = 20_000
+_UNITS = "time (units of the given times)"
 
 _STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; color: #22272B; background: #fff; margin: 2rem auto; max-width: 1500px;
-  padding: 0 1rem }
-h1 { font-size: 1.3rem; margin: 0 } p { margin: .3rem 0 1rem; color: #4A545E }
-.wide { overflow-x: auto } table { border-collapse: collapse; margin: 1rem 0 }
-th, td { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #E8EBEE; font-variant-numeric: tabular-nums
-  }
-th { font-weight: 600 } .key { display: inline-block; width: .9em; height: .9em; margin: 0 .35em 0 1em;
-  vertical-align: -.1em } code { white-space: nowrap; font-size: 12px } svg text { font: 11px system-ui, sans-serif }
+:root { color-scheme: light dark; --ink: #22272B; --soft: #4A545E; --line: #E8EBEE; --ground: #fff }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6eaed; --soft: #9eabb6; --line: #39434b; --ground: #14191d } }
+body { font: 14px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); margin: 2rem auto;
+  max-width: 1500px; padding: 0 1rem }
+h1 { font-size: 1.3rem; margin: 0 } p, caption { margin: .3rem 0 1rem; color: var(--soft) } caption { text-align: left }
+.wide { overflow-x: auto } .paper { background: #fff } table { border-collapse: collapse; margin: 1rem 0 }
+th, td { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid var(--line);
+  font-variant-numeric: tabular-nums }
+th { font-weight: 600 } .key { display: inline-block; margin-right: 1.2em } .key i { display: inline-block;
+  width: .9em; height: .9em; margin-right: .35em; vertical-align: -.1em } code { white-space: nowrap; font-size: 12px }
+svg text { font: 11px system-ui, sans-serif; fill: var(--ink) } svg g text { fill: #22272B } .idle { fill: var(--line);
+  background: var(--line) }
+@media print { :root { --ink: #000; --soft: #444; --line: #E8EBEE; --ground: #fff }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact } }
 """
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def schedule_page(done: Simulation | WeightReload) -> str:
@@ -46,14 +54,18 @@ def schedule_page(done: Simulation | WeightReload) -> str:
         from tracekit.report.schedule_lanes import draw_reload
 
         title = f"weight-reload · {done.ranks} devices × {done.rounds} rounds"
-        return _page(title, f"makespan {done.makespan:g}", f'<div class="wide">{_inline(draw_reload(done))}</div>')
+        return _page(
+            title, f"makespan {done.makespan:g}", f'<div class="wide paper">{_inline(draw_reload(done))}</div>'
+        )
     body = f'<div class="wide">{_svg(done)}</div>{_key(done)}{_table(done)}{_orders(done)}'
     return _page(headline(done), facts(done), body)
 
 
 def _page(title: str, line: str, body: str) -> str:
     return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<title>{escape(title)}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n<p>{escape(line)}</p>\n{body}\n</body>\n</html>\n"
     )
 
@@ -78,17 +90,18 @@ def _svg(done: Simulation) -> str:
     scale = _Scale(width / done.makespan, row)
     height = ranks * row + 24
     title = escape(headline(done))
-    out = [f'<svg width="{width + _LEFT + 20:.0f}" height="{height}" role="img" aria-label="{title}">']
+    out = [f'<svg width="{width + _LEFT + 20:.0f}" height="{height + 18}" role="img" aria-label="{title}">']
     for rank in range(ranks):
         y = rank * row
         out.append(f'<text x="0" y="{y + row * 0.66:.0f}">rank {rank}</text>')
-        out.append(f'<rect x="{_LEFT}" y="{y + 1}" width="{width:.1f}" height="{row - 2}" fill="{IDLE_COLOUR}"/>')
+        out.append(f'<rect x="{_LEFT}" y="{y + 1}" width="{width:.1f}" height="{row - 2}" class="idle"/>')
     fills = _fills(done, shapes)
     out += _cells(done, shapes, fills, scale) if detailed else _paths(shapes, fills, scale)
     for tick in _ticks(done.makespan):
         x = _LEFT + tick * scale.x
         out.append(f'<text x="{x:.1f}" y="{height - 6}" text-anchor="middle">{tick:g}</text>')
-    return "\n".join([*out, "</svg>"])
+    axis = f'<text x="{_LEFT + width / 2:.1f}" y="{height + 12}" text-anchor="middle">{_UNITS}</text>'
+    return "\n".join([*out, axis, "</svg>"])
 
 
 class _Scale(NamedTuple):
@@ -149,10 +162,11 @@ def _paths(shapes: Parts, fills: list[str], scale: _Scale) -> list[str]:
 def _key(done: Simulation) -> str:
     used = {kind for rank in done.schedule.ranks for op in rank for kind in op.kind}
     keys = [(CELL_COLOURS[kind], f"{NAMES[kind]} ({kind})") for kind in CELL_COLOURS if kind in used]
-    items = "".join(
-        f'<span class="key" style="background:{c}"></span>{escape(t)}' for c, t in (*keys, (IDLE_COLOUR, "idle"))
-    )
-    return f"<div>{items}</div>"
+    shown = [(f'style="background:{colour}"', text) for colour, text in keys]
+    if shaded(done.schedule) and chunks(done.schedule).any():
+        shown.append((f'style="border:1px solid {IDLE_COLOUR}"', "lighter: later chunk"))
+    shown.append(('class="idle"', "idle"))
+    return "<div>" + " ".join(f'<span class="key"><i {look}></i>{text}</span>' for look, text in shown) + "</div>"
 
 
 def _table(done: Simulation) -> str:
@@ -166,7 +180,9 @@ def _table(done: Simulation) -> str:
         f"bubble / (ranks × makespan) {done.bubble_fraction:.4f} · zero-bubble rate {done.bubble_rate_zb:.4f} · "
         f"bubble / work {done.bubble_over_work:.4f}"
     )
-    return f"<table><tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>{body}</table><p>{line}</p>"
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    caption = f"<caption>A rank's {_UNITS}; peak: activations held at once</caption>"
+    return f'<div class="wide"><table>{caption}<tr>{head}</tr>{body}</table></div><p>{line}</p>'
 
 
 def _orders(done: Simulation) -> str:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
+from tracekit.report.plot_legend import rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -261,7 +262,8 @@ def legend(figure: Figure, done: Simulation) -> None:
     """Say below the grid what the colours mean."""
     handles = cell_handles(done.schedule)
     look = {"frameon": False, "handlelength": 1.2, "handleheight": 1, "labelcolor": INK}
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, **look)
+    fitted = rows_of(handles, float(figure.get_size_inches()[0]))
+    figure.legend(loc="outside lower center", fontsize=8, **fitted, **look)
 
 
 def cell_handles(plan: Schedule, ran: Collection[str] | None = None) -> list[Patch]:
