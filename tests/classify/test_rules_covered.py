@@ -85,6 +85,7 @@ noted("te-forward", "transformer_engine._LayerNormLinear.forward.gemm")
 noted("deepspeed-step", "DeepSpeedEngine.step")
 noted("deepspeed-forward", "DeepSpeedEngine.forward")
 noted("deepspeed-backward", "DeepSpeedEngine.backward")
+noted("fsdp-copy-range", "FSDP::all_gather_copy_out (layers.0)")
 noted("forward-annotation", "## forward ##")
 noted("backward-annotation", "## backward ##")
 noted("offload-annotation", "activation offloading attn", f"Memcpy {D2H}", kind="memcpy")
@@ -227,6 +228,25 @@ def _(p):
     return p.kernel("div", 91)
 
 
+def grouped(rule, place, count=4):
+    """Two experts' products in one layer; the backward's product at *place* is decided by *rule*."""
+
+    def write(p):
+        p.op("_GroupedLinear", 0, 10, sequence=5)
+        for k in range(2):
+            p.kernel("fp8_gemm", 1 + k)
+        p.op("aten::sum", 11, 12, sequence=6)
+        p.node("_GroupedLinearBackward", 20, 30, 5)
+        return [p.kernel("fp8_gemm", 21 + k, tid=ENGINE) for k in range(count)][place]
+
+    EXAMPLES[rule] = write
+
+
+grouped("te-node-first-half", 1)
+grouped("te-node-second-half", 2)
+grouped("te-node-once", 1, count=2)
+
+
 @example("te-node-dgrad")
 def _(p):
     p.node("_LinearBackward", 0, 10, 5)
@@ -360,6 +380,15 @@ def _(p):
 @example("neighbour-dgrad")
 def _(p):
     return between(p.deferred(), "ReluBackward0")
+
+
+@example("neighbour-wgrad-product")
+def _(p):
+    p.trained()
+    p.kernel("fused_wgrad", 1)
+    product = p.kernel("gemm_kernel", 11)
+    p.kernel("fused_wgrad", 21)
+    return product
 
 
 @example("neighbour-recompute")

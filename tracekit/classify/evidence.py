@@ -22,10 +22,13 @@ from tracekit.classify.groups import group_uses
 from tracekit.classify.matmul import Matmuls, read_matmuls
 from tracekit.classify.ranges import Launches, Ranges, read_ranges
 from tracekit.classify.rules import COMPARISON, Condition, Kind
+from tracekit.classify.tallies import halves, turns
 from tracekit.classify.threads import read_threads
 
 Column = Text | Bools | Ints
 _HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
+COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
+"""ROCm's runtime fills and copies buffers with kernels."""
 ATTENTION = r"(?i)flash|fmha|sdpa|attention|attn"
 
 
@@ -100,7 +103,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     names, chain = Text.of(gpu["name"]), ranges.paths(launches.op, ranges.op_of, ranges.op_path)
     base: dict[str, Column] = {
         **_launch_columns(gpu, ranges, launches, names, chain),
-        "class": _classes(gpu, comm),
+        "class": _classes(gpu, comm, names),
         "node": autograd.node,
         "fwd_op": autograd.fwd_op,
         "site": autograd.site,
@@ -109,7 +112,9 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "role_from": matmuls.evidence,
         "after_role": matmuls.after,
         "visit": _visits(launches, autograd, matmuls, comm.library.present),
-        "gemm_turn": _turns(matmuls.is_gemm & ~names.matches(r"(?i)split_?k"), autograd.node_row, launches.at),
+        "gemm_turn": turns(matmuls.whole, autograd.node_row, launches.at),
+        "gemm_half": halves(matmuls.whole, autograd.node_row, launches.at),
+        "gemm_share": matmuls.share,
         "deferred": np.full(len(gpu), _deferred(matmuls.role, directions.value, autograd.site, launches.at)),
         "direction": directions.value,
         "direction_from": directions.source,
@@ -199,13 +204,14 @@ def _launch_columns(
     }
 
 
-def _classes(gpu: pl.DataFrame, comm: Collectives) -> Text:
+def _classes(gpu: pl.DataFrame, comm: Collectives, names: Text) -> Text:
     kind = gpu["kind"].cast(pl.String)
+    copies = kind.is_in(["memcpy", "memset"]).to_numpy() | names.matches(COPY_KERNELS)
     return Text.choose(
         len(gpu),
         [
             ("communication", comm.library.present),
-            ("copy", kind.is_in(["memcpy", "memset"]).to_numpy()),
+            ("copy", copies),
             ("compute", np.ones(len(gpu), np.bool_)),
         ],
     )
@@ -241,16 +247,6 @@ def _visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bool
     beside = np.zeros(n, np.bool_)
     beside[order] = ~cut & (seen[before] | seen[after])
     return Text.choose(n, [("second", later), ("beside", beside)])
-
-
-def _turns(products: Bools, node: Ints, at: Ints) -> Text:
-    """Take the products of one node by turns: first, second, first again."""
-    rows = np.flatnonzero(products & (node >= 0))
-    rows = rows[np.argsort(at[rows], kind="stable")]
-    place = pl.DataFrame({"node": node[rows]}).select(pl.int_range(pl.len()).over("node") % 2).to_series()
-    out = np.full(len(products), -1, np.int64)
-    out[rows] = place.to_numpy()
-    return Text(("first", "second"), out)
 
 
 def _shapes(ranks: Text) -> Text:

@@ -19,6 +19,7 @@ from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Launches, Ranges
 from tracekit.classify.shapes import roles_by_shape
+from tracekit.classify.tallies import owed, shares
 
 OPS = (
     r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
@@ -47,6 +48,8 @@ class Matmuls:
     """For every GPU event that multiplies matrices: its role and the evidence for it."""
 
     is_gemm: Bools
+    whole: Bools  # without the kernels that only add up a product's parts
+    share: Text  # of any event in a node: how its node's products number against the forward's
     role: Text  # "forward", "dgrad", "wgrad"
     after: Text  # of any event: the role of the product its op comes right after
     evidence: Text  # "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"
@@ -68,7 +71,9 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
     is_gemm = is_kernel & ((call >= 0) | by_name)
 
     calls = np.unique(call[is_gemm & (call >= 0)])  # the ops that launched something, in thread and time order
-    nameless = is_gemm & (call < 0) & ~names.matches(r"(?i)split_?k")
+    whole = is_gemm & ~names.matches(r"(?i)split_?k")
+    nameless = whole & (call < 0)
+    share = shares(whole, autograd.node_row, autograd.sequence, autograd.site.map(lambda v: v == "forward"))
     role, evidence = _call_roles(ranges, autograd, calls, paid=np.unique(autograd.node_row[nameless]))
     place = np.searchsorted(calls, call) if len(calls) else np.zeros(len(call), np.int64)
     place = np.where((call >= 0) & is_gemm, np.minimum(place, max(len(calls) - 1, 0)), -1)
@@ -84,12 +89,14 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", forward & is_gemm)]), "pass")
     host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0) & autograd.active
     role, evidence = _fill(role, evidence, layout.where(host & layout.map(lambda v: v == "wgrad")), "layout")
+    pays = owed(nameless, share, host & nameless & ~role.present, launches.at)
+    role, evidence = _fill(role, evidence, Text.choose(len(call), [("wgrad", pays)]), "owed")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", is_gemm & autograd.made)]), "pass")
     bare = _without_ops(layout.where(is_gemm & (launches.op < 0)))
     if backward.any() and not autograd.active:  # threads told the backward: outside it there is no input's gradient
         bare = bare.where(~site.present & ~bare.map(lambda v: v == "dgrad"))
     role, evidence = _fill(role, evidence, bare, "layout")
-    return Matmuls(is_gemm, role, after, evidence)
+    return Matmuls(is_gemm, whole, share, role, after, evidence)
 
 
 def _fused(role: Text, nameless: Bools, node: Ints) -> Text:
