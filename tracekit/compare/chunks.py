@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.compare.walks import ENGINE, FORWARD, Bools, Ints
+from tracekit.compare.walks import ENGINE, FORWARD, Bools, Ints, split_at
 
 SURE, PAIRED, COUNTED, POSITION = 1.0, 0.95, 0.7, 0.5
 """Confidence: an annotation said so; autograd tied it; counted first in, first out; only its position says so."""
@@ -140,8 +140,7 @@ class Assembly:
             if not len(order):
                 continue
             chunks, first = np.unique(self.chunk_of[order], return_index=True)
-            for c, part in zip(chunks.tolist(), np.split(order, first[1:]), strict=True):
-                parts[int(c)] = part
+            parts.update(zip(chunks.tolist(), split_at(order, first[1:]), strict=True))
         return found
 
     def _loose(self, loose: Ints, pieces: dict[int, dict[int, Ints]]) -> list[tuple[int, Ints, float]]:
@@ -150,15 +149,17 @@ class Assembly:
             return []
         barrier = np.sort(np.concatenate([self.host[self.chunk_of >= 0], self.messages]))
         run = runs(loose, self.host, barrier)
-        apart = self._absorb(np.split(loose, np.flatnonzero(np.diff(run)) + 1), pieces)
+        apart = self._absorb(split_at(loose, np.flatnonzero(np.diff(run)) + 1), pieces)
         waiting = self._without_weights(apart, pieces)
         parts = _even_parts(apart, len(waiting))
         taken: list[tuple[int, Ints, float]] = []
+        placed = self.host[self.chunk_of >= 0]
         for rows in parts:
-            ready = [c for c in waiting if self.host[pieces[ENGINE][c][0]] < self.host[rows[0]]]
-            if ready:
-                waiting.remove(ready[0])
-                taken.append((ready[0], rows, PAIRED if self._at_once(rows, ready[0], pieces) else COUNTED))
+            at = self.host[rows[0]]
+            ready = next((k for k, c in enumerate(waiting) if self.host[pieces[ENGINE][c][0]] < at), None)
+            if ready is not None:
+                c = waiting.pop(ready)
+                taken.append((c, rows, PAIRED if self._at_once(at, c, pieces, placed) else COUNTED))
         return taken
 
     def _without_weights(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[int]:
@@ -174,11 +175,11 @@ class Assembly:
             found = [c for c in backwards if inside[c] < 0.5 * outside / max(1, len(found))]
         return sorted(found, key=lambda c: int(self.host[pieces[ENGINE][c][-1]]))
 
-    def _at_once(self, rows: Ints, c: int, pieces: dict[int, dict[int, Ints]]) -> bool:
-        """Whether weight gradients follow directly on a backward, so that they can only be its own."""
+    def _at_once(self, at: np.int64, c: int, pieces: dict[int, dict[int, Ints]], placed: Ints) -> bool:
+        """Whether weight gradients launched *at* follow directly on a backward, so that they can only be its own."""
         last = self.host[pieces[ENGINE][c][-1]]
-        others = self.host[(self.chunk_of >= 0) & (self.chunk_of != c)]
-        return not ((others > last) & (others < self.host[rows[0]])).any()
+        own = self.host[pieces[FORWARD].get(c, pieces[ENGINE][c][:0])]
+        return _between(placed, last, at) == _between(own, last, at)
 
     def _absorb(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[Ints]:
         """Return the runs left: one launched in a backward's middle is part of it, and so is the one at its end."""
@@ -223,6 +224,11 @@ class Assembly:
         order = [e[2] for e in entries if e[1] == "F"]
         rest = [e[2] for e in entries]
         return {pair: index for index, pair in enumerate(dict.fromkeys(order + rest))}
+
+
+def _between(launches: Ints, after: np.int64, before: np.int64) -> int:
+    """Return how many of these (in order) lie between two moments."""
+    return max(0, int(np.searchsorted(launches, before) - np.searchsorted(launches, after, side="right")))
 
 
 def _even_parts(runs: list[Ints], wanted: int) -> list[Ints]:

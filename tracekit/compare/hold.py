@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.compare import identify
+from tracekit.compare._collecting import no_collecting
 from tracekit.compare.clocks import Clocks, align
 from tracekit.compare.comparison import SHIFT, Held, RankBubble, ScheduleComparison, factors
 from tracekit.compare.gap import Replays, replays, split_gap
@@ -41,6 +42,18 @@ def compare_pipelines(
     """
     if schedule == "none":
         return None, ()
+    with no_collecting():
+        return _compare(ranks, schedule, layout, waits, what_if=what_if)
+
+
+def _compare(
+    ranks: Sequence[RankPipeline],
+    schedule: str,
+    layout: str | Mapping[str, int] | None,
+    waits: Mapping[int, int] | None,
+    *,
+    what_if: bool,
+) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     with_work = with_global_peers([r for r in ranks if r.chunks.height])
     if not with_work:
         return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)

@@ -152,14 +152,24 @@ def exact_match(
     Of several, the one that explains who sent how much to whom, then the one with the stages that were found, then the
     one nearest in grain. A schedule that contradicts the messages is none.
     """
-    patterns = {rank: pattern(order) for rank, order in orders.items()}
+    patterns: dict[int, list[Op]] = {}
+    kinds = {rank: _kinds(order) for rank, order in orders.items()}
     found: list[tuple[tuple[bool, int], Match]] = []
+
+    def fits(rank: int, planned: Sequence[Op]) -> bool:
+        own = orders[rank]
+        if kinds[rank] is not None and (other := _kinds(planned)) is not None and kinds[rank] != other:
+            return False
+        if rank not in patterns:
+            patterns[rank] = pattern(own)
+        return same_work(patterns[rank], pattern(planned), weights_by_count=weights_by_count)
+
     for schedule in known:
         ranks = schedule.ranks
-        fits = all(
-            same_work(own, pattern(ranks[rank]), weights_by_count=weights_by_count) for rank, own in patterns.items()
-        )
-        if not fits or (traffic and not _explains(schedule, traffic)):
+        equal = stages_known and all(list(own) == list(ranks[rank]) for rank, own in orders.items())
+        if equal and not (traffic and not _explains(schedule, traffic)):
+            return Match(schedule, 0)
+        if not all(fits(rank, ranks[rank]) for rank in orders) or (traffic and not _explains(schedule, traffic)):
             continue
         lost = [grain(orders[r], ranks[r]) for r in orders]
         other = stages_known and not all(_same_stages(orders[r], ranks[r]) for r in orders)
@@ -173,6 +183,16 @@ def exact_match(
     return min(found, key=lambda m: m[0])[1] if found else None
 
 
+def _kinds(order: Sequence[Op]) -> str | None:
+    """Return the kinds of an order's units of work, as one text; None where blocks may stand either way round.
+
+    >>> _kinds([Op("F", 0, 0), Op("B", 0, 0)])
+    'FIW'
+    """
+    kinds = [op[0] for op in order]
+    return None if "FB" in kinds else "".join(kinds).replace("B", "IW")
+
+
 def _blocks(order: Sequence[Op]) -> int:
     return sum(op.kind == "FB" for op in order)
 
@@ -184,17 +204,12 @@ def _split(order: Sequence[Op]) -> int:
 def _explains(schedule: Schedule, traffic: Traffic) -> bool:
     """Whether the schedule's messages are those that were sent."""
     table, edges = schedule.table, schedule.edges
-    count: dict[tuple[int, int], int] = {}
+    count = np.zeros((schedule.pp, schedule.pp), np.int64)
     for producers in (edges.forward, edges.backward):
         to = np.flatnonzero(producers >= 0)
-        for a, b in zip(table.rank[producers[to]].tolist(), table.rank[to].tolist(), strict=True):
-            if a != b:
-                count[a, b] = count.get((a, b), 0) + 1
+        np.add.at(count, (table.rank[producers[to]], table.rank[to]), 1)
     return all(
-        sent.get(to, 0) == count.get((at, to), 0)
-        for at, sent in traffic.items()
-        for to in range(schedule.pp)
-        if to != at
+        sent.get(to, 0) == count[at, to] for at, sent in traffic.items() for to in range(schedule.pp) if to != at
     )
 
 

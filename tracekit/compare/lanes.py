@@ -49,36 +49,40 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     [('warm-up', 6, 4)]
     """
     windows = _windows(chunks)
-    keyed = rows.with_columns(pl.col("label").cast(pl.String), pl.col("pass").cast(pl.String))
-    compute = union(*_spans(keyed.filter(pl.col("label").is_in([*COMPUTE_LABELS, "other"]))))
-    weights = union(*_spans(keyed.filter(pl.col("label") == "wgrad")))
-    found = []
-    for (label, pass_), part in keyed.group_by("label", "pass", maintain_order=True):
-        lane = _LANE.get(str(label))
-        if lane is None:
-            continue
-        mine = union(*_spans(part))
-        hidden = mine & compute
-        beside = mine & weights
-        totals = [s.covered_ns(windows["start_ns"], windows["end_ns"]) for s in (mine, hidden, beside)]
-        found.append(
-            windows.with_columns(
-                pl.lit(lane).alias("lane"),
-                pl.lit(label, pl.String).alias("label"),
-                pl.lit(pass_, pl.String).alias("pass"),
-                total_ns=pl.Series(totals[0]),
-                hidden_ns=pl.Series(totals[1]),
-                beside_wgrad_ns=pl.Series(totals[2]),
-            )
-        )
-    if not found:
+    low, high = _spans(windows)
+    keys = rows.select(pl.col("label").cast(pl.String), pl.col("pass").cast(pl.String))
+    kinds = keys.unique(maintain_order=True).rows()
+    start, end = _spans(rows)
+    label = keys["label"]
+    compute = _time(start, end, label.is_in([*COMPUTE_LABELS, "other"]))
+    weights = _time(start, end, label == "wgrad")
+    found: dict[str, list[Ints]] = {"total_ns": [], "hidden_ns": [], "beside_wgrad_ns": []}
+    known = [(name, pass_) for name, pass_ in kinds if name in _LANE]
+    for name, pass_ in known:
+        mine = _time(start, end, (label == name) & keys["pass"].eq_missing(pass_))
+        for part, time in zip(found.values(), (mine, mine & compute, mine & weights), strict=True):
+            part.append(time.covered_ns(low, high))
+    if not known:
         return pl.DataFrame(schema=LANES)
-    table = pl.concat(found).with_columns(span_ns=pl.col("end_ns") - pl.col("start_ns"))
-    keys = ["step", "phase", "lane", "label", "pass"]
-    summed = table.group_by(keys, maintain_order=True).agg(
+    table = pl.concat([windows] * len(known)).with_columns(
+        pl.Series("lane", np.repeat([_LANE[name] for name, _ in known], windows.height), pl.String),
+        *(
+            pl.Series(n, [kind[k] for kind in known for _ in range(windows.height)], pl.String)
+            for k, n in enumerate(("label", "pass"))
+        ),
+        *(pl.Series(n, np.concatenate(parts)) for n, parts in found.items()),
+        span_ns=pl.col("end_ns") - pl.col("start_ns"),
+    )
+    by = ["step", "phase", "lane", "label", "pass"]
+    summed = table.group_by(by, maintain_order=True).agg(
         pl.col("span_ns", "total_ns", "hidden_ns", "beside_wgrad_ns").sum()
     )
     return summed.filter(pl.col("total_ns") > 0).select(pl.col(n).cast(kind) for n, kind in LANES.items())
+
+
+def _time(start: Ints, end: Ints, wanted: pl.Series) -> Intervals:
+    at = wanted.to_numpy()
+    return union(start[at], end[at])
 
 
 def _spans(part: pl.DataFrame) -> tuple[Ints, Ints]:

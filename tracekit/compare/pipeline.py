@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import polars as pl
 
@@ -14,6 +15,7 @@ from tracekit.compare.rank import RankPipeline
 from tracekit.compare.stalls import CAUSES
 from tracekit.errors import Notice
 from tracekit.schedules import Op, Schedule
+from tracekit.schedules.ops import from_columns
 from tracekit.schema import CELLS, conform
 
 INSIDE = tuple(f"{cause}_ns" for cause in CAUSES)
@@ -59,7 +61,10 @@ class Pipeline:
 
         Where stages are not known, all are 0 and pairs stand for micro-batches.
         """
-        found: dict[int, list[Op]] = {}
+        return self._orders
+
+    @cached_property
+    def _orders(self) -> dict[int, list[Op]]:
         known = self.stages_from != "nothing"
         columns = ("stage", "microbatch", "b_stage", "b_microbatch") if known else ("zero", "pair", "b_zero", "b_pair")
         block = pl.col("op") == "FB"
@@ -68,10 +73,11 @@ class Pipeline:
             *(pl.when(block).then(pl.col(n).fill_null(-1)).alias(n) for n in ("b_stage", "b_microbatch")),
             zero=pl.lit(0),
             b_zero=pl.when(block).then(0),
-        )
-        for position, op, *names in table.select("position", "op", *columns).iter_rows():
-            found.setdefault(position, []).append(Op(op, *names))
-        return found
+        ).select("position", pl.col("op").cast(pl.String), *columns)
+        return {
+            int(part["position"][0]): from_columns(*(part[n].to_list() for n in ("op", *columns)))
+            for part in table.partition_by("position", maintain_order=True)
+        }
 
 
 def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: int, clocks: Clocks) -> Pipeline:
@@ -191,6 +197,22 @@ def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
     The pattern of forwards, backwards and their pairs fitted every rank, so each forward takes the name of the
     schedule's forward in the same place, and its backward and weight gradient follow.
     """
+    own = pipeline.orders()
+    same = all(own[at] == list(schedule.ranks[at]) for at in pipeline.positions)
+    fresh = pipeline.detail if same else _with_names_of(schedule, pipeline)
+    # An order that fits a schedule on every rank makes a pair tied by position likely, not certain.
+    lifted = pl.max_horizontal("confidence", pl.lit(COUNTED))
+    by_pattern = pipeline.stages_from == "nothing" or not _same_names(pipeline.detail, fresh)
+    limit = COUNTED if by_pattern else SURE
+    fresh = fresh.with_columns(confidence=pl.min_horizontal(lifted, pl.lit(limit)))
+    detail = _fused(conform(fresh, DETAILED), schedule)
+    source = "pattern" if by_pattern else pipeline.stages_from
+    kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")
+    return replace(pipeline, cells=conform(detail, CELLS), stages_from=source, notices=kept, detail=detail)
+
+
+def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
+    """Return the cells, each forward named as the schedule's in its place, and its backward and W after it."""
     detail = pipeline.detail.with_row_index("cell")
     nobody = (None, None)
     names: list[tuple[int | None, ...]] = []
@@ -212,16 +234,7 @@ def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
         orient="row",
         infer_schema_length=None,
     ).with_columns(pl.col("cell").cast(pl.UInt32))
-    fresh = detail.drop("stage", "microbatch", "b_stage", "b_microbatch").join(table, on="cell", maintain_order="left")
-    # An order that fits a schedule on every rank makes a pair tied by position likely, not certain.
-    lifted = pl.max_horizontal("confidence", pl.lit(COUNTED))
-    by_pattern = pipeline.stages_from == "nothing" or not _same_names(pipeline.detail, fresh)
-    limit = COUNTED if by_pattern else SURE
-    fresh = fresh.with_columns(confidence=pl.min_horizontal(lifted, pl.lit(limit)))
-    detail = _fused(conform(fresh, DETAILED), schedule)
-    source = "pattern" if by_pattern else pipeline.stages_from
-    kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")
-    return replace(pipeline, cells=conform(detail, CELLS), stages_from=source, notices=kept, detail=detail)
+    return detail.drop("stage", "microbatch", "b_stage", "b_microbatch").join(table, on="cell", maintain_order="left")
 
 
 def _same_names(before: pl.DataFrame, after: pl.DataFrame) -> bool:

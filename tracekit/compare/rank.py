@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.compare.beside import beside
 from tracekit.compare.chunks import POSITION, SURE, Segments
 from tracekit.compare.lanes import LANES, lanes
 from tracekit.compare.segment import prepare, segment
-from tracekit.compare.stalls import CAUSES, find_stalls, labelled_union
+from tracekit.compare.stalls import CAUSES, Timeline, find_stalls
 from tracekit.compare.walks import LOOSE
 from tracekit.errors import Notice
 from tracekit.metrics.intervals import Intervals, union
@@ -114,8 +115,9 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     used = np.zeros(rows.height, bool)
     for _, mine in found:
         used[mine] = True
-    stalls = find_stalls(rows, used, everything, chunks)
-    chunks = _measured(chunks, rows, stalls)
+    ran = Timeline.of(rows)
+    stalls = find_stalls(ran, used, everything, chunks)
+    chunks = _measured(chunks, ran, stalls)
     messages = _messages(rows)
     return RankPipeline(
         rank=source.rank,
@@ -194,7 +196,7 @@ def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.i
         )
     )
     chunks = _shared_names(chunks, cut)
-    return chunks.with_columns(beside=_beside(chunks, told=cut.told)), rows["row"].to_numpy()[inside]
+    return chunks.with_columns(beside=beside(chunks, told=cut.told)), rows["row"].to_numpy()[inside]
 
 
 def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
@@ -213,59 +215,23 @@ def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
     )
 
 
-def _beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
-    """For each forward the backward it ran together with, and the other way round.
-
-    Together: an annotation says so, or (where none says all) launched interleaved, or on the GPU at once for a third of
-    the shorter one.
-    """
-    block = chunks["block"].to_list()
-    op, pair = chunks["op"].to_list(), chunks["pair"].to_list()
-    host = list(zip(chunks["launch_ns"].to_list(), chunks["last_ns"].to_list(), strict=True))
-    gpu = list(zip(chunks["start_ns"].to_list(), chunks["end_ns"].to_list(), strict=True))
-    partner = [-1] * len(op)
-    for i, kind in enumerate(op):
-        if kind != "F":
-            continue
-        best, most = -1, 0.0
-        for j in range(max(0, i - 3), min(len(op), i + 4)):
-            apart = host[j][0] > host[i][1] or host[i][0] > host[j][1]
-            apart &= gpu[j][0] >= gpu[i][1] or gpu[i][0] >= gpu[j][1]
-            same = block[i] is not None and block[i] == block[j]
-            if (told or (apart and block[i] is None)) and not same:
-                continue
-            if op[j] in ("B", "I") and pair[j] != pair[i] and partner[j] < 0:
-                share = max(2.0 * same, _share(host[i], host[j], inner=True), _share(gpu[i], gpu[j]))
-                if share > max(most, 1 / 3):
-                    best, most = j, share
-        if best >= 0:
-            partner[i], partner[best] = best, i
-    return pl.Series("beside", partner, dtype=pl.Int64)
-
-
-def _share(a: tuple[int, int], b: tuple[int, int], *, inner: bool = False) -> float:
-    both = min(a[1], b[1]) - max(a[0], b[0])
-    return both / max(1, min(a[1] - a[0], b[1] - b[0])) if both > 0 or (inner and both == 0) else 0.0
-
-
 def _stall_table(stalls: dict[str, Intervals]) -> pl.DataFrame:
-    parts = [
-        pl.DataFrame({"start_ns": s.start_ns, "end_ns": s.end_ns}).with_columns(cause=pl.lit(cause))
-        for cause, s in stalls.items()
-    ]
-    return pl.concat(parts).select(pl.col(name).cast(kind) for name, kind in STALLS.items())
+    """Return the stalls as one table, so that they travel."""
+    start, end = (np.concatenate([getattr(s, n) for s in stalls.values()]) for n in ("start_ns", "end_ns"))
+    cause = np.repeat(np.array(list(stalls), dtype=np.str_), [len(s) for s in stalls.values()])
+    return pl.DataFrame({"cause": cause, "start_ns": start, "end_ns": end}, schema_overrides={"cause": STALLS["cause"]})
 
 
-def _measured(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: dict[str, Intervals]) -> pl.DataFrame:
+def _measured(chunks: pl.DataFrame, ran: Timeline, stalls: dict[str, Intervals]) -> pl.DataFrame:
     """Return the chunks with what was inside them; inside the whole block where two ran as one."""
     if chunks.is_empty():
         return chunks
     start, end = _spans(chunks)
-    compute = labelled_union(rows, (*COMPUTE_LABELS, "other"))
+    compute = ran.time((*COMPUTE_LABELS, "other"))
     inside = {f"{cause}_ns": pl.Series(s.covered_ns(start, end)) for cause, s in stalls.items()}
     return chunks.with_columns(
         busy_ns=pl.Series(compute.covered_ns(start, end)),
-        wgrad_ns=pl.Series(labelled_union(rows, ("wgrad",)).covered_ns(start, end)),
+        wgrad_ns=pl.Series(ran.time(("wgrad",)).covered_ns(start, end)),
         **inside,
     ).select(pl.col(name).cast(kind) for name, kind in CHUNKS.items())
 

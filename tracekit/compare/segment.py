@@ -8,13 +8,15 @@ number to go by: they are counted off against the backwards that left them out, 
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit.compare import ranges
 from tracekit.compare.chunks import Assembly, Segments, Work, between, runs
-from tracekit.compare.walks import ENGINE, FORWARD, LOOSE, MESSAGE, NONE, Ints, View, find_walks
+from tracekit.compare.walks import ENGINE, FORWARD, LOOSE, MESSAGE, NONE, Ints, View, find_walks, split_at
 
 
 def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
@@ -115,8 +117,7 @@ def _leftovers(chunk_of: Ints, forward: Ints, took: Ints, view: View, work: Work
     usual = np.median(np.bincount(chunk_of[owned], took[owned])[np.unique(chunk_of[owned])]) if len(owned) else 0
     others = np.sort(np.concatenate([host[placed], messages]))
     run = runs(free, host, others)
-    for r in range(int(run.max()) + 1):
-        rows = free[run == r]
+    for rows in split_at(free, np.flatnonzero(np.diff(run)) + 1):
         at = int(np.searchsorted(placed, rows[0]))
         beside = [placed[k] for k in (at - 1, at) if 0 <= k < len(placed) and forwards[placed[k]]]
         clear = [k for k in beside if not between(messages, host[k], host[rows[0]])]
@@ -141,8 +142,10 @@ def _orphans(chunk_of: Ints, side: npt.NDArray[np.int8], view: View, work: Work)
     kept = np.array([work.is_w[c] or c in owned for c in range(work.count)], bool)
     orphan = np.flatnonzero(engine & (chunk_of >= 0) & ~kept[chunk_of]) if work.count else np.zeros(0, np.int64)
     with_backward = set(np.unique(chunk_of[engine & (chunk_of >= 0)]).tolist())
-    first_launch = {c: int(view.host[forward & (chunk_of == c)][0]) for c in owned - with_backward}
-    lonely = sorted(first_launch, key=lambda c: first_launch[c])
+    mine = np.flatnonzero(forward & (chunk_of >= 0))
+    chunks, first = np.unique(chunk_of[mine], return_index=True)
+    launched = {c: int(at) for c, at in zip(chunks.tolist(), view.host[mine[first]], strict=True)}
+    lonely = deque(sorted(owned - with_backward, key=lambda c: launched[c]))
     if not len(orphan) or not lonely:
         return chunk_of, set()
     others = engine.copy()
@@ -150,10 +153,8 @@ def _orphans(chunk_of: Ints, side: npt.NDArray[np.int8], view: View, work: Work)
     barrier = np.sort(np.concatenate([view.host[forward | others], view.messages]))
     run = runs(orphan, view.host, barrier)
     tied, guessed = chunk_of.copy(), set()
-    for rows in np.split(orphan, np.flatnonzero(np.diff(run)) + 1):
-        ready = [c for c in lonely if first_launch[c] < view.host[rows[0]]]
-        if ready:
-            lonely.remove(ready[0])
-            guessed.add(ready[0])
-            tied[rows] = ready[0]
+    for rows in split_at(orphan, np.flatnonzero(np.diff(run)) + 1):
+        if lonely and launched[lonely[0]] < view.host[rows[0]]:
+            guessed.add(lonely[0])
+            tied[rows] = lonely.popleft()
     return tied, guessed

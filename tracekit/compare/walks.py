@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +119,7 @@ def _split_halves(walk: Ints, engine: Ints, view: View, first_visit: Bools) -> I
     if len(rows) < 2:
         return walk
     order = rows[np.argsort(walk[rows], kind="stable")]
-    parts = np.split(order, np.flatnonzero(np.diff(walk[order])) + 1)
+    parts = split_at(order, np.flatnonzero(np.diff(walk[order])) + 1)
     names = [tuple(view.name[engine[part]].tolist()) for part in parts]
     count = Counter(names)
     usual = count.most_common(1)[0][0]
@@ -215,6 +216,16 @@ def _lean_forward(walk: Ints, numbered: Bools, passed: Ints) -> Ints:
     moved = walk.copy()
     moved[loose[parted & joined]] = walk[known[follows[parted & joined]]]
     return moved
+
+
+def split_at(rows: Ints, cuts: Ints) -> list[Ints]:
+    """Return *rows* cut before each of the places, as ``np.split`` does but with no work for each piece.
+
+    >>> [part.tolist() for part in split_at(np.arange(4), np.array([1]))]
+    [[0], [1, 2, 3]]
+    """
+    edges = [0, *cuts.tolist(), len(rows)]
+    return [rows[a:b] for a, b in pairwise(edges)]
 
 
 def find_walks(rows: pl.DataFrame) -> tuple[Ints, Ints, View]:

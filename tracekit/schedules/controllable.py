@@ -6,14 +6,22 @@ how long an activation lives, and so the memory. Then the ends are squeezed: gap
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
-from tracekit.schedules.ops import Op, backward_input, backward_weight, forward
+import numpy as np
+
+from tracekit._native import native
+from tracekit.schedules.ops import Kind, Op, from_columns
 
 PERIOD = 6
 WINDOW = 32  # ops to look ahead for one that fits a gap; more never helped, and costs time
-_FREED = {"F": 1, "I": 0, "W": -1}  # chunks of activations an op takes
+NATIVE_OPS = 10_000
+"""Ops from which native code does the squeezing; below, loading it would take longer."""
+
+_KINDS: tuple[Kind, ...] = ("F", "I", "W")
+_F, _I, _W = range(3)
 
 
 def v_half(pp: int, microbatches: int) -> list[list[Op]]:
@@ -38,97 +46,126 @@ def v_min(pp: int, microbatches: int) -> list[list[Op]]:
     return _best_squeeze(_repeat(blocks, microbatches), limit=2 * ((pp + 4) // 3))
 
 
-def _repeat(blocks: list[tuple[int, int, int, int]], microbatches: int) -> list[list[Op]]:
+@dataclass(frozen=True, eq=False)
+class _Ops:
+    """Ops of all ranks as columns, rank after rank: kinds are numbers, ``first[r]`` is where rank r begins."""
+
+    first: list[int]
+    kind: list[int]
+    stage: list[int]
+    microbatch: list[int]
+
+
+def _repeat(blocks: list[tuple[int, int, int, int]], microbatches: int) -> _Ops:
     """Lay the block down once for each micro-batch: the slots of F0, F1, I1, I0, and W where there is room."""
     pp = len(blocks)
-    orders = []
+    ops = _Ops([0], [], [], [])
     for rank, block in enumerate(blocks):
         down, up = rank, 2 * pp - 1 - rank
-        slots: dict[int, Op] = {}
-        for i in range(microbatches):
-            ops = (forward(down, i), forward(up, i), backward_input(up, i), backward_input(down, i))
-            slots.update(zip((slot + PERIOD * i for slot in block), ops, strict=True))
+        slots: dict[int, tuple[int, int, int]] = {}
+        for kind, stage, slot in zip((_F, _F, _I, _I), (down, up, up, down), block, strict=True):
+            slots |= {slot + PERIOD * i: (kind, stage, i) for i in range(microbatches)}
         free = 0
-        for slot, op in sorted(slots.items()):
-            if op.kind == "I":
-                free = max(free, slot + 1)
+        for slot in sorted(slots):
+            kind, stage, i = slots[slot]
+            if kind == _I:
+                if free <= slot:
+                    free = slot + 1
                 while free in slots:
                     free += 1
-                slots[free] = backward_weight(op.stage, op.microbatch)
-        orders.append([op for _, op in sorted(slots.items())])
-    return orders
+                slots[free] = (_W, stage, i)
+        order = sorted(slots)
+        for k, column in enumerate((ops.kind, ops.stage, ops.microbatch)):
+            column.extend([slots[s][k] for s in order])
+        ops.first.append(len(ops.kind))
+    return ops
 
 
-def _best_squeeze(orders: list[list[Op]], *, limit: int) -> list[list[Op]]:
+def _best_squeeze(ops: _Ops, *, limit: int) -> list[list[Op]]:
     """Take the shorter of two ways to fill gaps."""
-    tries = [_Squeeze(orders, limit, eager=eager).run() for eager in (False, True)]
-    return min(tries, key=lambda done: done[0])[1]
+    tries = [_squeezed(ops, limit, eager=eager) for eager in (False, True)]
+    _, order = min(tries, key=lambda done: done[0])
+    kind, stage, microbatch = (np.array(c)[order].tolist() for c in (ops.kind, ops.stage, ops.microbatch))
+    made = from_columns([_KINDS[k] for k in kind], stage, microbatch)
+    return [made[a:b] for a, b in pairwise(ops.first)]
 
 
-class _Squeeze:
+def _squeezed(ops: _Ops, limit: int, *, eager: bool) -> tuple[int, Any]:
+    """Return the slots it takes, and the ops in the order they run, rank after rank."""
+    total, ranks = len(ops.kind), len(ops.first) - 1
+    forwards = [ops.kind[a:b].count(_F) for a, b in pairwise(ops.first)]
+    tables: list[Any] = [
+        np.array([ops.kind, ops.stage, ops.microbatch, range(1, total + 1), [0] * total], np.int64),
+        np.array([ops.first[:-1], ops.first[1:], ops.first[:-1], forwards, [0] * ranks], np.int64),
+        np.full((2, 2 * ranks * (max(ops.microbatch) + 1)), 2**62, np.int64),
+        np.array([limit, min(2 * limit, WINDOW), int(eager)], np.int64),
+    ]
+    if total >= NATIVE_OPS:
+        return _native_squeeze(*tables), tables[0][4]
+    plain = [table.tolist() for table in tables]
+    return _squeeze(*plain), plain[0][4]
+
+
+def _squeeze(ops: Any, ranks: Any, done: Any, rules: Any) -> int:  # noqa: PLR0912, PLR0915 - native code is one function
     """Run the ranks slot by slot; a rank whose next op is not ready takes a later one that is, if memory allows.
 
     With forwards left, a rank leaves its order only for a gap (*eager*: also to run I before W); with none left, I goes
     before W, because other ranks wait for I alone.
     """
+    kind, stage, microbatch, following, order = ops[0], ops[1], ops[2], ops[3], ops[4]
+    head, end, placed, forwards, held = ranks[0], ranks[1], ranks[2], ranks[3], ranks[4]
+    done_f, done_i = done[0], done[1]
+    limit, window, eager = rules[0], rules[1], rules[2]
+    count, now, left = len(head), 0, len(kind)
+    batches = len(done_f) // (2 * count)
+    while left:
+        for rank in range(count):
+            best, best_worth, best_before = -1, 9, -1
+            before, op, at = -1, head[rank], 0
+            mine = peak = held[rank]
+            while op < end[rank] and at < window:
+                what, cell = kind[op], stage[op] * batches + microbatch[op]
+                if what == 0:
+                    ready = at == 0 or max(peak, held[rank]) < limit
+                    ready = ready and (stage[op] == 0 or done_f[cell - batches] <= now)
+                elif what == 1:
+                    ready = done_f[cell] <= now and (stage[op] == 2 * count - 1 or done_i[cell + batches] <= now)
+                else:
+                    ready = done_i[cell] <= now
+                if ready:
+                    urgent = (at == 0 and what != 2) or (what == 1 and kind[head[rank]] == 2)
+                    inputs_first = (1, 0, 2)[what]
+                    if eager:  # 0 is best
+                        worth = 0 if urgent else 1 + what
+                    elif forwards[rank]:
+                        worth = 0 if at == 0 else 1 + inputs_first
+                    else:
+                        worth = inputs_first
+                    if worth < best_worth:
+                        best, best_worth, best_before = op, worth, before
+                    if best_worth <= min(at, 1):
+                        break
+                mine += (1, 0, -1)[what]
+                peak = max(peak, mine)
+                before, op, at = op, following[op], at + 1
+            if best < 0:
+                continue
+            if best_before < 0:
+                head[rank] = following[best]
+            else:
+                following[best_before] = following[best]
+            what, cell = kind[best], stage[best] * batches + microbatch[best]
+            held[rank] += (1, 0, -1)[what]
+            if what == 0:
+                forwards[rank] -= 1
+                done_f[cell] = now + 1
+            elif what == 1:
+                done_i[cell] = now + 1
+            order[placed[rank]] = best
+            placed[rank] += 1
+            left -= 1
+        now += 1
+    return now
 
-    def __init__(self, orders: list[list[Op]], limit: int, *, eager: bool) -> None:
-        self.left: list[deque[Op]] = [deque(order) for order in orders]
-        self.forwards = [sum(op.kind == "F" for op in order) for order in orders]
-        self.held = [0] * len(orders)
-        self.limit, self.eager = limit, eager
-        self.window = min(2 * limit, WINDOW)
-        self.last_stage = 2 * len(orders) - 1
-        self.done: dict[tuple[str, int, int], int] = {}
 
-    def run(self) -> tuple[int, list[list[Op]]]:
-        orders: list[list[Op]] = [[] for _ in self.left]
-        now = 0
-        while any(self.left):
-            picks = [(rank, self.pick(rank, now)) for rank in range(len(orders)) if self.left[rank]]
-            now += 1
-            for rank, at in picks:
-                if at is not None:
-                    op = self.left[rank][at]
-                    del self.left[rank][at]
-                    self.forwards[rank] -= op.kind == "F"
-                    self.held[rank] += _FREED[op.kind]
-                    self.done[op.kind, op.stage, op.microbatch] = now
-                    orders[rank].append(op)
-        return now, orders
-
-    def pick(self, rank: int, now: int) -> int | None:
-        """Position of the op to run now: the best of those that are ready and keep the memory within the limit."""
-        best: tuple[int, int] | None = None
-        held = peak = self.held[rank]
-        ops = self.left[rank]
-        for at, op in enumerate(itertools.islice(ops, self.window)):
-            fits = op.kind != "F" or max(peak, self.held[rank]) < self.limit or at == 0
-            if fits and self.ready(op, now):
-                choice = (self.worth(rank, ops[0], op, at), at)
-                best = choice if best is None else min(best, choice)
-                if best[0] <= (at > 0):
-                    break
-            held += _FREED[op.kind]
-            peak = max(peak, held)
-        return None if best is None else best[1]
-
-    def worth(self, rank: int, head: Op, op: Op, at: int) -> int:
-        """0 is best."""
-        if self.eager:
-            urgent = (at == 0 and op.kind != "W") or (op.kind == "I" and head.kind == "W")
-            return 0 if urgent else 1 + "FIW".index(op.kind)
-        if self.forwards[rank]:
-            return 0 if at == 0 else 1 + "IFW".index(op.kind)
-        return "IFW".index(op.kind)
-
-    def ready(self, op: Op, now: int) -> bool:
-        i, stage = op.microbatch, op.stage
-        if op.kind == "F":
-            return stage == 0 or self.by(("F", stage - 1, i), now)
-        if op.kind == "W":
-            return self.by(("I", stage, i), now)
-        return self.by(("F", stage, i), now) and (stage == self.last_stage or self.by(("I", stage + 1, i), now))
-
-    def by(self, made: tuple[str, int, int], now: int) -> bool:
-        return self.done.get(made, now + 1) <= now
+_native_squeeze = native("int64(int64[:,::1], int64[:,::1], int64[:,::1], int64[::1])")(_squeeze)

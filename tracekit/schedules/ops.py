@@ -7,6 +7,7 @@ once; ``(0F7;7B3)`` is a forward and a backward of different micro-batches run a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from tracekit.errors import ScheduleError
@@ -69,24 +70,44 @@ def parse_orders(line: str) -> tuple[Op, ...]:
     return tuple(Op.parse(word) for word in line.split())
 
 
+_new = tuple.__new__  # schedules have many ops: half the time of Op(…), which is a Python function
+
+
 def forward(stage: int, microbatch: int) -> Op:
     """F: forward of a micro-batch through a stage."""
-    return Op("F", stage, microbatch)
+    return _new(Op, ("F", stage, microbatch, None, None))
 
 
 def backward(stage: int, microbatch: int) -> Op:
     """B: backward for input and weights at once."""
-    return Op("B", stage, microbatch)
+    return _new(Op, ("B", stage, microbatch, None, None))
 
 
 def backward_input(stage: int, microbatch: int) -> Op:
     """I: backward for the input alone."""
-    return Op("I", stage, microbatch)
+    return _new(Op, ("I", stage, microbatch, None, None))
 
 
 def backward_weight(stage: int, microbatch: int) -> Op:
     """W: backward for the weights alone."""
-    return Op("W", stage, microbatch)
+    return _new(Op, ("W", stage, microbatch, None, None))
+
+
+def from_columns(
+    kind: Sequence[str],
+    stage: Sequence[int],
+    microbatch: Sequence[int],
+    b_stage: Sequence[int | None] | None = None,
+    b_microbatch: Sequence[int | None] | None = None,
+) -> list[Op]:
+    """Make many ops at once.
+
+    >>> from_columns(["F", "B"], [0, 0], [3, 2])
+    [Op(0F3), Op(0B2)]
+    """
+    none: list[None] = [None] * len(kind)
+    rows = zip(kind, stage, microbatch, b_stage or none, b_microbatch or none, strict=True)
+    return [_new(Op, row) for row in rows]
 
 
 def overlapped(f: Op, b: Op) -> Op:
@@ -95,4 +116,4 @@ def overlapped(f: Op, b: Op) -> Op:
     >>> overlapped(forward(0, 7), backward(7, 3))
     Op((0F7;7B3))
     """
-    return Op("FB", f.stage, f.microbatch, b.stage, b.microbatch)
+    return _new(Op, ("FB", f[1], f[2], b[1], b[2]))

@@ -89,12 +89,11 @@ class Schedule:
         ops = [op for rank in self.ranks for op in rank]
         if not ops:
             raise ScheduleError(f"{self.name}: has no ops", hint="write at least one forward and its backward")
+        columns = list(zip(*ops, strict=True))
         codes = {kind: code for code, kind in enumerate(KINDS)}
-        kind = np.array([codes[op[0]] for op in ops], np.int64)
-        stage = np.array([op[1] for op in ops], np.int64)
-        microbatch = np.array([op[2] for op in ops], np.int64)
-        b_stage = np.array([-1 if op[3] is None else op[3] for op in ops], np.int64)
-        b_microbatch = np.array([-1 if op[4] is None else op[4] for op in ops], np.int64)
+        kind = np.array([codes[name] for name in columns[0]], np.int64)
+        stage, microbatch = (np.array(column, np.int64) for column in columns[1:3])
+        b_stage, b_microbatch = (_or_none(column) for column in columns[3:])
         backward = (kind == B) | (kind == I) | (kind == W)
         lengths = [len(rank) for rank in self.ranks]
         return OpTable(
@@ -165,6 +164,13 @@ class Schedule:
             made.append(maker.reshape(shape))
         _check_placement(self, *made)
         return made[0], made[1], made[2]
+
+
+def _or_none(values: tuple[int | None, ...]) -> Ints:
+    """Return the numbers, -1 for None."""
+    if values.count(None) == len(values):
+        return np.full(len(values), -1, np.int64)
+    return np.array([-1 if value is None else value for value in values], np.int64)
 
 
 def _check_microbatches(schedule: Schedule, largest: np.int64) -> None:

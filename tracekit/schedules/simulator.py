@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._native import native, whole
 from tracekit.errors import DeadlockError, OptionError
 from tracekit.schedules.schedule import Edges, Schedule, align
 from tracekit.schedules.simulation import Simulation
 from tracekit.schedules.times import Times
+
+Ints = npt.NDArray[np.int64]
+NATIVE_OPS = 10_000
+"""Ops from which native code runs the clock; below, loading it would take longer."""
 
 
 def simulate(
@@ -47,8 +52,13 @@ def simulate(
         if backward_latency is None
         else np.where(edges.backward >= 0, _values("backward_latency", schedule, backward_latency), 0)
     )
-    starts = _sweep(_running_order(schedule), edges, taken.tolist(), arrive_f.tolist(), arrive_b.tolist())
-    start = np.array(starts)
+    order = _running_order(schedule)
+    if len(taken) >= NATIVE_OPS and all(values.dtype.kind in "iu" for values in (taken, arrive_f, arrive_b)):
+        start = np.zeros(len(taken), np.int64)
+        waits = np.stack([edges.previous, edges.forward, edges.backward, edges.own])
+        _sweep_whole(whole(np.asarray(order)), whole(waits), whole(taken), whole(arrive_f), whole(arrive_b), start)
+    else:
+        start = np.array(_sweep(order, edges, taken.tolist(), arrive_f.tolist(), arrive_b.tolist()))
     return Simulation(schedule, times, start, start + taken)
 
 
@@ -59,7 +69,7 @@ def _values(name: str, schedule: Schedule, given: Sequence[Sequence[Any]]) -> np
     return values
 
 
-def _sweep(order: list[int], edges: Edges, taken: list[Any], arrive_f: list[Any], arrive_b: list[Any]) -> list[Any]:
+def _sweep(order: Sequence[int], edges: Edges, taken: list[Any], arrive_f: list[Any], arrive_b: list[Any]) -> list[Any]:
     """One pass in an order in which every producer comes first. Index -1 is an op that ended at 0."""
     previous, forward = edges.previous.tolist(), edges.forward.tolist()
     backward, own = edges.backward.tolist(), edges.own.tolist()
@@ -78,13 +88,76 @@ def _sweep(order: list[int], edges: Edges, taken: list[Any], arrive_f: list[Any]
     return starts
 
 
+@native("void(int64[::1], int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def _sweep_whole(  # noqa: PLR0917 - compiled code takes no keywords
+    order: Ints, waits: Ints, taken: Ints, arrive_f: Ints, arrive_b: Ints, start: Ints
+) -> None:
+    """Do what ``_sweep`` does, in whole numbers."""
+    for k in range(len(order)):
+        i = order[k]
+        ready = 0
+        for w in range(4):
+            j = waits[w, i]
+            there = 0 if j < 0 else start[j] + taken[j]
+            there += arrive_f[i] if w == 1 else arrive_b[i] if w == 2 else 0
+            ready = max(ready, there)
+        start[i] = ready
+
+
 def _running_order(schedule: Schedule) -> list[int]:
     """Find an order of all ops in which every op follows what it waits for; kept with the schedule for replays."""
     kept: list[int] | None = schedule.__dict__.get("_running_order")
     if kept is None:
-        kept = _find_order(schedule)
+        large = len(schedule.table.kind) >= NATIVE_OPS
+        kept = (_find_order_whole(schedule) if large else None) or _find_order(schedule)
         schedule.__dict__["_running_order"] = kept
     return kept
+
+
+def _find_order_whole(schedule: Schedule) -> list[int] | None:
+    """Do what ``_find_order`` does; None where it must say who waits for whom."""
+    edges, offsets = schedule.edges, whole(schedule.table.offsets)
+    waits = np.stack([edges.forward, edges.backward, edges.own])
+    order, at = np.empty(len(edges.own), np.int64), offsets[:-1].copy()
+    waiting, following = np.full(len(order), -1, np.int64), np.full(len(at), -1, np.int64)
+    placed = _order(whole(waits), offsets, at, waiting, following, order)
+    return order.tolist() if placed == len(order) else None
+
+
+@native("int64(int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def _order(  # noqa: PLR0917 - compiled code takes no keywords
+    waits: Ints, offsets: Ints, at: Ints, waiting: Ints, following: Ints, order: Ints
+) -> int:
+    """Let each rank run until it must wait; ``waiting[op]`` is the first rank that waits for it, linked onwards.
+
+    ``waiting`` is -2 once the op is done.
+    """
+    placed = 0
+    for first in range(len(at)):
+        awake = first
+        while awake >= 0:
+            rank, awake = awake, following[awake]
+            following[rank] = -1
+            while at[rank] < offsets[rank + 1]:
+                i, missing = at[rank], -1
+                for w in range(3):
+                    if waits[w, i] >= 0 and waiting[waits[w, i]] != -2:
+                        missing = waits[w, i]
+                if missing >= 0:
+                    following[rank] = waiting[missing]
+                    waiting[missing] = rank
+                    break
+                order[placed] = i
+                placed += 1
+                at[rank] += 1
+                woken = waiting[i]
+                waiting[i] = -2
+                while woken >= 0:
+                    then = following[woken]
+                    following[woken] = awake
+                    awake = woken
+                    woken = then
+    return placed
 
 
 def _find_order(schedule: Schedule) -> list[int]:

@@ -1,0 +1,63 @@
+"""Forwards and backwards of different micro-batches that ran as one block."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+NEAR = 3
+"""Chunks before and after one, in launch order, among which the one it ran beside is looked for."""
+
+
+def beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
+    """For each forward the backward it ran together with, and the other way round.
+
+    Together: an annotation says so, or (where none says all) launched interleaved, or on the GPU at once for a third of
+    the shorter one.
+
+    >>> chunks = pl.DataFrame({"block": [None, None], "op": ["F", "B"], "pair": [1, 0], "launch_ns": [0, 5],
+    ...     "last_ns": [9, 14], "start_ns": [0, 5], "end_ns": [10, 15]})
+    >>> beside(chunks, told=False).to_list()
+    [1, 0]
+    """
+    block = chunks["block"].to_list()
+    op, pair = chunks["op"].to_list(), chunks["pair"].to_list()
+    host = list(zip(chunks["launch_ns"].to_list(), chunks["last_ns"].to_list(), strict=True))
+    gpu = list(zip(chunks["start_ns"].to_list(), chunks["end_ns"].to_list(), strict=True))
+    partner = [-1] * len(op)
+    for i in _meeting(chunks, told=told):
+        best, most = -1, 0.0
+        for j in range(max(0, i - NEAR), min(len(op), i + NEAR + 1)):
+            apart = host[j][0] > host[i][1] or host[i][0] > host[j][1]
+            apart &= gpu[j][0] >= gpu[i][1] or gpu[i][0] >= gpu[j][1]
+            same = block[i] is not None and block[i] == block[j]
+            if (told or (apart and block[i] is None)) and not same:
+                continue
+            if op[j] in ("B", "I") and pair[j] != pair[i] and partner[j] < 0:
+                share = max(2.0 * same, _share(host[i], host[j], inner=True), _share(gpu[i], gpu[j]))
+                if share > max(most, 1 / 3):
+                    best, most = j, share
+        if best >= 0:
+            partner[i], partner[best] = best, i
+    return pl.Series("beside", partner, dtype=pl.Int64)
+
+
+def _meeting(chunks: pl.DataFrame, *, told: bool) -> list[int]:
+    """Return the forwards that may have run beside another chunk: named as one block, or near it in time."""
+    named = chunks["block"].is_not_null().to_numpy()
+    if told:
+        near = named
+    else:
+        host, last, start, end = (chunks[n].to_numpy() for n in ("launch_ns", "last_ns", "start_ns", "end_ns"))
+        near = named.copy()
+        for k in range(1, NEAR + 1):
+            meets = (host[k:] <= last[:-k]) & (host[:-k] <= last[k:])
+            meets |= (start[k:] < end[:-k]) & (start[:-k] < end[k:])
+            near[k:] |= meets
+            near[:-k] |= meets
+    return np.flatnonzero((chunks["op"] == "F").to_numpy() & near).tolist()
+
+
+def _share(a: tuple[int, int], b: tuple[int, int], *, inner: bool = False) -> float:
+    both = min(a[1], b[1]) - max(a[0], b[0])
+    return both / max(1, min(a[1] - a[0], b[1] - b[0])) if both > 0 or (inner and both == 0) else 0.0
