@@ -82,7 +82,7 @@ def test_renderings_hold_the_same_facts(sides):
         assert part in page
         assert part in text
     assert "gemm<a|b>" not in page
-    assert "http" not in page  # the page needs nothing from the network
+    assert "://" not in page  # the page needs nothing from the network
     from rich.console import Console
 
     for width in (60, 160):
@@ -105,3 +105,12 @@ def test_diff_command(command, save, scaled, tmp_path):
     assert json.loads(out)["metrics"][0]["verdict"] == "regressed"
     assert command("diff", old, "nowhere.json")[0] == 2
     assert command("diff", old, new, "-o", "d.pdf")[0] == 2
+
+
+def test_every_rendering_says_first_what_became_of_the_step(sides):
+    got = diff(sides[0], sides[1])
+    said = "step 100.0 ms → 110.0 ms (+10.0 %): slower"
+    page, text = diff_html.render(got), diff_markdown.render(got)
+    assert text.splitlines()[2] == f"**{said}**"
+    assert page.index(said) < page.index("<table>")
+    assert "Content-Security-Policy" in page

@@ -14,7 +14,7 @@ MOST = 15
 
 def render(result: Data) -> str:
     """Return what changed by metric, label, module, rank, kernel and cell, the largest change first."""
-    parts = [f"# tracekit diff\n\n{names(result)}"]
+    parts = [f"# tracekit diff\n\n**{escape(sentence(result))}**\n\n{escape(names(result))}"]
     parts += [f"> **Not comparable:** {escape('; '.join(result['obstacles']))}"] if result["obstacles"] else []
     if result["metrics"]:
         rows = [
@@ -48,6 +48,23 @@ def names(result: Data) -> str:
         shown = ", ".join(f"{r['name']} ({r['steps']} step{'s' * (r['steps'] != 1)})" for r in runs[:3])
         sides.append(f"{side}: {shown}{' …' if len(runs) > 3 else ''}")
     return " · ".join(sides)
+
+
+def sentence(result: Data) -> str:
+    """Say what became of the step.
+
+    >>> sentence({"metrics": []})
+    'step time cannot be compared'
+    """
+    step = next((m for m in result["metrics"] if m["metric"] == "step_ms"), None)
+    if step is None or step["change"] is None:
+        return "step time cannot be compared"
+    how = {"regressed": "slower", "improved": "faster"}.get(step["verdict"], "no clear change")
+    if step["verdict"] == "inconclusive":
+        how = step["reason"]
+    return (
+        f"step {words.value(step['before'], 'ms')} → {words.value(step['after'], 'ms')} ({words.change(step)}): {how}"
+    )
 
 
 def rank_name(row: Data) -> str:

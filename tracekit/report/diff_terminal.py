@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.report import gate_words as words
-from tracekit.report.diff_markdown import arrow, names, rank_name
+from tracekit.report.diff_markdown import arrow, names, rank_name, sentence
 from tracekit.report.gate_terminal import STYLES
 
 Data = Mapping[str, Any]
@@ -28,7 +28,7 @@ def render(result: Data, *, width: int = 100) -> RenderableType:
     parts: list[RenderableType] = [Text(names(result), style="dim")]
     if result["obstacles"]:
         parts.append(Text(f"not comparable: {'; '.join(result['obstacles'])}", style="yellow"))
-    parts.append(Text(_sentence(result), style="bold"))
+    parts.append(Text(sentence(result), style="bold"))
     telling = [m for m in result["metrics"] if m["verdict"] != "pass"] or result["metrics"][:3]
     if telling:
         parts += [Text(""), _metrics(telling[:MOST])]
@@ -40,18 +40,6 @@ def render(result: Data, *, width: int = 100) -> RenderableType:
             parts += [Text(""), _times(key, by, result[key], width)]
     parts += [Text(note, style="dim") for note in result["notes"]]
     return Group(*parts)
-
-
-def _sentence(result: Data) -> str:
-    step = next((m for m in result["metrics"] if m["metric"] == "step_ms"), None)
-    if step is None or step["change"] is None:
-        return "step time cannot be compared"
-    how = {"regressed": "slower", "improved": "faster"}.get(step["verdict"], "no clear change")
-    if step["verdict"] == "inconclusive":
-        how = step["reason"]
-    return (
-        f"step {words.value(step['before'], 'ms')} → {words.value(step['after'], 'ms')} ({words.change(step)}): {how}"
-    )
 
 
 def _table(*columns: str) -> Table:

@@ -52,9 +52,14 @@ def milliseconds(row: Row) -> str:
 
 
 def signed(number: float, digits: int) -> str:
-    """Write a number with its sign, minus as a minus."""
-    text = f"{number:+,.{digits}f}"
-    return text.replace("-", "−")
+    """Write a number with its sign, minus as a minus; what rounds to nothing has none.
+
+    >>> signed(1.25, 1), signed(-3.0, 1), signed(-0.0001, 1)
+    ('+1.2', '−3.0', '0.0')
+    """
+    if not round(number, digits):
+        return f"{0:.{digits}f}"
+    return f"{number:+,.{digits}f}".replace("-", "−")
 
 
 def sure(row: Row) -> str:
