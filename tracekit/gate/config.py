@@ -51,7 +51,7 @@ class Config:
     """Where the baseline is when the command does not say: a file, or several."""
     require: tuple[str, ...] = ()
     """Requirements checked when the command gives none."""
-    alpha: float = 0.05
+    alpha: float = Rules().alpha
     """The chance of a false alarm before the floors: of step time, and of all other metrics together."""
     min_steps: int = 5
     """Fewer steps than this on a side decide nothing."""

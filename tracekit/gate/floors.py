@@ -10,16 +10,22 @@ import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from tracekit.errors import OptionError
 from tracekit.gate import stats
-from tracekit.gate.metrics import Floor, Metric
+from tracekit.gate.metrics import Floor, Metric, resolve
 from tracekit.gate.samples import SETS, Run
 from tracekit.schema import COMMUNICATION_LABELS
 
 SURE = 0.9975  # what calibrated noise exceeds once in 200 pairs, either way; fewer than 1 % even with heavy tails
 COMMUNICATION = Floor(relative=0.1, of_step=0.02)
 """Communication contains the waiting for peers; two recordings of the same code were seen to differ by 9 % there."""
+ALIKE = {"waiting": 1.25, "copying": 0.45}
+"""How much longer the waiting (the copying) of one run may be than another's of the same code, as a share of itself.
+Of equal runs whose host or network sets the pace fewer than one pair in 100 differed by more (docs/gate.md)."""
+QUIET = 20.0
+"""A change of so many times what the steps of each run differ by is no difference of moods between two runs."""
 PRIOR_DF = 4.0  # how many runs' worth the default floor's idea of noise counts
 
 
@@ -46,7 +52,7 @@ def floor_of(
 
     >>> from tracekit.gate.metrics import resolve
     >>> floor_of(resolve("step_ms"), 200.0, [])
-    5.0
+    5.7
     >>> floor_of(resolve("step_ms"), 200.0, [], {"step_*": "1%"})
     2.0
     """
@@ -69,13 +75,52 @@ def label_time(key: str, runs: Sequence[Run]) -> float:
     return sum(_centre(runs, f"label_ms.{label}") for label in SETS.get(key, (key,)))
 
 
-def prior(floor: float) -> float:
-    """Return the deviation between runs that would make *floor* the calibrated floor of a pair of runs.
+def doubt(metric: Metric, sides: Sequence[Sequence[Run]]) -> float:
+    """Return the change, in the metric's unit, that one run a side cannot tell from how runs of the same code differ.
+
+    Nothing of the sort for the GPU's own work, which equal runs repeat to a percent. What waits for the host, for a
+    peer or for a bus differs between processes by more than its steps show.
+
+    >>> from tracekit.gate.metrics import resolve
+    >>> waits = Run("a", {"step_ms": (10.0, 11.0), "idle_ms": (4.0, 5.0), "label_ms.forward": (6.0, 6.0)})
+    >>> doubt(resolve("step_ms"), [[waits], [waits]])
+    5.625
+    >>> doubt(resolve("label_ms.forward"), [[waits], [waits]])
+    0.0
+    """
+    if metric.nature == "work":
+        return 0.0
+    baseline, *_ = series = [[v for run in side if len(v := _waiting(metric, run))] for side in sides]
+    if not all(series):
+        return 0.0
+    level = stats.centre(baseline)
+    alike = ALIKE["copying" if metric.nature == "copying" else "waiting"]
+    most = alike * (level * (1 - level) if metric.unit == "ratio" else abs(level))
+    # The time of a copy keeps still within a run and still takes another value in the next.
+    return most if metric.nature == "copying" else min(most, QUIET * stats.deviation([r for s in series for r in s]))
+
+
+def _waiting(metric: Metric, run: Run) -> Sequence[float]:
+    """Step by step, the part of *metric* that may differ between equal runs."""
+    if metric.nature != "pace":
+        return run.values(metric)
+    where = "" if metric.rank is None else f"@{metric.rank}"
+    idle, exposed = (run.values(resolve(n + where)) for n in ("idle_ms", "exposed_ms.communication"))
+    if idle and exposed and len(idle) == len(exposed):
+        return [a + b for a, b in zip(idle, exposed, strict=True)]
+    return idle or exposed
+
+
+def prior(floor: float, doubt: float = 0.0) -> float:
+    """Return the deviation between runs to begin with: what makes *floor* a calibrated floor, or *doubt* a rare pair.
 
     >>> round(Noise(prior(3.0), 4).floor((1, 1)), 6)
     3.0
+    >>> round(prior(3.0, doubt=100.0), 1)
+    25.2
     """
-    return floor / (stats.student(SURE, PRIOR_DF) * math.sqrt(2))
+    known = NormalDist().inv_cdf(SURE)
+    return max(floor / stats.student(SURE, PRIOR_DF), doubt / known) / math.sqrt(2)
 
 
 def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:

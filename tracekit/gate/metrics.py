@@ -17,6 +17,9 @@ from tracekit.errors import OptionError
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS
 
 Direction = Literal["down", "up", "none"]
+Nature = Literal["work", "pace", "waiting", "copying"]
+"""What makes equal runs differ in a metric: hardly anything where the GPU does the same work (``work``), the waiting
+that a step contains (``pace``), the waiting or the copying that the metric itself measures."""
 KEYS_EXPOSED = ("communication", "copy", *COMMUNICATION_LABELS, *COPY_LABELS)
 
 
@@ -44,30 +47,34 @@ class Family:
     keys: tuple[str, ...] = ()
     floor: Floor = Floor()
     default: bool = False  # checked when nothing is named
+    nature: Nature = "waiting"
 
 
 _PART = Floor(relative=0.05, of_step=0.01)
+_WORK = Floor(relative=0.03, of_step=0.005)
 _SHARE = Floor(absolute=0.02)
 
 FAMILIES = (
-    Family("step_ms", "ms", "down", "span of a step on the slowest rank", floor=Floor(relative=0.025), default=True),
+    Family("step_ms", "ms", "down", "span of a step on the slowest rank", floor=Floor(relative=0.0285), default=True,
+           nature="pace"),
     Family("bubble_fraction", "ratio", "down", "(idle + exposed pp_comm wait) / span", floor=_SHARE, default=True),
     Family("exposed_ms", "ms", "down", "time of a label that no compute hides", KEYS_EXPOSED, _PART, default=True),
     Family("overlap", "ratio", "up", "share of a label's time that compute hides", KEYS_EXPOSED,
            Floor(absolute=0.02, of_step=0.01), default=True),
-    Family("label_ms", "ms", "down", "time a label runs (union)", LABELS, _PART, default=True),
-    Family("compute_ms", "ms", "down", "time any compute runs (union)", floor=_PART),
+    Family("label_ms", "ms", "down", "time a label runs (union)", LABELS, _PART, default=True, nature="work"),
+    Family("compute_ms", "ms", "down", "time any compute runs (union)", floor=_WORK, default=True, nature="work"),
     Family("idle_ms", "ms", "down", "time the GPU runs nothing", floor=_PART),
     Family("wait_ms", "ms", "down", "exposed pp_comm time spent waiting for a peer", floor=_PART),
     Family("bubble_ms", "ms", "down", "idle + exposed pp_comm wait", floor=_PART),
     Family("idle_fraction", "ratio", "down", "idle / span", floor=_SHARE),
     Family("compute_fraction", "ratio", "up", "compute / span", floor=_SHARE),
-    Family("other_fraction", "ratio", "down", "time labelled other / span", LABELS[:0], _SHARE),
+    Family("other_fraction", "ratio", "down", "time labelled other / span", floor=_SHARE, nature="work"),
     Family("hidden_ms", "ms", "up", "time of a label that a compute label hides: hidden_ms.ep_dispatch.dgrad",
            tuple(f"{a}.{b}" for a in KEYS_EXPOSED[2:] for b in (*COMPUTE_LABELS, "other")), _PART),
-    Family("label_count", "count", "none", "GPU events of a label in the window", LABELS),
-    Family("makespan_ms", "ms", "down", "pipeline makespan as measured", floor=_PART),
-    Family("ideal_makespan_ms", "ms", "down", "the schedule's makespan from measured cell times", floor=_PART),
+    Family("label_count", "count", "none", "GPU events of a label in the window", LABELS, nature="work"),
+    Family("makespan_ms", "ms", "down", "pipeline makespan as measured", floor=_PART, nature="pace"),
+    Family("ideal_makespan_ms", "ms", "down", "the schedule's makespan from measured cell times", floor=_PART,
+           nature="work"),
     Family("schedule_bubble_fraction", "ratio", "down", "bubble of the measured pipeline / makespan", floor=_SHARE),
     Family("gap_ms", "ms", "down", "measured minus ideal makespan: total, or one cause",
            ("total", "order", "imbalance", "variation", "p2p", "exposed_ep", "offload", "exposed_comm", "host",
@@ -102,6 +109,19 @@ class Metric:
     def better(self) -> Direction:
         """Which way is better."""
         return self.family.better
+
+    @property
+    def nature(self) -> Nature:
+        """What makes equal runs differ in it.
+
+        >>> resolve("label_ms.forward").nature, resolve("label_ms.pp_comm").nature, resolve("label_ms.offload").nature
+        ('work', 'waiting', 'copying')
+        """
+        if self.unit == "ms" and self.key in ("communication", *COMMUNICATION_LABELS):
+            return "waiting"
+        if self.unit == "ms" and self.key in ("copy", *COPY_LABELS):
+            return "copying"
+        return self.family.nature
 
     @property
     def once_a_run(self) -> bool:

@@ -107,6 +107,16 @@ def correlation(runs: Sequence[Sequence[float] | Floats]) -> float:
     return top / bottom * steps / (steps + 16) if bottom > 0 else 0.0
 
 
+def deviation(runs: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of steps inside their runs, all runs pooled.
+
+    >>> deviation([[1.0, 3.0], [11.0, 13.0]])
+    1.4142135623730951
+    """
+    squares = sum(float(np.square(np.asarray(r, float) - np.mean(r)).sum()) for r in runs)
+    return math.sqrt(squares / max(sum(len(r) - 1 for r in runs), 1))
+
+
 def weaken(p: float, rho: float) -> float:
     """Return *p* for steps of which each repeats part of the last: as if there were (1 - rho)/(1 + rho) as many.
 
@@ -212,6 +222,7 @@ def _resampled_means(x: Floats, seed: np.random.Generator, draws: int) -> Floats
     return np.asarray(x[at].mean(axis=1), float)
 
 
+@lru_cache(maxsize=256)
 def student(probability: float, df: float) -> float:
     """Quantile of Student's t, by bisection on its distribution function.
 

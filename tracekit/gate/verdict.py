@@ -13,20 +13,23 @@ from typing import Any, Literal
 
 from tracekit.gate import stats
 from tracekit.gate.expr import Requirement
-from tracekit.gate.floors import PRIOR_DF, Noise, floor_of, label_time, prior
+from tracekit.gate.floors import PRIOR_DF, Noise, doubt, floor_of, label_time, prior
 from tracekit.gate.metrics import Metric, resolve
 from tracekit.gate.samples import SETS, Run
 
 Outcome = Literal["pass", "improved", "regressed", "inconclusive"]
-STRICTER = 5
-"""Between runs 1 % is asked where between steps 5 % is: a calibrated floor is no more than their noise."""
+WHOLE = ("step_ms", "compute_ms")
+"""What answers for the whole step, and for all of the GPU's own work in it."""
+_ONE_RUN = "one run a side may wait this much longer by chance: add runs, or --calibrate"
+STRICTER = 7.5
+"""Between runs 1 % is asked where between steps 7.5 % is: a calibrated floor is no more than their noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How sure is sure."""
 
-    alpha: float = 0.05  # chance of a false alarm before the floors: of step time, and of all other metrics together
+    alpha: float = 0.075  # chance of a false alarm before the floors: of the whole step, and of all its parts
     min_steps: int = 5  # fewer steps than this on a side decide nothing
     floors: Mapping[str, str | float] | None = None  # by metric or pattern: "3%" or a number in its unit
 
@@ -87,6 +90,7 @@ class _Case:
     after: list[list[float]]
     floor: float
     noise: Noise | None
+    doubt: float = 0.0  # how far apart equal runs may lie where no noise was calibrated
 
     @property
     def sign(self) -> int:
@@ -193,7 +197,8 @@ def _case(
         floor = max(floor, noise.floor(runs))
     steps = (sum(map(len, before)), sum(map(len, after)))
     check = Check(metric, requirement=asked, before=old, after=new, floor=floor, steps=steps, runs=runs)
-    return _Case(check, before, after, floor, noise)
+    unsure = 0.0 if noise or limited else doubt(metric, (baseline, candidate))
+    return _Case(check, before, after, floor, noise, unsure)
 
 
 def _settle(case: _Case, rules: Rules, obstacle: str) -> Check | None:
@@ -261,7 +266,7 @@ def _agreement(case: _Case, level: float) -> _Agreement:
     else:
         worse, better, method = estimate.tail(case.shift), replace(estimate, value=-estimate.value).tail(), "bootstrap"
     if case.noise or len(after) + len(before) > 2:
-        deviation = case.noise.deviation if case.noise else prior(case.floor)
+        deviation = case.noise.deviation if case.noise else prior(case.floor, case.doubt)
         df = float(case.noise.df) if case.noise else PRIOR_DF
         spread = stats.between_runs(after, before, prior=deviation, prior_df=df, calibrated=case.noise is not None)
         # Steps of one run resemble each other: the runs themselves must agree too.
@@ -276,20 +281,26 @@ def _decide(case: _Case, agreed: _Agreement, p_worse: float, p_better: float, ru
     check = replace(case.check, interval=agreed.interval, p=p_worse, method=agreed.method)
     worse, asked = case.sign * (check.change or 0.0), check.requirement
     past = worse > case.limit if asked is None else not asked.holds(_asked_change(check, asked))
+    alike = sum(check.runs) == 2 and abs(worse) <= case.doubt
     if past:
-        noisy = asked is not None and case.noise is not None and abs(worse) <= case.noise.floor(check.runs)
-        if p_worse <= rules.alpha and not noisy:
-            return replace(check, verdict="regressed", reason=_because(case))
-        if noisy:
-            return replace(check, verdict="inconclusive", reason="past the limit, but within the calibrated noise")
-        if agreed.worse <= 2 * rules.alpha and worse > 2 * case.floor:
-            return replace(
-                check, verdict="inconclusive", reason="looks worse, but the samples are not sure: record more"
-            )
-        return replace(check, reason="past the floor, but the samples do not tell it from noise")
-    if -worse > case.floor and p_better <= rules.alpha:
+        return _past(case, check, agreed, rules, alike=alike)
+    if -worse > case.floor and p_better <= rules.alpha and not alike:
         return replace(check, verdict="improved")
     return check
+
+
+def _past(case: _Case, check: Check, agreed: _Agreement, rules: Rules, *, alike: bool) -> Check:
+    """Judge a change past its limit: regressed, unless it may be noise."""
+    worse = case.sign * (check.change or 0.0)
+    if check.requirement and case.noise and abs(worse) <= case.noise.floor(check.runs):
+        return replace(check, verdict="inconclusive", reason="past the limit, but within the calibrated noise")
+    if check.p is not None and check.p <= rules.alpha:
+        if alike:
+            return replace(check, verdict="inconclusive", reason=_ONE_RUN)
+        return replace(check, verdict="regressed", reason=_because(case))
+    if agreed.worse <= 2 * rules.alpha and worse > 2 * case.floor:
+        return replace(check, verdict="inconclusive", reason="looks worse, but the samples are not sure: record more")
+    return replace(check, reason="past the floor, but the samples do not tell it from noise")
 
 
 def _asked_change(check: Check, asked: Requirement) -> float:
@@ -310,8 +321,8 @@ def _because(case: _Case) -> str:
 
 
 def _families(metrics: Sequence[str], *, named: bool) -> list[int]:
-    """Say which metrics are corrected together. Step time stands alone, so that many labels cannot blunt it."""
-    return [0 if named or name != "step_ms" else 1 for name in metrics]
+    """Say which metrics are corrected together: the step as a whole is not blunted by many labels."""
+    return [int(not named and name in WHOLE) for name in metrics]
 
 
 def _corrected(ps: Sequence[float], families: Sequence[int]) -> list[float]:
