@@ -116,3 +116,10 @@ def test_ranks_are_counted_only_as_far_as_runs_go():
     assert parse_ranks("0-3") == (0, 1, 2, 3)
     with pytest.raises(OptionError, match="more than any run has"):
         parse_ranks("7,10000000")
+
+
+def test_one_rank_is_one_rank(samples, tmp_path):
+    out = run("ingest", samples / "compile", "-o", tmp_path / "store")
+    assert out.stdout.startswith(f"Wrote {tmp_path}/store: 1 rank, ")
+    out = run("gate", samples / "compile", "--update-baseline", "--baseline", tmp_path / "base.json")
+    assert out.stdout.startswith(f"wrote {tmp_path}/base.json: 1 run, 2 steps, noise of 0 metrics")

@@ -271,6 +271,13 @@ def test_github_gets_annotations_and_a_summary(command, save, scaled, tmp_path, 
     assert "::error" in err
 
 
+@pytest.mark.parametrize(("value", "told"), [("1", True), ("true", True), ("false", False), ("", False)])
+def test_github_is_where_its_variable_is_set(command, save, scaled, monkeypatch, value, told):
+    new, old = save("new.json", scaled(1.05)), save("old.json")
+    monkeypatch.setenv("GITHUB_ACTIONS", value)
+    assert ("::error" in command("gate", new, "--baseline", old)[1]) == told
+
+
 def test_metrics_are_listed(command):
     code, out, _ = command("gate", "--metrics")
     assert code == 0

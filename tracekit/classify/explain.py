@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from tracekit.classify.microbatch import find_places
 from tracekit.classify.modules import find_modules
 from tracekit.classify.rules import Condition, Rule, RuleBook, builtin_rules
 from tracekit.errors import OptionError
+from tracekit.schema import LABELS
 
 Value = str | int | bool | float | None
 
@@ -136,9 +138,11 @@ def _select(evidence: Evidence, selector: str | int) -> np.ndarray[Any, np.dtype
     if not len(rows):
         rows = np.flatnonzero(evidence.text("name").map(lambda name: text in name))
     if not len(rows):
-        raise OptionError(
-            f"no GPU event has the id or a name with {text!r}", hint="give part of a kernel's name, or an event's id"
-        )
+        rows = np.flatnonzero(evidence.text("name").map(lambda name: text.lower() in name.lower()))
+    if not len(rows):
+        near = difflib.get_close_matches(text, LABELS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "give part of a kernel's name, a label or an event's id"
+        raise OptionError(f"no GPU event has the id, the label or a name with {text!r}", hint=hint)
     return rows
 
 

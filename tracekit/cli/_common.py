@@ -62,7 +62,7 @@ def keeping(store: Path | None) -> Iterator[None]:
         if store is not None and is_store(store):
             kept = open_store(store)
             again = "" if kept.complete else "; --resume goes on with it"
-            typer.echo(f"note: {store} holds {len(kept.entries)} ranks{again}", err=True)
+            typer.echo(f"note: {store} holds {counted(len(kept.entries), 'rank')}{again}", err=True)
         raise
 
 
@@ -70,6 +70,15 @@ def show_notices(notices: Iterable[Notice]) -> None:
     """Print notices on stderr, one line each."""
     for notice in notices:
         typer.echo(f"note: {notice.message}", err=True)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "rank"), counted(1024, "rank")
+    ('1 rank', '1,024 ranks')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def size(count: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekit.cli._base import Command, hush
-from tracekit.cli._common import NSYS_HELP, NSYS_VARIABLE, use_nsys
+from tracekit.cli._common import NSYS_HELP, NSYS_VARIABLE, counted, use_nsys
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
@@ -202,7 +202,10 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
     side = _read(candidates, "candidate")
     noise = update(bases[0], side.runs, calibrated=calibrate)
     steps = sum(run.steps for run in side.runs)
-    typer.echo(f"wrote {bases[0]}: {len(side.runs)} runs, {steps} steps, noise of {len(noise)} metrics")
+    held = ", ".join(
+        (counted(len(side.runs), "run"), counted(steps, "step"), f"noise of {counted(len(noise), 'metric')}")
+    )
+    typer.echo(f"wrote {bases[0]}: {held}")
     if calibrate:
         for name, one, centre in sorted((n, *v) for n, v in noise.items() if n in ("step_ms", "bubble_fraction")):
             share = f" ({100 * one.deviation / centre:.2f} %)" if centre else ""

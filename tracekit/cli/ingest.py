@@ -18,6 +18,7 @@ from tracekit.cli._common import (
     RULES_HELP,
     STRICT_HELP,
     WORKERS_HELP,
+    counted,
     keeping,
     parse_ranks,
     show_notices,
@@ -63,4 +64,4 @@ def ingest(
     show_notices(notices)
     rows = sum(entry.rows for entry in store.entries)
     written = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    typer.echo(f"Wrote {output}: {len(store.entries)} ranks, {rows:,} events, {size(written)}")
+    typer.echo(f"Wrote {output}: {counted(len(store.entries), 'rank')}, {rows:,} events, {size(written)}")

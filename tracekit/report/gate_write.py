@@ -57,7 +57,7 @@ def write_all(result: Data, paths: Sequence[Path], writers: Mapping[str, Callabl
 def github(result: Data, environment: Mapping[str, str] | None = None) -> list[str]:
     """Append the step summary and return the annotations to print; nothing outside GitHub Actions."""
     environment = os.environ if environment is None else environment
-    if environment.get("GITHUB_ACTIONS") != "true":
+    if environment.get("GITHUB_ACTIONS", "").lower() in ("", "0", "false"):
         return []
     summary = environment.get("GITHUB_STEP_SUMMARY")
     if summary:
