@@ -271,11 +271,11 @@ def test_github_gets_annotations_and_a_summary(command, save, scaled, tmp_path, 
     assert "::error" in err
 
 
-@pytest.mark.parametrize(("value", "told"), [("1", True), ("true", True), ("false", False), ("", False)])
-def test_github_is_where_its_variable_is_set(command, save, scaled, monkeypatch, value, told):
+def test_github_is_where_its_variable_is_set(command, save, scaled, monkeypatch):
     new, old = save("new.json", scaled(1.05)), save("old.json")
-    monkeypatch.setenv("GITHUB_ACTIONS", value)
-    assert ("::error" in command("gate", new, "--baseline", old)[1]) == told
+    for value, told in (("1", True), ("true", True), ("false", False), ("", False)):
+        monkeypatch.setenv("GITHUB_ACTIONS", value)
+        assert ("::error" in command("gate", new, "--baseline", old)[1]) == told
 
 
 def test_metrics_are_listed(command):
