@@ -11,6 +11,9 @@ import pytest
 
 from tracekit.analysis import analyze
 from tracekit.report.html import render_html
+from tracekit.report.page_data import schedule_data
+from tracekit.report.palette import IDLE_COLOUR
+from tracekit.report.schedule_plot import colour
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -347,3 +350,25 @@ def test_every_budget_bar_adds_up_on_the_page(pages):
     for bar in re.findall(r'<div class="bar" role="img" aria-label="([^"]+)"', text):
         shares = [float(share) for share in re.findall(r"([\d.]+) %", bar)]
         assert sum(shares) == pytest.approx(100, abs=0.11 * len(shares))
+
+
+def test_cells_have_the_colours_of_the_pictures(samples):
+    """Chunks are told apart by shade, on the page as in a plot; legend entries are ops."""
+    found = schedule_data(analyze(samples / "vpp-overlap"))
+    assert [(kind["name"], kind["colour"]) for kind in found["kinds"]] == [
+        ("forward", colour("F", 0, 2)),
+        ("forward", colour("F", 1, 2)),
+        ("backward", colour("B", 0, 2)),
+        ("backward", colour("B", 1, 2)),
+        ("bubble", IDLE_COLOUR),
+    ]
+
+
+def test_a_legend_entry_switches_every_chunk(browser, pages):
+    page = opened(browser, pages("vpp-overlap"))
+    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "bubble"]
+    page.locator("#schedule-legend button").first.click()
+    page.focus("#schedule-chart")
+    page.keyboard.press("n")
+    assert page.locator("#said").inner_text().startswith("bubble · rank 0")
+    page.close()

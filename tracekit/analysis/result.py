@@ -205,7 +205,7 @@ class Analysis:
         return {name: table.to_pandas() for name, table in self.tables.items()}
 
     def _repr_html_(self) -> str:
-        rows = [(str(one.rank), one.whole) for one in self.ranks[:64]] + [("all", self.total)]
+        rows = [(str(one.rank), one.whole, 1) for one in self.ranks[:64]] + [("mean", self.total, len(self.ranks) or 1)]
         body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(*row))}</tr>" for row in rows)
         more = f"<p>… and {len(self.ranks) - 64} more ranks</p>" if len(self.ranks) > 64 else ""
         heads = ("rank", "span ms", "compute", "exposed", "idle", "bubble")
@@ -216,13 +216,13 @@ class Analysis:
         return f"<Analysis: {len(self.ranks)} ranks, {self.total.budget.span_ns / 1e6:.3f} ms of GPU time>"
 
 
-def _cells(name: str, one: Measured) -> list[str]:
-    """Return a row of the notebook's table: shares are of the span."""
+def _cells(name: str, one: Measured, of: int) -> list[str]:
+    """Return a row of the notebook's table: shares are of the span, the span is a mean of so many ranks."""
     span, cost = one.budget.span_ns, one.budget
     idle = cost.idle_ns if one.idle_known else None
     shares = [ratio(cost.compute_ns, span), ratio(sum(cost.exposed_ns.values()), span)]
     shares += [None if idle is None else ratio(idle, span), one.bubble_fraction]
-    return [name, f"{span / 1e6:,.3f}", *("–" if share is None else f"{share:.1%}" for share in shares)]
+    return [name, f"{span / of / 1e6:,.3f}", *("–" if share is None else f"{share:.1%}" for share in shares)]
 
 
 def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -5,27 +5,24 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.analysis import Analysis
 from tracekit.metrics.intervals import union_of
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.schedule_plot import NAMES, chunks, colour, shaded
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+
+if TYPE_CHECKING:
+    from tracekit.schedules import Schedule
 
 MOST_LANE_RANKS = 16
 """Ranks whose lanes the page holds: the first, the last, and those that differ most."""
-
-CELL_KINDS = ("F", "B", "I", "W", "bubble")
-CELL_NAMES = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward for input",
-    "W": "backward for weights",
-    "bubble": "bubble",
-}
 
 BOXES = pl.Schema(
     {
@@ -80,21 +77,50 @@ def schedule_data(analysis: Analysis) -> dict[str, Any] | None:
     origin = int(measured["start_ns"].to_numpy().min(initial=last_ns(measured)))
     measured = measured.with_columns(pl.col("start_ns", "end_ns") - origin)
     ideal = cells.with_columns(start_ns="ideal_start_ns", end_ns="ideal_end_ns")
-    ran = {kind for op in cells["op"].cast(pl.String).unique() for kind in op}
-    used = [kind for kind in CELL_KINDS if kind in ran or kind == "bubble"]
+    looks = _Looks.of(held.match.schedule, cells["op"].cast(pl.String).unique().to_list())
     end = max(last_ns(measured), last_ns(ideal))
     return {
-        "kinds": [_kind(CELL_NAMES[kind], CELL_COLOURS.get(kind, IDLE_COLOUR)) for kind in used],
+        "kinds": looks.kinds(),
+        "shaded": looks.count > 1,
         "rows": [f"rank {rank}" for rank in ranks],
         "end_ns": end,
         "sections": [
-            {"name": "measured", "boxes": pack(_cell_boxes(measured, ranks, used, end))},
-            {"name": "ideal", "boxes": pack(_cell_boxes(ideal, ranks, used, int(held.ideal_ns)))},
+            {"name": "measured", "boxes": pack(_cell_boxes(measured, ranks, looks, end))},
+            {"name": "ideal", "boxes": pack(_cell_boxes(ideal, ranks, looks, int(held.ideal_ns)))},
         ],
     }
 
 
-def _cell_boxes(cells: pl.DataFrame, ranks: Sequence[int], used: Sequence[str], end_ns: int) -> pl.DataFrame:
+@dataclass(frozen=True)
+class _Looks:
+    """How cells look: a kind for each op that ran and each chunk told apart, the bubble last."""
+
+    ops: tuple[str, ...]
+    chunk_of: npt.NDArray[np.int64]
+    count: int
+
+    @classmethod
+    def of(cls, schedule: Schedule, ran: Sequence[str]) -> _Looks:
+        there = {kind for op in ran for kind in op}
+        of_stage = chunks(schedule) if shaded(schedule) else np.zeros(len(schedule.stage_ranks), np.int64)
+        return cls(tuple(kind for kind in CELL_COLOURS if kind in there), of_stage, int(of_stage.max(initial=0)) + 1)
+
+    def kinds(self) -> list[dict[str, str]]:
+        cells = [(op, chunk) for op in self.ops for chunk in range(self.count)]
+        bubble = _kind("bubble", IDLE_COLOUR)
+        return [*(_kind(NAMES[op], colour(op, chunk, self.count)) for op, chunk in cells), bubble]
+
+    def code(self, cells: pl.DataFrame) -> pl.Series:
+        stage = cells["stage"].fill_null(0).to_numpy()
+        op = cells["op"].replace_strict({op: at for at, op in enumerate(self.ops)}, return_dtype=pl.Int64).to_numpy()
+        return pl.Series("kind", op * self.count + self.chunk_of[stage], dtype=pl.UInt8)
+
+    @property
+    def bubble(self) -> int:
+        return len(self.ops) * self.count
+
+
+def _cell_boxes(cells: pl.DataFrame, ranks: Sequence[int], looks: _Looks, end_ns: int) -> pl.DataFrame:
     row = {rank: at for at, rank in enumerate(ranks)}
     base = cells.with_columns(
         row=pl.col("rank").replace_strict(row, return_dtype=pl.UInt16), op=pl.col("op").cast(pl.String)
@@ -105,13 +131,10 @@ def _cell_boxes(cells: pl.DataFrame, ranks: Sequence[int], used: Sequence[str], 
     lower = both.with_columns(
         op=pl.lit("B"), half=pl.lit(2, pl.UInt8), stage=pl.col("b_stage"), microbatch=pl.col("b_microbatch")
     )
-    code = {kind: at for at, kind in enumerate(used)}
-    boxes = pl.concat([single, upper, lower]).with_columns(
-        kind=pl.col("op").replace_strict(code, return_dtype=pl.UInt8)
-    )
-    return pl.concat(
-        [boxes.select(BOXES.names()), _bubbles(base, used.index("bubble"), end_ns)], how="vertical_relaxed"
-    )
+    boxes = pl.concat([single, upper, lower])
+    boxes = boxes.with_columns(looks.code(boxes))
+    bubbles = _bubbles(base, looks.bubble, end_ns)
+    return pl.concat([boxes.select(BOXES.names()), bubbles], how="vertical_relaxed")
 
 
 def _bubbles(cells: pl.DataFrame, kind: int, end_ns: int) -> pl.DataFrame:

@@ -147,33 +147,36 @@
       event.preventDefault();
       move();
     };
-    const toggle = (kind, on) => {
-      if (on) hidden.delete(kind); else hidden.add(kind);
+    const toggle = (same, on) => {
+      for (const kind of same) if (on) hidden.delete(kind); else hidden.add(kind);
       draw();
     };
     return { chart, draw, zoom, toggle };
   }
 
-  function legend(element, kinds, hidden, toggle) {
-    element.replaceChildren(...kinds.map(({ name, colour }, kind) => {
+  function legend(element, kinds, hidden, toggle, shaded) {
+    const named = new Map(); // chunks are kinds of one name, in lighter shades
+    kinds.forEach(({ name, colour }, kind) => named.has(name) ? named.get(name).same.push(kind) : named.set(name, { colour, same: [kind] }));
+    element.replaceChildren(...[...named].map(([name, { colour, same }]) => {
       const button = document.createElement("button"), key = document.createElement("i");
       if (colour === IDLE) key.className = "idle"; else key.style.background = colour;
       button.append(key, name);
       button.type = "button";
-      button.setAttribute("aria-pressed", String(!hidden.has(kind)));
+      button.setAttribute("aria-pressed", String(!hidden.has(same[0])));
       button.onclick = () => {
         const on = button.getAttribute("aria-pressed") !== "true";
         button.setAttribute("aria-pressed", String(on));
-        toggle(kind, on);
+        toggle(same, on);
       };
       return button;
     }));
+    if (shaded) element.append("lighter: later chunk");
   }
 
   const time = (all, i) => `${all.start[i].toFixed(3)} to ${all.end[i].toFixed(3)} ms\n${(all.end[i] - all.start[i]).toFixed(3)} ms long`;
   const charts = [];
 
-  async function schedule({ kinds, rows, sections, end_ns }) {
+  async function schedule({ kinds, rows, sections, end_ns, shaded }) {
     const unpacked = await Promise.all(sections.map(async (s) => ({ name: s.name, boxes: await boxes.unpack(s.boxes) })));
     const describe = ({ section, row, boxes: all, i }) => {
       const cell = all.stage[i] >= 0 ? `\nstage ${all.stage[i]}, micro-batch ${all.microbatch[i]}` : "";
@@ -183,7 +186,7 @@
     const chart = timeline(document.getElementById("schedule-chart"), {
       rows, kinds, sections: unpacked, end: end_ns / 1e6, describe, hidden, number: (all, i) => (all.microbatch[i] >= 0 ? all.microbatch[i] : ""),
     });
-    legend(document.getElementById("schedule-legend"), kinds, hidden, chart.toggle);
+    legend(document.getElementById("schedule-legend"), kinds, hidden, chart.toggle, shaded);
     charts.push(chart);
   }
 
@@ -207,7 +210,7 @@
         return `${kinds[all.kind[i]].name}${pass ? ` (${pass} pass)` : ""} · ${rows[row]}\n${time(all, i)}`;
       };
       charts[at] = timeline(document.getElementById("lanes-chart"), { rows, kinds, sections: [{ name: `rank ${rank}`, boxes: cache.get(rank) }], end: found.end_ns / 1e6, describe, hidden });
-      legend(document.getElementById("lanes-legend"), kinds, hidden, (kind, on) => charts[at].toggle(kind, on));
+      legend(document.getElementById("lanes-legend"), kinds, hidden, (same, on) => charts[at].toggle(same, on));
       const before = phaseBox.value;
       phaseBox.replaceChildren(new Option("all", ""), ...found.phases.map(({ name }) => new Option(name, name)));
       phaseBox.value = found.phases.some(({ name }) => name === before) ? before : "";
