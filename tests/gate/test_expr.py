@@ -40,6 +40,7 @@ def test_reads(text, kind, limit, worse):
         ("step_ms = 3", "comparison must follow", 8),
         ("step_ms < ", "number must follow", 10),
         ("step_ms < fast", "number must follow", 10),
+        ("step_ms < 1e400ms", "finite number must follow", 10),
         ("step_ms < 3%", "a percentage of what", 10),
         ("step_ms < 3 and more", "nothing may follow", 12),
         ("step_ms < 3and", "has no unit and", 11),

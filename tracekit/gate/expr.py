@@ -9,6 +9,7 @@ A sign makes it a change. ``%`` without a sign is a share (``bubble_fraction < 1
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ def _limit(
 ) -> tuple[Literal["limit", "relative", "change"], float]:
     digits, unit = number[0].replace("−", "-"), number[1]
     signed, value = digits[0] in "+-", float(digits)
+    if not math.isfinite(value):
+        raise _error("a finite number must follow the comparison", text, at)
     where = at + len(digits)
     if unit == "%":
         if metric.unit == "ratio" and not signed:

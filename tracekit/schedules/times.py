@@ -123,10 +123,12 @@ def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
             value = float(number)
         except ValueError:
             value = float("nan")
-        if key not in keys or math.isnan(value):
+        if key not in keys or not math.isfinite(value):
             raise OptionError(f"time {word!r} is not NAME=number", hint=f"names: {', '.join(keys)}")
-        _freeze(key, value)
+        if key in found:
+            raise OptionError(f"time {key} is given twice", hint="which one is meant?")
         found[key] = int(value) if value.is_integer() else value
+        _freeze(key, found[key])
     return found
 
 
