@@ -51,7 +51,7 @@ class Family:
 
 
 _PART = Floor(relative=0.05, of_step=0.01)
-_WORK = Floor(relative=0.03, of_step=0.005)
+_WORK = Floor(relative=0.0325, of_step=0.005)
 _SHARE = Floor(absolute=0.02)
 
 FAMILIES = (
