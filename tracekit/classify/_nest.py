@@ -50,17 +50,20 @@ def _sweep(  # noqa: PLR0917 - compiled code takes no keywords
             n_anns += 1
 
 
-def nest(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def nest(
+    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, *, ranges: int = 0
+) -> tuple[Ints, Ints, Ints, Ints]:
     """For every row: the innermost op and annotation around it (-1 where none), and a hash of each path down to it.
 
-    Rows may come in any order. The path of an op or annotation includes itself, that of a probe does not.
+    Rows may come in any order; if the first *ranges* rows are in the pass's own order and the rest are probes, they are
+    merged instead of sorted. The path of an op or annotation includes itself, that of a probe does not.
 
     >>> one = np.zeros(3, np.int64)
     >>> op, ann, _, _ = nest(one, np.array([0, 2, 3]), np.array([9, 5, 4]), np.array([OP, OP, PROBE]), one)
     >>> op.tolist(), ann.tolist()
     ([-1, 0, 1], [-1, -1, -1])
     """
-    order = np.lexsort((what, -end, start, thread))
+    order = _merged(thread, start, ranges) if ranges else np.lexsort((what, -end, start, thread))
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     around, path = np.full((2, len(order)), -1, np.int64), np.zeros((2, len(order)), np.int64)
@@ -68,6 +71,23 @@ def nest(thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints) -> tuple[
     op_of, ann_of = np.where(around >= 0, order[around], -1)[:, back]
     op_path, ann_path = path[:, back]
     return op_of, ann_of, op_path, ann_path
+
+
+def _merged(thread: Ints, start: Ints, ranges: int) -> Ints:
+    """Put probes among ranges that are in order of thread and start: after those that start when the probe does."""
+    key = time_key(thread, start - start.min())
+    probes = ranges + np.argsort(key[ranges:], kind="stable")
+    place = np.searchsorted(key[:ranges], key[probes], side="right") + np.arange(len(probes))
+    order = np.empty(len(key), np.int64)
+    free = np.ones(len(key), np.bool_)
+    free[place] = False
+    order[place], order[free] = probes, np.arange(ranges)
+    return order
+
+
+def time_key(thread: Ints, time: Ints) -> Ints:
+    """One number that orders by thread, then by time: threads are few, and times here are far below 2**52."""
+    return thread * np.int64(1 << 52) + time
 
 
 @native("void(int64[::1], boolean[::1], int64[::1])")

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.classify._text import Text
+
+_CALLS = ["send", "recv", "isend", "irecv"]
+_OWN = [*_CALLS, "coalesced"]
+_MOVES = r"(?i)sendrecv|nccl.*generic"
+_PEER = pl.col("peer").cast(pl.String).fill_null("?")
+
 
 def point_to_point(events: pl.DataFrame) -> pl.DataFrame:
     """``id`` of every point-to-point kernel of one rank and ``p2p``, its messages in issue order: ``send:2,recv:0``.
@@ -25,30 +32,23 @@ def point_to_point(events: pl.DataFrame) -> pl.DataFrame:
     [(3, 'send:2,recv:0')]
     """
     collective = pl.col("collective").cast(pl.String)
-    ops = events.filter(
-        pl.col("kind").is_in(["cpu_op", "annotation"]) & collective.is_in(["send", "recv", "isend", "irecv"])
-    ).select(
-        "tid",
-        at="start_ns",
-        message=pl.format(
-            "{}:{}",
-            collective.str.strip_prefix("i"),
-            pl.col("peer").cast(pl.String).fill_null("?"),
-        ),
+    asked = events.filter(pl.col("kind").is_in(["cpu_op", "annotation"]) & pl.col("collective").is_not_null())
+    ops = asked.filter(collective.is_in(_CALLS)).select(
+        "tid", at="start_ns", message=pl.format("{}:{}", collective.str.strip_prefix("i"), _PEER)
     )
     kernels = events.filter(
-        (pl.col("kind") == "kernel")
-        & pl.col("name").cast(pl.String).str.contains(r"(?i)sendrecv|nccl.*generic")
-        & (pl.col("collective").is_null() | collective.is_in(["send", "recv", "isend", "irecv", "coalesced"]))
-    ).select("id", "correlation")
+        (pl.col("kind") == "kernel") & (pl.col("collective").is_null() | pl.col("collective").is_in(_OWN))
+    ).select("id", "correlation", "name")
+    kernels = kernels.filter(pl.Series(Text.of(kernels["name"]).matches(_MOVES))).drop("name")
+    if ops.is_empty() or kernels.is_empty():
+        return pl.DataFrame(schema={"id": pl.Int64(), "p2p": pl.String()})
     launches = (
         events.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null())
         .select("correlation", "tid", at="start_ns")
-        .unique("correlation", keep="first")
+        .join(kernels.select("correlation"), on="correlation", how="semi")
+        .unique("correlation", keep="first", maintain_order=True)
     )
     kernels = kernels.join(launches, on="correlation").sort("at")
-    if ops.is_empty() or kernels.is_empty():
-        return pl.DataFrame(schema={"id": pl.Int64(), "p2p": pl.String()})
     return (
         ops.sort("at")
         .join_asof(kernels, on="at", by="tid", strategy="forward", check_sortedness=False)

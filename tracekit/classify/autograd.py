@@ -58,9 +58,11 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     node_sequence = np.where(is_node, _node_sequence(ranges, is_node), -1)
 
     forward_op = ranges.is_op & ~inside & (ranges.sequence >= 0) & ~ranges.name.matches(r"^(c10d::|record_param_comms)")
-    answered = np.isin(ranges.sequence, np.unique(node_sequence[is_node]))
     makers, used = _makers(ranges, forward_op)
-    differentiable = ranges.nearest_op(makers & answered)
+    rows = np.flatnonzero(makers)
+    answered = np.zeros(len(ranges), np.bool_)
+    answered[rows] = _among(ranges.sequence[rows], node_sequence[is_node])
+    differentiable = ranges.nearest_op(answered)
     made_row = ranges.nearest_op(makers & used)
     again = _reruns(ranges, is_node, inside)
 
@@ -95,6 +97,15 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
         _at(made_row, op) >= 0,
         bool(is_node.any()),
     )
+
+
+def _among(values: Ints, others: Ints) -> Bools:
+    """Which of *values* occur in *others*; numbers may be far apart, so no table of all that lie between."""
+    ordered = np.sort(others)
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    found: Bools = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return found
 
 
 def _at(values: Ints, rows: Ints) -> Ints:
@@ -136,7 +147,7 @@ def _visits(ranges: Ranges, names: Text, is_node: Bools, node_sequence: Ints) ->
         {
             "name": names.codes[rows],
             "sequence": node_sequence[rows],
-            "thread": ranges.frame["fwd_thread"].gather(rows),
+            "thread": ranges.column("fwd_thread", rows),
             "start": ranges.start[rows],
         }
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.classify._nest import Ints
+from tracekit.classify._nest import Ints, time_key
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.ranges import Launches, Ranges
 
@@ -114,7 +114,7 @@ def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> C
     first, last = _batches(ranges, launches, calls, library)
 
     def column(name: str) -> Text:
-        asked = Text.of(ranges.frame[name]).take(calls)
+        asked = Text.of(ranges.column(name, calls))
         return Text.of(gpu[name]).fill(asked.take(last)).where(library.present)
 
     call = _named(gpu, ranges, launches, calls, first=first, last=last).where(library.present)
@@ -132,8 +132,8 @@ def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> C
 
 def _calls(ranges: Ranges) -> Ints:
     """Ranges that ask for communication, in thread and time order."""
-    name = Text.of(ranges.frame["collective"])
-    nccl = Text.of(ranges.frame["domain"]).matches(r"(?i)^nccl$") & ranges.name.matches(
+    name = ranges.text("collective")
+    nccl = ranges.text("domain").matches(r"(?i)^nccl$") & ranges.name.matches(
         r"^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|Send|Recv|AlltoAll|Gather|Scatter)"
     )
     return np.flatnonzero((name.present & ~name.matches(_TALK)) | (nccl & ~name.present))
@@ -150,12 +150,11 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     if not len(calls) or not len(rows):
         return first, last
     rows = rows[np.lexsort((launches.at[rows], launches.thread[rows]))]
-    # Threads are few and times are far below 2**52, so one number orders both.
     origin = min(int(ranges.start[calls].min()), int(launches.at[rows].min()))
     until = (
         np.searchsorted(
-            _key(ranges.thread[calls], ranges.start[calls] - origin),
-            _key(launches.thread[rows], launches.at[rows] - origin),
+            time_key(ranges.thread[calls], ranges.start[calls] - origin),
+            time_key(launches.thread[rows], launches.at[rows] - origin),
             side="right",
         )
         - 1
@@ -168,7 +167,7 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     since = np.where(fresh, thread_start, np.maximum(before + 1, thread_start))
     inside = same & (ranges.end[calls[until]] > launches.at[rows])
     # Two kernels may answer one batch. Other libraries' kernels answer only what they were launched in.
-    batched = Text.of(ranges.frame["collective"]).map(lambda v: v in _P2P)[calls[until]]
+    batched = ranges.text("collective").map(lambda v: v in _P2P)[calls[until]]
     ours = library.map(lambda v: v in ("nccl", "mscclpp"))[rows]
     same &= inside | (ours & ((since <= until) | batched))
     since = np.minimum(since, until)
@@ -177,14 +176,10 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     return first, last
 
 
-def _key(thread: Ints, time: Ints) -> Ints:
-    return thread * np.int64(1 << 52) + time
-
-
 def _named(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, calls: Ints, *, first: Ints, last: Ints) -> Text:
     own = Text.of(gpu["collective"])
     own = own.replace([normal(v) for v in own.values])
-    raw = Text.of(ranges.frame["collective"]).fill(ranges.name).take(calls)
+    raw = ranges.text("collective").fill(ranges.name).take(calls)
     asked = raw.replace([normal(v) for v in raw.values])
     end = asked.take(last)
     mixed = _differs(asked.codes, first, last)
@@ -208,7 +203,7 @@ def _around(ranges: Ranges, launches: Launches) -> Text:
 
 def _peers(gpu: pl.DataFrame, ranges: Ranges, calls: Ints, first: Ints, last: Ints) -> Ints:
     own = gpu["peer"].fill_null(-1).to_numpy().astype(np.int64)
-    asked = ranges.frame["peer"].gather(calls).fill_null(-1).to_numpy().astype(np.int64)
+    asked = ranges.column("peer", calls).fill_null(-1).to_numpy().astype(np.int64)
     found = np.where(last >= 0, np.append(asked, -1)[last], -1)
     return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, found))
 

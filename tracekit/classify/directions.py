@@ -127,8 +127,11 @@ def _neighbours(
     order = order[launches.at[order] >= 0]
     known = (value >= 0)[order]
     runs = autograd.site.map(lambda v: v in ("backward", "recompute"))
-    nodes = np.union1d(ranges.thread[autograd.is_node], launches.thread[runs])
-    engine = np.isin(launches.thread, nodes[nodes != ranges.main])[order]
+    nodes = np.zeros(int(max(ranges.thread.max(initial=-1), launches.thread.max(initial=-1))) + 2, np.bool_)
+    nodes[ranges.thread[autograd.is_node]] = True
+    nodes[launches.thread[runs]] = True
+    nodes[[ranges.main, -1]] = False
+    engine = nodes[launches.thread][order]
     turn = np.concatenate([[False], engine[1:] != engine[:-1]]) if len(order) else engine
     stretch: Ints = np.cumsum(comm[order] | turn, dtype=np.int64)
     dirs = value[order]

@@ -195,7 +195,7 @@ def _launch_columns(
         "chain": chain,
         "annotation": ranges.name.take(launches.ann),
         "annotations": annotations,
-        "domain": Text.of(ranges.frame["domain"]).take(launches.ann),
+        "domain": ranges.text("domain").take(launches.ann),
         "bytes": _ints(gpu["bytes"]),
         "stream": _ints(gpu["stream"]),
         "graph": _ints(gpu["graph"]),

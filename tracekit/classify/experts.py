@@ -104,16 +104,14 @@ def _answers(comm: Collectives, sent: Text) -> Text:
 def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     """When the host waited for each kernel: the k-th wait on a group answers its k-th call. -1 where it did not."""
     out = np.full(len(launches.at), -1, np.int64)
-    collective = Text.of(ranges.frame["collective"])
+    collective = ranges.text("collective")
     waits = np.flatnonzero(collective.map(lambda v: v == "wait"))
     rows = np.flatnonzero(comm.library.present & (launches.at >= 0))
     if not len(waits) or not len(rows):
         return out
     rows = rows[np.argsort(launches.at[rows], kind="stable")]
     asked = pl.DataFrame({"group": _names(comm.group.take(rows).series("group")), "row": rows, "at": launches.at[rows]})
-    waited = pl.DataFrame({"group": _names(ranges.frame["group"].gather(waits)), "wait": ranges.start[waits]}).sort(
-        "wait"
-    )
+    waited = pl.DataFrame({"group": _names(ranges.column("group", waits)), "wait": ranges.start[waits]}).sort("wait")
     place = pl.int_range(pl.len()).over("group").alias("place")
     asked, waited = asked.with_columns(place), waited.with_columns(place)
     both = asked.join(waited, on=("group", "place"))

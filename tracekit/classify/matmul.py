@@ -19,7 +19,7 @@ from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Launches, Ranges
 from tracekit.classify.shapes import roles_by_shape
-from tracekit.classify.tallies import owed, shares
+from tracekit.classify.tallies import owed, places, shares
 
 OPS = (
     r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
@@ -49,7 +49,7 @@ class Matmuls:
 
     is_gemm: Bools
     whole: Bools  # without the kernels that only add up a product's parts
-    share: Text  # of any event in a node: how its node's products number against the forward's
+    share: Text  # of a node's products: how they number against the forward's
     role: Text  # "forward", "dgrad", "wgrad"
     after: Text  # of any event: the role of the product its op comes right after
     evidence: Text  # "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"
@@ -212,7 +212,7 @@ def _weight_runs(ranges: Ranges, autograd: Autograd) -> Ints:
     rows = np.flatnonzero(autograd.is_node & (autograd.node_sequence >= 0))
     rows = rows[np.argsort(ranges.start[rows], kind="stable")]
     name = autograd.names.take(rows)
-    thread = ranges.frame["fwd_thread"].gather(rows).fill_null(-1)
+    thread = ranges.column("fwd_thread", rows).fill_null(-1)
     table = pl.DataFrame(
         {"row": rows, "at": ranges.start[rows], "sequence": autograd.node_sequence[rows], "thread": thread}
     )
@@ -239,10 +239,7 @@ def _goes_on_to(ranges: Ranges, autograd: Autograd, names: str) -> Bools:
 
 def _places(node: Ints, in_node: Bools) -> tuple[Ints, Ints]:
     """For every call its place among its node's calls, and how many there are."""
-    table = pl.DataFrame({"node": np.where(in_node, node, -1)})
-    order = table.select(pl.int_range(pl.len()).over("node"))["literal"].to_numpy()
-    count = table.select(pl.len().over("node"))["len"].to_numpy().astype(np.int64)
-    return order, count
+    return places(np.where(in_node, node, -1))
 
 
 def _by_use(ranges: Ranges, calls: Ints, node: Ints, in_node: Bools) -> tuple[Text, Text]:

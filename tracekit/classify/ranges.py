@@ -8,12 +8,18 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from tracekit.classify._nest import ANNOTATION, OP, PROBE, Ints, inherit, nest, siblings
+from tracekit.classify._nest import ANNOTATION, OP, PROBE, Ints, inherit, nest, siblings, time_key
 from tracekit.classify._text import Bools, Text
 from tracekit.schema import GPU_KINDS
 
 _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
 """Older files list the profiler's own annotations among the ops."""
+
+_COLUMNS = (
+    "id", "kind", "name", "start_ns", "end_ns", "pid", "tid", "external_id", "sequence", "fwd_thread", "shapes",
+    "collective", "group", "group_desc", "group_ranks", "peer", "domain",
+)  # fmt: skip
+"""What is asked of CPU ranges; moving fewer columns sorts them faster."""
 
 NODE = "autograd::engine::evaluate_function: "
 
@@ -22,7 +28,8 @@ NODE = "autograd::engine::evaluate_function: "
 class Ranges:
     """Ops and annotations of every thread, sorted so that a parent comes before its children."""
 
-    frame: pl.DataFrame
+    source: pl.DataFrame  # as the file has them; few columns are ever put in order whole
+    order: Ints  # rows of the source, sorted
     name: Text
     is_op: Bools
     thread: Ints
@@ -37,6 +44,21 @@ class Ranges:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def column(self, name: str, rows: Ints) -> pl.Series:
+        """Pick one column of the events at *rows*."""
+        return self.source[name].gather(self.order[rows])
+
+    def text(self, name: str) -> Text:
+        """One text column of all ranges."""
+        if name not in self._texts:
+            found = Text.of(self.source[name])
+            self._texts[name] = Text(found.values, found.codes[self.order])
+        return self._texts[name]
+
+    @cached_property
+    def _texts(self) -> dict[str, Text]:
+        return {}
 
     def nearest_op(self, own: Bools) -> Ints:
         """For every range the nearest op at or above it that is in *own*."""
@@ -84,33 +106,35 @@ def _ints(series: pl.Series) -> Ints:
 def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     """Split *events* into its GPU rows (sorted by start), the CPU ranges, and the launches that join them."""
     gpu = events.filter(pl.col("kind").is_in(GPU_KINDS)).sort("start_ns", "id")
-    frame = events.filter(pl.col("kind").is_in(("cpu_op", "annotation"))).sort(
-        "pid", "tid", "start_ns", pl.col("end_ns").neg(), "id", nulls_last=True
-    )
+    source = events.select(_COLUMNS).filter(pl.col("kind").is_in(("cpu_op", "annotation")))
     calls = _first_calls(events, gpu)
-    threads = _thread_numbers(frame, calls)
+    threads, call_threads = _thread_numbers(source, calls)
+    order = _in_order(source, threads)
+    n, threads = len(order), threads[order]
     fire = _launch_rows(gpu, calls)
-    names = Text.of(frame["name"])
-    is_op = (frame["kind"] == "cpu_op").to_numpy() & ~names.matches(_MARKS)
-    main = _main_thread(threads[: len(frame)], frame)
+    found = Text.of(source["name"])
+    names = Text(found.values, found.codes[order])
+    is_op = (source["kind"] == "cpu_op").to_numpy()[order] & ~names.matches(_MARKS)
+    main = _main_thread(threads, names)
 
     probes = len(calls)
-    thread = np.concatenate([threads, np.full(probes, main, np.int64)])
-    start = np.concatenate([_ints(frame["start_ns"]), _ints(calls["start_ns"]), _ints(calls["start_ns"])])
-    end = np.concatenate([_ints(frame["end_ns"]), start[len(frame) :]])
+    asked = _ints(calls["start_ns"])
+    thread = np.concatenate([threads, call_threads, np.full(probes, main, np.int64)])
+    start = np.concatenate([_ints(source["start_ns"])[order], asked, asked])
+    end = np.concatenate([_ints(source["end_ns"])[order], start[n:]])
     what = np.concatenate([np.where(is_op, OP, ANNOTATION), np.full(2 * probes, PROBE)])
     codes = np.concatenate([names.codes, np.zeros(2 * probes, np.int64)])
-    op_of, ann_of, op_path, ann_path = nest(thread, start, end, what, codes)
+    op_of, ann_of, op_path, ann_path = nest(thread, start, end, what, codes, ranges=n)
 
-    n = len(frame)
     ranges = Ranges(
-        frame,
+        source,
+        order,
         names,
         is_op,
-        threads[:n],
+        threads,
         start[:n],
         end[:n],
-        _ints(frame["sequence"]),
+        _ints(source["sequence"])[order],
         op_of[:n],
         ann_of[:n],
         op_path[:n],
@@ -119,20 +143,20 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     )
     here, on_main = slice(n, n + probes), slice(n + probes, None)
     launches = _attach(
-        gpu, ranges, calls, fire, threads[n:], op=op_of[here], ann=ann_of[here], ann_on_main=ann_of[on_main]
+        gpu, ranges, calls, fire, call_threads, op=op_of[here], ann=ann_of[here], ann_on_main=ann_of[on_main]
     )
     return gpu, ranges, launches
 
 
 def _first_calls(events: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:
     """Keep one call for every correlation of a GPU event: the earliest, as driver calls sit inside runtime calls."""
-    wanted = gpu.select("correlation").drop_nulls().unique()
-    calls = events.filter(pl.col("kind").is_in(("runtime", "driver")) & pl.col("correlation").is_not_null())
+    wanted = gpu.select(pl.col("correlation").drop_nulls().unique())
     return (
-        calls.select("correlation", "start_ns", "pid", "tid", "name")
+        events.select("kind", "correlation", "start_ns", "pid", "tid", "name")
+        .filter(pl.col("kind").is_in(("runtime", "driver")) & pl.col("correlation").is_not_null())
         .join(wanted, on="correlation", how="semi")
-        .sort("start_ns")
-        .unique("correlation", keep="first", maintain_order=True)
+        .sort("correlation", "start_ns")
+        .filter(pl.col("correlation").ne_missing(pl.col("correlation").shift(1)))
     )
 
 
@@ -144,20 +168,34 @@ def _launch_rows(gpu: pl.DataFrame, calls: pl.DataFrame) -> Ints:
     return _ints(rows["row"].cast(pl.Int64))
 
 
-def _thread_numbers(frame: pl.DataFrame, calls: pl.DataFrame) -> Ints:
-    both = pl.concat([frame.select("pid", "tid"), calls.select("pid", "tid")])
-    number = pl.struct("pid", "tid").rank("dense").cast(pl.Int64) - 1
-    return both.select(number.alias("n"))["n"].to_numpy().astype(np.int64)
+def _thread_numbers(source: pl.DataFrame, calls: pl.DataFrame) -> tuple[Ints, Ints]:
+    """Number the threads of both tables, in the order of their process and thread ids."""
+    pid, tid = (np.concatenate([_ints(source[c]), _ints(calls[c])]) for c in ("pid", "tid"))
+    change = np.ones(len(pid), np.bool_)  # neighbours in a file mostly share their thread
+    change[1:] = (pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])
+    place = pl.DataFrame({"pid": pid[change], "tid": tid[change]})
+    number = place.select(pl.struct("pid", "tid").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    numbers = number[np.cumsum(change) - 1]
+    return numbers[: len(source)], numbers[len(source) :]
 
 
-def _main_thread(threads: Ints, frame: pl.DataFrame) -> int:
+def _in_order(source: pl.DataFrame, threads: Ints) -> Ints:
+    """Rows by thread, then start, the longer first; an op before an annotation that equals it."""
+    start = _ints(source["start_ns"])
+    key = time_key(threads, start - start.min(initial=0))
+    order = np.argsort(key, kind="stable")
+    if bool((np.diff(key[order]) > 0).all()):
+        return order
+    kind = source["kind"].to_physical().to_numpy().astype(np.int64)
+    return np.lexsort((_ints(source["id"]), kind, -_ints(source["end_ns"]), key))
+
+
+def _main_thread(threads: Ints, names: Text) -> int:
     """Find the thread that drives: the one with most ops, counting those of the autograd engine out."""
     if not len(threads):
         return -1
-    weight = np.ones(len(threads))
-    weight[frame["name"].cast(pl.String).str.contains("Backward|AccumulateGrad").fill_null(False).to_numpy()] = 0
-    marks = frame["name"].cast(pl.String).str.starts_with("ProfilerStep#").fill_null(False).to_numpy()
-    weight[marks] = len(threads)
+    weight = np.where(names.matches("Backward|AccumulateGrad"), 0.0, 1.0)
+    weight[names.map(lambda v: v.startswith("ProfilerStep#"))] = len(threads)
     return int(np.bincount(threads, weights=weight).argmax())
 
 
@@ -173,8 +211,9 @@ def _attach(
     ann_on_main: Ints,
 ) -> Launches:
     # The autograd engine works on threads of its own while the caller waits inside its annotation.
-    engine = np.unique(ranges.thread[ranges.name.map(lambda v: v.startswith(NODE))])
-    borrowed = np.isin(call_threads, engine) & (ann < 0)
+    engine = np.zeros(int(max(ranges.thread.max(initial=-1), call_threads.max(initial=-1))) + 1, np.bool_)
+    engine[ranges.thread[ranges.name.map(lambda v: v.startswith(NODE))]] = True
+    borrowed = engine[call_threads] & (ann < 0)
     ann = np.where(borrowed, ann_on_main, ann)
 
     def spread(values: Ints, missing: int = -1) -> Ints:
@@ -195,7 +234,8 @@ def _by_external_id(
     repeats = int((external == gpu["correlation"]).sum()) > 0.9 * len(gpu)
     if not lost.any() or external.null_count() == len(gpu) or repeats:
         return op, at, thread, tid
-    known = ranges.frame.select("external_id").with_row_index("row").filter(pl.Series(ranges.is_op))
+    ids = ranges.column("external_id", np.arange(len(ranges)))
+    known = pl.DataFrame({"external_id": ids}).with_row_index("row").filter(pl.Series(ranges.is_op))
     found = gpu.select("external_id").join(
         known.unique("external_id", keep="last"), on="external_id", how="left", maintain_order="left"
     )
@@ -203,7 +243,7 @@ def _by_external_id(
     use = row >= 0
     if not use.any():
         return op, at, thread, tid
-    tids = _ints(ranges.frame["tid"])
+    tids = _ints(ranges.source["tid"])[ranges.order]
     return (
         np.where(use, row, op),
         np.where(use, ranges.start[row], at),

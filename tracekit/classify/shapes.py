@@ -31,7 +31,7 @@ class Dims:
     @classmethod
     def of(cls, ranges: Ranges, calls: Ints) -> Dims:
         """Read the recorded input shapes; every distinct one is parsed once."""
-        shapes = Text.of(ranges.frame["shapes"].gather(calls))
+        shapes = Text.of(ranges.column("shapes", calls))
         names = ranges.name.take(calls)
         linear = names.map(lambda v: v == "aten::linear")
         parsed = np.array([*(_product(v) for v in shapes.values), (0, 0, 0, 0)], np.int64).reshape(-1, 4)
@@ -116,7 +116,7 @@ def _weight_shapes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) 
     forward = (autograd.differentiable[calls] >= 0) & (autograd.node_of[calls] < 0) & size.known
     seen = _pair(size.inner, size.columns)[forward]
     grads = np.flatnonzero(ranges.name.map(lambda v: v.endswith("AccumulateGrad") and "evaluate" not in v))
-    shapes = Text.of(ranges.frame["shapes"].gather(grads)).values
+    shapes = Text.of(ranges.column("shapes", grads)).values
     matrices = [d for d in (_first_shape(s) for s in shapes) if len(d) >= 2]
     sides = np.array([d[-2:] for d in matrices], np.int64).reshape(-1, 2)
     return np.unique(np.concatenate([seen, _pair(sides[:, 0], sides[:, 1])]))

@@ -7,7 +7,6 @@ forward did, or as many, if the weights' gradients are left for later.
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 
 from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
@@ -25,7 +24,7 @@ def node_rows(products: Bools, node: Ints, at: Ints) -> Ints:
 def turns(products: Bools, node: Ints, at: Ints) -> Text:
     """Take the products of one node by turns: first, second, first again."""
     rows = node_rows(products, node, at)
-    return _spread(rows, _places(node[rows]) % 2, len(products))
+    return _spread(rows, places(node[rows])[0] % 2, len(products))
 
 
 def halves(products: Bools, node: Ints, at: Ints) -> Text:
@@ -36,31 +35,26 @@ def halves(products: Bools, node: Ints, at: Ints) -> Text:
     ['first', 'first', 'second', 'second']
     """
     rows = node_rows(products, node, at)
-    count = np.bincount(node[rows])[node[rows]] if len(rows) else rows
-    return _spread(rows, np.where(count % 2 == 0, 2 * _places(node[rows]) // np.maximum(count, 1), -1), len(products))
+    place, count = places(node[rows])
+    return _spread(rows, np.where(count % 2 == 0, 2 * place // np.maximum(count, 1), -1), len(products))
 
 
 def shares(products: Bools, node: Ints, sequence: Ints, ahead: Bools) -> Text:
-    """Hold a node's number of products against its forward's: once, twice, or odd; null where either has none.
+    """Hold a node's number of products against its forward's: once, twice, or odd; null for what is no product.
 
     *sequence* ties the events of a node to those of its forward, which are *ahead*.
     """
-    first = pl.DataFrame({"sequence": sequence, "use": products & ahead & (sequence >= 0)}).filter("use")
-    then = pl.DataFrame({"node": node, "sequence": sequence, "use": products & (node >= 0)})
-    counted = then.select("node", "sequence", mine=pl.col("use").sum().over("node"), inside=pl.col("node") >= 0).join(
-        first.group_by("sequence").len("ahead"), on="sequence", how="left", maintain_order="left"
-    )
-    known = pl.col("inside") & (pl.col("mine") > 0) & pl.col("ahead").is_not_null()
-    code = (
-        pl.when(~known)
-        .then(-1)
-        .when(pl.col("mine") == pl.col("ahead"))
-        .then(0)
-        .when(pl.col("mine") == 2 * pl.col("ahead"))
-        .then(1)
-        .otherwise(2)
-    )
-    return Text(_SHARES, counted.select(code.alias("code"))["code"].to_numpy().astype(np.int64))
+    rows = np.flatnonzero(products & (node >= 0))
+    numbers, count = np.unique(sequence[products & ahead & (sequence >= 0)], return_counts=True)
+    if not len(rows) or not len(numbers):
+        return Text(_SHARES, np.full(len(products), -1, np.int64))
+    mine = np.bincount(node[rows])
+    place = np.minimum(np.searchsorted(numbers, sequence[rows]), len(numbers) - 1)
+    theirs, here = count[place], mine[node[rows]]
+    share = np.where(here == theirs, 0, np.where(here == 2 * theirs, 1, 2))
+    out = np.full(len(products), -1, np.int64)
+    out[rows] = np.where(numbers[place] == sequence[rows], share, -1)
+    return Text(_SHARES, out)
 
 
 def owed(products: Bools, share: Text, outside: Bools, at: Ints) -> Bools:
@@ -73,9 +67,22 @@ def owed(products: Bools, share: Text, outside: Bools, at: Ints) -> Bools:
     return pays
 
 
-def _places(node: Ints) -> Ints:
-    place: Ints = pl.DataFrame({"node": node}).select(pl.int_range(pl.len()).over("node")).to_series().to_numpy()
-    return place
+def places(group: Ints) -> tuple[Ints, Ints]:
+    """For every row its place among the rows of its group, and how many there are.
+
+    >>> place, count = places(np.array([4, 9, 4]))
+    >>> place.tolist(), count.tolist()
+    ([0, 0, 1], [2, 1, 2])
+    """
+    order = np.argsort(group, kind="stable")
+    ordered = group[order]
+    first = np.ones(len(group), np.bool_)
+    first[1:] = ordered[1:] != ordered[:-1]
+    run = np.cumsum(first) - 1
+    place, count = np.empty(len(group), np.int64), np.empty(len(group), np.int64)
+    place[order] = np.arange(len(group)) - np.flatnonzero(first)[run]
+    count[order] = np.bincount(run, minlength=1)[run]
+    return place, count
 
 
 def _spread(rows: Ints, codes: Ints, size: int) -> Text:
