@@ -13,8 +13,8 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.errors import Notice
-from tracekit.parsers.discovery import SourceRef
+from tracekit.errors import InputError, Notice
+from tracekit.parsers.discovery import SourceRef, listing
 from tracekit.reading import prepare, raise_failures, read_ref, worker_count
 from tracekit.recording import Finding, RankFacts, findings
 from tracekit.schema import GPU_KINDS, RankEvents
@@ -109,6 +109,8 @@ def diagnose(
     if len(failed) == len(done):
         raise_failures(done)
     facts = [fact for one in done if one.error is None for fact in one.unwrap()]
+    if not facts:
+        raise InputError(f"there is no rank {listing(map(str, ranks or ()))}", hint="leave --ranks out to see them all")
     facts.sort(key=lambda fact: fact.source.rank)
     check_one_run([(fact.source, fact.start_ns, fact.end_ns) for fact in facts])
     unreadable = [(one.item.path, one.error.message) for one in failed if one.error is not None]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+import tracekit
+from tracekit.cli import main
 from tracekit.cli._common import parse_ranks
 from tracekit.errors import OptionError
 
@@ -18,6 +22,21 @@ COMMANDS = ["analyze", "ingest", "diff", "gate", "export", "open", "doctor", "re
 def run(*words, **options):
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120}
     return subprocess.run([*COMMAND, *map(str, words)], check=False, **{**given, **options})
+
+
+@pytest.fixture
+def say(monkeypatch, capfd):
+    """Type words at the command line of this process: what a process of its own would answer, sooner."""
+
+    def typed(*words):
+        monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        out, err = capfd.readouterr()
+        notes = [line for line in err.splitlines(keepends=True) if not line.startswith("tracekit: compiling")]
+        return subprocess.CompletedProcess(words, ending.value.code, out, "".join(notes))
+
+    return typed
 
 
 WRONG = {
@@ -39,9 +58,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_words_are_one_line_and_exit_code_2(case):
+def test_wrong_words_are_one_line_and_exit_code_2(say, case):
     words, said = WRONG[case]
-    out = run(*words)
+    out = say(*words)
     assert out.returncode == 2
     assert out.stdout == ""
     assert out.stderr.startswith("error: ")
@@ -118,8 +137,49 @@ def test_ranks_are_counted_only_as_far_as_runs_go():
         parse_ranks("7,10000000")
 
 
-def test_one_rank_is_one_rank(samples, tmp_path):
-    out = run("ingest", samples / "compile", "-o", tmp_path / "store")
+def test_one_rank_is_one_rank(say, samples, tmp_path):
+    out = say("ingest", samples / "compile", "-o", tmp_path / "store")
     assert out.stdout.startswith(f"Wrote {tmp_path}/store: 1 rank, ")
-    out = run("gate", samples / "compile", "--update-baseline", "--baseline", tmp_path / "base.json")
+    out = say("gate", samples / "compile", "--update-baseline", "--baseline", tmp_path / "base.json")
     assert out.stdout.startswith(f"wrote {tmp_path}/base.json: 1 run, 2 steps, noise of 0 metrics")
+
+
+@pytest.mark.parametrize("command", ["analyze", "doctor", "export", "ingest", "explain"])
+@pytest.mark.parametrize("kind", ["store", "nsight"])
+def test_a_rank_that_is_not_there(say, samples, tmp_path, command, kind):
+    """Which ranks a store or a report of Nsight Systems holds is known only once it was opened."""
+    source = samples / "nsys-1f1b/rank0.sqlite"
+    if kind == "store":
+        source = tmp_path / "store"
+        tracekit.ingest(samples / "reload", source)
+    words = {"explain": ["analyze", source, "--explain", "a"], "export": ["export", source, "-o", tmp_path / "x.json"]}
+    words["ingest"] = ["ingest", source, "-o", tmp_path / "other"]
+    out = say(*words.get(command, [command, source]), "--ranks", "9")
+    assert out.returncode == 2
+    assert out.stdout == ""
+    assert out.stderr.count("\n") == 1
+    assert "there is no rank 9" in out.stderr
+
+
+def test_reasons_are_given_for_the_rank_asked_for(say, samples):
+    out = say("analyze", samples / "nsys-1f1b", "--explain", "nvjet", "--ranks", "2")
+    assert "\n  rank 2, event " in out.stdout
+
+
+@pytest.mark.parametrize("name", ["drawn.json.gz", "rank0.json"])
+def test_what_was_drawn_is_not_measured(say, samples, tmp_path, name):
+    """An exported trace holds every kernel again on its label's track: its numbers would all be wrong."""
+    say("export", samples / "reload", "-o", tmp_path / name)
+    out = say("analyze", tmp_path / name)
+    assert out.returncode == 2
+    assert out.stderr.startswith(f"error: {tmp_path}/{name}: was written by tracekit for ui.perfetto.dev; name the")
+    shutil.copy(samples / "compile/rank0.pt.trace.json.gz", tmp_path / "real.json.gz")
+    out = say("analyze", tmp_path, "--json", "--schedule", "none")
+    assert json.loads(out.stdout)["source"]["paths"] == [f"{tmp_path}/real.json.gz"]
+
+
+def test_a_drawn_schedule_is_no_trace(say, tmp_path):
+    say("schedule", "1f1b", "--pp", "2", "--microbatches", "2", "-o", tmp_path / "s.trace.json")
+    out = say("analyze", tmp_path / "s.trace.json")
+    assert out.returncode == 2
+    assert "was written by tracekit" in out.stderr

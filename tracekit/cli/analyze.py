@@ -23,7 +23,7 @@ from tracekit.cli._common import (
     parse_ranks,
     use_nsys,
 )
-from tracekit.errors import OptionError
+from tracekit.errors import InputError, OptionError
 
 
 def analyze(
@@ -126,6 +126,8 @@ def _explain(
     from tracekit.sources import find
 
     refs, _ = find(paths, ranks=ranks, rank=rank)
-    parts = read_ref(refs[0])
-    part = next((one for one in parts if ranks is None or one.source.rank in ranks), parts[0])
+    found = (part for ref in refs for part in read_ref(ref) if ranks is None or part.source.rank in ranks)
+    part = next(found, None)
+    if part is None:
+        raise InputError(f"there is no rank {', '.join(map(str, ranks or ()))}", hint="leave --ranks out")
     typer.echo(explain_text(part, selector, rules=rules))

@@ -26,6 +26,10 @@ _EVENT_KEYS = re.compile(rb'^\[\s*(?:\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
 
 
+_OURS = re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:')
+"""What tracekit draws for ui.perfetto.dev: its tracks repeat the trace's events, so that reading them counts twice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """What the first bytes said. ``reader`` is None where no reader claims the file; ``why`` then says why not."""
@@ -77,6 +81,8 @@ def _probe_json(head: bytes, tail: bytes) -> Probe:
         return Probe(None, why="is no trace: neither JSON nor an Nsight Systems export")
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
         return Probe(None, why='is JSON but no trace: it has no "traceEvents"')
+    if _OURS.search(text[:4096]):
+        return Probe(None, why="was written by tracekit for ui.perfetto.dev; name the traces it was made from")
     info = _distributed_info(head) or _distributed_info(tail)
     return Probe("kineto", _integer(info.get("rank")), _integer(info.get("world_size")))
 

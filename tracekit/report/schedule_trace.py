@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tracekit._version import __version__
 from tracekit.schedules.weight_reload import LANES, WeightReload
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def schedule_trace(done: Simulation | WeightReload) -> dict[str, Any]:
 
 
 def _document(name: str, events: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"displayTimeUnit": "ms", "otherData": {"schedule": name, "unit_us": UNIT_US}, "traceEvents": events}
+    about = {"tracekit": __version__, "schedule": name, "unit_us": UNIT_US}
+    return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
 
 
 def _named(pid: int, tid: int | None, name: str, sort: int) -> list[dict[str, Any]]:
