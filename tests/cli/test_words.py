@@ -183,3 +183,10 @@ def test_a_drawn_schedule_is_no_trace(say, tmp_path):
     out = say("analyze", tmp_path / "s.trace.json")
     assert out.returncode == 2
     assert "was written by tracekit" in out.stderr
+
+
+def test_the_command_is_a_module_too():
+    out = subprocess.run([sys.executable, "-m", "tracekit", "--version"], capture_output=True, text=True, check=True)
+    assert out.stdout == f"tracekit {tracekit.__version__}\n"
+    out = subprocess.run([sys.executable, "-m", "tracekit", "analyze"], capture_output=True, text=True, check=False)
+    assert "see tracekit analyze --help" in out.stderr.replace("python -m tracekit", "tracekit")
