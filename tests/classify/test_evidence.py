@@ -10,40 +10,43 @@ from hypothesis import strategies as st
 
 from tests.classify.conftest import ENGINE, NODE
 from tracekit.classify import classify, explain
-from tracekit.classify._nest import ANNOTATION, OP, PROBE, nest
+from tracekit.classify._nest import ANNOTATION, OP, nest
 from tracekit.errors import OptionError
 
 RANGES = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 20), st.sampled_from([OP, ANNOTATION, PROBE])),
-    max_size=25,
+    st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20), st.sampled_from([OP, ANNOTATION])), max_size=25
 )
+POINTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=10)
 
 
-@settings(deadline=None, max_examples=60)
-@given(RANGES)
-def test_nesting_agrees_with_a_search_of_all_ranges(rows):
+@settings(deadline=None, max_examples=80)
+@given(RANGES, POINTS)
+def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
     """The innermost range is the latest to start among those that hold the point and are not yet left."""
     rows = _calls(rows)
     thread, start, end, what = (np.array([r[i] for r in rows], np.int64) for i in range(4))
-    op_of, ann_of, _, _ = nest(thread, start, end, what, np.zeros(len(rows), np.int64))
+    asked = [np.array([p[i] for p in points], np.int64) for i in range(2)]
+    found = nest(thread, start, end, what, np.zeros(len(rows), np.int64), *asked)
+
+    def around(t, at, kind, before):
+        held = [j for j, (u, a, b, w) in enumerate(rows[:before]) if w == kind and u == t and a <= at < b]
+        return held[-1] if held else -1
+
     for i, (t, s, _, _) in enumerate(rows):
-        for kind, found in ((OP, op_of), (ANNOTATION, ann_of)):
-            around = [
-                j
-                for j, (u, a, b, w) in enumerate(rows)
-                if w == kind and u == t and j != i and a <= s < b and (a, -b, w, j) < (s, -rows[i][2], rows[i][3], i)
-            ]
-            best = max(around, key=lambda j: (rows[j][1], -rows[j][2], j), default=-1)
-            assert found[i] == best
+        assert found.op_of[i] == around(t, s, OP, i)
+        assert found.ann_of[i] == around(t, s, ANNOTATION, i)
+    for i, (t, at) in enumerate(points):
+        assert found.asked_op[i] == around(t, at, OP, len(rows))
+        assert found.asked_ann[i] == around(t, at, ANNOTATION, len(rows))
 
 
 def _calls(rows):
-    """Cut ranges of one thread so that they nest as calls do."""
+    """Sort ranges by thread and start, and cut those of one thread so that they nest as calls do."""
     out = []
-    for t, s, length, w in sorted(rows, key=lambda r: (r[0], r[1], -r[2])):
-        end = s if w == PROBE else s + length
-        for u, a, b, kind in out:
-            if u == t and a <= s < b and PROBE not in (w, kind):
+    for t, s, length, w in sorted(rows, key=lambda r: (r[0], r[1], -r[2], r[3])):
+        end = s + length
+        for u, a, b, _ in out:
+            if u == t and a <= s < b:
                 end = min(end, b)
         out.append((t, s, end, w))
     return out

@@ -6,6 +6,8 @@ annotations on a stack each, so the innermost range around anything is the top o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,20 +16,42 @@ from tracekit._native import native, whole
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-OP, ANNOTATION, PROBE = 0, 1, 2
-"""What a row is: an op, an annotation, or a point in time whose surroundings are asked for."""
+OP, ANNOTATION = 0, 1
+"""What a range is."""
 
 
-@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[:,::1], int64[:,::1])")
-def _sweep(  # noqa: PLR0917 - compiled code takes no keywords
-    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, around: Ints, path: Ints, room: Ints
-) -> None:
+@native(
+    "void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[:,::1], int64[:,::1],"
+    " int64[::1], int64[::1], int64[:,::1])"
+)
+def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and calls cost it
+    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, around: Ints, path: Ints, room: Ints,
+    asked_thread: Ints, asked_at: Ints, found: Ints,
+) -> None:  # fmt: skip
     op_of, ann_of = around[0], around[1]
     op_path, ann_path = path[0], path[1]
     ops, anns = room[0], room[1]
     n_ops = n_anns = 0
     current = np.int64(-1)
-    for i in range(len(start)):
+    j, asked = 0, len(asked_at)
+    for i in range(len(start) + 1):
+        last = i == len(start)
+        # Points before this range; one that comes as the range starts lies inside it.
+        while j < asked and (
+            last or asked_thread[j] < thread[i] or (asked_thread[j] == thread[i] and asked_at[j] < start[i])
+        ):
+            if asked_thread[j] == current:
+                while n_ops > 0 and end[ops[n_ops - 1]] <= asked_at[j]:
+                    n_ops -= 1
+                while n_anns > 0 and end[anns[n_anns - 1]] <= asked_at[j]:
+                    n_anns -= 1
+                if n_ops > 0:
+                    found[0, j] = ops[n_ops - 1]
+                if n_anns > 0:
+                    found[1, j] = anns[n_anns - 1]
+            j += 1
+        if last:
+            break
         if thread[i] != current:
             current, n_ops, n_anns = thread[i], 0, 0
         while n_ops > 0 and end[ops[n_ops - 1]] <= start[i]:
@@ -44,45 +68,44 @@ def _sweep(  # noqa: PLR0917 - compiled code takes no keywords
             op_path[i] = (op_path[i] ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
             ops[n_ops] = i
             n_ops += 1
-        elif what[i] == ANNOTATION:
+        else:
             ann_path[i] = (ann_path[i] ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
             anns[n_anns] = i
             n_anns += 1
 
 
-def nest(
-    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, *, ranges: int = 0
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """For every row: the innermost op and annotation around it (-1 where none), and a hash of each path down to it.
+class Nested(NamedTuple):
+    """The innermost op and annotation around each range and each point, -1 where none, and a hash of each path."""
 
-    Rows may come in any order; if the first *ranges* rows are in the pass's own order and the rest are probes, they are
-    merged instead of sorted. The path of an op or annotation includes itself, that of a probe does not.
+    op_of: Ints
+    ann_of: Ints
+    op_path: Ints  # of ranges: down to and with the range itself
+    ann_path: Ints
+    asked_op: Ints  # of points
+    asked_ann: Ints
 
-    >>> one = np.zeros(3, np.int64)
-    >>> op, ann, _, _ = nest(one, np.array([0, 2, 3]), np.array([9, 5, 4]), np.array([OP, OP, PROBE]), one)
-    >>> op.tolist(), ann.tolist()
-    ([-1, 0, 1], [-1, -1, -1])
+
+def nest(  # noqa: PLR0917 - as many columns
+    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, asked_thread: Ints, asked_at: Ints
+) -> Nested:
+    """Find what is around every range and every point that is asked for, on its own thread.
+
+    Ranges come in order of thread, then start, the longer first; points in any order. A range holds the point at which
+    it starts, not the one at which it ends.
+
+    >>> one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    >>> found = nest(two, np.array([0, 2]), np.array([9, 5]), np.array([OP, OP]), two, one, np.array([3]))
+    >>> found.op_of.tolist(), found.asked_op.tolist(), found.asked_ann.tolist()
+    ([-1, 0], [1], [-1])
     """
-    order = _merged(thread, start, ranges) if ranges else np.lexsort((what, -end, start, thread))
-    back = np.empty(len(order), np.int64)
-    back[order] = np.arange(len(order))
-    around, path = np.full((2, len(order)), -1, np.int64), np.zeros((2, len(order)), np.int64)
-    _sweep(*(whole(column[order]) for column in (thread, start, end, what, name)), around, path, np.empty_like(path))
-    op_of, ann_of = np.where(around >= 0, order[around], -1)[:, back]
-    op_path, ann_path = path[:, back]
-    return op_of, ann_of, op_path, ann_path
-
-
-def _merged(thread: Ints, start: Ints, ranges: int) -> Ints:
-    """Put probes among ranges that are in order of thread and start: after those that start when the probe does."""
-    key = time_key(thread, start - start.min())
-    probes = ranges + np.argsort(key[ranges:], kind="stable")
-    place = np.searchsorted(key[:ranges], key[probes], side="right") + np.arange(len(probes))
-    order = np.empty(len(key), np.int64)
-    free = np.ones(len(key), np.bool_)
-    free[place] = False
-    order[place], order[free] = probes, np.arange(ranges)
-    return order
+    around, path = np.full((2, len(start)), -1, np.int64), np.zeros((2, len(start)), np.int64)
+    order = np.lexsort((asked_at, asked_thread))
+    found = np.full((2, len(order)), -1, np.int64)
+    columns = (whole(column) for column in (thread, start, end, what, name))
+    _sweep(*columns, around, path, np.empty_like(path), asked_thread[order], asked_at[order], found)
+    asked = np.empty_like(found)
+    asked[:, order] = found
+    return Nested(*around, *path, *asked)
 
 
 def time_key(thread: Ints, time: Ints) -> Ints:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from tracekit.classify._nest import ANNOTATION, OP, PROBE, Ints, inherit, nest, siblings, time_key
+from tracekit.classify._nest import ANNOTATION, OP, Ints, inherit, nest, siblings, time_key
 from tracekit.classify._text import Bools, Text
 from tracekit.schema import GPU_KINDS
 
@@ -110,41 +110,37 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     calls = _first_calls(events, gpu)
     threads, call_threads = _thread_numbers(source, calls)
     order = _in_order(source, threads)
-    n, threads = len(order), threads[order]
+    threads = threads[order]
     fire = _launch_rows(gpu, calls)
     found = Text.of(source["name"])
     names = Text(found.values, found.codes[order])
     is_op = (source["kind"] == "cpu_op").to_numpy()[order] & ~names.matches(_MARKS)
     main = _main_thread(threads, names)
 
-    probes = len(calls)
     asked = _ints(calls["start_ns"])
-    thread = np.concatenate([threads, call_threads, np.full(probes, main, np.int64)])
-    start = np.concatenate([_ints(source["start_ns"])[order], asked, asked])
-    end = np.concatenate([_ints(source["end_ns"])[order], start[n:]])
-    what = np.concatenate([np.where(is_op, OP, ANNOTATION), np.full(2 * probes, PROBE)])
-    codes = np.concatenate([names.codes, np.zeros(2 * probes, np.int64)])
-    op_of, ann_of, op_path, ann_path = nest(thread, start, end, what, codes, ranges=n)
-
+    start, end = _ints(source["start_ns"])[order], _ints(source["end_ns"])[order]
+    # Every call is looked up on its own thread, and on the one that drives.
+    on_main = np.full(len(calls), main, np.int64)
+    what = np.where(is_op, OP, ANNOTATION)
+    where = np.concatenate([call_threads, on_main]), np.concatenate([asked, asked])
+    found_in = nest(threads, start, end, what, names.codes, *where)
     ranges = Ranges(
         source,
         order,
         names,
         is_op,
         threads,
-        start[:n],
-        end[:n],
+        start,
+        end,
         _ints(source["sequence"])[order],
-        op_of[:n],
-        ann_of[:n],
-        op_path[:n],
-        ann_path[:n],
+        found_in.op_of,
+        found_in.ann_of,
+        found_in.op_path,
+        found_in.ann_path,
         main,
     )
-    here, on_main = slice(n, n + probes), slice(n + probes, None)
-    launches = _attach(
-        gpu, ranges, calls, fire, call_threads, op=op_of[here], ann=ann_of[here], ann_on_main=ann_of[on_main]
-    )
+    op, ann, ann_on_main = found_in.asked_op[: len(calls)], *np.split(found_in.asked_ann, 2)
+    launches = _attach(gpu, ranges, calls, fire, call_threads, op=op, ann=ann, ann_on_main=ann_on_main)
     return gpu, ranges, launches
 
 
