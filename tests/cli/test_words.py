@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +99,23 @@ def test_a_full_disk_behind_standard_output_is_one_line(samples):
         assert out.returncode == 2
         assert out.stderr.splitlines()[-1].startswith("error: standard output: No space left on device")
         assert "Traceback" not in out.stderr
+
+
+def test_a_folder_that_may_not_be_written_in_is_one_line(say, samples, tmp_path, monkeypatch):
+    """Root may write anywhere, so the answer of the system is made up."""
+
+    def refuse(self, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    for words in (
+        ["ingest", samples / "reload", "-o", tmp_path / "s"],
+        ["redact", samples / "reload", "-o", tmp_path / "r"],
+    ):
+        out = say(*words)
+        assert out.returncode == 2
+        assert out.stderr.count("\n") == 1
+        assert out.stderr.endswith("Permission denied; check the permissions there, or choose another place\n")
 
 
 def left_early(*words):

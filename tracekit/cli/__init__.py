@@ -6,6 +6,7 @@ when it runs. ``main`` is the only place that prints errors.
 
 from __future__ import annotations
 
+import errno
 import gc
 import sys
 from typing import Any
@@ -63,6 +64,13 @@ def fail(error: TracekitError) -> int:
     return 2
 
 
+_HINTS = {
+    errno.EACCES: "check the permissions there, or choose another place",
+    errno.EROFS: "choose another place",
+    errno.ENOSPC: "make room, or choose another place",
+}
+
+
 def main() -> None:
     """Run the command line."""
     gc.set_threshold(200_000)  # imports make many objects and no garbage: collecting meanwhile takes 0.2 s
@@ -77,7 +85,7 @@ def main() -> None:
         code = 0
     except OSError as error:
         where = error.filename or "standard output"
-        code = fail(TracekitError(f"{where}: {error.strerror or error}", hint="nothing more can be done here"))
+        code = fail(TracekitError(f"{where}: {error.strerror or error}", hint=_HINTS.get(error.errno or 0, "")))
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

@@ -211,7 +211,11 @@ def _is_source(path: str) -> bool:
 def _from_file(path: str) -> Found:
     ref, why = _reference(Path(path), path)
     if ref is None:
-        raise InputError(f"{path}: {why}", hint="tracekit reads PyTorch profiler traces and Nsight Systems exports")
+        closed = why.startswith("cannot be read")
+        hint = (
+            "check its permissions" if closed else "tracekit reads PyTorch profiler traces and Nsight Systems exports"
+        )
+        raise InputError(f"{path}: {why}", hint=hint)
     return Found((ref,))
 
 
