@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tracekit import load
-from tracekit.classify import explain
-from tracekit.errors import OptionError
+from tracekit.classify import explain, load_rules
+from tracekit.errors import OptionError, RuleError
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +30,21 @@ def test_a_word_that_names_nothing(events, word, hint):
     with pytest.raises(OptionError, match="no GPU event has the id, the label or a name with") as error:
         explain(events, word)
     assert error.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('label = "forwrad"\nwhen = { name = "x" }', "my.toml:3: unknown label 'forwrad' (did you mean forward?)"),
+        ('label = "gpu"\nwhen = { name = "x" }', "my.toml:3: unknown label 'gpu' (one of forward, dgrad, "),
+        ('label = "forward"\nwhen = { nme = "x" }', "my.toml:4: unknown evidence 'nme' (did you mean name?)"),
+        ('label = "forward"\nwhen = { name = "(" }', "my.toml:4: 'name' is no regular expression: missing )"),
+        ('label = "forward"\nwhem = { name = "x" }', "my.toml:4: unknown key 'whem' (did you mean when?)"),
+    ],
+)
+def test_a_mistake_in_a_rules_file_names_the_nearest_word(tmp_path, text, said):
+    (tmp_path / "my.toml").write_text(f'[[rule]]\nname = "mine"\n{text}\n')
+    with pytest.raises(RuleError) as error:
+        load_rules(tmp_path / "my.toml")
+    assert said in str(error.value)
+    assert "evidence: class" not in str(error.value)

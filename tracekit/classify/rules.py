@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -180,12 +181,12 @@ _RULE_KEYS = ("name", "label", "when", "unless", "pass", "module", "confidence",
 def _rule(item: Mapping[str, Any], place: int, where: _Lines, pack: str) -> Rule:
     for key in item:
         if key not in _RULE_KEYS:
-            raise where.error("rule", place, key, f"unknown key {key!r}", f"a rule has {', '.join(_RULE_KEYS)}")
+            raise where.error("rule", place, key, f"unknown key {key!r}", _near(key, _RULE_KEYS))
     for key in ("name", "label"):
         if not isinstance(item.get(key), str):
             raise where.error("rule", place, key, f"rule needs a {key} (text)", "see docs/rules.md")
     if item["label"] not in LABELS:
-        raise where.error("rule", place, "label", f"unknown label {item['label']!r}", f"one of {', '.join(LABELS)}")
+        raise where.error("rule", place, "label", f"unknown label {item['label']!r}", _near(item["label"], LABELS))
     when, unless = (_conditions(item, key, place, "rule", where) for key in ("when", "unless"))
     if not when:
         raise where.error(
@@ -221,9 +222,16 @@ def _conditions(item: Mapping[str, Any], key: str, place: int, table: str, where
         condition = tuple(value) if isinstance(value, list) else value
         problem = _condition_problem(column, condition)
         if problem:
-            raise where.error(table, place, column, problem, f"evidence: {', '.join(COLUMNS)}", inside=key)
+            hint = "see docs/rules.md" if column in COLUMNS else _near(column, COLUMNS)
+            raise where.error(table, place, column, problem, hint, inside=key)
         out[column] = condition
     return out
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    """Return the hint for a word that is not *known*: the nearest one, or all there are."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
 
 
 def _tables(data: Mapping[str, Any], key: str, where: _Lines) -> Sequence[Mapping[str, Any]]:
