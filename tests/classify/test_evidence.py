@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.classify.conftest import ENGINE, NODE
 from tracekit.classify import classify, explain
 from tracekit.classify._nest import ANNOTATION, OP, nest
+from tracekit.classify.evidence import gather
 from tracekit.errors import OptionError
 
 RANGES = st.lists(
@@ -434,3 +435,21 @@ def test_explain_counts_all_that_a_name_means(samples, load):
     found = explain(events, "nvjet")
     assert dict(found.others) == {"forward": 96, "dgrad": 96, "wgrad": 96}
     assert found.to_dict()["label"] in ("forward", "dgrad", "wgrad")
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("DtoH (Device -> Pinned)", "d2h"),
+        ("HtoD (Pageable -> Device)", "h2d"),
+        ("HtoD (Host -> Device)", "h2d"),
+        ("M2D (MEMORY(Unknown) -> DEVICE)", "h2d"),
+        ("D2M (DEVICE -> MEMORY(Unknown))", "d2h"),
+        ("D2D (DEVICE -> DEVICE)", "d2d"),
+        ("DtoD (Device -> Device)", "d2d"),
+        ("PtoP (Device -> Device)", "p2p"),
+    ],
+)
+def test_directions_of_copies_by_every_vendors_name(program, name, way):
+    program.copy(name, 1, bytes=1 << 20)
+    assert gather(program.events()).text("copy").strings() == [way]

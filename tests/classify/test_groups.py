@@ -122,3 +122,15 @@ def test_an_exchange_kernel_does_not_answer_another_librarys_call():
     exchange = program.kernel("void deep_ep::intranode::dispatch<8>(int4*)", 20, stream=27)
     row = classify(program.events()).filter(pl.col("id") == exchange)
     assert row.select(pl.col("label", "group_desc").cast(pl.String)).rows() == [("ep_dispatch", None)]
+
+
+def test_copies_between_devices_that_a_collective_asked_for():
+    """Copy engines move a collective's data without a kernel; copies the model makes are none."""
+    program = Program().trained()
+    program.op("record_param_comms", 0, 10, collective="_allgather_base", group="3", group_desc="DATA_PARALLEL_GROUP")
+    asked = program.copy("PtoP (Device -> Device)", 1, bytes=1 << 20)
+    program.op("aten::copy_", 20, 30)
+    plain = program.copy("PtoP (Device -> Device)", 21, bytes=1 << 20)
+    assert labels(program, [asked, plain]) == ["dp_comm", "comm"]
+    rows = {row["id"]: row["rule"] for row in classify(program.events()).iter_rows(named=True)}
+    assert (rows[asked], rows[plain]) == ("group-data", "peer-copy")

@@ -50,6 +50,15 @@ def test_one_thread_for_all_says_nothing():
     assert "custom-backward" not in classify(Program().events())["rule"].cast(pl.String).to_list()
 
 
+def test_a_thread_that_prepares_data_does_not_make_the_other_the_engines():
+    """One thread replays whole steps; another launches a few kernels that happen to be called forward."""
+    step = [(FORWARD, MAIN), ("relu", MAIN), (BACKWARD, MAIN)] * 8
+    found = labels([*step, ("image_forward", 9)])
+    assert [found[k] for k in (0, 3, 6)] == ["forward"] * 3
+    whole = [*step, ("multi_tensor_apply_kernel<Adam>", MAIN)] + [("image_forward", 9)] * 30
+    assert [labels(whole)[k] for k in (0, 3, 6)] == ["forward"] * 3
+
+
 @pytest.mark.parametrize("name", ["1f1b/rank1", "overlapped/rank0", "compile/rank0", "dualpipe/rank3"])
 def test_captures_without_their_operators_keep_their_passes(samples, load, name):
     events = load(samples / f"{name}.pt.trace.json.gz")

@@ -18,7 +18,7 @@ LIBRARIES = (
         r"(deep_?|hybrid_|nixl_|nccl_)ep(::|\d)|(dpsk|uccl)::(ep|layout|intranode|internode)|^kernel_cutlass_kernel_moonep"
         r"|::(intranode|internode|internode_ll)::\w*(dispatch|combine|notify)",
     ),
-    ("nccl", r"(?i)^(void )?(nccl|rccl|msccl)\w*Kernel|ncclKernel_"),
+    ("nccl", r"(?i)^(void )?(nccl|rccl|msccl|mccl|hccl)\w*Kernel|ncclKernel_|^hcom_|oneccl"),
     ("nvshmem", r"(?i)(nv|roc)shmem|_on_stream_kernel"),
     ("mscclpp", r"(?i)mscclpp"),
     (
@@ -106,9 +106,16 @@ def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> C
     own = Text.of(gpu["collective"]).present
     named = [(lib, names.matches(p) & kernel) for lib, p in LIBRARIES]
     plain = names.replace([own_name(v) for v in names.values])
+    # Copy engines may do what a collective asks for: then the call itself launched copies between devices.
+    asked = ranges.name.take(launches.op).matches(r"^(record_param_comms|c10d::)")
+    copied = (gpu["kind"] == "memcpy").to_numpy() & names.matches(r"(?i)PtoP|Peer") & asked
     library = Text.choose(
         len(gpu),
-        [*named, ("nccl", own & kernel), ("custom", plain.matches(_WORDS) & ~plain.matches(_NO_WORDS) & kernel)],
+        [
+            *named,
+            ("nccl", (own & kernel) | copied),
+            ("custom", plain.matches(_WORDS) & ~plain.matches(_NO_WORDS) & kernel),
+        ],
     )
     calls = _calls(ranges)
     first, last = _batches(ranges, launches, calls, library)

@@ -13,10 +13,10 @@ from tracekit.classify.collectives import Collectives
 from tracekit.classify.ranges import Launches
 
 _WAYS = (
-    ("d2h", r"(?i)DtoH|DeviceToHost|Device -> (Pinned|Pageable|Host)|Device-to-Host"),
-    ("h2d", r"(?i)HtoD|HostToDevice|(Pinned|Pageable|Host) -> Device|Host-to-Device"),
+    ("d2h", r"(?i)DtoH|D2[HM]\b|DeviceToHost|Device -> (Pinned|Pageable|Host|Memory)|Device-to-Host"),
+    ("h2d", r"(?i)HtoD|\b[HM]2D|HostToDevice|(Pinned|Pageable|Host|Memory) -> Device|Host-to-Device"),
     ("p2p", r"(?i)PtoP|Peer"),
-    ("d2d", r"(?i)DtoD|DeviceToDevice|Device -> Device|Device-to-Device|CopyDevice"),
+    ("d2d", r"(?i)DtoD|\bD2D|DeviceToDevice|Device -> Device|Device-to-Device|CopyDevice"),
 )
 LARGE = 1 << 18
 """Bytes below which a copy is a scalar, an index or a flag rather than a tensor worth moving away."""

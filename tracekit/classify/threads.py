@@ -11,12 +11,15 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
+from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.directions import BACKWARD, FORWARD, OPTIMIZER, WGRAD
 from tracekit.classify.matmul import layouts
 from tracekit.classify.ranges import Launches
 
+_WEIGHT = 10
+"""The thread that runs the forward launches at least one in so many kernels for those of the backward."""
 _ONLY_AHEAD = r"(?i)flash|fmha|sdpa|attn|attention|norm|softmax"
 """What never runs in a backward but to run the forward again; a convolution's forward kernel may serve a gradient."""
 
@@ -29,7 +32,7 @@ def read_threads(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, *, c
     names = Text.of(gpu["name"])
     back = kernel & (names.matches(BACKWARD) | names.matches(WGRAD))
     ahead = kernel & names.matches(FORWARD) & ~back
-    engine = _engines(launches, back, ahead | (kernel & names.matches(OPTIMIZER)))
+    engine = _engines(launches, kernel, back, ahead, kernel & names.matches(OPTIMIZER) & ~back)
     again = engine & ahead & names.matches(_ONLY_AHEAD)
     sure = engine & kernel
     if again.any():  # some of the forward runs again, and a kernel that says nothing may be part of it
@@ -40,11 +43,19 @@ def read_threads(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, *, c
     return replace(autograd, site=site)
 
 
-def _engines(launches: Launches, back: Bools, ahead: Bools) -> Bools:
-    """Events of threads that run backward work, where another thread runs other work and no backward."""
+def _engines(launches: Launches, kernel: Bools, back: Bools, ahead: Bools, updates: Bools) -> Bools:
+    """Events of threads that run the backward and no optimizer, where one of weight runs other work and no backward.
+
+    A thread that only prepares data has little weight, and says nothing of who runs the backward.
+    """
     threads = int(launches.thread.max(initial=-1)) + 1
-    backs = np.bincount(launches.thread[back], minlength=threads) > 0
-    aheads = np.bincount(launches.thread[ahead], minlength=threads) > 0
-    if not (aheads & ~backs).any():
+
+    def count(mask: Bools) -> Ints:
+        return np.bincount(launches.thread[mask], minlength=threads)
+
+    engine = (count(back) > 0) & (count(updates) == 0)
+    other = (count(back) == 0) & (count(ahead | updates) > 0)
+    launched = count(kernel)
+    if _WEIGHT * launched[other].max(initial=0) < launched[engine].sum():
         return np.zeros(len(back), np.bool_)
-    return np.append(backs, False)[launches.thread]
+    return np.append(engine, False)[launches.thread]
