@@ -13,7 +13,7 @@ import pytest
 from tests.reference import read
 from tracekit.analysis import analyze, combine, rank_tables
 from tracekit.classify import Rule, RuleBook
-from tracekit.errors import OptionError
+from tracekit.errors import InputError, OptionError
 from tracekit.metrics.intervals import union
 from tracekit.metrics.lanes import Lanes
 from tracekit.schema import LABELS
@@ -179,6 +179,11 @@ def test_chosen_steps(samples):
 def test_steps_are_named_as_in_python_too(samples, asked):
     found = analyze(samples / "steps/a", ranks=[0], steps=asked, schedule="none")
     assert found.rank(0).steps == (2, 3)
+
+
+def test_a_rank_that_was_not_analyzed(run):
+    with pytest.raises(InputError, match=r"there is no rank 9 \(the analysis holds 0, 1, 2, 3\)"):
+        run("1f1b").rank(9)
 
 
 def test_one_step_is_a_number(samples):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit._version import __version__
-from tracekit.errors import Notice
+from tracekit.errors import InputError, Notice
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.clocks import Clocks
@@ -160,7 +160,11 @@ class Analysis:
 
     def rank(self, rank: int) -> RankResult:
         """Return one rank's result."""
-        return next(one for one in self.ranks if one.rank == rank)
+        for one in self.ranks:
+            if one.rank == rank:
+                return one
+        held = ", ".join(str(one.rank) for one in self.ranks[:8]) + ", …" * (len(self.ranks) > 8)
+        raise InputError(f"there is no rank {rank}", hint=f"the analysis holds {held}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""
