@@ -9,6 +9,7 @@ import pytest
 
 from tests.classify.conftest import ENGINE, Program
 from tracekit.classify import classify
+from tracekit.classify.evidence import gather
 from tracekit.schema import COMMUNICATION_LABELS
 
 LINES = (Path(__file__).parent / "kernel_names.txt").read_text(encoding="utf-8").splitlines()
@@ -152,3 +153,19 @@ def test_the_forward_run_again_keeps_its_exchanges_roles():
         ("ep_dispatch", "backward"),
         ("ep_combine", "backward"),
     ]
+
+
+def test_a_librarys_name_is_no_part_of_the_model():
+    """FlashInfer also holds norms and products; only its attention is attention."""
+    wanted = {
+        "kernel_cutlass_kernel_flashinfernormkernelsrmsnormRMSNormKernel_object_at__tensorptrbf16": ("norm", False),
+        "void flashinfer::gemm::fp8_gemm_kernel<128, 128>(float*)": (None, True),
+        "void flashinfer::BatchPrefillWithPagedKVCacheKernel<flashinfer::KernelTraits<x>>(y)": ("attention", False),
+        "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>(flash::Flash_fwd_params)": ("attention", False),
+    }
+    for name, (module, product) in wanted.items():
+        program = Program()
+        program.op("aten::embedding", 0, 1)
+        kernel = program.kernel(name, 5)
+        assert rows(program)[kernel]["module"] == module
+        assert gather(program.events()).columns["gemm"].tolist() == [product]

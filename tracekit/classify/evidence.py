@@ -29,7 +29,7 @@ Column = Text | Bools | Ints
 _HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
 COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
 """ROCm's runtime fills and copies buffers with kernels."""
-ATTENTION = r"(?i)flash|fmha|sdpa|attention|attn"
+ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ KERNELS = (
     r"(?i)gemm|nvjet|cutlass.*(mma|Gemm)|xmma|splitKreduce|^Cijk_|sm\d+_.*_(tn|nt|nn|tt)[_n]|wgmma_fp8"
     r"|^triton_(tem_\w*|b?)mm|matmul_?kernel"  # elsewhere a fused kernel's name lists all it takes part in
 )
-_ATTENTION = r"(?i)flash|fmha|sdpa|attention"  # their templates spell out the products inside
+_ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention"  # their templates spell out the products inside
 # cuBLAS is column-major: row-major x·Wᵀ is "TN" there, g·W is "NN" and gᵀ·x is "NT".
 _LAYOUT = r"(?:_|^)(?:(tn|nn|nt)(?:_n|t_n)?(?:_|$)|(TN|NN|NT)[NT](?:_|$))|^Cijk_(Alik_Bljk|Ailk_Bljk|Ailk_Bjlk)_"
 _LAYOUTS = {
