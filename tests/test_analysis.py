@@ -181,6 +181,16 @@ def test_steps_are_named_as_in_python_too(samples, asked):
     assert found.rank(0).steps == (2, 3)
 
 
+def test_why_waiting_is_not_known(run):
+    """All four ranks of the Nsight run are there, so giving more would not help; of the other, one of four is."""
+    said = {n.code: n.message for n in run("nsys-1f1b").notices}["wait-unknown"]
+    assert said.startswith("60 of 60 pipeline operations do not say their peer: ")
+    assert said.endswith("; record the peers")
+    said = {n.code: n.message for n in run("1f1b", ranks=(0,)).notices}["wait-unknown"]
+    assert said.startswith("11 of 11 pipeline operations have no peer in these traces: ")
+    assert said.endswith("; give all ranks of the pipeline")
+
+
 def test_a_rank_that_was_not_analyzed(run):
     with pytest.raises(InputError, match=r"there is no rank 9 \(the analysis holds 0, 1, 2, 3\)"):
         run("1f1b").rank(9)

@@ -28,3 +28,11 @@ def test_a_file_that_ends_before_its_gpu_events_is_to_be_copied_again(samples, t
     found = analyze(tmp_path, schedule="none")
     assert "there are no GPU events: the file ends before them" in " ".join(n.message for n in found.notices)
     assert advice(found) == ["record again, or copy the file again: it ends before its GPU events"]
+
+
+def test_ranks_that_are_all_there_are_not_asked_for(samples):
+    """An Nsight export without NCCL's payloads: every rank is there, and none says to whom it sends."""
+    said = " ".join(advice(analyze(samples / "nsys-1f1b", schedule="none")))
+    assert "record to whom messages go (`tracekit doctor` says how)" in said
+    assert "add the other ranks' traces" not in said
+    assert "add the other ranks' traces" in " ".join(advice(analyze(samples / "1f1b", ranks=[0], schedule="none")))

@@ -142,11 +142,12 @@ def _wait_notices(waited: pl.DataFrame) -> list[Notice]:
     lost = pipeline["wait_ns"].null_count()
     if not lost:
         return []
-    text = (
-        f"{lost} of {len(pipeline)} pipeline operations have no peer in these traces: waiting inside them is not known "
-        "and the bubble fraction is a lower bound; give all ranks of the pipeline"
-    )
-    return [Notice("wait-unknown", text)]
+    nameless = pipeline.filter(pl.col("wait_ns").is_null())["p2p"].str.contains("?", literal=True).all()
+    why, next_ = ("do not say their peer", "record the peers")
+    if not nameless:
+        why, next_ = ("have no peer in these traces", "give all ranks of the pipeline")
+    text = f"{lost} of {len(pipeline)} pipeline operations {why}: waiting inside them is not known and the bubble "
+    return [Notice("wait-unknown", f"{text}fraction is a lower bound; {next_}")]
 
 
 def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:

@@ -31,7 +31,9 @@ def advice(analysis: Analysis) -> list[str]:
         return ["record with CUDA activities on; `tracekit doctor` says how"]
     found = [*_exposed(analysis, span), *_launches(analysis, span), *_unknown(analysis, span)]
     if analysis.total.lower_bound:
-        found.append((0.0, "add the other ranks' traces: waiting is only known from both sides"))
+        nameless = any(n.code == "wait-unknown" and "do not say" in n.message for n in analysis.notices)
+        first = "record to whom messages go (`tracekit doctor` says how)" if nameless else "add the other ranks' traces"
+        found.append((0.0, f"{first}: waiting is only known from both sides"))
     lines = [text for _, text in sorted(found, reverse=True)]
     if analysis.schedule is not None and not analysis.schedule.what_if:
         lines.append("`--what-if` ranks the schedules this run could use, with its own measured times")

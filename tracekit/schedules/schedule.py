@@ -42,12 +42,14 @@ class Edges:
     own: Ints  # own F of a B, I or FB; own I of a W
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """A named order of ops for every rank.
 
     >>> from tracekit.schedules.ops import parse_orders
     >>> s = Schedule("mine", 2, 1, 1, (parse_orders("0F0 0B0"), parse_orders("1F0 1B0")))
+    >>> s
+    <Schedule: mine, 2 ranks × 1 micro-batches>
     >>> s.orders()
     [['0F0', '0B0'], ['1F0', '1B0']]
     >>> int(s.stage_ranks[1, 0])
@@ -64,6 +66,9 @@ class Schedule:
     def orders(self) -> list[list[str]]:
         """Every rank's order in the notation, as lists of strings."""
         return [[str(op) for op in rank] for rank in self.ranks]
+
+    def __repr__(self) -> str:
+        return f"<Schedule: {self.name}, {self.pp} ranks × {self.microbatches} micro-batches>"
 
     def _repr_html_(self) -> str:
         rows = [
