@@ -35,7 +35,8 @@ def blown_up(ranks, cells):
     """Return an analysis of so many ranks with so many cells each."""
     found = analyze(SAMPLES / "1f1b")
     noise = np.random.default_rng(0)
-    done = simulate(generate("1f1b", pp=ranks, microbatches=cells // 2), Times(F=1_000_000, B=2_000_000))
+    plan = generate("1f1b", pp=ranks, microbatches=cells // 2)
+    done = simulate(plan, Times(F=1_000_000, B=2_000_000))
     table = done.cells.with_row_index()
     late = pl.Series(noise.integers(0, 300_000, table.height))
     big = table.select(
@@ -46,7 +47,8 @@ def blown_up(ranks, cells):
         pl.col("start").cast(pl.Int64).alias("ideal_start_ns"), pl.col("end").cast(pl.Int64).alias("ideal_end_ns"),
         late.alias("shift_ns"),
     )  # fmt: skip
-    head = replace(found.schedule.head, cells=big, ideal_ns=int(done.makespan))
+    match = replace(found.schedule.head.match, schedule=plan)
+    head = replace(found.schedule.head, cells=big, match=match, ideal_ns=int(done.makespan))
     one = found.ranks[0]
     span = int(done.makespan)
     tables = dict(found.tables)

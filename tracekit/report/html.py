@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment
+from markupsafe import Markup, escape
 
 from tracekit.analysis import Analysis
 from tracekit.report.advice import advice
@@ -61,6 +62,15 @@ def _whole(text: str) -> str:
     return re.sub(r"(?<=\d) (?=ms|%)|(?<=<) (?=\d)", "\N{NO-BREAK SPACE}", text)
 
 
+def _code(text: str) -> Markup:
+    """Show what stands between backticks as code; all of it is text.
+
+    >>> print(_code("`--explain other` lists <b>"))
+    <code>--explain other</code> lists &lt;b&gt;
+    """
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+
+
 def _number(count: float) -> str:
     """A mean of counts: whole where it is.
 
@@ -75,6 +85,6 @@ def _template() -> Any:
     # Everything from a trace is escaped; only our own css and scripts are marked safe in the template.
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
-        ms=ms, percent=percent, signed=signed, share_of=share_of, count=many, number=_number, whole=_whole
+        ms=ms, percent=percent, signed=signed, share_of=share_of, count=many, number=_number, whole=_whole, code=_code
     )
     return environment.from_string(_asset("page.html.j2"))

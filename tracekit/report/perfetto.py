@@ -115,7 +115,7 @@ class _Export:
             "clock_shift_ns": {str(number): ns for number, ns in self.shift_ns.items()},
         }
         head = {"displayTimeUnit": "ms", "baseTimeNanoseconds": self.base_ns, "otherData": about}
-        text = json.dumps(head, separators=(",", ":"))[:-1]
+        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False)[:-1]
         return f'{text},"traceEvents":['.encode()
 
     def _put(self, lines: Iterable[str]) -> None:
@@ -244,7 +244,7 @@ def _cell_line(row: Mapping[str, Any], args: list[str], category: str, base_ns: 
         key: round(row[key], 3) if isinstance(row[key], float) else row[key] for key in args if row[key] is not None
     }
     head = {"ph": "X", "cat": f"cell_{category}", "name": row["name"], "pid": row["to_pid"], "tid": row["to_tid"]}
-    text = json.dumps(head, separators=(",", ":"))[:-1]
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False)[:-1]
     times = f'"ts":{start // 1000}.{start % 1000:03d},"dur":{length // 1000}.{length % 1000:03d}'
     return f'{text},{times},"args":{json.dumps(shown, separators=(",", ":"))}}}'
 

@@ -131,10 +131,11 @@ def _arg(events: pl.DataFrame, column: str, shown: str) -> pl.Expr:
 
 
 def _quoted(texts: pl.Series) -> pl.Series:
-    """Text as JSON strings; what repeats is quoted once."""
+    """Text as JSON strings; what repeats is quoted once. Letters stay letters: Perfetto does not undo all escapes."""
     plain = texts.cast(pl.String)
     known = plain.unique().drop_nulls()
-    return plain.replace_strict(known, pl.Series([json.dumps(text) for text in known], dtype=pl.String), default=None)
+    quoted = pl.Series([json.dumps(text, ensure_ascii=False) for text in known], dtype=pl.String)
+    return plain.replace_strict(known, quoted, default=None)
 
 
 def _us(ns: pl.Expr) -> pl.Expr:

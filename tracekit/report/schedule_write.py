@@ -79,5 +79,5 @@ def _text(done: Simulation | WeightReload, kind: str) -> str:
     if kind == ".trace.json":
         from tracekit.report.schedule_trace import schedule_trace
 
-        return json.dumps(schedule_trace(done))
+        return json.dumps(schedule_trace(done), ensure_ascii=False)  # Perfetto shows escapes as they stand
     return json.dumps(done.to_dict())

