@@ -122,7 +122,7 @@ def _assumption(schedule: Schedule, own: Schedule, times: StageTimes) -> str:
     said = ["balanced stages, free transfers"]
     chunks, own_chunks = schedule.stages / schedule.pp, own.stages / own.pp
     if chunks != own_chunks:
-        said.append(f"a rank's layers cut into {chunks:g} equal chunk(s)")
+        said.append(f"a rank's layers cut into {chunks:g} equal chunk{'s' * (chunks != 1)}")
     if any(op.kind == "FB" for op in schedule.ranks[0]):
         said.append(
             "FB takes F + B" if times.overlap is None else f"FB takes {times.overlap:.0%} of F + B, as measured"

@@ -11,7 +11,7 @@ from tracekit.analysis import Analysis
 from tracekit.report.advice import advice
 from tracekit.report.gate_markdown import table
 from tracekit.report.page_tables import page_tables
-from tracekit.report.summary import CAUSES, ms, percent, sentences, signed
+from tracekit.report.summary import CAUSES, many, ms, percent, sentences, signed
 
 MOST_ROWS = 16
 """Rows of a table that stay in sight; the rest is folded away."""
@@ -83,7 +83,7 @@ def _rows(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence
     shown = _table(head, rows[:MOST_ROWS], right)
     if len(rows) <= MOST_ROWS:
         return shown
-    return f"{shown}\n\n{_folded(f'{len(rows) - MOST_ROWS} more rows', _table(head, rows[MOST_ROWS:], right))}"
+    return f"{shown}\n\n{_folded(many(len(rows) - MOST_ROWS, 'more row'), _table(head, rows[MOST_ROWS:], right))}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int]) -> str:
