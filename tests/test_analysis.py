@@ -181,6 +181,17 @@ def test_steps_are_named_as_in_python_too(samples, asked):
     assert found.rank(0).steps == (2, 3)
 
 
+def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):
+    """The same operations, 8.2 s later: clocks could differ by that, so it is said and not refused."""
+    for run, rank in (("a", 0), ("b", 1)):
+        name = f"rank{rank}.pt.trace.json.gz"
+        (tmp_path / name).write_bytes((samples / "steps" / run / name).read_bytes())
+    said = [n.message for n in analyze(tmp_path, schedule="none").notices if n.code == "clocks-apart"]
+    assert len(said) == 1
+    assert said[0].startswith("rank 1 was recorded 8.2 s after rank 0: ")
+    assert not [n for n in analyze(samples / "steps/a", schedule="none").notices if n.code == "clocks-apart"]
+
+
 def test_why_waiting_is_not_known(run):
     """All four ranks of the Nsight run are there, so giving more would not help; of the other, one of four is."""
     said = {n.code: n.message for n in run("nsys-1f1b").notices}["wait-unknown"]

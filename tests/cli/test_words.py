@@ -50,6 +50,7 @@ WRONG = {
     "no number": (["schedule", "1f1b", "--pp", "4.5", "--microbatches", "4"], "invalid value for '--pp'"),
     "no worker": (["analyze", "x", "--workers", "0"], "invalid value for '--workers'"),
     "a rank below 0": (["analyze", "x", "--rank", "-3"], "invalid value for '--rank'"),
+    "no port": (["open", "x", "--port", "99999"], "invalid value for '--port'"),
     "no policy": (["gate", "x", "--inconclusive", "maybe"], "'maybe' is not one of 'pass', 'fail'"),
     "ranks without end": (["analyze", "x", "--ranks", "0-99999999999"], "99999999999 is more than any run has"),
     "a plot without a picture": (["analyze", "x", "--plot", "gap"], "--plot gap needs a picture to draw; add -o gap"),

@@ -13,10 +13,11 @@ from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.scopes import rank_result
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
-from tracekit.metrics.clocks import align
+from tracekit.metrics.clocks import Clocks, align
 from tracekit.metrics.matching import match
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import stragglers, waits
+from tracekit.sources import EPOCH_NS
 
 if TYPE_CHECKING:
     from tracekit.compare import ScheduleComparison
@@ -57,7 +58,15 @@ def combine(
         clocks=clocks,
         reload=reload_report(reports),
         schedule=compared,
-        notices=(*notices, *own, *matching.notices, *_wait_notices(waited), *_other_notices(ranks), *reasons),
+        notices=(
+            *notices,
+            *own,
+            *matching.notices,
+            *_clock_notices(parts, clocks),
+            *_wait_notices(waited),
+            *_other_notices(ranks),
+            *reasons,
+        ),
         paths=tuple(paths),
         shapes=tuple(all_shapes(part.shapes for part in parts)),
     )
@@ -134,6 +143,28 @@ def _phase_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
     schema = {"rank": pl.Int32, "step": pl.Int64, "phase": pl.String, "span_ns": pl.Int64, "compute_ns": pl.Int64,
               "idle_ns": pl.Int64, "wait_ns": pl.Int64}  # fmt: skip
     return pl.DataFrame(rows, schema=schema)
+
+
+def _clock_notices(parts: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
+    """Say whose trace lies so far from the others in time that it may be another run's.
+
+    Clocks of machines differ, and are aligned; a run recorded again a minute later has the same operations and would
+    be aligned as well. Clocks that count from a machine's start say nothing.
+    """
+    spans = {
+        part.source.rank: part.steps.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0) for part in parts
+    }
+    longest = max((end - start for start, end in spans.values() if start is not None), default=0)
+    return [
+        Notice(
+            "clocks-apart",
+            f"rank {rank} was recorded {abs(offset) / 1e9:,.1f} s {'after' if offset > 0 else 'before'} rank {first}: "
+            "if they are of one run, their clocks differ by that much; else name the files of one run",
+        )
+        for first in [min(spans, default=0)]
+        for rank, offset in clocks.table.select("rank", "offset_ns").drop_nulls().rows()
+        if abs(offset) > longest and (spans[rank][0] or 0) > EPOCH_NS
+    ]
 
 
 def _wait_notices(waited: pl.DataFrame) -> list[Notice]:

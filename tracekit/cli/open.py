@@ -36,7 +36,8 @@ def open_(
         str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
     ] = None,
     port: Annotated[
-        int, typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0, metavar="PORT")
+        int,
+        typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0, max=65535, metavar="PORT"),
     ] = 9001,
 ) -> None:
     """Print a link that opens the trace at ui.perfetto.dev; it is served on loopback only and ends once read."""
