@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.compare import identify
 from tracekit.compare._collecting import no_collecting
 from tracekit.compare.clocks import Clocks, align
 from tracekit.compare.comparison import SHIFT, Held, RankBubble, ScheduleComparison, factors
+from tracekit.compare.finder import Finder, orders_differ
 from tracekit.compare.gap import Replays, replays, split_gap
 from tracekit.compare.identify import Match
 from tracekit.compare.lanes import PHASES
@@ -21,7 +22,7 @@ from tracekit.compare.rank import RankPipeline
 from tracekit.compare.roles import find_roles, with_global_peers
 from tracekit.compare.whatif import WhatIf, stage_times, what_if
 from tracekit.errors import Notice
-from tracekit.schedules import Schedule, Times, simulate
+from tracekit.schedules import Times, simulate
 from tracekit.schema import conform
 
 Ints = npt.NDArray[np.int64]
@@ -61,7 +62,7 @@ def _compare(
     roles = find_roles(with_work, layout)
     said: list[Notice] = [*roles.notices, *_merged(with_work)]
     held: list[Held] = []
-    finder = _Finder(schedule)
+    finder = Finder(schedule)
     for line in roles.pipelines:
         present = [r for r in line if r in by_rank]
         clocks = Clocks(waits, None) if waits is not None else align({r: by_rank[r].messages for r in present})
@@ -75,7 +76,7 @@ def _compare(
                 held.append(one)
     if not held:
         return None, (*_once(said), *_reason(said, roles.pipelines))
-    head = _head(held)
+    head, differing = _head(held)
     lines = tuple(_what_if(head)) if what_if else ()
     lanes = pl.concat([r.lanes.with_columns(rank=pl.lit(r.rank, pl.Int32)) for r in with_work])
     result = ScheduleComparison(
@@ -86,7 +87,7 @@ def _compare(
         what_if=lines,
         factors=factors(head.replays, head.pipeline),
     )
-    return result, _once([*said, *head.notices])
+    return result, _once([*said, *head.notices, *differing])
 
 
 def _steps(ranks: Sequence[RankPipeline]) -> list[int]:
@@ -102,37 +103,14 @@ def _worth(pipeline: Pipeline) -> bool:
 
 
 def _reason(said: Sequence[Notice], lines: Sequence[Sequence[int]]) -> tuple[Notice, ...]:
-    if any(n.code in ("order-unknown", "schedule-other") for n in said):
+    if any(n.code in ("order-unknown", "schedule-other", "step-cut", "forward-only", "ranks-unknown") for n in said):
         return ()
     if all(len(line) == 1 for line in lines):
         return (Notice("no-pipeline", "the ranks exchange no pipeline messages and overlap no micro-batches"),)
     return (Notice("no-pipeline", "the ranks of a pipeline have no step in common"),)
 
 
-class _Finder:
-    """Matches of pipelines with their schedules: an order seen before is not searched for again."""
-
-    def __init__(self, wanted: str) -> None:
-        self.wanted = wanted
-        self._known: dict[Hashable, tuple[Match | None, list[Notice]]] = {}
-        self._last: Schedule | None = None
-
-    def match(self, pipeline: Pipeline) -> tuple[Match | None, list[Notice]]:
-        """Return the match of this pipeline's order, and what is to be said about it."""
-        key = (
-            len(pipeline.ranks),
-            tuple((at, *order) for at, order in pipeline.orders().items()),
-            tuple((at, to, n) for at, sent in pipeline.traffic.items() for to, n in sorted(sent.items())),
-            (pipeline.stages_from, pipeline.weights_counted, pipeline.placement.shape, pipeline.placement.virtual),
-        )
-        if key not in self._known:
-            self._known[key] = _match(pipeline, self.wanted, self._last)
-        match, notices = self._known[key]
-        self._last = match.schedule if match else self._last
-        return match, [Notice(n.code, _unknown(pipeline)) if n.code == "order-unknown" else n for n in notices]
-
-
-def _hold(pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: _Finder) -> tuple[Held | None, list[Notice]]:
+def _hold(pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: Finder) -> tuple[Held | None, list[Notice]]:
     match, notices = finder.match(pipeline)
     if match is None:
         return None, [*pipeline.notices, *notices]
@@ -161,46 +139,6 @@ def _hold(pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: _Finder
     )
 
 
-def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Match | None, list[Notice]]:
-    orders = pipeline.orders()
-    pp = len(pipeline.ranks)
-    forwards = max(sum(op.kind in ("F", "FB") for op in order) for order in orders.values())
-    stages_known = pipeline.stages_from != "nothing"
-
-    def equal(known: Sequence[Schedule]) -> Match | None:
-        return identify.exact_match(
-            orders,
-            known,
-            traffic=pipeline.traffic,
-            stages_known=stages_known,
-            weights_by_count=pipeline.weights_counted,
-        )
-
-    if wanted != "auto":
-        options = identify.named(wanted, pp, forwards)
-        if not options:
-            text = f"{wanted} cannot run {forwards} forwards on each of {pp} ranks"
-            return None, [Notice("schedule-other", text)]
-        found = equal(options)
-        if found is None and stages_known:
-            found = min((identify.against(orders, s) for s in options), key=lambda m: m.distance)
-        return found, [] if found else [Notice("order-unknown", _unknown(pipeline))]
-    if last is not None and last.pp == pp and (found := equal([last])):
-        return found, []
-    likely = identify.likely(pp, forwards, pipeline.placement.shape, pipeline.placement.virtual)
-    if found := equal(likely) or equal(identify.Lazy(lambda: identify.candidates(pp, forwards))):
-        return found, []
-    if not stages_known or pp == 1:  # one rank alone is near to any schedule: only an equal order says something
-        return None, [Notice("order-unknown", _unknown(pipeline))]
-    return identify.nearest_match(orders, likely), []
-
-
-def _unknown(pipeline: Pipeline) -> str:
-    named = ", ".join(map(str, pipeline.ranks[:8])) + (" …" if len(pipeline.ranks) > 8 else "")
-    stages = " and its stages cannot be told" if pipeline.stages_from == "nothing" else ""
-    return f"pipeline of rank(s) {named}: its order is no known schedule's{stages}; --schedule FILE gives another order"
-
-
 def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
     """Return what the comparison must say about itself."""
     said = []
@@ -212,8 +150,13 @@ def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
             Notice("backward-fused", f"{match.fused} split backwards of {match.schedule.name} ran in one piece")
         )
     if not match.exact:
-        text = f"the order is not exactly {match.schedule.name}'s: {match.distance} units of work stand elsewhere"
-        said.append(Notice("order-differs", text))
+        said.append(orders_differ(match, pipeline))
+    if match.also:
+        names = ", ".join(match.also)
+        some = len(pipeline.positions) < len(pipeline.ranks)
+        text = f"on the ranks there are traces of, {names}" if some else f"at this size {names}"
+        more = "; traces of more ranks would tell" if some else ""
+        said.append(Notice("schedule-ambiguous", f"{text} would have the same order as {match.schedule.name}{more}"))
     if pipeline.stages_from == "pattern":
         said.append(
             Notice(
@@ -310,9 +253,29 @@ def _shifts(pipeline: Pipeline, r: Replays, ideal: _Ideal) -> pl.DataFrame:
     )
 
 
-def _head(held: Sequence[Held]) -> Held:
+def _head(held: Sequence[Held]) -> tuple[Held, list[Notice]]:
+    """Return the step the numbers are of: of those of the first pipeline that ran what most did, the median one.
+
+    Whole steps that follow a schedule go before others: a trace may begin or end inside a step, or with a warm-up.
+    """
     mine = [h for h in held if h.pipeline.ranks == held[0].pipeline.ranks]
-    return sorted(mine, key=lambda h: h.measured_ns)[(len(mine) - 1) // 2]
+    kinds = Counter(_kind(h) for h in mine)
+    last = {_kind(h): k for k, h in enumerate(mine)}
+    usual = max(kinds, key=lambda kind: (kind[0], kinds[kind], last[kind]))
+    same = [h for h in mine if _kind(h) == usual]
+    others = [h for h in mine if _kind(h) != usual]
+    said = []
+    if others:
+        steps = ", ".join(str(h.pipeline.step) for h in others[:8]) + (" …" if len(others) > 8 else "")
+        plan = others[0].match.schedule
+        ran = f"{'' if others[0].match.exact else 'not quite '}{plan.name} with {plan.microbatches} micro-batches"
+        said.append(Notice("steps-differ", f"step(s) {steps} ran another order than the step shown ({ran})"))
+    return sorted(same, key=lambda h: h.measured_ns)[(len(same) - 1) // 2], said
+
+
+def _kind(held: Held) -> tuple[bool, str, int, int]:
+    plan = held.match.schedule
+    return held.match.exact, plan.name, plan.microbatches, plan.virtual
 
 
 def _what_if(held: Held) -> list[WhatIf]:

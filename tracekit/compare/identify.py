@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class Match:
     differences: tuple[Difference, ...] = ()
     unfused: int = 0  # FB blocks of the schedule that ran as F and B
     fused: int = 0  # split backwards of the schedule that ran as B
+    also: tuple[str, ...] = ()  # names of others that have this order too, on the ranks there are
 
     @property
     def exact(self) -> bool:
@@ -150,11 +151,13 @@ def exact_match(
     """Return the schedule whose pattern of forwards, backwards and pairs every rank's order has.
 
     Of several, the one that explains who sent how much to whom, then the one with the stages that were found, then the
-    one nearest in grain. A schedule that contradicts the messages is none.
+    one nearest in grain. A schedule that contradicts the messages is none. Where the run had no block at all, a
+    schedule of blocks comes last.
     """
     patterns: dict[int, list[Op]] = {}
     kinds = {rank: _kinds(order) for rank, order in orders.items()}
-    found: list[tuple[tuple[bool, int], Match]] = []
+    found: list[tuple[tuple[bool, bool, int], Match]] = []
+    apart = not any(op.kind == "FB" for order in orders.values() for op in order)
 
     def fits(rank: int, planned: Sequence[Op]) -> bool:
         own = orders[rank]
@@ -179,8 +182,36 @@ def exact_match(
         match = Match(schedule, 0, (), sum(g["FB"] for g in lost), sum(g["I"] for g in lost))
         if not other and not off:
             return match
-        found.append(((other, off), match))
+        found.append(((other, apart and match.unfused > 0, off), match))
     return min(found, key=lambda m: m[0])[1] if found else None
+
+
+def with_others(
+    match: Match,
+    known: Sequence[Schedule],
+    equal: Callable[[Sequence[Schedule]], Match | None],
+    *,
+    cells: int,
+    partial: bool,
+    blocks: bool,
+) -> Match:
+    """Return the match with the names of the other schedules that have this order too.
+
+    One chunk of an interleaved schedule is the plain one, and searched orders have no fixed one: they do not count, nor
+    does one without blocks where the run had some (*blocks*), or one with them where all ranks are there and ran none
+    (not *partial*). Large schedules take too long to make them all for this.
+    """
+    if cells > KEPT_CELLS:
+        return match
+    seen = {match.schedule.name, "zb-1p", "zb-2p"}
+    also = []
+    for other in known:
+        plain = other.virtual == 1 and describe(other.name).virtual is None
+        fits = equal([other]) if other.name not in seen and not plain else None
+        if fits and (partial or match.unfused or not fits.unfused) and blocks <= any(map(_blocks, other.ranks)):
+            seen.add(other.name)
+            also.append(other.name)
+    return replace(match, also=tuple(also)) if also else match
 
 
 def _kinds(order: Sequence[Op]) -> str | None:

@@ -114,8 +114,10 @@ def _line(goes: Mapping[int, list[int | None]], chunks: Mapping[int, pl.DataFram
 
 def _two_ways(goes: Mapping[int, list[int | None]], pp: int) -> Placement:
     last = goes.get(pp - 1)
-    if last is None:
-        return Placement("unknown", 2, {}, "without the last rank a V cannot be told from two opposite pipelines")
+    if not last:
+        return Placement(
+            "unknown", 2, {}, "without the last rank's forwards a V cannot be told from two opposite pipelines"
+        )
     opposite = last[0] is not None
     places = {}
     for at, peers in goes.items():

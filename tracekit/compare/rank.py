@@ -18,7 +18,7 @@ from tracekit.compare.chunks import POSITION, SURE, Segments
 from tracekit.compare.lanes import LANES, lanes
 from tracekit.compare.segment import prepare, segment
 from tracekit.compare.stalls import CAUSES, Timeline, find_stalls
-from tracekit.compare.walks import LOOSE
+from tracekit.compare.walks import ENGINE, FORWARD, LOOSE
 from tracekit.errors import Notice
 from tracekit.metrics.intervals import Intervals, union
 from tracekit.schema import COMPUTE_LABELS, ProcessGroup, Source
@@ -109,7 +109,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     """
     everything = labelled if around is None else around
     labelled, sampled = sample_steps(labelled)
-    rows = prepare(labelled)
+    rows, unmarked = by_optimizer(prepare(labelled))
     found = [_step(step, part) for step, part in _steps(rows)]
     chunks = _stack([c for c, _ in found], CHUNKS)
     used = np.zeros(rows.height, bool)
@@ -129,7 +129,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
         group=_group(rows),
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
-        notices=(*sampled, *_notices(rows, chunks)),
+        notices=(*sampled, *unmarked, *_notices(rows, chunks)),
     )
 
 
@@ -157,10 +157,34 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.
     return kept, (Notice("steps-sampled", text),)
 
 
+def by_optimizer(rows: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+    """Number the iterations of a trace without step marks: a forward after an optimizer begins one.
+
+    Gradients may be scaled, stage by stage, while others still run backwards: that is not the end yet.
+
+    >>> labels = ["forward", "dgrad", "optimizer", "optimizer", "forward"]
+    >>> rows = pl.DataFrame({"label": labels, "side": [1, 2, 0, 0, 1]}).with_columns(step=pl.lit(None, pl.Int64))
+    >>> by_optimizer(rows)[0]["step"].to_list()
+    [0, 0, 0, 0, 1]
+    """
+    if not rows.height or rows["step"].null_count() < rows.height:
+        return rows, ()
+    work = rows["side"].is_in([FORWARD, ENGINE, LOOSE]).to_numpy()
+    update = (rows["label"] == "optimizer").to_numpy()
+    forward = (rows["side"] == FORWARD).to_numpy()
+    met = np.flatnonzero(work | update)
+    begins = np.zeros(rows.height, np.int64)
+    begins[met[:-1][update[met[:-1]] & forward[met[1:]]] + 1] = 1
+    step = np.cumsum(begins)
+    rows = rows.with_columns(step=pl.Series(step, dtype=pl.Int64))
+    if not work.any() or step[work].max() == 0:
+        return rows, ()
+    text = f"no step marks: {step[work].max() + 1} iterations are told apart by their optimizer"
+    return rows, (Notice("steps-by-optimizer", text),)
+
+
 def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
-    """Return the rows of each step; without step marks the whole trace is step 0."""
-    if rows["step"].null_count() == rows.height:
-        return [(0, rows)] if rows.height else []
+    """Return the rows of each step."""
     parts = rows.filter(pl.col("step").is_not_null()).partition_by("step", maintain_order=True)
     return sorted(((int(part["step"][0]), part) for part in parts), key=lambda found: found[0])
 
@@ -250,7 +274,7 @@ def _messages(rows: pl.DataFrame) -> pl.DataFrame:
     """One row a send or receive, in the order they were issued."""
     part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("p2p").is_not_null())
     split = part.select(
-        pl.col("step").fill_null(0) if part["step"].null_count() == part.height else pl.col("step"),
+        "step",
         pl.col("host_ns").alias("launch_ns"),
         "start_ns",
         "end_ns",

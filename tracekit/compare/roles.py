@@ -129,16 +129,12 @@ def _from_messages(ranks: Sequence[RankPipeline], notices: list[Notice]) -> tupl
         by_root.setdefault(root(rank), []).append(rank)
     known = {r.rank: r for r in ranks}
     nameless = [r for r in ranks if r.messages.height and r.messages["peer"].null_count() == r.messages.height]
-    if len(nameless) > 1:
+    if nameless:
         by_root = {k: m for k, m in by_root.items() if not set(m) <= {r.rank for r in nameless}}
-        by_root[-1] = sorted(r.rank for r in nameless)
-        notices.append(
-            Notice(
-                "peers-unknown",
-                f"messages do not say to whom: ranks {_few(by_root[-1])} are taken for one pipeline in this order; "
-                "--layout says otherwise",
-            )
-        )
+        for k, (shared, members) in enumerate(_nameless(nameless).items()):
+            notices.append(_untold(members, shared))
+            if notices[-1].code == "peers-unknown":
+                by_root[-1 - k] = members
     found = []
     for members in by_root.values():
         full = _complete(members, [known[m] for m in members if m in known])
@@ -153,6 +149,26 @@ def _from_messages(ranks: Sequence[RankPipeline], notices: list[Notice]) -> tupl
             )
         found.append(tuple(full))
     return tuple(dict.fromkeys(found))  # parts that never talk to each other may be one pipeline all the same
+
+
+def _nameless(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]:
+    """Return the ranks whose messages do not say to whom by the group they share, () where none is known."""
+    lines: dict[tuple[int, ...], list[int]] = {}
+    for r in ranks:
+        mine = [g for g in r.groups if len(g.ranks) > 1 and r.rank in g.ranks]
+        described = [g.ranks for g in mine if _kind(g.description) == "pp"]
+        used = [g.ranks for g in mine if g.name == r.group]
+        lines.setdefault(next(iter(described + used), ()), []).append(r.rank)
+    return {shared: sorted(line) for shared, line in lines.items()}
+
+
+def _untold(members: list[int], shared: tuple[int, ...]) -> Notice:
+    """Say what is made of ranks whose messages do not say to whom; without all of them nothing can be."""
+    if not shared and members != list(range(len(members))):
+        text = f"messages do not say to whom, and not all ranks are here (only {_few(members)})"
+        return Notice("ranks-unknown", f"{text}: which form a pipeline cannot be told; give all, or --layout")
+    text = f"messages do not say to whom: ranks {_few(members)} are taken for one pipeline in this order"
+    return Notice("peers-unknown", f"{text}; --layout says otherwise")
 
 
 def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int]:

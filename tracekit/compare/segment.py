@@ -116,6 +116,9 @@ def _leftovers(chunk_of: Ints, forward: Ints, took: Ints, view: View, work: Work
     forwards[owned] = True
     usual = np.median(np.bincount(chunk_of[owned], took[owned])[np.unique(chunk_of[owned])]) if len(owned) else 0
     others = np.sort(np.concatenate([host[placed], messages]))
+    begun = np.full(work.count, np.iinfo(np.int64).max)  # when each pair's backward was first launched
+    back = placed[~forwards[placed]]
+    np.minimum.at(begun, chunk_of[back], host[back])
     run = runs(free, host, others)
     for rows in split_at(free, np.flatnonzero(np.diff(run)) + 1):
         at = int(np.searchsorted(placed, rows[0]))
@@ -125,7 +128,8 @@ def _leftovers(chunk_of: Ints, forward: Ints, took: Ints, view: View, work: Work
             chunk_of[rows] = chunk_of[clear[0]]
         elif len(owned) and took[rows].sum() < 0.3 * usual:
             near = owned[np.argmin(np.abs(host[owned] - host[rows[0]]))]
-            chunk_of[rows] = chunk_of[near]
+            if host[rows[0]] < begun[chunk_of[near]]:  # else gradients that are scaled at the end of the step, say
+                chunk_of[rows] = chunk_of[near]
         else:
             chunk_of[rows] = work.add(None)
     return chunk_of

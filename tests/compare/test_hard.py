@@ -1,0 +1,225 @@
+"""Traces that lack what would help: the right schedule comes back, or none with the reason; never a wrong name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.compare.conftest import SAMPLES, strip
+from tracekit.classify import classify
+from tracekit.compare import compare_pipelines, rank_pipeline
+from tracekit.compare.rank import rank_pipeline as table_of
+from tracekit.schedules import Times, generate
+from tracekit.schema import LABELLED, Source, conform
+from tracekit.synthetic import Recipe, rank_events
+from tracekit.trace import load
+
+NAME = pl.col("name").cast(pl.String)
+TIMES = Times(F=1_000_000, I=900_000, W=700_000)
+
+
+@pytest.fixture(scope="module", params=["1f1b", "interleaved"])
+def run(request):
+    """A real run's events and sources, rank by rank, and its name; with and without ranges."""
+    trace = load(sorted((SAMPLES / request.param).glob("*.gz")))
+    ranks = [(trace.rank(r).events, trace.rank(r).source) for r in trace.ranks]
+    return request.param, ranks
+
+
+def held(ranks, **options):
+    found, notices = compare_pipelines([rank_pipeline(classify(e), s) for e, s in ranks], **options)
+    for one in found.all if found else ():
+        assert one.gap_ns is None or sum(one.gap_ns.values()) == one.measured_ns - one.ideal_ns
+    return found, {n.code for n in notices}
+
+
+def right(found, name, *, ranks=((0, 1, 2, 3),)):
+    assert (found.name, found.pp, found.microbatches, found.exact) == (name, 4, 8, True)
+    assert {h.pipeline.ranks for h in found.all} == set(ranks)
+
+
+def unmarked(events):
+    return events.filter(~NAME.str.starts_with("ProfilerStep")).with_columns(step=pl.lit(None, events.schema["step"]))
+
+
+def nameless(events, source, *, groups=True):
+    gone = ["peer"] if groups else ["peer", "group", "group_desc", "group_ranks"]
+    source = source if groups else replace(source, groups=())
+    return events.with_columns(pl.lit(None, events.schema[c]).alias(c) for c in gone), source
+
+
+@pytest.mark.parametrize("there", [(3,), (0, 1), (1, 3)])
+def test_some_of_the_ranks(run, there):
+    name, ranks = run
+    found, said = held([strip(*ranks[r]) for r in there])
+    right(found, name)
+    assert found.gap_ns is None
+    assert "partial-pipeline" in said
+
+
+def test_a_first_rank_alone_fits_more_than_one_schedule_and_says_so(run):
+    name, ranks = run
+    found, said = held(ranks[:1])
+    assert found.name == name
+    # What zb-h1 does there, with whole backwards, and the overlapped schedule, with its blocks run apart, is the same.
+    assert {"1f1b": "zb-h1", "interleaved": "interleaved-overlap"}[name] in found.head.match.also
+    assert "schedule-ambiguous" in said
+
+
+def test_no_step_marks(run):
+    name, ranks = run
+    found, _ = held([(unmarked(events), source) for events, source in ranks])
+    right(found, name)
+
+
+def test_no_peers(run):
+    name, ranks = run
+    found, said = held([nameless(*strip(*one)) for one in ranks])
+    right(found, name)
+    assert {"peers-unknown", "stages-from-pattern"} <= said
+    found, said = held([nameless(*ranks[r]) for r in (0, 2)])
+    right(found, name)
+    assert "partial-pipeline" in said
+
+
+def test_no_peers_and_not_all_ranks_is_no_pipeline_at_all(run):
+    _, ranks = run
+    found, said = held([nameless(*strip(*ranks[r]), groups=False) for r in (1, 3)])
+    assert found is None
+    assert said == {"ranks-unknown"}
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_two_replicas_of_one_pipeline(run, peers):
+    name, ranks = run
+    both = list(ranks)
+    for events, source in ranks:
+        groups = tuple(replace(g, name=f"{g.name}b", ranks=tuple(r + 4 for r in g.ranks)) for g in source.groups)
+        moved = events.with_columns(
+            pl.col("peer") + 4,
+            pl.col("rank") + 4,
+            group=(pl.col("group").cast(pl.String) + "b").cast(events.schema["group"]),
+        )
+        both.append((moved, replace(source, rank=source.rank + 4, groups=groups)))
+    found, _ = held(both if peers else [nameless(*one) for one in both])
+    right(found, name, ranks=((0, 1, 2, 3), (4, 5, 6, 7)))
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("part", [0.3, 0.6])
+@pytest.mark.parametrize("end", [False, True])
+def test_a_window_that_ends_or_begins_inside_the_step_is_none_with_the_reason(run, part, end, bare):
+    _, ranks = run
+    times = np.concatenate([e.filter(kind="kernel")["start_ns"].to_numpy() for e, _ in ranks])
+    at = times.min() + part * (times.max() - times.min())
+    kept = pl.col("start_ns") > at if end else pl.col("start_ns") < at
+    found, said = held([(e.filter(kept), s) for e, s in (strip(*one) if bare else one for one in ranks)])
+    assert found is None
+    assert said & {"step-cut", "forward-only"}
+
+
+def test_forwards_alone_are_no_training_schedule(run):
+    _, ranks = run
+    cut = []
+    for events, source in ranks:
+        labelled = classify(events)
+        back = pl.col("label").is_in(["dgrad", "wgrad", "backward", "optimizer"]) | (pl.col("pass") == "backward")
+        gone = labelled.filter(back)["id"]
+        engine = NAME.str.contains("Backward|autograd::engine|Optimizer")
+        cut.append((events.filter(~pl.col("id").is_in(gone.implode()) & ~engine), source))
+    found, said = held(cut)
+    assert found is None
+    assert "forward-only" in said
+
+
+def synthetic(plan, *, only=None, **more):
+    recipe = Recipe(plan, TIMES, **{"p2p_ns": 50_000, **more})
+    return [(rank_events(recipe, r), Source(f"rank{r}", "kineto", r, "name")) for r in only or range(recipe.world_size)]
+
+
+def test_iterations_without_marks_are_told_apart_by_their_optimizer():
+    marked = synthetic(generate("zb-h1", pp=3, microbatches=6), steps=3)
+    found, said = held([(unmarked(events), source) for events, source in marked])
+    assert [(h.match.schedule.name, h.match.exact, h.pipeline.step) for h in found.all] == [
+        ("zb-h1", True, step) for step in range(3)
+    ]
+    assert "steps-by-optimizer" in said
+
+
+def joined(first, second):
+    """Two runs of the same ranks, one after the other, steps numbered on."""
+    both = []
+    for (a, source), (b, _) in zip(first, second, strict=True):
+        later = a["end_ns"].max() - b["start_ns"].min() + 1_000_000
+        moved = b.with_columns(
+            pl.col("start_ns", "end_ns") + later,
+            pl.col("step") + a["step"].max() + 1,
+            pl.col("id") + a.height,
+            pl.col("correlation") + 1_000_000,
+            pl.col("sequence") + 1_000_000,
+        )
+        both.append((pl.concat([a, moved]), source))
+    return both
+
+
+@pytest.mark.parametrize("warm_up_first", [True, False])
+def test_a_step_that_differs_is_named_apart_from_the_others(warm_up_first):
+    warm_up = synthetic(generate("1f1b", pp=3, microbatches=3))
+    usual = synthetic(generate("1f1b", pp=3, microbatches=6), steps=2)
+    found, said = held(joined(warm_up, usual) if warm_up_first else joined(usual, warm_up))
+    assert (found.name, found.microbatches, found.exact) == ("1f1b", 6, True)
+    assert "steps-differ" in said
+
+
+def test_the_step_shown_is_a_whole_one():
+    whole = synthetic(generate("1f1b", pp=3, microbatches=6), steps=2)
+    at = [events.filter(kind="kernel")["start_ns"] for events, _ in whole]
+    end = max(int(times.quantile(0.7)) for times in at)
+    found, said = held([(events.filter(pl.col("start_ns") < end), source) for events, source in whole])
+    assert (found.name, found.microbatches, found.exact, found.head.pipeline.step) == ("1f1b", 6, True, 0)
+    assert "step-cut" in said
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1"])
+def test_one_micro_batch_fits_several_names_and_says_which(name):
+    found, said = held(synthetic(generate(name, pp=4, microbatches=1)))
+    assert found.exact
+    assert name in {found.name, *found.head.match.also}
+    assert "schedule-ambiguous" in said
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe", "interleaved", "interleaved-zb"])
+def test_two_ranks(name):
+    plan = generate(name, pp=2, microbatches=4)
+    found, _ = held(synthetic(plan))
+    assert found.exact
+    assert name in {found.name, *found.head.match.also}
+    assert found.head.orders() == plan.orders()
+
+
+def test_gradients_scaled_at_the_end_are_no_forward():
+    rows = [
+        ("forward", 1, None), ("forward", 2, None), ("dgrad", 2, "MmBackward0"), ("dgrad", 1, "MmBackward0"),
+        ("pp_comm", None, None), ("forward", None, None),
+    ]  # fmt: skip
+    made = [
+        {"id": at, "label": label, "name": "k", "node": node, "autograd_sequence": number, "launch_ns": at * 10,
+         "start_ns": 100 + at * 10, "end_ns": 109 + at * 10 - (8 if at == 5 else 0),
+         "p2p": "send:1" if label == "pp_comm" else None, "step": 0}
+        for at, (label, number, node) in enumerate(rows)
+    ]  # fmt: skip
+    table = conform(pl.DataFrame(made, infer_schema_length=None), LABELLED)
+    chunks = table_of(table, Source("x", "kineto", 0, "name")).chunks
+    assert chunks.select("op", "start_ns", "end_ns").rows() == [("F", 100, 119), ("B", 120, 139)]
+
+
+def test_other_peoples_runs_have_no_pipeline(corpus):
+    """Data parallel, recommendation and inference runs: no schedule is named."""
+    for pattern in ("dlrm-8ranks/*.gz", "hta/rank-0*.gz", "kineto/*.gz", "tracelens/q*.gz", "tracelens/r*.gz"):
+        trace = load(sorted(corpus.glob(pattern)))
+        found, said = held([(trace.rank(r).events, trace.rank(r).source) for r in trace.ranks])
+        assert found is None
+        assert said & {"no-pipeline", "order-unknown", "forward-only", "step-cut"}
