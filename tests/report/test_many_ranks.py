@@ -144,3 +144,13 @@ def test_failures_are_all_listed_and_others_shortened():
     assert few_alike(failures) == failures
     mixed = few_alike([*(Notice("a", str(n)) for n in range(6)), Notice("b", "x"), Notice("a", "7")])
     assert [note.message for note in mixed] == ["0", "1", "2", "3", "4", "2 more like this", "x"]
+
+
+def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):
+    many = run_of(small, [500 + rank % 7 for rank in range(1024)])
+    unsure = tuple(replace(one, whole=replace(one.whole, lower_bound=one.rank == 9)) for one in many.ranks)
+    for width in (80, 120):
+        text = text_of(replace(many, ranks=unsure), width)
+        budget = text.split("Where the step went")[1].split("Over the ranks")[0]
+        assert "…" not in budget
+        assert max(map(len, text.splitlines())) <= width

@@ -68,7 +68,7 @@ def budget(analysis: Analysis, width: int) -> RenderableType | None:
         "bubble",
     ]
     made = table(*columns, left=("",))
-    bar = max(10, width - (78 if wide else 58))
+    bar = _room(chosen, width, wide)
     for name, one in chosen:
         made.add_row(*_row(name, one, bar, wide))
     if len(ranks) > 1:
@@ -83,6 +83,14 @@ def budget(analysis: Analysis, width: int) -> RenderableType | None:
     if remark:
         parts.append(note(remark))
     return Group(*parts)
+
+
+def _room(chosen: Sequence[tuple[str, Measured]], width: int, wide: bool) -> int:
+    """Return how long a bar may be beside the names, the spans and the shares."""
+    names = max(len(name) for name, _ in [*chosen, ("mean", None)])
+    spans = max((len(ms(one.budget.span_ns)) for _, one in chosen), default=7)
+    room = width - names - spans - (59 if wide else 44)
+    return max(10, min(width - (78 if wide else 58), room))
 
 
 def _busy_share(one: RankResult) -> float:

@@ -66,7 +66,8 @@ def _headline(found: ScheduleComparison) -> Text:
 
 
 def _sides(held: Held) -> RenderableType:
-    made = table("", "makespan ms", "bubble", "warm-up ms", "steady ms", "cool-down ms", "peak chunks", left=("",))
+    made = table("", "makespan ms", "bubble", "warm-up ms", "steady ms", "cool-down ms", "peak", left=("",))
+    made.columns[0].no_wrap = True
     ranks = len(held.bubbles)
     made.add_row(
         "measured", ms(held.measured_ns), percent(held.measured_bubble), *_mean(held, "measured_ns", ranks), ""
@@ -77,7 +78,7 @@ def _sides(held: Held) -> RenderableType:
         phases = [ms(ns) for ns in bubble.measured_ns.values()]
         share = percent(idle, held.measured_ns)
         made.add_row(f"  rank {bubble.rank}", "", share, *phases, str(bubble.peak_activations))
-    note = "bubble: share of the makespan in no cell; phases: idle ms a rank"
+    note = "bubble: share of the makespan in no cell; phases: idle ms a rank; peak: chunks held"
     return Group(made, Text("  " + note, style="dim"))
 
 
