@@ -163,6 +163,13 @@ def test_what_if_ranks_schedules_and_prices_each_cause(trip):
     assert all(line.assumption for line in found.what_if)
 
 
+@pytest.mark.parametrize(("microbatches", "said"), [(8, False), (700, True)])
+def test_what_if_says_what_it_did_not_try(trip, microbatches, said):
+    found, notices = trip(Recipe(generate("1f1b", pp=2, microbatches=microbatches), TIMES, layers=1), what_if=True)
+    assert ("what-if-limited" in {n.code for n in notices}) == said
+    assert ("zb-1p" in {line.name for line in found.what_if}) != said
+
+
 def test_cells_carry_their_shift_against_the_ideal(trip):
     found, _ = trip(Recipe(PLAN, TIMES, p2p_ns=100_000))
     first = found.cells.filter(op="F", microbatch=0).sort("rank")

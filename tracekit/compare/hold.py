@@ -20,7 +20,7 @@ from tracekit.compare.lanes import PHASES
 from tracekit.compare.pipeline import Pipeline, assemble, renamed
 from tracekit.compare.rank import RankPipeline
 from tracekit.compare.roles import find_roles, with_global_peers
-from tracekit.compare.whatif import WhatIf, stage_times, what_if
+from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
 from tracekit.errors import Notice
 from tracekit.schedules import Times, simulate
 from tracekit.schema import conform
@@ -87,7 +87,8 @@ def _compare(
         what_if=lines,
         factors=factors(head.replays, head.pipeline),
     )
-    return result, _once([*said, *head.notices, *differing])
+    untried = _untried(head) if what_if else []
+    return result, _once([*said, *head.notices, *differing, *untried])
 
 
 def _steps(ranks: Sequence[RankPipeline]) -> list[int]:
@@ -280,6 +281,15 @@ def _kind(held: Held) -> tuple[bool, str, int, int]:
 
 def _what_if(held: Held) -> list[WhatIf]:
     return list(what_if(held.replays, held.pipeline.detail, len(held.pipeline.ranks), held.match))
+
+
+def _untried(held: Held) -> list[Notice]:
+    """Say which schedules ``--what-if`` left out."""
+    plan = held.match.schedule
+    if not too_large_to_search(plan.pp, plan.microbatches):
+        return []
+    text = "are not among the schedules tried: searching their order takes too long for a run of this size"
+    return [Notice("what-if-limited", f"{' and '.join(SEARCHED)} {text}")]
 
 
 def _merged(ranks: Sequence[RankPipeline]) -> list[Notice]:

@@ -19,6 +19,18 @@ SEARCH_LIMIT = 4_000
 """Cells up to which a searched order (zb-1p, zb-2p) is tried."""
 
 
+SEARCHED = ("zb-1p", "zb-2p")
+
+
+def too_large_to_search(pp: int, microbatches: int) -> bool:
+    """Say whether orders that are searched for are left out.
+
+    >>> too_large_to_search(4, 8), too_large_to_search(64, 1024)
+    (False, True)
+    """
+    return pp * microbatches * 3 > SEARCH_LIMIT
+
+
 @dataclass(frozen=True)
 class WhatIf:
     """One line: what would change, what it would come to, what that takes for granted."""
@@ -101,8 +113,8 @@ def what_if(r: Replays, cells: pl.DataFrame, pp: int, match: Match) -> list[What
 def _usable(own: Schedule, pp: int, microbatches: int, times: StageTimes) -> Iterator[Schedule]:
     for name in names():
         entry = describe(name)
-        searched = name in ("zb-1p", "zb-2p")
-        if not entry.pipeline or (searched and pp * microbatches * 3 > SEARCH_LIMIT):
+        searched = name in SEARCHED
+        if not entry.pipeline or (searched and too_large_to_search(pp, microbatches)):
             continue
         options = sorted({2, own.virtual}) if entry.virtual is None else [None]
         for virtual in options:
