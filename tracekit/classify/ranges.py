@@ -73,7 +73,8 @@ class Ranges:
         """Spell the names from the root down to *row*."""
         names: list[str] = []
         while row >= 0:
-            names.append(self.name.values[self.name.codes[row]])
+            code = int(self.name.codes[row])
+            names.append(self.name.values[code] if code >= 0 else "?")
             row = int(parents[row])
         return " > ".join(reversed(names))
 
