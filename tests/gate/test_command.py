@@ -95,6 +95,12 @@ def test_an_inexact_schedule_is_no_obstacle(command, save, make, tmp_path):
     assert command("gate", "new.json", "--baseline", save("old.json"))[0] == 0
 
 
+def test_a_rank_that_is_not_there_is_unusable(command, save):
+    code, _, err = command("gate", save("new.json"), "--baseline", save("old.json"), "--require", "step_ms@9 < +3%")
+    assert code == 2
+    assert "step_ms@9: the candidate has no rank 9; it has ranks 0 to 1" in err
+
+
 def test_several_runs_decide_together(command, save, scaled):
     # Runs of the same code differ by 6 %: one slow run among them proves nothing.
     old = [save(f"old{i}.json", scaled(f)) for i, f in enumerate((0.97, 1.0, 1.03))]

@@ -75,6 +75,14 @@ def test_an_asked_limit_is_no_surer_than_the_run():
     assert check.verdict == "inconclusive"
 
 
+def test_three_calibrated_runs_do_not_blunt_the_gpus_own_work():
+    from tracekit.gate.floors import calibrate
+
+    old = [run(compute=c) for c in (60.0, 60.3, 59.7)]  # alone, these would allow 14 deviations: 10 %
+    checks = judge([run(compute=63.0)], old, noise=calibrate(old))
+    assert {c.metric.name: c.verdict for c in checks}["compute_ms"] == "regressed"
+
+
 @pytest.mark.parametrize(
     ("metric", "values", "expected"),
     [

@@ -11,7 +11,7 @@ def test_a_baseline_file_is_small_sorted_and_stable(command, save, tmp_path):
     new = save("run.json")
     code, out, _ = command("gate", new, "--update-baseline", "--baseline", "base.json")
     assert code == 0
-    assert out.startswith("wrote base.json: 1 runs, 8 steps")
+    assert out.startswith("wrote base.json: 1 run, 8 steps")
     text = (tmp_path / "base.json").read_text()
     data = json.loads(text)
     assert data["format"] == "tracekit.baseline/1"

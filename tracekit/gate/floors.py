@@ -44,6 +44,15 @@ class Noise:
         """
         return stats.student(SURE, self.df) * self.deviation * math.sqrt(1 / runs[0] + 1 / runs[1])
 
+    def with_prior(self, deviation: float) -> Noise:
+        """Pool with a *deviation* known beforehand: three runs alone would have to allow for anything.
+
+        >>> Noise(1.0, 2).with_prior(1.0)
+        Noise(deviation=1.0, df=6)
+        """
+        df = self.df + int(PRIOR_DF)
+        return Noise(math.sqrt((self.df * self.deviation**2 + PRIOR_DF * deviation**2) / df), df)
+
 
 def floor_of(
     metric: Metric, before: float, baseline: Sequence[Run], overrides: Mapping[str, str | float] | None = None

@@ -8,11 +8,11 @@ from datetime import date
 from typing import Any, Literal
 
 from tracekit._version import __version__
-from tracekit.errors import InputError
+from tracekit.errors import InputError, OptionError
 from tracekit.gate.changes import moved
 from tracekit.gate.comparable import check_formats, obstacles
 from tracekit.gate.config import Config, Waiver, apply_waivers
-from tracekit.gate.expr import parse
+from tracekit.gate.expr import Requirement, parse
 from tracekit.gate.floors import calibrate
 from tracekit.gate.inputs import Side
 from tracekit.gate.verdict import Check, Outcome, judge
@@ -82,6 +82,7 @@ def gate(
     check_formats(candidate.runs, baseline.runs)
     known = sorted({name for run in (*candidate.runs, *baseline.runs) for name in run.samples})
     requirements = [parse(text, known=known) for text in (require or config.require)]
+    _check_ranks(requirements, candidate)
     if not baseline.runs and any(r.kind != "limit" for r in requirements or [parse("step_ms < +1%")]):
         raise InputError("there is no baseline to compare with", hint="give --baseline, or only limits without a sign")
     found = obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
@@ -95,6 +96,18 @@ def gate(
     )
     checks = apply_waivers(checks, config.waivers, today)
     return GateResult(_verdict(checks), tuple(checks), tuple(found), candidate, baseline, config, today)
+
+
+def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
+    """Refuse a rank that no run of the candidate has: it can never be decided."""
+    documents = [run.document for run in candidate.runs if run.document]
+    ranks = {rank["rank"] for document in documents for rank in document["ranks"]}
+    for asked in requirements:
+        if ranks and asked.metric.rank is not None and asked.metric.rank not in ranks:
+            raise OptionError(
+                f"{asked.metric.name}: the candidate has no rank {asked.metric.rank}",
+                hint=f"it has ranks {min(ranks)} to {max(ranks)}",
+            )
 
 
 def _verdict(checks: Sequence[Check]) -> Literal["pass", "regressed", "inconclusive"]:

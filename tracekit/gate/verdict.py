@@ -193,6 +193,8 @@ def _case(
     reference = new if limited or old is None else old
     floor = floor_of(metric, reference or 0.0, candidate if limited else baseline, rules.floors)
     runs = (len(before), len(after))
+    if noise and metric.nature == "work":
+        noise = noise.with_prior(prior(floor))
     if noise and all(runs):
         floor = max(floor, noise.floor(runs))
     steps = (sum(map(len, before)), sum(map(len, after)))
