@@ -32,6 +32,7 @@ def say(monkeypatch, capfd):
 
     def typed(*words):
         monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
+        monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else `python -m pytest` is the program
         with pytest.raises(SystemExit) as ending:
             main()
         out, err = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""What commands share: the words that mean the same everywhere, and how notices are shown."""
+"""What commands share: how their words are read, and how numbers and notices are shown."""
 
 from __future__ import annotations
 
@@ -11,18 +11,9 @@ import typer
 
 from tracekit.errors import Notice, OptionError
 
-PATHS_HELP = "Traces: files, a folder, a quoted glob, a URL or a store."
-RANKS_HELP = "Only these ranks: 0,2 or 0-7."
-RANK_HELP = "The rank of a single file that does not say."
-NSYS_HELP = "Nsight Systems' nsys, for .nsys-rep reports, where it is not on the PATH."
 NSYS_VARIABLE = "TRACEKIT_NSYS"
-DASK_HELP = "Work on the Dask cluster whose scheduler is at this address: tcp://host:8786."
-RESUME_HELP = "Go on with the store: read only traces that are not in it or have changed."
-RULES_HELP = "Rules file to label with, before the built-in ones."
-STEPS_HELP = "Only these steps: 3, 2:4 (2 and 3), 1:, :-1 or 2,5."
-STRICT_HELP = "A damaged, unreadable or missing rank is an error, not a warning."
 MOST_RANKS = 10_000_000
-WORKERS_HELP = "Processes to read with; by default as many as pay."
+"""A rank beyond this is a slip of the finger; the list of all below it would fill the memory."""
 
 
 def parse_ranks(text: str | None) -> tuple[int, ...] | None:

@@ -7,27 +7,13 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import (
-    DASK_HELP,
-    NSYS_HELP,
-    NSYS_VARIABLE,
-    PATHS_HELP,
-    RANK_HELP,
-    RANKS_HELP,
-    RESUME_HELP,
-    RULES_HELP,
-    STEPS_HELP,
-    STRICT_HELP,
-    WORKERS_HELP,
-    keeping,
-    parse_ranks,
-    use_nsys,
-)
+from tracekit.cli._common import keeping, parse_ranks
+from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
 from tracekit.errors import InputError, OptionError
 
 
 def analyze(
-    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
+    paths: Paths,
     *,
     output: Annotated[
         list[Path] | None,
@@ -49,10 +35,12 @@ def analyze(
     schedule: Annotated[
         str, typer.Option(help="Ideal to compare with: auto, a name, an order file or none.", metavar="NAME")
     ] = "auto",
-    steps: Annotated[str | None, typer.Option(help=STEPS_HELP, metavar="STEPS")] = None,
-    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP, metavar="RANKS")] = None,
-    rank: Annotated[int | None, typer.Option(help=RANK_HELP, metavar="N", min=0)] = None,
-    rules: Annotated[Path | None, typer.Option(help=RULES_HELP, metavar="FILE")] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Only these steps: 3, 2:4 (2 and 3), 1:, :-1 or 2,5.", metavar="STEPS")
+    ] = None,
+    ranks: Ranks = None,
+    rank: Rank = None,
+    rules: Rules = None,
     layout: Annotated[
         str | None, typer.Option(help="How ranks are arranged, where it is wrong: pp=4,ep=2.", metavar="SIZES")
     ] = None,
@@ -63,16 +51,14 @@ def analyze(
             help="Say why an event got its label: a name (or part of one), a label or an id.", metavar="EVENT"
         ),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, metavar="N", min=1)] = None,
-    nsys: Annotated[
-        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help=STRICT_HELP)] = False,
+    workers: Workers = None,
+    nsys: Nsys = None,
+    strict: Strict = False,
     store: Annotated[
         Path | None, typer.Option(help="Keep what is read in this store, as ingest does.", metavar="STORE")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help=RESUME_HELP)] = False,
-    dask: Annotated[str | None, typer.Option(help=DASK_HELP, metavar="ADDRESS")] = None,
+    resume: Resume = False,
+    dask: Dask = None,
 ) -> None:
     """Say where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
     if explain is not None:

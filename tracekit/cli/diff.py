@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import NSYS_HELP, NSYS_VARIABLE, use_nsys
+from tracekit.cli._options import Nsys
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
 
@@ -20,9 +20,7 @@ def diff(
         list[Path] | None,
         typer.Option("--output", "-o", help="Write it: .json, .md or .html; may be repeated.", metavar="FILE"),
     ] = None,
-    nsys: Annotated[
-        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
-    ] = None,
+    nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Say what changed from A to B by label, module, rank, kernel and cell, the largest change first."""

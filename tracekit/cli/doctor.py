@@ -6,27 +6,17 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import (
-    NSYS_HELP,
-    NSYS_VARIABLE,
-    PATHS_HELP,
-    RANK_HELP,
-    RANKS_HELP,
-    WORKERS_HELP,
-    parse_ranks,
-    use_nsys,
-)
+from tracekit.cli._common import parse_ranks
+from tracekit.cli._options import Nsys, Paths, Rank, Ranks, Workers
 
 
 def doctor(
-    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
+    paths: Paths,
     *,
-    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP, metavar="RANKS")] = None,
-    rank: Annotated[int | None, typer.Option(help=RANK_HELP, metavar="N", min=0)] = None,
-    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, metavar="N", min=1)] = None,
-    nsys: Annotated[
-        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
-    ] = None,
+    ranks: Ranks = None,
+    rank: Rank = None,
+    workers: Workers = None,
+    nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Say what these traces hold, what is missing, which answers that rules out, and how to record better."""

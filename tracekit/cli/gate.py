@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekit.cli._base import Command, hush
-from tracekit.cli._common import NSYS_HELP, NSYS_VARIABLE, counted, use_nsys
+from tracekit.cli._common import counted
+from tracekit.cli._options import Nsys
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
@@ -82,9 +83,7 @@ def gate(
         list[Path] | None,
         typer.Option("--output", "-o", help="Write it: .json, .xml (JUnit) or .md; may be repeated.", metavar="FILE"),
     ] = None,
-    nsys: Annotated[
-        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
-    ] = None,
+    nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     inconclusive: Annotated[
         Policy | None, typer.Option(help="Exit with 0 (pass) or 1 (fail) instead of 3 when it cannot be decided.")

@@ -7,34 +7,20 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import (
-    NSYS_HELP,
-    NSYS_VARIABLE,
-    PATHS_HELP,
-    RANK_HELP,
-    RANKS_HELP,
-    RULES_HELP,
-    WORKERS_HELP,
-    parse_ranks,
-    show_notices,
-    size,
-    use_nsys,
-)
-from tracekit.cli.export import SCHEDULE_HELP, STACKS_HELP
+from tracekit.cli._common import parse_ranks, show_notices, size
+from tracekit.cli._options import IdealDrawn, Nsys, Paths, Rank, Ranks, Rules, StacksDrawn, Workers
 
 
 def open_(
-    paths: Annotated[list[str], typer.Argument(help=PATHS_HELP, metavar="PATH")],
+    paths: Paths,
     *,
-    schedule: Annotated[str, typer.Option(help=SCHEDULE_HELP, metavar="NAME")] = "auto",
-    ranks: Annotated[str | None, typer.Option(help=RANKS_HELP, metavar="RANKS")] = None,
-    rank: Annotated[int | None, typer.Option(help=RANK_HELP, metavar="N", min=0)] = None,
-    rules: Annotated[Path | None, typer.Option(help=RULES_HELP, metavar="FILE")] = None,
-    stacks: Annotated[bool, typer.Option("--stacks", help=STACKS_HELP)] = False,
-    workers: Annotated[int | None, typer.Option(help=WORKERS_HELP, metavar="N", min=1)] = None,
-    nsys: Annotated[
-        str | None, typer.Option(help=NSYS_HELP, metavar="PROGRAM", envvar=NSYS_VARIABLE, callback=use_nsys)
-    ] = None,
+    schedule: IdealDrawn = "auto",
+    ranks: Ranks = None,
+    rank: Rank = None,
+    rules: Rules = None,
+    stacks: StacksDrawn = False,
+    workers: Workers = None,
+    nsys: Nsys = None,
     port: Annotated[
         int,
         typer.Option(help="Port to serve on; ui.perfetto.dev reads only from 9001.", min=0, max=65535, metavar="PORT"),
