@@ -32,13 +32,13 @@ class Entry:
     """A schedule the registry knows."""
 
     name: str
-    summary: str
-    source: str
-    constraint: str
-    """Which sizes it takes, in words: "dualpipe needs …"; empty when any will do."""
     build: Callable[[Sizes], Orders]
-    holds: Callable[[Sizes], bool]
-    virtual: int | None
+    summary: str
+    source: str = ""
+    constraint: str = ""
+    """Which sizes it takes, in words: "dualpipe needs …"; empty when any will do."""
+    holds: Callable[[Sizes], bool] = lambda _: True
+    virtual: int | None = 1
     """Chunks a rank, or None where the user chooses (default 2)."""
     default_group: Callable[[int, int], int | None] | None = None
     pipeline: bool = True
@@ -76,9 +76,7 @@ def register(
     """
     if name in _ENTRIES and not replace:
         raise ScheduleError(f"there is already a schedule called {name}", hint="pass replace=True to take its place")
-    entry = Entry(name, summary, source, constraint, build, holds, virtual, default_group)
-    _ENTRIES[name] = entry
-    return entry
+    return add_entry(Entry(name, build, summary, source, constraint, holds, virtual, default_group))
 
 
 def unregister(name: str) -> None:
@@ -86,9 +84,10 @@ def unregister(name: str) -> None:
     _ENTRIES.pop(describe(name).name)
 
 
-def add_entry(entry: Entry) -> None:
-    """Add an entry as it is."""
+def add_entry(entry: Entry) -> Entry:
+    """Add an entry as it is; one of the same name gives way."""
     _ENTRIES[entry.name] = entry
+    return entry
 
 
 def names() -> list[str]:
