@@ -6,7 +6,7 @@ Everything here is data; ``tracekit.report.doctor`` draws it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -195,16 +195,16 @@ def _rank_dict(fact: RankFacts) -> dict[str, Any]:
     }
 
 
-def _merged(mappings: Any) -> dict[str, str]:
+def _merged(mappings: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Join mappings; values that differ between ranks are all shown."""
     values: dict[str, set[str]] = {}
     for mapping in mappings:
         for key, value in mapping.items():
-            values.setdefault(key, set()).add(str(value))
+            values.setdefault(key, set()).add(value)
     return {key: " / ".join(sorted(several)) for key, several in sorted(values.items())}
 
 
-def _total(mappings: Any) -> dict[str, int]:
+def _total(mappings: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for mapping in mappings:
         total.update(mapping)

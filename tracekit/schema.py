@@ -32,33 +32,10 @@ KINDS = (
 )
 
 COMPUTE_LABELS = ("forward", "dgrad", "wgrad", "backward", "recompute", "optimizer")
-COMMUNICATION_LABELS = (
-    "ep_dispatch",
-    "ep_combine",
-    "pp_comm",
-    "tp_comm",
-    "dp_comm",
-    "cp_comm",
-    "comm",
-    "broadcast",
-)
+_EXCHANGES = ("ep_dispatch", "ep_combine", "pp_comm", "tp_comm", "dp_comm", "cp_comm", "comm")
+COMMUNICATION_LABELS = (*_EXCHANGES, "broadcast")
 COPY_LABELS = ("offload", "onload", "reload", "memory")
-LABELS = (
-    *COMPUTE_LABELS,
-    "ep_dispatch",
-    "ep_combine",
-    "pp_comm",
-    "tp_comm",
-    "dp_comm",
-    "cp_comm",
-    "comm",
-    "offload",
-    "onload",
-    "broadcast",
-    "reload",
-    "memory",
-    "other",
-)
+LABELS = (*COMPUTE_LABELS, *_EXCHANGES, "offload", "onload", "broadcast", "reload", "memory", "other")
 """Every label, in the order that settles who pays for time covered by two exposed labels."""
 
 PASSES = ("forward", "backward")

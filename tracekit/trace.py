@@ -14,7 +14,7 @@ import polars as pl
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import listing
 from tracekit.reading import raise_failures, read_all
-from tracekit.schema import EVENTS, RankEvents, Source
+from tracekit.schema import EVENTS, GPU_KINDS, RankEvents, Source
 from tracekit.sources import Paths, check_one_run, find, merged_notices, missing_notice, span
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def load(
 
 def _html_row(part: RankEvents) -> str:
     source, counts = part.source, Counter(dict(part.events["kind"].value_counts().iter_rows()))
-    gpu = sum(counts[kind] for kind in ("kernel", "memcpy", "memset", "graph"))
+    gpu = sum(counts[kind] for kind in GPU_KINDS)
     steps = part.events["step"].drop_nulls().unique().sort().to_list()
     _, first, last = span(part)
     cells = (
