@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tracekit._words import listing
 from tracekit.analysis import Analysis
 from tracekit.analysis import analyze as _analyze
 from tracekit.analysis.persist import write_tables
@@ -26,7 +27,7 @@ from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify, load_rules
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
-from tracekit.parsers.discovery import SourceRef, listing
+from tracekit.parsers.discovery import SourceRef
 from tracekit.reading import failure_notices, prepare, read_ref, worker_count
 from tracekit.sources import Paths, check_one_run, check_strict, find, merged_notices, missing_notice
 from tracekit.store import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tracekit.parsers.discovery import listing
+from tracekit._words import listing
 from tracekit.schema import Source
 from tracekit.sources import without_rank
 

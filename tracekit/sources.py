@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import polars as pl
 
+from tracekit._words import listing
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.discovery import SourceRef, check_unmixed, discover, listing
+from tracekit.parsers.discovery import SourceRef, check_unmixed, discover
 from tracekit.schema import RankEvents, Source
 from tracekit.store import open_store
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit._html import html_table
+from tracekit._words import listing
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.discovery import listing
 from tracekit.reading import raise_failures, read_all
 from tracekit.schema import EVENTS, GPU_KINDS, RankEvents, Source
 from tracekit.sources import Paths, check_one_run, find, merged_notices, missing_notice, span
@@ -66,16 +66,8 @@ class Trace:
 
     def _repr_html_(self) -> str:
         heads = ("rank", "events", "GPU", "CPU", "steps", "span", "device", "source")
-        head = "".join(f"<th>{name}</th>" for name in heads)
-        shown = self.parts[:16]
-        body = "".join(_html_row(part) for part in shown)
-        if len(self.parts) > len(shown):
-            body += f'<tr><td colspan="{len(heads)}">… and {len(self.parts) - len(shown)} more ranks</td></tr>'
-        notes = "".join(f"<li>{html.escape(notice.message)}</li>" for notice in self.notices[:8])
-        return (
-            f"<p><b>{html.escape(repr(self)[1:-1])}</b></p><table><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table>" + (f"<ul>{notes}</ul>" if notes else "")
-        )
+        notes = [notice.message for notice in self.notices[:8]]
+        return html_table(repr(self)[1:-1], heads, [_html_row(part) for part in self.parts], notes=notes)
 
 
 def load(
@@ -111,12 +103,12 @@ def load(
     return Trace(tuple(parts), (*notices, *merged_notices(sources), *missing_ranks))
 
 
-def _html_row(part: RankEvents) -> str:
+def _html_row(part: RankEvents) -> tuple[object, ...]:
     source, counts = part.source, Counter(dict(part.events["kind"].value_counts().iter_rows()))
     gpu = sum(counts[kind] for kind in GPU_KINDS)
     steps = part.events["step"].drop_nulls().unique().sort().to_list()
     _, first, last = span(part)
-    cells = (
+    return (
         source.rank,
         f"{part.events.height:,}",
         f"{gpu:,}",
@@ -126,4 +118,3 @@ def _html_row(part: RankEvents) -> str:
         listing(sorted(set(source.devices)), most=1),
         source.path.rsplit("/", 1)[-1],
     )
-    return "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>"

@@ -1,4 +1,4 @@
-"""What commands share: how their words are read, and how numbers and notices are shown."""
+"""What commands share: how their words are read and notices shown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from tracekit._words import counted
 from tracekit.errors import Notice, OptionError
 
 NSYS_VARIABLE = "TRACEKIT_NSYS"
@@ -61,24 +62,3 @@ def show_notices(notices: Iterable[Notice]) -> None:
     """Print notices on stderr, one line each."""
     for notice in notices:
         typer.echo(f"note: {notice.message}", err=True)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "rank"), counted(1024, "rank")
-    ('1 rank', '1,024 ranks')
-    """
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as people say it.
-
-    >>> size(3_400_000)
-    '3.4 MB'
-    """
-    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= divisor:
-            return f"{count / divisor:.1f} {unit}"
-    return f"{count} bytes"

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import counted, parse_ranks, show_notices, size
+from tracekit._words import counted, size
+from tracekit.cli._common import parse_ranks, show_notices
 from tracekit.cli._options import IdealDrawn, Nsys, Paths, Rank, Ranks, Rules, StacksDrawn, Workers
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracekit._words import counted
 from tracekit.cli._base import Command, hush
-from tracekit.cli._common import counted
 from tracekit.cli._options import Nsys
 from tracekit.errors import OptionError, TracekitError
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import counted, keeping, parse_ranks, show_notices, size
+from tracekit._words import counted, size
+from tracekit.cli._common import keeping, parse_ranks, show_notices
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
 
 

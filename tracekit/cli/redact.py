@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import size
+from tracekit._words import size
 
 
 def redact(

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import polars as pl
 
+from tracekit._words import counted
 from tracekit.compare import identify
 from tracekit.compare.identify import Match
 from tracekit.compare.orders import units
@@ -63,8 +64,7 @@ def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Matc
         if not options:
             text = f"{wanted} cannot run {forwards} forwards on each of {pp} ranks"
             if named:
-                size = named[0].pp
-                text = f"{wanted} is an order of {size} rank{'s' * (size != 1)}, and the pipeline has {pp}"
+                text = f"{wanted} is an order of {counted(named[0].pp, 'rank')}, and the pipeline has {pp}"
             return None, [Notice("schedule-other", text)]
         found = equal(options)
         if found is None and stages_known:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tracekit._files import atomic_write
 from tracekit._version import __version__
+from tracekit._words import counted
 from tracekit.errors import InputError, OptionError
 from tracekit.gate import stats
 from tracekit.gate.comparable import check_formats, obstacles
@@ -93,7 +94,7 @@ def update(
     Returns the noise written and the value it is about, by metric.
     """
     if calibrated and len(runs) < FEWEST_RUNS:
-        raise OptionError(f"--calibrate: {len(runs)} run{'s' * (len(runs) != 1)} cannot show how runs differ",
+        raise OptionError(f"--calibrate: {counted(len(runs), 'run')} cannot show how runs differ",
                           hint=f"give at least {FEWEST_RUNS}, better 5")  # fmt: skip
     if not any(run.steps for run in runs):
         raise InputError("the runs hold no steps to make a baseline of")

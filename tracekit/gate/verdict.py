@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from tracekit._words import counted
 from tracekit.gate import stats
 from tracekit.gate.expr import Requirement
 from tracekit.gate.floors import PRIOR_DF, Noise, doubt, floor_of, label_time, prior
@@ -228,7 +229,7 @@ def _limit(case: _Case, asked: Requirement, rules: Rules) -> Check:
     over = case.sign * (value - asked.limit)
     if check.steps[1] < rules.min_steps:
         # Too few steps to know their noise: only a distance beyond the floor decides.
-        few = f"only {check.steps[1]} step{'s' * (check.steps[1] != 1)}"
+        few = f"only {counted(check.steps[1], 'step')}"
         if abs(over) <= case.floor:
             return replace(check, verdict="inconclusive", reason=f"{few}, and the limit is within the noise floor")
         ok = asked.holds(value)

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tracekit._words import listing
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.probe import HEAD_BYTES, NSIGHT_SUFFIXES, TAIL_BYTES, Probe, probe
@@ -98,17 +99,6 @@ def rank_in_name(path: str) -> int | None:
             if numbers := pattern.findall(part):
                 return int(numbers[-1])
     return None
-
-
-def listing(names: Iterable[str], *, most: int = 4) -> str:
-    """Join names for a message, the first few and how many more.
-
-    >>> listing("abcdef")
-    'a, b, c, d, +2 more'
-    """
-    every = list(names)
-    more = [f"+{len(every) - most} more"] if len(every) > most else []
-    return ", ".join([*every[:most], *more])
 
 
 def file_listing(paths: Iterable[str], *, most: int = 4) -> str:

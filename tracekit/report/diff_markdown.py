@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tracekit._words import counted
 from tracekit.report import gate_words as words
 from tracekit.report.gate_markdown import ICONS, escape, table
 
@@ -45,7 +46,7 @@ def names(result: Data) -> str:
     sides = []
     for side in ("before", "after"):
         runs = result[side]["runs"]
-        shown = ", ".join(f"{r['name']} ({r['steps']} step{'s' * (r['steps'] != 1)})" for r in runs[:3])
+        shown = ", ".join(f"{r['name']} ({counted(r['steps'], 'step')})" for r in runs[:3])
         sides.append(f"{side}: {shown}{' …' if len(runs) > 3 else ''}")
     return " · ".join(sides)
 

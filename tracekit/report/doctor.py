@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tracekit._words import listing
 from tracekit.doctor import Diagnosis
-from tracekit.parsers.discovery import listing
 from tracekit.recording import RECIPES, Finding
 
 TOOLS = {"kineto": "PyTorch profiler", "nsight": "Nsight Systems"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tracekit._words import counted
 from tracekit.report import gate_words as words
 
 Data = Mapping[str, Any]
@@ -94,6 +95,6 @@ def _compared(result: Data) -> str:
         if runs:
             names = ", ".join(f"`{r['name']}`" for r in runs[:4]) + (" …" if len(runs) > 4 else "")
             lines.append(
-                f"{side}: {len(runs)} run{'s' * (len(runs) != 1)}, {sum(r['steps'] for r in runs)} steps ({names})"
+                f"{side}: {counted(len(runs), 'run')}, {counted(sum(r['steps'] for r in runs), 'step')} ({names})"
             )
     return "<sub>" + " · ".join(lines) + "</sub>" if lines else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tracekit._words import counted
+
 MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
 ORDER = ("regressed", "inconclusive", "improved", "pass")
 Row = Mapping[str, Any]
@@ -92,7 +94,7 @@ def headline(result: Row) -> str:
         return f"inconclusive: not comparable: {'; '.join(result['obstacles'])}"
     names = [c["metric"] for c in checks if c["verdict"] == result["verdict"] and not c["waiver"]]
     if result["verdict"] == "pass":
-        return f"pass: {len(checks)} metric{'s' * (len(checks) != 1)} checked, none regressed{after}"
+        return f"pass: {counted(len(checks), 'metric')} checked, none regressed{after}"
     if result["verdict"] == "inconclusive" and names:
         reasons = {c["reason"] for c in checks if c["metric"] in names}
         if len(reasons) == 1:

@@ -12,11 +12,12 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from tracekit._words import counted
 from tracekit.analysis import Analysis
 from tracekit.report.advice import advice
 from tracekit.report.page_data import lanes_data, schedule_data
 from tracekit.report.page_tables import page_tables
-from tracekit.report.summary import many, ms, percent, sentences, share_of, signed
+from tracekit.report.summary import ms, percent, sentences, share_of, signed
 
 
 def render_html(analysis: Analysis) -> str:
@@ -85,6 +86,13 @@ def _template() -> Any:
     # Everything from a trace is escaped; only our own css and scripts are marked safe in the template.
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
-        ms=ms, percent=percent, signed=signed, share_of=share_of, count=many, number=_number, whole=_whole, code=_code
+        ms=ms,
+        percent=percent,
+        signed=signed,
+        share_of=share_of,
+        count=counted,
+        number=_number,
+        whole=_whole,
+        code=_code,
     )
     return environment.from_string(_asset("page.html.j2"))

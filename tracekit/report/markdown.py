@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tracekit._words import counted
 from tracekit.analysis import Analysis
 from tracekit.report.advice import advice
 from tracekit.report.gate_markdown import table
 from tracekit.report.page_tables import page_tables
-from tracekit.report.summary import CAUSES, many, ms, percent, sentences, signed
+from tracekit.report.summary import CAUSES, ms, percent, sentences, signed
 
 MOST_ROWS = 16
 """Rows of a table that stay in sight; the rest is folded away."""
@@ -83,7 +84,7 @@ def _rows(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence
     shown = _table(head, rows[:MOST_ROWS], right)
     if len(rows) <= MOST_ROWS:
         return shown
-    return f"{shown}\n\n{_folded(many(len(rows) - MOST_ROWS, 'more row'), _table(head, rows[MOST_ROWS:], right))}"
+    return f"{shown}\n\n{_folded(counted(len(rows) - MOST_ROWS, 'more row'), _table(head, rows[MOST_ROWS:], right))}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int]) -> str:
@@ -184,13 +185,12 @@ def _warnings(analysis: Analysis) -> str:
     if not analysis.notices:
         return ""
     lines = "\n".join(f"- {plain(note.code)}: {plain(note.message)}" for note in analysis.notices)
-    count = len(analysis.notices)
-    return _folded(f"{count} warning{'s' * (count != 1)}", lines)
+    return _folded(counted(len(analysis.notices), "warning"), lines)
 
 
 def _source(found: Mapping[str, Any]) -> str:
     source = found["source"]
     paths = ", ".join(plain(path) for path in source["paths"][:4]) + (" …" if len(source["paths"]) > 4 else "")
     devices = ", ".join(plain(device) for device in found["devices"]) or "no device named"
-    ranks = f"{len(source['ranks'])} rank{'s' * (len(source['ranks']) != 1)}"
+    ranks = counted(len(source["ranks"]), "rank")
     return f"<sub>{ranks} · {plain(source['reader'])} · {devices} · {paths}</sub>"

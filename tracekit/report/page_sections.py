@@ -6,9 +6,10 @@ from typing import Any
 
 import polars as pl
 
+from tracekit._words import counted
 from tracekit.analysis import Analysis
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.summary import many, ms, percent
+from tracekit.report.summary import ms, percent
 
 MOST_ROWS = 32
 """Rows of a table with one or more a rank."""
@@ -100,7 +101,7 @@ def _reload(analysis: Analysis) -> dict[str, Any] | None:
         return None
     found = analysis.reload.to_dict()
     shares = [one["reload_under_broadcast"] for one in found["hidden"] if one["reload_under_broadcast"] is not None]
-    sizes = (many(found["rounds"], "round"), many(found["buckets"], "bucket"), many(found["owners"], "owner"))
+    sizes = (counted(found["rounds"], "round"), counted(found["buckets"], "bucket"), counted(found["owners"], "owner"))
     sources = ["?" if rank is None else str(rank) for rank in found["sources"]]
     facts = [
         ("rounds and buckets", ", ".join(sizes)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracekit._words import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Measured, RankResult
 from tracekit.metrics.lanes import COMPUTE_SET
@@ -11,7 +12,7 @@ from tracekit.report.advice import DEFINITIONS, asked
 from tracekit.report.page_fleet import few_alike, page_fleet
 from tracekit.report.page_sections import page_sections
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.summary import CAUSES, many, sizes, which
+from tracekit.report.summary import CAUSES, sizes, which
 from tracekit.schema import LABELS
 
 MOST_RANKS = 64
@@ -51,7 +52,7 @@ def page_tables(analysis: Analysis) -> dict[str, Any]:
 
 
 def _title(analysis: Analysis) -> str:
-    ranks = many(len(analysis.ranks), "rank")
+    ranks = counted(len(analysis.ranks), "rank")
     if analysis.schedule is not None:
         return f"tracekit: {analysis.schedule.name} on {ranks}"
     name = (asked(analysis) or "").rstrip("/").rpartition("/")[2].partition("?")[0]

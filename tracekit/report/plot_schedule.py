@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
+from tracekit._words import counted
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
 from tracekit.report.plot_frame import QUIET, canvas, legend, nothing, title
@@ -116,7 +117,7 @@ def _headline(analysis: Analysis) -> str:
     assert found is not None, "drawn only where there is a schedule"
     chunked = found.virtual > 1 and chunks(found.head.match.schedule).any()
     several = f" × {found.virtual} chunks" if chunked else ""
-    ranks = f"{found.pp} rank{'s' * (found.pp != 1)}"
+    ranks = counted(found.pp, "rank")
     near = "" if found.exact else ", nearly"
     return f"{found.name}{near} · {ranks} × {found.microbatches} micro-batches{several}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit._words import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Measured
 from tracekit.compare import ScheduleComparison
@@ -86,15 +87,6 @@ def share_of(share: float | None) -> str:
     return percent(share) if share is None or share >= 0 else "−" + percent(-share)
 
 
-def many(count: int, what: str) -> str:
-    """Count things.
-
-    >>> many(1, "rank"), many(2, "rank")
-    ('1 rank', '2 ranks')
-    """
-    return f"{count:,} {what}{'s' * (count != 1)}"
-
-
 def sentences(analysis: Analysis) -> list[str]:
     """Say where the step went, and how far it is from its ideal.
 
@@ -119,9 +111,9 @@ def _spent(analysis: Analysis) -> str:
     total, span, ranks = analysis.total, analysis.total.budget.span_ns, len(analysis.ranks)
     count = max(1, sum(len(one.per_step) for one in analysis.ranks if one.whole.budget.span_ns))
     marked = any(one.steps for one in analysis.ranks)
-    over = [many(ranks, "rank")] if ranks > 1 else []
+    over = [counted(ranks, "rank")] if ranks > 1 else []
     steps = len({step for one in analysis.ranks for step in one.steps})
-    over += [many(steps, "step")] if steps > 1 else []
+    over += [counted(steps, "step")] if steps > 1 else []
     mean = f" (mean of {' and '.join(over)})" if over else ""
     exposed = sorted(total.budget.exposed_ns.items(), key=lambda item: -item[1])
     parts = [
@@ -171,8 +163,8 @@ def _reloaded(analysis: Analysis) -> list[str]:
     found = analysis.reload
     if found is None:
         return []
-    took = f"The weight update takes {ms(found.measured_ns)} for {many(found.buckets, 'bucket')}"
-    took += f" in {many(found.rounds, 'round')}"
+    took = f"The weight update takes {ms(found.measured_ns)} for {counted(found.buckets, 'bucket')}"
+    took += f" in {counted(found.rounds, 'round')}"
     if found.ideal_ns is None:
         return [f"{took}."]
     return [f"{took}; with two buffers, no waiting and the same times it would take {ms(found.ideal_ns)}."]
@@ -182,7 +174,7 @@ def sizes(held: ScheduleComparison) -> str:
     """Say how large a pipeline is: ranks, micro-batches, chunks."""
     chunks = f", {held.virtual} chunks a rank" if held.virtual > 1 else ""
     batches = f"{held.microbatches:,} micro-batch{'es' * (held.microbatches != 1)}"
-    return f"{many(held.pp, 'pipeline rank')}, {batches}{chunks}"
+    return f"{counted(held.pp, 'pipeline rank')}, {batches}{chunks}"
 
 
 def which(held: ScheduleComparison) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from tracekit._words import counted
 from tracekit.analysis import Analysis
 from tracekit.report.advice import DEFINITIONS, advice, asked
 from tracekit.report.summary import percent
@@ -35,7 +36,7 @@ def render(analysis: Analysis, console: Console | None = None) -> None:
 def header(analysis: Analysis) -> Text:
     """One line that says what was analyzed."""
     count, world = len(analysis.ranks), analysis.world_size
-    ranks = f"{count} of {world} ranks" if world and world != count else f"{count} rank{'s' * (count != 1)}"
+    ranks = f"{count} of {world} ranks" if world and world != count else counted(count, "rank")
     steps = sorted({step for one in analysis.ranks for step in one.steps})
     named = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}" if steps else "no step marks"
     devices = sorted({device for source in analysis.sources for device in source.devices})

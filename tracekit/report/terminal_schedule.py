@@ -8,6 +8,7 @@ import polars as pl
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tracekit._words import counted
 from tracekit.analysis import Analysis
 from tracekit.compare import Held, ScheduleComparison, WhatIf
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
@@ -53,7 +54,7 @@ def _headline(found: ScheduleComparison) -> Text:
     line = Text.assemble(
         "  ",
         (schedule.name, "bold"),
-        f" · {found.pp} rank{'s' * (found.pp != 1)}{chunks} · {schedule.microbatches} micro-batches · ",
+        f" · {counted(found.pp, 'rank')}{chunks} · {schedule.microbatches} micro-batches · ",
     )
     line.append("order exactly the schedule's" if found.exact else f"nearest; {held.match.distance} units elsewhere")
     if which(found):

@@ -1,0 +1,37 @@
+"""Numbers and lists as people say them, for messages and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def counted(count: float, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "rank"), counted(1024, "rank")
+    ('1 rank', '1,024 ranks')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def listing(names: Iterable[str], *, most: int = 4) -> str:
+    """Join names, the first few and how many more.
+
+    >>> listing("abcdef")
+    'a, b, c, d, +2 more'
+    """
+    every = list(names)
+    more = [f"+{len(every) - most} more"] if len(every) > most else []
+    return ", ".join([*every[:most], *more])
+
+
+def size(count: int) -> str:
+    """Return a number of bytes.
+
+    >>> size(3_400_000)
+    '3.4 MB'
+    """
+    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= divisor:
+            return f"{count / divisor:.1f} {unit}"
+    return f"{count} bytes"
