@@ -7,7 +7,8 @@ import gzip
 import pytest
 
 from tracekit import analyze
-from tracekit.report.advice import advice
+from tracekit.report.advice import REMEDIES, advice
+from tracekit.report.summary import CAUSES
 
 
 @pytest.mark.parametrize("sample", ["reload", "reload-overlap"])
@@ -36,3 +37,18 @@ def test_ranks_that_are_all_there_are_not_asked_for(samples):
     assert "record to whom messages go (`tracekit doctor` says how)" in said
     assert "add the other ranks' traces" not in said
     assert "add the other ranks' traces" in " ".join(advice(analyze(samples / "1f1b", ranks=[0], schedule="none")))
+
+
+def test_a_pipeline_is_told_its_largest_cause_and_not_what_follows_from_it(samples):
+    """Of vpp-overlap's gap 75 % is expert communication; its ranks wait in pipeline messages because of that."""
+    found = analyze(samples / "vpp-overlap")
+    first, *others = advice(found)
+    gap = found.schedule.gap_ns
+    assert max(gap, key=gap.get) == "exposed_ep"
+    assert first.startswith(f"{gap['exposed_ep'] / 1e6:.1f} ms of the {sum(gap.values()) / 1e6:.1f} ms to the ideal")
+    assert "run dispatch and combine beside another micro-batch's compute" in first
+    assert not any("pp_comm" in line for line in others)
+
+
+def test_every_cause_but_the_unexplained_has_a_remedy():
+    assert set(CAUSES) - set(REMEDIES) == {"unexplained", "early_output"}  # the second only shortens a run

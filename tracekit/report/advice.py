@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
-from tracekit.report.summary import ms, percent
+from tracekit.report.summary import CAUSES, ms, percent
 
 DEFINITIONS = (
     ("U(X)", "the union of X's intervals on one rank's GPU: never a sum of durations"),
@@ -16,20 +16,33 @@ DEFINITIONS = (
     ("bubble", "(idle + exposed wait of pp_comm) / span"),
 )
 
+REMEDIES = {
+    "order": "run the ops in the schedule's order",
+    "imbalance": "move work between stages until they take the same time",
+    "variation": "give every micro-batch the same work",
+    "p2p": "send earlier, beside compute, or over faster links",
+    "exposed_ep": "run dispatch and combine beside another micro-batch's compute",
+    "offload": "copy earlier, or less, so that compute does not stop for it",
+    "exposed_comm": "overlap it with compute",
+    "host": "launch earlier: CUDA graphs, fewer small kernels, or less Python in the step",
+    "other_work": "shorten what runs between the cells",
+}
+"""What to do about each cause of a gap."""
+
 
 def advice(analysis: Analysis) -> list[str]:
     """Say what to do next; each line names the figure it rests on.
 
     >>> from tracekit import analyze
     >>> advice(analyze("sample_traces/1f1b"))[0].split(":")[0]
-    'pp_comm is exposed for 42.6 % of the span, 70.5 % of its time waiting'
+    '25.3 ms of the 26.2 ms to the ideal is pipeline transfer and its wait'
     """
     span = analysis.total.budget.span_ns
     if not span:
         if any(notice.code == "truncated" for notice in analysis.notices):
             return ["record again, or copy the file again: it ends before its GPU events"]
         return ["record with CUDA activities on; `tracekit doctor` says how"]
-    found = [*_exposed(analysis, span), *_launches(analysis, span), *_unknown(analysis, span)]
+    found = [*(_gap(analysis) or _exposed(analysis, span)), *_launches(analysis, span), *_unknown(analysis, span)]
     if analysis.total.lower_bound:
         nameless = any(n.code == "wait-unknown" and "do not say" in n.message for n in analysis.notices)
         first = "record to whom messages go (`tracekit doctor` says how)" if nameless else "add the other ranks' traces"
@@ -38,6 +51,17 @@ def advice(analysis: Analysis) -> list[str]:
     if analysis.schedule is not None and not analysis.schedule.what_if:
         lines.append("`--what-if` ranks the schedules this run could use, with its own measured times")
     return lines
+
+
+def _gap(analysis: Analysis) -> list[tuple[float, str]]:
+    """Name the largest cause that keeps a pipeline from its ideal: exposed waiting is what follows from it."""
+    held = analysis.schedule
+    gap = {cause: ns for cause, ns in ((held and held.gap_ns) or {}).items() if cause in REMEDIES}
+    cause = max(gap, key=lambda name: gap[name], default=None)
+    if held is None or cause is None or gap[cause] <= 0.05 * held.head.measured_ns:
+        return []
+    total = sum((held.gap_ns or {}).values())
+    return [(1.0, f"{ms(gap[cause])} of the {ms(total)} to the ideal is {CAUSES[cause]}: {REMEDIES[cause]}")]
 
 
 def _exposed(analysis: Analysis, span: int) -> list[tuple[float, str]]:
