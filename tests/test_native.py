@@ -16,7 +16,7 @@ import pytest
 import tracekit
 from tracekit import _native
 from tracekit._native import Native, native
-from tracekit.parsers.discovery import SourceRef
+from tracekit.parsers.refs import SourceRef
 from tracekit.reading import prepare
 
 ROOT = Path(tracekit.__file__).parent

@@ -16,11 +16,11 @@ import pytest
 
 import tracekit
 from tests.reference import read
+from tests.stores import write_store
 from tracekit.errors import InputError
-from tracekit.parsers.discovery import SourceRef
+from tracekit.parsers.refs import SourceRef
 from tracekit.reading import worker_count
 from tracekit.schema import EVENTS
-from tracekit.store import write_store
 
 
 @pytest.fixture(scope="module")

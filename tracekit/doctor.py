@@ -15,7 +15,7 @@ import polars as pl
 
 from tracekit._words import listing
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.discovery import SourceRef
+from tracekit.parsers.refs import SourceRef
 from tracekit.reading import prepare, raise_failures, read_ref, worker_count
 from tracekit.recording import Finding, RankFacts, findings
 from tracekit.schema import GPU_KINDS, RankEvents

@@ -11,11 +11,9 @@ import contextlib
 import hashlib
 import importlib
 import os
-import shutil
-import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +24,16 @@ from tracekit.analysis.persist import write_tables
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify, load_rules
 from tracekit.errors import InputError, Notice, OptionError
+from tracekit.growing import Growing, place
 from tracekit.parsers import remote
-from tracekit.parsers.discovery import SourceRef
+from tracekit.parsers.refs import SourceRef
 from tracekit.reading import failure_notices, prepare, read_ref, worker_count
 from tracekit.sources import Paths, check_one_run, check_strict, find, merged_notices, missing_notice
-from tracekit.store import (
-    Entry,
-    Store,
-    building,
-    check_target,
-    is_store,
-    labelled_by,
-    open_store,
-    rank_folder,
-    read_entry,
-    write_manifest,
-    write_rank,
-)
+from tracekit.store import Entry, Store, labelled_by, open_store, rank_folder, write_rank
 from tracekit.workers import Done, executor_size, iter_map
 
 INGEST_PAYS_BYTES = 1 << 28
 """Labelling, measuring and compressing cost more than reading, so that processes pay earlier than for reading alone."""
-MANIFEST_EVERY_S = 5.0
-"""How often the manifest is brought up to date while ranks come in: what a killed process can lose."""
 CONNECT_S = 15
 
 
@@ -155,7 +140,7 @@ def ingest(
     refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
-    with _place(target, resume=resume) as folder:
+    with place(target, resume=resume) as folder:
         work = RankWork(
             str(folder),
             None if rules is None else str(Path(rules).absolute()),
@@ -163,8 +148,8 @@ def ingest(
             stacks,
             lenient,
         )
-        growing = _Growing(folder, labelled_by(rules), list(notices))
-        todo = growing.pick_up(refs, work) if resume else list(refs)
+        growing = Growing(folder, labelled_by(rules), list(notices))
+        todo = growing.pick_up(refs, work.key) if resume else list(refs)
         with growing:
             done = _map(work, todo, growing, workers=workers, executor=executor, strict=strict)
             growing.notices += failure_notices([*done, *growing.kept_as_done], strict=strict)
@@ -245,7 +230,7 @@ def cluster(address: str | None) -> Iterator[tuple[Executor | None, int | None]]
 def _map(
     work: RankWork,
     todo: Sequence[SourceRef],
-    growing: _Growing,
+    growing: Growing,
     *,
     workers: int | None,
     executor: Executor | None,
@@ -268,99 +253,3 @@ def _map(
             elif strict:
                 break
     return sorted(done, key=lambda one: one.index)
-
-
-@contextlib.contextmanager
-def _place(target: Path, *, resume: bool) -> Iterator[Path]:
-    """Yield the folder to write ranks into: the place itself, or one beside it where a store is to be replaced."""
-    if is_store(target) and not resume:
-        with building(target) as folder:
-            yield folder
-        return
-    check_target(target)
-    there = target.exists()
-    target.mkdir(exist_ok=True)
-    try:
-        yield target
-    finally:
-        if not is_store(target) or not open_store(target).entries:  # nothing came of it: leave the place as it was
-            shutil.rmtree(target, ignore_errors=True)
-            if there:
-                target.mkdir()
-
-
-@dataclass
-class _Growing:
-    """A store while ranks come in: its manifest is brought up to date now and then, and whatever ends the work."""
-
-    folder: Path
-    labelled_by: str
-    notices: list[Notice]
-    entries: dict[int, Entry] = field(default_factory=dict)
-    kept: list[SourceRef] = field(default_factory=list)
-    complete: bool = False
-    written_s: float = 0.0
-
-    def __enter__(self) -> _Growing:
-        self.write()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.write()
-        for part in self.folder.glob(".rank=*"):  # of workers that were killed
-            shutil.rmtree(part, ignore_errors=True)
-
-    @property
-    def kept_as_done(self) -> list[Done[SourceRef, list[Entry]]]:
-        """What was there already, as if it had been done now."""
-        return [Done(0, ref, value=[]) for ref in self.kept]
-
-    @property
-    def said(self) -> tuple[Notice, ...]:
-        """What is news for who asked, and nothing to remember."""
-        if not self.kept:
-            return ()
-        text = f"{len(self.kept)} traces were in the store already and have not changed"
-        return (Notice("resumed", text),)
-
-    def pick_up(self, refs: Sequence[SourceRef], work: RankWork) -> list[SourceRef]:
-        """Take over what is there and unchanged; return what is left to do, its old ranks removed."""
-        found = [(folder, read_entry(folder)) for folder in self.folder.glob("rank=*")]
-        by_key: dict[str, dict[int, Entry]] = {}
-        for _, entry in found:
-            if entry is not None and entry.key is not None:
-                by_key.setdefault(entry.key, {})[entry.rank] = entry
-        left = []
-        for ref in refs:
-            ranks = by_key.get(work.key(ref), {})
-            if ranks and all(rank in ranks for one in ranks.values() for rank in one.together):
-                self.kept.append(ref)
-                self.entries.update(ranks)
-            else:
-                left.append(ref)
-        paths, numbers = {ref.path for ref in left}, {ref.rank for ref in left}
-        for folder, entry in found:
-            if entry is None or (
-                entry.rank not in self.entries and (entry.source.path in paths or entry.rank in numbers)
-            ):
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
-                self.entries.setdefault(entry.rank, entry)  # of a trace not named this time
-        return left
-
-    def add(self, entries: Sequence[Entry]) -> None:
-        """Take in ranks that are done."""
-        self.entries.update((entry.rank, entry) for entry in entries)
-        if time.monotonic() - self.written_s > MANIFEST_EVERY_S:
-            self.write()
-
-    def write(self) -> None:
-        """Bring the manifest up to date."""
-        write_manifest(
-            self.folder,
-            self.entries.values(),
-            labelled_by=self.labelled_by,
-            complete=self.complete,
-            notices=self.notices,
-        )
-        self.written_s = time.monotonic()

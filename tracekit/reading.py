@@ -17,7 +17,7 @@ from tracekit import _native
 from tracekit._words import listing
 from tracekit.errors import Notice, OptionError, OutputError, RuleError
 from tracekit.parsers import remote
-from tracekit.parsers.discovery import SourceRef
+from tracekit.parsers.refs import SourceRef
 from tracekit.schema import EVENTS, RankEvents, Source
 from tracekit.store import open_store
 from tracekit.workers import Done, available_memory, cores, run_map

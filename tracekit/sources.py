@@ -12,7 +12,8 @@ import polars as pl
 
 from tracekit._words import listing
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.discovery import SourceRef, check_unmixed, discover
+from tracekit.parsers.discovery import discover
+from tracekit.parsers.refs import SourceRef, check_unmixed
 from tracekit.schema import RankEvents, Source
 from tracekit.store import open_store
 

@@ -6,19 +6,18 @@
     STORE/rank=3/tables.zip            what an analysis takes from rank 3, where it was measured
     STORE/rank=3/entry.json            rank 3's line of the manifest, and the key of the trace it was made from
 
-A rank is built beside its place and renamed when it is whole; what the manifest does not list does not exist. A store
-that replaces another is built beside it; a new one grows in its place, so that what is done is never lost.
+A rank is built beside its place and renamed when it is whole; what the manifest does not list does not exist. How a
+store comes to be, rank by rank, is in ``tracekit.growing``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -271,71 +270,6 @@ def write_manifest(
     }
     with atomic_write(folder / MANIFEST) as part:
         part.write_text(json.dumps(document, indent=1), encoding="utf-8")
-
-
-@contextlib.contextmanager
-def building(path: str | Path) -> Iterator[Path]:
-    """Yield a folder beside *path* to build a store in; when the block succeeds it takes the place of *path*.
-
-    A store that is already there is replaced; any other folder or file is refused.
-    """
-    target = Path(path)
-    check_target(target)
-    try:
-        part = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
-    try:
-        yield part
-        part.chmod(0o755)
-        _take_place(part, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def write_store(
-    path: str | Path,
-    ranks: Sequence[RankEvents],
-    *,
-    labelled: Sequence[pl.DataFrame] | None = None,
-    labelled_by: str | None = None,
-) -> Store:
-    """Write ranks that are in memory as a store at *path*, and open it."""
-    frames = labelled if labelled is not None else [None] * len(ranks)
-    with building(path) as folder:
-        entries = [write_rank(folder, rank, frame) for rank, frame in zip(ranks, frames, strict=True)]
-        write_manifest(folder, entries, labelled_by=labelled_by)
-    return open_store(path)
-
-
-def check_target(target: Path) -> None:
-    """Refuse a place where a store cannot go."""
-    if not target.parent.is_dir():
-        raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
-    if target.is_file():
-        raise OutputError(f"{target}: is a file; a store is a folder", hint="choose another place")
-    if target.is_dir() and not is_store(target) and any(target.iterdir()):
-        raise OutputError(f"{target}: holds other files and is no store", hint="name a new or an empty folder")
-
-
-def _take_place(part: Path, target: Path) -> None:
-    try:
-        if not target.exists():
-            part.rename(target)
-            return
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent))
-        try:
-            target.rename(old / "store")
-            part.rename(target)
-        except OSError:
-            if (old / "store").exists() and not target.exists():
-                (old / "store").rename(target)
-            raise
-        finally:
-            if target.exists():
-                shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be replaced: {error.strerror}", hint="choose another place") from error
 
 
 def _root(path: Path) -> Path:

@@ -338,7 +338,6 @@ def test_where_the_rank_comes_from(tmp_path, event, name, info, option, expected
     got = kineto.read(path, rank=option)
     assert (got.source.rank, got.source.rank_from) == expected
     assert got.events["rank"].to_list() == [expected[0]]
-    assert kineto.peek(path).rank == (info or {}).get("rank")
 
 
 def test_nothing_private_reaches_the_source(trace, event):
@@ -354,14 +353,6 @@ def test_nothing_private_reaches_the_source(trace, event):
     source = kineto.read(trace(event(), **keys)).source
     assert "SECRET" not in repr(source)
     assert source.devices == ("NVIDIA H200",)
-
-
-def test_peek_reads_the_tail_only_when_it_must(real_bytes):
-    header = kineto.peek(io.BytesIO(real_bytes[:20_000]))  # the head is enough
-    assert (header.rank, header.world_size, len(header.groups)) == (0, 4, 2)
-    data = json.loads(real_bytes)
-    late = json.dumps({"traceEvents": data["traceEvents"], "distributedInfo": data["distributedInfo"]}).encode()
-    assert kineto.peek(io.BytesIO(gzip.compress(late))).rank == 0
 
 
 def test_importing_is_light():

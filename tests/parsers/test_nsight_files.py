@@ -23,6 +23,7 @@ from pyarrow import ipc
 from tests.parsers.nsight_files import EPOCH, NONE, Report, packed
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers import nsight
+from tracekit.parsers.discovery import discover
 from tracekit.schema import EVENTS
 
 
@@ -132,16 +133,16 @@ def test_the_benchmarks_export_is_one(tmp_path):
     assert read["rows"] == 1000
 
 
-def test_sniff(sample, arrow_file, tmp_path):
-    assert nsight.sniff(sample / "rank0.sqlite")
-    assert nsight.sniff(sample / "rank0.parquetdir")
-    assert nsight.sniff(arrow_file)
-    assert nsight.sniff(shutil.copy(sample / "rank0.sqlite", tmp_path / "no-ending"))
-    (tmp_path / "report.nsys-rep").touch()
-    assert nsight.sniff(tmp_path / "report.nsys-rep")
+def test_discovery_knows_reports_and_exports_by_how_they_begin(sample, arrow_file, tmp_path):
+    bare = shutil.copy(sample / "rank0.sqlite", tmp_path / "no-ending")
+    report = tmp_path / "report.nsys-rep"
+    report.write_bytes(b"x")
+    for path in (sample / "rank0.sqlite", sample / "rank0.parquetdir", arrow_file, bare, report):
+        assert [ref.reader for ref in discover(path).refs] == ["nsight"]
     (tmp_path / "trace.json").write_text("{}")
-    for other in (tmp_path / "trace.json", tmp_path, tmp_path / "nothing.sqlite", sample.parent / "1f1b"):
-        assert not nsight.sniff(other)
+    for other in (tmp_path / "trace.json", tmp_path / "nothing.sqlite"):
+        with pytest.raises(InputError):
+            discover(other)
 
 
 # --- the user's file stays as it is ---

@@ -11,7 +11,7 @@ import polars as pl
 from tracekit.analysis.persist import read_tables
 from tracekit.analysis.tables import RankTables, launches, rank_tables
 from tracekit.errors import TracekitError
-from tracekit.parsers.discovery import SourceRef
+from tracekit.parsers.refs import SourceRef
 from tracekit.reading import read_ref
 from tracekit.schema import RankEvents
 from tracekit.store import open_store, rank_folder

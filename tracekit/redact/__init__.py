@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tracekit._files import atomic_write
 from tracekit.errors import InputError, OptionError, OutputError
-from tracekit.parsers.discovery import SourceRef, discover
+from tracekit.parsers.discovery import discover
+from tracekit.parsers.refs import SourceRef
 from tracekit.redact.text import Scrubber, host_in_name
 
 SQLITE_SUFFIX = ".sqlite"

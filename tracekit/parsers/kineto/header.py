@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tracekit.errors import InputError
 from tracekit.parsers.kineto.stream import Stream
@@ -23,7 +22,6 @@ _DECODER = json.JSONDecoder(strict=False)
 _KEY = re.compile(r'[\s,]*"([^"\\]{0,200})"\s*:\s*')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})')
-_RANK = re.compile(r"(?<![a-z])rank[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _VERSION = re.compile(
     r"(cuda_driver|cuda_runtime|cupti|hip_driver|hip_runtime|roctracer|rocprofiler|nccl|rccl|torch|pytorch|kineto)_version"
 )
@@ -54,16 +52,6 @@ def sniff(start: bytes) -> bool:
     if text[:1] == b"{":
         return text[1:].lstrip()[:1] in (b'"', b"", b"}")
     return text[:1] == b"[" and text[1:].lstrip()[:1] in (b"{", b"", b"]")
-
-
-def rank_in_name(path: str | Path) -> int | None:
-    """Return the rank a file's name gives.
-
-    >>> rank_in_name("run/rank3.pt.trace.json.gz"), rank_in_name("rank-12_trace.json"), rank_in_name("frank3.json")
-    (3, 12, None)
-    """
-    found = _RANK.search(Path(str(path)).name)
-    return int(found.group(1)) if found else None
 
 
 def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
@@ -135,34 +123,6 @@ def tail_keys(tail: bytes) -> dict[str, Any]:
     keys, _, _ = _keys(tail.decode("latin-1"), 0)
     if "baseTimeNanoseconds" not in keys and (found := _BASE.search(tail)):
         keys["baseTimeNanoseconds"] = int(found.group(1))
-    return keys
-
-
-def peek(source: str | Path | BinaryIO) -> Header:
-    """Read what a file says about itself, not its events: the head, and the tail when the rank is not there.
-
-    >>> import io
-    >>> peek(io.BytesIO(b'{"traceEvents": [], "distributedInfo": {"rank": 3, "world_size": 8}}')).rank
-    3
-    """
-    with Stream(source) as stream:
-        data, at, keys = find_events(stream)
-        if "rank" not in (keys.get("distributedInfo") or {}):
-            tail = data[at:]
-            for block in iter(lambda: stream.read(1 << 20), b""):
-                tail = tail[-(1 << 20) :] + block
-            keys = {**_last_keys(tail), **keys}
-        return understand(keys)
-
-
-def _last_keys(tail: bytes) -> dict[str, Any]:
-    keys: dict[str, Any] = {}
-    text = tail.decode("latin-1")
-    for found in re.finditer(r'"(distributedInfo|deviceProperties|record_shapes|baseTimeNanoseconds)"\s*:\s*', text):
-        try:
-            keys[found.group(1)], _ = _DECODER.raw_decode(text, found.end())
-        except (ValueError, RecursionError):
-            continue
     return keys
 
 

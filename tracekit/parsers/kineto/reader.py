@@ -10,8 +10,9 @@ import numpy as np
 import polars as pl
 
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.kineto.header import Header, find_events, rank_in_name, tail_keys, understand
+from tracekit.parsers.kineto.header import Header, find_events, tail_keys, understand
 from tracekit.parsers.kineto.stream import Stream
+from tracekit.parsers.refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
 from tracekit.schema import RankEvents, Source
 
@@ -102,7 +103,7 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
 def _rank(header: Header, name: str, option: int | None) -> tuple[int, str]:
     if header.rank is not None:
         return header.rank, "content"
-    if (named := rank_in_name(name)) is not None:
+    if (named := rank_in_name(name.rpartition("/")[2])) is not None:
         return named, "name"
     return (0, "only file") if option is None else (option, "option")
 

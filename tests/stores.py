@@ -1,0 +1,15 @@
+"""Stores of ranks that are in memory."""
+
+from __future__ import annotations
+
+from tracekit.growing import building
+from tracekit.store import open_store, write_manifest, write_rank
+
+
+def write_store(path, ranks, *, labelled=None, labelled_by=None):
+    """Write *ranks* as a store at *path*, and open it."""
+    frames = labelled if labelled is not None else [None] * len(ranks)
+    with building(path) as folder:
+        entries = [write_rank(folder, rank, frame) for rank, frame in zip(ranks, frames, strict=True)]
+        write_manifest(folder, entries, labelled_by=labelled_by)
+    return open_store(path)

@@ -1,0 +1,98 @@
+"""Sources to read: what is known of one before it is read, and which of them can be ranks of one run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tracekit._words import listing
+from tracekit.errors import InputError
+
+DEPTH = 3
+"""How deep a folder is searched: RUN/HOST/RANK/trace.json is as deep as people nest."""
+
+_RANK_NAME = (
+    re.compile(r"(?<![a-z])rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE),
+    re.compile(r"(?<![a-z])worker[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRef:
+    """One file (or exported folder, or store) to read, and the rank it seems to hold."""
+
+    path: str
+    reader: str  # "kineto", "nsight" or "store"
+    rank: int | None = None  # None: only reading will tell
+    rank_from: str = "content"
+    world_size: int | None = None
+    bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, for messages.
+
+        >>> SourceRef("runs/a/rank0.json", "kineto").name
+        'rank0.json'
+        """
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def rank_in_name(path: str) -> int | None:
+    """Return the rank that a path's name gives: the file's own name first, then its folders.
+
+    >>> [rank_in_name(n) for n in ("rank3.json", "rank-34.Jul.json.gz", "rank_2/t.json", "worker7_step.json", "t.json")]
+    [3, 34, 2, 7, None]
+    """
+    for part in reversed(path.replace("\\", "/").split("/")[-DEPTH:]):
+        for pattern in _RANK_NAME:
+            if numbers := pattern.findall(part):
+                return int(numbers[-1])
+    return None
+
+
+def check_unmixed(refs: Sequence[SourceRef]) -> None:
+    """Refuse sources that cannot be ranks of one run: several files a rank, tools or world sizes."""
+    by_rank: dict[int, list[str]] = defaultdict(list)
+    for ref in refs:
+        if ref.rank is not None:
+            by_rank[ref.rank].append(ref.path)
+    for number, files in sorted(by_rank.items()):
+        if len(files) > 1:
+            raise InputError(
+                f"rank {number} has {len(files)} files{file_listing(files)}",
+                hint="name one file a rank, for instance with a glob",
+            )
+    _check_same({ref.path: ref.reader for ref in refs}, "different tools")
+    _check_same({ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes")
+    unknown = [ref.path for ref in refs if ref.rank is None and ref.reader == "kineto"]
+    if unknown and len(refs) > 1:
+        raise InputError(
+            f"{len(unknown)} files do not say their rank{file_listing(unknown)}",
+            hint="put the rank into their names: rank0.json, rank1.json, …",
+        )
+
+
+def _check_same(values: dict[str, object], what: str) -> None:
+    groups: dict[object, list[str]] = defaultdict(list)
+    for path, value in sorted(values.items()):
+        groups[value].append(path)
+    if len(groups) > 1:
+        shown = "; ".join(f"{value}: {listing(files, most=2)}" for value, files in groups.items())
+        raise InputError(f"these traces are of different runs ({what}): {shown}", hint="name the files of one run")
+
+
+def file_listing(paths: Iterable[str], *, most: int = 4) -> str:
+    """List paths for a message, their common folder said once.
+
+    >>> file_listing(["runs/b/0.json", "runs/a/0.json"]), file_listing(["a.json"])
+    (' in runs: a/0.json, b/0.json', ': a.json')
+    """
+    every = sorted(paths)
+    folder = os.path.commonpath([path.rpartition("/")[0] for path in every]) if "/" in every[0] else ""
+    if not folder or any("://" in path for path in every):
+        return f": {listing(every, most=most)}"
+    return f" in {folder}: {listing([path[len(folder) :].lstrip('/') for path in every], most=most)}"
