@@ -14,13 +14,14 @@ from typing import Any
 import polars as pl
 
 from tracekit import _native
+from tracekit._machine import available_memory, cores
 from tracekit._words import listing
 from tracekit.errors import Notice, OptionError, OutputError, RuleError
 from tracekit.parsers import remote
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import EVENTS, RankEvents, Source
 from tracekit.store import open_store
-from tracekit.workers import Done, available_memory, cores, run_map
+from tracekit.workers import Done, run_map
 
 GZIP_RATIO = 15
 """Traces are repetitive: a gzip file holds about this many times its size."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.parsers.tokens import TOKENS
 from tracekit.parsers.kineto import scanner, worker
 from tracekit.parsers.kineto.stream import Stream
 
@@ -36,25 +37,6 @@ class Guarded:
 
     def at_start(self, size):
         return self.memory[:size]
-
-
-TOKENS = [
-    b'"',
-    b"\\",
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b"\n",
-    b"\0",
-    b"N/A",
-    b"-inf",
-    b'{"ph":"X"',
-    b"1e999",
-    b"\xff",
-]
 
 
 def mutate(raw, rng):

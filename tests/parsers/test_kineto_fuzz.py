@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -14,27 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import reference
+from tests.parsers.tokens import TOKENS
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 from tracekit.parsers.kineto import blocks, header
 from tracekit.schema import EVENTS
 
-TOKENS = [
-    b'"',
-    b"\\",
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b"\n  },\n  {",
-    b"\0",
-    b"N/A",
-    b"-inf",
-    b"1e999",
-    b"\xff\xfe",
-]
 edits = st.lists(
     st.tuples(
         st.floats(0, 1, exclude_max=True), st.sampled_from("swdc"), st.binary(max_size=6) | st.sampled_from(TOKENS)
@@ -84,9 +68,9 @@ def test_damaged_bytes_never_crash_or_hang(real_bytes, monkeypatch, block, lenie
 
 
 def test_never_reads_past_the_buffer(samples):
-    script = Path(__file__).with_name("guarded.py")
     done = subprocess.run(
-        [sys.executable, script, samples / "reload/rank0.pt.trace.json.gz", "1500"],
+        [sys.executable, "-m", "tests.parsers.guarded", samples / "reload/rank0.pt.trace.json.gz", "1500"],
+        cwd=samples.parent,
         capture_output=True,
         text=True,
         check=False,

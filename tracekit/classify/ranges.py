@@ -97,7 +97,6 @@ class Launches:
     tid: Ints
     op: Ints  # row of the innermost op in Ranges
     ann: Ints  # row of the innermost annotation, on the launching thread or on the one that waits for it
-    api: Text  # name of the call
 
 
 def _ints(series: pl.Series) -> Ints:
@@ -149,7 +148,7 @@ def _first_calls(events: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:
     """Keep one call for every correlation of a GPU event: the earliest, as driver calls sit inside runtime calls."""
     wanted = gpu.select(pl.col("correlation").drop_nulls().unique())
     return (
-        events.select("kind", "correlation", "start_ns", "pid", "tid", "name")
+        events.select("kind", "correlation", "start_ns", "pid", "tid")
         .filter(pl.col("kind").is_in(("runtime", "driver")) & pl.col("correlation").is_not_null())
         .join(wanted, on="correlation", how="semi")
         .sort("correlation", "start_ns")
@@ -219,7 +218,7 @@ def _attach(
     at, thread, tid = spread(_ints(calls["start_ns"])), spread(call_threads), spread(_ints(calls["tid"]))
     ops = spread(op)
     ops, at, thread, tid = _by_external_id(gpu, ranges, ops, at, thread=thread, tid=tid)
-    return Launches(at, thread, tid, ops, spread(ann), Text.of(calls["name"]).take(fire))
+    return Launches(at, thread, tid, ops, spread(ann))
 
 
 def _by_external_id(

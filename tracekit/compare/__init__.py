@@ -16,8 +16,6 @@ from tracekit.compare.rank import RankPipeline, rank_pipeline
 from tracekit.compare.roles import find_roles
 from tracekit.compare.whatif import WhatIf
 
-compare_ranks = compare_pipelines
-
 __all__ = [
     "PARTS",
     "Held",
@@ -28,7 +26,6 @@ __all__ = [
     "WhatIf",
     "assemble",
     "compare_pipelines",
-    "compare_ranks",
     "find_roles",
     "rank_pipeline",
 ]

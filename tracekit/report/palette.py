@@ -38,4 +38,3 @@ CELL_COLOURS = {
 """An FB cell is drawn split: F's colour above, B's below."""
 
 IDLE_COLOUR = "#E8EBEE"
-WAIT_COLOUR = "#F3D9C8"

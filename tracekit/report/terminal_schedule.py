@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import polars as pl
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -214,13 +212,3 @@ def _what_if(lines: tuple[WhatIf, ...]) -> RenderableType | None:
         )
     note = "saves: a schedule against the ideal of the run's own, the rest against the run; peak: micro-batches held"
     return Group(made, Text("  " + note, style="dim"))
-
-
-def gap_sentence(gap: Mapping[str, int], measured_ns: int) -> str:
-    """Say in one line what the gap is mostly made of.
-
-    >>> gap_sentence({"p2p": 40, "host": 5, "unexplained": 1}, 100)
-    'p2p 40.0 %, host 5.0 %, unexplained 1.0 % of the makespan'
-    """
-    worst = sorted(((ns, part) for part, ns in gap.items() if ns > 0), reverse=True)[:3]
-    return ", ".join(f"{part} {percent(ns, measured_ns)}" for ns, part in worst) + " of the makespan"

@@ -17,7 +17,6 @@ import polars as pl
 from tracekit.errors import InputError, Notice
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
-SUFFIXES = (".sqlite", ".sqlite3", ".db", ".arrow", ".parquetdir", ".arrowdir")
 KNOWN = (
     "CUPTI_ACTIVITY_KIND_KERNEL",
     "CUPTI_ACTIVITY_KIND_MEMCPY",

@@ -1,0 +1,45 @@
+"""What this machine, or the container on it, lets a process have."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def cores() -> int:
+    """Cores this process may use.
+
+    >>> cores() >= 1
+    True
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes this process can still take without swapping: what the machine has left, or what its container allows.
+
+    >>> available_memory() > 0
+    True
+    """
+    bounds = [_container_memory()]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        bounds.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
+    if len(bounds) == 1:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    known = [bound for bound in bounds if bound is not None]
+    return max(1, min(known)) if known else 4 << 30
+
+
+def _container_memory() -> int | None:
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            return int(Path(limit).read_text(encoding="ascii")) - int(Path(used).read_text(encoding="ascii"))
+    return None
