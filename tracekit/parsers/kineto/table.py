@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ import polars as pl
 
 from tracekit.parsers.kineto.blocks import Scanned
 from tracekit.parsers.kineto.scanner.columns import NULL, NULL32, Column
+from tracekit.parsers.kineto.worker import Chunk, Piece
 from tracekit.schema import EVENTS, KINDS, conform
 
 Ints = npt.NDArray[np.int64]
@@ -153,13 +154,8 @@ class _Builder:
         if all(chunk.columns[column] is None for chunk in self._chunks):
             return None
         values = np.full(self._rows, NULL, np.int64)
-        at = 0
-        for chunk in self._chunks:
-            piece, chunk.columns[column] = chunk.columns[column], None
-            here = values[at : at + chunk.rows]
-            at += chunk.rows
-            if piece is None:
-                continue
+        for _, rows, piece in self._pieces(column):
+            here = values[rows]
             if piece.where is not None:
                 here[piece.where] = piece.values
                 continue
@@ -167,6 +163,16 @@ class _Builder:
             if not piece.full and piece.values.dtype == np.int32:
                 here[piece.values == NULL32] = NULL
         return values
+
+    def _pieces(self, column: Column) -> Iterator[tuple[Chunk, slice, Piece]]:
+        """Yield what each chunk holds of a column, and which rows that is of; the chunks give it up."""
+        at = 0
+        for chunk in self._chunks:
+            piece, chunk.columns[column] = chunk.columns[column], None
+            rows = slice(at, at + chunk.rows)
+            at += chunk.rows
+            if piece is not None:
+                yield chunk, rows, piece
 
     def _places(self, column: Column, counts: list[int]) -> Ints:
         """Places in the whole file: each chunk counts from its part's first, and a part holds as many as *counts*."""
@@ -192,13 +198,7 @@ class _Builder:
         values = np.full(self._rows, -1, np.int32)
         table = np.full(none + 1, -1, np.int32)
         known: dict[str, int] = {}
-        at = 0
-        for chunk in self._chunks:
-            piece, chunk.columns[column] = chunk.columns[column], None
-            here = values[at : at + chunk.rows]
-            at += chunk.rows
-            if piece is None:
-                continue
+        for chunk, rows, piece in self._pieces(column):
             codes = piece.values + np.int32(self._first_code[chunk.worker])
             if not piece.full and piece.where is None:
                 codes[piece.values == NULL32] = none
@@ -209,6 +209,7 @@ class _Builder:
                 for code in np.flatnonzero(new[:none]).tolist():
                     table[code] = known.setdefault(decode(self._texts[code]), len(known))
                 found = table[codes]
+            here = values[rows]
             here[slice(None) if piece.where is None else piece.where] = found
         return values, self._repaired(values, list(known))
 
