@@ -24,8 +24,6 @@ _TRACE_KEYS = re.compile(
 )
 _EVENT_KEYS = re.compile(rb'^\[\s*(?:\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s|cname)"\s*:|\])')
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
-
-
 _OURS = re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:')
 """What tracekit draws for ui.perfetto.dev: its tracks repeat the trace's events, so that reading them counts twice."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from tracekit._machine import cores
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.header import TAIL_LIMIT
 from tracekit.parsers.kineto.stream import Stream
@@ -18,8 +18,6 @@ from tracekit.parsers.kineto.worker import Part, Worker
 BLOCK = 4 << 20
 LONGEST_EVENT = 32 << 20
 """An event longer than this is not read; an argument of a real one has been seen at a few MB."""
-
-
 _CONTEXT = 64
 
 
@@ -104,7 +102,7 @@ class _Reader:
 
 def scan_parallel(stream: Stream, head: bytes, at: int, mark: bytes, *, stacks: bool) -> Scanned:
     """Scan blocks on two threads while this one reads; raises ``OtherLayoutError`` if a cut was not between events."""
-    count = max(1, min(2, os.cpu_count() or 1))
+    count = min(2, cores())
     workers = [Worker(k, stacks=stacks) for k in range(count)]
     reader = _Reader(stream, head, at, mark)
     for _ in range(count + 2):

@@ -19,8 +19,6 @@ FIRST_TEXTS = 1 << 13
 FIRST_BYTES = 1 << 20
 
 Ints = npt.NDArray[np.int64]
-
-
 Values = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
