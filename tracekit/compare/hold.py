@@ -19,7 +19,8 @@ from tracekit.compare.identify import Match
 from tracekit.compare.lanes import PHASES
 from tracekit.compare.pipeline import Pipeline, assemble, renamed
 from tracekit.compare.rank import RankPipeline
-from tracekit.compare.roles import find_roles, with_global_peers
+from tracekit.compare.roles import find_roles, with_global_peers, with_pipelines
+from tracekit.compare.sizes import size_from_order
 from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
 from tracekit.errors import Notice
 from tracekit.schedules import Times, simulate
@@ -60,7 +61,11 @@ def _compare(
         return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
     by_rank = {r.rank: r for r in with_work}
     roles = find_roles(with_work, layout)
-    said: list[Notice] = [*roles.notices, *_merged(with_work)]
+    sized: list[Notice] = []
+    if roles.unsized:
+        sized_lines, sized = size_from_order([by_rank[r] for r in sorted(roles.unsized)], schedule)
+        roles = with_pipelines(roles, sized_lines)
+    said: list[Notice] = [*roles.notices, *sized, *_merged(with_work)]
     held: list[Held] = []
     finder = Finder(schedule)
     for line in roles.pipelines:
@@ -103,8 +108,20 @@ def _worth(pipeline: Pipeline) -> bool:
     return len(pipeline.ranks) > 1 or (bool(blocks.any()) and len(blocks) > 2)
 
 
+_REASONS = (
+    "order-unknown",
+    "schedule-other",
+    "step-cut",
+    "forward-only",
+    "ranks-unknown",
+    "pipeline-size-unknown",
+    "layout-contradicted",
+)
+"""Notices that say themselves why there is no schedule."""
+
+
 def _reason(said: Sequence[Notice], lines: Sequence[Sequence[int]]) -> tuple[Notice, ...]:
-    if any(n.code in ("order-unknown", "schedule-other", "step-cut", "forward-only", "ranks-unknown") for n in said):
+    if any(n.code in _REASONS for n in said):
         return ()
     if all(len(line) == 1 for line in lines):
         return (Notice("no-pipeline", "the ranks exchange no pipeline messages and overlap no micro-batches"),)

@@ -125,7 +125,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
         messages=messages,
         stalls=_stall_table(stalls),
         lanes=lanes(rows, chunks) if chunks.height else pl.DataFrame(schema=LANES),
-        groups=source.groups,
+        groups=_groups(source, rows),
         group=_group(rows),
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
@@ -291,6 +291,20 @@ def _messages(rows: pl.DataFrame) -> pl.DataFrame:
         "start_ns",
         "end_ns",
     ).select(pl.col(name).cast(kind) for name, kind in MESSAGES.items())
+
+
+def _groups(source: Source, rows: pl.DataFrame) -> tuple[ProcessGroup, ...]:
+    """Return the process groups the file lists, and those that only its messages name the ranks of."""
+    listed = {group.name for group in source.groups if group.ranks}
+    message = (pl.col("label").cast(pl.String) == "pp_comm") & pl.col("group").is_not_null()
+    words = rows.filter(message).select(pl.col("group", "group_desc", "group_ranks").cast(pl.String))
+    named = words.filter(pl.col("group_ranks").str.contains(r"^\[\d+(,\d+)*\]$")).unique("group", maintain_order=True)
+    more = [
+        ProcessGroup(name, text, tuple(map(int, members[1:-1].split(","))))
+        for name, text, members in named.rows()
+        if name not in listed
+    ]
+    return (*source.groups, *more)
 
 
 def _group(rows: pl.DataFrame) -> str | None:

@@ -23,11 +23,15 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Roles:
-    """The pipelines of a run, ranks in stage order, and positions: ``positions[rank]["ep"]``."""
+    """The pipelines of a run, ranks in stage order, and positions: ``positions[rank]["ep"]``.
+
+    ``unsized`` are ranks whose pipeline is not among these: others of it have no trace, and nothing says how many.
+    """
 
     pipelines: tuple[tuple[int, ...], ...]
     positions: Mapping[int, Mapping[str, int]]
     notices: tuple[Notice, ...] = ()
+    unsized: tuple[int, ...] = ()
 
 
 def parse_layout(text: str) -> dict[str, int]:
@@ -91,12 +95,28 @@ def find_roles(ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | 
     if layout is not None:
         return _from_mesh(ranks, parse_layout(layout) if isinstance(layout, str) else dict(layout))
     notices: list[Notice] = []
-    pipelines = _from_messages(ranks, notices)
+    pipelines, unsized = _from_messages(ranks, notices)
     positions: dict[int, dict[str, int]] = {r.rank: _group_positions(r) for r in ranks}
-    for pipeline in pipelines:
+    return with_pipelines(Roles((), positions, tuple(notices), unsized), pipelines)
+
+
+def with_pipelines(roles: Roles, more: Sequence[tuple[int, ...]]) -> Roles:
+    """Return the roles with more pipelines, and what is missing of these said."""
+    positions = {rank: dict(place) for rank, place in roles.positions.items()}
+    said = [_missing(pipeline, roles.positions) for pipeline in more]
+    for pipeline in more:
         for place, rank in enumerate(pipeline):
             positions.setdefault(rank, {})["pp"] = place
-    return Roles(pipelines, positions, tuple(notices))
+    notices = (*roles.notices, *(n for n in said if n))
+    return replace(roles, pipelines=(*roles.pipelines, *more), positions=positions, notices=notices)
+
+
+def _missing(pipeline: Sequence[int], known: Mapping[int, object]) -> Notice | None:
+    missing = [m for m in pipeline if m not in known]
+    if not missing:
+        return None
+    text = f"pipeline {_few(pipeline)}: no trace of rank(s) {_few(missing)}: their cells, and what they held up, "
+    return Notice("partial-pipeline", f"{text}cannot be known")
 
 
 def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles:
@@ -110,10 +130,27 @@ def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles
         lines.setdefault(tuple((k, v) for k, v in place.items() if k != "pp"), []).append(rank)
     present = {r.rank for r in ranks}
     pipelines = tuple(tuple(line) for line in lines.values() if present & set(line))
-    return Roles(pipelines, {rank: places[rank] for rank in sorted(present)})
+    against = {line: _leaving(ranks, line) for line in pipelines}
+    fitting = tuple(line for line, notice in against.items() if notice is None)
+    return Roles(fitting, {rank: places[rank] for rank in sorted(present)}, tuple(filter(None, against.values())))
 
 
-def _from_messages(ranks: Sequence[RankPipeline], notices: list[Notice]) -> tuple[tuple[int, ...], ...]:
+def _leaving(ranks: Sequence[RankPipeline], line: Sequence[int]) -> Notice | None:
+    """Say which messages go to or come from ranks that the layout does not put into the same pipeline."""
+    for r in ranks:
+        others = set(r.messages["peer"].drop_nulls().to_list()) - set(line) if r.rank in line else ()
+        if others:
+            text = (
+                f"the layout makes ranks {_few(line)} one pipeline, but rank {r.rank} exchanges its messages with rank"
+            )
+            return Notice("layout-contradicted", f"{text} {_few(sorted(others))}: no schedule can be named for it")
+    return None
+
+
+def _from_messages(
+    ranks: Sequence[RankPipeline], notices: list[Notice]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return the pipelines, and the ranks that are in one whose size is not known."""
     parent = {r.rank: r.rank for r in ranks}
 
     def root(rank: int) -> int:
@@ -135,20 +172,17 @@ def _from_messages(ranks: Sequence[RankPipeline], notices: list[Notice]) -> tupl
             notices.append(_untold(members, shared))
             if notices[-1].code == "peers-unknown":
                 by_root[-1 - k] = members
-    found = []
+    found, unsized = [], []
     for members in by_root.values():
         full = _complete(members, [known[m] for m in members if m in known])
-        missing = [m for m in full if m not in known]
-        if missing:
-            notices.append(
-                Notice(
-                    "partial-pipeline",
-                    f"pipeline {_few(full)}: no trace of rank(s) {_few(missing)}: their cells, and what they held up, "
-                    "cannot be known",
-                )
-            )
-        found.append(tuple(full))
-    return tuple(dict.fromkeys(found))  # parts that never talk to each other may be one pipeline all the same
+        if full is not None:
+            found.append(tuple(full))
+        elif all(m in known for m in members):
+            found.append(tuple(members))
+        else:  # those without a trace may have talked to others still
+            unsized += [m for m in members if m in known]
+    # Parts that never talk to each other may be one pipeline all the same.
+    return tuple(dict.fromkeys(found)), tuple(unsized)
 
 
 def _nameless(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]:
@@ -171,17 +205,17 @@ def _untold(members: list[int], shared: tuple[int, ...]) -> Notice:
     return Notice("peers-unknown", f"{text}; --layout says otherwise")
 
 
-def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int]:
-    """Return the pipeline's ranks in order: its communicator's if that is a pipeline group, else those that talk."""
+def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int] | None:
+    """Return the pipeline's ranks in order: its communicator's if that is a pipeline group; None where none says."""
     for r in ranks:
         for group in r.groups:
             if len(group.ranks) < 2 or not set(members) <= set(group.ranks):
                 continue
             described = _kind(group.description) == "pp"
-            used = group.name == r.group and len(members) < len(group.ranks) and _chain(group.ranks, ranks)
+            used = group.name == r.group and _chain(group.ranks, ranks)
             if described or used:
                 return list(group.ranks)
-    return members
+    return None
 
 
 def _chain(order: Sequence[int], ranks: Sequence[RankPipeline]) -> bool:
