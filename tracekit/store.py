@@ -27,6 +27,7 @@ import polars as pl
 
 from tracekit._files import atomic_write
 from tracekit._version import __version__
+from tracekit._words import listing
 from tracekit.errors import InputError, Notice, OutputError
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.schema import EVENTS, LABELLED, RankEvents, Source
@@ -112,7 +113,7 @@ class Store:
         try:
             return self._by_rank[rank]
         except KeyError:
-            known = ", ".join(map(str, self.ranks[:8])) + (" …" if len(self.ranks) > 8 else "")
+            known = listing(map(str, self.ranks), most=8)
             raise InputError(f"{self.path}: there is no rank {rank}", hint=f"it holds {known}") from None
 
     def _file(self, rank: int, name: str) -> Path:

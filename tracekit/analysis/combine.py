@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit._words import listing
 from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.scopes import rank_result
@@ -211,7 +212,7 @@ def _compare(
     return compare_pipelines(pipelines, schedule=schedule, layout=layout, what_if=what_if)
 
 
-def _merge(said: Any) -> list[Notice]:
+def _merge(said: Iterable[tuple[int, Sequence[Notice]]]) -> list[Notice]:
     """One notice for each code and text, with the ranks it is about."""
     about: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, notes in said:
@@ -220,6 +221,6 @@ def _merge(said: Any) -> list[Notice]:
     every = len({rank for ranks in about.values() for rank in ranks})
     merged = []
     for (code, message), ranks in about.items():
-        named = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+        named = listing(map(str, ranks), most=8)
         merged.append(Notice(code, message if len(ranks) == every > 1 else f"rank {named}: {message}"))
     return merged

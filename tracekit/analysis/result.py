@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit._version import __version__
+from tracekit._words import listing
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
@@ -163,7 +164,7 @@ class Analysis:
         for one in self.ranks:
             if one.rank == rank:
                 return one
-        held = ", ".join(str(one.rank) for one in self.ranks[:8]) + ", …" * (len(self.ranks) > 8)
+        held = listing((str(one.rank) for one in self.ranks), most=8)
         raise InputError(f"there is no rank {rank}", hint=f"the analysis holds {held}")
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
+from tracekit._words import listing
 from tracekit.errors import Notice, OptionError
 from tracekit.schema import conform
 
@@ -83,7 +84,7 @@ def select_steps(present: list[int], text: str | None) -> list[int]:
         else:
             chosen |= {_number(part, present)} & set(present)  # type: ignore[arg-type]
     if not chosen:
-        known = ", ".join(map(str, present[:12])) + (" …" if len(present) > 12 else "")
+        known = listing(map(str, present), most=12)
         hint = f"the trace has steps {known}" if present else "the trace has no step marks: leave --steps out"
         raise OptionError(f"steps: {text} selects none", hint=hint)
     return sorted(chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracekit._words import counted
+from tracekit._words import counted, listing
 from tracekit.report import gate_words as words
 
 Data = Mapping[str, Any]
@@ -93,7 +93,7 @@ def _compared(result: Data) -> str:
     for side in ("before", "after"):
         runs = (result.get(side) or {}).get("runs") or []
         if runs:
-            names = ", ".join(f"`{r['name']}`" for r in runs[:4]) + (" …" if len(runs) > 4 else "")
+            names = listing(f"`{r['name']}`" for r in runs)
             lines.append(
                 f"{side}: {counted(len(runs), 'run')}, {counted(sum(r['steps'] for r in runs), 'step')} ({names})"
             )

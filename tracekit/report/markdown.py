@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracekit._words import counted
+from tracekit._words import counted, listing
 from tracekit.analysis import Analysis
 from tracekit.report.advice import advice
 from tracekit.report.gate_markdown import table
@@ -190,7 +190,7 @@ def _warnings(analysis: Analysis) -> str:
 
 def _source(found: Mapping[str, Any]) -> str:
     source = found["source"]
-    paths = ", ".join(plain(path) for path in source["paths"][:4]) + (" …" if len(source["paths"]) > 4 else "")
+    paths = listing(plain(path) for path in source["paths"])
     devices = ", ".join(plain(device) for device in found["devices"]) or "no device named"
     ranks = counted(len(source["ranks"]), "rank")
     return f"<sub>{ranks} · {plain(source['reader'])} · {devices} · {paths}</sub>"
