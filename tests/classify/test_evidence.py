@@ -80,6 +80,27 @@ def test_the_engines_work_borrows_the_annotation_its_caller_waits_in(program):
     assert (row["stage"], row["microbatch"]) == (1, 3)
 
 
+def test_gradients_scaled_before_the_optimizer_are_no_forward_though_the_next_step_takes_their_number(program):
+    """They repeat the number of the next node to come, and that is made after the next step's first receive."""
+    program.op("aten::relu", 0, 5, sequence=5)
+    program.kernel("k", 1)
+    program.node("ReluBackward0", 10, 20, 5)
+    program.kernel("k", 11, tid=ENGINE)
+    scaled = []
+    for at in (30, 40):
+        program.op("aten::div_", at, at + 5, sequence=6)
+        scaled.append(program.kernel("k", at + 1))
+    program.note("Optimizer.step#AdamW.step", 50, 60)
+    program.kernel("k", 51)
+    program.op("c10d::recv_", 70, 71, sequence=6)
+    program.op("aten::relu", 80, 85, sequence=7)
+    forward = program.kernel("k", 81)
+    program.op("aten::relu", 90, 91, sequence=8)
+    program.node("ReluBackward0", 100, 110, 7)
+    labelled = classify(program.events())
+    assert [one(labelled, k)["label"] for k in (*scaled, forward)] == ["optimizer", "optimizer", "forward"]
+
+
 def test_a_node_knows_its_forward(program):
     program.op("aten::linear", 0, 10, sequence=7)
     program.op("aten::mm", 1, 9, sequence=7)

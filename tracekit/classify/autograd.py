@@ -57,8 +57,9 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     inside = node_of >= 0
     node_sequence = np.where(is_node, _node_sequence(ranges, is_node), -1)
 
-    forward_op = ranges.is_op & ~inside & (ranges.sequence >= 0) & ~ranges.name.matches(r"^(c10d::|record_param_comms)")
-    makers, used = _makers(ranges, forward_op)
+    numbered = ranges.is_op & ~inside & (ranges.sequence >= 0) & ~ranges.name.matches(r"^record_param_comms")
+    forward_op = numbered & ~ranges.name.matches(r"^c10d::")
+    makers, used = _makers(ranges, forward_op, numbered)
     rows = np.flatnonzero(makers)
     answered = np.zeros(len(ranges), np.bool_)
     answered[rows] = _among(ranges.sequence[rows], node_sequence[is_node])
@@ -161,20 +162,21 @@ def _visits(ranges: Ranges, names: Text, is_node: Bools, node_sequence: Ints) ->
     return again, before
 
 
-def _makers(ranges: Ranges, candidates: Bools) -> tuple[Bools, Bools]:
+def _makers(ranges: Ranges, candidates: Bools, numbered: Bools) -> tuple[Bools, Bools]:
     """Ops that made a node, and the numbers that some node took.
 
     An op records the number the *next* node will get, so ops that make none repeat the number of the one that does:
     the last to start with it, and whatever contains that one. A number was taken when a higher one follows on the
-    thread, even where the window ends before the backward.
+    thread, even where the window ends before the backward. Among all *numbered* ops only *candidates* can have made a
+    node; that another repeats a number later still shows that those before it did not take it.
     """
-    rows = np.flatnonzero(candidates)
+    rows = np.flatnonzero(numbered)
     table = pl.DataFrame({"thread": ranges.thread[rows], "sequence": ranges.sequence[rows], "end": ranges.end[rows]})
     last = table.select(pl.col("end").last().over("thread", "sequence"))["end"].to_numpy()
     higher = table.select(pl.col("sequence") < pl.col("sequence").max().over("thread"))["sequence"].to_numpy()
     makers, taken = np.zeros(len(candidates), np.bool_), np.zeros(len(candidates), np.bool_)
     makers[rows], taken[rows] = ranges.end[rows] >= last, higher
-    return makers, taken
+    return makers & candidates, taken
 
 
 def _reruns(ranges: Ranges, is_node: Bools, inside: Bools) -> Ints:
