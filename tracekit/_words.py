@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -35,3 +36,13 @@ def size(count: int) -> str:
         if count >= divisor:
             return f"{count / divisor:.1f} {unit}"
     return f"{count} bytes"
+
+
+def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
+    """Return the hint for a word that is not *known*: the nearest one, or *otherwise* where none is near.
+
+    >>> did_you_mean("dualpip", ["1f1b", "dualpipe"], otherwise="--list names them all")
+    'did you mean dualpipe?'
+    """
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]}?" if near else otherwise

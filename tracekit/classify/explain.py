@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from tracekit._words import did_you_mean
 from tracekit.classify._text import Text
 from tracekit.classify.engine import Matcher, decide_all
 from tracekit.classify.evidence import Evidence, gather
@@ -140,8 +140,7 @@ def _select(evidence: Evidence, selector: str | int) -> np.ndarray[Any, np.dtype
     if not len(rows):
         rows = np.flatnonzero(evidence.text("name").map(lambda name: text.lower() in name.lower()))
     if not len(rows):
-        near = difflib.get_close_matches(text, LABELS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "give part of a kernel's name, a label or an event's id"
+        hint = did_you_mean(text, LABELS, otherwise="give part of a kernel's name, a label or an event's id")
         raise OptionError(f"no GPU event has the id, the label or a name with {text!r}", hint=hint)
     return rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tracekit._words import did_you_mean
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
 
@@ -230,8 +230,7 @@ def _conditions(item: Mapping[str, Any], key: str, place: int, table: str, where
 
 def _near(word: str, known: Sequence[str]) -> str:
     """Return the hint for a word that is not *known*: the nearest one, or all there are."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
+    return did_you_mean(word, known, otherwise=f"one of {', '.join(known)}")
 
 
 def _tables(data: Mapping[str, Any], key: str, where: _Lines) -> Sequence[Mapping[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from tracekit._words import did_you_mean
 from tracekit.errors import OptionError
 from tracekit.gate.verdict import Check, Rules
 
@@ -117,8 +117,7 @@ def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
     values: dict[str, Any] = {"path": str(file)}
     for key, value in (table or {}).items():
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(known)}"
+            hint = did_you_mean(key, known, otherwise=f"one of {', '.join(known)}")
             raise OptionError(f"{file}: the gate has no setting {key}", hint=hint)
         values[key] = _value(key, value, file)
     return Config(**values)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tracekit._words import did_you_mean
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import Op, parse_orders
 from tracekit.schedules.schedule import Schedule
@@ -111,9 +111,8 @@ def describe(name: str) -> Entry:
     wanted = name.strip().lower().replace("_", "-")
     if wanted in _ENTRIES:
         return _ENTRIES[wanted]
-    near = difflib.get_close_matches(wanted, _ENTRIES, n=1, cutoff=0.5)
-    known = f"did you mean {near[0]}?" if near else f"known: {', '.join(_ENTRIES)}"
-    raise ScheduleError(f"no schedule is called {name!r}", hint=known)
+    hint = did_you_mean(wanted, _ENTRIES, otherwise=f"known: {', '.join(_ENTRIES)}", cutoff=0.5)
+    raise ScheduleError(f"no schedule is called {name!r}", hint=hint)
 
 
 def generate(
