@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
+from tracekit.compare.beside import beside
 from tracekit.compare.rank import rank_pipeline
 from tracekit.schema import LABELLED, Source, conform
 
@@ -49,8 +51,9 @@ def test_a_backward_that_ran_under_its_w_is_whole_and_stands_there():
 
 
 def test_a_block_has_two_halves_by_side_or_by_their_own_ranges():
-    both = "F1@3F0 F2@(4F1;3B0)OVERLAP_F_B D1@(4F1;3B0)OVERLAP_F_B L@(4F1;3B0)OVERLAP_F_B D2@4B1"
-    nested = "F1@3F0 F2@(4F1;3B0)OVERLAP_F_B>4F1 D1@(4F1;3B0)OVERLAP_F_B>3B0 L@(4F1;3B0)OVERLAP_F_B>3B0 D2@4B1"
+    name = "(4F1;3B0)OVERLAP_F_B"
+    both = f"F1@3F0 F2@{name} D1@{name} F3@{name} L@{name} D3@4B1 D2@4B1"
+    nested = f"F1@3F0 F2@{name}>4F1 D1@{name}>3B0 F3@{name}>4F1 L@{name}>3B0 D3@4B1 D2@4B1"
     for text in (both, nested):
         found = cells(text)
         assert found.select("stage", "op", "microbatch", "beside").rows() == [
@@ -92,3 +95,31 @@ def test_the_same_names_again_are_the_next_iterations():
 def test_ranges_around_a_part_alone_do_not_decide():
     found = cells("F1@0F0 F2 F3 D3 D2 D1@0B0")
     assert found.select("op", "start_ns", "end_ns").rows() == [("F", 1000, 1028), ("B", 1030, 1058)]
+
+
+@pytest.mark.parametrize(
+    ("launched", "ran", "block"),
+    [
+        ((10, 20), (110, 200), False),  # one after the other, whatever the range around both says
+        ((8, 20), (110, 200), True),  # launched in turns
+        ((10, 20), (90, 200), True),  # at once on the GPU for a tenth
+        ((10, 20), (99, 200), False),  # but for the last kernel's tail
+    ],
+)
+@pytest.mark.parametrize("told", [True, False])
+def test_a_named_block_is_one_where_its_halves_ran_together(launched, ran, block, told):
+    chunks = pl.DataFrame(
+        {
+            "block": ["PP:(0F1;0B0)"] * 2, "op": ["F", "B"], "pair": [1, 0],
+            "launch_ns": [0, launched[0]], "last_ns": [9, launched[1]],
+            "start_ns": [0, ran[0]], "end_ns": [100, ran[1]],
+        }
+    )  # fmt: skip
+    assert beside(chunks, told=told).to_list() == ([1, 0] if block else [-1, -1])
+
+
+def test_a_block_whose_halves_did_not_meet_is_one_where_others_are():
+    apart = "F1@0F0 F2@(0F1;0B0) D1@(0F1;0B0) F3@(0F2;0B1) D2@(0F2;0B1) D3@0B2"
+    assert cells(apart)["beside"].to_list() == [-1] * 6
+    one_met = "F1@0F0 F2@(0F1;0B0) D1@(0F1;0B0) F3@(0F2;0B1) D2@(0F2;0B1) F4@(0F2;0B1) D2@(0F2;0B1) D4@0B2 D3@0B2"
+    assert cells(one_met)["beside"].to_list() == [-1, 2, 1, 4, 3, -1]

@@ -8,12 +8,19 @@ import polars as pl
 NEAR = 3
 """Chunks before and after one, in launch order, among which the one it ran beside is looked for."""
 
+TOUCH = 0.05
+"""Share of the shorter half of a named block that must run beside the other for the two to have met."""
+SOME = 0.1
+"""Share of a step's named blocks whose halves must have met for the names to be believed."""
+
+_Spans = list[tuple[int, int]]
+
 
 def beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
     """For each forward the backward it ran together with, and the other way round.
 
-    Together: an annotation says so, or (where none says all) launched interleaved, or on the GPU at once for a third of
-    the shorter one.
+    Together: launched interleaved, or on the GPU at once for a third of the shorter one. Where annotations say all,
+    only those they call a block, unless hardly any of these had its halves at once: then they ran one after the other.
 
     >>> chunks = pl.DataFrame({"block": [None, None], "op": ["F", "B"], "pair": [1, 0], "launch_ns": [0, 5],
     ...     "last_ns": [9, 14], "start_ns": [0, 5], "end_ns": [10, 15]})
@@ -25,12 +32,14 @@ def beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
     host = list(zip(chunks["launch_ns"].to_list(), chunks["last_ns"].to_list(), strict=True))
     gpu = list(zip(chunks["start_ns"].to_list(), chunks["end_ns"].to_list(), strict=True))
     partner = [-1] * len(op)
-    for i in _meeting(chunks, told=told):
+    meeting = _meeting(chunks, told=told)
+    real = _real_blocks(meeting, block, op, host, gpu)
+    for i in meeting:
         best, most = -1, 0.0
         for j in range(max(0, i - NEAR), min(len(op), i + NEAR + 1)):
             apart = host[j][0] > host[i][1] or host[i][0] > host[j][1]
             apart &= gpu[j][0] >= gpu[i][1] or gpu[i][0] >= gpu[j][1]
-            same = block[i] is not None and block[i] == block[j]
+            same = block[i] is not None and block[i] == block[j] and real
             if (told or (apart and block[i] is None)) and not same:
                 continue
             if op[j] in ("B", "I") and pair[j] != pair[i] and partner[j] < 0:
@@ -56,6 +65,20 @@ def _meeting(chunks: pl.DataFrame, *, told: bool) -> list[int]:
             near[k:] |= meets
             near[:-k] |= meets
     return np.flatnonzero((chunks["op"] == "F").to_numpy() & near).tolist()
+
+
+def _real_blocks(meeting: list[int], block: list[str | None], op: list[str], host: _Spans, gpu: _Spans) -> bool:
+    """Say whether what ranges call blocks ran as such: some halves were launched interleaved, or ran at once a while.
+
+    One runtime runs all of them the same way, so a block whose halves happened not to meet is one where others are.
+    """
+    found, touched = 0, 0
+    for i in meeting:
+        for j in range(max(0, i - NEAR), min(len(block), i + NEAR + 1)):
+            if block[i] is not None and block[i] == block[j] and op[j] in ("B", "I"):
+                found += 1
+                touched += _share(host[i], host[j]) > 0 or _share(gpu[i], gpu[j]) > TOUCH
+    return touched > SOME * found
 
 
 def _share(a: tuple[int, int], b: tuple[int, int], *, inner: bool = False) -> float:
