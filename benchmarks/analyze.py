@@ -20,8 +20,9 @@ from pathlib import Path
 import polars as pl
 
 from tracekit.classify import classify
+from tracekit.growing import building
 from tracekit.schema import LABELLED, RankEvents, conform
-from tracekit.store import building, write_manifest, write_rank
+from tracekit.store import write_manifest, write_rank
 from tracekit.trace import load
 
 RANKS, EVENTS_A_RANK = 8, 2_000_000

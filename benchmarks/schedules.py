@@ -3,6 +3,7 @@
 python benchmarks/schedules.py
 """
 
+import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ def everything(done):
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(f"{RANKS} ranks, processor seconds")
     heads = "".join(f" {head:>{width}}" for head, width in HEADS)
     print(f"{'schedule':<20}{heads}")
