@@ -237,7 +237,7 @@ def test_lanes_follow_the_chosen_rank(browser, pages):
 def test_it_fits_a_phone_in_the_dark(browser, pages):
     page = opened(browser, pages("1f1b"), color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.wait_for_function("document.documentElement.scrollWidth <= 390")  # charts are drawn anew a moment later
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == "rgb(20, 25, 29)"
     page.close()
@@ -311,21 +311,16 @@ def test_a_trace_without_gpu_events_shows_no_empty_tables(browser, tmp_path):
 ODD = ["\"quoted\" & 'both'", "kernel 🚀 名前", "\N{RIGHT-TO-LEFT OVERRIDE}drawkcab<b>", "x" * 2048, "{{ 7 * 7 }}"]
 
 
-def test_odd_and_long_names_stay_whole_and_inside_the_page(browser, tmp_path):
-    events = [
-        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 1000 * i, "dur": 900,
-         "args": {"device": 0, "stream": 7, "correlation": i + 1}}
-        for i, name in enumerate(ODD)
-    ]  # fmt: skip
-    (tmp_path / "odd.json").write_text(json.dumps({"traceEvents": events}))
+def test_odd_and_long_names_stay_whole_and_inside_the_page(browser, tmp_path, kernels_named):
+    trace = kernels_named(ODD)
     path = tmp_path / "page.html"
-    path.write_text(render_html(analyze(tmp_path / "odd.json")), encoding="utf-8")
+    path.write_text(render_html(analyze(trace)), encoding="utf-8")
     page = opened(browser, path)
     assert set(page.locator("#kernels th.kernel").all_text_contents()) == set(ODD)
     assert {one.get_attribute("title") for one in page.locator("#kernels th.kernel").all()} == set(ODD)
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     page.set_viewport_size({"width": 390, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.wait_for_function("document.documentElement.scrollWidth <= 390")  # charts are drawn anew a moment later
     assert page.said == []
     page.close()
 

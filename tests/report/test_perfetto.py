@@ -114,15 +114,10 @@ def test_it_reads_every_event_of_an_export_without_complaint(perfetto, samples, 
     assert last / 1e3 == pytest.approx(max(b for _, b in times), abs=0.001)
 
 
-def test_names_are_read_as_they_were_written(perfetto, tmp_path):
+def test_names_are_read_as_they_were_written(perfetto, tmp_path, kernels_named):
     odd = ['quoted "name" \\ and <b>', "名前 🚀 · ×"]
-    events = [
-        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 1000 * i, "dur": 900,
-         "args": {"device": 0, "stream": 7, "correlation": i + 1}}
-        for i, name in enumerate(odd)
-    ]  # fmt: skip
-    (tmp_path / "odd.json").write_text(json.dumps({"traceEvents": events}))
-    export(tmp_path / "odd.json", tmp_path / "t.json")
+    trace = kernels_named(odd)
+    export(trace, tmp_path / "t.json")
     ask = perfetto(tmp_path / "t.json")
     assert [row[0] for row in ask("select name from slice where category = 'kernel' order by ts")] == odd
 

@@ -52,8 +52,8 @@ class Config:
     require: tuple[str, ...] = ()
     """Requirements checked when the command gives none."""
     alpha: float = Rules().alpha
-    """The chance of a false alarm before the floors: of step time, and of all other metrics together."""
-    min_steps: int = 5
+    """The chance of a false alarm before the floors: of the whole step, and of all its parts."""
+    min_steps: int = Rules().min_steps
     """Fewer steps than this on a side decide nothing."""
     inconclusive: Policy | None = None
     """Exit with 0 or 1 instead of 3 when nothing regressed but something could not be decided."""
