@@ -20,10 +20,10 @@ from pathlib import Path
 import polars as pl
 
 from tracekit.classify import classify
-from tracekit.growing import building
+from tracekit.run.load import load
 from tracekit.schema import LABELLED, RankEvents, conform
-from tracekit.store import write_manifest, write_rank
-from tracekit.trace import load
+from tracekit.store.files import write_manifest, write_rank
+from tracekit.store.growing import building
 
 RANKS, EVENTS_A_RANK = 8, 2_000_000
 SAMPLE = Path(__file__).parent.parent / "sample_traces" / "1f1b"

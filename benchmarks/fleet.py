@@ -146,9 +146,9 @@ def shares(wanted):
     from tracekit.analysis.persist import write_tables
     from tracekit.analysis.tables import rank_tables
     from tracekit.classify import classify
-    from tracekit.reading import read_ref
-    from tracekit.sources import find
-    from tracekit.store import write_rank
+    from tracekit.store.files import write_rank
+    from tracekit.store.reading import read_ref
+    from tracekit.store.sources import find
 
     with tempfile.TemporaryDirectory() as folder:
         traces = wanted.trace or Path(folder) / "traces"

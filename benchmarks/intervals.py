@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tracekit.metrics.intervals import union
+from tracekit.intervals import union
 
 GROUPS, STEPS = 10, 200
 

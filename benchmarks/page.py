@@ -21,9 +21,9 @@ import numpy as np
 import polars as pl
 from playwright.sync_api import sync_playwright
 
-from tracekit.analysis import analyze
 from tracekit.metrics.timeline import MOST
-from tracekit.report.html import render_html
+from tracekit.report.html.page import render_html
+from tracekit.run.analyze import analyze
 from tracekit.schedules import Times, generate, simulate
 from tracekit.schema import LABELS, PASSES
 

@@ -12,7 +12,8 @@ import resource
 import time
 
 from tracekit.classify import classify
-from tracekit.compare import compare_pipelines, rank_pipeline
+from tracekit.compare import compare_pipelines
+from tracekit.reconstruct import rank_pipeline
 from tracekit.schedules import generate
 from tracekit.schema import Source
 from tracekit.synthetic import Recipe, rank_events

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tracekit.report.schedule_write import write_schedule
+from tracekit.report.schedule.write import write_schedule
 from tracekit.schedules import generate, simulate
 
 NAMES = ("1f1b", "interleaved", "interleaved-overlap", "interleaved-zb", "zb-v", "chimera", "dualpipe", "dualpipev")

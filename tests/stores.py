@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracekit.growing import building
-from tracekit.store import open_store, write_manifest, write_rank
+from tracekit.store.files import open_store, write_manifest, write_rank
+from tracekit.store.growing import building
 
 
 def write_store(path, ranks, *, labelled=None, labelled_by=None):

@@ -11,13 +11,14 @@ import polars as pl
 import pytest
 
 from tests.reference import read
-from tracekit.analysis import analyze, combine, rank_tables
+from tracekit.analysis import combine, rank_tables
 from tracekit.classify import Rule, RuleBook
 from tracekit.errors import InputError, OptionError
-from tracekit.metrics.intervals import union
+from tracekit.intervals import union
 from tracekit.metrics.lanes import Lanes
+from tracekit.run.analyze import analyze
+from tracekit.run.load import load
 from tracekit.schema import LABELS
-from tracekit.trace import load
 
 GPU = ["kernel", "memcpy", "memset"]
 
@@ -203,7 +204,7 @@ def test_why_waiting_is_not_known(run):
 
 
 def test_a_rank_that_was_not_analyzed(run):
-    with pytest.raises(InputError, match=r"there is no rank 9 \(the analysis holds 0, 1, 2, 3\)"):
+    with pytest.raises(InputError, match=r"there is no rank 9 \(ranks here: 0, 1, 2, 3\)"):
         run("1f1b").rank(9)
 
 
@@ -335,14 +336,14 @@ def test_a_trace_in_memory_gives_the_same_as_its_path(samples, run):
 
 
 def test_a_store_gives_the_same_as_its_traces(samples, run, tmp_path):
-    from tracekit.fleet import ingest
+    from tracekit.run.ingest import ingest
 
     ingest(samples / "1f1b", tmp_path / "store")
     assert analyze(tmp_path / "store", schedule="none").to_dict()["ranks"] == run("1f1b").to_dict()["ranks"]
 
 
 def test_missing_ranks_are_said(samples):
-    with pytest.raises(OptionError, match="no rank 9"):
+    with pytest.raises(InputError, match="no rank 9"):
         analyze(load(samples / "reload"), ranks=[9], schedule="none")
 
 

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 import tracekit
-from tracekit.doctor import diagnose, examine
+from tracekit.doctor.diagnose import diagnose, examine
+from tracekit.doctor.recording import LACKS, RECIPES, findings
 from tracekit.errors import InputError, Notice
-from tracekit.recording import LACKS, RECIPES, findings
-from tracekit.report.doctor import as_json, render
+from tracekit.report.terminal.doctor import as_json, render
 from tracekit.schema import EVENTS, RankEvents
 
 

@@ -21,15 +21,16 @@ import polars as pl
 import pytest
 
 import tracekit
-from tracekit import fleet
-from tracekit.analysis import Options, analyze
 from tracekit.analysis.persist import read_tables, write_tables
 from tracekit.errors import InputError, OptionError
-from tracekit.metrics.intervals import Intervals
-from tracekit.reading import read_ref
+from tracekit.intervals import Intervals
+from tracekit.run import ingest as ingesting
+from tracekit.run.analyze import analyze
+from tracekit.run.measure import Options
 from tracekit.schedules import generate
-from tracekit.sources import find
-from tracekit.store import open_store, read_entry, write_rank
+from tracekit.store.files import open_store, read_entry, write_rank
+from tracekit.store.reading import read_ref
+from tracekit.store.sources import find
 from tracekit.synthetic import Recipe, write_run
 
 RANKS, BAD = 64, 37
@@ -123,7 +124,7 @@ def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(samp
     tracekit.ingest(samples / "steps/a", tmp_path / "store")
     whole, some = analyze(samples / "steps/a"), analyze(samples / "steps/a", steps="3:5")
     assert without_paths(analyze(tmp_path / "store", steps="3:5").to_json()) == without_paths(some.to_json())
-    monkeypatch.setattr("tracekit.analysis.sources.rank_tables", None)  # measuring would fail
+    monkeypatch.setattr("tracekit.run.measure.rank_tables", None)  # measuring would fail
     assert without_paths(analyze(tmp_path / "store").to_json()) == without_paths(whole.to_json())
     assert analyze(tmp_path / "store", schedule="none").schedule is None
 
@@ -146,7 +147,7 @@ def test_processes_give_the_same_json(serial, traces):
 
 def test_a_store_gives_the_same_json(few, tmp_path):
     traces, alone = few
-    assert fleet.analyze(traces, store=tmp_path / "store", workers=2).to_json() == alone.to_json()
+    assert analyze(traces, store=tmp_path / "store", workers=2).to_json() == alone.to_json()
     found = analyze(tmp_path / "store")
     assert without_paths(found.to_json()) == without_paths(alone.to_json())
 
@@ -239,7 +240,7 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
 
 def test_no_scheduler_is_one_line_and_exit_code_2(traces, tmp_path, monkeypatch):
     pytest.importorskip("distributed")
-    code = "from tracekit import fleet\nfleet.CONNECT_S = 1\nfrom tracekit.cli import main; main()"
+    code = "from tracekit.run import dask\ndask.CONNECT_S = 1\nfrom tracekit.cli import main; main()"
     words = ["ingest", traces, "-o", tmp_path / "store", "--dask", "tcp://127.0.0.1:9"]
     out = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=100, check=False
@@ -324,7 +325,7 @@ def reads(monkeypatch):
         seen.append(ref.rank)
         return read_ref(ref, **options)
 
-    monkeypatch.setattr(fleet, "read_ref", reading)
+    monkeypatch.setattr(ingesting, "read_ref", reading)
     return seen
 
 
@@ -365,7 +366,7 @@ def test_a_trace_that_went_bad_leaves_no_stale_rank(four, tmp_path):
 
 def test_resume_needs_something_to_go_on_with(four, tmp_path):
     with pytest.raises(OptionError, match="needs a store"):
-        fleet.analyze(four, resume=True)
+        analyze(four, resume=True)
     tracekit.ingest(four, tmp_path / "store")
     with pytest.raises(OptionError, match="from itself"):
         tracekit.ingest(tmp_path / "store", tmp_path / "store", resume=True)

@@ -7,7 +7,7 @@ import pytest
 import tracekit
 from tracekit.classify import classify
 from tracekit.errors import InputError, TracekitError
-from tracekit.store import labelled_by
+from tracekit.store.files import labelled_by
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import tracekit
-from tracekit import _native
-from tracekit._native import Native, native
+from tracekit._util import native as _native
+from tracekit._util.native import Native, native
 from tracekit.parsers.refs import SourceRef
-from tracekit.reading import prepare
+from tracekit.store.reading import prepare
 
 ROOT = Path(tracekit.__file__).parent
 SUM = "int64(int64[::1], int64)"
@@ -194,7 +194,7 @@ def test_two_dimensions_and_booleans(folder):
 def test_processes_at_once_do_not_disturb_each_other(tmp_path, folder):
     code = (
         "import sys, numpy as np; sys.path.insert(0, sys.argv[1])\n"
-        "import written; from tracekit._native import Native\n"
+        "import written; from tracekit._util.native import Native\n"
         f"total = Native('{SUM}', written.total, written.__file__)\n"
         "print(total(np.arange(100), 1))"
     )
@@ -219,7 +219,7 @@ def test_a_warm_process_imports_no_compiler():
 def declared():
     """Every function the package declares."""
     for file in ROOT.rglob("*.py"):
-        if re.search(r"^from tracekit._native import .*[nN]ative", file.read_text(), re.MULTILINE):
+        if re.search(r"^from tracekit._util.native import .*[nN]ative", file.read_text(), re.MULTILINE):
             module = ".".join(file.relative_to(ROOT.parent).with_suffix("").parts)
             importlib.import_module(module.removesuffix(".__init__"))
     mine = [made for made in _native._declared if made.name.startswith("tracekit.")]
@@ -255,7 +255,7 @@ def test_native_code_depends_only_on_what_its_key_covers():
     for file in scanner.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tracekit"):
-                assert node.module.startswith(("tracekit.parsers.kineto.scanner", "tracekit._native")), file
+                assert node.module.startswith(("tracekit.parsers.kineto.scanner", "tracekit._util.native")), file
     for one in declared():
         if isinstance(one._function, str):
             continue

@@ -11,9 +11,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tracekit.analysis import analyze
 from tracekit.classify import classify
-from tracekit.trace import load
+from tracekit.run.analyze import analyze
+from tracekit.run.load import load
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 GEMM = r"nvjet|gemm|cutlass"

@@ -11,9 +11,9 @@ import pytest
 from tests.reference import read
 from tests.stores import write_store
 from tracekit.errors import InputError, Notice, OutputError
-from tracekit.growing import building
 from tracekit.schema import EVENTS, LABELLED, ProcessGroup, RankEvents, Source, conform
-from tracekit.store import MANIFEST, is_store, open_store, write_manifest, write_rank
+from tracekit.store.files import MANIFEST, is_store, open_store, write_manifest, write_rank
+from tracekit.store.growing import building
 
 
 def source(rank):

@@ -10,11 +10,12 @@ import pytest
 
 from tests.reference import read
 from tracekit.classify import classify
-from tracekit.compare import compare_pipelines, rank_pipeline
+from tracekit.compare import compare_pipelines
 from tracekit.errors import OptionError
+from tracekit.reconstruct import rank_pipeline
+from tracekit.run.load import load
 from tracekit.schedules import generate, simulate
 from tracekit.synthetic import EPOCH_NS, Recipe, rank_events, write_kineto, write_run
-from tracekit.trace import load
 
 PLAN = generate("interleaved", pp=2, microbatches=4, virtual=2)
 RICH = Recipe(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.compare.conftest import pipelines
 from tracekit.compare import compare_pipelines
-from tracekit.report.terminal_schedule import render_schedule
+from tracekit.report.terminal.schedule import render_schedule
 
 
 @pytest.fixture(scope="module")

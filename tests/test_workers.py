@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tracekit._util.pool import Done, iter_map, run_map
 from tracekit.errors import InputError, OptionError
-from tracekit.workers import Done, iter_map, run_map
 
 DIE = "__import__('os')._exit(1)"
 FAIL = "1 / 0"
@@ -84,7 +84,7 @@ def test_unwrap_raises_what_stopped_the_item():
 def test_a_script_without_a_main_guard_can_use_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from tracekit.workers import run_map\nprint('once')\n"
+        "from tracekit._util.pool import run_map\nprint('once')\n"
         "print([d.value for d in run_map(len, ['a', 'bb'], workers=2)])"
     )
     out = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)

@@ -15,22 +15,24 @@ from tracekit.errors import InputError, Notice, TracekitError
 
 if TYPE_CHECKING:
     from tracekit import classify, metrics, schedules
-    from tracekit.analysis import Analysis, analyze
-    from tracekit.doctor import diagnose
-    from tracekit.fleet import ingest
-    from tracekit.store import Store, open_store
-    from tracekit.trace import Trace, load
+    from tracekit.analysis import Analysis
+    from tracekit.doctor.diagnose import diagnose
+    from tracekit.run.analyze import analyze
+    from tracekit.run.ingest import ingest
+    from tracekit.run.load import load
+    from tracekit.store.files import Store, open_store
+    from tracekit.store.trace import Trace
 
 # Imported on first use: `import tracekit` and `tracekit --help` stay instant.
 _HOMES = {
     "Analysis": "tracekit.analysis",
-    "analyze": "tracekit.analysis",
-    "Store": "tracekit.store",
-    "Trace": "tracekit.trace",
-    "diagnose": "tracekit.doctor",
-    "ingest": "tracekit.fleet",
-    "load": "tracekit.trace",
-    "open_store": "tracekit.store",
+    "analyze": "tracekit.run.analyze",
+    "Store": "tracekit.store.files",
+    "Trace": "tracekit.store.trace",
+    "diagnose": "tracekit.doctor.diagnose",
+    "ingest": "tracekit.run.ingest",
+    "load": "tracekit.run.load",
+    "open_store": "tracekit.store.files",
 }
 _MODULES = ("classify", "metrics", "schedules")
 

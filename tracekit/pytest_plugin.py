@@ -87,7 +87,7 @@ def _several(paths: Path | Sequence[Path]) -> list[str]:
 
 
 def _assert(result: GateResult) -> None:
-    from tracekit.report import gate_words
+    from tracekit.report.ci import words as gate_words
 
     said = result.to_dict()
     lines = [gate_words.explain(c) for c in said["checks"] if c["verdict"] == result.verdict and not c["waiver"]]

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tracekit.analysis import analyze
 from tracekit.cli import app
 from tracekit.errors import TracekitError
 from tracekit.report.tables import figures
-from tracekit.report.terminal import render
+from tracekit.report.terminal.analysis import render
+from tracekit.run.analyze import analyze
 
 runner = CliRunner()
 

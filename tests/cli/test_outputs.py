@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tracekit._files import atomic_write
+from tracekit._util.files import atomic_write
 from tracekit.errors import OutputError
 from tracekit.report.write import PICTURES, WRITERS
 
@@ -74,7 +74,7 @@ import resource, sys
 from pathlib import Path
 import tracekit
 from tracekit.errors import OutputError
-from tracekit.export import export
+from tracekit.report.perfetto.export import export
 from tracekit.report.write import write
 from tracekit import ingest
 

@@ -10,10 +10,11 @@ import polars as pl
 import pytest
 
 from tracekit.classify import classify
-from tracekit.compare import compare_pipelines, rank_pipeline
+from tracekit.compare import compare_pipelines
+from tracekit.reconstruct import rank_pipeline
+from tracekit.run.load import load
 from tracekit.schema import Source
 from tracekit.synthetic import rank_events
-from tracekit.trace import load
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 

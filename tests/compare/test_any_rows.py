@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 import polars as pl
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tracekit.compare import compare_pipelines, rank_pipeline
+from tracekit.compare import compare_pipelines
+from tracekit.reconstruct import rank_pipeline
 from tracekit.schema import LABELLED, Source, conform
 
 LABELS = ["forward", "dgrad", "wgrad", "backward", "recompute", "optimizer", "pp_comm", "ep_dispatch", "other"]

@@ -10,12 +10,13 @@ import pytest
 
 from tests.compare.conftest import SAMPLES, strip
 from tracekit.classify import classify
-from tracekit.compare import compare_pipelines, rank_pipeline
-from tracekit.compare.rank import rank_pipeline as table_of
+from tracekit.compare import compare_pipelines
+from tracekit.reconstruct import rank_pipeline
+from tracekit.reconstruct.rank import rank_pipeline as table_of
+from tracekit.run.load import load
 from tracekit.schedules import Times, generate
 from tracekit.schema import LABELLED, Source, conform
 from tracekit.synthetic import Recipe, rank_events
-from tracekit.trace import load
 
 NAME = pl.col("name").cast(pl.String)
 TIMES = Times(F=1_000_000, I=900_000, W=700_000)

@@ -6,13 +6,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.compare.clocks import align
-from tracekit.compare.lanes import lanes
-from tracekit.compare.place import forward_peers, place
-from tracekit.compare.rank import MESSAGES, rank_pipeline, sample_steps
 from tracekit.compare.replay import Graph
-from tracekit.compare.roles import find_roles, mesh_positions, parse_layout
 from tracekit.errors import OptionError
+from tracekit.reconstruct.clocks import align
+from tracekit.reconstruct.lanes import lanes
+from tracekit.reconstruct.place import forward_peers, place
+from tracekit.reconstruct.rank import MESSAGES, rank_pipeline, sample_steps
+from tracekit.reconstruct.roles import find_roles, mesh_positions, parse_layout
 from tracekit.schedules import Times, generate, names, simulate
 from tracekit.schedules.registry import describe
 from tracekit.schema import LABELLED, ProcessGroup, Source, conform

@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.compare.beside import beside
-from tracekit.compare.rank import rank_pipeline
+from tracekit.reconstruct.beside import beside
+from tracekit.reconstruct.rank import rank_pipeline
 from tracekit.schema import LABELLED, Source, conform
 
 LABEL = {"F": "forward", "D": "dgrad", "V": "wgrad", "L": "wgrad"}

@@ -8,9 +8,10 @@ import polars as pl
 import pytest
 
 from tracekit.classify import classify
-from tracekit.compare import compare_pipelines, rank_pipeline
+from tracekit.compare import compare_pipelines
+from tracekit.reconstruct import rank_pipeline
+from tracekit.run.load import load
 from tracekit.schedules import generate
-from tracekit.trace import load
 
 
 def codes(notices):

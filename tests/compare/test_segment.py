@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.compare.rank import rank_pipeline
-from tracekit.compare.segment import prepare, segment
+from tracekit.reconstruct.rank import rank_pipeline
+from tracekit.reconstruct.segment import prepare, segment
 from tracekit.schema import LABELLED, Source, conform
 
 

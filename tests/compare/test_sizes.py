@@ -8,12 +8,13 @@ import pytest
 
 from tests.compare.conftest import SAMPLES, strip
 from tracekit.classify import classify
-from tracekit.compare import compare_pipelines, rank_pipeline
+from tracekit.compare import compare_pipelines
 from tracekit.compare.sizes import line_of
+from tracekit.reconstruct import rank_pipeline
+from tracekit.run.load import load
 from tracekit.schedules import Times, generate
 from tracekit.schema import Source
 from tracekit.synthetic import Recipe, rank_events
-from tracekit.trace import load
 
 SAID = {"schedule-ambiguous", "size-from-order"}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.compare import compare_pipelines, rank_pipeline
+from tracekit.compare import compare_pipelines
+from tracekit.reconstruct import rank_pipeline
 from tracekit.schedules import generate, simulate
 from tracekit.schema import LABELLED, Source, conform
 

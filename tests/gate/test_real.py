@@ -38,8 +38,8 @@ def test_a_stage_that_works_twice_is_caught_and_named(recorded):
 
 
 def test_traces_stores_and_saved_analyses_are_alike(recorded, samples, tmp_path):
-    from tracekit.analysis import analyze
-    from tracekit.fleet import ingest
+    from tracekit.run.analyze import analyze
+    from tracekit.run.ingest import ingest
 
     saved = tmp_path / "a.json"
     saved.write_text(analyze(samples / "steps" / "a").to_json())

@@ -7,7 +7,11 @@ import json
 import pytest
 
 from tracekit.gate import Side, diff, from_analysis, gate
-from tracekit.report import diff_html, diff_markdown, diff_terminal, gate_github, gate_markdown
+from tracekit.report.ci import github as gate_github
+from tracekit.report.html import diff as diff_html
+from tracekit.report.markdown import diff as diff_markdown
+from tracekit.report.markdown import gate as gate_markdown
+from tracekit.report.terminal import diff as diff_terminal
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.intervals import EMPTY, union
 from tracekit.metrics.bubbles import Bubble, exposed_waits, phases
 from tracekit.metrics.copies import copies
 from tracekit.metrics.gaps import gap_causes, gaps
-from tracekit.metrics.intervals import EMPTY, union
 from tracekit.metrics.lanes import Lanes
 from tracekit.metrics.overlap import label_times
 from tracekit.metrics.reload import reload_events, reload_report, two_buffer_ideal

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.metrics import intervals
-from tracekit.metrics.intervals import EMPTY, Intervals, complement, depth, intersection, union
+from tracekit import intervals
+from tracekit.intervals import EMPTY, Intervals, complement, depth, intersection, union
 
 WIDTH = 40
 rows = st.lists(st.tuples(st.integers(0, 2), st.integers(0, WIDTH), st.integers(0, 12)), max_size=25)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tracekit.align.steps import assign_parts, parse_steps, select_steps
 from tracekit.errors import OptionError
-from tracekit.metrics.steps import assign_parts, parse_steps, select_steps
 
 
 def test_a_step_runs_to_the_end_of_its_last_kernel_even_past_the_next_start(labelled):

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.metrics.clocks import align
+from tracekit.align.clocks import align
+from tracekit.align.matching import match
 from tracekit.metrics.lanes import Lanes
-from tracekit.metrics.matching import match
 from tracekit.metrics.operations import OPERATIONS, operations
 from tracekit.metrics.waits import stragglers, waits
 from tracekit.schema import conform

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import tracekit
 from tracekit.errors import OptionError, OutputError
-from tracekit.export import export
-from tracekit.report import perfetto
-from tracekit.report.perfetto_tracks import nested_lines
+from tracekit.report.perfetto import write as perfetto
+from tracekit.report.perfetto.export import export
+from tracekit.report.perfetto.tracks import nested_lines
 from tracekit.schema import GPU_KINDS
 
 OWN = ("label", "cell_measured", "cell_ideal")

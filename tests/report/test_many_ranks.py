@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tracekit.analysis import analyze
 from tracekit.analysis.spread import spread
 from tracekit.errors import Notice
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
-from tracekit.report.html import render_html
-from tracekit.report.page_fleet import few_alike
-from tracekit.report.page_tables import page_tables
-from tracekit.report.terminal import render
-from tracekit.report.terminal_fleet import histogram
+from tracekit.report.html.fleet import few_alike
+from tracekit.report.html.page import render_html
+from tracekit.report.html.tables import page_tables
+from tracekit.report.terminal.analysis import render
+from tracekit.report.terminal.fleet import histogram
+from tracekit.run.analyze import analyze
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import tracekit
-from tracekit.report.markdown import code, plain, render_markdown
+from tracekit.report.markdown.analysis import code, plain, render_markdown
 from tracekit.report.summary import sentences
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])

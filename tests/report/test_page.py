@@ -9,11 +9,11 @@ import shutil
 
 import pytest
 
-from tracekit.analysis import analyze
-from tracekit.report.html import render_html
-from tracekit.report.page_data import schedule_data
+from tracekit.report.html.data import schedule_data
+from tracekit.report.html.page import render_html
 from tracekit.report.palette import IDLE_COLOUR
-from tracekit.report.schedule_plot import colour
+from tracekit.report.schedule.plot import colour
+from tracekit.run.analyze import analyze
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.report.test_page import CHROMIUM, FLAGS
-from tracekit.export import export
-from tracekit.report.schedule_write import write_schedule
+from tracekit.report.perfetto.export import export
+from tracekit.report.schedule.write import write_schedule
 from tracekit.schedules import generate, simulate
 
 ASK = """async (sql) => {

@@ -12,10 +12,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import tracekit
-from tracekit.errors import OptionError
+from tracekit.errors import InputError, OptionError
 from tracekit.report import plot
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.schedule_plot import draw_schedule
+from tracekit.report.schedule.plot import draw_schedule
 from tracekit.report.write import write
 from tracekit.schedules import generate, simulate
 
@@ -152,7 +152,7 @@ def test_without_a_name_the_schedule_is_drawn_where_there_is_one(pipeline, reloa
 
 
 def test_what_is_not_there_is_named(pipeline):
-    with pytest.raises(OptionError, match="there is no rank 9"):
+    with pytest.raises(InputError, match="there is no rank 9"):
         plot.lanes(pipeline, rank=9)
     with pytest.raises(OptionError, match="has no step 77"):
         plot.lanes(pipeline, step=77)

@@ -13,12 +13,12 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from tracekit.report.palette import CELL_COLOURS
-from tracekit.report.schedule_lanes import draw_phases, draw_reload
-from tracekit.report.schedule_page import schedule_page
-from tracekit.report.schedule_plot import chunks, draw_schedule, parts
-from tracekit.report.schedule_text import gantt, schedule_text
-from tracekit.report.schedule_trace import schedule_trace
-from tracekit.report.schedule_write import EXTENSIONS, write_schedule
+from tracekit.report.schedule.lanes import draw_phases, draw_reload
+from tracekit.report.schedule.page import schedule_page
+from tracekit.report.schedule.plot import chunks, draw_schedule, parts
+from tracekit.report.schedule.text import gantt, schedule_text
+from tracekit.report.schedule.trace import schedule_trace
+from tracekit.report.schedule.write import EXTENSIONS, write_schedule
 from tracekit.schedules import Times, generate, names, simulate, weight_reload
 
 

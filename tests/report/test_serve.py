@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from tracekit.errors import OutputError
-from tracekit.report.serve import VIEWER, OneReader
+from tracekit.report.perfetto.serve import VIEWER, OneReader
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from tracekit.analysis import analyze
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.report.advice import advice
 from tracekit.report.summary import sentences
+from tracekit.run.analyze import analyze
 
 
 @pytest.fixture(scope="module")

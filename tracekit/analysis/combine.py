@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit._words import listing
+from tracekit._util.text import listing
+from tracekit.align.clocks import Clocks, align
+from tracekit.align.matching import match
 from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.scopes import rank_result
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
-from tracekit.metrics.clocks import Clocks, align
-from tracekit.metrics.matching import match
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import stragglers, waits
-from tracekit.sources import EPOCH_NS
+from tracekit.store.sources import EPOCH_NS
 
 if TYPE_CHECKING:
     from tracekit.compare import ScheduleComparison

@@ -20,8 +20,8 @@ import polars as pl
 from tracekit._version import __version__
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.errors import Notice
+from tracekit.intervals import Intervals
 from tracekit.metrics.budget import Budget
-from tracekit.metrics.intervals import Intervals
 from tracekit.schema import ProcessGroup, Source
 
 FILE = "tables.zip"
@@ -35,8 +35,8 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     """Write a rank's tables into its folder of a store; return the file.
 
     >>> import tempfile
-    >>> from tracekit.analysis.sources import Options
-    >>> from tracekit.sources import find
+    >>> from tracekit.run.measure import Options
+    >>> from tracekit.store.sources import find
     >>> made = Options().source_tables(find("sample_traces/reload", ranks=[0])[0][0])[0]
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = write_tables(made, folder)
@@ -70,7 +70,7 @@ def read_tables(folder: Path) -> RankTables | None:
 
 @cache
 def _classes() -> dict[str, type[Any]]:
-    from tracekit.compare import RankPipeline
+    from tracekit.reconstruct import RankPipeline
 
     known = (RankTables, Measures, Budget, Source, ProcessGroup, Notice, RankPipeline)
     return {one.__name__: one for one in known}

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit._version import __version__
-from tracekit._words import listing
-from tracekit.errors import InputError, Notice
+from tracekit.align.clocks import Clocks
+from tracekit.errors import Notice
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
-from tracekit.metrics.clocks import Clocks
 from tracekit.metrics.lanes import EXPOSABLE
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.reload import Reload
+from tracekit.parsers.ranks import unknown_rank
 from tracekit.schema import Source
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class RankResult:
 class Analysis:
     """Where the step went, on every rank. ``tables`` holds it all as polars tables; ``to_dict`` is the JSON.
 
-    >>> from tracekit.analysis import analyze
+    >>> from tracekit.run.analyze import analyze
     >>> found = analyze("sample_traces/reload", schedule="none")
     >>> found.ranks[0].whole.budget.span_ns
     104587652
@@ -164,8 +164,7 @@ class Analysis:
         for one in self.ranks:
             if one.rank == rank:
                 return one
-        held = listing((str(one.rank) for one in self.ranks), most=8)
-        raise InputError(f"there is no rank {rank}", hint=f"the analysis holds {held}")
+        raise unknown_rank([rank], (one.rank for one in self.ranks))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""

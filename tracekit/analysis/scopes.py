@@ -11,8 +11,8 @@ import polars as pl
 
 from tracekit.analysis.result import Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
+from tracekit.intervals import union
 from tracekit.metrics.bubbles import Bubble, exposed_waits
-from tracekit.metrics.intervals import union
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 

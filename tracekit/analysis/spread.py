@@ -94,7 +94,7 @@ class Spread:
 def spread(analysis: Analysis) -> Spread:
     """Return how the figures of *analysis* are spread over its ranks.
 
-    >>> from tracekit.analysis import analyze
+    >>> from tracekit.run.analyze import analyze
     >>> found = spread(analyze("sample_traces/1f1b"))
     >>> found.mesh.rows, found.mesh.cells, found.mesh.column
     (('stage 0', 'stage 1', 'stage 2', 'stage 3'), ((0,), (1,), (2,), (3,)), 'replica')

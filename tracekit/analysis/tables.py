@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from tracekit.align.steps import assign_parts
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.errors import Notice
+from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import phases
 from tracekit.metrics.budget import Budget, budgets, exposed_in_order
 from tracekit.metrics.copies import copies
 from tracekit.metrics.gaps import gap_causes, gaps, name_gaps
-from tracekit.metrics.intervals import Intervals
 from tracekit.metrics.lanes import Lanes
 from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.reload import reload_events
-from tracekit.metrics.steps import assign_parts
 from tracekit.metrics.timeline import timeline
 from tracekit.schema import COPY_LABELS, GPU_KINDS, RankEvents, Source
 
 if TYPE_CHECKING:
     from tracekit.classify import RuleBook
-    from tracekit.compare import RankPipeline
+    from tracekit.reconstruct import RankPipeline
 
 LONGEST_GAPS = 100
 """Idle gaps kept by rank, the longest; their sums are exact."""
@@ -84,7 +84,7 @@ def rank_tables(
 ) -> RankTables:
     """Label and measure one rank. *labelled* saves labelling where a store already holds it.
 
-    >>> from tracekit.trace import load
+    >>> from tracekit.run.load import load
     >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
     >>> tables.window.budgets[0].span_ns, tables.window.budgets[0].conserved
     (104587652, True)
@@ -144,7 +144,7 @@ def _measure(labelled: pl.DataFrame, lanes: Lanes, holes: pl.DataFrame, part: st
 
 
 def _pipeline(kept: pl.DataFrame, labelled: pl.DataFrame, source: Source) -> RankPipeline:
-    from tracekit.compare import rank_pipeline
+    from tracekit.reconstruct import rank_pipeline
 
     return rank_pipeline(kept.drop("part"), source, around=labelled)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._native import native, whole
+from tracekit._util.native import native, whole
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit._words import did_you_mean
+from tracekit._util.text import did_you_mean
 from tracekit.classify._text import Text
 from tracekit.classify.engine import Matcher, decide_all
 from tracekit.classify.evidence import Evidence, gather

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tracekit._words import did_you_mean
+from tracekit._util.text import did_you_mean
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
 

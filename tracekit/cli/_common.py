@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from tracekit._words import counted
+from tracekit._util.text import counted
 from tracekit.errors import Notice, OptionError
 
 NSYS_VARIABLE = "TRACEKIT_NSYS"
@@ -49,7 +49,7 @@ def keeping(store: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from tracekit.store import is_store, open_store
+        from tracekit.store.files import is_store, open_store
 
         if store is not None and is_store(store):
             kept = open_store(store)

@@ -9,7 +9,8 @@ import typer
 
 from tracekit.cli._common import keeping, parse_ranks
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
-from tracekit.errors import InputError, OptionError
+from tracekit.errors import OptionError
+from tracekit.parsers.ranks import unknown_rank
 
 
 def analyze(
@@ -66,9 +67,9 @@ def analyze(
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
         _explain(paths, explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
         return
-    from tracekit.fleet import analyze as run
-    from tracekit.fleet import cluster
     from tracekit.report.write import PICTURES, check_output, write
+    from tracekit.run.analyze import analyze as run
+    from tracekit.run.dask import cluster
 
     for path in output or []:
         check_output(path, plot=plot)
@@ -98,7 +99,7 @@ def analyze(
         typer.echo(found.to_json())
     else:
         from tracekit.cli._screen import Screen
-        from tracekit.report.terminal import render
+        from tracekit.report.terminal.analysis import render
 
         render(found, Screen())
 
@@ -107,13 +108,13 @@ def _explain(
     paths: list[str], selector: str, *, ranks: tuple[int, ...] | None, rank: int | None, rules: Path | None
 ) -> None:
     """Print why events got their labels, for the first rank asked for."""
-    from tracekit.reading import read_ref
-    from tracekit.report.explain import explain_text
-    from tracekit.sources import find
+    from tracekit.report.terminal.explain import explain_text
+    from tracekit.store.reading import read_ref
+    from tracekit.store.sources import find
 
     refs, _ = find(paths, ranks=ranks, rank=rank)
     found = (part for ref in refs for part in read_ref(ref) if ranks is None or part.source.rank in ranks)
     part = next(found, None)
     if part is None:
-        raise InputError(f"there is no rank {', '.join(map(str, ranks or ()))}", hint="leave --ranks out")
+        raise unknown_rank(ranks or (), ())
     typer.echo(explain_text(part, selector, rules=rules))

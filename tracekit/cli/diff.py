@@ -27,7 +27,8 @@ def diff(
     from tracekit.cli._screen import Screen
     from tracekit.gate import diff as compare
     from tracekit.gate import read_side
-    from tracekit.report import diff_terminal, gate_write
+    from tracekit.report.ci import write as gate_write
+    from tracekit.report.terminal import diff as diff_terminal
 
     paths = output or []
     gate_write.check_outputs(paths, gate_write.DIFF)

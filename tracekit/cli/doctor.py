@@ -21,8 +21,8 @@ def doctor(
 ) -> None:
     """Say what these traces hold, what is missing, which answers that rules out, and how to record better."""
     from tracekit.cli._screen import Screen
-    from tracekit.doctor import diagnose
-    from tracekit.report.doctor import as_json, show
+    from tracekit.doctor.diagnose import diagnose
+    from tracekit.report.terminal.doctor import as_json, show
 
     diagnosis = diagnose(paths, ranks=parse_ranks(ranks), rank=rank, workers=workers)
     if json:

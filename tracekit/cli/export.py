@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit._words import counted, size
+from tracekit._util.text import counted, size
 from tracekit.cli._common import parse_ranks, show_notices
 from tracekit.cli._options import IdealDrawn, Nsys, Paths, Rank, Ranks, Rules, StacksDrawn, Workers
 
@@ -27,7 +27,7 @@ def export(
     nsys: Nsys = None,
 ) -> None:
     """Write the trace with tracks of labels, pipeline cells and ideal cells; open it at ui.perfetto.dev."""
-    from tracekit.export import export as run
+    from tracekit.report.perfetto.export import export as run
 
     done = run(
         paths,

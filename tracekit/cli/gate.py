@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracekit._words import counted
+from tracekit._util.text import counted
 from tracekit.cli._base import Command, hush
 from tracekit.cli._options import Nsys
 from tracekit.errors import OptionError, TracekitError
@@ -111,7 +111,7 @@ def gate(
     from dataclasses import replace
 
     from tracekit.gate import load_config
-    from tracekit.report import gate_write
+    from tracekit.report.ci import write as gate_write
 
     paths = output or []
     gate_write.check_outputs(paths, gate_write.GATE)
@@ -165,7 +165,8 @@ def _read(paths: Sequence[str], what: str) -> Side:
 
 def _deliver(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
     from tracekit.cli._screen import Screen
-    from tracekit.report import gate_terminal, gate_write
+    from tracekit.report.ci import write as gate_write
+    from tracekit.report.terminal import gate as gate_terminal
 
     gate_write.write_all(result, paths, gate_write.GATE)
     for path in paths:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit._words import counted, size
+from tracekit._util.text import counted, size
 from tracekit.cli._common import keeping, parse_ranks, show_notices
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
 
@@ -28,7 +28,8 @@ def ingest(
     dask: Dask = None,
 ) -> None:
     """Write traces as a Parquet store, labelled, one folder a rank; reading it back needs no parsing."""
-    from tracekit.fleet import cluster, ingest
+    from tracekit.run.dask import cluster
+    from tracekit.run.ingest import ingest
 
     with keeping(output), cluster(dask) as (executor, size_of_cluster):
         store, notices = ingest(

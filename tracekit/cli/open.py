@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit._words import size
+from tracekit._util.text import size
 from tracekit.cli._common import parse_ranks, show_notices
 from tracekit.cli._options import IdealDrawn, Nsys, Paths, Rank, Ranks, Rules, StacksDrawn, Workers
 
@@ -30,8 +30,8 @@ def open_(
     """Print a link that opens the trace at ui.perfetto.dev; it is served on loopback only and ends once read."""
     import tempfile
 
-    from tracekit.export import export
-    from tracekit.report.serve import OneReader
+    from tracekit.report.perfetto.export import export
+    from tracekit.report.perfetto.serve import OneReader
 
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         file = Path(folder) / "trace.json.gz"

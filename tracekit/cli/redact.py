@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit._words import size
+from tracekit._util.text import size
 
 
 def redact(

@@ -46,7 +46,7 @@ def schedule(
     list_all: Annotated[bool, typer.Option("--list", help="Name every schedule.")] = False,
 ) -> None:
     """Make an ideal schedule by name: its order, times, bubbles, memory and picture."""
-    from tracekit.report.schedule_write import check_extension, write_schedule
+    from tracekit.report.schedule.write import check_extension, write_schedule
 
     if list_all:
         _list(as_json)
@@ -141,14 +141,14 @@ def _list(as_json: bool) -> None:
         typer.echo(json.dumps([entry.to_dict() for entry in entries]))
         return
     from tracekit.cli._screen import Screen
-    from tracekit.report.schedule_text import list_text
+    from tracekit.report.schedule.text import list_text
 
     Screen(highlight=True).print(list_text(entries))
 
 
 def _show(done: Simulation | WeightReload) -> None:
     from tracekit.cli._screen import Screen
-    from tracekit.report.schedule_text import schedule_text
+    from tracekit.report.schedule.text import schedule_text
 
     console = Screen()
     console.print(schedule_text(done, width=console.width, letters=console.color_system is None), soft_wrap=True)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit._html import html_table
+from tracekit._util.html import html_table
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match
-from tracekit.compare.pipeline import Pipeline
 from tracekit.compare.whatif import WhatIf
+from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.schedules import Op
 from tracekit.schema import CELLS
 

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 
 import polars as pl
 
-from tracekit._words import counted
+from tracekit._util.text import counted
 from tracekit.compare import identify
 from tracekit.compare.identify import Match
 from tracekit.compare.orders import units
-from tracekit.compare.pipeline import Pipeline
 from tracekit.errors import Notice
+from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.schedules import Op, Schedule
 
 NEAR = 0.5

@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.compare.pipeline import Pipeline
-from tracekit.compare.rank import RankPipeline
 from tracekit.compare.replay import Graph, Shares
-from tracekit.compare.stalls import CAUSES
+from tracekit.reconstruct.pipeline import Pipeline
+from tracekit.reconstruct.rank import RankPipeline
+from tracekit.reconstruct.stalls import CAUSES
 
 Ints = npt.NDArray[np.int64]
 

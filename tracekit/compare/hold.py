@@ -11,18 +11,18 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.compare._collecting import no_collecting
-from tracekit.compare.clocks import Clocks, align
 from tracekit.compare.comparison import SHIFT, Held, RankBubble, ScheduleComparison, factors
 from tracekit.compare.finder import Finder, orders_differ
 from tracekit.compare.gap import Replays, replays, split_gap
 from tracekit.compare.identify import Match
-from tracekit.compare.lanes import PHASES
-from tracekit.compare.pipeline import Pipeline, assemble, renamed
-from tracekit.compare.rank import RankPipeline
-from tracekit.compare.roles import find_roles, with_global_peers, with_pipelines
 from tracekit.compare.sizes import size_from_order
 from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
 from tracekit.errors import Notice
+from tracekit.reconstruct.clocks import Clocks, align
+from tracekit.reconstruct.lanes import PHASES
+from tracekit.reconstruct.pipeline import Pipeline, assemble, renamed
+from tracekit.reconstruct.rank import RankPipeline
+from tracekit.reconstruct.roles import find_roles, with_global_peers, with_pipelines
 from tracekit.schedules import Times, simulate
 from tracekit.schema import conform
 

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._native import native
+from tracekit._util.native import native
 from tracekit.schedules import Op
 
 Unit = tuple[str, int, int]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._native import native, whole
+from tracekit._util.native import native, whole
 
 Ints = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]

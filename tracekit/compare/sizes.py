@@ -14,11 +14,11 @@ from math import gcd
 import polars as pl
 
 from tracekit.compare import identify
-from tracekit.compare.clocks import Clocks
 from tracekit.compare.identify import Match
-from tracekit.compare.pipeline import Pipeline, assemble
-from tracekit.compare.rank import RankPipeline
 from tracekit.errors import Notice
+from tracekit.reconstruct.clocks import Clocks
+from tracekit.reconstruct.pipeline import Pipeline, assemble
+from tracekit.reconstruct.rank import RankPipeline
 from tracekit.schedules import Schedule
 
 SIZES = range(2, 17)

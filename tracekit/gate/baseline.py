@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tracekit._files import atomic_write
+from tracekit._util.files import atomic_write
+from tracekit._util.text import counted
 from tracekit._version import __version__
-from tracekit._words import counted
 from tracekit.errors import InputError, OptionError
 from tracekit.gate import stats
 from tracekit.gate.comparable import check_formats, obstacles

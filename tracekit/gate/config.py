@@ -10,7 +10,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit._words import did_you_mean
+from tracekit._util.text import did_you_mean
 from tracekit.errors import OptionError
 from tracekit.gate.verdict import Check, Rules
 

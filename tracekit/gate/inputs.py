@@ -88,7 +88,7 @@ def _document(path: str) -> dict[str, Any]:
 
 def _analysed(paths: list[str]) -> Run:
     """Analyse a trace or a store, and keep the tables that explain a change."""
-    from tracekit.analysis import analyze
+    from tracekit.run.analyze import analyze
 
     found = analyze(paths)
     name = paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)

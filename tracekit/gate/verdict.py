@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tracekit._words import counted
+from tracekit._util.text import counted
 from tracekit.gate import stats
 from tracekit.gate.expr import Requirement
 from tracekit.gate.floors import PRIOR_DF, Noise, doubt, floor_of, label_time, prior

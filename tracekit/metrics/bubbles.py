@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.metrics.intervals import Intervals, union
+from tracekit.intervals import Intervals, union
 from tracekit.metrics.lanes import Lanes
 
 PHASES = ("warm-up", "steady", "cool-down", "rest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tracekit.metrics.intervals import Intervals
+from tracekit.intervals import Intervals
 from tracekit.metrics.lanes import EXPOSABLE, Lanes
 
 

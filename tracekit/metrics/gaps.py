@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit.metrics.intervals import Intervals, Longs
+from tracekit.intervals import Intervals, Longs
 from tracekit.metrics.lanes import Lanes
 
 GAPS = pl.Schema(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.metrics.intervals import EMPTY, Intervals, union
+from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS
 
 COMPUTE_SET = (*COMPUTE_LABELS, "other")

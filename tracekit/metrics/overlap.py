@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit.metrics.intervals import union
+from tracekit.intervals import union
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, Lanes
 from tracekit.schema import LABELS, conform
 

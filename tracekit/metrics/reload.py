@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.metrics.intervals import Intervals, union_of
+from tracekit.intervals import Intervals, union_of
 from tracekit.metrics.overlap import ratio
 from tracekit.schema import conform
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.metrics.intervals import union
+from tracekit.intervals import union
 from tracekit.schema import LABELS, PASSES
 
 MOST = 3000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.metrics.clocks import Clocks
+from tracekit.align.clocks import Clocks
 
 
 def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
@@ -16,8 +16,8 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
 
     ``late_ns`` is how long after the first of its match this rank began, on aligned clocks.
 
-    >>> from tracekit.metrics.matching import match
-    >>> from tracekit.metrics.clocks import align
+    >>> from tracekit.align.matching import match
+    >>> from tracekit.align.clocks import align
     >>> from tracekit.metrics.operations import OPERATIONS
     >>> from tracekit.schema import conform
     >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,

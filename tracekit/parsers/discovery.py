@@ -15,10 +15,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tracekit._words import listing
+from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.probe import HEAD_BYTES, NSIGHT_SUFFIXES, TAIL_BYTES, Probe, probe
+from tracekit.parsers.ranks import unknown_rank
 from tracekit.parsers.refs import DEPTH, SourceRef, check_unmixed, rank_in_name
 
 STORE_MANIFEST = "tracekit-store.json"
@@ -78,11 +79,10 @@ def _with_option(refs: list[SourceRef], rank: int | None) -> list[SourceRef]:
 def _only(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceRef]:
     """Drop what is certainly not wanted; what only reading can tell stays."""
     kept = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader != "kineto"]
-    have = {ref.rank for ref in refs}
-    missing = sorted(set(ranks) - {number for number in have if number is not None})
+    held = {ref.rank for ref in refs if ref.rank is not None}
+    missing = set(ranks) - held
     if missing and all(ref.reader == "kineto" for ref in refs):
-        held = listing((str(number) for number in sorted(n for n in have if n is not None)), most=8)
-        raise InputError(f"there is no rank {listing(map(str, missing))}", hint=f"the traces hold {held}")
+        raise unknown_rank(missing, held)
     return kept
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tracekit._words import listing
+from tracekit._util.text import listing
 from tracekit.errors import InputError
 
 DEPTH = 3

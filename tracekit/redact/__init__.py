@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit._files import atomic_write
+from tracekit._util.files import atomic_write
 from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.refs import SourceRef

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit._words import counted
+from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Measured
 from tracekit.compare import ScheduleComparison

@@ -24,7 +24,7 @@ FIGURES = pl.Schema(
 def figures(analysis: Analysis) -> pl.DataFrame:
     """Return every figure of the analysis, a row each.
 
-    >>> from tracekit.analysis import analyze
+    >>> from tracekit.run.analyze import analyze
     >>> table = figures(analyze("sample_traces/reload", schedule="none"))
     >>> table.filter(rank=0, figure="span")["value"].to_list()
     [104587652.0]

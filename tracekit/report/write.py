@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-from tracekit._files import atomic_write, check_target
+from tracekit._util.files import atomic_write, check_target
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
 from tracekit.report.json import render_json
@@ -74,9 +74,9 @@ def _csv(analysis: Analysis, path: Path) -> None:
 
 
 WRITERS: dict[str, Callable[[Analysis, Path], None]] = {
-    ".html": _text("tracekit.report.html", "render_html"),
+    ".html": _text("tracekit.report.html.page", "render_html"),
     ".json": _json,
-    ".md": _text("tracekit.report.markdown", "render_markdown"),
+    ".md": _text("tracekit.report.markdown.analysis", "render_markdown"),
     ".parquet": _parquet,
     ".csv": _csv,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekit._native import native
+from tracekit._util.native import native
 from tracekit.schedules.ops import Kind, Op, from_columns
 
 PERIOD = 6

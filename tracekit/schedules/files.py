@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tracekit._files import atomic_write
+from tracekit._util.files import atomic_write
 from tracekit.errors import InputError, ScheduleError
 from tracekit.schedules.ops import Op
 from tracekit.schedules.schedule import Schedule

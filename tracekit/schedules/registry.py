@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tracekit._words import did_you_mean
+from tracekit._util.text import did_you_mean
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import Op, parse_orders
 from tracekit.schedules.schedule import Schedule

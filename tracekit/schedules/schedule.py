@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._html import html_table
+from tracekit._util.html import html_table
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import KINDS, Op
 

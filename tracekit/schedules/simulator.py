@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._native import native, whole
+from tracekit._util.native import native, whole
 from tracekit.errors import DeadlockError, OptionError
 from tracekit.schedules.schedule import Edges, Schedule, align
 from tracekit.schedules.simulation import Simulation

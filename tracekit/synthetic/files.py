@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._files import atomic_write
+from tracekit._util.files import atomic_write
 from tracekit.synthetic.emit import rank_events
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 

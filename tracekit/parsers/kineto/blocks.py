@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from tracekit._machine import cores
+from tracekit._util.machine import cores
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.header import TAIL_LIMIT
 from tracekit.parsers.kineto.stream import Stream

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracekit._native import Native
+from tracekit._util.native import Native
 from tracekit.parsers.kineto.scanner.state import END, MORE, PAD, PARTIAL, ROWS_FULL, TEXT_FULL
 
 __all__ = ["END", "MORE", "PAD", "PARTIAL", "ROWS_FULL", "TEXT_FULL", "regrow", "scan", "split", "warm_up"]

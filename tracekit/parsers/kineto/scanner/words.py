@@ -12,7 +12,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import extending, njit
 from numba import types as numba_types
 
-from tracekit._native import OPTIONS
+from tracekit._util.native import OPTIONS
 
 types: Any = numba_types  # numba's own annotations are those of Python, not of what it compiles
 intrinsic: Any = extending.intrinsic

@@ -1,0 +1,300 @@
+"""Functions compiled once on a machine and kept as native code: a later process loads them without the compiler.
+
+Importing numba and getting it ready takes most of a second; loading an object file that it once made takes two
+milliseconds. So numba is only imported where a function has to be compiled: the first time on a machine, and after the
+function's source, numba or the processor has changed. A file that is damaged, or that cannot be written, costs the
+compiling and nothing else.
+
+What a function may do is what native code can do alone: read and write the arrays it is given, and return an integer
+or nothing. It allocates no array and raises no error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache, update_wrapper
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit._util.files import atomic_write
+from tracekit.errors import TracekitError
+
+R = TypeVar("R")
+
+FOLDER = "TRACEKIT_CACHE_DIR"
+"""Environment variable: where native code is kept, instead of beside the package or in the user's cache folder."""
+
+OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "_nrt": False,
+}
+"""How numba compiles native code, and what it calls: with no word about Python and no arrays of its own."""
+
+_DONE = (0, -2)  # what numba's functions return where nothing was raised: a value is ready, or there is none
+_LIBRARY = ("memcpy", "memmove", "memset")  # all that native code may call
+_lock = threading.RLock()
+_declared: list[Native] = []
+_engines: list[Any] = []  # code is there as long as the engine that holds it
+
+
+class _Argument(NamedTuple):
+    """An array of *dtype* with *ndim* dimensions, laid out as C does, or with none an integer."""
+
+    dtype: np.dtype[Any]
+    ndim: int
+
+    def ctypes(self) -> list[Any]:
+        """How numba passes it: of an array its owner (two), size, size of an item, address, shape and strides."""
+        if not self.ndim:
+            return [ctypes.c_int64]
+        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
+        return [pointer, pointer, size, size, pointer, *[size] * (2 * self.ndim)]
+
+    def flatten(self, value: Any) -> tuple[Any, ...]:
+        if not self.ndim:
+            return (int(value),)
+        if value.dtype != self.dtype or value.ndim != self.ndim or not value.flags.c_contiguous:
+            raise TypeError(f"{self.dtype} in {self.ndim} dimensions is wanted, not {value.dtype}{value.shape}")
+        return (None, None, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
+
+
+class Native:
+    """A function and its native code, loaded or compiled at the first call.
+
+    *function* is the function, or ``module:name`` where importing it needs numba. *source* is the file it is written
+    in, or the folder: all of tracekit that it uses must be there, since this is what tells whether code is stale.
+    """
+
+    def __init__(self, signature: str, function: Callable[..., Any] | str, source: str | Path) -> None:
+        self.signature = signature
+        self._function = function
+        if isinstance(function, str):
+            self.name = function.replace(":", ".")
+        else:
+            self.name = f"{function.__module__}.{function.__qualname__}"
+            update_wrapper(self, function)
+        self._source = Path(source)
+        self._result, self._arguments = _parse(signature)
+        self._run: Callable[..., Any] | None = None
+        _declared.append(self)
+
+    def __call__(self, *args: Any) -> Any:
+        return (self._run or self.load())(*args)
+
+    @property
+    def python(self) -> Callable[..., Any]:
+        """The function as it is written."""
+        if not isinstance(self._function, str):
+            return self._function
+        module, _, name = self._function.partition(":")
+        return cast("Callable[..., Any]", getattr(importlib.import_module(module), name))
+
+    def load(self) -> Callable[..., Any]:
+        """Make the function ready: from its file, or compiled, and then kept for the next process."""
+        with _lock:
+            if self._run is None:
+                key = self._key()
+                self._run = self._kept(key) or self._compiled(key)
+            return self._run
+
+    def _key(self) -> bytes | None:
+        """All that the code depends on; None where that cannot be told."""
+        files = sorted(self._source.glob("*.py")) if self._source.is_dir() else [self._source]
+        try:
+            texts = [file.name.encode() + b"\0" + file.read_bytes() for file in (Path(__file__), *files)]
+            parts = [_machine(), self.name.encode(), self.signature.encode(), *texts]
+        except (OSError, ImportError):  # no source, or a numba that is not installed but packed
+            return None
+        return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+    def _files(self) -> Iterator[Path]:
+        """Where the code may be: as the user says, beside the source, or in the user's cache folder."""
+        name = f"{self.name}-{hashlib.sha256(_machine()).hexdigest()[:12]}.native"
+        if chosen := os.environ.get(FOLDER):
+            yield Path(chosen) / name
+            return
+        yield (self._source if self._source.is_dir() else self._source.parent) / "__pycache__" / name
+        with contextlib.suppress(RuntimeError):  # no home
+            yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracekit" / name
+
+    def _kept(self, key: bytes | None) -> Callable[..., Any] | None:
+        """Load the code from the first file that holds it whole, made of this source and for this machine."""
+        for file in self._files() if key else ():
+            try:
+                kept = file.read_bytes()
+                if key and kept[:32] == hashlib.sha256(key + kept[32:]).digest():
+                    return self._linked(kept[32:])
+            except (OSError, RuntimeError):
+                continue
+        return None
+
+    def _keep(self, key: bytes, code: bytes) -> None:
+        for file in self._files():
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(file) as part:
+                    part.write_bytes(hashlib.sha256(key + code).digest() + code)
+            except (OSError, TracekitError):
+                continue
+            return
+
+    def _compiled(self, key: bytes | None) -> Callable[..., Any]:
+        import numba
+
+        _tell()
+        try:
+            code = self._code()
+            run = self._linked(code)
+        except Exception:  # numba's insides are not what they were: its own way of calling always works
+            return cast("Callable[..., Any]", numba.njit(self.signature, nogil=True, error_model="numpy")(self.python))
+        if key:
+            self._keep(key, code)
+        return run
+
+    def _code(self) -> bytes:
+        """Compile to an object file, behind the name of the function in it."""
+        import numba
+        from llvmlite import binding  # type: ignore[import-untyped]
+
+        compiled: Any = numba.njit(self.signature, **OPTIONS)(self.python)
+        (types,) = compiled.signatures
+        symbol: str = compiled.overloads[types].fndesc.llvm_func_name
+        module = binding.parse_assembly(compiled.inspect_llvm(types))
+        outside = [f.name for f in module.functions if f.is_declaration and not f.name.startswith(("llvm.", *_LIBRARY))]
+        if outside:
+            raise RuntimeError(f"{self.name} calls {outside}")
+        taken = [str(argument.type) for argument in module.get_function(symbol).arguments]
+        if taken != ["ptr" if kind is ctypes.c_void_p else "i64" for kind in self._ctypes()]:
+            raise RuntimeError(f"{self.name} takes {taken}")
+        return symbol.encode() + b"\0" + cast(bytes, _target_machine().emit_object(module))
+
+    def _ctypes(self) -> list[Any]:
+        """Room for the result and for an error, then the arguments."""
+        return [ctypes.c_void_p] * 2 + [kind for argument in self._arguments for kind in argument.ctypes()]
+
+    def _linked(self, code: bytes) -> Callable[..., Any]:
+        """Load an object file and make its function callable; the interpreter is free while it runs."""
+        from llvmlite import binding
+
+        symbol, _, data = code.partition(b"\0")
+        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
+        engine.add_object_file(binding.ObjectFileRef.from_data(data))
+        engine.finalize_object()
+        address = engine.get_function_address(symbol.decode())
+        if not address:
+            raise RuntimeError(f"{self.name} is not in its object file")
+        _engines.append(engine)
+        function = ctypes.CFUNCTYPE(ctypes.c_int32, *self._ctypes())(address)
+        arguments, returns = self._arguments, self._result != "void"
+
+        def run(*args: Any) -> int | None:
+            flat = [part for argument, value in zip(arguments, args, strict=True) for part in argument.flatten(value)]
+            result, error = ctypes.c_int64(), ctypes.c_void_p()
+            if function(ctypes.byref(result), ctypes.byref(error), *flat) not in _DONE:
+                raise RuntimeError(f"{self.name} failed")
+            return result.value if returns else None
+
+        return run
+
+
+def native(signature: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Compile a function for *signature*, in numba's notation, when it is first called, and keep the native code.
+
+    >>> @native("int64(int64[::1])")
+    ... def total(values):
+    ...     found = 0
+    ...     for value in values:
+    ...         found += value
+    ...     return found
+    >>> total(np.array([1, 2, 3]))
+    6
+    """
+
+    def wrap(function: Callable[..., R]) -> Callable[..., R]:
+        return cast("Callable[..., R]", Native(signature, function, function.__code__.co_filename))
+
+    return wrap
+
+
+def whole(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return *values* as native code takes them, 64-bit integers side by side; a copy only where they are not.
+
+    >>> whole(np.arange(6, dtype=np.uint8)[::2])
+    array([0, 2, 4])
+    """
+    return np.ascontiguousarray(values, np.int64)
+
+
+def prepare() -> None:
+    """Load, or compile, every function that is declared, before many processes would each compile it."""
+    for function in list(_declared):
+        function.load()
+
+
+def _parse(signature: str) -> tuple[str, tuple[_Argument, ...]]:
+    """Read a signature as numba writes it.
+
+    >>> _parse("void(int64[:,::1], int64)")[1]
+    (_Argument(dtype=dtype('int64'), ndim=2), _Argument(dtype=dtype('int64'), ndim=0))
+    """
+    result, _, inside = signature.rstrip(")").partition("(")
+    arguments = []
+    for dtype, dimensions in re.findall(r"(\w+)(?:\[((?::,)*::1)\])?", inside):
+        arguments.append(
+            _Argument(np.dtype(dtype.replace("boolean", "bool")), dimensions.count(",") + bool(dimensions))
+        )
+    plain = {str(argument.dtype) for argument in arguments if not argument.ndim}
+    assert {result, *plain} <= {"void", "int64"}, f"{signature}: integers are 64 bits wide"
+    return result, tuple(arguments)
+
+
+@cache
+def _machine() -> bytes:
+    """What made the code and what it runs on."""
+    from importlib.metadata import version
+
+    import llvmlite
+    from llvmlite import binding
+
+    made = (version("numba"), llvmlite.__version__, binding.llvm_version_info, binding.get_process_triple())
+    return repr((*made, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())).encode()
+
+
+def _target_machine() -> Any:
+    """Make what numba makes: an engine takes it over, so each needs its own."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_triple(binding.get_process_triple())
+    return target.create_target_machine(
+        cpu=binding.get_host_cpu_name(),
+        features=binding.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="static" if target.name.startswith("x86") else "default",
+        codemodel="jitdefault",
+        jit=True,
+    )
+
+
+@cache
+def _tell() -> None:
+    """Say once why nothing happens; processes that were started to work in parallel keep quiet."""
+    from multiprocessing import parent_process
+
+    if parent_process() is None:
+        sys.stderr.write("tracekit: compiling, once on this machine; this takes a few seconds...\n")

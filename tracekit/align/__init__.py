@@ -1,0 +1,1 @@
+"""What is true across ranks: steps, matched operations, clocks."""

@@ -1,0 +1,182 @@
+"""Which GPU events belong to which step, and how long each step took on its rank.
+
+A step on a rank runs from the start of the first to the end of the last GPU event launched in it. With no step
+marks the whole trace is one step, whose number is null. Time between two steps belongs to the window, to no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import polars as pl
+
+from tracekit._util.text import listing
+from tracekit.errors import Notice, OptionError
+from tracekit.schema import conform
+
+STEPS = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "span_ns": pl.Int64(),
+        "events": pl.Int64(),
+        "partial": pl.Boolean(),
+    }
+)
+
+
+Steps = str | int | slice | Iterable[int]
+"""Which steps: in the words of the command line, or as Python has them."""
+
+
+def parse_steps(asked: Steps) -> str:
+    """Check a selection of steps and return it in its plain form.
+
+    ``3`` is step 3, ``2:4`` steps 2 and 3 (as a Python slice: the end is left out), ``1:`` all from 1,
+    ``:-1`` all but the last recorded one; commas join several.
+
+    >>> parse_steps(" 2:4, 7")
+    '2:4,7'
+    >>> parse_steps(3), parse_steps([2, 5]), parse_steps(slice(2, 4))
+    ('3', '2,5', '2:4')
+    >>> parse_steps("two")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: steps: cannot read 'two' (write 3, 2:4, 1:, :-1 or 2,5)
+    """
+    parts = [part.strip() for part in _as_text(asked).split(",")]
+    for part in parts:
+        ends = part.split(":")
+        whole = len(ends) <= 2 and any(ends)
+        if not whole or not all(_integer(end) for end in ends if end or len(ends) == 1):
+            raise OptionError(f"steps: cannot read {part!r}", hint="write 3, 2:4, 1:, :-1 or 2,5")
+    return ",".join(parts)
+
+
+def _as_text(asked: Steps) -> str:
+    if isinstance(asked, str | int):
+        return str(asked)
+    if isinstance(asked, slice):
+        if asked.step not in (None, 1):
+            raise OptionError(f"steps: {asked} leaves steps out", hint="name the steps one by one: [2, 4, 6]")
+        return ":".join("" if end is None else str(end) for end in (asked.start, asked.stop))
+    return ",".join(map(str, asked))
+
+
+def select_steps(present: list[int], text: str | None) -> list[int]:
+    """Return the steps asked for that are there, in order.
+
+    >>> select_steps([1, 2, 3, 4], "2:4")
+    [2, 3]
+    >>> select_steps([1, 2, 3, 4], ":-1")
+    [1, 2, 3]
+    >>> select_steps([5, 6], "9")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: steps: 9 selects none (the trace has steps 5, 6)
+    """
+    if text is None:
+        return present
+    chosen: set[int] = set()
+    for part in parse_steps(text).split(","):
+        if ":" in part:
+            low, high = (_number(end, present) for end in part.split(":"))
+            chosen |= {s for s in present if (low is None or s >= low) and (high is None or s < high)}
+        else:
+            chosen |= {_number(part, present)} & set(present)  # type: ignore[arg-type]
+    if not chosen:
+        known = listing(map(str, present), most=12)
+        hint = f"the trace has steps {known}" if present else "the trace has no step marks: leave --steps out"
+        raise OptionError(f"steps: {text} selects none", hint=hint)
+    return sorted(chosen)
+
+
+def _integer(text: str) -> bool:
+    return text.removeprefix("-").isdigit()
+
+
+def _number(text: str, present: list[int]) -> int | None:
+    if not text:
+        return None
+    value = int(text)
+    if value >= 0 or not present:
+        return value
+    return present[max(len(present) + value, 0)]
+
+
+def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.DataFrame, pl.DataFrame, list[Notice]]:
+    """Keep the GPU events of the steps asked for, number them by ``part``, and return them with the STEPS table.
+
+    An event whose launch the file lacks (a CUDA graph's kernels, say) joins the step that was running when it
+    started; one launched outside every step is left out, and a notice says how much that was.
+
+    >>> events = pl.DataFrame({"step": [1, 1, 2, None], "start_ns": [0, 4, 9, 5], "end_ns": [3, 8, 12, 6],
+    ...                        "launch_ns": [0, 1, 2, None]})
+    >>> kept, table, notices = assign_parts(events)
+    >>> kept["part"].to_list()
+    [0, 0, 1, 0]
+    >>> table.select("step", "span_ns").rows()
+    [(1, 8), (2, 3)]
+    """
+    notices: list[Notice] = []
+    present = labelled["step"].drop_nulls().unique().sort().to_list()
+    if not present:
+        select_steps(present, steps)
+        whole = labelled.with_columns(part=pl.lit(0, pl.Int64))
+        return whole, _table(whole, []), notices
+    placed = _place_unlaunched(labelled)
+    outside = placed.filter(pl.col("step").is_null())
+    if len(outside):
+        busy = int((outside["end_ns"] - outside["start_ns"]).sum())
+        notices.append(
+            Notice(
+                "outside-steps",
+                f"{len(outside)} GPU events ({busy / 1e6:.3f} ms) were launched outside every step: not counted",
+            )
+        )
+    chosen = select_steps(present, steps)
+    index = pl.DataFrame({"step": chosen, "part": range(len(chosen))}, schema={"step": pl.Int64, "part": pl.Int64})
+    kept = placed.join(index, on="step", how="inner", maintain_order="left")
+    return kept, _table(kept, present), notices
+
+
+def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Give events without a step and without a launch the step whose GPU work surrounds their start."""
+    lost = pl.col("step").is_null() & pl.col("launch_ns").is_null()
+    if not labelled.select(lost.any()).item():
+        return labelled
+    spans = (
+        labelled.filter(pl.col("step").is_not_null())
+        .group_by(surrounding="step")
+        .agg(pl.col("start_ns").min(), until=pl.col("end_ns").max())
+        .sort("start_ns")
+    )
+    return (
+        labelled.with_row_index("_row")
+        .sort("start_ns")
+        .join_asof(spans, on="start_ns", strategy="backward")
+        .with_columns(
+            step=pl.when(lost & (pl.col("start_ns") < pl.col("until")))
+            .then(pl.col("surrounding"))
+            .otherwise(pl.col("step"))
+        )
+        .sort("_row")
+        .drop("_row", "surrounding", "until")
+    )
+
+
+def _table(kept: pl.DataFrame, present: list[int]) -> pl.DataFrame:
+    """Build the STEPS table; a first or last recorded step with under half the usual events is partial."""
+    table = (
+        kept.group_by("part")
+        .agg(
+            pl.col("step").first(),
+            pl.col("start_ns").min(),
+            pl.col("end_ns").max(),
+            events=pl.len().cast(pl.Int64),
+        )
+        .sort("part")
+        .with_columns(span_ns=pl.col("end_ns") - pl.col("start_ns"))
+    )
+    at_edge = pl.col("step").is_in(present[:1] + present[-1:]) if present else pl.lit(False)
+    few = pl.col("events") * 2 < pl.col("events").median() if len(table) > 2 else pl.lit(False)
+    return conform(table.with_columns(partial=at_edge & few), STEPS)

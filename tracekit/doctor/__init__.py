@@ -1,0 +1,7 @@
+"""What a trace holds, what it lacks, and how to record better."""
+
+from __future__ import annotations
+
+from tracekit.doctor.diagnose import Diagnosis, diagnose
+
+__all__ = ["Diagnosis", "diagnose"]

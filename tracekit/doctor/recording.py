@@ -1,0 +1,278 @@
+"""What a recording can lack: each lack with its cost in answers, and the words that would record it.
+
+Lacks are data. A new one is a new entry in ``LACKS`` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tracekit._util.text import listing
+from tracekit.schema import Source
+from tracekit.store.sources import without_rank
+
+KINETO_CALL = """\
+from torch.profiler import ProfilerActivity, profile, schedule
+
+with profile(
+    activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+    schedule=schedule(wait=5, warmup=2, active=3),
+    record_shapes=True,
+    on_trace_ready=lambda p: p.export_chrome_trace(f"rank{rank}.json.gz"),
+) as prof:
+    for batch in batches:
+        train_step(batch)
+        prof.step()"""
+NSIGHT_CALL = """\
+# around the steps, in train.py:
+torch.cuda.profiler.start()
+with torch.autograd.profiler.emit_nvtx(record_shapes=True):
+    for step in range(3):
+        with torch.cuda.nvtx.range(f"ProfilerStep#{step}"):
+            train_step()
+torch.cuda.profiler.stop()
+# and in the shell:
+nsys profile --trace=cuda,nvtx --cuda-graph-trace=node \\
+    --capture-range=cudaProfilerApi -o rank%q{RANK} python train.py
+nsys export --type=sqlite --include-blobs=true rank0.nsys-rep"""
+RECIPES = {"kineto": KINETO_CALL, "nsight": NSIGHT_CALL}
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """What one rank's events say about how it was recorded."""
+
+    source: Source
+    counts: Mapping[str, int]  # events by kind
+    start_ns: int | None
+    end_ns: int | None
+    steps: tuple[int, ...]
+    devices: tuple[int, ...]
+    streams: int
+    gpu_events: int
+    launched: int  # GPU events whose launch is in the trace
+    in_graphs: int  # GPU events that a CUDA graph launched
+    graph_launches: int
+    cpu_ops: int
+    with_shapes: int
+    with_sequence: int
+    collectives: int  # NCCL or RCCL kernels
+    groups: Mapping[str, str | None] = field(default_factory=dict)  # name → description
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing the trace lacks: what, on which ranks, which answers that rules out, and what would record it."""
+
+    code: str
+    severity: str  # "blocks": no answer without it; "limits": fewer or weaker answers; "note": good to know
+    problem: str
+    ranks: tuple[int, ...]
+    rules_out: tuple[str, ...]
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A kind of finding: when it holds for a rank, and what to say then, per tool."""
+
+    code: str
+    severity: str
+    holds: Callable[[RankFacts], bool]
+    problem: str
+    rules_out: tuple[str, ...]
+    fixes: dict[str, str]
+
+
+def _undescribed(fact: RankFacts) -> bool:
+    described = {g.name: g.description for g in fact.source.groups} | dict(fact.groups)
+    several = [text for name, text in described.items() if text != "default_pg"]
+    return bool(fact.collectives and several) and all(text in (None, "", "undefined") for text in several)
+
+
+LACKS = (
+    Lack(
+        "no-gpu-events",
+        "blocks",
+        lambda f: f.gpu_events == 0,
+        "no GPU work was recorded",
+        ("every answer about GPU time: budget, overlap, bubbles, pipeline",),
+        {
+            "kineto": "profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
+            "nsight": "nsys profile --trace=cuda,nvtx",
+        },
+    ),
+    Lack(
+        "graphs-unseen",
+        "blocks",
+        lambda f: f.counts.get("graph", 0) > 0,
+        "CUDA graphs were recorded as wholes, without their kernels",
+        ("labels, overlap and pipeline inside graphs",),
+        {
+            "kineto": "run the profiled steps without CUDA graphs",
+            "nsight": "nsys profile --cuda-graph-trace=node",
+        },
+    ),
+    Lack(
+        "cuda-graphs",
+        "limits",
+        lambda f: f.gpu_events > 0 and not f.counts.get("graph", 0) and (f.in_graphs or f.graph_launches) > 0,
+        "kernels were launched by CUDA graphs: no operation of their own is around them",
+        ("labels by evidence inside graphs (kernel names alone decide)",),
+        {
+            "kineto": "run the profiled steps without CUDA graphs",
+            "nsight": "run the profiled steps without CUDA graphs",
+        },
+    ),
+    Lack(
+        "no-cpu-ops",
+        "limits",
+        lambda f: f.gpu_events > 0 and f.cpu_ops == 0 and f.source.reader == "kineto",
+        "no CPU operations were recorded",
+        ("forward, dgrad and wgrad told apart by evidence", "modules", "pipeline cells"),
+        {"kineto": "profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"},
+    ),
+    Lack(
+        "no-nvtx",
+        "limits",
+        lambda f: f.gpu_events > 0 and f.source.reader == "nsight" and not (f.counts.get("annotation", 0) or f.cpu_ops),
+        "no NVTX ranges were recorded",
+        ("forward, dgrad and wgrad told apart by evidence", "modules", "steps", "pipeline cells"),
+        {"nsight": "nsys profile --trace=cuda,nvtx, with torch.autograd.profiler.emit_nvtx(record_shapes=True)"},
+    ),
+    Lack(
+        "no-launches",
+        "limits",
+        lambda f: f.gpu_events > 0 and not (f.in_graphs or f.graph_launches) and f.launched < 0.8 * f.gpu_events,
+        "for more than a fifth of the GPU work the call that launched it was not recorded",
+        ("labels by evidence for that work", "launch delay"),
+        {
+            "kineto": "profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=3)), and CPU activity on",
+            "nsight": "torch.cuda.synchronize() before torch.cuda.profiler.start()",
+        },
+    ),
+    Lack(
+        "no-shapes",
+        "limits",
+        lambda f: f.with_shapes == 0 and (f.cpu_ops > 0 or (f.source.reader == "nsight" and f.with_sequence > 0)),
+        "input shapes were not recorded",
+        ("dgrad and wgrad told apart by shape (order and kernel names decide)", "modules by shape"),
+        {"kineto": "profile(record_shapes=True)", "nsight": "emit_nvtx(record_shapes=True)"},
+    ),
+    Lack(
+        "no-autograd",
+        "limits",
+        lambda f: f.with_sequence == 0 and f.gpu_events > 0 and (f.cpu_ops > 0 or f.counts.get("annotation", 0) > 0),
+        "no autograd sequence numbers: inference, or operations that autograd did not see",
+        ("forward and backward of one micro-batch paired without annotations",),
+        {
+            "kineto": "nothing to change for inference; else profile the steps that call backward()",
+            "nsight": "with torch.autograd.profiler.emit_nvtx(record_shapes=True): around the steps",
+        },
+    ),
+    Lack(
+        "no-steps",
+        "limits",
+        lambda f: f.gpu_events > 0 and not f.steps,
+        "no step marks: the whole trace counts as one step",
+        ("per-step budgets", "variation between steps", "--steps"),
+        {
+            "kineto": "call prof.step() after each step",
+            "nsight": 'with torch.cuda.nvtx.range(f"ProfilerStep#{step}"): around each step',
+        },
+    ),
+    Lack(
+        "no-groups",
+        "limits",
+        lambda f: f.collectives > 0 and not f.groups and not f.source.groups,
+        "NCCL kernels were recorded, and nothing says which process group they belong to",
+        ("expert, tensor, data and pipeline traffic told apart by group", "waits of matched operations"),
+        {
+            "kineto": "PyTorch 2.4 or newer, with the profiler started after init_process_group",
+            "nsight": "name the ranges around them, for instance torch.cuda.nvtx.range('moe_dispatch forward')",
+        },
+    ),
+    Lack(
+        "no-group-descriptions",
+        "limits",
+        _undescribed,
+        "process groups have no descriptions",
+        ("expert, tensor and data traffic told apart by the group's name (its ranks and use decide)",),
+        {
+            "kineto": 'dist.new_group(ranks, group_desc="EXPERT_MODEL_PARALLEL_GROUP")',
+            "nsight": "name the ranges around them",
+        },
+    ),
+    Lack(
+        "stacks-recorded",
+        "note",
+        lambda f: (f.source.skipped.get("python", 0) or f.counts.get("python", 0)) > 0,
+        "Python stacks were recorded: they slow the run they measure and are not needed here",
+        (),
+        {"kineto": "profile(with_stack=False)", "nsight": "nsys profile without --python-backtrace"},
+    ),
+)
+
+
+def findings(
+    facts: Sequence[RankFacts],
+    *,
+    unreadable: Sequence[tuple[str, str]] = (),
+    ranks: Sequence[int] | None = None,
+) -> list[Finding]:
+    """Return what the ranks lack, the gravest first; a lack that several ranks share is one finding."""
+    found = [*_unreadable(unreadable), *_missing(facts, ranks), *_damaged(facts), *_lacking(facts)]
+    order = {"blocks": 0, "limits": 1, "note": 2}
+    return sorted(found, key=lambda finding: order[finding.severity])
+
+
+def _lacking(facts: Sequence[RankFacts]) -> Iterable[Finding]:
+    for lack in LACKS:
+        having = [fact for fact in facts if lack.holds(fact)]
+        if having:
+            ranks = tuple(fact.source.rank for fact in having)
+            fix = lack.fixes.get(having[0].source.reader, "")
+            yield Finding(lack.code, lack.severity, lack.problem, ranks, lack.rules_out, fix)
+
+
+def _missing(facts: Sequence[RankFacts], asked: Sequence[int] | None) -> Iterable[Finding]:
+    size = max((fact.source.world_size or 0 for fact in facts), default=0)
+    have = {fact.source.rank for fact in facts}
+    missing = tuple(sorted(set(range(size)) - have))
+    if missing and asked is None:
+        yield Finding(
+            "missing-ranks",
+            "limits",
+            f"{len(missing)} of {size} ranks are not here: {listing(map(str, missing))}",
+            missing,
+            ("waits inside communication of absent peers", "bubble fraction (a lower bound)", "a whole pipeline"),
+            "record every rank: export_chrome_trace(f'rank{dist.get_rank()}.json.gz') on each",
+        )
+
+
+NOTICED = {
+    "no-peers": (("who waits for whom in point-to-point traffic",), "nsys export --type=sqlite --include-blobs=true"),
+    "no-clock": (("ranks aligned by the clock (matched collectives decide)",), "export with a newer nsys"),
+}
+"""What some notices of the readers cost, and what would help; all others are damage."""
+_SAID_ABOVE = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-ranges"))
+
+
+def _damaged(facts: Sequence[RankFacts]) -> Iterable[Finding]:
+    """Report what a reader noticed while it read: truncation, damage, lost events."""
+    about: dict[tuple[str, str], list[int]] = {}
+    for fact in facts:
+        for notice in fact.source.notices:
+            if notice.code not in _SAID_ABOVE:
+                about.setdefault((notice.code, without_rank(notice.message)), []).append(fact.source.rank)
+    damage = (("whatever was in the lost part",), "record again, and let the export finish before the process ends")
+    for (code, message), ranks in about.items():
+        rules_out, fix = NOTICED.get(code, damage)
+        yield Finding(code, "limits", message, tuple(ranks), rules_out, fix)
+
+
+def _unreadable(files: Sequence[tuple[str, str]]) -> Iterable[Finding]:
+    for path, message in files:
+        text = message if path in message else f"{path}: {message}"
+        yield Finding("unreadable", "blocks", text, (), ("every answer about this rank",), "record this rank again")

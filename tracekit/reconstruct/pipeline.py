@@ -1,0 +1,263 @@
+"""The cells of one pipeline in one step, assembled from its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import polars as pl
+
+from tracekit.errors import Notice
+from tracekit.reconstruct.chunks import COUNTED, POSITION, SURE
+from tracekit.reconstruct.clocks import Clocks
+from tracekit.reconstruct.place import Place, Placement, place
+from tracekit.reconstruct.rank import RankPipeline
+from tracekit.reconstruct.stalls import CAUSES
+from tracekit.schedules import Op, Schedule
+from tracekit.schedules.ops import from_columns
+from tracekit.schema import CELLS, conform
+
+INSIDE = tuple(f"{cause}_ns" for cause in CAUSES)
+DETAILED = pl.Schema(
+    {
+        **CELLS,
+        "position": pl.Int32(),
+        "pair": pl.Int64(),
+        "b_pair": pl.Int64(),
+        "launch_ns": pl.Int64(),
+        "wgrad_ns": pl.Int64(),
+        **dict.fromkeys(INSIDE, pl.Int64()),
+    }
+)
+"""Cells with their place, their pair (see ``CHUNKS``), launch time, weight gradients and stalls inside."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """One pipeline in one step: its ranks in stage order and the cells of those that are there.
+
+    ``cells`` has the columns of ``tracekit.schema.CELLS``, times on one clock, sorted by rank and start.
+    """
+
+    ranks: tuple[int, ...]
+    step: int
+    cells: pl.DataFrame
+    placement: Placement
+    clocks: Clocks
+    stages_from: str  # "annotations", "messages", "pattern" or "nothing"
+    notices: tuple[Notice, ...] = ()
+    detail: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DETAILED), repr=False)
+    weights_counted: bool = False
+    traffic: Mapping[int, Mapping[int, int]] = field(default_factory=dict, repr=False)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Places in the pipeline that there are traces of."""
+        return tuple(sorted(self.detail["position"].unique().to_list()))
+
+    def orders(self) -> dict[int, list[Op]]:
+        """Return what each rank ran, in order, by its position in the pipeline.
+
+        Where stages are not known, all are 0 and pairs stand for micro-batches.
+        """
+        return self._orders
+
+    @cached_property
+    def _orders(self) -> dict[int, list[Op]]:
+        known = self.stages_from != "nothing"
+        columns = ("stage", "microbatch", "b_stage", "b_microbatch") if known else ("zero", "pair", "b_zero", "b_pair")
+        block = pl.col("op") == "FB"
+        table = self.detail.with_columns(
+            *(pl.col(n).fill_null(-1) for n in ("stage", "microbatch")),
+            *(pl.when(block).then(pl.col(n).fill_null(-1)).alias(n) for n in ("b_stage", "b_microbatch")),
+            zero=pl.lit(0),
+            b_zero=pl.when(block).then(0),
+        ).select("position", pl.col("op").cast(pl.String), *columns)
+        return {
+            int(part["position"][0]): from_columns(*(part[n].to_list() for n in ("op", *columns)))
+            for part in table.partition_by("position", maintain_order=True)
+        }
+
+
+def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: int, clocks: Clocks) -> Pipeline:
+    """Cells of the pipeline formed by the ranks *pipeline* (in stage order; some may have no trace) in one step."""
+    position = {rank: i for i, rank in enumerate(pipeline)}
+    parts = {position[r]: ranks[r].by_step[step] for r in pipeline if r in ranks and step in ranks[r].by_step}
+    chunks = {at: table for at, (table, _) in parts.items()}
+    places = pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32)
+    messages = {at: table.with_columns(places) for at, (_, table) in parts.items()}
+    told = all(c["stage"].null_count() == 0 and c["microbatch"].null_count() == 0 for c in chunks.values())
+    placement = Placement("annotated", 1, {}) if told else place(chunks, messages, len(pipeline))
+    stages_from = "annotations" if told else "messages" if placement.places else "nothing"
+    if len(pipeline) == 1 and placement.places and not told:
+        stages_from = "order"
+    tables = [
+        _cells(
+            table,
+            rank=pipeline[at],
+            position=at,
+            placement=placement,
+            offset_ns=clocks.offset_ns.get(pipeline[at], 0),
+            step=step,
+        )
+        for at, table in sorted(chunks.items())
+    ]
+    detail = pl.concat(tables) if tables else pl.DataFrame(schema=DETAILED)
+    notices = []
+    if not placement.places and not told:
+        notices.append(Notice("stages-unknown", f"stages and micro-batches cannot be told: {placement.reason}"))
+    counted = any((c.filter(pl.col("op") == "W")["confidence"] <= COUNTED).any() for c in chunks.values())
+    return Pipeline(
+        tuple(pipeline),
+        step,
+        conform(detail, CELLS),
+        placement,
+        clocks,
+        stages_from,
+        tuple(notices),
+        detail,
+        counted,
+        _traffic(messages),
+    )
+
+
+def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
+    """Who sent how many messages to whom; empty when the trace does not say."""
+    sent = {at: table.filter("send") for at, table in messages.items()}
+    if any(table["peer"].null_count() for table in sent.values()) or not any(t.height for t in sent.values()):
+        return {}
+    return {at: dict(table.group_by("peer").len().rows()) for at, table in sent.items()}
+
+
+def _cells(
+    chunks: pl.DataFrame, *, rank: int, position: int, placement: Placement, offset_ns: int, step: int
+) -> pl.DataFrame:
+    """One rank's chunks as cells, forwards and backwards that ran as one block joined."""
+    places = placement.places.get(position, {})
+    chunks = _named(chunks, places)
+    table = _with_blocks(chunks) if (chunks["beside"] >= 0).any() else chunks
+    return conform(
+        table.with_columns(
+            pl.col("start_ns", "end_ns", "launch_ns") + offset_ns,
+            rank=pl.lit(rank),
+            position=pl.lit(position),
+            step=pl.lit(step),
+        ).sort("start_ns", "end_ns"),
+        DETAILED,
+    )
+
+
+def _with_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
+    """Forwards and backwards that ran as one block, joined; the others as they are."""
+    first = chunks.with_row_index("index")
+    halves = first.filter((pl.col("beside") >= 0) & (pl.col("op") != "F"))
+    forwards = first.filter((pl.col("beside") >= 0) & (pl.col("op") == "F"))
+    blocks = forwards.join(
+        halves.with_columns(pl.col("beside").cast(pl.UInt32)), left_on="index", right_on="beside", suffix="_b"
+    )
+    # Both halves were measured over the whole block.
+    joined = blocks.select(
+        pl.lit("FB").alias("op"),
+        "stage",
+        "microbatch",
+        "pair",
+        pl.col("pair_b").alias("b_pair"),
+        pl.col("stage_b").alias("b_stage"),
+        pl.col("microbatch_b").alias("b_microbatch"),
+        *(pl.min_horizontal(n, f"{n}_b").alias(n) for n in ("start_ns", "launch_ns", "confidence")),
+        pl.max_horizontal("end_ns", "end_ns_b").alias("end_ns"),
+        *(pl.max_horizontal(n, f"{n}_b").alias(n) for n in ("busy_ns", "wgrad_ns", *INSIDE)),
+    )
+    used = set(blocks["index"].to_list()) | set(blocks["index_b"].to_list())
+    single = first.filter(~pl.col("index").is_in(list(used))) if used else first
+    return pl.concat([single, joined], how="diagonal")
+
+
+def _named(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:
+    """Stage and micro-batch from the placement, where annotations did not give them."""
+    if not places:
+        sure = pl.when(pl.col("stage").is_null()).then(pl.min_horizontal("confidence", pl.lit(POSITION)))
+        return chunks.with_columns(confidence=sure.otherwise("confidence"))
+    table = pl.DataFrame(
+        [(pair, stage, microbatch) for pair, (stage, microbatch) in places.items()],
+        schema={"pair": pl.Int64, "placed_stage": pl.Int32, "placed_microbatch": pl.Int32},
+        orient="row",
+    )
+    joined = chunks.join(table, on="pair", how="left", maintain_order="left")
+    return joined.with_columns(
+        pl.coalesce("stage", "placed_stage").alias("stage"),
+        pl.coalesce("microbatch", "placed_microbatch").alias("microbatch"),
+    ).drop("placed_stage", "placed_microbatch")
+
+
+def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
+    """Return the pipeline with stages and micro-batches as *schedule*, whose order it follows, calls them.
+
+    The pattern of forwards, backwards and their pairs fitted every rank, so each forward takes the name of the
+    schedule's forward in the same place, and its backward and weight gradient follow.
+    """
+    own = pipeline.orders()
+    same = all(own[at] == list(schedule.ranks[at]) for at in pipeline.positions)
+    fresh = pipeline.detail if same else _with_names_of(schedule, pipeline)
+    # An order that fits a schedule on every rank makes a pair tied by position likely, not certain.
+    lifted = pl.max_horizontal("confidence", pl.lit(COUNTED))
+    by_pattern = pipeline.stages_from == "nothing" or not _same_names(pipeline.detail, fresh)
+    limit = COUNTED if by_pattern else SURE
+    fresh = fresh.with_columns(confidence=pl.min_horizontal(lifted, pl.lit(limit)))
+    detail = _fused(conform(fresh, DETAILED), schedule)
+    source = "pattern" if by_pattern else pipeline.stages_from
+    kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")
+    return replace(pipeline, cells=conform(detail, CELLS), stages_from=source, notices=kept, detail=detail)
+
+
+def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
+    """Return the cells, each forward named as the schedule's in its place, and its backward and W after it."""
+    detail = pipeline.detail.with_row_index("cell")
+    nobody = (None, None)
+    names: list[tuple[int | None, ...]] = []
+    for position in pipeline.positions:
+        part = detail.filter(pl.col("position") == position)
+        order = schedule.ranks[position]
+        rows = part.select("cell", "op", "pair", "b_pair").rows()
+        there = [(op.stage, op.microbatch) for op in order if op.kind in ("F", "FB")]
+        to = dict(zip((pair for _, op, pair, _ in rows if op in ("F", "FB")), there, strict=True))
+        weights = [(op.stage, op.microbatch) for op in order if op.kind == "W"]
+        counted = pipeline.weights_counted and len(weights) == (part["op"] == "W").sum()
+        turn = iter(weights)
+        for cell, op, pair, b_pair in rows:
+            back = to.get(b_pair, nobody) if op == "FB" else nobody
+            names.append((cell, *(next(turn) if op == "W" and counted else to.get(pair, nobody)), *back))
+    table = pl.DataFrame(
+        names,
+        schema=["cell", "stage", "microbatch", "b_stage", "b_microbatch"],
+        orient="row",
+        infer_schema_length=None,
+    ).with_columns(pl.col("cell").cast(pl.UInt32))
+    return detail.drop("stage", "microbatch", "b_stage", "b_microbatch").join(table, on="cell", maintain_order="left")
+
+
+def _same_names(before: pl.DataFrame, after: pl.DataFrame) -> bool:
+    """Say whether messages and pattern give the forwards the same stages; micro-batches may be counted differently."""
+    forward = pl.col("op").cast(pl.String).is_in(["F", "FB"])
+    return before.filter(forward)["stage"].to_list() == after.filter(forward)["stage"].to_list()
+
+
+def _fused(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
+    """Join an I and the W right after it where the schedule has one B there."""
+    whole = [(at, op.stage, op.microbatch) for at, order in enumerate(schedule.ranks) for op in order if op.kind == "B"]
+    if not whole or not (detail["op"] == "W").any():
+        return detail
+    place = ["position", "stage", "microbatch"]
+    table = pl.DataFrame(whole, schema=dict.fromkeys(place, pl.Int32), orient="row").with_columns(fuse=pl.lit(True))
+    joined = detail.join(table, on=place, how="left", maintain_order="left")
+    following = pl.all_horizontal(pl.col(n) == pl.col(n).shift(-1) for n in place) & (pl.col("op").shift(-1) == "W")
+    first = (pl.col("op") == "I") & pl.col("fuse").fill_null(False) & following.fill_null(False)
+    joined = joined.with_columns(first=first)
+    summed = ("busy_ns", "wgrad_ns", *INSIDE)
+    fused = joined.with_columns(
+        pl.when("first").then(pl.lit("B")).otherwise(pl.col("op").cast(pl.String)).alias("op"),
+        pl.when("first").then(pl.col("end_ns").shift(-1)).otherwise("end_ns").alias("end_ns"),
+        *(pl.when("first").then(pl.col(n) + pl.col(n).shift(-1)).otherwise(n).alias(n) for n in summed),
+    )
+    return conform(fused.filter(~pl.col("first").shift(1).fill_null(False)), DETAILED)

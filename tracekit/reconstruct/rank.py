@@ -1,0 +1,333 @@
+"""What one rank contributes to the pipeline: small tables that can be sent from where its trace lies.
+
+``rank_pipeline`` is the per-rank half of reconstruction. It knows chunks of work and messages, but no stages:
+those come when the ranks of a pipeline meet in ``assemble``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.errors import Notice
+from tracekit.intervals import Intervals, union
+from tracekit.reconstruct.beside import beside
+from tracekit.reconstruct.chunks import POSITION, SURE, Segments
+from tracekit.reconstruct.lanes import LANES, lanes
+from tracekit.reconstruct.segment import prepare, segment
+from tracekit.reconstruct.stalls import CAUSES, Timeline, find_stalls
+from tracekit.reconstruct.walks import ENGINE, FORWARD, LOOSE
+from tracekit.schema import COMPUTE_LABELS, ProcessGroup, Source
+
+Ints = npt.NDArray[np.int64]
+
+CHUNKS = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "op": pl.String(),  # F, I, W or B
+        "pair": pl.Int64(),  # numbers the forwards of a step in launch order; a backward has its forward's
+        "beside": pl.Int64(),  # row, within its step, of the chunk it overlaps with (FB), else -1
+        "launch_ns": pl.Int64(),  # of its first kernel
+        "last_ns": pl.Int64(),  # launch of the last its output needs: delayed weight gradients do not count
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "busy_ns": pl.Int64(),  # union of compute inside it
+        "wgrad_ns": pl.Int64(),  # of that, weight gradients
+        **{f"{cause}_ns": pl.Int64() for cause in CAUSES},
+        "stage": pl.Int32(),
+        "microbatch": pl.Int32(),
+        "confidence": pl.Float64(),
+    }
+)
+MESSAGES = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "kernel": pl.Int64(),  # messages of one batch share their kernel
+        "send": pl.Boolean(),
+        "peer": pl.Int32(),
+        "launch_ns": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+    }
+)
+STALLS = pl.Schema({"cause": pl.Enum(CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
+
+
+MOST_STEPS = 32
+"""Steps whose pipeline is reconstructed; a run follows one schedule, so more of them only cost time."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankPipeline:
+    """Chunks, messages, stalls and lanes of one rank; picklable and small."""
+
+    rank: int
+    chunks: pl.DataFrame
+    messages: pl.DataFrame
+    stalls: pl.DataFrame
+    lanes: pl.DataFrame
+    groups: tuple[ProcessGroup, ...]
+    group: str | None  # the communicator its messages went through
+    world_size: int | None
+    peers_local: bool = False  # peers are counted within the communicator, as NCCL does in Nsight's traces
+    notices: tuple[Notice, ...] = ()
+
+    @cached_property
+    def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
+        """Chunks and messages of each step that has chunks, cut once for all."""
+        chunks, messages = (
+            {int(part["step"][0]): part for part in table.drop_nulls("step").partition_by("step", maintain_order=True)}
+            for table in (self.chunks, self.messages)
+        )
+        none = self.messages.clear()
+        return {step: (part, messages.get(step, none)) for step, part in chunks.items()}
+
+    @cached_property
+    def stalled(self) -> dict[str, Intervals]:
+        """Stalls by cause, ready to be measured."""
+        parts = self.stalls.partition_by("cause", as_dict=True)
+        return {str(k[0]): union(p["start_ns"].to_numpy(), p["end_ns"].to_numpy()) for k, p in parts.items()}
+
+
+def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFrame | None = None) -> RankPipeline:
+    """Chunks of work and messages of one rank's labelled events.
+
+    *around* may hold more of the rank's GPU events than the steps asked for: what of them stood in the way is counted.
+
+    >>> from tracekit.schema import LABELLED, conform
+    >>> rows = [
+    ...     {"label": "forward", "start_ns": 0, "end_ns": 5, "autograd_sequence": 1},
+    ...     {"label": "dgrad", "start_ns": 6, "end_ns": 9, "autograd_sequence": 1, "node": "MmBackward0"},
+    ... ]
+    >>> done = rank_pipeline(conform(pl.DataFrame(rows), LABELLED), Source("a.json", "kineto", 3, "name"))
+    >>> done.chunks.select("op", "pair", "start_ns", "end_ns").rows()
+    [('F', 0, 0, 5), ('B', 0, 6, 9)]
+    """
+    everything = labelled if around is None else around
+    labelled, sampled = sample_steps(labelled)
+    rows, unmarked = by_optimizer(prepare(labelled))
+    found = [_step(step, part) for step, part in _steps(rows)]
+    chunks = _stack([c for c, _ in found], CHUNKS)
+    used = np.zeros(rows.height, bool)
+    for _, mine in found:
+        used[mine] = True
+    ran = Timeline.of(rows)
+    stalls = find_stalls(ran, used, everything, chunks)
+    chunks = _measured(chunks, ran, stalls)
+    messages = _messages(rows)
+    return RankPipeline(
+        rank=source.rank,
+        chunks=chunks,
+        messages=messages,
+        stalls=_stall_table(stalls),
+        lanes=lanes(rows, chunks) if chunks.height else pl.DataFrame(schema=LANES),
+        groups=_groups(source, rows),
+        group=_group(rows),
+        world_size=source.world_size,
+        peers_local=source.reader == "nsight",
+        notices=(*sampled, *unmarked, *_notices(rows, chunks)),
+    )
+
+
+def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+    """Keep at most *most* steps, evenly spread, and say so.
+
+    The stride is a power of two and counts step numbers, so that ranks which differ in a step or two keep the same.
+
+    >>> rows = pl.DataFrame({"step": [1, 2, 3, 4, 5, None]})
+    >>> kept, (notice,) = sample_steps(rows, most=2)
+    >>> kept["step"].to_list(), notice.code
+    ([4, None], 'steps-sampled')
+    """
+    steps = labelled["step"].drop_nulls().unique().sort()
+    stride = 1
+    while len(steps) > most * stride:
+        stride *= 2
+    if stride == 1:
+        return labelled, ()
+    wanted = steps.filter(steps % stride == 0)
+    if wanted.is_empty():  # numbers that skip: every second step marked, say
+        wanted = steps.gather_every(stride)
+    kept = labelled.filter(pl.col("step").is_null() | pl.col("step").is_in(wanted.implode()))
+    text = f"one step in {stride} is held against its ideal, {len(wanted)} of {len(steps)}; name others with --steps"
+    return kept, (Notice("steps-sampled", text),)
+
+
+def by_optimizer(rows: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+    """Number the iterations of a trace without step marks: a forward after an optimizer begins one.
+
+    Gradients may be scaled, stage by stage, while others still run backwards: that is not the end yet.
+
+    >>> labels = ["forward", "dgrad", "optimizer", "optimizer", "forward"]
+    >>> rows = pl.DataFrame({"label": labels, "side": [1, 2, 0, 0, 1]}).with_columns(step=pl.lit(None, pl.Int64))
+    >>> by_optimizer(rows)[0]["step"].to_list()
+    [0, 0, 0, 0, 1]
+    """
+    if not rows.height or rows["step"].null_count() < rows.height:
+        return rows, ()
+    work = rows["side"].is_in([FORWARD, ENGINE, LOOSE]).to_numpy()
+    update = (rows["label"] == "optimizer").to_numpy()
+    forward = (rows["side"] == FORWARD).to_numpy()
+    met = np.flatnonzero(work | update)
+    begins = np.zeros(rows.height, np.int64)
+    begins[met[:-1][update[met[:-1]] & forward[met[1:]]] + 1] = 1
+    step = np.cumsum(begins)
+    rows = rows.with_columns(step=pl.Series(step, dtype=pl.Int64))
+    if not work.any() or step[work].max() == 0:
+        return rows, ()
+    text = f"no step marks: {step[work].max() + 1} iterations are told apart by their optimizer"
+    return rows, (Notice("steps-by-optimizer", text),)
+
+
+def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+    """Return the rows of each step."""
+    parts = rows.filter(pl.col("step").is_not_null()).partition_by("step", maintain_order=True)
+    return sorted(((int(part["step"][0]), part) for part in parts), key=lambda found: found[0])
+
+
+def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.int64]]:
+    """Chunks of one step, and the rows they are made of."""
+    cut = segment(rows)
+    inside = np.flatnonzero(cut.chunk >= 0)
+    if not len(inside):
+        return pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64)
+    used = rows[inside].select(
+        "host_ns", "side", "start_ns", "end_ns", "stage", "microbatch", "block", chunk=pl.Series(cut.chunk[inside])
+    )
+    chunks = (
+        used.group_by("chunk")
+        .agg(
+            pl.col("host_ns").min().alias("launch_ns"),
+            pl.coalesce(pl.col("host_ns").filter(pl.col("side") != LOOSE).max(), pl.col("host_ns").max()).alias(
+                "last_ns"
+            ),
+            pl.col("start_ns").min(),
+            pl.col("end_ns").max(),
+            pl.col("stage").drop_nulls().first(),
+            pl.col("microbatch").drop_nulls().first(),
+            pl.col("block").drop_nulls().first(),
+        )
+        .sort("chunk")
+        .with_columns(
+            step=pl.lit(step, pl.Int64),
+            op=pl.Series(cut.op, dtype=pl.String),
+            pair=pl.Series(cut.pair),
+            confidence=pl.Series(cut.confidence, dtype=pl.Float64),
+        )
+    )
+    chunks = _shared_names(chunks, cut)
+    return chunks.with_columns(beside=beside(chunks, told=cut.told)), rows["row"].to_numpy()[inside]
+
+
+def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
+    """Return a forward's annotation names its backward too, where that one has none of its own."""
+    told = chunks["stage"].is_not_null() & chunks["microbatch"].is_not_null()
+    if not told.any():
+        return chunks
+    names = ("stage", "microbatch")
+    own = chunks.filter(told & (pl.col("op") == "F")).group_by("pair").agg(pl.col(n).first() for n in names)
+    joined = chunks.join(own, on="pair", how="left", suffix="_of_f", maintain_order="left")
+    named = joined.with_columns(pl.coalesce(n, f"{n}_of_f").alias(n) for n in names).drop(f"{n}_of_f" for n in names)
+    return named.with_columns(
+        confidence=pl.when(pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null())
+        .then(pl.lit(SURE))
+        .otherwise("confidence")
+    )
+
+
+def _stall_table(stalls: dict[str, Intervals]) -> pl.DataFrame:
+    """Return the stalls as one table, so that they travel."""
+    start, end = (np.concatenate([getattr(s, n) for s in stalls.values()]) for n in ("start_ns", "end_ns"))
+    cause = np.repeat(np.array(list(stalls), dtype=np.str_), [len(s) for s in stalls.values()])
+    return pl.DataFrame({"cause": cause, "start_ns": start, "end_ns": end}, schema_overrides={"cause": STALLS["cause"]})
+
+
+def _measured(chunks: pl.DataFrame, ran: Timeline, stalls: dict[str, Intervals]) -> pl.DataFrame:
+    """Return the chunks with what was inside them; inside the whole block where two ran as one."""
+    if chunks.is_empty():
+        return chunks
+    start, end = _spans(chunks)
+    compute = ran.time((*COMPUTE_LABELS, "other"))
+    inside = {f"{cause}_ns": pl.Series(s.covered_ns(start, end)) for cause, s in stalls.items()}
+    return chunks.with_columns(
+        busy_ns=pl.Series(compute.covered_ns(start, end)),
+        wgrad_ns=pl.Series(ran.time(("wgrad",)).covered_ns(start, end)),
+        **inside,
+    ).select(pl.col(name).cast(kind) for name, kind in CHUNKS.items())
+
+
+def _spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
+    start, end = chunks["start_ns"].to_numpy().copy(), chunks["end_ns"].to_numpy().copy()
+    step, beside = chunks["step"].to_numpy(), chunks["beside"].to_numpy()
+    paired = np.flatnonzero(beside >= 0)
+    other = beside[paired] + np.searchsorted(step, step[paired])
+    both = np.minimum(start[paired], start[other]), np.maximum(end[paired], end[other])
+    start[paired], end[paired] = both
+    return start, end
+
+
+def _messages(rows: pl.DataFrame) -> pl.DataFrame:
+    """One row a send or receive, in the order they were issued."""
+    part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("p2p").is_not_null())
+    split = part.select(
+        "step",
+        pl.col("host_ns").alias("launch_ns"),
+        "start_ns",
+        "end_ns",
+        pl.col("p2p").cast(pl.String).str.split(",").alias("message"),
+        kernel="id",
+    ).explode("message")
+    way = pl.col("message").str.split(":")
+    return split.select(
+        "step",
+        "kernel",
+        (way.list.get(0) == "send").alias("send"),
+        way.list.get(1).cast(pl.Int32, strict=False).alias("peer"),
+        "launch_ns",
+        "start_ns",
+        "end_ns",
+    ).select(pl.col(name).cast(kind) for name, kind in MESSAGES.items())
+
+
+def _groups(source: Source, rows: pl.DataFrame) -> tuple[ProcessGroup, ...]:
+    """Return the process groups the file lists, and those that only its messages name the ranks of."""
+    listed = {group.name for group in source.groups if group.ranks}
+    message = (pl.col("label").cast(pl.String) == "pp_comm") & pl.col("group").is_not_null()
+    words = rows.filter(message).select(pl.col("group", "group_desc", "group_ranks").cast(pl.String))
+    named = words.filter(pl.col("group_ranks").str.contains(r"^\[\d+(,\d+)*\]$")).unique("group", maintain_order=True)
+    more = [
+        ProcessGroup(name, text, tuple(map(int, members[1:-1].split(","))))
+        for name, text, members in named.rows()
+        if name not in listed
+    ]
+    return (*source.groups, *more)
+
+
+def _group(rows: pl.DataFrame) -> str | None:
+    part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("group").is_not_null())
+    return None if part.is_empty() else str(part["group"].cast(pl.String).mode()[0])
+
+
+def _notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, ...]:
+    found = []
+    if chunks.height and not rows["number"].is_not_null().any():
+        found.append(
+            Notice("no-sequence-numbers", "no autograd sequence numbers: backwards are tied to forwards by order alone")
+        )
+    guessed = chunks.filter((pl.col("op") == "B") & (pl.col("confidence") <= POSITION))
+    if guessed.height and not found:
+        text = "backwards share no sequence number with a forward (recomputed layers do that): tied by order alone"
+        found.append(Notice("pairs-by-order", text))
+    alone = chunks.filter(pl.col("op") == "F").join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="anti")
+    if alone.height and alone.height < chunks.filter(pl.col("op") == "F").height:
+        found.append(Notice("forward-without-backward", "some forwards have no backward in the trace"))
+    return tuple(found)
+
+
+def _stack(frames: list[pl.DataFrame], schema: pl.Schema) -> pl.DataFrame:
+    real = [frame for frame in frames if frame.height]
+    return pl.concat(real) if real else pl.DataFrame(schema=schema)

@@ -1,0 +1,248 @@
+"""Which ranks form a pipeline together, and each rank's place in every kind of group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import polars as pl
+
+from tracekit.errors import Notice, OptionError
+from tracekit.reconstruct.rank import RankPipeline
+
+_KINDS = {
+    "pp": r"pipe|\bpp\b|_pp|pp_",
+    "ep": r"expert|\bep\b|_ep|ep_",
+    "tp": r"tensor|\btp\b|_tp|tp_",
+    "cp": r"context|\bcp\b|_cp|cp_",
+    "dp": r"data|\bdp\b|_dp|dp_|fsdp|replicate|shard",
+}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The pipelines of a run, ranks in stage order, and positions: ``positions[rank]["ep"]``.
+
+    ``unsized`` are ranks whose pipeline is not among these: others of it have no trace, and nothing says how many.
+    """
+
+    pipelines: tuple[tuple[int, ...], ...]
+    positions: Mapping[int, Mapping[str, int]]
+    notices: tuple[Notice, ...] = ()
+    unsized: tuple[int, ...] = ()
+
+
+def parse_layout(text: str) -> dict[str, int]:
+    """Read ``pp=4,ep=2``: sizes of a mesh, the last one varying fastest from rank to rank.
+
+    >>> parse_layout("pp=4,ep=2")
+    {'pp': 4, 'ep': 2}
+    >>> parse_layout("pp4")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: layout 'pp4' is not NAME=size,… (write it as pp=4,ep=2: slowest first)
+    """
+    sizes: dict[str, int] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"([a-z]\w*)=([1-9]\d*)", word)
+        if not match or match[1] in sizes:
+            raise OptionError(f"layout {text!r} is not NAME=size,…", hint="write it as pp=4,ep=2: slowest first")
+        sizes[match[1]] = int(match[2])
+    if "pp" not in sizes:
+        raise OptionError(f"layout {text!r} has no pp", hint="write it as pp=4,ep=2: slowest first")
+    return sizes
+
+
+def mesh_positions(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
+    """Return a rank's place along every axis of the mesh.
+
+    >>> mesh_positions({"pp": 4, "ep": 2}, 5)
+    {'pp': 2, 'ep': 1}
+    """
+    place: dict[str, int] = {}
+    for name, size in reversed(list(sizes.items())):
+        place[name] = rank % size
+        rank //= size
+    return dict(reversed(list(place.items())))
+
+
+def with_global_peers(ranks: Sequence[RankPipeline]) -> list[RankPipeline]:
+    """Return the ranks with the peers of their messages as ranks of the run.
+
+    In Nsight's traces a peer is counted within its communicator. Ranks that share one, in order, are its members; where
+    some of them have no trace the count does not fit and the peers are left unknown.
+    """
+    members: dict[str | None, list[int]] = {}
+    for r in ranks:
+        if r.peers_local and r.messages.height:
+            members.setdefault(r.group, []).append(r.rank)
+    found = []
+    for r in ranks:
+        mine = sorted(members.get(r.group, [])) if r.peers_local and r.messages.height else []
+        if mine:
+            peers = pl.col("peer").replace_strict(dict(enumerate(mine)), default=None, return_dtype=pl.Int32)
+            highest = r.messages["peer"].max()
+            fits = isinstance(highest, int) and highest < len(mine)
+            known = peers if fits else pl.lit(None, pl.Int32)
+            r = replace(r, messages=r.messages.with_columns(peer=known), peers_local=False)  # noqa: PLW2901
+        found.append(r)
+    return found
+
+
+def find_roles(ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | None = None) -> Roles:
+    """Pipelines and positions, from the layout if given, else from who sent to whom and the process groups."""
+    if layout is not None:
+        return _from_mesh(ranks, parse_layout(layout) if isinstance(layout, str) else dict(layout))
+    notices: list[Notice] = []
+    pipelines, unsized = _from_messages(ranks, notices)
+    positions: dict[int, dict[str, int]] = {r.rank: _group_positions(r) for r in ranks}
+    return with_pipelines(Roles((), positions, tuple(notices), unsized), pipelines)
+
+
+def with_pipelines(roles: Roles, more: Sequence[tuple[int, ...]]) -> Roles:
+    """Return the roles with more pipelines, and what is missing of these said."""
+    positions = {rank: dict(place) for rank, place in roles.positions.items()}
+    said = [_missing(pipeline, roles.positions) for pipeline in more]
+    for pipeline in more:
+        for place, rank in enumerate(pipeline):
+            positions.setdefault(rank, {})["pp"] = place
+    notices = (*roles.notices, *(n for n in said if n))
+    return replace(roles, pipelines=(*roles.pipelines, *more), positions=positions, notices=notices)
+
+
+def _missing(pipeline: Sequence[int], known: Mapping[int, object]) -> Notice | None:
+    missing = [m for m in pipeline if m not in known]
+    if not missing:
+        return None
+    text = f"pipeline {_few(pipeline)}: no trace of rank(s) {_few(missing)}: their cells, and what they held up, "
+    return Notice("partial-pipeline", f"{text}cannot be known")
+
+
+def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles:
+    world, highest = prod(sizes.values()), max(r.rank for r in ranks)
+    if highest >= world:
+        given = ",".join(f"{name}={size}" for name, size in sizes.items())
+        raise OptionError(f"layout {given} has {world} ranks, the trace has rank {highest}", hint="multiply the sizes")
+    places = {rank: mesh_positions(sizes, rank) for rank in range(world)}
+    lines: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for rank, place in places.items():
+        lines.setdefault(tuple((k, v) for k, v in place.items() if k != "pp"), []).append(rank)
+    present = {r.rank for r in ranks}
+    pipelines = tuple(tuple(line) for line in lines.values() if present & set(line))
+    against = {line: _leaving(ranks, line) for line in pipelines}
+    fitting = tuple(line for line, notice in against.items() if notice is None)
+    return Roles(fitting, {rank: places[rank] for rank in sorted(present)}, tuple(filter(None, against.values())))
+
+
+def _leaving(ranks: Sequence[RankPipeline], line: Sequence[int]) -> Notice | None:
+    """Say which messages go to or come from ranks that the layout does not put into the same pipeline."""
+    for r in ranks:
+        others = set(r.messages["peer"].drop_nulls().to_list()) - set(line) if r.rank in line else ()
+        if others:
+            text = (
+                f"the layout makes ranks {_few(line)} one pipeline, but rank {r.rank} exchanges its messages with rank"
+            )
+            return Notice("layout-contradicted", f"{text} {_few(sorted(others))}: no schedule can be named for it")
+    return None
+
+
+def _from_messages(
+    ranks: Sequence[RankPipeline], notices: list[Notice]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return the pipelines, and the ranks that are in one whose size is not known."""
+    parent = {r.rank: r.rank for r in ranks}
+
+    def root(rank: int) -> int:
+        while parent.setdefault(rank, rank) != rank:
+            rank = parent[rank]
+        return rank
+
+    for r in ranks:
+        for peer in r.messages["peer"].drop_nulls().unique().to_list():
+            parent[root(peer)] = root(r.rank)
+    by_root: dict[int, list[int]] = {}
+    for rank in sorted(parent):
+        by_root.setdefault(root(rank), []).append(rank)
+    known = {r.rank: r for r in ranks}
+    nameless = [r for r in ranks if r.messages.height and r.messages["peer"].null_count() == r.messages.height]
+    if nameless:
+        by_root = {k: m for k, m in by_root.items() if not set(m) <= {r.rank for r in nameless}}
+        for k, (shared, members) in enumerate(_nameless(nameless).items()):
+            notices.append(_untold(members, shared))
+            if notices[-1].code == "peers-unknown":
+                by_root[-1 - k] = members
+    found, unsized = [], []
+    for members in by_root.values():
+        full = _complete(members, [known[m] for m in members if m in known])
+        if full is not None:
+            found.append(tuple(full))
+        elif all(m in known for m in members):
+            found.append(tuple(members))
+        else:  # those without a trace may have talked to others still
+            unsized += [m for m in members if m in known]
+    # Parts that never talk to each other may be one pipeline all the same.
+    return tuple(dict.fromkeys(found)), tuple(unsized)
+
+
+def _nameless(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]:
+    """Return the ranks whose messages do not say to whom by the group they share, () where none is known."""
+    lines: dict[tuple[int, ...], list[int]] = {}
+    for r in ranks:
+        mine = [g for g in r.groups if len(g.ranks) > 1 and r.rank in g.ranks]
+        described = [g.ranks for g in mine if _kind(g.description) == "pp"]
+        used = [g.ranks for g in mine if g.name == r.group]
+        lines.setdefault(next(iter(described + used), ()), []).append(r.rank)
+    return {shared: sorted(line) for shared, line in lines.items()}
+
+
+def _untold(members: list[int], shared: tuple[int, ...]) -> Notice:
+    """Say what is made of ranks whose messages do not say to whom; without all of them nothing can be."""
+    if not shared and members != list(range(len(members))):
+        text = f"messages do not say to whom, and not all ranks are here (only {_few(members)})"
+        return Notice("ranks-unknown", f"{text}: which form a pipeline cannot be told; give all, or --layout")
+    text = f"messages do not say to whom: ranks {_few(members)} are taken for one pipeline in this order"
+    return Notice("peers-unknown", f"{text}; --layout says otherwise")
+
+
+def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int] | None:
+    """Return the pipeline's ranks in order: its communicator's if that is a pipeline group; None where none says."""
+    for r in ranks:
+        for group in r.groups:
+            if len(group.ranks) < 2 or not set(members) <= set(group.ranks):
+                continue
+            described = _kind(group.description) == "pp"
+            used = group.name == r.group and _chain(group.ranks, ranks)
+            if described or used:
+                return list(group.ranks)
+    return None
+
+
+def _chain(order: Sequence[int], ranks: Sequence[RankPipeline]) -> bool:
+    """Whether everyone's peers are neighbours in this order, so that it may well be a pipeline."""
+    place = {rank: i for i, rank in enumerate(order)}
+    for r in ranks:
+        for peer in r.messages["peer"].drop_nulls().unique().to_list():
+            step = abs(place.get(peer, -9) - place.get(r.rank, 0))
+            if step not in (1, len(order) - 1):
+                return False
+    return True
+
+
+def _kind(description: str | None) -> str | None:
+    text = (description or "").lower()
+    return next((kind for kind, pattern in _KINDS.items() if re.search(pattern, text)), None)
+
+
+def _group_positions(rank: RankPipeline) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for group in rank.groups:
+        kind = _kind(group.description)
+        if kind and kind not in found and rank.rank in group.ranks:
+            found[kind] = group.ranks.index(rank.rank)
+    return found
+
+
+def _few(ranks: Iterable[int]) -> str:
+    listed = list(ranks)
+    return ", ".join(map(str, listed[:8])) + (f" … ({len(listed)} in all)" if len(listed) > 8 else "")

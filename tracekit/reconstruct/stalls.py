@@ -1,0 +1,114 @@
+"""Why one rank's GPU did nothing for its pipeline at some moment: disjoint sets of time, by cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.intervals import EMPTY, Intervals, union
+from tracekit.schema import COMPUTE_LABELS, LABELLED, LABELS
+
+Ints = npt.NDArray[np.int64]
+LABEL = LABELLED["label"]
+
+CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
+"""Why a GPU may do nothing for the pipeline at some moment, in the order that settles doubt."""
+
+BREATH_NS = 5_000
+"""Shorter gaps between kernels are how a GPU breathes: part of what ran before or after them."""
+
+_WORK = (*COMPUTE_LABELS, "other", "memory")
+_LABELS = {
+    "other_work": _WORK,
+    "exposed_ep": ("ep_dispatch", "ep_combine"),
+    "p2p": ("pp_comm",),
+    "exposed_comm": ("tp_comm", "dp_comm", "cp_comm", "comm", "broadcast"),
+    "offload": ("offload", "onload", "reload"),
+}
+"""Labels of each cause; of two at once the first pays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A rank's GPU events as arrays, to be asked for the time of some labels."""
+
+    code: npt.NDArray[np.uint8]
+    start_ns: Ints
+    end_ns: Ints
+
+    @classmethod
+    def of(cls, rows: pl.DataFrame) -> Timeline:
+        """From a table with label, start_ns and end_ns."""
+        code = rows["label"].cast(LABEL).to_physical().to_numpy()
+        return cls(code, rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+
+    def time(self, labels: Sequence[str], *, among: npt.NDArray[np.bool_] | None = None) -> Intervals:
+        """Return when anything of these labels ran; *among* picks events.
+
+        >>> rows = pl.DataFrame({"label": ["forward", "memory"], "start_ns": [0, 4], "end_ns": [5, 9]})
+        >>> Timeline.of(rows).time(["memory"])
+        Intervals([4, 9))
+        """
+        wanted = np.isin(self.code, [LABELS.index(label) for label in labels])
+        at = np.flatnonzero(wanted if among is None else wanted & among)
+        return union(self.start_ns[at], self.end_ns[at])
+
+
+def find_stalls(
+    ran: Timeline, used: npt.NDArray[np.bool_], everything: pl.DataFrame, chunks: pl.DataFrame
+) -> dict[str, Intervals]:
+    """Disjoint sets of time outside the chunks' compute, by cause.
+
+    *ran* (the events *used* are in chunks) is of the steps that are looked at; *everything* are all of the rank's GPU
+    events, because work of the step before can stand in the way of this one's.
+    """
+    covered = ran.time(_WORK, among=used)
+    beside = Timeline.of(everything)
+    found: dict[str, Intervals] = {}
+    for cause, labels in _LABELS.items():
+        before = covered | _breaths(covered)
+        covered = covered | beside.time(labels)
+        found[cause] = (covered | _breaths(covered)) - before
+    windows = _windows(chunks)
+    found["host"] = _host_gaps(everything, covered | _breaths(covered), windows)
+    return {cause: stall & windows for cause, stall in found.items()}
+
+
+def _breaths(covered: Intervals) -> Intervals:
+    gaps = covered.gaps()
+    short = gaps.end_ns - gaps.start_ns < BREATH_NS
+    return Intervals(gaps.group[short], gaps.start_ns[short], gaps.end_ns[short])
+
+
+def _windows(chunks: pl.DataFrame) -> Intervals:
+    """Return the steps' time, each with as much again before it, when other ranks may have begun already."""
+    edges = chunks.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    start, end = edges["start_ns"].to_numpy(), edges["end_ns"].to_numpy()
+    return union(2 * start - end, end)
+
+
+def _host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals) -> Intervals:
+    """Idle time before a kernel that the host launched too late, and before the first one of all.
+
+    A kernel launched into an idle GPU does not start at once. It would have, had it been launched before, so that time
+    is the host's as well. How long it usually takes is measured there: no kernel could have started earlier.
+    """
+    known = events.select("launch_ns", "start_ns").drop_nulls("launch_ns").sort("start_ns")
+    if not len(covered) or not len(windows) or known.is_empty():
+        return EMPTY
+    starts, launches = known["start_ns"].to_numpy(), known["launch_ns"].to_numpy()
+    ends = covered.start_ns
+    begins = np.concatenate([[min(windows.start_ns[0], ends[0])], covered.end_ns[:-1]])
+    at = np.minimum(np.searchsorted(starts, ends), len(starts) - 1)
+    told, launched = starts[at] == ends, launches[at]
+    late = told & (launched > begins)
+    late[0] = told[0]
+    took = (ends - launched)[1:][late[1:]]
+    usual = max(0, int(np.median(took))) if len(took) else 0
+    reached = np.where(late, ends, np.minimum(ends, launched + usual))
+    waited = told & (reached > begins)
+    return union(begins[waited], reached[waited])

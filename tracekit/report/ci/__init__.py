@@ -1,0 +1,1 @@
+"""Verdicts for continuous integration: words, JUnit, GitHub."""

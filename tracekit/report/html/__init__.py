@@ -1,0 +1,1 @@
+"""Results as an HTML page that opens offline."""

@@ -1,0 +1,98 @@
+"""The page: one file that opens offline, its text from templates that escape, its timelines from packed columns."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup, escape
+
+from tracekit._util.text import counted
+from tracekit.analysis import Analysis
+from tracekit.report.advice import advice
+from tracekit.report.html.data import lanes_data, schedule_data
+from tracekit.report.html.tables import page_tables
+from tracekit.report.summary import ms, percent, sentences, share_of, signed
+
+
+def render_html(analysis: Analysis) -> str:
+    """Return the whole page as text.
+
+    >>> from tracekit import analyze
+    >>> page = render_html(analyze("sample_traces/reload"))
+    >>> page.startswith("<!doctype html>"), "http://" in page.split("<main")[1]
+    (True, False)
+    """
+    data = {"schedule": schedule_data(analysis), "lanes": lanes_data(analysis)}
+    lanes = data["lanes"] or {"ranks": ()}
+    page: str = _template().render(
+        nonce=secrets.token_urlsafe(16),
+        css=_asset("page.css"),
+        charts=_asset("echarts.min.js"),
+        script=_asset("boxes.js") + _asset("page.js"),
+        data=_inert(data),
+        answer=sentences(analysis),
+        advice=advice(analysis),
+        lanes=bool(lanes["ranks"]),
+        lanes_of=len(lanes["ranks"]),
+        **page_tables(analysis),
+    )
+    return page
+
+
+def _inert(data: dict[str, Any]) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return resources.files("tracekit.report.html").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _whole(text: str) -> str:
+    r"""Keep a number and its unit on one line.
+
+    >>> _whole("takes 1.5 ms, 3 %") == "takes 1.5\N{NO-BREAK SPACE}ms, 3\N{NO-BREAK SPACE}%"
+    True
+    """
+    return re.sub(r"(?<=\d) (?=ms|%)|(?<=<) (?=\d)", "\N{NO-BREAK SPACE}", text)
+
+
+def _code(text: str) -> Markup:
+    """Show what stands between backticks as code; all of it is text.
+
+    >>> print(_code("`--explain other` lists <b>"))
+    <code>--explain other</code> lists &lt;b&gt;
+    """
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _number(count: float) -> str:
+    """A mean of counts: whole where it is.
+
+    >>> _number(2.0), _number(0.25), _number(1234.0)
+    ('2', '0.2', '1,234')
+    """
+    return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"
+
+
+@cache
+def _template() -> Any:
+    # Everything from a trace is escaped; only our own css and scripts are marked safe in the template.
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        ms=ms,
+        percent=percent,
+        signed=signed,
+        share_of=share_of,
+        count=counted,
+        number=_number,
+        whole=_whole,
+        code=_code,
+    )
+    return environment.from_string(_asset("page.html.j2"))

@@ -1,0 +1,100 @@
+"""The gate's answer as Markdown, for a pull request's summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tracekit._util.text import counted, listing
+from tracekit.report.ci import words
+
+Data = Mapping[str, Any]
+ICONS = {"pass": "✅", "improved": "🚀", "regressed": "❌", "inconclusive": "⚠️", "error": "⛔"}
+
+
+def render(result: Data) -> str:
+    """Return the whole report: sentence, before and after, what moved most, waivers, what was compared."""
+    parts = [f"## {ICONS[result['verdict']]} tracekit gate: {escape(words.headline(result))}"]
+    checks = sorted(result["checks"], key=lambda c: words.ORDER.index(c["verdict"]))
+    telling = [c for c in checks if c["verdict"] != "pass" or c["requirement"]]
+    passing = [c for c in checks if c not in telling]
+    if telling:
+        parts.append(_checks(telling))
+    if passing:
+        summary = f"<summary>{len(passing)} more metrics pass</summary>"
+        parts.append(f"<details>{summary}\n\n{_checks(passing)}\n\n</details>")
+    parts += _moved(result.get("moved") or {})
+    if result["waivers"]:
+        rows = [(w["metric"], w["status"], w["until"], w["reason"]) for w in result["waivers"]]
+        parts.append("### Waivers\n\n" + table(("metric", "status", "until", "reason"), rows))
+    parts.append(_compared(result))
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    r"""Return a Markdown table; the columns in *right* are numbers.
+
+    >>> print(table(("a", "b"), [("x|y", "1")], right=(1,)))
+    | a | b |
+    | --- | ---: |
+    | x\|y | 1 |
+    """
+    rule = ["---:" if i in right else "---" for i in range(len(head))]
+    lines = [head, rule, *([escape(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def escape(text: str) -> str:
+    r"""Keep kernel names from being read as Markdown or HTML.
+
+    >>> escape("void f<T*>(a|b)")
+    'void f&lt;T\\*&gt;(a\\|b)'
+    """
+    for sign, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("*", "\\*"), ("`", "\\`")):
+        text = text.replace(sign, written)
+    return text.replace("\n", " ")
+
+
+def _checks(checks: Sequence[Data]) -> str:
+    rows = [
+        (
+            f"{ICONS[c['verdict']]} {c['verdict']}",
+            c["requirement"] or c["metric"],
+            words.value(c["before"], c["unit"]),
+            words.value(c["after"], c["unit"]),
+            words.change(c),
+            words.sure(c),
+            (f"waived until {c['waiver']['until']}: {c['waiver']['reason']}" if c["waiver"] else c["reason"]),
+        )
+        for c in checks
+    ]
+    head = ("verdict", "metric", "before", "after", "change", "likely range", "why")
+    return table(head, rows, right=(2, 3, 4, 5))
+
+
+def _moved(moved: Data) -> list[str]:
+    parts = []
+    for name, title in (("kernels", "Kernels"), ("cells", "Cells")):
+        rows = moved.get(name) or []
+        if rows:
+            cells = [
+                (words.named(r)[:120], f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", words.milliseconds(r))
+                for r in rows
+            ]
+            head = (name[:-1], "before", "after", "change a step")
+            parts.append(f"### {title} that moved most\n\n" + table(head, cells, right=(1, 2, 3)))
+    if moved.get("notes"):
+        parts.append("\n".join(f"- {escape(note)}" for note in moved["notes"]))
+    return parts
+
+
+def _compared(result: Data) -> str:
+    lines = []
+    for side in ("before", "after"):
+        runs = (result.get(side) or {}).get("runs") or []
+        if runs:
+            names = listing(f"`{r['name']}`" for r in runs)
+            lines.append(
+                f"{side}: {counted(len(runs), 'run')}, {counted(sum(r['steps'] for r in runs), 'step')} ({names})"
+            )
+    return "<sub>" + " · ".join(lines) + "</sub>" if lines else ""

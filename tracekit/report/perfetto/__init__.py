@@ -1,0 +1,1 @@
+"""Traces with tracks of labels and cells, for ui.perfetto.dev."""

@@ -1,0 +1,70 @@
+"""Pictures of an analysis with matplotlib: each function returns a Figure, and draws on *ax* where one is given.
+
+>>> from tracekit import analyze
+>>> from tracekit.report import plot
+>>> figure = plot.budget(analyze("sample_traces/reload", schedule="none"))
+>>> figure.axes[0].get_title(loc="left")
+'Where the time of each rank went'
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracekit.analysis import Analysis
+from tracekit.errors import OptionError
+from tracekit.report.plot.bars import budget, gap, overlap
+from tracekit.report.plot.schedule import schedule
+from tracekit.report.plot.time import lanes, timeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["PLOTS", "budget", "draw", "gap", "lanes", "overlap", "save", "schedule", "timeline"]
+
+PLOTS: dict[str, Callable[[Analysis], Figure]] = {
+    "schedule": schedule,
+    "measured": lambda analysis: schedule(analysis, show="measured"),
+    "ideal": lambda analysis: schedule(analysis, show="ideal"),
+    "budget": budget,
+    "overlap": overlap,
+    "gap": gap,
+    "lanes": lanes,
+    "timeline": timeline,
+}
+"""What ``--plot`` can name."""
+
+
+def draw(analysis: Analysis, name: str | None = None) -> Figure:
+    """Draw the picture called *name*; without one the schedule where there is one, else the budget.
+
+    >>> from tracekit import analyze
+    >>> draw(analyze("sample_traces/reload"), "pie")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: there is no plot pie (use schedule, measured, ...)
+    """
+    if name is None:
+        name = "schedule" if analysis.schedule is not None else "budget"
+    return check_plot(name)(analysis)
+
+
+def check_plot(name: str) -> Callable[[Analysis], Figure]:
+    """Return the function that draws *name*, or say which there are."""
+    if name not in PLOTS:
+        raise OptionError(f"there is no plot {name}", hint=f"use {', '.join(PLOTS)}")
+    return PLOTS[name]
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as its path's extension says (.png, .svg, .pdf); the same figure always gives the same bytes."""
+    from matplotlib import rc_context
+
+    kind = path.suffix.lower()[1:]
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    drawn = io.BytesIO()  # written in one go: a full disk must not surprise matplotlib in the middle
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracekit", "pdf.fonttype": 42}):
+        figure.savefig(drawn, format=kind, dpi=150, facecolor="white", metadata=undated)
+    path.write_bytes(drawn.getvalue())

@@ -1,0 +1,1 @@
+"""Ideal schedules as pictures, pages and text."""

@@ -1,0 +1,87 @@
+"""A diff in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.report.ci import words
+from tracekit.report.markdown.diff import arrow, names, rank_name, sentence
+from tracekit.report.terminal.gate import STYLES
+
+Data = Mapping[str, Any]
+MOST = 8
+
+
+def show(result: Data, console: Console | None = None) -> None:
+    """Print what changed, the largest change first."""
+    console = console or Console()
+    console.print(render(result, width=console.width))
+
+
+def render(result: Data, *, width: int = 100) -> RenderableType:
+    """Return what to print; numbers are never cut, names and the last columns give way on a narrow terminal."""
+    parts: list[RenderableType] = [Text(names(result), style="dim")]
+    if result["obstacles"]:
+        parts.append(Text(f"not comparable: {'; '.join(result['obstacles'])}", style="yellow"))
+    parts.append(Text(sentence(result), style="bold"))
+    telling = [m for m in result["metrics"] if m["verdict"] != "pass"] or result["metrics"][:3]
+    if telling:
+        parts += [Text(""), _metrics(telling[:MOST])]
+    if result["labels"]:
+        parts += [Text(""), _labels(result["labels"][:MOST], width)]
+    name: Callable[[Data], str] = words.named
+    for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
+        if result[key]:
+            parts += [Text(""), _times(key, by, result[key], width)]
+    parts += [Text(note, style="dim") for note in result["notes"]]
+    return Group(*parts)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0, overflow="ellipsis")
+    return table
+
+
+def _metrics(rows: Sequence[Data]) -> Table:
+    table = _table("metric", "before", "after", "change", "")
+    for m in rows:
+        style = STYLES[m["verdict"]]
+        table.add_row(m["metric"], words.value(m["before"], m["unit"]), words.value(m["after"], m["unit"]),
+                      Text(words.change(m), style=style), Text(m["verdict"], style=style))  # fmt: skip
+    return table
+
+
+def _labels(rows: Sequence[Data], width: int) -> Table:
+    extra = ("exposed", "overlap") if width >= 100 else ()
+    table = _table("label", "before", "after", "change a step", *extra)
+    for r in rows:
+        more = (
+            arrow(r["exposed_ms_before"], r["exposed_ms_after"], "ms"),
+            arrow(r["overlap_before"], r["overlap_after"], "ratio"),
+        )
+        table.add_row(
+            r["label"], f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", _coloured(r), *more[: len(extra)]
+        )
+    return table
+
+
+def _times(title: str, name: Callable[[Data], str], rows: Sequence[Data], width: int) -> Table:
+    table = _table(title, "before", "after", "change a step")
+    table.columns[0].no_wrap = True
+    table.columns[0].max_width = max(12, min(80, width - 50))
+    for r in rows[:MOST]:
+        table.add_row(name(r), f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", _coloured(r))
+    if len(rows) > MOST:
+        table.add_row(Text(f"… and {len(rows) - MOST} more (-o diff.html shows them)", style="dim"))
+    return table
+
+
+def _coloured(row: Data) -> Text:
+    return Text(words.milliseconds(row), style="red" if row["change_ms"] > 0 else "green")

@@ -1,0 +1,45 @@
+"""Why an event got its label, in words; for a whole label, what carries it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from tracekit.classify import classify, explain, load_rules
+from tracekit.errors import OptionError
+from tracekit.schema import LABELS, RankEvents
+
+MOST = 12
+
+
+def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = None) -> str:
+    """Explain one rank's event: *selector* is an event's id, part of a kernel's name, or a label.
+
+    Of a label its largest kernels are listed, and the longest event is explained.
+
+    >>> from tracekit.run.load import load
+    >>> print(explain_text(load("sample_traces/reload", ranks=[0]).rank(0), "broadcast").splitlines()[0])
+    broadcast: 8 events, 103.131 ms on rank 0
+    """
+    book = load_rules(rules) if rules is not None else None
+    if selector not in LABELS:
+        return explain(rank.events, int(selector) if selector.isdecimal() else selector, book).render()
+    labelled = classify(rank.events, rules=book)
+    rows = labelled.filter(pl.col("label") == selector).with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+    if rows.is_empty():
+        raise OptionError(
+            f"no event of rank {rank.source.rank} is labelled {selector}", hint="leave --explain out to see"
+        )
+    longest = int(rows.sort("ns", descending=True)["id"][0])
+    head = f"{selector}: {len(rows):,} events, {int(rows['ns'].sum()) / 1e6:.3f} ms on rank {rank.source.rank}"
+    kernels = (
+        rows.group_by(pl.col("name").cast(pl.String), pl.col("rule").cast(pl.String))
+        .agg(pl.col("ns").sum(), count=pl.len())
+        .sort("ns", "name", descending=[True, False])
+    )
+    lines = [
+        f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or '-':28} {row['name'][:90]}"
+        for row in kernels.head(MOST).iter_rows(named=True)
+    ]
+    return "\n".join([head, *lines, "", explain(rank.events, longest, book).render()])

@@ -1,0 +1,76 @@
+"""The gate's answer in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.report.ci import words
+
+STYLES = {"pass": "green", "improved": "cyan", "regressed": "bold red", "inconclusive": "yellow", "error": "bold red"}
+PASSING_SHOWN = 8
+
+
+def render(result: Mapping[str, Any]) -> RenderableType:
+    """Return what to print: the sentence, the table, what moved, the waivers."""
+    parts: list[RenderableType] = [Text(words.headline(result), style=STYLES[result["verdict"]])]
+    if result["checks"]:
+        parts.append(_table(result["checks"]))
+    parts += _moved(result.get("moved") or {}) if result["verdict"] == "regressed" else []
+    parts += [Text(_waiver(w), style="dim") for w in result["waivers"]]
+    return Group(*parts)
+
+
+def show(result: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the answer."""
+    (console or Console()).print(render(result))
+
+
+def _table(checks: list[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, side in (("", "left"), ("metric", "left"), ("before", "right"), ("after", "right"), ("change", "right")):
+        table.add_column(name, justify=side, no_wrap=name != "metric")  # type: ignore[arg-type]
+    table.add_column("why", justify="left", overflow="fold")
+    ordered = sorted(checks, key=lambda c: words.ORDER.index(c["verdict"]))
+    passing = [c for c in ordered if c["verdict"] == "pass" and not c["requirement"]]
+    hidden = passing[PASSING_SHOWN:]
+    for check in (c for c in ordered if c not in hidden):
+        unit, style = check["unit"], STYLES[check["verdict"]]
+        table.add_row(
+            Text(words.MARKS[check["verdict"]], style=style),
+            check["requirement"] or check["metric"],
+            words.value(check["before"], unit),
+            words.value(check["after"], unit),
+            words.change(check),
+            Text(_why(check), style="dim" if check["verdict"] == "pass" else style),
+        )
+    if hidden:
+        table.add_row("", f"and {len(hidden)} more that pass")
+    return table
+
+
+def _why(check: Mapping[str, Any]) -> str:
+    reason: str = check["reason"]
+    if check["waiver"]:
+        return f"waived until {check['waiver']['until']}: {check['waiver']['reason']}"
+    return reason
+
+
+def _moved(moved: Mapping[str, Any]) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for table in ("kernels", "cells"):
+        if moved.get(table):
+            lines.append(Text(f"{table} that moved most", style="bold"))
+            lines += [
+                Text(f"  {words.milliseconds(r):>24}  {words.named(r)}", no_wrap=True, overflow="ellipsis")
+                for r in moved[table][:5]
+            ]
+    return lines
+
+
+def _waiver(waiver: Mapping[str, str]) -> str:
+    return f"waiver ({waiver['status']}) {waiver['metric']} until {waiver['until']}: {waiver['reason']}"

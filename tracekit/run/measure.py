@@ -1,0 +1,75 @@
+"""From one source (a file, or a rank of a store) to its ranks' tables: what a worker of a pool does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from tracekit.analysis.persist import read_tables
+from tracekit.analysis.tables import RankTables, launches, rank_tables
+from tracekit.errors import TracekitError
+from tracekit.parsers.refs import SourceRef
+from tracekit.schema import RankEvents
+from tracekit.store.files import open_store, rank_folder
+from tracekit.store.reading import read_ref
+
+if TYPE_CHECKING:
+    from tracekit.classify import RuleBook
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How each rank is measured; picklable, so that ``source_tables`` can be mapped over any executor."""
+
+    rules: str | Path | RuleBook | None = None
+    steps: str | None = None
+    pipeline: bool = True
+    ranks: frozenset[int] | None = None
+    lenient: bool = True
+    base: str | None = None
+    """What relative paths count from, for workers that run in another folder."""
+
+    def measure(self, rank: RankEvents, labelled: pl.DataFrame | None = None) -> RankTables:
+        """Measure one rank that is in memory."""
+        return rank_tables(rank, labelled=labelled, rules=self.rules, steps=self.steps, pipeline=self.pipeline)
+
+    def source_tables(self, ref: SourceRef) -> list[RankTables]:
+        """Read and measure one source.
+
+        A store's labels are taken as they are unless other rules are asked for, and its tables unless only some steps.
+        """
+        if self.base is None or "://" in ref.path:
+            return self._source_tables(ref)
+        there = replace(ref, path=str(Path(self.base) / ref.path))
+        try:
+            found = self._source_tables(there)
+        except TracekitError as error:
+            raise type(error)(error.message.replace(there.path, ref.path), hint=error.hint) from error
+        if ref.reader == "store":
+            return found
+        return [replace(one, source=replace(one.source, path=ref.path)) for one in found]
+
+    def _source_tables(self, ref: SourceRef) -> list[RankTables]:
+        if ref.reader == "store" and ref.rank is not None and self.rules is None:
+            stored = read_tables(rank_folder(Path(ref.path), ref.rank)) if self.steps is None else None
+            if stored is not None:
+                return [stored if self.pipeline else replace(stored, pipeline=None)]
+            store = open_store(ref.path)
+            labelled = store.labelled(ref.rank)
+            if labelled is not None:
+                source = next(s for s in store.sources if s.rank == ref.rank)
+                return [self.measure(RankEvents(_what_labels_lack(store.scan(ref.rank)), source), labelled)]
+        parts = read_ref(ref, lenient=self.lenient)
+        return [self.measure(part) for part in parts if self.ranks is None or part.source.rank in self.ranks]
+
+
+def _what_labels_lack(events: pl.LazyFrame) -> pl.DataFrame:
+    """Read what labelled events do not hold and the measures need: the launches, and the operators' shapes."""
+    kind = pl.col("kind")
+    calls = events.select("kind", "name", "correlation").filter(kind.is_in(["runtime", "driver"]))
+    ops = events.select("kind", "name", "shapes").filter((kind == "cpu_op") & pl.col("shapes").is_not_null())
+    found = pl.collect_all([calls, ops.unique()])
+    return pl.concat([launches(found[0]), found[1]], how="diagonal")

@@ -1,0 +1,85 @@
+"""``Trace``: what ``tracekit.load`` returns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from tracekit._util.html import html_table
+from tracekit._util.text import listing
+from tracekit.errors import Notice
+from tracekit.parsers.ranks import unknown_rank
+from tracekit.schema import EVENTS, GPU_KINDS, RankEvents, Source
+from tracekit.store.sources import span
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events of one run, every rank's in one table, and where they came from."""
+
+    parts: tuple[RankEvents, ...]
+    """One a rank, by rank."""
+    notices: tuple[Notice, ...] = ()
+    """What was lost, missing or chosen on the way here."""
+
+    @cached_property
+    def events(self) -> pl.DataFrame:
+        """All ranks' events (columns: ``tracekit.schema.EVENTS``)."""
+        return pl.concat([part.events for part in self.parts]) if self.parts else EVENTS.to_frame()
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Each rank's source."""
+        return tuple(part.source for part in self.parts)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, ascending."""
+        return tuple(part.source.rank for part in self.parts)
+
+    def rank(self, rank: int) -> RankEvents:
+        """Return one rank's events and source."""
+        for part in self.parts:
+            if part.source.rank == rank:
+                return part
+        raise unknown_rank([rank], self.ranks)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the events as a pandas table; repeated text stays categorical."""
+        return self.events.to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.events.__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        rows = sum(part.events.height for part in self.parts)
+        return f"<Trace: {len(self.parts)} ranks, {rows:,} events>"
+
+    def _repr_html_(self) -> str:
+        heads = ("rank", "events", "GPU", "CPU", "steps", "span", "device", "source")
+        notes = [notice.message for notice in self.notices[:8]]
+        return html_table(repr(self)[1:-1], heads, [_html_row(part) for part in self.parts], notes=notes)
+
+
+def _html_row(part: RankEvents) -> tuple[object, ...]:
+    source, counts = part.source, Counter(dict(part.events["kind"].value_counts().iter_rows()))
+    gpu = sum(counts[kind] for kind in GPU_KINDS)
+    steps = part.events["step"].drop_nulls().unique().sort().to_list()
+    _, first, last = span(part)
+    return (
+        source.rank,
+        f"{part.events.height:,}",
+        f"{gpu:,}",
+        f"{counts['cpu_op']:,}",
+        f"{steps[0]}–{steps[-1]}" if len(steps) > 1 else listing(map(str, steps)),
+        f"{((last or 0) - (first or 0)) / 1e6:,.1f} ms",
+        listing(sorted(set(source.devices)), most=1),
+        source.path.rsplit("/", 1)[-1],
+    )
