@@ -1,11 +1,18 @@
-"""Where the real captures are, and how tests find them."""
+"""Where the real captures are and how tests find them; a labelled table in a few words."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import polars as pl
 import pytest
+from hypothesis import settings
+
+from tracekit.schema import LABELLED, conform
+
+settings.register_profile("patient", deadline=None)  # a busy machine is not a failure
+settings.load_profile("patient")
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 
@@ -23,3 +30,18 @@ def corpus():
     if not root:
         pytest.skip("TRACEKIT_CORPUS is not set: the public traces are not in this repository")
     return Path(root) / "public"
+
+
+@pytest.fixture(scope="session")
+def labelled():
+    """Build a labelled table from rows (label, start, end) or dicts; times in ns."""
+
+    def build(*rows, **common):
+        dicts = [
+            row if isinstance(row, dict) else dict(zip(("label", "start_ns", "end_ns"), row, strict=True))
+            for row in rows
+        ]
+        full = [{"rank": 0, "kind": "kernel", "name": "k", "launch_ns": r["start_ns"], **common, **r} for r in dicts]
+        return conform(pl.DataFrame(full, infer_schema_length=None), LABELLED)
+
+    return build

@@ -1,7 +1,7 @@
 """Which operations of different ranks are one and the same: collectives by group and order, messages by pair and order.
 
-The result is a table of memberships: a collective's operation is a member of one match; a kernel that carries several
-point-to-point messages is a member of one match a message.
+The result is ``MEMBERS``, a row for each part that a rank took in an operation: a collective's kernel is a member of
+one match; a kernel that carries several point-to-point messages is a member of one match per message.
 """
 
 from __future__ import annotations
@@ -13,6 +13,34 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.errors import Notice
+from tracekit.schema import conform
+
+MEMBERS = pl.Schema(
+    {
+        "match": pl.Int64(),  # numbers the matched operations from 0: rows that share it are one operation
+        "row": pl.Int64(),  # row of the operations table that was matched
+        "rank": pl.Int32(),
+        "id": pl.Int64(),  # event of that rank, as in EVENTS
+        "step": pl.Int64(),
+        "label": pl.String(),
+        "what": pl.String(),  # the collective, or "p2p"
+        "group": pl.String(),  # of a collective
+        "group_ranks": pl.String(),
+        "sends": pl.Boolean(),  # of a message: whether this rank sends it; null of a collective
+        "peer": pl.Int32(),  # of a message: the other rank
+        "messages": pl.Int64(),  # messages that this rank's kernel carries; null of a collective
+        "bytes": pl.Int64(),  # what the kernel moves; null where it carries several messages
+        "start_ns": pl.Int64(),  # on the rank's own clock, as recorded: Clocks.align moves them to the common one
+        "end_ns": pl.Int64(),
+        "transfer_ns": pl.Int64(),  # shortest duration among the members: nobody waits in that one
+        "wait_ns": pl.Int64(),  # own duration − transfer_ns
+    }
+)
+"""The matched operations, one row for each rank's part in each, sorted by match and rank.
+
+An operation that only one rank recorded has no row. ``transfer_ns`` and ``wait_ns`` are differences on one clock, so
+they do not depend on how clocks are aligned; when an operation began on all ranks does.
+"""
 
 _KEY = ["what", "group", "group_ranks", "step", "source", "target"]
 _AGREE_NS = 100_000  # ends of operations with no group named must agree this well (or within a quarter of their time)
@@ -20,21 +48,21 @@ _AGREE_NS = 100_000  # ends of operations with no group named must agree this we
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """``members``: match, row (of the operations table), rank, sends (of a message; else null), start_ns, end_ns."""
+    """``members`` has the columns of ``MEMBERS``."""
 
     members: pl.DataFrame
     notices: tuple[Notice, ...] = ()
 
 
 def match(operations: pl.DataFrame) -> Matching:
-    """Pair up the operations of several ranks (one table, all ranks below each other).
+    """Return which operations of several ranks are one (*operations*: ``OPERATIONS`` of all ranks below each other).
 
     >>> from tracekit.metrics.operations import OPERATIONS
     >>> from tracekit.schema import conform
     >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,
     ...     "order_ns": [0, 3], "start_ns": [1, 4], "end_ns": [9, 9], "label": "pp_comm"}), OPERATIONS)
-    >>> match(ops).members.select("match", "row", "rank", "sends").rows()
-    [(0, 0, 0, True), (0, 1, 1, False)]
+    >>> match(ops).members.select("match", "rank", "sends", "peer", "transfer_ns", "wait_ns").rows()
+    [(0, 0, True, 1, 5, 3), (0, 1, False, 0, 5, 0)]
     """
     rows = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
     collectives = rows.filter(pl.col("what") != "p2p").select(
@@ -58,12 +86,27 @@ def match(operations: pl.DataFrame) -> Matching:
     members = members.with_columns(match=key)
     several = pl.col("rank").n_unique().over("match") > 1
     members = members.filter(several).with_columns(match=pl.col("match").rank("dense").cast(pl.Int64) - 1)
-    columns = ["match", "row", "rank", "sends", "start_ns", "end_ns"]
-    return Matching(members.sort("match", "rank", "row").select(columns), (*uneven, *doubtful))
+    return Matching(_described(members.sort("match", "rank", "row"), rows), (*uneven, *doubtful))
+
+
+def _described(members: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return MEMBERS: what each member is, and how its time divides into transfer and waiting."""
+    own_ns = pl.col("end_ns") - pl.col("start_ns")
+    shortest_ns = own_ns.min().over("match")
+    names = ("id", "label", "bytes", "messages")
+    carried = pl.col("p2p").cast(pl.String).str.count_matches(",") + 1
+    about = rows.with_columns(messages=pl.when(pl.col("what") == "p2p").then(carried)).select("row", *names)
+    described = members.join(about, on="row", how="left", maintain_order="left").with_columns(
+        peer=pl.when("sends").then("target").otherwise("source"),
+        bytes=pl.when(pl.col("messages").fill_null(1) == 1).then("bytes"),
+        transfer_ns=shortest_ns,
+        wait_ns=own_ns - shortest_ns,
+    )
+    return conform(described, MEMBERS)
 
 
 def _messages(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return one row a point-to-point message whose other side the file names."""
+    """Return one row for each point-to-point message whose other side the file names."""
     single = rows.filter((pl.col("what") == "p2p") & pl.col("p2p").is_not_null())
     parts = pl.col("message").str.split_exact(":", 1).struct
     return (

@@ -47,6 +47,7 @@ def combine(
     reports = [part.reload for part in parts if part.reload is not None]
     tables = _tables(parts, ranks, waited)
     tables["clocks"] = clocks.table
+    tables["matched"] = clocks.align(matching.members, "start_ns", "end_ns").drop("row")
     tables["kernels"] = together([part.kernels for part in parts])
     own = _merge((part.source.rank, part.notices) for part in parts)
     compared, reasons = _compare(parts, schedule=schedule, layout=layout, what_if=what_if)

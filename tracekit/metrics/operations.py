@@ -23,6 +23,7 @@ OPERATIONS = pl.Schema(
         "end_ns": pl.Int64(),
         "hidden_ns": pl.Int64(),
         "bytes": pl.Int64(),
+        "id": pl.Int64(),  # event of the rank, as in EVENTS
     }
 )
 

@@ -26,29 +26,15 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
     >>> waits(ops, found, align(found, [0, 1])).select("rank", "wait_ns", "transfer_ns", "last_rank").rows()
     [(0, 0, 3, 0), (1, 5, 3, 0)]
     """
-    each = (
-        clocks.align(members, "start_ns", "end_ns")
-        .with_columns(ns=members["end_ns"] - members["start_ns"])
-        .with_columns(
-            shortest=pl.col("ns").min().over("match"),
-            last_rank=pl.col("rank").sort_by("start_ns").last().over("match"),
-            late_ns=pl.col("start_ns") - pl.col("start_ns").min().over("match"),
-        )
+    each = clocks.align(members, "start_ns", "end_ns").with_columns(
+        last_rank=pl.col("rank").sort_by("start_ns").last().over("match"),
+        late_ns=pl.col("start_ns") - pl.col("start_ns").min().over("match"),
     )
     # A kernel of several messages waits for its slowest partner no longer than its own shortest match allows.
-    own = each.sort("row", "shortest", "match").group_by("row", maintain_order=True).first()
-    return (
-        operations.with_row_index("row")
-        .with_columns(pl.col("row").cast(pl.Int64))
-        .join(
-            own.select("row", "match", "shortest", "last_rank", "late_ns"), on="row", how="left", maintain_order="left"
-        )
-        .with_columns(
-            wait_ns=pl.col("end_ns") - pl.col("start_ns") - pl.col("shortest"),
-            transfer_ns=pl.col("shortest"),
-        )
-        .drop("row", "shortest")
-    )
+    own = each.sort("row", "transfer_ns", "match").group_by("row", maintain_order=True).first()
+    columns = ("row", "match", "last_rank", "late_ns", "wait_ns", "transfer_ns")
+    numbered = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    return numbered.join(own.select(columns), on="row", how="left", maintain_order="left").drop("row")
 
 
 def stragglers(waited: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,100 @@
+"""Which operations of different ranks are one."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tracekit.align.matching import MEMBERS, match
+from tracekit.metrics.operations import OPERATIONS
+from tracekit.schema import conform
+
+
+def table(*rows):
+    frame = pl.DataFrame([{"label": "dp_comm", "what": "all_reduce", "step": 1, "part": 0, **r} for r in rows])
+    return conform(
+        frame.with_columns(order_ns=pl.coalesce("order_ns", "start_ns") if "order_ns" in frame.columns else "start_ns"),
+        OPERATIONS,
+    )
+
+
+def collective(rank, start, end, **more):
+    return {"rank": rank, "start_ns": start, "end_ns": end, "group": "1", "group_ranks": "[0,1]", **more}
+
+
+def message(rank, p2p, start, end, **more):
+    return {"rank": rank, "what": "p2p", "label": "pp_comm", "p2p": p2p, "start_ns": start, "end_ns": end, **more}
+
+
+def members(*rows):
+    return match(table(*rows)).members
+
+
+def test_a_member_says_what_it_is_and_how_its_time_divides():
+    found = members(
+        collective(0, 0, 100, id=7, bytes=64), collective(1, 70, 100, id=9, bytes=64),
+        message(0, "send:1", 200, 230, id=8, bytes=16), message(1, "recv:0", 180, 231, id=10, bytes=16),
+    )  # fmt: skip
+    assert found.schema == MEMBERS
+    assert found.select("match", "rank", "id", "what", "sends", "peer", "messages", "bytes").rows() == [
+        (0, 0, 7, "all_reduce", None, None, None, 64),
+        (0, 1, 9, "all_reduce", None, None, None, 64),
+        (1, 0, 8, "p2p", True, 1, 1, 16),
+        (1, 1, 10, "p2p", False, 0, 1, 16),
+    ]
+    assert found["transfer_ns"].to_list() == [30, 30, 30, 30]
+    assert found["wait_ns"].to_list() == [70, 0, 0, 21]
+
+
+def test_the_bytes_of_a_kernel_with_several_messages_belong_to_none_of_them():
+    found = members(
+        message(0, "send:1,recv:1", 0, 100, bytes=32), message(1, "recv:0", 0, 40), message(1, "send:0", 50, 100)
+    )
+    own = found.filter(rank=0)
+    assert own["messages"].to_list() == [2, 2]
+    assert own["bytes"].to_list() == [None, None]
+    assert sorted(own["transfer_ns"].to_list()) == [40, 50]
+
+
+def test_an_operation_of_one_rank_alone_has_no_members():
+    assert members(collective(0, 0, 100), message(0, "send:1", 0, 9), message(1, "send:0", 0, 9)).is_empty()
+
+
+def test_a_rank_that_began_late_is_matched_from_the_end():
+    """Rank 1 lacks the first two operations; their ends say so."""
+    ends = [100, 250, 330, 480, 700]
+    rows = [collective(0, end - 20, end) for end in ends] + [collective(1, end - 10, end) for end in ends[2:]]
+    matching = match(table(*rows))
+    assert matching.members["row"].to_list() == [2, 5, 3, 6, 4, 7]
+    assert matching.members["wait_ns"].to_list() == [10, 0] * 3
+    assert [n.code for n in matching.notices] == ["uneven-operations"]
+
+
+def test_operations_of_unnamed_groups_must_agree():
+    def rows(shift):
+        return [
+            {"rank": rank, "start_ns": at, "end_ns": at + 50_000 + rank * shift(n)}
+            for rank in (0, 1)
+            for n, at in enumerate(range(0, 50_000_000, 10_000_000))
+        ]
+
+    together = match(table(*rows(lambda n: 500)))
+    assert len(together.members) == 10
+    assert not together.notices
+    apart = match(table(*rows(lambda n: 3_000_000 * (n % 3))))
+    assert apart.members.is_empty()
+    assert [n.code for n in apart.notices] == ["unmatched-operations"]
+
+
+@pytest.mark.parametrize(
+    ("duration_ns", "scatter_ns", "agrees"),
+    [(50_000, 99_000, True), (50_000, 101_000, False), (4_000_000, 990_000, True), (4_000_000, 1_010_000, False)],
+)
+def test_how_well_ends_of_unnamed_groups_must_agree(duration_ns, scatter_ns, agrees):
+    """Within 100 µs, or within a quarter of the operation's own time."""
+    rows = []
+    for n, apart in enumerate((-scatter_ns, 0, scatter_ns, -scatter_ns, scatter_ns)):
+        end = 100_000_000 * n + 50_000_000
+        rows += [{"rank": 0, "start_ns": end - duration_ns, "end_ns": end}]
+        rows += [{"rank": 1, "start_ns": end + apart - duration_ns, "end_ns": end + apart}]
+    assert bool(len(match(table(*rows)).members)) is agrees
