@@ -38,6 +38,11 @@ COPY_LABELS = ("offload", "onload", "reload", "memory")
 LABELS = (*COMPUTE_LABELS, *_EXCHANGES, "offload", "onload", "broadcast", "reload", "memory", "other")
 """Every label, in the order that settles who pays for time covered by two exposed labels."""
 
+NAMELESS = "[unknown kernel]"
+"""Name of a kernel whose name the file has lost: nothing tells whether it computes or communicates."""
+UNTIMED = "GPU events without usable times"
+"""Key of ``Source.skipped``: rows of the file that ran on the GPU, nobody knows when or for how long."""
+
 PASSES = ("forward", "backward")
 
 _TEXT = pl.Categorical()

@@ -124,6 +124,7 @@ def test_gpu_events_that_name_no_process(path):
 def test_without_a_string_table_events_stay(path):
     rank = only(training(), path, without=["StringIds"])
     assert rows(rank, "kernel", "name") == ["[unknown kernel]"] * 2
+    assert "unnamed" in codes(rank)  # and an analysis of it is refused: see test_nsight_damage
 
 
 def test_without_a_clock_times_count_from_zero_and_that_is_said(path):

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.align.steps import assign_parts
+from tracekit.analysis.damage import refuse_damaged
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
@@ -89,6 +90,7 @@ def rank_tables(
     >>> tables.window.budgets[0].span_ns, tables.window.budgets[0].conserved
     (104587652, True)
     """
+    damaged = refuse_damaged(rank)
     if labelled is None:
         from tracekit.classify import classify, load_rules
 
@@ -116,8 +118,8 @@ def rank_tables(
         pipeline=_pipeline(kept, labelled, rank.source) if pipeline else None,
         kernels=kernel_table(kept),
         shapes=shape_list(rank.events),
-        idle_known=not hollow,
-        notices=(*unseen, *notices, *_notices(kept, table, rank.source.notices)),
+        idle_known=not hollow and not damaged,
+        notices=(*damaged, *unseen, *notices, *_notices(kept, table, rank.source.notices)),
     )
 
 

@@ -11,6 +11,7 @@ import sqlite3
 from pathlib import Path
 
 from tracekit.errors import InputError
+from tracekit.parsers.nsight.sqlite import refuse_unfinished
 from tracekit.redact.text import Scrubber
 
 KEPT_TABLES = re.compile(
@@ -33,6 +34,7 @@ STRING_COLUMNS = frozenset(("demangledName", "shortName", "mangledName", "nameId
 
 def rewrite(source: Path, target: Path, scrubber: Scrubber) -> dict[str, int]:
     """Copy the report at *source* without what is sensitive to *target*; return how much went, by kind."""
+    refuse_unfinished(source)
     target.unlink()  # sqlite makes its own file
     try:
         copy = sqlite3.connect(target.resolve().as_uri(), isolation_level=None, uri=True)
@@ -46,7 +48,7 @@ def rewrite(source: Path, target: Path, scrubber: Scrubber) -> dict[str, int]:
 
 def _copy(copy: sqlite3.Connection, source: Path, scrubber: Scrubber) -> dict[str, int]:
     copy.create_function("scrub", 1, lambda text: scrubber(text) if isinstance(text, str) else text)
-    copy.execute("ATTACH ? AS old", (f"{source.resolve().as_uri()}?mode=ro",))
+    copy.execute("ATTACH ? AS old", (f"{source.resolve().as_uri()}?mode=ro&immutable=1",))
     copy.execute("PRAGMA journal_mode = OFF")
     tables = copy.execute("SELECT name, sql FROM old.sqlite_master WHERE type = 'table' AND sql IS NOT NULL").fetchall()
     kept = [(name, sql) for name, sql in tables if KEPT_TABLES.fullmatch(name)]

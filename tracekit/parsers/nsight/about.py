@@ -10,6 +10,7 @@ import polars as pl
 
 from tracekit.errors import Notice
 from tracekit.parsers.nsight.tables import Export, read_table
+from tracekit.parsers.nsight.timed import LATEST_NS
 
 _VERSIONS = {"EXPORT_PRODUCT_VERSION": "nsys", "EXPORT_SCHEMA_VERSION": "schema"}
 _META = ("META_DATA_EXPORT", "EXPORT_META_DATA")
@@ -29,9 +30,9 @@ def versions(export: Export) -> dict[str, str]:
 
 
 def session_start(export: Export) -> int | None:
-    """Return the wall clock at time 0 of the file, nanoseconds since the epoch."""
+    """Return the wall clock at time 0 of the file, nanoseconds since the epoch; None where it says none that can be."""
     start = read_table(export, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
-    return int(start[0]) if len(start) else None
+    return int(start[0]) if len(start) and 0 <= start[0] < LATEST_NS else None
 
 
 def session_length(export: Export) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.parsers.nsight.names import CALL, Strings, process, tid
-from tracekit.parsers.nsight.tables import Export, read_events
+from tracekit.parsers.nsight.tables import Export
+from tracekit.parsers.nsight.timed import read_events
 from tracekit.schema import EVENTS
 
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -13,16 +14,16 @@ _SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 
 
 def api_events(export: Export, strings: Strings, base_ns: int) -> list[pl.DataFrame]:
-    """One frame each of calls, synchronisation and overhead, with ``process``."""
+    """One frame each of calls (always, the first), synchronisation and overhead, with ``process``."""
     calls = _calls(export, strings, base_ns)
-    frames = (calls, _syncs(export, calls, base_ns), _overhead(export, strings, base_ns))
-    return [frame for frame in frames if frame.height]
+    others = (_syncs(export, calls, base_ns), _overhead(export, strings, base_ns))
+    return [calls, *(frame for frame in others if frame.height)]
 
 
 def _calls(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
     columns = ["start", "end", "eventClass", "globalTid", "correlationId", "nameId"]
-    frame = read_events(export, _RUNTIME, columns)
-    names = strings.names(frame["nameId"], unknown="[unknown call]", rewrite=CALL)
+    frame = read_events(export, _RUNTIME, columns, what="CUDA calls")
+    names = strings.names(frame["nameId"], unknown="[unknown call]", rewrite=CALL, what="CUDA calls")
     driver = pl.col("eventClass") == 1
     if frame["eventClass"].null_count():
         driver = driver.fill_null(names.cast(pl.String).str.contains("^cu[A-Z]"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from tracekit.errors import Notice
 from tracekit.parsers.nsight.tables import Export, read_table
 
 NO_STREAM = 0xFFFFFFFF
@@ -69,26 +70,62 @@ class Strings:
     """The export's string table. Only strings that an event refers to ever become categories."""
 
     def __init__(self, export: Export) -> None:
-        self._table = read_table(export, "StringIds", ["id", "value"])
+        self._table = read_table(export, "StringIds", ["id", "value"]).unique("id", keep="first")
+        self._name = export.path.name
+        self._lost: dict[str, tuple[int, int]] = {}
 
     def any_contains(self, part: str) -> bool:
         """Tell whether *part* is in any string."""
         return bool(self._table["value"].str.contains(part, literal=True).any())
 
-    def texts(self, ids: pl.Series) -> pl.Series:
-        """Return the text of each id, null where the file has none."""
-        return _look_up(ids, self._known(ids))
+    def holds(self, ids: pl.Series) -> bool:
+        """Tell whether every id has its text here."""
+        return self._known(ids).height == ids.drop_nulls().n_unique() and not ids.null_count()
 
-    def names(self, ids: pl.Series, *, unknown: str, rewrite: Rewrite = ()) -> pl.Series:
+    def first_known(self, choices: Sequence[pl.Series]) -> pl.Series:
+        """Return, row by row, the first of several ids whose text is here; where none is, the first.
+
+        >>> from pathlib import Path
+        >>> from tracekit.parsers.nsight.opening import open_export
+        >>> strings = Strings(open_export(Path("sample_traces/nsys-1f1b/rank0.sqlite")))
+        >>> strings.first_known([pl.Series("id", [-1, -1]), pl.Series("id", [1, -2])]).to_list()
+        [1, -1]
+        """
+        known = self._table["id"].implode()
+        ids = choices[0]
+        for other in reversed(choices):
+            ids = pl.select(pl.when(other.is_in(known)).then(other).otherwise(ids).alias("id")).to_series()
+        return ids
+
+    def texts(self, ids: pl.Series, *, what: str) -> pl.Series:
+        """Return the text of each id, null where the file has none; *what* is the word for those in a notice."""
+        return self._counted(_look_up(ids, self._known(ids)), ids, what)
+
+    def names(self, ids: pl.Series, *, unknown: str, rewrite: Rewrite = (), what: str = "") -> pl.Series:
         """Return the text of each id as categories, with every (pattern, replacement) of *rewrite* applied."""
         known = self._known(ids)
         for pattern, replacement in rewrite:
             known = known.with_columns(pl.col("value").str.replace_all(pattern, replacement))
-        return _look_up(ids, known.with_columns(pl.col("value").cast(pl.Categorical))).fill_null(unknown)
+        named = _look_up(ids, known.with_columns(pl.col("value").cast(pl.Categorical)))
+        return (self._counted(named, ids, what) if what else named).fill_null(unknown)
+
+    def notices(self) -> list[Notice]:
+        """Say which of the ids that were asked for have no text in the file."""
+        return [
+            Notice("unnamed", f"{self._name}: {lost:,} of {count:,} {what} have no name: StringIds lacks it")
+            for what, (lost, count) in self._lost.items()
+        ]
+
+    def _counted(self, named: pl.Series, ids: pl.Series, what: str) -> pl.Series:
+        lost = named.null_count() - ids.null_count()
+        if lost:
+            before, count = self._lost.get(what, (0, 0))
+            self._lost[what] = before + lost, max(count, len(ids))
+        return named
 
     def _known(self, ids: pl.Series) -> pl.DataFrame:
         wanted = ids.unique().drop_nulls().rename("id").to_frame()
-        return wanted.join(self._table.unique("id", keep="first"), on="id", how="inner")
+        return wanted.join(self._table, on="id", how="inner")
 
 
 def _look_up(ids: pl.Series, known: pl.DataFrame) -> pl.Series:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.parsers.nsight.names import Strings, process, tid
-from tracekit.parsers.nsight.tables import Export, read_events
+from tracekit.parsers.nsight.tables import Export
+from tracekit.parsers.nsight.timed import read_events
 
 MARKS = (34, 65)  # recorded live, and imported from text
 NESTED = (59, 70)
@@ -37,7 +38,7 @@ def nvtx_events(export: Export, strings: Strings, base_ns: int, end_ns: int) -> 
     Ranges have ``process``, ``text``, ``domain``, ``domain_id`` and whatever payload was exported; one that was never
     closed ends at *end_ns*, when the session ended.
     """
-    frame = read_events(export, _TABLE, _COLUMNS)
+    frame = read_events(export, _TABLE, _COLUMNS, what="NVTX ranges")
     frame = frame.with_columns(
         text=_resolved(frame, "text", "textId", strings),
         jsonText=_resolved(frame, "jsonText", "jsonTextId", strings),
@@ -77,7 +78,7 @@ def _resolved(frame: pl.DataFrame, text: str, identifier: str, strings: Strings)
     own = frame.select(pl.when(pl.col(text) != "").then(text).alias(text)).to_series()
     if frame[identifier].null_count() == frame.height:
         return own
-    looked_up = strings.texts(frame[identifier])
+    looked_up = strings.texts(frame[identifier], what="NVTX ranges")
     return pl.select(pl.coalesce(own, looked_up.alias(text))).to_series()
 
 

@@ -18,13 +18,14 @@ from tracekit.parsers.nsight.marks import step_marks, used_steps
 from tracekit.parsers.nsight.names import Strings
 from tracekit.parsers.nsight.notices import rank_notices
 from tracekit.parsers.nsight.nvtx import nvtx_events
+from tracekit.parsers.nsight.opening import open_export
 from tracekit.parsers.nsight.payload import layouts
 from tracekit.parsers.nsight.ranks import Owner, find_pairs, number, with_process
 from tracekit.parsers.nsight.report import SUFFIXES as REPORTS
 from tracekit.parsers.nsight.report import exported
-from tracekit.parsers.nsight.tables import Export, open_export
+from tracekit.parsers.nsight.tables import Export
 from tracekit.parsers.steps import assign_steps
-from tracekit.schema import EVENTS, RankEvents, Source, conform
+from tracekit.schema import EVENTS, UNTIMED, RankEvents, Source, conform
 
 
 def read(
@@ -76,7 +77,8 @@ def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list
     began = about.session_start(export)
     strings = Strings(export)
     calls = api_events(export, strings, began or 0)
-    gpu = with_process(gpu_events(export, strings, began or 0), calls)
+    ran, untimed = gpu_events(export, strings, began or 0)
+    gpu = with_process(ran, calls)
     nvtx, threads = nvtx_events(export, strings, began or 0, about.session_length(export))
     layout = layouts(export)
     created = nccl.communicators(nvtx, layout)
@@ -95,8 +97,8 @@ def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list
         world_size=max(created["ranks"].to_list(), default=None),
         versions=about.versions(export),
         gpus=about.gpu_names(export),
-        skipped=skipped,
-        notices=(*export.notices, *about.lost_events(export), *_clock(began)),
+        skipped=skipped | ({UNTIMED: untimed} if untimed else {}),
+        notices=(*export.notices, *about.lost_events(export), *strings.notices(), *_clock(began)),
     )
     return [_rank(owner, file) for owner in owners]
 

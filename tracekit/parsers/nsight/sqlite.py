@@ -68,12 +68,15 @@ class SqliteExport:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notices: list[Notice] = []
-        _refuse_unfinished(path)
+        refuse_unfinished(path)
         self._uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
                 connection.text_factory = lambda data: data.decode("utf-8", "replace")
-                names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+                names = [
+                    row[0]
+                    for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+                ]
                 self._columns = {name: _column_names(connection, name) for name in names}
         except _BROKEN as error:
             raise InputError(
@@ -104,6 +107,14 @@ class SqliteExport:
             with ThreadPoolExecutor(THREADS) as pool:
                 frame = pl.concat(pool.map(self._query, [packed + where for where in ranges]))
             return frame.with_columns(part for pair in pairs for part in pair.unpack())
+        except _DamageError:
+            return self._checked(table, query, columns)
+
+    def _checked(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Read a table in which a number may be text, which sqlite allows, as null there; else one that is damaged."""
+        numbers = f'SELECT {", ".join(_select_number(name) for name in columns)} FROM "{table}"'
+        try:
+            return self._query(numbers)
         except _DamageError:
             return self._salvage(table, query, columns)
 
@@ -164,6 +175,13 @@ def _select(name: str) -> str:
     return f'coalesce("{name}", \'\') AS "{name}"' if name in TEXT else f'"{name}"'
 
 
+def _select_number(name: str) -> str:
+    """How a column is asked for where what should be a number may be something else: that is null."""
+    if name in TEXT:
+        return _select(name)
+    return f'CASE WHEN typeof("{name}") IN (\'integer\', \'real\') THEN CAST("{name}" AS INTEGER) END AS "{name}"'
+
+
 def _frame(batches: list[Any], schema: Any) -> pl.DataFrame:
     import pyarrow as pa
 
@@ -186,7 +204,7 @@ def _column_names(connection: sqlite3.Connection, table: str) -> frozenset[str]:
     return frozenset(row[1] for row in connection.execute(f'PRAGMA table_info("{table}")'))
 
 
-def _refuse_unfinished(path: Path) -> None:
+def refuse_unfinished(path: Path) -> None:
     """Refuse a file that is being written: an immutable read would not see its locks and journals."""
     busy = InputError(
         f"{path}: another program is writing to it", hint="wait until `nsys export` has finished, or read a copy"

@@ -7,16 +7,14 @@ Parquet and signed in sqlite: the same bits), everything else as it is.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import polars as pl
 
-from tracekit.errors import InputError, Notice
+from tracekit.errors import Notice
 
-SQLITE_MAGIC = b"SQLite format 3\x00"
 KNOWN = (
     "CUPTI_ACTIVITY_KIND_KERNEL",
     "CUPTI_ACTIVITY_KIND_MEMCPY",
@@ -81,46 +79,3 @@ def _uniform(frame: pl.DataFrame, name: str) -> pl.Expr:
     if found in (pl.Null, pl.Binary):
         return pl.lit(None, dtype=wanted).alias(name)
     return pl.col(name).cast(wanted, strict=False)
-
-
-def read_events(export: Export, table: str, columns: Sequence[str]) -> pl.DataFrame:
-    """Read a table of events: as ``read_table``, without rows that have lost their start."""
-    frame = read_table(export, table, columns)
-    return frame.drop_nulls("start") if frame["start"].null_count() else frame
-
-
-def open_export(path: Path) -> Export:
-    """Open an export of any format, or say why it is none."""
-    if path.is_dir():
-        from tracekit.parsers.nsight.columnar import FolderExport
-
-        export: Export = FolderExport(path)
-    else:
-        try:
-            with path.open("rb") as file:
-                head = file.read(16)
-                size = os.fstat(file.fileno()).st_size
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
-        if size == 0:
-            raise InputError(f"{path}: is empty", hint="export the report again: nsys export --type sqlite REPORT")
-        if head == SQLITE_MAGIC:
-            from tracekit.parsers.nsight.sqlite import SqliteExport
-
-            export = SqliteExport(path)
-        elif path.suffix == ".arrow":
-            from tracekit.parsers.nsight.columnar import StreamExport
-
-            export = StreamExport(path)
-        else:
-            raise InputError(
-                f"{path}: is no Nsight Systems export (neither sqlite nor Arrow)",
-                hint="export the report: nsys export --type sqlite REPORT.nsys-rep",
-            )
-    if not export.tables.intersection(KNOWN):
-        export.close()
-        raise InputError(
-            f"{path}: holds no Nsight Systems tables",
-            hint="pass what `nsys export` wrote (sqlite, parquetdir, arrowdir or arrow)",
-        )
-    return export

@@ -1,0 +1,209 @@
+"""Exports that lost something sqlite does not check: each is counted, leaves figures null, or is refused in a line."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import polars as pl
+import pytest
+
+from tests.parsers.nsight_files import Report
+from tracekit import analyze
+from tracekit.analysis.damage import MOST_UNKNOWN
+from tracekit.errors import InputError
+from tracekit.parsers import nsight
+from tracekit.parsers.nsight.timed import LATEST_NS, LONGEST_NS
+from tracekit.redact import redact
+from tracekit.schema import UNTIMED
+
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+KERNELS = 300
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def program():
+    """300 kernels of 6 ns every 10 ns; each third of them NCCL's."""
+    report = Report()
+    for i in range(KERNELS):
+        name = NCCL if i % 3 == 0 else "gemm"
+        report.kernel(name, 10 * i, 10 * i + 6, corr=i).call("cudaLaunchKernel", 10 * i - 5, 10 * i - 4, corr=i)
+    return report
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return program().save(tmp_path_factory.mktemp("sound") / "rank0.sqlite")
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    def make(*statements, **options):
+        path = program().save(tmp_path / "rank0.sqlite", **options)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"CREATE TABLE loose AS SELECT * FROM {KERNEL}")  # columns that take any type
+            connection.execute(f"DROP TABLE {KERNEL}")
+            connection.execute(f"ALTER TABLE loose RENAME TO {KERNEL}")
+            for statement in statements:
+                connection.execute(statement)
+        return path
+
+    return make
+
+
+def refused(path):
+    with pytest.raises(InputError) as caught:
+        analyze(path, schedule="none")
+    assert "nsys export" in caught.value.hint
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def budget(path):
+    found = analyze(path, schedule="none")
+    return found.total.to_dict()["budget_ns"], {note.code: note.message for note in found.notices}
+
+
+def test_the_sound_file_says_how_long_it_computes(sound):
+    spent, said = budget(sound)
+    assert spent == {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
+    assert not said.keys() & {"damaged-rows", "gpu-events-lost", "unnamed"}
+
+
+@pytest.mark.parametrize("way", ["null", "text", "reversed", "huge", "text start", "null start", "long"])
+def test_a_kernel_without_usable_times_is_counted_and_leaves_idle_null(damaged, way):
+    change = {
+        "null": "end = NULL",
+        "text": "end = 'abc'",
+        "reversed": "end = start - 1",
+        "huge": "end = 9223372036854775807",
+        "text start": "start = 'abc'",
+        "null start": "start = NULL",
+        "long": f"end = start + {LONGEST_NS}",
+    }[way]
+    spent, said = budget(damaged(f"UPDATE {KERNEL} SET {change} WHERE correlationId = 100"))
+    assert spent == {"compute": 1194, "exposed": {"comm": 600}, "idle": None}
+    assert "1 of 300 kernels were left out" in said["damaged-rows"]
+    assert "1 of 300 GPU events" in said["gpu-events-lost"]
+
+
+def test_more_than_a_hundredth_of_them_and_the_file_is_refused(damaged):
+    few, many = (int(KERNELS * MOST_UNKNOWN) + more for more in (0, 1))
+    path = damaged(f"UPDATE {KERNEL} SET end = NULL WHERE correlationId < {few}")
+    assert budget(path)[0]["idle"] is None
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE {KERNEL} SET end = NULL WHERE correlationId < {many}")
+    assert f"{many} of 300 kernels were left out" in refused(path)
+
+
+@pytest.mark.parametrize("gone", ["start", "end"])
+def test_a_missing_column_of_times_is_named(damaged, gone):
+    text = refused(damaged(f"ALTER TABLE {KERNEL} DROP COLUMN {gone}"))
+    assert f"{KERNEL} has no column '{gone}'" in text
+
+
+def test_times_at_the_edge_of_what_can_be_are_kept(damaged):
+    last = f"end = start + {LONGEST_NS - 1}"
+    (rank,) = nsight.read(damaged(f"UPDATE {KERNEL} SET {last} WHERE correlationId = 299"))
+    assert rank.source.skipped == {}
+    (rank,) = nsight.read(damaged_start := rank.source.path)
+    assert rank.events.filter(pl.col("kind") == "kernel").height == KERNELS
+    with closing(sqlite3.connect(damaged_start)) as connection, connection:
+        connection.execute(f"UPDATE {KERNEL} SET start = {LATEST_NS}, end = {LATEST_NS} WHERE correlationId = 299")
+    (rank,) = nsight.read(damaged_start)
+    assert rank.source.skipped == {UNTIMED: 1}
+
+
+def test_text_far_down_a_long_table_costs_its_row_alone(tmp_path):
+    report = Report()
+    for i in range(70_000):  # more than is fetched at once
+        report.kernel("gemm", 10 * i, 10 * i + 6, corr=i)
+    path = report.save(tmp_path / "rank0.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE {KERNEL} SET start = 'abc' WHERE correlationId = 69000")
+    (rank,) = nsight.read(path)
+    assert rank.events.height == 69_999
+    assert rank.source.skipped == {UNTIMED: 1}
+
+
+# --- names ---
+
+
+def test_without_a_string_table_the_file_is_refused(damaged):
+    text = refused(damaged("DROP TABLE StringIds"))
+    assert "300 of 300 kernels have no name" in text
+    assert "StringIds" in text
+
+
+def test_half_a_string_table_is_no_better_where_communication_lost_its_name(damaged):
+    gone = f"DELETE FROM StringIds WHERE value LIKE '%{NCCL[:20]}%'"
+    assert "100 of 300 kernels have no name" in refused(damaged(gone))
+
+
+def test_a_kernel_takes_another_of_its_names_where_one_is_lost(damaged):
+    path = damaged(f"UPDATE {KERNEL} SET demangledName = 9999 WHERE correlationId % 3 = 0")
+    assert budget(path)[0] == {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
+
+
+def test_one_nameless_kernel_is_counted(damaged):
+    lost = "demangledName = 9999, shortName = 9999, mangledName = NULL"
+    spent, said = budget(damaged(f"UPDATE {KERNEL} SET {lost} WHERE correlationId = 1"))
+    assert spent["compute"] == 1200
+    assert "1 of 300 kernels have no name" in said["unnamed"]
+
+
+def test_nameless_calls_and_ranges_are_counted_too(tmp_path):
+    report = program().range("step 1", 0, 3000, registered=True)
+    report.strings = {text: i for text, i in report.strings.items() if text not in ("cudaLaunchKernel", "step 1")}
+    (rank,) = nsight.read(report.save(tmp_path / "rank0.sqlite"))
+    said = sorted(note.message for note in rank.source.notices if note.code == "unnamed")
+    assert len(said) == 2
+    assert "300 of 300 CUDA calls" in said[1]
+    assert "1 of 1 NVTX ranges" in said[0]
+
+
+# --- tables ---
+
+
+def test_without_launches_kernels_go_by_name_and_that_is_said(damaged):
+    spent, said = budget(damaged(without=["CUPTI_ACTIVITY_KIND_RUNTIME"]))
+    assert spent == {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
+    assert "300 of 300 GPU events have no launch" in said["no-launch"]
+
+
+def test_a_clock_that_cannot_be_is_none(damaged):
+    path = damaged("UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = 9223372036854775807")
+    spent, said = budget(path)
+    assert spent["idle"] == 1196
+    assert "no-clock" in said
+
+
+def test_a_view_is_as_good_as_a_table(damaged):
+    path = damaged(f"ALTER TABLE {KERNEL} RENAME TO K", f"CREATE VIEW {KERNEL} AS SELECT * FROM K")
+    assert budget(path)[0]["compute"] == 1200
+
+
+def test_calls_with_ends_before_their_starts_are_counted(damaged):
+    path = damaged("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET end = start - 1 WHERE correlationId = 7")
+    spent, said = budget(path)
+    assert spent["idle"] == 1196
+    assert "1 of 300 CUDA calls" in said["damaged-rows"]
+
+
+# --- write-ahead logs ---
+
+
+@pytest.mark.parametrize("use", [lambda p: analyze(p, schedule="none"), lambda p: redact(p, p.parent / "out.sqlite")])
+def test_a_file_in_wal_mode_is_used_without_a_trace(sound, tmp_path, use):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = folder / "rank0.sqlite"
+    path.write_bytes(sound.read_bytes())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE more (x)")
+        connection.commit()
+    before = path.read_bytes()
+    use(path)
+    assert {file.name for file in folder.iterdir()} - {"out.sqlite"} == {"rank0.sqlite"}
+    assert path.read_bytes() == before

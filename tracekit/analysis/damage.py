@@ -1,0 +1,56 @@
+"""What a damaged recording still answers: all of it, all but idle time and the bubble, or nothing.
+
+Kernels without a name may compute or communicate, and kernels without times ran at any moment: above a small share of
+either no figure of the rank can be stood by, and its file is refused.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.errors import InputError, Notice
+from tracekit.schema import GPU_KINDS, NAMELESS, UNTIMED, RankEvents
+
+MOST_UNKNOWN = 0.01
+"""Share of a rank's GPU events without times, or of its kernels' time without a name, above which it is refused."""
+_AGAIN = "export the report again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep"
+
+
+def refuse_damaged(rank: RankEvents) -> list[Notice]:
+    """Return what to say of a rank whose GPU events were not all readable; refuse one that lost too many.
+
+    >>> from tracekit.schema import EVENTS, Source
+    >>> lost = Source("rank0.sqlite", "nsight", 0, "name", skipped={UNTIMED: 3})
+    >>> refuse_damaged(RankEvents(EVENTS.to_frame(), lost))
+    Traceback (most recent call last):
+    tracekit.errors.InputError: rank0.sqlite: 3 of 3 GPU events have no usable start or end (export the report again: \
+nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
+    """
+    gpu = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))
+    _refuse_nameless(rank, gpu)
+    untimed = rank.source.skipped.get(UNTIMED, 0)
+    if not untimed:
+        return []
+    every = untimed + len(gpu)
+    told = f"{untimed:,} of {every:,} GPU events have no usable start or end"
+    if untimed > MOST_UNKNOWN * every:
+        said = next((note.message for note in rank.source.notices if note.code == "damaged-rows"), "")
+        raise InputError(f"{rank.source.path}: {said.partition(': ')[2] or told}", hint=_AGAIN)
+    return [Notice("gpu-events-lost", f"{told}: idle time and the bubble are null; {_AGAIN}")]
+
+
+def _refuse_nameless(rank: RankEvents, gpu: pl.DataFrame) -> None:
+    if gpu["name"].dtype != pl.Categorical or NAMELESS not in gpu["name"].unique().to_list():
+        return
+    kernels = gpu.filter(pl.col("kind") == "kernel").with_columns(
+        nameless=pl.col("name").cast(pl.String) == NAMELESS, ns=pl.col("end_ns") - pl.col("start_ns")
+    )
+    count, unknown, whole = kernels.select(
+        pl.col("nameless").sum(), pl.col("ns").filter("nameless").sum(), total=pl.col("ns").sum()
+    ).row(0)
+    if unknown > MOST_UNKNOWN * whole:
+        text = (
+            f"{rank.source.path}: {count:,} of {len(kernels):,} kernels have no name (the table StringIds is missing "
+            "or incomplete): compute cannot be told from communication"
+        )
+        raise InputError(text, hint=_AGAIN)
