@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracekit.metrics.bubbles import PHASES
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
 from tracekit.report.advice import DEFINITIONS
+from tracekit.schema import STEP_PHASES
 
 TEXT = (Path(__file__).parent.parent / "docs" / "definitions.md").read_text(encoding="utf-8")
 
@@ -25,7 +25,7 @@ def test_the_order_of_payment_is_the_code_s():
 
 
 def test_every_phase_and_printed_definition_is_explained():
-    for phase in PHASES:
+    for phase in STEP_PHASES:
         assert f"*{phase}*" in TEXT
     for name, _ in DEFINITIONS:
         assert f"**{name.split('(')[0]}" in TEXT

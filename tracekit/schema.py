@@ -43,7 +43,100 @@ NAMELESS = "[unknown kernel]"
 UNTIMED = "GPU events without usable times"
 """Key of ``Source.skipped``: rows of the file that ran on the GPU, nobody knows when or for how long."""
 
+LABEL_WORDS = {
+    "ep_dispatch": "expert dispatch",
+    "ep_combine": "expert combine",
+    "pp_comm": "pipeline communication",
+    "tp_comm": "tensor-parallel communication",
+    "dp_comm": "data-parallel communication",
+    "cp_comm": "context-parallel communication",
+    "comm": "communication of no known role",
+    "offload": "copying to the host",
+    "onload": "copying from the host",
+    "broadcast": "weight broadcast",
+    "reload": "weight reload",
+    "memory": "memory copies and sets",
+    "other": "work of no known label",
+}
+"""Labels in words, for readers who do not know them."""
+
 PASSES = ("forward", "backward")
+
+PHASES = ("warm-up", "steady", "cool-down")
+"""Phases of a rank's pipeline: before its first backward, until its last forward, until its last backward."""
+STEP_PHASES = (*PHASES, "rest")
+"""Phases of a whole step: after the pipeline come gradient sync and optimizer."""
+
+IDLE_CAUSES = {"launch_bound": "launch-bound", "dependency": "dependency", "unknown": "unknown"}
+"""Why a GPU was idle, and the word for it: the host launched late, or what it had launched was not ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapCause:
+    """One cause of the gap between a pipeline and its ideal, in words."""
+
+    words: str
+    """What the time went into, to follow "is"."""
+    remedy: str | None = None
+    """What to do about it."""
+    change: str | None = None
+    """The what-if in which this cause alone is gone …"""
+    assumption: str = ""
+    """… and what that takes for granted."""
+
+
+GAP_CAUSES: Mapping[str, GapCause] = {
+    "order": GapCause("another order of ops", "run the ops in the schedule's order"),
+    "imbalance": GapCause(
+        "imbalance between stages",
+        "move work between stages until they take the same time",
+        "balance stages",
+        "every stage takes the mean; each cell keeps its own variation",
+    ),
+    "variation": GapCause(
+        "variation between micro-batches",
+        "give every micro-batch the same work",
+        "remove stragglers",
+        "every cell takes its stage's median",
+    ),
+    "early_output": GapCause("outputs sent before a block ends"),
+    "p2p": GapCause(
+        "pipeline transfer and its wait",
+        "send earlier, beside compute, or over faster links",
+        "hide p2p",
+        "pipeline transfers cost no rank any time",
+    ),
+    "exposed_ep": GapCause(
+        "exposed expert communication",
+        "run dispatch and combine beside another micro-batch's compute",
+        "hide expert communication",
+        "all dispatch and combine runs under compute",
+    ),
+    "offload": GapCause(
+        "offload stalls",
+        "copy earlier, or less, so that compute does not stop for it",
+        "hide offload",
+        "all offload and onload runs under compute",
+    ),
+    "exposed_comm": GapCause(
+        "other exposed communication",
+        "overlap it with compute",
+        "hide other communication",
+        "tensor, data and context communication runs under compute",
+    ),
+    "host": GapCause(
+        "late launches",
+        "launch earlier: CUDA graphs, fewer small kernels, or less Python in the step",
+        "launch in time",
+        "the host is never late with a kernel",
+    ),
+    "other_work": GapCause("work outside the pipeline", "shorten what runs between the cells"),
+    "unexplained": GapCause("unexplained"),
+}
+"""Parts of the gap in the order they are replayed. ``order``: what running another order than the schedule's cost."""
+
+STALL_CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
+"""Those of them that stop a GPU at some moment, in the order that settles doubt."""
 
 _TEXT = pl.Categorical()
 

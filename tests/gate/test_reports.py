@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from markdown_it import MarkdownIt
 
 from tracekit.gate import Side, diff, from_analysis, gate
 from tracekit.report.ci import github as gate_github
@@ -47,6 +49,19 @@ def test_markdown_shows_before_and_after_and_what_moved(make, scaled):
     assert "| ❌ regressed | step_ms | 100.0 ms | 110.0 ms | +10.0 % |" in text
     assert "| gemm&lt;a\\|b&gt;, forward | 20.000 ms | 30.000 ms | +10.000 ms (+50.0 %) |" in text
     assert "| rank 0, 0F3 | 1.000 ms | 1.500 ms | +0.500 ms (+50.0 %) |" in text
+
+
+def test_names_in_a_pull_request_call_nobody_and_link_nowhere(make, scaled):
+    old, new = make(scaled(1.0)), make(scaled(1.1))
+    name = "![x](https://evil.example/p.png) @everyone [y](javascript:z) <img src=q>"
+    old["kernels"][0]["name"] = new["kernels"][0]["name"] = name
+    new["kernels"][0]["ns"] = 30_000_000
+    sides = [Side((from_analysis(document, name=f"`{name}`"),), {}) for document in (old, new)]
+    for text in (gate_markdown.render(gate(sides[1], sides[0]).to_dict()), diff_markdown.render(diff(*sides))):
+        read = MarkdownIt("commonmark").enable("table").render(text)
+        assert "everyone" in read
+        read = re.sub("<code>.*?</code>", "", read)  # nobody is called from code
+        assert not any(tag in read for tag in ("<img", "<a ", "@everyone", "https://evil"))
 
 
 def test_diff_finds_label_module_rank_kernel_and_cell(make, scaled):

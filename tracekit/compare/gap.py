@@ -30,24 +30,12 @@ import polars as pl
 from tracekit.compare.replay import Graph, Shares
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank import RankPipeline
-from tracekit.reconstruct.stalls import CAUSES
+from tracekit.schema import GAP_CAUSES, STALL_CAUSES
 
 Ints = npt.NDArray[np.int64]
 
-PARTS = (
-    "order",
-    "imbalance",
-    "variation",
-    "early_output",
-    "p2p",
-    "exposed_ep",
-    "offload",
-    "exposed_comm",
-    "host",
-    "other_work",
-    "unexplained",
-)
-"""Parts of the gap in the order they are replayed. ``order``: what running another order than the schedule's cost."""
+PARTS = tuple(GAP_CAUSES)
+"""Parts of the gap, in the order they are replayed."""
 
 _INSIDE = ("exposed_ep", "offload", "exposed_comm", "host")
 """Causes that can stop a cell once it runs. Pipeline transfers only hold up its start."""
@@ -86,7 +74,7 @@ class Replays:
 
     def without(self, cause: str) -> int:
         """Makespan if this cause alone were gone."""
-        kept = tuple(c for c in (*CAUSES, "unexplained") if c != cause)
+        kept = tuple(c for c in (*STALL_CAUSES, "unexplained") if c != cause)
         work = {"imbalance": self._evened, "variation": self.typical}.get(cause, self.work)
         return self.graph.makespan(*self.with_causes(work, kept), self.early)
 
@@ -103,7 +91,7 @@ def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
     graph = Graph.of(cells)
     start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
     ready, early = graph.ready(start, end)
-    before = {cause: np.zeros(len(start), np.int64) for cause in (*CAUSES, "unexplained")}
+    before = {cause: np.zeros(len(start), np.int64) for cause in (*STALL_CAUSES, "unexplained")}
     for at in pipeline.positions:
         rank = pipeline.ranks[at]
         shift = pipeline.clocks.offset_ns.get(rank, 0)
@@ -111,7 +99,7 @@ def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
         low, high = ready[mine] - shift, np.maximum(start[mine], ready[mine]) - shift
         for cause, stall in ranks[rank].stalled.items():
             before[cause][mine] = stall.covered_ns(low, high)
-    before["unexplained"] = start - ready - sum(before[cause] for cause in CAUSES)
+    before["unexplained"] = start - ready - sum(before[cause] for cause in STALL_CAUSES)
     inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _INSIDE}
     work = np.maximum(end - start - sum(inside.values()), 0)
     inside["host"] = end - start - work - sum(inside[c] for c in _INSIDE if c != "host")
@@ -141,7 +129,7 @@ def split_gap(r: Replays, ideal_ns: int) -> dict[str, int]:
         ("early_output", r.graph.makespan(r.work, None, r.early)),
     ]
     causes: tuple[str, ...] = ()
-    for cause in CAUSES:
+    for cause in STALL_CAUSES:
         causes += (cause,)
         levels.append((cause, r.graph.makespan(*r.with_causes(r.work, causes), r.early)))
     levels.append(("unexplained", r.makespan))

@@ -19,12 +19,11 @@ from tracekit.compare.sizes import size_from_order
 from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
 from tracekit.errors import Notice
 from tracekit.reconstruct.clocks import Clocks, align
-from tracekit.reconstruct.lanes import PHASES
 from tracekit.reconstruct.pipeline import Pipeline, assemble, renamed
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.reconstruct.roles import find_roles, with_global_peers, with_pipelines
 from tracekit.schedules import Times, simulate
-from tracekit.schema import conform
+from tracekit.schema import PHASES, conform
 
 Ints = npt.NDArray[np.int64]
 

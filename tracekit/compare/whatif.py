@@ -14,6 +14,7 @@ from tracekit.compare.identify import Match
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Schedule, Times, generate, names, simulate
 from tracekit.schedules.registry import describe
+from tracekit.schema import GAP_CAUSES
 
 SEARCH_LIMIT = 4_000
 """Cells up to which a searched order (zb-1p, zb-2p) is tried."""
@@ -146,23 +147,15 @@ def _assumption(schedule: Schedule, own: Schedule, times: StageTimes) -> str:
     return "; ".join(said)
 
 
-_WITHOUT = {
-    "p2p": ("hide p2p", "pipeline transfers cost no rank any time"),
-    "exposed_ep": ("hide expert communication", "all dispatch and combine runs under compute"),
-    "imbalance": ("balance stages", "every stage takes the mean; each cell keeps its own variation"),
-    "variation": ("remove stragglers", "every cell takes its stage's median"),
-    "offload": ("hide offload", "all offload and onload runs under compute"),
-    "exposed_comm": ("hide other communication", "tensor, data and context communication runs under compute"),
-    "host": ("launch in time", "the host is never late with a kernel"),
-}
-
-
 def _without(r: Replays) -> list[WhatIf]:
     lines = []
-    for cause, (name, assumption) in _WITHOUT.items():
+    for cause, words in GAP_CAUSES.items():
+        if words.change is None:
+            continue
         makespan = r.without(cause)
         saves = r.makespan - makespan
         if saves:
             busy = float(np.sum(r.end - r.start)) / max(1, len(np.unique(r.graph.position)) * makespan)
-            lines.append(WhatIf("without", name, None, makespan, saves, max(0.0, 1 - busy), None, assumption))
+            outside = max(0.0, 1 - busy)
+            lines.append(WhatIf("without", words.change, None, makespan, saves, outside, None, words.assumption))
     return sorted(lines, key=lambda line: -line.saves_ns)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracekit.errors import OptionError
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, GAP_CAUSES, LABELS
 
 Direction = Literal["down", "up", "none"]
 Nature = Literal["work", "pace", "waiting", "copying"]
@@ -77,8 +77,7 @@ FAMILIES = (
            nature="work"),
     Family("schedule_bubble_fraction", "ratio", "down", "bubble of the measured pipeline / makespan", floor=_SHARE),
     Family("gap_ms", "ms", "down", "measured minus ideal makespan: total, or one cause",
-           ("total", "order", "imbalance", "variation", "p2p", "exposed_ep", "offload", "exposed_comm", "host",
-            "other_work", "unexplained"), _PART),
+           ("total", *GAP_CAUSES), _PART),
 )  # fmt: skip
 BY_NAME = {f.name: f for f in FAMILIES}
 _RUN_LEVEL = ("schedule_bubble_fraction", "label_count", "hidden_ms")

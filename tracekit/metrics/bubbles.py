@@ -14,8 +14,8 @@ import polars as pl
 
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.lanes import Lanes
+from tracekit.schema import STEP_PHASES
 
-PHASES = ("warm-up", "steady", "cool-down", "rest")
 _BACKWARD = ("dgrad", "wgrad", "backward")
 
 
@@ -62,7 +62,7 @@ def phases(lanes: Lanes) -> pl.DataFrame:
         last = max(int(ahead.end_ns[0]), first)
         done = max(int(behind.end_ns[0]), last)
         edges = [int(whole.start_ns[0]), first, last, done, int(whole.end_ns[0])]
-        for name, start, end in zip(PHASES, edges[:-1], edges[1:], strict=True):
+        for name, start, end in zip(STEP_PHASES, edges[:-1], edges[1:], strict=True):
             rows.append((part, name, start, end))
     bounds = pl.DataFrame(
         rows, schema={"part": pl.Int64, "phase": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}, orient="row"

@@ -12,10 +12,9 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.intervals import Intervals, union
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, PHASES
 
 Ints = npt.NDArray[np.int64]
-PHASES = ("warm-up", "steady", "cool-down")
 LANES = pl.Schema(
     {
         "step": pl.Int64(),

@@ -13,12 +13,11 @@ from tracekit.reconstruct.chunks import COUNTED, POSITION, SURE
 from tracekit.reconstruct.clocks import Clocks
 from tracekit.reconstruct.place import Place, Placement, place
 from tracekit.reconstruct.rank import RankPipeline
-from tracekit.reconstruct.stalls import CAUSES
 from tracekit.schedules import Op, Schedule
 from tracekit.schedules.ops import from_columns
-from tracekit.schema import CELLS, conform
+from tracekit.schema import CELLS, STALL_CAUSES, conform
 
-INSIDE = tuple(f"{cause}_ns" for cause in CAUSES)
+INSIDE = tuple(f"{cause}_ns" for cause in STALL_CAUSES)
 DETAILED = pl.Schema(
     {
         **CELLS,

@@ -19,9 +19,9 @@ from tracekit.reconstruct.beside import beside
 from tracekit.reconstruct.chunks import POSITION, SURE, Segments
 from tracekit.reconstruct.lanes import LANES, lanes
 from tracekit.reconstruct.segment import prepare, segment
-from tracekit.reconstruct.stalls import CAUSES, Timeline, find_stalls
+from tracekit.reconstruct.stalls import Timeline, find_stalls
 from tracekit.reconstruct.walks import ENGINE, FORWARD, LOOSE
-from tracekit.schema import COMPUTE_LABELS, ProcessGroup, Source
+from tracekit.schema import COMPUTE_LABELS, STALL_CAUSES, ProcessGroup, Source
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,7 +37,7 @@ CHUNKS = pl.Schema(
         "end_ns": pl.Int64(),
         "busy_ns": pl.Int64(),  # union of compute inside it
         "wgrad_ns": pl.Int64(),  # of that, weight gradients
-        **{f"{cause}_ns": pl.Int64() for cause in CAUSES},
+        **{f"{cause}_ns": pl.Int64() for cause in STALL_CAUSES},
         "stage": pl.Int32(),
         "microbatch": pl.Int32(),
         "confidence": pl.Float64(),
@@ -54,7 +54,7 @@ MESSAGES = pl.Schema(
         "end_ns": pl.Int64(),
     }
 )
-STALLS = pl.Schema({"cause": pl.Enum(CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
+STALLS = pl.Schema({"cause": pl.Enum(STALL_CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
 
 
 MOST_STEPS = 32

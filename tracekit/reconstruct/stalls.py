@@ -15,9 +15,6 @@ from tracekit.schema import COMPUTE_LABELS, LABELLED, LABELS
 Ints = npt.NDArray[np.int64]
 LABEL = LABELLED["label"]
 
-CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
-"""Why a GPU may do nothing for the pipeline at some moment, in the order that settles doubt."""
-
 BREATH_NS = 5_000
 """Shorter gaps between kernels are how a GPU breathes: part of what ran before or after them."""
 

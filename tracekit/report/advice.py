@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
-from tracekit.report.summary import CAUSES, ms, percent
+from tracekit.schema import GAP_CAUSES
 
 DEFINITIONS = (
     ("U(X)", "the union of X's intervals on one rank's GPU: never a sum of durations"),
@@ -15,19 +16,6 @@ DEFINITIONS = (
     ("wait", "own duration − shortest duration among the ranks of the same operation"),
     ("bubble", "(idle + exposed wait of pp_comm) / span"),
 )
-
-REMEDIES = {
-    "order": "run the ops in the schedule's order",
-    "imbalance": "move work between stages until they take the same time",
-    "variation": "give every micro-batch the same work",
-    "p2p": "send earlier, beside compute, or over faster links",
-    "exposed_ep": "run dispatch and combine beside another micro-batch's compute",
-    "offload": "copy earlier, or less, so that compute does not stop for it",
-    "exposed_comm": "overlap it with compute",
-    "host": "launch earlier: CUDA graphs, fewer small kernels, or less Python in the step",
-    "other_work": "shorten what runs between the cells",
-}
-"""What to do about each cause of a gap."""
 
 
 def advice(analysis: Analysis) -> list[str]:
@@ -56,12 +44,13 @@ def advice(analysis: Analysis) -> list[str]:
 def _gap(analysis: Analysis) -> list[tuple[float, str]]:
     """Name the largest cause that keeps a pipeline from its ideal: exposed waiting is what follows from it."""
     held = analysis.schedule
-    gap = {cause: ns for cause, ns in ((held and held.gap_ns) or {}).items() if cause in REMEDIES}
+    gap = {cause: ns for cause, ns in ((held and held.gap_ns) or {}).items() if GAP_CAUSES[cause].remedy}
     cause = max(gap, key=lambda name: gap[name], default=None)
     if held is None or cause is None or gap[cause] <= 0.05 * held.head.measured_ns:
         return []
     total = sum((held.gap_ns or {}).values())
-    return [(1.0, f"{ms(gap[cause])} of the {ms(total)} to the ideal is {CAUSES[cause]}: {REMEDIES[cause]}")]
+    why = GAP_CAUSES[cause]
+    return [(1.0, f"{ms(gap[cause])} of the {ms(total)} to the ideal is {why.words}: {why.remedy}")]
 
 
 def _exposed(analysis: Analysis, span: int) -> list[tuple[float, str]]:

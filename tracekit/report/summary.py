@@ -4,87 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Measured
 from tracekit.compare import ScheduleComparison
-
-CAUSES = {
-    "order": "another order of ops",
-    "imbalance": "imbalance between stages",
-    "variation": "variation between micro-batches",
-    "early_output": "outputs sent before a block ends",
-    "p2p": "pipeline transfer and its wait",
-    "exposed_ep": "exposed expert communication",
-    "offload": "offload stalls",
-    "exposed_comm": "other exposed communication",
-    "host": "late launches",
-    "other_work": "work outside the pipeline",
-    "unexplained": "unexplained",
-}
-"""The causes of a gap in words."""
-
-WORDS = {
-    "ep_dispatch": "expert dispatch",
-    "ep_combine": "expert combine",
-    "pp_comm": "pipeline communication",
-    "tp_comm": "tensor-parallel communication",
-    "dp_comm": "data-parallel communication",
-    "cp_comm": "context-parallel communication",
-    "comm": "communication of no known role",
-    "offload": "copying to the host",
-    "onload": "copying from the host",
-    "broadcast": "weight broadcast",
-    "reload": "weight reload",
-    "memory": "memory copies and sets",
-}
-"""Labels that can be exposed, for readers who do not know them."""
-
-
-def ms(ns: float | None, digits: int = 1) -> str:
-    """Nanoseconds as milliseconds; what is there is never shown as nothing.
-
-    >>> ms(1_234_567), ms(4_200), ms(0), ms(None)
-    ('1.2 ms', '0.004 ms', '0.0 ms', '–')
-    """
-    if ns is None:
-        return "–"
-    value = ns / 1e6
-    while value and abs(value) < 10**-digits and digits < 6:
-        digits += 1
-    return f"{value:,.{digits}f} ms"
-
-
-def signed(ns: float, digits: int = 1) -> str:
-    """Nanoseconds more or less, as milliseconds.
-
-    >>> signed(1_234_567), signed(-40_000)
-    ('+1.2 ms', '−0.04 ms')
-    """
-    return ("+" if ns >= 0 else "−") + ms(abs(ns), digits)
-
-
-def percent(share: float | None, digits: int = 1) -> str:
-    """A share as per cent; what is there is never shown as nothing.
-
-    >>> percent(0.1234), percent(0.0001), percent(0.0), percent(None)
-    ('12.3 %', '< 0.1 %', '0.0 %', '–')
-    """
-    if share is None:
-        return "–"
-    least = 10.0 ** -(digits + 2)
-    if 0 < share < least / 2:
-        return f"< {least:.{digits}%}".replace("%", " %")
-    return f"{share:.{digits}%}".replace("%", " %")
-
-
-def share_of(share: float | None) -> str:
-    """A part of something larger, also a negative one.
-
-    >>> share_of(0.961), share_of(-0.004), share_of(None)
-    ('96.1 %', '−0.4 %', '–')
-    """
-    return percent(share) if share is None or share >= 0 else "−" + percent(-share)
+from tracekit.schema import GAP_CAUSES, LABEL_WORDS
 
 
 def sentences(analysis: Analysis) -> list[str]:
@@ -117,7 +41,7 @@ def _spent(analysis: Analysis) -> str:
     mean = f" (mean of {' and '.join(over)})" if over else ""
     exposed = sorted(total.budget.exposed_ns.items(), key=lambda item: -item[1])
     parts = [
-        f"{percent(ns / span)} is exposed {WORDS.get(label, label)} ({label})"
+        f"{percent(ns / span)} is exposed {LABEL_WORDS.get(label, label)} ({label})"
         for label, ns in exposed[:2]
         if ns > 0.01 * span
     ]
@@ -172,8 +96,8 @@ def _reloaded(analysis: Analysis) -> list[str]:
 
 def sizes(held: ScheduleComparison) -> str:
     """Say how large a pipeline is: ranks, micro-batches, chunks."""
-    chunks = f", {held.virtual} chunks a rank" if held.virtual > 1 else ""
-    batches = f"{held.microbatches:,} micro-batch{'es' * (held.microbatches != 1)}"
+    chunks = f", {held.virtual} chunks per rank" if held.virtual > 1 else ""
+    batches = counted(held.microbatches, "micro-batch")
     return f"{counted(held.pp, 'pipeline rank')}, {batches}{chunks}"
 
 
@@ -198,5 +122,5 @@ def _compared(analysis: Analysis) -> list[str]:
     causes = {name: ns for name, ns in (held.gap_ns or {}).items() if name != "unexplained"}
     most = max(causes, key=lambda name: causes[name], default=None)
     if most is not None and causes[most] > 0 and measured > ideal:
-        gap += f"; of the {ms(measured - ideal)} between them, {ms(causes[most])} is {CAUSES.get(most, most)}"
+        gap += f"; of the {ms(measured - ideal)} between them, {ms(causes[most])} is {GAP_CAUSES[most].words}"
     return [*said, gap + "."]

@@ -18,7 +18,6 @@ from tracekit.schedules.schedule import Schedule
 from tracekit.schedules.times import Times
 
 Numbers = npt.NDArray[Any]
-PHASES = ("warm-up", "steady", "cool-down")
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tracekit._util.text import workflow
 from tracekit.report.ci import words
 
 MOST = 10
@@ -41,11 +42,4 @@ def _check(check: Mapping[str, Any]) -> str:
 
 
 def _line(level: str, title: str, text: str) -> str:
-    return f"::{level} title={_escape(title, ':,')}::{_escape(text)}"
-
-
-def _escape(text: str, more: str = "") -> str:
-    """Write what would end a command early as GitHub wants it: percent-encoded."""
-    for sign in "%\r\n" + more:
-        text = text.replace(sign, f"%{ord(sign):02X}")
-    return text
+    return f"::{level} title={workflow(title, also=':,')}::{workflow(text)}"

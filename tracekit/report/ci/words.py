@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, signed
 
 MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
 ORDER = ("regressed", "inconclusive", "improved", "pass")
@@ -51,17 +51,6 @@ def milliseconds(row: Row) -> str:
     text = f"{signed(row['change_ms'], 3)} ms"
     share = row.get("change_relative")
     return f"{text} ({signed(100 * share, 1)} %)" if share is not None and abs(share) < 10 else text
-
-
-def signed(number: float, digits: int) -> str:
-    """Write a number with its sign, minus as a minus; what rounds to nothing has none.
-
-    >>> signed(1.25, 1), signed(-3.0, 1), signed(-0.0001, 1)
-    ('+1.2', '−3.0', '0.0')
-    """
-    if not round(number, digits):
-        return f"{0:.{digits}f}"
-    return f"{number:+,.{digits}f}".replace("-", "−")
 
 
 def sure(row: Row) -> str:

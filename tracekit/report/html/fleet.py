@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import FIGURES, MANY_RANKS, Figure, Spread, by_rank, spread
 from tracekit.errors import Notice
-from tracekit.report.summary import ms, percent
 
 BAND = 64
 """Columns of the heat map side by side; broader meshes go on below."""

@@ -12,12 +12,12 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, ms, percent, signed_ms
 from tracekit.analysis import Analysis
 from tracekit.report.advice import advice
 from tracekit.report.html.data import lanes_data, schedule_data
 from tracekit.report.html.tables import page_tables
-from tracekit.report.summary import ms, percent, sentences, share_of, signed
+from tracekit.report.summary import sentences
 
 
 def render_html(analysis: Analysis) -> str:
@@ -88,8 +88,7 @@ def _template() -> Any:
     environment.filters.update(
         ms=ms,
         percent=percent,
-        signed=signed,
-        share_of=share_of,
+        signed=signed_ms,
         count=counted,
         number=_number,
         whole=_whole,

@@ -6,10 +6,10 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.summary import ms, percent
+from tracekit.schema import IDLE_CAUSES, PHASES
 
 MOST_ROWS = 32
 """Rows of a table with one or more a rank."""
@@ -18,8 +18,7 @@ MOST_KERNELS = 20
 MOST_STEPS = 100
 MOST_BESIDE = 4
 """Compute labels named beside one label."""
-CAUSES = ("launch_bound", "dependency")
-PHASES = ("warm-up", "steady", "cool-down", "FB")
+LANE_PHASES = (*PHASES, "FB")
 
 
 def page_sections(analysis: Analysis) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def _idle(analysis: Analysis) -> list[dict[str, Any]]:
     rows = []
     for one in known[:MOST_IDLE]:
         idle = one.whole.budget.idle_ns
-        causes = {name: (one.idle_causes.get(name, 0) / idle if idle else None) for name in CAUSES}
+        causes = {name: (one.idle_causes.get(name, 0) / idle if idle else None) for name in IDLE_CAUSES}
         bubble = {"bubble": one.whole.bubble_fraction, "lower_bound": one.whole.lower_bound}
         rows.append({"rank": one.rank, "ns": idle, "wait_ns": one.whole.bubble.wait_ns, **causes, **bubble})
     return rows if any(row["ns"] or row["wait_ns"] for row in rows) else []
@@ -81,7 +80,7 @@ def _phases(analysis: Analysis) -> list[dict[str, Any]]:
     lanes = analysis.schedule.lanes.filter(pl.col("label").is_in(["ep_dispatch", "ep_combine", "offload", "onload"]))
     rows = []
     for (label, way), part in lanes.group_by("label", "pass", maintain_order=True):
-        sums = [part.filter(phase=phase).select(pl.col("hidden_ns", "total_ns").sum()).row(0) for phase in PHASES]
+        sums = [part.filter(phase=phase).select(pl.col("hidden_ns", "total_ns").sum()).row(0) for phase in LANE_PHASES]
         shares = [hidden / total if total else None for hidden, total in sums]
         rows.append({"name": f"{label} {way or ''}".strip(), "shares": shares})
     return sorted(rows, key=lambda row: str(row["name"]))

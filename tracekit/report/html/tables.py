@@ -12,8 +12,8 @@ from tracekit.report.advice import DEFINITIONS, asked
 from tracekit.report.html.fleet import few_alike, page_fleet
 from tracekit.report.html.sections import page_sections
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.summary import CAUSES, sizes, which
-from tracekit.schema import LABELS
+from tracekit.report.summary import sizes, which
+from tracekit.schema import GAP_CAUSES, LABELS
 
 MOST_RANKS = 64
 """Ranks that all have a bar of their own …"""
@@ -176,7 +176,7 @@ def _waterfall(ideal_ns: int, measured_ns: int, gap_ns: Any) -> list[dict[str, A
             low, high = sorted((at, at + ns))
             bars.append(
                 {
-                    "name": CAUSES.get(cause, cause),
+                    "name": GAP_CAUSES[cause].words,
                     "from": low,
                     "to": high,
                     "ns": ns,

@@ -7,24 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracekit._util.text import counted, listing
+from tracekit._util.text import counted, listing, markdown, markdown_code, ms, percent, signed_ms
 from tracekit.analysis import Analysis
 from tracekit.report.advice import advice
 from tracekit.report.html.tables import page_tables
 from tracekit.report.markdown.gate import table
-from tracekit.report.summary import CAUSES, ms, percent, sentences, signed
+from tracekit.report.summary import sentences
+from tracekit.schema import GAP_CAUSES
 
 MOST_ROWS = 16
 """Rows of a table that stay in sight; the rest is folded away."""
 MOST_TEXT = 160
 """Letters of a kernel's name."""
-_SIGNS = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {sign: f"\\{sign}" for sign in "\\`*~[]$!|"}
-_PLAIN = str.maketrans(_SIGNS)
-"""What Markdown or HTML would read as more than text."""
-_CALLS = re.compile(r"(?<=[@#])(?=\w)|(?<=:)(?=//)")
-"""Where people, issues and links are called: a gap of no width there keeps them text."""
-_EDGE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
-"""Underscores that could begin or end emphasis; those inside a word cannot."""
 
 
 def render_markdown(analysis: Analysis) -> str:
@@ -36,8 +30,8 @@ def render_markdown(analysis: Analysis) -> str:
     """
     found = page_tables(analysis)
     parts = [
-        f"## {plain(found['title'])}",
-        "\n".join(f"- {plain(sentence)}" for sentence in sentences(analysis)),
+        f"## {markdown(found['title'])}",
+        "\n".join(f"- {markdown(sentence)}" for sentence in sentences(analysis)),
         _next(analysis),
         _budget(found),
         _overlap(found["matrix"]),
@@ -51,31 +45,9 @@ def render_markdown(analysis: Analysis) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def plain(text: object) -> str:
-    r"""Text of a trace as text: nothing in it is read as Markdown or HTML, calls a person or links anywhere.
-
-    >>> plain("a|b `c` <b> pp_comm: _x_\nnext")
-    'a\\|b \\`c\\` &lt;b&gt; pp_comm: \\_x\\_ next'
-    """
-    said = " ".join(str(text).split()).translate(_PLAIN)
-    return _CALLS.sub("&#8203;", _EDGE.sub(r"\\_", said))
-
-
-def code(text: str) -> str:
-    r"""A name as code, for a cell of a table.
-
-    >>> code("f<T>(a|b)"), code("`x`")
-    ('`f<T>(a\\|b)`', '`` `x` ``')
-    """
-    said = " ".join(text.split()).replace("|", "\\|")
-    fence = "`" * (max((len(run) for run in re.findall("`+", said)), default=0) + 1)
-    gap = " " if said.startswith("`") or said.endswith("`") or not said else ""
-    return f"{fence}{gap}{said}{gap}{fence}"
-
-
 def _next(analysis: Analysis) -> str:
     """What to do, with the words to type kept as code."""
-    lines = [re.sub(r"\\`([^`]*)\\`", r"`\1`", plain(line)) for line in advice(analysis)]
+    lines = [re.sub(r"\\`([^`]*)\\`", r"`\1`", markdown(line)) for line in advice(analysis)]
     return "**What to do next**\n\n" + "\n".join(f"{n}. {line}" for n, line in enumerate(lines, 1)) if lines else ""
 
 
@@ -100,7 +72,7 @@ class _Code:
 
 
 def _cell(value: object) -> str:
-    return code(value.text) if isinstance(value, _Code) else plain(value)
+    return markdown_code(value.text) if isinstance(value, _Code) else markdown(value)
 
 
 def _folded(summary: str, inside: str) -> str:
@@ -146,10 +118,10 @@ def _gap(analysis: Analysis) -> str:
     for cause, ns in sorted((held.gap_ns or {}).items(), key=lambda item: (item[0] == "unexplained", -item[1])):
         if ns:
             share = percent(ns / whole) if whole > 0 else "–"
-            rows.append([CAUSES.get(cause, cause), signed(ns), share, ""])
+            rows.append([GAP_CAUSES[cause].words, signed_ms(ns), share, ""])
     rows.append(["measured", ms(held.head.measured_ns), "", percent(held.head.measured_bubble)])
     head = ("", "time", "share of the gap", "outside cells")
-    return f"### From the ideal to the run ({plain(held.name)})\n\n" + _table(head, rows, (1, 2, 3))
+    return f"### From the ideal to the run ({markdown(held.name)})\n\n" + _table(head, rows, (1, 2, 3))
 
 
 def _reload(found: Mapping[str, Any] | None) -> str:
@@ -184,13 +156,13 @@ def _short(name: str) -> str:
 def _warnings(analysis: Analysis) -> str:
     if not analysis.notices:
         return ""
-    lines = "\n".join(f"- {plain(note.code)}: {plain(note.message)}" for note in analysis.notices)
+    lines = "\n".join(f"- {markdown(note.code)}: {markdown(note.message)}" for note in analysis.notices)
     return _folded(counted(len(analysis.notices), "warning"), lines)
 
 
 def _source(found: Mapping[str, Any]) -> str:
     source = found["source"]
-    paths = listing(plain(path) for path in source["paths"])
-    devices = ", ".join(plain(device) for device in found["devices"]) or "no device named"
+    paths = listing(markdown(path) for path in source["paths"])
+    devices = ", ".join(markdown(device) for device in found["devices"]) or "no device named"
     ranks = counted(len(source["ranks"]), "rank")
-    return f"<sub>{ranks} · {plain(source['reader'])} · {devices} · {paths}</sub>"
+    return f"<sub>{ranks} · {markdown(source['reader'])} · {devices} · {paths}</sub>"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, markdown, signed
 from tracekit.report.ci import words
-from tracekit.report.markdown.gate import ICONS, escape, table
+from tracekit.report.markdown.gate import ICONS, table
 
 Data = Mapping[str, Any]
 MOST = 15
@@ -15,8 +15,8 @@ MOST = 15
 
 def render(result: Data) -> str:
     """Return what changed by metric, label, module, rank, kernel and cell, the largest change first."""
-    parts = [f"# tracekit diff\n\n**{escape(sentence(result))}**\n\n{escape(names(result))}"]
-    parts += [f"> **Not comparable:** {escape('; '.join(result['obstacles']))}"] if result["obstacles"] else []
+    parts = [f"# tracekit diff\n\n**{markdown(sentence(result))}**\n\n{markdown(names(result))}"]
+    parts += [f"> **Not comparable:** {markdown('; '.join(result['obstacles']))}"] if result["obstacles"] else []
     if result["metrics"]:
         rows = [
             (f"{ICONS[m['verdict']]} {m['metric']}", words.value(m["before"], m["unit"]),
@@ -33,7 +33,7 @@ def render(result: Data) -> str:
     ):
         parts += _times(title, name, result[key])
     if result["notes"]:
-        parts.append("\n".join(f"- {escape(note)}" for note in result["notes"]))
+        parts.append("\n".join(f"- {markdown(note)}" for note in result["notes"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -77,7 +77,7 @@ def rank_name(row: Data) -> str:
     if not row["most"]:
         return f"rank {row['rank']}"
     part = row["most"].replace("exposed_ms.", "exposed ").replace("_ms", "")
-    return f"rank {row['rank']} ({part} {words.signed(row['most_ms'], 3)} ms)"
+    return f"rank {row['rank']} ({part} {signed(row['most_ms'], 3)} ms)"
 
 
 def _labels(rows: Sequence[Data]) -> list[str]:

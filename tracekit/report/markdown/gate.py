@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracekit._util.text import counted, listing
+from tracekit._util.text import counted, listing, markdown, markdown_code
 from tracekit.report.ci import words
 
 Data = Mapping[str, Any]
@@ -14,7 +14,7 @@ ICONS = {"pass": "✅", "improved": "🚀", "regressed": "❌", "inconclusive": 
 
 def render(result: Data) -> str:
     """Return the whole report: sentence, before and after, what moved most, waivers, what was compared."""
-    parts = [f"## {ICONS[result['verdict']]} tracekit gate: {escape(words.headline(result))}"]
+    parts = [f"## {ICONS[result['verdict']]} tracekit gate: {markdown(words.headline(result))}"]
     checks = sorted(result["checks"], key=lambda c: words.ORDER.index(c["verdict"]))
     telling = [c for c in checks if c["verdict"] != "pass" or c["requirement"]]
     passing = [c for c in checks if c not in telling]
@@ -40,19 +40,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence
     | x\|y | 1 |
     """
     rule = ["---:" if i in right else "---" for i in range(len(head))]
-    lines = [head, rule, *([escape(cell) for cell in row] for row in rows)]
+    lines = [head, rule, *([markdown(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def escape(text: str) -> str:
-    r"""Keep kernel names from being read as Markdown or HTML.
-
-    >>> escape("void f<T*>(a|b)")
-    'void f&lt;T\\*&gt;(a\\|b)'
-    """
-    for sign, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("*", "\\*"), ("`", "\\`")):
-        text = text.replace(sign, written)
-    return text.replace("\n", " ")
 
 
 def _checks(checks: Sequence[Data]) -> str:
@@ -84,7 +73,7 @@ def _moved(moved: Data) -> list[str]:
             head = (name[:-1], "before", "after", "change a step")
             parts.append(f"### {title} that moved most\n\n" + table(head, cells, right=(1, 2, 3)))
     if moved.get("notes"):
-        parts.append("\n".join(f"- {escape(note)}" for note in moved["notes"]))
+        parts.append("\n".join(f"- {markdown(note)}" for note in moved["notes"]))
     return parts
 
 
@@ -93,7 +82,7 @@ def _compared(result: Data) -> str:
     for side in ("before", "after"):
         runs = (result.get(side) or {}).get("runs") or []
         if runs:
-            names = listing(f"`{r['name']}`" for r in runs)
+            names = listing(markdown_code(r["name"]) for r in runs)
             lines.append(
                 f"{side}: {counted(len(runs), 'run')}, {counted(sum(r['steps'] for r in runs), 'step')} ({names})"
             )

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.html.tables import page_tables
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.plot.frame import canvas, ink_on, legend, nothing, title
 from tracekit.report.schedule.plot import FAINT, INK, plain_axes
-from tracekit.report.summary import ms, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

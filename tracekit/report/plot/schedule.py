@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
 from tracekit.report.plot.frame import QUIET, canvas, legend, nothing, title
@@ -23,7 +23,6 @@ from tracekit.report.schedule.plot import (
     draw_idle,
     plain_axes,
 )
-from tracekit.report.summary import ms, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

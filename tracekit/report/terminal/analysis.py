@@ -10,10 +10,9 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 from tracekit.report.advice import DEFINITIONS, advice, asked
-from tracekit.report.summary import percent
 from tracekit.report.terminal.budget import budget, compute, exposure, hiders
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.sections import bubbles, copies, reload, spread, stragglers, warnings

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tracekit._util.text import bare_ms, percent
 from tracekit.analysis import Analysis, Measured, RankResult
 from tracekit.report.html.sections import beside
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
@@ -33,24 +34,6 @@ def table(*columns: str, left: Sequence[str] = ()) -> Table:
 def note(text: str, style: str = "dim") -> Padding:
     """Return a remark under a table, indented where it wraps too."""
     return Padding(Text(text, style=style), (0, 0, 0, 2), expand=False)
-
-
-def percent(part: float | None, whole: float | None = 1.0) -> str:
-    """Return a share as text; – where there is none.
-
-    >>> percent(1, 4), percent(None), percent(1, 0)
-    ('25.0 %', '–', '–')
-    """
-    return "–" if part is None or not whole else f"{100 * part / whole:.1f} %"
-
-
-def ms(ns: float | None) -> str:
-    """Return nanoseconds as milliseconds.
-
-    >>> ms(1_234_567), ms(None)
-    ('1.235', '–')
-    """
-    return "–" if ns is None else f"{ns / 1e6:,.3f}"
 
 
 def budget(analysis: Analysis, width: int) -> RenderableType | None:
@@ -88,7 +71,7 @@ def budget(analysis: Analysis, width: int) -> RenderableType | None:
 def _room(chosen: Sequence[tuple[str, Measured]], width: int, wide: bool) -> int:
     """Return how long a bar may be beside the names, the spans and the shares."""
     names = max(len(name) for name, _ in [*chosen, ("mean", None)])
-    spans = max((len(ms(one.budget.span_ns)) for _, one in chosen), default=7)
+    spans = max((len(bare_ms(one.budget.span_ns)) for _, one in chosen), default=7)
     room = width - names - spans - (59 if wide else 44)
     return max(10, min(width - (78 if wide else 58), room))
 
@@ -117,7 +100,7 @@ def _row(name: str, one: Measured, bar: int, wide: bool, *, of: int = 1) -> list
     exposed = [percent(talk, span), percent(copy, span)] if wide else [percent(talk + copy, span)]
     idle = percent(cost.idle_ns, span) if one.idle_known else "unknown"
     bubble = ("≥ " if one.lower_bound else "") + percent(one.bubble_fraction)
-    return [name, ms(span / of), _bar(one, bar), percent(cost.compute_ns, span), *exposed, idle, bubble]
+    return [name, bare_ms(span / of), _bar(one, bar), percent(cost.compute_ns, span), *exposed, idle, bubble]
 
 
 def _bar(one: Measured, width: int) -> Text:
@@ -147,13 +130,13 @@ def compute(analysis: Analysis, width: int) -> RenderableType | None:
     rows = sorted(((x, total.label_ns[x]) for x in COMPUTE_LABELS if total.label_ns.get(x)), key=lambda r: -r[1])
     for label, ns in rows:
         made.add_row(
-            _name(label), ms(ns / len(analysis.ranks)), percent(ns, span), f"{total.label_count.get(label, 0):,}"
+            _name(label), bare_ms(ns / len(analysis.ranks)), percent(ns, span), f"{total.label_count.get(label, 0):,}"
         )
     other = total.label_ns.get("other", 0)
     style = "bold red" if span and other > 0.01 * span else "dim"
     made.add_row(
         _name("other"),
-        ms(other / max(1, len(analysis.ranks))),
+        bare_ms(other / max(1, len(analysis.ranks))),
         percent(other, span),
         f"{total.label_count.get('other', 0):,}",
         style=style,
@@ -171,8 +154,8 @@ def exposure(analysis: Analysis, width: int) -> RenderableType | None:
     for label in labels:
         ns, exposed = total.label_ns.get(label, 0), total.budget.exposed_ns[label]
         wait = total.wait_ns.get(label)
-        share, waited = percent(exposed, total.budget.span_ns), ms(None if wait is None else wait / count)
-        row = [ms(ns / count), percent(total.overlap.get(label)), ms(exposed / count), share, waited]
+        share, waited = percent(exposed, total.budget.span_ns), bare_ms(None if wait is None else wait / count)
+        row = [bare_ms(ns / count), percent(total.overlap.get(label)), bare_ms(exposed / count), share, waited]
         made.add_row(_name(label), *row)
     return made
 
@@ -185,7 +168,7 @@ def hiders(analysis: Analysis, width: int) -> RenderableType | None:
     shares = "beside it, share of the label's time"
     made = table("label", "pass", "ms a rank", shares, left=("label", "pass", shares))
     for row in rows:
-        made.add_row(_name(row["label"]), row["pass"] or "", ms(row["ns"]), row["beside"])
+        made.add_row(_name(row["label"]), row["pass"] or "", bare_ms(row["ns"]), row["beside"])
     return made
 
 

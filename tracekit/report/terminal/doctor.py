@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import listing
+from tracekit._util.text import listing, spans
 from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.recording import RECIPES, Finding
 
@@ -62,8 +62,8 @@ def _rows(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, st
     yield "tool", TOOLS.get(facts["reader"], facts["reader"])
     yield "versions", versions
     known = f"world size {size}" if size else "world size unknown"
-    yield "ranks", f"{_spans(facts['ranks'])} (rank from {listing(came)}; {known})"
-    yield "steps", _spans(facts["steps"])
+    yield "ranks", f"{spans(facts['ranks'])} (rank from {listing(came)}; {known})"
+    yield "steps", spans(facts["steps"])
     yield "span", f"{facts['span_ns'] / 1e6:,.1f} ms"
     yield "GPUs", ", ".join(facts["devices"])
     yield "streams", f"{listing(per_rank, most=16)} (by rank)"
@@ -76,33 +76,18 @@ def _rows(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, st
 
 def _group(group: dict[str, Any]) -> str:
     described = group["description"] or "no description"
-    return f"{group['name']} “{described}”" + (f" [{_spans(group['ranks'])}]" if group["ranks"] else "")
+    return f"{group['name']} “{described}”" + (f" [{spans(group['ranks'])}]" if group["ranks"] else "")
 
 
 def _more(count: int) -> str:
     return f"; +{count} more" if count > 0 else ""
 
 
-def _spans(numbers: list[int]) -> str:
-    """Write numbers short.
-
-    >>> _spans([0, 1, 2, 3, 7])
-    '0–3, 7'
-    """
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return listing(("–".join(map(str, part)) for part in parts), most=12)
-
-
 def _finding(finding: Finding, total: int) -> Table:
     mark, style = _MARKS[finding.severity]
     lines = Text(finding.problem, style="bold" if finding.severity == "blocks" else "")
     if finding.ranks and len(finding.ranks) < total:
-        lines.append(f"  (rank {_spans(list(finding.ranks))})", style="dim")
+        lines.append(f"  (rank {spans(list(finding.ranks))})", style="dim")
     if finding.rules_out:
         lines.append("\nrules out: ", style="dim")
         lines.append("; ".join(finding.rules_out))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tracekit._util.text import percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import MANY_RANKS, Figure, Spread, by_rank, spread
-from tracekit.report.terminal.budget import note, percent, table
+from tracekit.report.terminal.budget import note, table
 
 SHOWN = 8
 """Ranks that differ with a line of their own."""

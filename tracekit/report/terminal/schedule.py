@@ -6,26 +6,14 @@ import polars as pl
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import counted
+from tracekit._util.text import bare_ms, counted, percent
 from tracekit.analysis import Analysis
 from tracekit.compare import Held, ScheduleComparison, WhatIf
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
 from tracekit.report.summary import which
-from tracekit.report.terminal.budget import MANY, SHOWN, ms, percent, table
+from tracekit.report.terminal.budget import MANY, SHOWN, table
+from tracekit.schema import GAP_CAUSES, PHASES
 
-_MEANING = {
-    "order": "another order than the schedule's",
-    "imbalance": "stages differ",
-    "variation": "micro-batches differ",
-    "early_output": "outputs that left before their cell ended",
-    "p2p": "pipeline transfers",
-    "exposed_ep": "dispatch and combine not hidden",
-    "offload": "waiting for offload or onload",
-    "exposed_comm": "other communication not hidden",
-    "host": "kernels launched late",
-    "other_work": "kernels outside the pipeline's cells",
-    "unexplained": "left over",
-}
 _TURNED = {"F": "F", "B": "B", "I": "I", "W": "W", "FB": "X"}
 ALTERNATIVES = 6
 
@@ -69,12 +57,12 @@ def _sides(held: Held) -> RenderableType:
     made.columns[0].no_wrap = True
     ranks = len(held.bubbles)
     made.add_row(
-        "measured", ms(held.measured_ns), percent(held.measured_bubble), *_mean(held, "measured_ns", ranks), ""
+        "measured", bare_ms(held.measured_ns), percent(held.measured_bubble), *_mean(held, "measured_ns", ranks), ""
     )
-    made.add_row("ideal", ms(held.ideal_ns), percent(held.ideal_bubble), *_mean(held, "ideal_ns", ranks), "")
+    made.add_row("ideal", bare_ms(held.ideal_ns), percent(held.ideal_bubble), *_mean(held, "ideal_ns", ranks), "")
     for bubble in held.bubbles if ranks <= MANY else sorted(held.bubbles, key=_idle, reverse=True)[:SHOWN]:
         idle = sum(bubble.measured_ns.values())
-        phases = [ms(ns) for ns in bubble.measured_ns.values()]
+        phases = [bare_ms(ns) for ns in bubble.measured_ns.values()]
         share = percent(idle, held.measured_ns)
         made.add_row(f"  rank {bubble.rank}", "", share, *phases, str(bubble.peak_activations))
     note = "bubble: share of the makespan in no cell; phases: idle ms a rank; peak: chunks held"
@@ -89,7 +77,7 @@ def _mean(held: Held, side: str, ranks: int) -> list[str]:
     sums = [0, 0, 0]
     for bubble in held.bubbles:
         sums = [a + b for a, b in zip(sums, getattr(bubble, side).values(), strict=True)]
-    return [ms(ns / ranks) for ns in sums]
+    return [bare_ms(ns / ranks) for ns in sums]
 
 
 def _waterfall(held: Held, width: int) -> RenderableType:
@@ -99,17 +87,17 @@ def _waterfall(held: Held, width: int) -> RenderableType:
     top = max(held.measured_ns, held.ideal_ns, 1)
     made = table("gap", "ms", "of makespan", "", left=("gap", ""))
     made.add_row(
-        "ideal", ms(held.ideal_ns), percent(held.ideal_ns, held.measured_ns), _bar(0, held.ideal_ns, top, room)
+        "ideal", bare_ms(held.ideal_ns), percent(held.ideal_ns, held.measured_ns), _bar(0, held.ideal_ns, top, room)
     )
     at = held.ideal_ns
     for part, ns in held.gap_ns.items():
         if ns or part == "unexplained":
             bar = _bar(min(at, at + ns), max(at, at + ns), top, room)
             sign = "+" if ns >= 0 else "−"
-            name = f"{sign} {part}: {_MEANING[part]}"
-            made.add_row(name, ms(abs(ns)), percent(abs(ns), held.measured_ns), bar)
+            name = f"{sign} {GAP_CAUSES[part].words}"
+            made.add_row(name, bare_ms(abs(ns)), percent(abs(ns), held.measured_ns), bar)
         at += ns
-    made.add_row("measured", ms(held.measured_ns), "", _bar(0, held.measured_ns, top, room))
+    made.add_row("measured", bare_ms(held.measured_ns), "", _bar(0, held.measured_ns, top, room))
     return made
 
 
@@ -171,11 +159,11 @@ def _lanes(lanes: pl.DataFrame) -> RenderableType | None:
     made = table("hidden by phase", "warm-up", "steady", "cool-down", "inside FB", left=("hidden by phase",))
     for (label, way), part in _by_label(busy):
         inside = lanes.filter((pl.col("label") == label) & pl.col("pass").eq_missing(way))
-        shares = [_hidden(part, phase) for phase in ("warm-up", "steady", "cool-down")]
+        shares = [_hidden(part, phase) for phase in PHASES]
         made.add_row(f"{label} {way or ''}".rstrip(), *shares, _hidden(inside, "FB"))
     sends = lanes.filter(pl.col("label") == "pp_comm")
     if sends.height:
-        phases = ("warm-up", "steady", "cool-down", "FB")
+        phases = (*PHASES, "FB")
         made.add_row("pp_comm beside wgrad", *(_hidden(sends, phase, "beside_wgrad_ns") for phase in phases))
     note = "shares of each label's time that compute ran beside; the overlapped schedule's ideal is all of it"
     return Group(made, Text("  " + note, style="dim"))
@@ -208,7 +196,12 @@ def _what_if(lines: tuple[WhatIf, ...]) -> RenderableType | None:
         name = line.name + (f" (virtual {line.virtual})" if line.virtual and line.virtual > 1 else "")
         peak = "" if line.peak_activations is None else f"{line.peak_activations:g}"
         made.add_row(
-            name, ms(line.makespan_ns), ms(line.saves_ns), percent(line.bubble_fraction), peak, line.assumption
+            name,
+            bare_ms(line.makespan_ns),
+            bare_ms(line.saves_ns),
+            percent(line.bubble_fraction),
+            peak,
+            line.assumption,
         )
     note = "saves: a schedule against the ideal of the run's own, the rest against the run; peak: micro-batches held"
     return Group(made, Text("  " + note, style="dim"))

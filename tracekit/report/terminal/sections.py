@@ -10,10 +10,11 @@ import polars as pl
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tracekit._util.text import bare_ms, percent
 from tracekit.analysis import Analysis
-from tracekit.metrics.bubbles import PHASES
 from tracekit.report.html.fleet import few_alike
-from tracekit.report.terminal.budget import MANY, SHOWN, ms, note, percent, table
+from tracekit.report.terminal.budget import MANY, SHOWN, note, table
+from tracekit.schema import PHASES
 
 
 def bubbles(analysis: Analysis, width: int) -> RenderableType | None:
@@ -23,15 +24,21 @@ def bubbles(analysis: Analysis, width: int) -> RenderableType | None:
         return None
     phased = "pp_comm" in total.label_ns and any(one.phases for one in analysis.ranks)
     columns = ["rank", "idle ms", "launch-bound", "dependency", "pp wait ms", "bubble"]
-    made = table(*columns, *(PHASES[:3] if phased and width >= 96 else []))
+    made = table(*columns, *(PHASES if phased and width >= 96 else []))
     ranks = sorted(analysis.ranks, key=lambda one: -(one.whole.bubble_fraction or 0.0))
     for one in ranks if len(ranks) <= MANY else ranks[:SHOWN]:
         whole, idle = one.whole, one.whole.budget.idle_ns
         causes = [percent(one.idle_causes.get(cause), idle) for cause in ("launch_bound", "dependency")]
         fraction = ("≥ " if whole.lower_bound else "") + percent(whole.bubble_fraction)
-        row = [str(one.rank), ms(idle if whole.idle_known else None), *causes, ms(whole.bubble.wait_ns), fraction]
+        row = [
+            str(one.rank),
+            bare_ms(idle if whole.idle_known else None),
+            *causes,
+            bare_ms(whole.bubble.wait_ns),
+            fraction,
+        ]
         if len(made.columns) > len(columns):
-            row += [ms(_in_phase(one.phases, phase)) for phase in PHASES[:3]]
+            row += [bare_ms(_in_phase(one.phases, phase)) for phase in PHASES]
         made.add_row(*row)
     notes = ["launch-bound, dependency: shares of idle"]
     if len(made.columns) > len(columns):
@@ -55,7 +62,7 @@ def stragglers(analysis: Analysis, width: int) -> RenderableType | None:
         return None
     made = table("rank", "label", "others waited ms", "operations", left=("label",))
     for row in found.head(SHOWN).iter_rows(named=True):
-        made.add_row(str(row["rank"]), row["label"], ms(row["caused_ns"]), f"{row['operations']:,}")
+        made.add_row(str(row["rank"]), row["label"], bare_ms(row["caused_ns"]), f"{row['operations']:,}")
     residual = analysis.clocks.residual_ns
     moved = analysis.clocks.table.filter(pl.col("offset_ns") != 0)
     text = "the rank that starts a matched operation last; others' wait in it, summed over ranks"
@@ -83,11 +90,11 @@ def spread(analysis: Analysis, width: int) -> RenderableType | None:
     )
     made = table("step", "median ms", "fastest rank", "slowest rank", "which", "")
     for row in by_step.head(SHOWN).iter_rows(named=True):
-        made.add_row(str(row["step"]), ms(row["middle"]), ms(row["low"]), ms(row["high"]), str(row["slowest"]),
-                     "partial" if row["partial"] else "")  # fmt: skip
+        times = (bare_ms(row[name]) for name in ("middle", "low", "high"))
+        made.add_row(str(row["step"]), *times, str(row["slowest"]), "partial" if row["partial"] else "")
     middle = by_step["middle"]
     low, high = middle.min(), middle.max()
-    return Group(made, note(f"{len(by_step)} steps, slowest first: {ms(low)} to {ms(high)} ms"))  # type: ignore[arg-type]
+    return Group(made, note(f"{len(by_step)} steps, slowest first: {bare_ms(low)} to {bare_ms(high)} ms"))  # type: ignore[arg-type]
 
 
 def copies(analysis: Analysis, width: int) -> RenderableType | None:
@@ -105,7 +112,7 @@ def copies(analysis: Analysis, width: int) -> RenderableType | None:
     made = table("label", "copies", "MB", "GB/s", "hidden", "stall ms", "stalls", left=("label",))
     for row in found.iter_rows(named=True):
         rates = (f"{row['bytes'] / 1e6:,.1f}", f"{row['bytes'] / row['ns']:,.1f}", percent(row["hidden_ns"], row["ns"]))
-        made.add_row(row["label"], f"{row['count']:,}", *rates, ms(row["stall_ns"]), f"{row['stalls']:,}")
+        made.add_row(row["label"], f"{row['count']:,}", *rates, bare_ms(row["stall_ns"]), f"{row['stalls']:,}")
     return Group(
         made, note("all ranks; GB/s: bytes / union of the copies' time; stall: exposed time charged to the copy")
     )
@@ -125,14 +132,14 @@ def reload(analysis: Analysis, width: int) -> RenderableType | None:
     ):
         rate = f"{row['bytes'] / row['ns']:,.1f}" if row["bytes"] and row["ns"] else "–"
         size = f"{row['bytes'] / 1e6:,.1f}" if row["bytes"] is not None else "–"
-        made.add_row(row["lane"], f"{row['count']:,}", size, ms(row["ns"] / row["ranks"]), rate)
+        made.add_row(row["lane"], f"{row['count']:,}", size, bare_ms(row["ns"] / row["ranks"]), rate)
     hidden = found.hidden["reload_under_broadcast"].mean()
     ahead = found.hidden["h2d_under_others"].mean()
     lines = [
         f"{found.rounds} rounds, {found.buckets} buckets, broadcast by rank {sources}",
         f"{percent(hidden)} of reload runs under a broadcast, {percent(ahead)} of H2D under other work",  # type: ignore[arg-type]
-        f"took {ms(found.measured_ns)} ms; with two buffers and no waiting {ms(found.ideal_ns)} ms "
-        f"(H2D {ms(found.h2d_ns)}, broadcast {ms(found.broadcast_ns)}, reload {ms(found.reload_ns)})",
+        f"took {bare_ms(found.measured_ns)} ms; with two buffers and no waiting {bare_ms(found.ideal_ns)} ms "
+        f"(H2D {bare_ms(found.h2d_ns)}, broadcast {bare_ms(found.broadcast_ns)}, reload {bare_ms(found.reload_ns)})",
     ]
     return Group(made, *(note(line, style="") for line in lines))
 
