@@ -135,7 +135,7 @@ def test_a_folder_without_or_with_another_manifest_is_no_store(tmp_path, store):
     assert is_store(store.path)
     assert is_store(store.path / MANIFEST)
     assert not is_store(tmp_path)
-    with pytest.raises(InputError, match="is no store"):
+    with pytest.raises(InputError, match="is not a store"):
         open_store(tmp_path)
     manifest = json.loads((store.path / MANIFEST).read_text())
     (store.path / MANIFEST).write_text(json.dumps(manifest | {"format": "tracekit.store/9"}))

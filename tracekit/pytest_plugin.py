@@ -42,7 +42,7 @@ class MeasuredRun:
         return stats.pseudomedian(values)
 
     def steps(self, metric: str) -> tuple[float, ...]:
-        """Return one value a step."""
+        """Return one value per step."""
         from tracekit.gate.metrics import resolve
 
         return self.run.values(resolve(metric, known=self.run.samples))

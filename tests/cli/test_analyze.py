@@ -128,7 +128,7 @@ def test_figures_of_every_step(samples):
     [
         (["--steps", "x"], "cannot read"),
         (["--steps", "77"], "selects none"),
-        (["--ranks", "a"], "is no rank"),
+        (["--ranks", "a"], "is not a rank"),
         (["-o", "x.docx"], "cannot write .docx"),
         (["-o", "plain"], "has no extension"),
     ],

@@ -89,5 +89,5 @@ def test_ranks_are_numbers_and_spans():
     assert parse_ranks("3,0-2, 7") == (0, 1, 2, 3, 7)
     assert parse_ranks(None) is None
     for wrong in ("", "a", "3-1", "1-", "-1"):
-        with pytest.raises(OptionError, match="is no rank"):
+        with pytest.raises(OptionError, match="is not a rank"):
             parse_ranks(wrong)

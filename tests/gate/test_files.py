@@ -121,7 +121,7 @@ def test_settings_are_found(command, save, scaled, tmp_path, name, head):  # noq
         ("require = 3", "require must be a list of text"),
         ('waivers = [{ metric = "step_ms", until = 2030-01-01 }]', "a waiver lacks its reason"),
         ('waivers = [{ metric = "step_ms", reason = "x" }]', "a waiver lacks its until"),
-        ('waivers = [{ metric = "step_ms", reason = "x", until = "soon" }]', "is no date"),
+        ('waivers = [{ metric = "step_ms", reason = "x", until = "soon" }]', "is not a date"),
         ("alpha = ", "is not valid TOML"),
         ('floors = { step_ms = "much" }', "'much' is not a number"),
     ],

@@ -1,4 +1,4 @@
-"""Paths in, one source a rank out."""
+"""Paths in, one source per rank out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FOUND = {
     "rank_3": ({"rank_3.json": trace()}, [(3, "name")]),
     "rank3_trace": ({"run7_rank3_trace.json": trace()}, [(3, "name")]),
     "worker3": ({"worker3_step_12.169.pt.trace.json": trace()}, [(3, "name")]),
-    "a folder a rank": ({"rank0/t.json": trace(), "rank1/t.json": trace()}, [(0, "name"), (1, "name")]),
+    "a folder per rank": ({"rank0/t.json": trace(), "rank1/t.json": trace()}, [(0, "name"), (1, "name")]),
     "only file": ({"host_4242.169412.pt.trace.json": trace()}, [(0, "only file")]),
     "bare array": ({"t.json": trace(array=True)}, [(0, "only file")]),
     "unrelated files are skipped": (
@@ -85,7 +85,7 @@ def test_what_cannot_be_one_run_is_refused_and_listed(tmp_path, case):
 
 
 FILES = {
-    "png": (b"\x89PNG\r\n\x1a\n", "is no trace: neither JSON nor"),
+    "png": (b"\x89PNG\r\n\x1a\n", "is not a trace: neither JSON nor"),
     "no trace": (b'{"answer": 42}', 'is JSON but no trace: it has no "traceEvents"'),
     "numbers": (b"[1, 2, 3]", "is JSON but no trace"),
     "empty": (b"", "is empty"),

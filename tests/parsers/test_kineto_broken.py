@@ -91,7 +91,7 @@ def test_damage_that_costs_no_event(real_bytes, whole, target, defect):
     assert got.events.drop("name").equals(whole.drop("name"))
     changed = (got.events["name"].cast(pl.String) != whole["name"].cast(pl.String)).arg_true().to_list()
     assert changed == ([target[2]] if code == "bad-text" else [])
-    with pytest.raises(InputError, match=f"trace: event {target[1]} .*no valid JSON"):
+    with pytest.raises(InputError, match=f"trace: event {target[1]} .*not valid JSON"):
         read(raw, lenient=False)
 
 
@@ -116,7 +116,7 @@ def test_the_first_bad_text_is_named_by_its_event(monkeypatch, first, indent, bl
     events[700] = {**plain, "name": "later\\q"}
     raw = json.dumps({"traceEvents": events}, indent=indent).replace("\\\\q", "\\q").encode()
     assert count(read(raw), "bad-text") == 2
-    with pytest.raises(InputError, match="trace: event 500 holds text that is no valid JSON"):
+    with pytest.raises(InputError, match="trace: event 500 holds text that is not valid JSON"):
         read(raw, lenient=False)
 
 
@@ -133,7 +133,7 @@ def test_damage_that_costs_one_event(real_bytes, whole, target, monkeypatch, def
     unmoved = ["id", "step"]
     assert got.events.drop(unmoved).equals(kept.drop(unmoved))
     assert got.events.height + sum(got.source.skipped.values()) + 1 == raw.count(b'\n  {\n    "')
-    with pytest.raises(InputError, match=rf"trace: event {target[1]} is no valid JSON"):
+    with pytest.raises(InputError, match=rf"trace: event {target[1]} is not valid JSON"):
         read(raw, lenient=False)
 
 
@@ -215,7 +215,7 @@ def test_a_damaged_header_costs_its_key(real_bytes, whole):
     assert got.source.record_shapes is True  # seen in the events
 
 
-# ---- files that are no traces ----
+# ---- files that are not traces ----
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def named(frame, pattern):
 
 @pytest.fixture(scope="module")
 def pipeline(samples):
-    """The 1F1B run recorded under Nsight Systems with emit_nvtx, a file a rank."""
+    """The 1F1B run recorded under Nsight Systems with emit_nvtx, a file per rank."""
     return [nsight.read(samples / "nsys-1f1b" / f"rank{r}.sqlite")[0] for r in range(4)]
 
 

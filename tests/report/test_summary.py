@@ -20,7 +20,7 @@ def small(samples):
 
 
 def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, wait=None, late=()):
-    """Every rank spans 1 ms a step, of which it computes so many µs, and is idle where nothing else is given."""
+    """Every rank spans 1 ms per step, of which it computes so many µs, and is idle where nothing else is given."""
     one, exposed = small.ranks[0], exposed or {}
     idle = 1000 - compute - sum(exposed.values())
 

@@ -42,7 +42,7 @@ class _Edge:
 
     @property
     def clear(self) -> bool:
-        """Say whether the offset stands out from the scatter."""
+        """Return whether the offset stands out from the scatter."""
         return abs(self.offset_ns) > self.spread_ns * max(1.0, 3 / float(self.count**0.5)) + self.floor_ns + _NOTHING_NS
 
 

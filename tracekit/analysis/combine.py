@@ -148,7 +148,7 @@ def _phase_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
 
 
 def _clock_notices(parts: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
-    """Say whose trace lies so far from the others in time that it may be another run's.
+    """Return notices that say whose trace lies so far from the others in time that it may be another run's.
 
     Clocks of machines differ, and are aligned; a run recorded again a minute later has the same operations and would
     be aligned as well. Clocks that count from a machine's start say nothing.
@@ -170,7 +170,7 @@ def _clock_notices(parts: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
 
 
 def _wait_notices(waited: pl.DataFrame) -> list[Notice]:
-    """Say where waiting could not be told from transfer."""
+    """Return notices for where waiting could not be told from transfer."""
     pipeline = waited.filter(label="pp_comm")
     lost = pipeline["wait_ns"].null_count()
     if not lost:

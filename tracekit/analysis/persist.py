@@ -1,6 +1,6 @@
 """A rank's tables as one file: what ``combine`` needs of a rank, written by the worker that read its trace.
 
-The file is a zip that any tool opens: one Parquet member a table, and ``tables.json`` for what is no table. Reading it
+The file is a zip that any tool opens: a Parquet member per table, and ``tables.json`` for the rest. Reading it
 runs nothing: only the classes listed here are built, and only from their own fields.
 """
 

@@ -85,7 +85,7 @@ class Spread:
     """How a run's figures are spread over its ranks."""
 
     table: pl.DataFrame
-    """A row a rank: rank, stage, replica, and the figures."""
+    """One row per rank: rank, stage, replica, and the figures."""
     figures: tuple[Figure, ...]
     different: tuple[Different, ...]
     mesh: Mesh

@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def _wrong_words(error: Any) -> int:
-    """Say what is wrong with the words that were typed; where there were none, show the help."""
+    """Print what is wrong with the words that were typed; where there were none, show the help."""
     if "NoArgs" in type(error).__name__:
         error.show()
     else:

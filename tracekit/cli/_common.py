@@ -29,7 +29,7 @@ def parse_ranks(text: str | None) -> tuple[int, ...] | None:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise OptionError(f"--ranks {text}: {part.strip()!r} is no rank", hint="write 0,2 or 0-7")
+            raise OptionError(f"--ranks {text}: {part.strip()!r} is not a rank", hint="write 0,2 or 0-7")
         if int(last or first) >= MOST_RANKS:
             raise OptionError(f"--ranks {text}: {last or first} is more than any run has", hint="write 0,2 or 0-7")
         ranks.update(range(int(first), int(last or first) + 1))

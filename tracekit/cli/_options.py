@@ -12,11 +12,11 @@ from tracekit.cli._common import NSYS_VARIABLE, use_nsys
 Paths = Annotated[
     list[str], typer.Argument(help="Traces: files, a folder, a quoted glob, a URL or a store.", metavar="PATH")
 ]
-Ranks = Annotated[str | None, typer.Option(help="Only these ranks: 0,2 or 0-7.", metavar="RANKS")]
+Ranks = Annotated[str | None, typer.Option(help="Read only these ranks: 0,2 or 0-7.", metavar="RANKS")]
 Rank = Annotated[int | None, typer.Option(help="The rank of a single file that does not say.", metavar="N", min=0)]
 Rules = Annotated[Path | None, typer.Option(help="Rules file to label with, before the built-in ones.", metavar="FILE")]
 Workers = Annotated[
-    int | None, typer.Option(help="Processes to read with; by default as many as pay.", metavar="N", min=1)
+    int | None, typer.Option(help="Processes to read with; by default as many as speed it up.", metavar="N", min=1)
 ]
 Nsys = Annotated[
     str | None,

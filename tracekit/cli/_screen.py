@@ -11,7 +11,7 @@ LEAST_WIDTH = 76
 
 
 class Screen(Console):
-    """Standard output. A reader that leaves early is the caller's to judge, and is no error of ours.
+    """Standard output. A reader that leaves early is the caller's to judge, and is not an error of ours.
 
     >>> Screen(width=40).width, Screen(width=120).width
     (76, 120)

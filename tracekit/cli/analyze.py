@@ -43,13 +43,14 @@ def analyze(
     rank: Rank = None,
     rules: Rules = None,
     layout: Annotated[
-        str | None, typer.Option(help="How ranks are arranged, where it is wrong: pp=4,ep=2.", metavar="SIZES")
+        str | None,
+        typer.Option(help="How ranks are arranged, where tracekit has it wrong: pp=4,ep=2.", metavar="SIZES"),
     ] = None,
     what_if: Annotated[bool, typer.Option("--what-if", help="Rank the schedules this run could use.")] = False,
     explain: Annotated[
         str | None,
         typer.Option(
-            help="Say why an event got its label: a name (or part of one), a label or an id.", metavar="EVENT"
+            help="Explain why an event got its label: a name (or part of one), a label or an id.", metavar="EVENT"
         ),
     ] = None,
     workers: Workers = None,
@@ -61,7 +62,7 @@ def analyze(
     resume: Resume = False,
     dask: Dask = None,
 ) -> None:
-    """Say where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
+    """Show where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
     if explain is not None:
         if json or output:
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")

@@ -23,7 +23,7 @@ def diff(
     nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Say what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
+    """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
     from tracekit.cli._screen import Screen
     from tracekit.gate import diff as compare
     from tracekit.gate import read_side

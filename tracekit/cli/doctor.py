@@ -19,7 +19,7 @@ def doctor(
     nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what these traces hold, what is missing, which answers that rules out, and how to record better."""
+    """Show what these traces hold, what is missing, which answers that rules out, and how to record better."""
     from tracekit.cli._screen import Screen
     from tracekit.doctor.diagnose import diagnose
     from tracekit.report.terminal.doctor import as_json, show

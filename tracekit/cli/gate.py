@@ -104,7 +104,7 @@ def gate(
     ] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="List every metric that can be required.")] = False,
 ) -> None:
-    """Hold runs against a baseline: 0 pass, 1 regressed, 2 unusable input, 3 inconclusive."""
+    """Judge runs against a baseline; exit code 0 pass, 1 regressed, 2 unusable input, 3 inconclusive."""
     if metrics:
         _list_metrics()
         return

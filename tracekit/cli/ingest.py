@@ -27,7 +27,7 @@ def ingest(
     resume: Resume = False,
     dask: Dask = None,
 ) -> None:
-    """Write traces as a Parquet store, labelled, one folder a rank; reading it back needs no parsing."""
+    """Write traces as a Parquet store, labelled, one folder per rank; reading it back needs no parsing."""
     from tracekit.run.dask import cluster
     from tracekit.run.ingest import ingest
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def schedule(
     name: Annotated[
         str | None,
-        typer.Argument(help="A schedule's name (--list), or a file of orders, one line a rank.", metavar="NAME"),
+        typer.Argument(help="A schedule's name (--list), or a file of orders, one line per rank.", metavar="NAME"),
     ] = None,
     *,
     pp: Annotated[int | None, typer.Option(help="Pipeline ranks.", metavar="P")] = None,
-    microbatches: Annotated[int | None, typer.Option(help="Micro-batches a step.", metavar="M")] = None,
-    virtual: Annotated[int | None, typer.Option(help="Model chunks a rank.", metavar="V")] = None,
-    group: Annotated[int | None, typer.Option(help="Micro-batches a group (interleaved).", metavar="G")] = None,
+    microbatches: Annotated[int | None, typer.Option(help="Micro-batches per step.", metavar="M")] = None,
+    virtual: Annotated[int | None, typer.Option(help="Model chunks per rank.", metavar="V")] = None,
+    group: Annotated[int | None, typer.Option(help="Micro-batches per group (interleaved).", metavar="G")] = None,
     time: Annotated[
         str,
         typer.Option(help="Durations: F=1,I=1,W=1,FB=3,P2P=0; B is I+W and FB is F+B unless given.", metavar="TIMES"),

@@ -106,7 +106,7 @@ class ScheduleComparison:
 
     @property
     def virtual(self) -> int:
-        """Chunks a rank holds."""
+        """Chunks that a rank holds."""
         return self.head.match.schedule.virtual
 
     @property

@@ -100,7 +100,7 @@ def _count(order: Sequence[Op]) -> int:
 
 
 def _cut(pipeline: Pipeline) -> Notice | None:
-    """Say what shows that the trace holds only a part of the step's work; None where nothing does."""
+    """Return what shows that the trace holds only a part of the step's work; None where nothing does."""
     cells = pipeline.detail.with_columns(pl.col("op").cast(pl.String))
     forth = cells.filter(pl.col("op").is_in(["F", "FB"])).select("position", "pair")
     block = cells.filter(pl.col("op") == "FB").select("position", pair="b_pair")
@@ -120,7 +120,7 @@ def _cut(pipeline: Pipeline) -> Notice | None:
 
 
 def orders_differ(match: Match, pipeline: Pipeline) -> Notice:
-    """Say how far the order is from the schedule's."""
+    """Return how far the order is from the schedule's."""
     whole = _units(pipeline.orders(), match) // 2
     text = f"the order is not exactly {match.schedule.name}'s: {match.distance} units of work of about {whole}"
     return Notice("order-differs", f"{text} stand elsewhere")

@@ -102,7 +102,7 @@ def _steps(ranks: Sequence[RankPipeline]) -> list[int]:
 
 
 def _worth(pipeline: Pipeline) -> bool:
-    """Say whether there is a pipeline: a rank by itself is one only where it overlaps several micro-batches."""
+    """Return whether there is a pipeline: a rank by itself is one only where it overlaps several micro-batches."""
     blocks = pipeline.detail["op"] == "FB"
     return len(pipeline.ranks) > 1 or (bool(blocks.any()) and len(blocks) > 2)
 
@@ -194,7 +194,7 @@ LATE = 0.01
 
 
 def _late_starts(pipeline: Pipeline, r: Replays) -> list[Notice]:
-    """Say which ranks' hosts began the step late: in a trace's first step that may be the profiler's own start."""
+    """Return which ranks' hosts began the step late: in a trace's first step that may be the profiler's own start."""
     first = np.flatnonzero(np.diff(r.graph.position, prepend=-1))
     waited = r.before["host"][first]
     return [
@@ -300,7 +300,7 @@ def _what_if(held: Held) -> list[WhatIf]:
 
 
 def _untried(held: Held) -> list[Notice]:
-    """Say which schedules ``--what-if`` left out."""
+    """Return which schedules ``--what-if`` left out."""
     plan = held.match.schedule
     if not too_large_to_search(plan.pp, plan.microbatches):
         return []

@@ -137,7 +137,7 @@ def _known(pp: int, forwards: int, wanted: str) -> Iterator[Schedule]:
 
 
 def _doubts(match: Match, pipeline: Pipeline) -> tuple[bool, bool, bool]:
-    """Say what speaks against a match: other stages than the ranges say, blocks run apart, halves run as one."""
+    """Return what speaks against a match: other stages than the ranges say, blocks run apart, halves run as one."""
     kinds = set(pipeline.detail["op"].cast(pl.String))
     other = pipeline.stages_from == "annotations" and any(
         [op.stage for op in order if op.kind in ("F", "FB")]

@@ -24,7 +24,7 @@ SEARCHED = ("zb-1p", "zb-2p")
 
 
 def too_large_to_search(pp: int, microbatches: int) -> bool:
-    """Say whether orders that are searched for are left out.
+    """Return whether orders that are searched for are left out.
 
     >>> too_large_to_search(4, 8), too_large_to_search(64, 1024)
     (False, True)

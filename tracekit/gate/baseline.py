@@ -111,7 +111,7 @@ def update(
 
 
 def _noise_of(path: str | os.PathLike[str]) -> dict[str, Noise]:
-    """Return what an older file at *path* knew of noise; a file that is no baseline is not overwritten."""
+    """Return what an older file at *path* knew of noise; a file that is not a baseline is not overwritten."""
     file = Path(path)
     if not file.exists():
         return {}

@@ -73,7 +73,7 @@ class Config:
 
 
 def load_config(path: str | Path | None = None, *, start: Path | None = None) -> Config:
-    """Read the settings from *path*, or from the nearest file at or above *start*; none is no error."""
+    """Read the settings from *path*, or from the nearest file at or above *start*; none is not an error."""
     if path is not None:
         file = Path(path)
         if not file.is_file():
@@ -163,6 +163,6 @@ def _waiver(table: Any, file: Path) -> Waiver:
         )
     except (TypeError, ValueError):
         raise OptionError(
-            f"{file}: waiver of {given['metric']}: until = {until!r} is no date", hint="write 2026-12-31"
+            f"{file}: waiver of {given['metric']}: until = {until!r} is not a date", hint="write 2026-12-31"
         ) from None
     return Waiver(str(given["metric"]), str(given["reason"]), day)

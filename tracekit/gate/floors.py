@@ -25,7 +25,7 @@ ALIKE = {"waiting": 1.25, "copying": 0.45}
 """How much longer the waiting (the copying) of one run may be than another's of the same code, as a share of itself.
 Of equal runs whose host or network sets the pace fewer than one pair in 100 differed by more (docs/gate.md)."""
 QUIET = 20.0
-"""A change of so many times what the steps of each run differ by is no difference of moods between two runs."""
+"""A change of so many times what the steps of each run differ by is more than two runs differ by on their own."""
 PRIOR_DF = 4.0  # how many runs' worth the default floor's idea of noise counts
 
 

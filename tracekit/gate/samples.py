@@ -100,7 +100,7 @@ def _tables(document: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> 
 
 
 def _per_step(ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
-    """One value a step that every rank has; an analysis without steps is one sample."""
+    """One value per step that every rank has; an analysis without steps is one sample."""
     by_rank = [{s["step"]: s for s in r["per_step"]} if r.get("per_step") else {} for r in ranks]
     if by_rank and all(by_rank):
         common = sorted(set.intersection(*(set(b) for b in by_rank)), key=lambda s: (s is None, s))

@@ -324,7 +324,7 @@ def _because(case: _Case) -> str:
 
 
 def _families(metrics: Sequence[str], *, named: bool) -> list[int]:
-    """Say which metrics are corrected together: the step as a whole is not blunted by many labels."""
+    """Return which metrics are corrected together: the step as a whole is not blunted by many labels."""
     return [int(not named and name in WHOLE) for name in metrics]
 
 

@@ -20,7 +20,7 @@ class Budget:
 
     @property
     def conserved(self) -> bool:
-        """Say whether the parts sum to the span."""
+        """Return whether the parts sum to the span."""
         return self.compute_ns + sum(self.exposed_ns.values()) + self.idle_ns == self.span_ns
 
     def __add__(self, other: Budget) -> Budget:

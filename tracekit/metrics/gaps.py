@@ -80,7 +80,7 @@ def _following(labelled: pl.DataFrame, holes: Intervals, part: str | None) -> tu
 
 
 def name_gaps(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:
-    """Say which event ended each gap: its name and label in place of its row.
+    """Return which event ended each gap: its name and label in place of its row.
 
     >>> events = pl.DataFrame({"label": ["forward", "dgrad"], "name": ["a", "b"], "start_ns": [0, 10],
     ...                        "end_ns": [4, 12], "launch_ns": [0, 7]})

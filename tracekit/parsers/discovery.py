@@ -1,4 +1,4 @@
-"""Paths in, one source a rank out: files, folders, globs, URLs, stores and Nsight Systems exports.
+"""Paths in, one source per rank out: files, folders, globs, URLs, stores and Nsight Systems exports.
 
 A rank is what the file's content says, else what its name says, else what the caller says; one file that says
 nothing is rank 0. Two files for one rank and files of different runs are errors that list them.
@@ -28,7 +28,7 @@ _MAYBE_TRACE = re.compile(r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|ar
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What discovery found: the sources, by rank, and how many files beside them are no traces."""
+    """What discovery found: the sources, by rank, and how many files beside them are not traces."""
 
     refs: tuple[SourceRef, ...]
     skipped: int = 0
@@ -41,7 +41,7 @@ def discover(
     rank: int | None = None,
     ranks: Collection[int] | None = None,
 ) -> Found:
-    """Find the traces at *paths*: one source a rank, ordered by rank.
+    """Find the traces at *paths*: one source per rank, ordered by rank.
 
     *rank* is the rank of a single file that does not say; *ranks* keeps only those.
 
@@ -87,7 +87,7 @@ def _only(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceRef]:
 
 
 def _unique(refs: Iterable[SourceRef]) -> list[SourceRef]:
-    """Drop a file that was named twice: `traces/ traces/rank0.json` is no conflict."""
+    """Drop a file that was named twice: `traces/ traces/rank0.json` is not a conflict."""
     return list({ref.path if "://" in ref.path else str(Path(ref.path).resolve()): ref for ref in refs}.values())
 
 
@@ -107,7 +107,7 @@ def _expand(path: str) -> Found:
 
 
 def _is_source(path: str) -> bool:
-    """Say whether a folder is itself one source: a store or an exported report."""
+    """Return whether a folder is itself one source: a store or an exported report."""
     if Path(path).suffix in (".parquetdir", ".arrowdir"):
         return True
     names = (STORE_MANIFEST, "StringIds.parquet", "StringIds.arrow")

@@ -39,7 +39,7 @@ class Probe:
 
 
 def probe(head: bytes, tail: bytes = b"") -> Probe:
-    """Tell what a file is from its first bytes, and from its last where they were easy to get.
+    """Return what a file is from its first bytes, and from its last where they were easy to get.
 
     >>> probe(b'{"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": [')
     Probe(reader='kineto', rank=3, world_size=4, why='')
@@ -76,7 +76,7 @@ def inflate(head: bytes, limit: int = HEAD_BYTES) -> bytes:
 def _probe_json(head: bytes, tail: bytes) -> Probe:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] not in (b"{", b"["):
-        return Probe(None, why="is no trace: neither JSON nor an Nsight Systems export")
+        return Probe(None, why="is not a trace: neither JSON nor an Nsight Systems export")
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
         return Probe(None, why='is JSON but no trace: it has no "traceEvents"')
     if _OURS.search(text[:4096]):

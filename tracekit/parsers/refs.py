@@ -55,7 +55,7 @@ def rank_in_name(path: str) -> int | None:
 
 
 def check_unmixed(refs: Sequence[SourceRef]) -> None:
-    """Refuse sources that cannot be ranks of one run: several files a rank, tools or world sizes."""
+    """Refuse sources that cannot be ranks of one run: several files per rank, tools or world sizes."""
     by_rank: dict[int, list[str]] = defaultdict(list)
     for ref in refs:
         if ref.rank is not None:
@@ -64,7 +64,7 @@ def check_unmixed(refs: Sequence[SourceRef]) -> None:
         if len(files) > 1:
             raise InputError(
                 f"rank {number} has {len(files)} files{file_listing(files)}",
-                hint="name one file a rank, for instance with a glob",
+                hint="name one file per rank, for instance with a glob",
             )
     _check_same({ref.path: ref.reader for ref in refs}, "different tools")
     _check_same({ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes")

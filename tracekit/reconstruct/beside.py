@@ -68,7 +68,7 @@ def _meeting(chunks: pl.DataFrame, *, told: bool) -> list[int]:
 
 
 def _real_blocks(meeting: list[int], block: list[str | None], op: list[str], host: _Spans, gpu: _Spans) -> bool:
-    """Say whether what ranges call blocks ran as such: some halves were launched interleaved, or ran at once a while.
+    """Return whether what ranges call blocks ran as such: some halves were launched interleaved, or ran at once.
 
     One runtime runs all of them the same way, so a block whose halves happened not to meet is one where others are.
     """

@@ -73,13 +73,13 @@ class Work:
 
 
 def runs(rows: Ints, host: Ints, barrier: Ints) -> Ints:
-    """Return number the runs among *rows* (in launch order) that no barrier interrupts."""
+    """Number the runs among *rows* (in launch order) that no barrier interrupts."""
     passed = np.searchsorted(barrier, host[rows], side="right")
     return np.cumsum(np.diff(passed, prepend=passed[:1]) != 0) if len(rows) else passed
 
 
 def between(messages: Ints, a: np.int64, b: np.int64) -> bool:
-    """Say whether a message was launched between two moments.
+    """Return whether a message was launched between two moments.
 
     >>> between(np.array([5]), np.int64(9), np.int64(1))
     True

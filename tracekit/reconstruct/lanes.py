@@ -1,4 +1,4 @@
-"""Three lanes in three phases: what communication and copies a rank hid while warming up, steady and cooling down.
+"""Three lanes in three phases: what communication and copies each rank hid while warming up, steady and cooling down.
 
 The published ideal of the overlapped interleaved schedule: warm-up runs forwards beside their offload; steady state
 runs a forward and a backward together, weight gradients beside the pipeline's sends, offload of the last forward and

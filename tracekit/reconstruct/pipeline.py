@@ -237,7 +237,7 @@ def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
 
 
 def _same_names(before: pl.DataFrame, after: pl.DataFrame) -> bool:
-    """Say whether messages and pattern give the forwards the same stages; micro-batches may be counted differently."""
+    """Return whether messages and pattern agree on the forwards' stages; micro-batches may be counted differently."""
     forward = pl.col("op").cast(pl.String).is_in(["F", "FB"])
     return before.filter(forward)["stage"].to_list() == after.filter(forward)["stage"].to_list()
 

@@ -4,9 +4,9 @@ A forward that sends to the next rank and a forward that sends back to the one b
 Messages between two ranks arrive in the order they were sent, so the k-th forward of a stage on one rank is the k-th
 on the next, and counting is enough once each forward's stage on its rank is known:
 
-- every forward goes to the next rank, the last rank sends none: one stage a rank;
-- the last rank sends some back to the first: several stages a rank, in a loop;
-- forwards go both ways: two stages a rank, either the two legs of a V or two pipelines in opposite directions. The last
+- every forward goes to the next rank, the last rank sends none: one stage per rank;
+- the last rank sends some back to the first: several stages per rank, in a loop;
+- forwards go both ways: two stages per rank, either the legs of a V or two pipelines in opposite directions. The last
   rank tells: in a V it begins with what it received, in the other case with micro-batches of its own.
 """
 
@@ -140,7 +140,7 @@ def _loop(goes: Mapping[int, list[int | None]], pp: int) -> Placement:
     virtual = total // microbatches
     chunks = _chunk_order(ends, virtual, pp)
     if chunks is None:
-        return Placement("unknown", virtual, {}, f"the order of {virtual} chunks a rank is none that is known")
+        return Placement("unknown", virtual, {}, f"the order of {virtual} chunks per rank is none that is known")
     if any(len(peers) != total for peers in goes.values()):
         return Placement("unknown", virtual, {}, "the ranks ran different numbers of forwards")
     return Placement("loop", virtual, {at: _count([c * pp + at for c in chunks]) for at in goes})

@@ -136,7 +136,7 @@ def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles
 
 
 def _leaving(ranks: Sequence[RankPipeline], line: Sequence[int]) -> Notice | None:
-    """Say which messages go to or come from ranks that the layout does not put into the same pipeline."""
+    """Return which messages go to or come from ranks that the layout does not put into the same pipeline."""
     for r in ranks:
         others = set(r.messages["peer"].drop_nulls().to_list()) - set(line) if r.rank in line else ()
         if others:
@@ -197,7 +197,7 @@ def _nameless(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]
 
 
 def _untold(members: list[int], shared: tuple[int, ...]) -> Notice:
-    """Say what is made of ranks whose messages do not say to whom; without all of them nothing can be."""
+    """Return what is made of ranks whose messages do not say to whom; without all of them nothing can be."""
     if not shared and members != list(range(len(members))):
         text = f"messages do not say to whom, and not all ranks are here (only {_few(members)})"
         return Notice("ranks-unknown", f"{text}: which form a pipeline cannot be told; give all, or --layout")

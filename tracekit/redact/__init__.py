@@ -28,7 +28,7 @@ class Redacted:
     dropped: dict[str, int]
 
     def summary(self) -> str:
-        """Say what went, in words.
+        """Return what went, in words.
 
         >>> Redacted(Path("x"), 1, {"Python frames": 2142, "texts replaced": 1}).summary()
         '2,142 Python frames, 1 texts replaced'

@@ -43,7 +43,7 @@ def rewrite(source: Path, target: Path, scrubber: Scrubber) -> dict[str, int]:
         finally:
             copy.close()
     except sqlite3.Error as error:
-        raise InputError(f"{source}: is no readable sqlite file: {error}", hint="export the report again") from error
+        raise InputError(f"{source}: is not a readable sqlite file: {error}", hint="export the report again") from error
 
 
 def _copy(copy: sqlite3.Connection, source: Path, scrubber: Scrubber) -> dict[str, int]:

@@ -19,7 +19,7 @@ DEFINITIONS = (
 
 
 def advice(analysis: Analysis) -> list[str]:
-    """Say what to do next; each line names the figure it rests on.
+    """Return what to do next; each line names the figure it rests on.
 
     >>> from tracekit import analyze
     >>> advice(analyze("sample_traces/1f1b"))[0].split(":")[0]

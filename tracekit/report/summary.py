@@ -102,7 +102,7 @@ def sizes(held: ScheduleComparison) -> str:
 
 
 def which(held: ScheduleComparison) -> str:
-    """Say which step and pipeline is shown, where there are several; else nothing."""
+    """Return which step and pipeline is shown, where there are several; else nothing."""
     runs = {(one.pipeline.ranks, one.pipeline.step) for one in held.all}
     pipelines = len({ranks for ranks, _ in runs})
     steps = len(runs) // max(1, pipelines)

@@ -122,7 +122,7 @@ def ingest(
     (0, 1)
     """
     if rules is not None:
-        load_rules(Path(rules))  # a mistake in the rules is one error, not one a rank
+        load_rules(Path(rules))  # a mistake in the rules is one error, not one per rank
     refs, notices = find_sources(paths, ranks=ranks, rank=rank, strict=strict)
     target = Path(store).absolute()
     refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)

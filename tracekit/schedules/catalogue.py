@@ -38,7 +38,7 @@ CATALOGUE = (
     Entry(
         "interleaved",
         lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group),
-        summary="1F1B over several chunks a rank (Megatron's virtual pipeline)",
+        summary="1F1B over several chunks per rank (Megatron's virtual pipeline)",
         source="Narayanan et al. 2021, arXiv:2104.04473",
         constraint=f"interleaved {_GROUPS}",
         holds=_grouped,
@@ -99,7 +99,7 @@ CATALOGUE = (
     Entry(
         "zb-v",
         lambda n: zero_bubble.zb_v(n.pp, n.microbatches),
-        summary="two chunks a rank in a V, no inner bubble at F = I = W, 1F1B's memory",
+        summary="two chunks per rank in a V, no inner bubble at F = I = W, 1F1B's memory",
         source="Qi et al. 2024, arXiv:2405.15362",
         virtual=2,
     ),
@@ -137,7 +137,7 @@ CATALOGUE = (
     Entry(
         "dualpipev",
         lambda n: dualpipe.dualpipev(n.pp, n.microbatches),
-        summary="DualPipe cut in half: two chunks a rank in a V, no second copy of the weights",
+        summary="DualPipe cut in half: two chunks per rank in a V, no second copy of the weights",
         source="DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe",
         constraint="dualpipev needs at least 2×pp micro-batches",
         holds=lambda n: n.microbatches >= 2 * n.pp,

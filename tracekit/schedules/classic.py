@@ -1,4 +1,4 @@
-"""GPipe and 1F1B: one stage a rank.
+"""GPipe and 1F1B: one stage per rank.
 
 GPipe: Huang et al. 2019. 1F1B: PipeDream-Flush, Narayanan et al. 2021.
 """

@@ -1,4 +1,4 @@
-"""DualPipe and DualPipeV (DeepSeek 2024, 2025): eight steps a rank, forwards and backwards overlapped in pairs.
+"""DualPipe and DualPipeV (DeepSeek 2024, 2025): eight steps per rank, forwards and backwards overlapped in pairs.
 
 Two streams of micro-batches pass a rank, 0 and 1. In DualPipe they enter at the two ends of the pipeline and every rank
 holds two stages' weights; in DualPipeV they are the two legs of a V, on stages r and 2·pp-1-r.

@@ -1,4 +1,4 @@
-"""Custom schedules from files: the notation, one line a rank."""
+"""Custom schedules from files: the notation, one line per rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracekit.schedules.schedule import Schedule
 
 
 def read_orders(path: str | os.PathLike[str]) -> Schedule:
-    r"""Read a schedule from a text file: one line a rank, ops between blanks; ``#`` starts a comment.
+    r"""Read a schedule from a text file: one line per rank, ops between blanks; ``#`` starts a comment.
 
     >>> import tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "mine.txt"
@@ -25,11 +25,13 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise InputError(f"{file}: cannot be read: {reason}", hint="one line a rank, as in 0F0 0F1 0B0 0B1") from error
+        raise InputError(
+            f"{file}: cannot be read: {reason}", hint="one line per rank, as in 0F0 0F1 0B0 0B1"
+        ) from error
     ranks = tuple(_line(file, number, line) for number, line in _lines(text))
     ops = [op for rank in ranks for op in rank]
     if not ops:
-        raise ScheduleError(f"{file}: has no ops", hint="write one line a rank, as in 0F0 0F1 0B0 0B1")
+        raise ScheduleError(f"{file}: has no ops", hint="write one line per rank, as in 0F0 0F1 0B0 0B1")
     microbatches = 1 + max(max(op.microbatch, op.b_microbatch or 0) for op in ops)
     held = max(len({op.stage for op in rank}) for rank in ranks)
     schedule = Schedule(file.stem, len(ranks), microbatches, held, ranks)

@@ -16,7 +16,7 @@ from tracekit.schedules.times import Times
 
 
 def search(pp: int, microbatches: int, times: Times, *, limit: int) -> list[list[Op]]:
-    """Find the order whose longest rank is shortest, holding activations of at most *limit* micro-batches a rank.
+    """Find the order whose longest rank is shortest, holding activations of at most *limit* micro-batches per rank.
 
     >>> " ".join(map(str, search(2, 2, Times(), limit=2)[1]))
     '1F0 1I0 1F1 1I1 1W0 1W1'
@@ -111,7 +111,7 @@ class _Plan:
         return True
 
     def full(self, rank: int, *, after: int = 0) -> bool:
-        """Tell whether one more forward would break the limit, even *after* so many Ws."""
+        """Return whether one more forward would break the limit, even *after* so many Ws."""
         freed = self.freed_by_i * len(self.i_end[rank]) + self.freed_by_w * (self.w_done[rank] + after)
         return 2 * (len(self.f_end[rank]) + 1) - freed > 2 * self.limit
 

@@ -10,7 +10,7 @@ from tracekit.schedules.ops import Op, backward, backward_input, backward_weight
 
 
 def default_group(pp: int, microbatches: int) -> int | None:
-    """Micro-batches a group: pp where it divides them, else rounds of equal size, else none.
+    """Micro-batches per group: pp where it divides them, else rounds of equal size, else none.
 
     >>> default_group(4, 8), default_group(4, 10), default_group(2, 5)
     (4, 5, None)

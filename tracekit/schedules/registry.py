@@ -39,7 +39,7 @@ class Entry:
     """Which sizes it takes, in words: "dualpipe needs …"; empty when any will do."""
     holds: Callable[[Sizes], bool] = lambda _: True
     virtual: int | None = 1
-    """Chunks a rank, or None where the user chooses (default 2)."""
+    """Chunks per rank, or None where the user chooses (default 2)."""
     default_group: Callable[[int, int], int | None] | None = None
     pipeline: bool = True
     """False for what is not a pipeline of micro-batches (weight-reload)."""
@@ -66,7 +66,7 @@ def register(
     default_group: Callable[[int, int], int | None] | None = None,
     replace: bool = False,
 ) -> Entry:
-    """Add a schedule of your own; *build* takes the sizes and returns one order a rank.
+    """Add a schedule of your own; *build* takes the sizes and returns one order per rank.
 
     >>> _ = register("one-by-one", lambda n: [" ".join(f"{r}F{i} {r}B{i}" for i in range(n.microbatches))
     ...     for r in range(n.pp)], summary="no pipelining at all", replace=True)

@@ -244,7 +244,7 @@ def _check_placement(schedule: Schedule, *made: Ints) -> None:
 
 
 def align(schedule: Schedule, values: Any) -> list[Any]:
-    """Flatten one sequence a rank, aligned to ``schedule.ranks``, into the order of ``schedule.table``.
+    """Flatten one sequence per rank, aligned to ``schedule.ranks``, into the order of ``schedule.table``.
 
     >>> from tracekit.schedules.ops import parse_orders
     >>> s = Schedule("mine", 2, 1, 1, (parse_orders("0F0 0B0"), parse_orders("1F0 1B0")))
@@ -255,7 +255,7 @@ def align(schedule: Schedule, values: Any) -> list[Any]:
     given = [len(rank) for rank in values]
     if given != wanted:
         raise ScheduleError(
-            f"{schedule.name}: durations for {given} ops a rank, the schedule has {wanted}",
+            f"{schedule.name}: durations for {given} ops per rank, the schedule has {wanted}",
             hint="give one value for each op of schedule.ranks",
         )
     return [value for rank in values for value in (rank.tolist() if hasattr(rank, "tolist") else rank)]

@@ -30,7 +30,7 @@ def simulate(
     """Start and end of every op of *schedule*.
 
     *durations* replaces the times op by op, and the latencies the p2p time of what an op receives (the activation
-    from the stage before, the gradient from the stage after); each is one sequence a rank, aligned to
+    from the stage before, the gradient from the stage after); each is one sequence per rank, aligned to
     ``schedule.ranks``. Whole numbers stay whole, so nanoseconds are exact.
 
     >>> from tracekit.schedules import generate

@@ -168,6 +168,6 @@ def _grid(key: str, value: Any, shape: tuple[int, int]) -> npt.NDArray[Any]:
     if array.ndim and (array.shape[0] != shape[0] or array.shape[1] not in (1, shape[1])):
         raise ScheduleError(
             f"time {key} has shape {np.shape(value)}, the schedule has {shape[0]} stages and {shape[1]} micro-batches",
-            hint="give one number, one a stage, or a table stages × micro-batches",
+            hint="give one number, one per stage, or a table stages × micro-batches",
         )
     return np.broadcast_to(array, shape)

@@ -1,4 +1,4 @@
-"""The store: events as a Parquet dataset, one folder a rank, read back identical and without parsing.
+"""The store: events as a Parquet dataset, one folder per rank, read back identical and without parsing.
 
     STORE/tracekit-store.json          the manifest: format, ranks, and each rank's source
     STORE/rank=3/events.parquet        the events table of rank 3 (zstd; its source in the file's metadata)
@@ -130,7 +130,7 @@ def rank_folder(store: Path, rank: int) -> Path:
 
 
 def is_store(path: str | Path) -> bool:
-    """Say whether *path* is a store (or its manifest).
+    """Return whether *path* is a store (or its manifest).
 
     >>> is_store("/nowhere")
     False
@@ -161,7 +161,9 @@ def _opened(root: Path, *_: int) -> Store:
         entries = tuple(Entry.from_dict(one) for one in manifest["ranks"])
         notices = tuple(Notice(**one) for one in manifest.get("notices", ()))
     except FileNotFoundError:
-        raise InputError(f"{root}: is no store: it has no {MANIFEST}", hint="make one with: tracekit ingest") from None
+        raise InputError(
+            f"{root}: is not a store: it has no {MANIFEST}", hint="make one with: tracekit ingest"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{root / MANIFEST}: is damaged: {error}", hint="ingest the traces again") from error
     return Store(root, entries, manifest.get("labelled_by"), bool(manifest.get("complete", True)), notices)
@@ -204,7 +206,7 @@ def write_rank(
         (part / ENTRY).write_text(json.dumps(asdict(entry), indent=1), encoding="utf-8")
         part.chmod(0o755)
         if not _move_in(part, target, key):
-            raise InputError(f"rank {number} was found twice", hint="name one trace a rank")
+            raise InputError(f"rank {number} was found twice", hint="name one trace per rank")
     except OSError as error:
         raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
     except pl.exceptions.ComputeError as error:  # how polars says that the disk is full
@@ -236,7 +238,7 @@ def read_entry(folder: Path) -> Entry | None:
 
 
 def labelled_by(rules: str | os.PathLike[str] | None = None) -> str:
-    """Say which version and rules label: the same words mean the same labels.
+    """Return which version and rules label: the same words mean the same labels.
 
     >>> labelled_by().endswith("built-in rules")
     True

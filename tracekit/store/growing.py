@@ -69,7 +69,7 @@ def check_target(target: Path) -> None:
     if target.is_file():
         raise OutputError(f"{target}: is a file; a store is a folder", hint="choose another place")
     if target.is_dir() and not is_store(target) and any(target.iterdir()):
-        raise OutputError(f"{target}: holds other files and is no store", hint="name a new or an empty folder")
+        raise OutputError(f"{target}: holds other files and is not a store", hint="name a new or an empty folder")
 
 
 def _take_place(part: Path, target: Path) -> None:

@@ -28,7 +28,7 @@ EPOCH_NS = 1_400_000_000_000_000_000
 def find(
     paths: Paths, *, ranks: Collection[int] | None = None, rank: int | None = None
 ) -> tuple[tuple[SourceRef, ...], tuple[Notice, ...]]:
-    """Find what there is to read, one source a rank where that can be told; a store is opened into its ranks.
+    """Find what there is to read, one source per rank where that can be told; a store is opened into its ranks.
 
     >>> [ref.rank for ref in find("sample_traces/reload", ranks=[1, 3])[0]]
     [1, 3]
@@ -123,7 +123,7 @@ def without_rank(message: str) -> str:
 
 
 def missing_notice(sources: Sequence[Source]) -> tuple[Notice, ...]:
-    """Say which ranks of the run are not here, where the world size is known."""
+    """Return which ranks of the run are not here, where the world size is known."""
     size = max((source.world_size or 0 for source in sources), default=0)
     missing = sorted(set(range(size)) - {source.rank for source in sources})
     if not missing:

@@ -25,7 +25,7 @@ class Trace:
     """The events of one run, every rank's in one table, and where they came from."""
 
     parts: tuple[RankEvents, ...]
-    """One a rank, by rank."""
+    """One per rank, by rank."""
     notices: tuple[Notice, ...] = ()
     """What was lost, missing or chosen on the way here."""
 

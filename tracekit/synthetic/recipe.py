@@ -118,7 +118,7 @@ class Recipe:
         return _simulated(self)
 
     def by_rank(self, values: Ints) -> list[list[int]]:
-        """Values aligned to ``schedule.table``, one array a rank."""
+        """Values aligned to ``schedule.table``, one array per rank."""
         return [part.tolist() for part in np.split(values, self.schedule.table.offsets[1:-1])]
 
 

@@ -41,7 +41,7 @@ class Header:
 
 
 def sniff(start: bytes) -> bool:
-    r"""Say whether the first bytes of a file may be those of a PyTorch profiler trace, gzipped or not.
+    r"""Return whether the first bytes of a file may be those of a PyTorch profiler trace, gzipped or not.
 
     >>> sniff(b'{"schemaVersion": 1, "traceEvents": ['), sniff(b"\x89PNG"), sniff(b"")
     (True, False, False)
@@ -90,7 +90,7 @@ def _search(data: bytes, name: str, *, last: bool) -> tuple[int, dict[str, Any]]
     if state == "events":
         return at, keys
     damaged = _EVENTS.search(data, at)
-    if damaged:  # a value before the events is no JSON; its key is lost
+    if damaged:  # a value before the events is not JSON; its key is lost
         return damaged.end(), keys
     if state == "closed" or last:
         raise _no_trace(name, "no traceEvents")
@@ -98,7 +98,7 @@ def _search(data: bytes, name: str, *, last: bool) -> tuple[int, dict[str, Any]]
 
 
 def _keys(text: str, at: int) -> tuple[dict[str, Any], int, str]:
-    """Top-level keys from *at*: until the events start, the object closes, or the text is no JSON any more."""
+    """Top-level keys from *at*: until the events start, the object closes, or the text is not JSON any more."""
     keys: dict[str, Any] = {}
     while True:
         found = _KEY.match(text, at)

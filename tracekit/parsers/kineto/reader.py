@@ -47,7 +47,7 @@ def read(
         table = build(scanned, rank=number, base_ns=header.base_ns)
         if table.first_bad_text is not None and not lenient:
             raise InputError(
-                f"{stream.name}: event {table.first_bad_text} holds text that is no valid JSON", hint=_HINT
+                f"{stream.name}: event {table.first_bad_text} holds text that is not valid JSON", hint=_HINT
             )
         events = assign_steps(table.events)
         return RankEvents(
@@ -119,7 +119,7 @@ def _refuse(stream: Stream, scanned: Scanned) -> None:
             first = min(
                 part.first_bad if part.bad else part.events, part.first_bad_value if part.bad_values else part.events
             )
-            raise InputError(f"{stream.name}: event {before + first} is no valid JSON", hint=_HINT)
+            raise InputError(f"{stream.name}: event {before + first} is not valid JSON", hint=_HINT)
         before += part.events
     if stream.cut_short or not scanned.closed:
         raise InputError(f"{stream.name}: ends after event {before - 1}, before the list of events does", hint=_HINT)
@@ -142,7 +142,7 @@ def _notices(stream: Stream, scanned: Scanned, bad_text: int, events: pl.DataFra
     if bad:
         notices.append(Notice("bad-events", f"{bad} damaged events were lost"))
     if values:
-        notices.append(Notice("bad-values", f"{values} values are no JSON (such as inf or N/A) and were left out"))
+        notices.append(Notice("bad-values", f"{values} values are not JSON (such as inf or N/A) and were left out"))
     if bad_text:
         notices.append(Notice("bad-text", f"{bad_text} names hold invalid bytes or escapes and were repaired"))
     if scanned.tail_cut:

@@ -89,7 +89,7 @@ class StreamExport:
             if not self._at:
                 self._source.close()
                 raise InputError(
-                    f"{path}: is no Arrow export", hint="pass what `nsys export --type arrow` wrote"
+                    f"{path}: is not an Arrow export", hint="pass what `nsys export --type arrow` wrote"
                 ) from error
             self.notices.append(Notice("truncated", f"{path.name}: the file ends early; the tables before were read"))
         self.tables = frozenset(self._at)
@@ -134,7 +134,7 @@ def _read_all(reader: Any, columns: Sequence[str]) -> Any:
 
 
 def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
-    r"""Take over an Arrow table; text that is no UTF-8, which programs do write, keeps what can be read of it.
+    r"""Take over an Arrow table; text that is not UTF-8, which programs do write, keeps what can be read of it.
 
     Of a table that is not *trusted* the lengths and offsets are checked too: Arrow files can be damaged.
 

@@ -75,11 +75,11 @@ class Strings:
         self._lost: dict[str, tuple[int, int]] = {}
 
     def any_contains(self, part: str) -> bool:
-        """Tell whether *part* is in any string."""
+        """Return whether *part* is in any string."""
         return bool(self._table["value"].str.contains(part, literal=True).any())
 
     def holds(self, ids: pl.Series) -> bool:
-        """Tell whether every id has its text here."""
+        """Return whether every id has its text here."""
         return self._known(ids).height == ids.drop_nulls().n_unique() and not ids.null_count()
 
     def first_known(self, choices: Sequence[pl.Series]) -> pl.Series:
@@ -110,7 +110,7 @@ class Strings:
         return (self._counted(named, ids, what) if what else named).fill_null(unknown)
 
     def notices(self) -> list[Notice]:
-        """Say which of the ids that were asked for have no text in the file."""
+        """Return which of the ids that were asked for have no text in the file."""
         return [
             Notice("unnamed", f"{self._name}: {lost:,} of {count:,} {what} have no name: StringIds lacks it")
             for what, (lost, count) in self._lost.items()

@@ -153,7 +153,7 @@ def _record_facts(frame: pl.DataFrame, records: pl.DataFrame, calls: pl.DataFram
 
 
 def _own_facts(calls: pl.DataFrame) -> pl.DataFrame:
-    """Tell what NCCL's own ranges say; the collective stands once, on the op around them where there is one."""
+    """Return what NCCL's own ranges say; the collective stands once, on the op around them where there is one."""
     alone = pl.when(pl.col("record").is_null()).then("collective").alias("collective")
     return calls.filter(pl.col("collective").is_not_null()).select(
         "_row", alone, "peer", "bytes", pl.col("communicator").alias("group")

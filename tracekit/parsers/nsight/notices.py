@@ -13,7 +13,7 @@ from tracekit.schema import GPU_KINDS
 def rank_notices(
     events: pl.DataFrame, counts: Mapping[str, int], rank: int, *, world: Collection[str] = ()
 ) -> list[Notice]:
-    """Say what one rank's events, *counts* of each kind, leave open; *world* names communicators of the whole job."""
+    """Return what a rank's events, *counts* of each kind, leave open; *world* names communicators of the whole job."""
     gpu = sum(counts.get(kind, 0) for kind in GPU_KINDS)
     found = []
     if not gpu:

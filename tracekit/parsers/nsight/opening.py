@@ -32,7 +32,7 @@ def open_export(path: Path) -> Export:
             export = StreamExport(path)
         else:
             raise InputError(
-                f"{path}: is no Nsight Systems export (neither sqlite nor Arrow)",
+                f"{path}: is not an Nsight Systems export (neither sqlite nor Arrow)",
                 hint="export the report: nsys export --type sqlite REPORT.nsys-rep",
             )
     if not export.tables.intersection(KNOWN):

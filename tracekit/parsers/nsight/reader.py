@@ -31,7 +31,7 @@ from tracekit.schema import EVENTS, UNTIMED, RankEvents, Source, conform
 def read(
     path: str | os.PathLike[str], *, rank: int | None = None, nsys: str | None = None, lenient: bool = True
 ) -> list[RankEvents]:
-    """Read an export (sqlite, parquetdir, arrowdir, arrow) or, through ``nsys``, a report: one item a rank.
+    """Read an export (sqlite, parquetdir, arrowdir, arrow) or, through ``nsys``, a report: one item per rank.
 
     *rank* numbers the file's first rank; *nsys* is the exporter to use for reports; with *lenient* off a damaged
     file is an error instead of a notice.

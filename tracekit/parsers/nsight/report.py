@@ -41,7 +41,7 @@ def _exporter(path: Path, nsys: str | None) -> str:
     if nsys:
         found = shutil.which(nsys)
         if found is None:
-            raise OptionError(f"{nsys}: is no program that can be run", hint="give the path of nsys itself")
+            raise OptionError(f"{nsys}: is not a program that can be run", hint="give the path of nsys itself")
         return found
     found = shutil.which("nsys")
     if found is None:

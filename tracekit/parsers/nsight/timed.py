@@ -51,7 +51,7 @@ def read_gpu_events(
 
 
 def _sound(frame: pl.DataFrame, *, needs_end: bool) -> bool:
-    """Tell whether all times can be used: the usual case, told in few passes."""
+    """Return whether all times can be used: the usual case, told in few passes."""
     start, end = frame["start"], frame["end"]
     if start.null_count() or (needs_end and end.null_count()):
         return False
@@ -80,7 +80,7 @@ def _usable_end() -> pl.Expr:
 
 
 def _absent_ends(frame: pl.DataFrame) -> int:
-    """Count the rows with a usable start and no end: a range that was never closed is no damage."""
+    """Count the rows with a usable start and no end: a range that was never closed is not damage."""
     return frame.filter(_in_range("start"))["end"].null_count()
 
 

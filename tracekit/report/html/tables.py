@@ -60,7 +60,7 @@ def _title(analysis: Analysis) -> str:
 
 
 def steps_named(analysis: Analysis) -> str:
-    """Say which steps were analyzed.
+    """Return which steps were analyzed.
 
     >>> from tracekit import analyze
     >>> steps_named(analyze("sample_traces/reload", schedule="none"))

@@ -38,7 +38,7 @@ def render(result: Data) -> str:
 
 
 def names(result: Data) -> str:
-    """Say what is compared.
+    """Return what is compared.
 
     >>> names({"before": {"runs": [{"name": "a", "steps": 8}]}, "after": {"runs": [{"name": "b", "steps": 1}]}})
     'before: a (8 steps) · after: b (1 step)'
@@ -52,7 +52,7 @@ def names(result: Data) -> str:
 
 
 def sentence(result: Data) -> str:
-    """Say what became of the step.
+    """Return what became of the step.
 
     >>> sentence({"metrics": []})
     'step time cannot be compared'

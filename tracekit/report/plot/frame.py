@@ -37,7 +37,7 @@ def title(ax: Axes, text: str, below: str = "") -> None:
 
 
 def legend(ax: Axes, handles: Sequence[Artist], *, given: bool) -> None:
-    """Say what the colours mean: below the figure, or below the axes where others share the figure."""
+    """Return what the colours mean: below the figure, or below the axes where others share the figure."""
     look: dict[str, Any] = {"frameon": False, "handlelength": 1.2, "handleheight": 1, "labelcolor": INK, "fontsize": 8}
     figure = cast("Figure", ax.get_figure(root=True))
     if given:

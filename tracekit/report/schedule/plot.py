@@ -1,4 +1,4 @@
-"""Draw a simulated schedule: one row a rank, time to the right, one cell an op."""
+"""Draw a simulated schedule: one row per rank, time to the right, one cell an op."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def colour(kind: str, chunk: int, of: int, *, shade: bool = True) -> str:
 
 
 def shaded(schedule: Schedule) -> bool:
-    """Tell whether chunks are told apart by shade; not where a light B would look like an I."""
+    """Return whether chunks are told apart by shade; not where a light B would look like an I."""
     kinds = {op.kind for rank in schedule.ranks for op in rank}
     return not ("I" in kinds and kinds & {"B", "FB"})
 
@@ -157,9 +157,8 @@ def facts(done: Simulation) -> str:
     """Say in one line what came out."""
     peaks = done.peak_activations
     peak = f"{peaks[0]}" if len(set(peaks)) == 1 else f"{min(peaks)}–{max(peaks)}"
-    return (
-        f"makespan {done.makespan:g} · idle {done.bubble_fraction:.1%} of ranks × makespan · peak {peak} chunks a rank"
-    )
+    idle = f"idle {done.bubble_fraction:.1%} of ranks × makespan"
+    return f"makespan {done.makespan:g} · {idle} · peak {peak} chunks per rank"
 
 
 def _subtitle(axes: Axes, done: Simulation) -> None:

@@ -161,7 +161,7 @@ def exposure(analysis: Analysis, width: int) -> RenderableType | None:
 
 
 def hiders(analysis: Analysis, width: int) -> RenderableType | None:
-    """Say what hides each label, pass by pass: the compute label and module that run beside it."""
+    """Return what hides each label, pass by pass: the compute label and module that run beside it."""
     rows = beside(analysis, most=4 if width < 110 else 6)
     if not rows:
         return None

@@ -107,7 +107,7 @@ def _bar(start: int, end: int, top: int, room: int) -> Text:
 
 
 def _gantt(held: Held, width: int) -> RenderableType:
-    """Two blocks of one line a rank, to one scale: as it ran, and its ideal."""
+    """Two blocks of one line per rank, to one scale: as it ran, and its ideal."""
     cells = held.cells
     origin = int(cells["start_ns"].min())  # type: ignore[arg-type]
     scale = max(held.measured_ns, int(cells["ideal_end_ns"].max()), 1)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 One call walks one buffer. It never reads past ``end`` plus ``PAD`` bytes, which the caller must own, and never
 writes past the rows and the dictionary it was given: when either is full it stops before an event, says so, and
-is called again from there. Nothing here trusts the bytes: an event that is no JSON is counted and stepped over.
+is called again from there. Nothing here trusts the bytes: an event that is not JSON is counted and stepped over.
 
 ``scan``, ``split`` and ``regrow`` are written in ``walk``, which is imported only to compile them. Of tracekit,
 compiled code may use only what is in this folder: its files tell whether code kept on disk is stale.

@@ -77,7 +77,7 @@ def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, s
     """Read the object at *start* into *row*: numbers as they are, of text the first byte (its end goes to *ends*).
 
     Returns the place after it, or how it failed. ``state[SEEN]`` takes the phase (1 when it is no single letter),
-    ``state[ODD]`` how many bare words are no JSON, ``state[LOST]`` whether a time is no number.
+    ``state[ODD]`` how many bare words are not JSON, ``state[LOST]`` whether a time is not a number.
     """
     for c in range(WIDTH):
         row[c] = NULL
