@@ -138,6 +138,10 @@ GAP_CAUSES: Mapping[str, GapCause] = {
 STALL_CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
 """Those of them that stop a GPU at some moment, in the order that settles doubt."""
 
+EXPOSURE_CAUSES = ("same_stream", "one_queue", "launched_late", "nothing_to_hide", "compute_waited", "peer_late",
+                   "unknown")  # fmt: skip
+"""Why no compute hid a nanosecond of communication or of a copy; see ``metrics.causes``."""
+
 _TEXT = pl.Categorical()
 
 EVENTS = pl.Schema(

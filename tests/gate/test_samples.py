@@ -9,6 +9,7 @@ import pytest
 from tracekit.errors import InputError
 from tracekit.gate.metrics import resolve
 from tracekit.gate.samples import from_analysis
+from tracekit.gate.verdict import Rules, default_metrics
 
 
 def test_two_ranks_counted_by_hand(make):
@@ -33,6 +34,18 @@ def test_two_ranks_counted_by_hand(make):
     assert got["bubble_ms"] == pytest.approx((1.5 + 4) / 2)
     assert got["wait_ms"] == pytest.approx((0 + 1) / 2)
     assert got["overlap.pp_comm"] == pytest.approx((0.2 * 3.125 + 0.2 * 5) / 8.125)
+
+
+def test_exposed_time_by_cause_is_there_when_asked_for(make):
+    data = make([10.0], ranks=2)
+    for rank, ns in zip(data["ranks"], (1_000_000, 500_000), strict=True):
+        rank["per_step"] = [{**rank["per_step"][0], "exposed_because_ns": {"pp_comm": {"peer_late": ns}}}]
+    run = from_analysis(data, name="x")
+    named = resolve("exposed_ms.pp_comm.peer_late")
+    assert run.values(named) == (0.75,)
+    assert named.nature == "waiting"
+    assert named not in default_metrics([run], [run], Rules())  # causes trade places: only the label is checked unasked
+    assert from_analysis(make([10.0]), name="old").values(named) == ()
 
 
 def test_one_rank_alone(make):

@@ -44,6 +44,8 @@ class Measured:
     wait_ns: Mapping[str, int | None]
     """Of each communication label, the time some operation of it waits for a peer; null without peers' traces."""
     bubble: Bubble
+    because_ns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Of each label of the budget's exposed time: why no compute hid it (``metrics.causes``); sums to it."""
     idle_known: bool = True
     lower_bound: bool = False
     """True where some pipeline waiting could not be measured."""
@@ -74,6 +76,7 @@ class Measured:
             "overlap": self.overlap,
             "hidden_ns": {k: dict(v) for k, v in self.hidden_by_ns.items()},
             "wait_ns": dict(self.wait_ns),
+            "exposed_because_ns": {k: dict(v) for k, v in self.because_ns.items()},
             "bubble": {
                 "idle_ns": idle,
                 "wait_ns": self.bubble.wait_ns,
@@ -97,6 +100,7 @@ class Measured:
             hidden_by_ns=_sum_nested(one.hidden_by_ns for one in several),
             wait_ns=_sum_known(one.wait_ns for one in several),
             bubble=bubble,
+            because_ns=_sum_nested(one.because_ns for one in several),
             idle_known=all(one.idle_known for one in several),
             lower_bound=any(one.lower_bound for one in several),
         )

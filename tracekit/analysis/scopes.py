@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from tracekit.analysis.result import Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.intervals import union
 from tracekit.metrics.bubbles import Bubble, exposed_waits
+from tracekit.metrics.causes import with_peers
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
@@ -52,6 +53,7 @@ def measured(
     labels = _by_part(measures.labels)
     matrix = _by_part(measures.hidden.filter(~pl.col("detail")))
     waits = _waits(waited, len(steps))
+    because = _by_part(with_peers(measures.exposed, waited))
     pipeline = waited.filter(pl.col("label") == "pp_comm")
     known = pipeline.group_by("part").agg(count=pl.len(), unknown=pl.col("wait_ns").null_count())
     lost = {part: (count, unknown) for part, count, unknown in known.iter_rows()}
@@ -73,6 +75,7 @@ def measured(
                 },
                 hidden_by_ns=_matrix(rows, matrix[part]),
                 wait_ns=waits[part],
+                because_ns=_because(budget.exposed_ns, because[part]),
                 bubble=Bubble(budget.span_ns, budget.idle_ns, wait),
                 idle_known=idle_known,
                 lower_bound=unknown > 0,
@@ -99,6 +102,14 @@ def _matrix(labels: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[st
     for row in rows:
         matrix[row["label"]][row["by"]] = row["ns"]
     return matrix
+
+
+def _because(exposed: Mapping[str, int], rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return each exposed label's time by cause, in the order of the budget."""
+    found: dict[str, dict[str, int]] = {label: {} for label, ns in exposed.items() if ns}
+    for row in rows:
+        found[row["label"]][row["cause"]] = row["ns"]
+    return found
 
 
 def _waits(waited: pl.DataFrame, parts: int) -> list[dict[str, int | None]]:

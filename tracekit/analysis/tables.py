@@ -16,8 +16,11 @@ from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import phases
 from tracekit.metrics.budget import Budget, budgets, exposed_in_order
+from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.copies import copies
 from tracekit.metrics.gaps import gap_causes, gaps, name_gaps
+from tracekit.metrics.holds import holds
+from tracekit.metrics.host import host_calls
 from tracekit.metrics.lanes import Lanes
 from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
@@ -49,6 +52,8 @@ class Measures:
     copies: pl.DataFrame
     covered: Intervals
     """Where compute runs beside communication."""
+    exposed: pl.DataFrame
+    """Exposed time by cause, before the peers were heard."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,13 +104,16 @@ def rank_tables(
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     parts = max(1, len(table))
+    calls = host_calls(rank.events)
+    waits = calls.filter(~pl.col("blocks"))["start_ns"].to_numpy()
+    work = Rank.of(kept, holds(kept, waits), calls)
     whole = Lanes.of(kept)
     holes = gaps(kept, whole)
-    window = _measure(kept, whole, holes, None)
+    window = _measure(work, whole, holes, None)
     lanes, by_step = whole, window
     if parts > 1:
         lanes = Lanes.of(kept, parts=parts, part="part")
-        by_step = _measure(kept, lanes, gaps(kept, lanes, part="part"), "part")
+        by_step = _measure(work, lanes, gaps(kept, lanes, part="part"), "part")
     return RankTables(
         source=rank.source,
         steps=table,
@@ -123,7 +131,8 @@ def rank_tables(
     )
 
 
-def _measure(labelled: pl.DataFrame, lanes: Lanes, holes: pl.DataFrame, part: str | None) -> Measures:
+def _measure(work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None) -> Measures:
+    labelled = work.labelled
     times = label_times(labelled, lanes, part=part)
     paid = exposed_in_order(lanes)
     stalls = {
@@ -142,6 +151,7 @@ def _measure(labelled: pl.DataFrame, lanes: Lanes, holes: pl.DataFrame, part: st
         causes=gap_causes(holes),
         copies=copies(times, stalls),
         covered=lanes.compute & lanes.communication,
+        exposed=exposure_causes(work, paid, parts=part is not None),
     )
 
 

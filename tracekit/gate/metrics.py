@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracekit.errors import OptionError
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, GAP_CAUSES, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS
 
 Direction = Literal["down", "up", "none"]
 Nature = Literal["work", "pace", "waiting", "copying"]
@@ -48,6 +48,7 @@ class Family:
     floor: Floor = Floor()
     default: bool = False  # checked when nothing is named
     nature: Nature = "waiting"
+    details: tuple[str, ...] = ()  # keys that are checked only where they are named
 
 
 _PART = Floor(relative=0.05, of_step=0.01)
@@ -58,7 +59,10 @@ FAMILIES = (
     Family("step_ms", "ms", "down", "span of a step on the slowest rank", floor=Floor(relative=0.0285), default=True,
            nature="pace"),
     Family("bubble_fraction", "ratio", "down", "(idle + exposed pp_comm wait) / span", floor=_SHARE, default=True),
-    Family("exposed_ms", "ms", "down", "time of a label that no compute hides", KEYS_EXPOSED, _PART, default=True),
+    Family("exposed_ms", "ms", "down",
+           "time of a label that no compute hides; with a cause: exposed_ms.dp_comm.same_stream",
+           KEYS_EXPOSED, _PART, default=True,
+           details=tuple(f"{a}.{b}" for a in KEYS_EXPOSED[2:] for b in EXPOSURE_CAUSES)),
     Family("overlap", "ratio", "up", "share of a label's time that compute hides", KEYS_EXPOSED,
            Floor(absolute=0.02, of_step=0.01), default=True),
     Family("label_ms", "ms", "down", "time a label runs (union)", LABELS, _PART, default=True, nature="work"),
@@ -116,9 +120,10 @@ class Metric:
         >>> resolve("label_ms.forward").nature, resolve("label_ms.pp_comm").nature, resolve("label_ms.offload").nature
         ('work', 'waiting', 'copying')
         """
-        if self.unit == "ms" and self.key in ("communication", *COMMUNICATION_LABELS):
+        label = (self.key or "").split(".", maxsplit=1)[0]
+        if self.unit == "ms" and label in ("communication", *COMMUNICATION_LABELS):
             return "waiting"
-        if self.unit == "ms" and self.key in ("copy", *COPY_LABELS):
+        if self.unit == "ms" and label in ("copy", *COPY_LABELS):
             return "copying"
         return self.family.nature
 
@@ -139,7 +144,8 @@ def resolve(name: str, *, known: Iterable[str] = ()) -> Metric:
     family = BY_NAME.get(match[1]) if match else None
     if match and family:
         key = match[2]
-        fits = (key in family.keys or f"{family.name}.{key}" in known) if key else not family.keys
+        listed = key in family.keys or key in family.details
+        fits = (listed or f"{family.name}.{key}" in known) if key else not family.keys
         if fits:
             return Metric(name, family, key, int(match[3]) if match[3] else None)
     raise OptionError(f"unknown metric {name}", hint=_nearest(name, known))
@@ -151,7 +157,7 @@ def names() -> list[str]:
     >>> names()[:3]
     ['step_ms', 'bubble_fraction', 'exposed_ms.communication']
     """
-    return [n for f in FAMILIES for n in ([f"{f.name}.{k}" for k in f.keys] if f.keys else [f.name])]
+    return [n for f in FAMILIES for n in ([f"{f.name}.{k}" for k in (*f.keys, *f.details)] if f.keys else [f.name])]
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

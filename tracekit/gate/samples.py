@@ -126,6 +126,7 @@ def step_values(records: Sequence[Record], *, steps: int = 1) -> dict[str, float
         "step_ms": max(r["span_ns"] for r in records) / 1e6 / steps,
         "compute_ms": compute / ms,
         **{f"exposed_ms.{k}": v / ms for k, v in _summed(b["exposed"] for b in budgets).items()},
+        **_causes(records, ms),
         **{f"label_ms.{k}": v / ms for k, v in _summed(r["label_ns"] for r in records).items() if k not in SETS},
     }
     bubbles = [r.get("bubble") or {} for r in records]
@@ -144,6 +145,17 @@ def step_values(records: Sequence[Record], *, steps: int = 1) -> dict[str, float
             )
             values["bubble_ms"] = values["bubble_fraction"] * span / ms
     return values | _overlaps(records)
+
+
+def _causes(records: Sequence[Record], ms: float) -> dict[str, float]:
+    """Exposed time by label and cause; an analysis saved before causes were known has none."""
+    total: dict[str, float] = {}
+    for record in records:
+        for label, causes in (record.get("exposed_because_ns") or {}).items():
+            for cause, ns in causes.items():
+                name = f"exposed_ms.{label}.{cause}"
+                total[name] = total.get(name, 0.0) + ns / ms
+    return total
 
 
 def _summed(tables: Iterable[Mapping[str, Any]]) -> dict[str, float]:

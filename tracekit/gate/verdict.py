@@ -151,6 +151,8 @@ def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Ru
     found = []
     for name in dict.fromkeys(n for run in (*baseline, *candidate) for n in run.samples):
         metric = resolve(name, known=[name])
+        if metric.key in metric.family.details:
+            continue
         if metric.family.default and (metric.key is None or _matters(metric, candidate, baseline, rules)):
             found.append(metric)
     labels = [m for m in found if m.key not in SETS]

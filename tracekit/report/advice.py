@@ -5,6 +5,7 @@ from __future__ import annotations
 from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
+from tracekit.report.remedies import BECAUSE, FIXES, main_cause
 from tracekit.schema import GAP_CAUSES
 
 DEFINITIONS = (
@@ -61,13 +62,11 @@ def _exposed(analysis: Analysis, span: int) -> list[tuple[float, str]]:
     if worst is None or worst[1] <= 0.05 * span:
         return []
     label, ns = worst
-    wait, known = total.wait_ns.get(label), total.label_ns.get(label, 0)
     text = f"{label} is exposed for {percent(ns / span)} of the span"
-    if wait is not None and known and wait > known / 2:
-        text += f", {percent(wait / known)} of its time waiting: "
-        text += "balance the ranks (see whom the others wait for) before speeding up the transfer"
-    else:
-        text += ": overlap it with compute"
+    found = main_cause(total, label)
+    if found is not None:
+        cause, share = found
+        text += f", {percent(share)} of that because {BECAUSE[cause]}: {FIXES[cause]}"
     return [(ns / span, text)]
 
 

@@ -11,6 +11,7 @@ import polars as pl
 from tracekit.analysis.persist import read_tables
 from tracekit.analysis.tables import RankTables, launches, rank_tables
 from tracekit.errors import TracekitError
+from tracekit.metrics.host import BLOCKS, WAITS
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store.files import open_store, rank_folder
@@ -67,9 +68,11 @@ class Options:
 
 
 def _what_labels_lack(events: pl.LazyFrame) -> pl.DataFrame:
-    """Read what labelled events do not hold and the measures need: the launches, and the operators' shapes."""
+    """Read what labelled events do not hold and the measures need: launches, calls that wait, operators' shapes."""
     kind = pl.col("kind")
-    calls = events.select("kind", "name", "correlation").filter(kind.is_in(["runtime", "driver"]))
+    times = ("tid", "start_ns", "end_ns")
+    calls = events.select("kind", "name", "correlation", *times).filter(kind.is_in(["runtime", "driver"]))
     ops = events.select("kind", "name", "shapes").filter((kind == "cpu_op") & pl.col("shapes").is_not_null())
     found = pl.collect_all([calls, ops.unique()])
-    return pl.concat([launches(found[0]), found[1]], how="diagonal")
+    waits = found[0].filter(pl.col("name").cast(pl.String).str.contains(f"{WAITS}|{BLOCKS}"))
+    return pl.concat([launches(found[0]), waits, found[1]], how="diagonal")

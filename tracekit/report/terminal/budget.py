@@ -13,6 +13,7 @@ from tracekit._util.text import bare_ms, percent
 from tracekit.analysis import Analysis, Measured, RankResult
 from tracekit.report.html.sections import beside
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.remedies import because
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 MANY = 12
@@ -150,12 +151,15 @@ def exposure(analysis: Analysis, width: int) -> RenderableType | None:
     labels = sorted(total.budget.exposed_ns, key=lambda x: -total.budget.exposed_ns[x])
     if not labels:
         return None
-    made = table("label", "ms a rank", "hidden", "exposed ms", "of span", "wait ms", left=("label",))
+    made = table(
+        "label", "ms a rank", "hidden", "exposed ms", "of span", "wait ms", "because", left=("label", "because")
+    )
     for label in labels:
         ns, exposed = total.label_ns.get(label, 0), total.budget.exposed_ns[label]
         wait = total.wait_ns.get(label)
         share, waited = percent(exposed, total.budget.span_ns), bare_ms(None if wait is None else wait / count)
         row = [bare_ms(ns / count), percent(total.overlap.get(label)), bare_ms(exposed / count), share, waited]
+        row.append(because(total, label, most=2 if width >= 110 else 1))
         made.add_row(_name(label), *row)
     return made
 

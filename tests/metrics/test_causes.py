@@ -1,0 +1,232 @@
+"""Why time is exposed: a trace of a few events for each cause, and real runs whose cause is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tracekit import analyze
+from tracekit.analysis import rank_tables
+from tracekit.classify import classify
+from tracekit.intervals import union
+from tracekit.metrics.budget import exposed_in_order
+from tracekit.metrics.causes import COMPUTE_STREAM_SHARE, Rank, exposure_causes, with_peers
+from tracekit.metrics.holds import HELD_NS, HOW, NEXT_NS, holds
+from tracekit.metrics.host import CALLS
+from tracekit.metrics.lanes import EXPOSABLE, Lanes
+from tracekit.run.load import load
+from tracekit.schema import EXPOSURE_CAUSES
+
+US = 1_000
+COMPUTE, COMM = 7, 20
+
+
+@pytest.fixture
+def why(labelled):
+    """Return the causes of rows (label, stream, launch, start, end), in µs: {label: {cause: µs}}."""
+
+    def find(*rows, waits=(), blocks=(), wait_us=0, steps=None):
+        events = labelled(
+            *(
+                {"label": label, "stream": stream, "launch_ns": launch if launch is None else launch * US,
+                 "start_ns": start * US, "end_ns": end * US, "id": at, "step": None if steps is None else steps[at]}
+                for at, (label, stream, launch, start, end) in enumerate(rows)
+            )
+        )  # fmt: skip
+        if steps is not None:
+            events = events.with_columns(part=pl.col("step").rank("dense").cast(pl.Int64) - 1)
+        told = [("cudaStreamWaitEvent", 1, at * US, at * US, False) for at in waits]
+        told += [("cudaStreamSynchronize", 1, at * US, end * US, True) for at, end in blocks]
+        calls = pl.DataFrame(told, schema=CALLS, orient="row").sort("start_ns")
+        lanes = Lanes.of(events)
+        rank = Rank.of(events, holds(events, np.sort(np.array(waits, np.int64) * US)), calls)
+        pieces = exposure_causes(rank, exposed_in_order(lanes), parts=False)
+        peers = events.with_columns(wait_ns=pl.lit(None if wait_us is None else wait_us * US, pl.Int64))
+        found: dict[str, dict[str, int]] = {}
+        for _, label, cause, ns in with_peers(pieces, peers).iter_rows():
+            found.setdefault(label, {})[cause] = ns // US
+        exposed = {label: lane.total_ns // US for label, lane in exposed_in_order(lanes).items() if lane.total_ns}
+        assert {label: sum(causes.values()) for label, causes in found.items()} == exposed
+        return found
+
+    return find
+
+
+def test_a_collective_on_the_compute_stream_is_queued_there(why):
+    rows = [("dgrad", COMPUTE, 0, 10, 100), ("dp_comm", COMPUTE, 20, 102, 302), ("dgrad", COMPUTE, 40, 304, 400)]
+    assert why(*rows) == {"dp_comm": {"same_stream": 200}}
+    # A late peer changes nothing about that, and neither does the end of the step.
+    assert why(*rows, wait_us=150) == why(*rows[:2]) == {"dp_comm": {"same_stream": 200}}
+
+
+def test_compute_that_was_told_to_wait_at_once(why):
+    """The all-gather runs on its own stream; the forward that needs it was launched next, with a wait before it."""
+    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 40, 1507, 1600)]
+    assert why(*rows, waits=[15, 30]) == {"dp_comm": {"compute_waited": 1000}}
+
+
+def test_the_wait_part_is_the_peers(why):
+    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 40, 1507, 1600)]
+    assert why(*rows, waits=[15, 30], wait_us=700) == {"dp_comm": {"peer_late": 700, "compute_waited": 300}}
+    assert why(*rows, waits=[15, 30], wait_us=None) == {"dp_comm": {"unknown": 1000}}
+
+
+def test_without_a_wait_in_the_trace_it_was_the_queue(why):
+    """One wait was recorded, the collective's own: nothing told the compute stream to wait, and yet it did."""
+    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 40, 1507, 1600)]
+    assert why(*rows, waits=[15]) == {"dp_comm": {"one_queue": 1000}}
+    # Where waits are never recorded the same picture is a wait as well as a queue, and a wait is what people write.
+    assert "one_queue" not in why(*rows)["dp_comm"]
+
+
+def test_the_host_had_not_launched_the_compute(why):
+    rows = [("forward", COMPUTE, 0, 10, 100), ("dp_comm", COMM, 20, 60, 1060), ("forward", COMPUTE, 900, 910, 1200)]
+    assert why(*rows, waits=[15]) == {"dp_comm": {"launched_late": 810}}
+    # A host that stood in a synchronisation meanwhile was waiting for the collective, and so was the compute.
+    assert why(*rows, waits=[15], blocks=[(90, 880)]) == {"dp_comm": {"compute_waited": 810}}
+
+
+def test_an_operation_launched_beside_compute_that_could_have_hidden_more(why):
+    rows = [("forward", COMPUTE, 0, 10, 500), ("onload", COMM, 400, 410, 900), ("forward", COMPUTE, 420, 904, 1600)]
+    assert why(*rows, waits=[415]) == {"onload": {"launched_late": 400}}  # 400 µs of compute ran before it began
+    longer = [*rows[:1], ("onload", COMM, 400, 410, 901), ("forward", COMPUTE, 420, 905, 1600)]
+    assert why(*longer, waits=[415]) == {"onload": {"compute_waited": 401}}  # that could not have hidden all of it
+
+
+def test_the_last_bucket_of_the_backward_has_nothing_to_hide_it(why):
+    rows = [("dgrad", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("optimizer", COMPUTE, 40, 1507, 1600)]
+    assert why(*rows, waits=[15, 30]) == {"dp_comm": {"nothing_to_hide": 1000}}
+    assert why(*rows[:2], waits=[15]) == {"dp_comm": {"nothing_to_hide": 1000}}
+
+
+def test_compute_launched_since_then_ran_out(why):
+    """A second forward was launched behind the all-gather and hid 200 µs of it; the third one needs it."""
+    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 30, 502, 703),
+            ("forward", COMPUTE, 40, 1507, 1600)]  # fmt: skip
+    assert why(*rows, waits=[15, 35]) == {"dp_comm": {"nothing_to_hide": 800}}
+
+
+def test_compute_of_the_next_step_does_not_count(why):
+    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 40, 1507, 1600)]
+    assert why(*rows, waits=[15, 30], steps=[1, 1, 2]) == {"dp_comm": {"nothing_to_hide": 1000}}
+
+
+def test_time_that_another_operation_holds_up_is_not_this_ones(why):
+    """Compute waits for the all-gather; the dispatch beside it pays for the time both take, and has nothing beside."""
+    rows = [("forward", COMPUTE, 0, 10, 500), ("ep_dispatch", 30, 18, 503, 1000), ("dp_comm", COMM, 20, 503, 1503),
+            ("forward", COMPUTE, 40, 1507, 1600)]  # fmt: skip
+    found = why(*rows, waits=[15, 16, 30])
+    assert found == {"ep_dispatch": {"nothing_to_hide": 497}, "dp_comm": {"compute_waited": 503}}
+
+
+def test_a_chain_of_holders_is_followed_back(why):
+    """Compute waits for a copy that waits for the collective: the collective is what it waited for."""
+    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("onload", COMM, 30, 1505, 1605),
+            ("forward", COMPUTE, 40, 1608, 1700)]  # fmt: skip
+    assert why(*rows, waits=[15, 35]) == {"dp_comm": {"compute_waited": 1000}, "onload": {"compute_waited": 100}}
+
+
+def test_without_launches_nothing_is_known(why):
+    rows = [("forward", COMPUTE, None, 10, 500), ("dp_comm", COMM, None, 503, 1503), ("memory", COMPUTE, None, 1505, 9)]
+    assert why(*rows[:2]) == {"dp_comm": {"unknown": 1000}}
+    assert why(("forward", COMPUTE, None, 10, 50), ("offload", COMPUTE, None, 51, 61)) == {"offload": {"unknown": 10}}
+    # One launch is lost: what that compute waited for is not known.
+    lost = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, None, 1507, 1600)]
+    assert why(*lost, waits=[15]) == {"dp_comm": {"unknown": 1000}}
+
+
+@pytest.mark.parametrize(("pause", "cause"), [(HELD_NS // US - 1, "compute_waited"), (HELD_NS // US + 1, "unknown")])
+def test_what_ended_long_before_did_not_hold(why, pause, cause):
+    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503),
+            ("forward", COMPUTE, 40, 1503 + pause, 1700)]  # fmt: skip
+    assert why(*rows, waits=[15, 30]) == {"dp_comm": {cause: 1000}}
+
+
+@pytest.mark.parametrize(("pause", "how"), [(NEXT_NS, "stream"), (NEXT_NS + 1, "other")])
+def test_right_behind_on_its_stream_another_end_is_chance(labelled, pause, how):
+    first, second = 500_000, 500_000 + pause
+    events = labelled(
+        {"label": "forward", "stream": 7, "launch_ns": 0, "start_ns": 10_000, "end_ns": first},
+        {"label": "dp_comm", "stream": 8, "launch_ns": 0, "start_ns": 10_000, "end_ns": second - 1},
+        {"label": "forward", "stream": 7, "launch_ns": 1, "start_ns": second, "end_ns": second + 9},
+    )
+    assert HOW[holds(events).how[2]] == how
+
+
+@pytest.mark.parametrize(("ns", "cause"), [(0.9, "compute_waited"), (1.2, "same_stream")])
+def test_a_few_small_kernels_make_no_compute_stream(why, ns, cause):
+    """After the collective a small kernel of its own stream divides; whether that is compute is a matter of share."""
+    small = round(1000 * ns * COMPUTE_STREAM_SHARE)
+    rows = [("forward", COMPUTE, 0, 10, 910), ("dp_comm", COMM, 20, 913, 1913), ("other", COMM, 30, 1914, 1914 + small),
+            ("forward", COMPUTE, 40, 1917 + small, 2000 + small)]  # fmt: skip
+    assert why(*rows, waits=[15, 35]) == {"dp_comm": {cause: 1000}}
+
+
+def test_pieces_are_carried_by_the_event_that_runs(labelled):
+    """Random operations on random streams: the pieces cover the exposed time and lie in events of their label."""
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        start = rng.integers(0, 2_000, 60)
+        rows = [
+            {"label": str(rng.choice(["forward", "dp_comm", "onload"])), "stream": int(rng.integers(3)), "id": at,
+             "start_ns": int(s), "end_ns": int(s + rng.integers(0, 90)), "launch_ns": int(s - 5)}
+            for at, s in enumerate(np.sort(start))
+        ]  # fmt: skip
+        events = labelled(*rows)
+        rank = Rank.of(events, holds(events), CALLS.to_frame())
+        paid = exposed_in_order(Lanes.of(events))
+        pieces = exposure_causes(rank, paid, parts=False)
+        for label, lane in paid.items():
+            mine = pieces.filter(pl.col("label") == label)
+            assert mine["ns"].sum() == lane.total_ns
+            apart = mine.filter(pl.col("id").is_not_null())
+            covered = union(apart["start_ns"].to_numpy(), (apart["start_ns"] + apart["ns"]).to_numpy())
+            assert (covered - lane).total_ns == 0
+            for row in apart.iter_rows(named=True):
+                one = rows[row["id"]]
+                assert one["label"] == label
+                assert one["start_ns"] <= row["start_ns"] <= row["start_ns"] + row["ns"] <= one["end_ns"]
+
+
+def check_sums(found, name=""):
+    for one in found.ranks:
+        for scope in (one.whole, *one.per_step):
+            exposed = {label: ns for label, ns in scope.budget.exposed_ns.items() if ns}
+            assert {label: sum(c.values()) for label, c in scope.because_ns.items()} == exposed, name
+            assert set(scope.because_ns) <= set(EXPOSABLE)
+            assert {c for causes in scope.because_ns.values() for c in causes} <= set(EXPOSURE_CAUSES)
+
+
+def test_on_framework_traces_the_causes_sum_to_exposed_time(corpus):
+    for folder in sorted(p for p in (corpus.parent / "frameworks").iterdir() if p.is_dir()):
+        check_sums(analyze(folder, schedule="none"), folder.name)
+
+
+def test_a_straggler_makes_its_peer_wait(samples):
+    found = analyze(samples / "steps/straggler", schedule="none")
+    check_sums(found)
+    causes = found.rank(0).whole.because_ns["pp_comm"]
+    assert max(causes, key=causes.get) == "peer_late"
+    assert causes["peer_late"] / sum(causes.values()) == pytest.approx(0.77, abs=0.01)  # its wait, as the budget has it
+
+
+def test_ring_attention_on_the_compute_stream(corpus):
+    """The program runs everything on one stream: all that is exposed is queued there."""
+    found = analyze(corpus / "nsight/mfu_2gpu_before.sqlite", schedule="none")
+    for one in found.ranks:
+        assert one.whole.because_ns
+        assert all(set(causes) == {"same_stream"} for causes in one.whole.because_ns.values())
+
+
+def test_the_tail_of_ddp_has_nothing_to_hide_it(corpus):
+    """All-reduces go on for 39 ms after the last backward kernel of rank 0; before it the host launched too slowly."""
+    rank = load(corpus.parent / "frameworks/hf-ddp-ckpt").rank(0)
+    events = classify(rank.events)
+    last = events.filter(pl.col("pass") == "backward", pl.col("label") != "dp_comm")["start_ns"].max()
+    pieces = rank_tables(rank, labelled=events, pipeline=False).window.exposed.filter(pl.col("label") == "dp_comm")
+    tail = pieces.filter(pl.col("start_ns") > last)
+    assert tail["ns"].sum() == pytest.approx(39_100_000, rel=0.01)
+    assert set(tail["cause"]) == {"nothing_to_hide"}
+    before = pieces.filter(pl.col("start_ns") <= last).group_by("cause").agg(pl.col("ns").sum()).sort("ns")
+    assert before["cause"][-1] == "launched_late"

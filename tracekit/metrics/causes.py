@@ -1,0 +1,299 @@
+"""Why communication and copies were exposed: one cause for each exposed nanosecond.
+
+While an operation is exposed no compute runs. The question is what the next compute was waiting for:
+
+``same_stream``
+    it is queued on the operation's own stream, behind it (or, at the end of a step, the operation behind compute):
+    whatever else is true, a stream runs one thing at a time;
+``peer_late``
+    the operation itself waited for another rank (its wait part);
+``launched_late``
+    the host had not launched the compute, or launched the operation so late that compute which had run long enough to
+    hide it was already under way;
+``one_queue``
+    it was held until the operation ended although nothing told its stream to wait: streams share a hardware queue;
+``compute_waited``
+    its stream, or the host, was told to wait for the operation, and no other compute was launched in between;
+``nothing_to_hide``
+    it waited for the operation when all compute launched since then, or all of the step's forward and backward work,
+    was done; or it waited for other work; or there was none left;
+``unknown``
+    the trace does not say: no launches, no peers' traces, or held back by something that was not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.intervals import EMPTY, Intervals, Longs, union
+from tracekit.metrics.holds import LAUNCH, NOTHING, OTHER, Holds
+from tracekit.metrics.host import blocked
+from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE
+from tracekit.schema import COMMUNICATION_LABELS, EXPOSURE_CAUSES, LABELS
+
+Bools = npt.NDArray[np.bool_]
+
+COMPUTE_STREAM_SHARE = 0.1
+"""Share of a rank's compute time from which a stream counts as one of its compute streams."""
+LONGEST_CHAIN = 32
+"""Holders followed back from the next compute; what lies further back is unknown."""
+_STEP_WORK = ("forward", "dgrad", "wgrad", "backward", "recompute")
+_SAME, _QUEUE, _LATE, _NOTHING, _WAITED, _PEER, _UNKNOWN = range(len(EXPOSURE_CAUSES))
+
+PIECES = pl.Schema(
+    {
+        "part": pl.Int64(),
+        "label": pl.Enum(EXPOSABLE),
+        "cause": pl.Enum(EXPOSURE_CAUSES),
+        "id": pl.Int64(),  # of a communication's event, where a late peer may be the cause; else null, and summed
+        "start_ns": pl.Int64(),
+        "ns": pl.Int64(),
+    }
+)
+"""Exposed time of one rank by cause, before its peers were heard."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rank:
+    """One rank's GPU events as arrays, and what held each back: what causes and the critical path start from."""
+
+    labelled: pl.DataFrame
+    holds: Holds
+    start_ns: Longs
+    end_ns: Longs
+    launch_ns: Longs
+    launched: Bools
+    label: Longs
+    part: Longs
+    blocked: Intervals
+    """When the host stood still for the GPU."""
+    waits_recorded: bool
+
+    @classmethod
+    def of(cls, labelled: pl.DataFrame, held: Holds, calls: pl.DataFrame) -> Rank:
+        """Take a labelled table (with ``part``, if it has parts), its holds and the host's calls apart."""
+        launch = labelled["launch_ns"].cast(pl.Int64)
+        part = labelled["part"] if "part" in labelled.columns else pl.zeros(len(labelled), pl.Int64, eager=True)
+        return cls(
+            labelled,
+            held,
+            labelled["start_ns"].to_numpy(),
+            labelled["end_ns"].to_numpy(),
+            launch.fill_null(0).to_numpy(),
+            launch.is_not_null().to_numpy(),
+            labelled["label"].cast(pl.Enum(LABELS)).to_physical().to_numpy().astype(np.int64),
+            part.cast(pl.Int64).to_numpy(),
+            blocked(calls),
+            bool((~calls["blocks"]).any()),
+        )
+
+
+def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -> pl.DataFrame:
+    """Return PIECES: what of each label's exposed time (*paid*, as ``exposed_in_order`` gives it) has which cause.
+
+    With *parts* the groups of *paid* are the rank's parts, else all is one group.
+    """
+    group = rank.part if parts else np.zeros_like(rank.part)
+    compute = _compute(rank)
+    found = [_of_label(rank, label, lane, group, compute) for label, lane in paid.items() if len(lane)]
+    return pl.concat(found) if found else PIECES.to_frame()
+
+
+def _compute(rank: Rank) -> Longs:
+    """Return the rows of compute on compute streams, by start: small kernels on a copy's stream hide nothing."""
+    codes = [LABELS.index(label) for label in COMPUTE_SET]
+    rows = np.flatnonzero(np.isin(rank.label, codes) & (rank.end_ns > rank.start_ns))
+    stream = rank.holds.stream[rows]
+    if not len(rows):
+        return rows
+    busy = np.bincount(stream, weights=(rank.end_ns - rank.start_ns)[rows])
+    rows = rows[busy[stream] >= COMPUTE_STREAM_SHARE * busy.sum()]
+    ordered: Longs = rows[np.argsort(rank.start_ns[rows], kind="stable")]
+    return ordered
+
+
+def _of_label(rank: Rank, label: str, lane: Intervals, group: Longs, compute: Longs) -> pl.DataFrame:
+    piece_group, start, end, owner = _pieces(rank, label, lane, group)
+    cause = _judge(rank, start, end, owner, compute)
+    ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
+    # A late peer can take part of any cause but the same stream; of copies nobody else knows.
+    apart = (cause != _SAME) if label in COMMUNICATION_LABELS else np.zeros(len(cause), np.bool_)
+    table = pl.DataFrame(
+        {"part": piece_group, "cause": cause.astype(np.uint8), "id": ids[owner], "start_ns": start, "ns": end - start}
+    )
+    names = pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])
+    table = table.with_columns(
+        label=pl.lit(label, PIECES["label"]), cause=names.gather(table["cause"].cast(pl.UInt32)), apart=pl.Series(apart)
+    )
+    kept = table.filter("apart")
+    summed = (
+        table.filter(~pl.col("apart"))
+        .group_by("part", "label", "cause", maintain_order=True)
+        .agg(pl.col("ns").sum(), id=pl.lit(None, pl.Int64), start_ns=pl.lit(None, pl.Int64))
+    )
+    columns = list(PIECES)
+    return pl.concat([kept.select(columns), summed.select(columns)]).cast(dict(PIECES))  # type: ignore[arg-type]
+
+
+def _pieces(rank: Rank, label: str, lane: Intervals, group: Longs) -> tuple[Longs, Longs, Longs, Longs]:
+    """Cut the exposed time of a label where another event begins to carry it; return group, start, end and event.
+
+    Of several events at once the one that ends last of those begun carries it.
+    """
+    rows = np.flatnonzero((rank.label == LABELS.index(label)) & (rank.end_ns > rank.start_ns))
+    low = int(rank.start_ns[rows].min())
+    stride = int(rank.end_ns[rows].max()) - low + 1
+    rows = rows[np.argsort(group[rows] * stride + rank.start_ns[rows], kind="stable")]
+    begin = group[rows] * stride + (rank.start_ns[rows] - low)
+    until = group[rows] * stride + (rank.end_ns[rows] - low)
+    longest = np.maximum.accumulate(until)
+    turn = np.ones(len(rows), np.bool_)
+    turn[1:] = longest[1:] > longest[:-1]
+    carriers = np.flatnonzero(turn)
+    cuts = begin[carriers]
+    first, last = lane.group * stride + (lane.start_ns - low), lane.group * stride + (lane.end_ns - low)
+    inside_from, inside_to = np.searchsorted(cuts, first, side="right"), np.searchsorted(cuts, last, side="left")
+    count = inside_to - inside_from + 1
+    which = np.repeat(np.arange(len(lane)), count)
+    nth = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+    carrier = inside_from[which] - 1 + nth
+    start = np.maximum(first[which], cuts[carrier])
+    nexts = np.append(cuts, np.iinfo(np.int64).max)[carrier + 1]
+    end = np.minimum(last[which], nexts)
+    shift = lane.group[which] * stride - low
+    real = end > start
+    return lane.group[which][real], (start - shift)[real], (end - shift)[real], rows[carriers[carrier[real]]]
+
+
+def _judge(rank: Rank, start: Longs, end: Longs, owner: Longs, compute: Longs) -> npt.NDArray[np.int8]:
+    """Return the cause of each piece [start, end) of the events *owner*, as far as this rank alone can tell."""
+    if not rank.launched.any():
+        return np.full(len(start), _UNKNOWN, np.int8)
+    held, stream = rank.holds, rank.holds.stream
+    begins = rank.start_ns[compute]
+    at = np.searchsorted(begins, start)
+    ahead, behind = _pick(compute, at), _pick(compute, at - 1)
+    there = (ahead >= 0) & (rank.part[ahead] == rank.part[owner])
+    earlier = (behind >= 0) & (rank.part[behind] == rank.part[owner])
+    same = np.where(there, stream[ahead] == stream[owner], earlier & (stream[behind] == stream[owner]))
+    blocker, by = _walk(rank, np.where(there, ahead, -1), start, end)
+    how, sure = held.how[blocker], held.sure[blocker]
+    waiting_host = rank.blocked.covered_ns(start, end) * 2 >= end - start
+    launch_bound = sure & (how == LAUNCH)
+    tied = sure & (by == owner)
+    unasked = tied & (how == OTHER) & np.isin(blocker, compute) & ~held.waits[blocker]
+    queue = unasked & rank.waits_recorded & (rank.launch_ns[blocker] > rank.launch_ns[owner])
+    waits = (tied & ~unasked) | (launch_bound & waiting_host)
+    tail = _after_step_work(rank, start, owner)
+    missed = _beside(rank, compute, rank.start_ns[owner]) >= end - start
+    begun_late = (held.how[owner] == LAUNCH) & held.sure[owner] & missed
+    between = _launched_between(rank, compute, owner, ahead)
+    # The first that holds decides.
+    return np.select(
+        [
+            same,
+            ~rank.launched[owner] | (there & ~rank.launched[ahead]),
+            ~there,
+            (blocker < 0) | ~sure | (how == NOTHING),
+            launch_bound & ~waiting_host,
+            queue,
+            unasked,
+            waits & tail,
+            waits & begun_late,
+            waits & between,
+            waits,
+        ],
+        [_SAME, _UNKNOWN, _NOTHING, _UNKNOWN, _LATE, _QUEUE, _UNKNOWN, _NOTHING, _LATE, _NOTHING, _WAITED],
+        default=_NOTHING,  # held by other work than this
+    ).astype(np.int8)
+
+
+def _pick(rows: Longs, at: Longs) -> Longs:
+    """Return rows[at], -1 where *at* is outside."""
+    if not len(rows):
+        return np.full(len(at), -1, np.int64)
+    inside = (at >= 0) & (at < len(rows))
+    return np.where(inside, rows[np.clip(at, 0, len(rows) - 1)], -1)
+
+
+def _walk(rank: Rank, row: Longs, start: Longs, end: Longs) -> tuple[Longs, Longs]:
+    """Follow the holders back from *row* to the event that was being held at the piece; return it and its holder."""
+    held = rank.holds
+    row = row.copy()
+    for _ in range(LONGEST_CHAIN):
+        by = np.where(row >= 0, held.by[row], -1)
+        # The holder began after the middle of the piece: it was itself waiting then.
+        on = (by >= 0) & (rank.start_ns[by] * 2 > start + end)
+        if not on.any():
+            return row, by
+        row = np.where(on, by, row)
+    return np.where(on, -1, row), by
+
+
+def _after_step_work(rank: Rank, at: Longs, owner: Longs) -> Bools:
+    """Say whether all forward and backward work of the owner's step had begun by then; no where a step has none."""
+    rows = np.isin(rank.label, [LABELS.index(label) for label in _STEP_WORK])
+    last = np.full(int(rank.part.max(initial=0)) + 1, np.iinfo(np.int64).max, np.int64)
+    parts = rank.part[rows]
+    last[np.unique(parts)] = np.iinfo(np.int64).min
+    np.maximum.at(last, parts, rank.start_ns[rows])
+    return at >= last[rank.part[owner]]
+
+
+def _beside(rank: Rank, compute: Longs, at: Longs) -> Longs:
+    """Return how long compute had been running without a break at these moments; 0 where none ran."""
+    runs = union(rank.start_ns[compute], rank.end_ns[compute])
+    if not len(runs):
+        return np.zeros(len(at), np.int64)
+    before = np.searchsorted(runs.start_ns, at, side="left") - 1
+    inside = (before >= 0) & (runs.end_ns[np.maximum(before, 0)] > at)
+    return np.where(inside, at - runs.start_ns[np.maximum(before, 0)], 0)
+
+
+def _launched_between(rank: Rank, compute: Longs, owner: Longs, ahead: Longs) -> Bools:
+    """Say whether compute was launched after the owner and before the next compute."""
+    times = np.sort(rank.launch_ns[compute[rank.launched[compute]]]) if len(compute) else EMPTY.start_ns
+    first = np.searchsorted(times, rank.launch_ns[owner], side="right")
+    return np.searchsorted(times, rank.launch_ns[ahead], side="left") > first
+
+
+def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
+    """Return exposed time by part, label and cause, with the peers heard; *waited* are the rank's operations.
+
+    An operation waits at its beginning; whatever kept compute away then, the peer was late. Where no peer's trace
+    tells the waiting, it may have been the peer: the cause is unknown.
+
+    >>> pieces = pl.DataFrame({"part": [0, 0], "label": ["dp_comm", "dp_comm"],
+    ...     "cause": ["nothing_to_hide", "same_stream"], "id": [4, None], "start_ns": [10, None], "ns": [30, 5]},
+    ...     schema=PIECES)
+    >>> waited = pl.DataFrame({"id": [4], "start_ns": [0], "wait_ns": [25]})
+    >>> with_peers(pieces, waited).rows()
+    [(0, 'dp_comm', 'same_stream', 5), (0, 'dp_comm', 'nothing_to_hide', 15), (0, 'dp_comm', 'peer_late', 15)]
+    """
+    known = waited.select("id", op_ns="start_ns", wait_ns="wait_ns").unique("id", keep="first", maintain_order=True)
+    each = pieces.join(known, on="id", how="left", maintain_order="left")
+    until = pl.col("op_ns") + pl.col("wait_ns") - pl.col("start_ns")
+    waits = pl.when(pl.col("id").is_null()).then(0).otherwise(until).clip(0, pl.col("ns"))
+    each = each.with_columns(waits=waits)
+    silent = pl.col("waits").is_null()
+    dtype = pieces.schema["cause"]
+    own = each.select(
+        "part",
+        "label",
+        cause=pl.when(silent).then(pl.lit("unknown", dtype)).otherwise("cause"),
+        ns=pl.col("ns") - pl.col("waits").fill_null(0),
+    )
+    late = each.filter(~silent).select("part", "label", cause=pl.lit("peer_late", dtype), ns="waits")
+    return (
+        pl.concat([own, late])
+        .filter(pl.col("ns") > 0)
+        .group_by("part", "label", "cause")
+        .agg(pl.col("ns").sum())
+        .sort("part", "label", "cause")
+        .cast({"label": pl.String, "cause": pl.String})
+    )

@@ -1,0 +1,147 @@
+"""What each GPU event waited for before it could start: its stream, its launch, or work on another stream.
+
+A trace says when events ran and when they were launched; it seldom says which event waited for which. The last thing
+to happen before an event started is what held it back:
+
+``stream``
+    the event before it on its stream ended;
+``launch``
+    it was launched;
+``other``
+    work on another stream ended, while its own stream was free and it had been launched already;
+``nothing``
+    none of these is in the trace.
+
+Where the last of them lies long before the start, something held the event that the trace does not show: ``sure`` says
+so. Every event is held by at most one other, so that following the holders back is a walk without choices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.intervals import Longs
+
+Codes = npt.NDArray[np.int8]
+Bools = npt.NDArray[np.bool_]
+
+NOTHING, STREAM, LAUNCH, OTHER = 0, 1, 2, 3
+HOW = ("nothing", "stream", "launch", "other")
+
+NEXT_NS = 5_000
+"""A queued event that starts so soon after the one before it on its stream waited for nothing else."""
+HELD_NS = 100_000
+"""Longest time from what held an event back (an end, a launch call) to its start: what lies further back did not."""
+EARLY_NS = 1_000
+"""Ends are recorded so much too late at most: work that starts earlier than that before an end did not wait for it."""
+_NEVER = np.iinfo(np.int64).min // 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holds:
+    """What held back each row of a labelled table."""
+
+    how: Codes
+    by: Longs
+    """Row of the GPU event that held it, -1 where none did."""
+    since_ns: Longs
+    """When that ended, or when it was launched; its own start where nothing held it."""
+    sure: Bools
+    stream: Longs
+    """A number from 0 for each stream of each device."""
+    waits: Bools
+    """Whether its stream was told to wait for another since the event before it on its stream was launched."""
+
+
+def holds(labelled: pl.DataFrame, waits_ns: Longs | None = None) -> Holds:
+    """Return what held back each GPU event of one rank; *waits_ns*: when streams were told to wait, ascending.
+
+    >>> events = pl.DataFrame({"stream": [7, 9, 7], "start_ns": [0, 0, 100_000], "end_ns": [20_000, 98_000, 110_000],
+    ...                        "launch_ns": [-9_000, -9_000, 5_000]})
+    >>> found = holds(events)
+    >>> [HOW[how] for how in found.how], found.by.tolist(), found.sure.tolist()
+    (['launch', 'launch', 'other'], [-1, -1, 1], [True, True, True])
+    """
+    start, end, launch, known, stream = _columns(labelled)
+    before, free = _before(stream, start, end)
+    other = _other(stream, start, end)
+    released = np.where(other >= 0, np.minimum(end[other], start), _NEVER)
+    told = np.where(known, np.minimum(launch, start), _NEVER)
+    waits = _waits(before, launch, known, waits_ns)
+    queued = before >= 0
+    # Right behind its neighbour on the stream, or with no word that its stream should wait: other ends are chance.
+    chance = queued & ((start - free <= NEXT_NS) | (~waits & (start - free <= HELD_NS)))
+    released = np.where(chance, _NEVER, released)
+    last = np.maximum(np.maximum(np.where(queued, free, _NEVER), told), released)
+    how = np.select([last == _NEVER, queued & (free == last), told == last], [NOTHING, STREAM, LAUNCH], default=OTHER)
+    by = np.where(how == STREAM, before, np.where(how == OTHER, other, -1))
+    since = np.where(how == NOTHING, start, last)
+    return Holds(how.astype(np.int8), by, since, (how != NOTHING) & (start - last <= HELD_NS), stream, waits)
+
+
+def _waits(before: Longs, launch: Longs, known: Bools, waits_ns: Longs | None) -> Bools:
+    """Say which events' streams may have been told to wait.
+
+    A wait right before its launch is its own; of earlier ones, since the event before it on its stream, each launch on
+    another stream may have asked for one. Where the trace records no waits at all, any may have been.
+    """
+    if waits_ns is None or not len(waits_ns):
+        return np.ones(len(before), np.bool_)
+    both = known & (before >= 0) & known[before]
+    since = np.where(both, launch[before], launch)
+    told = np.searchsorted(waits_ns, launch) - np.searchsorted(waits_ns, since)
+    every = np.unique(launch[known])
+    between = np.searchsorted(every, launch) - np.searchsorted(every, since, side="right")
+    latest = np.searchsorted(every, launch, side="left") - 1
+    own = np.searchsorted(waits_ns, launch) - np.searchsorted(waits_ns, every[np.maximum(latest, 0)], side="right")
+    waits: Bools = ~both | (told > np.maximum(between, 0)) | ((latest >= 0) & (own > 0))
+    return waits
+
+
+def _columns(labelled: pl.DataFrame) -> tuple[Longs, Longs, Longs, Bools, Longs]:
+    start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
+    launch = labelled["launch_ns"].cast(pl.Int64)
+    keys = ["device", "stream"] if "device" in labelled.columns else ["stream"]
+    stream = labelled.select(pl.struct(keys).rank("dense").cast(pl.Int64) - 1).to_series()
+    return start, end, launch.fill_null(0).to_numpy(), launch.is_not_null().to_numpy(), stream.to_numpy()
+
+
+def _before(stream: Longs, start: Longs, end: Longs) -> tuple[Longs, Longs]:
+    """Return, for each event, the one before it on its stream that ends last, and when the stream was free."""
+    order = np.lexsort((end, start, stream))
+    first = np.diff(stream[order], prepend=-1) != 0
+    before = np.full(len(order), -1, np.int64)
+    free = np.full(len(order), _NEVER, np.int64)
+    if not len(order):
+        return before, free
+    # Streams laid end to end, so that one running maximum serves them all.
+    low, high = int(start.min()), int(end.max())
+    key = stream[order] * (high - low + 1) + (end[order] - low)
+    best = np.maximum.accumulate(np.where(key == np.maximum.accumulate(key), np.arange(len(order)), 0))
+    later = np.flatnonzero(~first)
+    before[order[later]] = order[best[later - 1]]
+    free[order[later]] = end[order[best[later - 1]]]
+    return before, free
+
+
+def _other(stream: Longs, start: Longs, end: Longs) -> Longs:
+    """Return, for each event, the row of the latest event of another stream to end before it started; -1 for none."""
+    order = np.lexsort((np.arange(len(end)), end))
+    mine = stream[order]
+    turns = np.diff(mine, prepend=-1) != 0
+    # Where the latest to end is of the same stream, the last one before its unbroken run is of another.
+    place = np.where(turns, np.arange(len(order)), 0)
+    run = np.maximum.accumulate(place) if len(order) else place
+    latest = np.searchsorted(end[order], start + EARLY_NS, side="right") - 1
+    found = np.full(len(start), -1, np.int64)
+    some = np.flatnonzero(latest >= 0)
+    at = latest[some]
+    at = np.where(mine[at] == stream[some], run[at] - 1, at)
+    found[some] = np.where(at >= 0, order[at], -1)
+    # An event cannot have waited for one that started after it.
+    found[(found >= 0) & (start[found] > start)] = -1
+    return found
