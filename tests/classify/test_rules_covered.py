@@ -132,6 +132,22 @@ inside("custom-dgrad-deferred", "MyFnBackward", deferred=True)
 inside("custom-backward", "MyFnBackward")
 
 
+def _launched_alone(p):
+    """A forward, and a backward on a thread of its own whose product is summed, without any operator."""
+    names = ["void softmax_forward", "nvjet_h_TNN", "void softmax_backward", "nvjet_h_NNN", "nvjet_h_NTN", "sum<Add>"]
+    return [p.kernel(name, 10 * k, tid=ENGINE if k > 1 else 1) for k, name in enumerate(names)]
+
+
+@example("thread-weight-grad")
+def _(p):
+    return _launched_alone(p)[4]
+
+
+@example("thread-input-grad")
+def _(p):
+    return _launched_alone(p)[3]
+
+
 @example("deepseek-dgrad")
 def _(p):
     p.note("mlp(W)", 0, 10)

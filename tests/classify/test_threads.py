@@ -81,3 +81,42 @@ def test_lost_launches_and_no_operators(program):
     for k in range(3):
         program.kernel("k", 10 * k, launched=False, external_id=k, correlation=100 + k)
     assert set(classify(program.events())["label"]) == {"other"}
+
+
+TN, NN, NT = (f"nvjet_h_128x64_{letters}" for letters in ("TNN", "NNN", "NTN"))
+SUM, SCALE = "vectorized_elementwise_kernel<8, CUDAFunctor_add<bf16>>", "elementwise_kernel<mul>"
+NORM = "vectorized_layer_norm_kernel<x>"
+
+
+def test_a_product_that_is_summed_right_after_is_a_weights():
+    """Attention differentiates with the same layouts, and nothing is summed."""
+    ahead = [(FORWARD, MAIN), (TN, MAIN), (SCALE, MAIN), (NN, MAIN), (TN, MAIN)]
+    linear = [(NN, ENGINE), (NT, ENGINE), (SUM, ENGINE)]
+    attention = [(name, ENGINE) for name in (NT, TN, BACKWARD, NN, SCALE, NT, SCALE)]
+    found = labels([*ahead, *linear, *attention, *linear, *linear])
+    layer = ["dgrad", "wgrad", "wgrad"]
+    assert found == ["forward"] * 5 + layer + ["dgrad"] * 7 + layer * 2
+
+
+def test_a_first_micro_batch_has_nothing_to_sum_and_follows_the_others():
+    ahead = [(FORWARD, MAIN), (TN, MAIN)]
+    first = [(BACKWARD, ENGINE), (NN, ENGINE), (NT, ENGINE)]
+    found = labels([*ahead, *first, *ahead, *first, (SUM, ENGINE), *ahead, *first, (SUM, ENGINE)])
+    assert found[2:5] == ["dgrad", "dgrad", "wgrad"]
+    assert found[7:11] == ["dgrad", "dgrad", "wgrad", "wgrad"]
+
+
+def test_without_sums_what_is_no_product_stays_undivided():
+    story = [(FORWARD, MAIN), (BACKWARD, ENGINE), (NN, ENGINE), (NT, ENGINE), (SCALE, ENGINE)]
+    assert labels(story) == ["forward", "backward", "dgrad", "wgrad", "backward"]
+
+
+def test_a_stretch_of_the_forward_on_the_engines_thread_is_run_again():
+    """Kernel by kernel the same, with a product in it; elementwise kernels alone may be alike by chance."""
+    layer = [NORM, TN, SCALE, FORWARD, NN, TN]
+    back = [NN, NT, SUM, BACKWARD, SCALE, NN, NT, SUM]
+    story = [(name, MAIN) for name in layer] + [(name, ENGINE) for name in layer + back]
+    found = labels(story)
+    assert found[:6] == ["forward"] * 6
+    assert found[6:12] == ["recompute"] * 6
+    assert found[12:] == ["dgrad", "wgrad", "wgrad", "dgrad", "dgrad", "dgrad", "wgrad", "wgrad"]

@@ -18,6 +18,7 @@ from tracekit.classify.convolution import read_convolutions
 from tracekit.classify.copies import read_copies
 from tracekit.classify.directions import read_directions
 from tracekit.classify.experts import Marks, comm_passes, read_exchanges
+from tracekit.classify.gradients import read_gradients
 from tracekit.classify.groups import group_uses
 from tracekit.classify.matmul import Matmuls, read_matmuls
 from tracekit.classify.ranges import Launches, Ranges, read_ranges
@@ -116,6 +117,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "gemm_half": halves(matmuls.whole, autograd.node_row, launches.at),
         "gemm_share": matmuls.share,
         "deferred": np.full(len(gpu), _deferred(matmuls.role, directions.value, autograd.site, launches.at)),
+        "gradient": read_gradients(gpu, launches, autograd, matmuls),
         "direction": directions.value,
         "direction_from": directions.source,
         "library": comm.library,

@@ -20,8 +20,9 @@ TIERS = ("annotation", "autograd", "group", "shapes", "name", "neighbour")
 
 TEXT_COLUMNS = (
     "class", "kind", "name", "op", "chain", "annotation", "annotations", "node", "fwd_op", "site", "role",
-    "role_from", "after_role", "visit", "gemm_turn", "gemm_half", "gemm_share", "direction", "direction_from",
-    "library", "call", "group", "group_desc", "group_ranks", "group_kind", "group_use", "group_shape", "comm_pass",
+    "role_from", "after_role", "visit", "gemm_turn", "gemm_half", "gemm_share", "gradient", "direction",
+    "direction_from", "library", "call", "group", "group_desc", "group_ranks", "group_kind", "group_use",
+    "group_shape", "comm_pass",
     "exchange", "exchange_pass", "stream_pass", "copy", "host", "copy_use", "stream_use", "domain",
 )  # fmt: skip
 NUMBER_COLUMNS = ("bytes", "peer", "stream", "graph")

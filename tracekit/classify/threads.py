@@ -15,11 +15,13 @@ from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.directions import BACKWARD, FORWARD, OPTIMIZER, WGRAD
-from tracekit.classify.matmul import layouts
+from tracekit.classify.matmul import KERNELS, layouts
 from tracekit.classify.ranges import Launches
 
 _WEIGHT = 10
 """The thread that runs the forward launches at least one in so many kernels for those of the backward."""
+REPEATED = 4
+"""Kernels in a row that are the same on both threads, where the forward runs again."""
 _ONLY_AHEAD = r"(?i)flash|fmha|sdpa|attn|attention|norm|softmax"
 """What never runs in a backward but to run the forward again; a convolution's forward kernel may serve a gradient."""
 
@@ -27,7 +29,7 @@ _ONLY_AHEAD = r"(?i)flash|fmha|sdpa|attn|attention|norm|softmax"
 def read_threads(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, *, comm: Bools) -> Autograd:
     """Fill the pass of every kernel on a thread that runs the backward; leave all as it is where operators speak."""
     kernel = (gpu["kind"] == "kernel").to_numpy() & ~comm & (launches.thread >= 0)
-    if autograd.active or bool((launches.op >= 0).any()) or not kernel.any():
+    if autograd.active or bool((launches.op >= 0)[kernel].any()) or not kernel.any():
         return autograd
     names = Text.of(gpu["name"])
     back = kernel & (names.matches(BACKWARD) | names.matches(WGRAD))
@@ -35,12 +37,47 @@ def read_threads(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, *, c
     engine = _engines(launches, kernel, back, ahead, kernel & names.matches(OPTIMIZER) & ~back)
     again = engine & ahead & names.matches(_ONLY_AHEAD)
     sure = engine & kernel
-    if again.any():  # some of the forward runs again, and a kernel that says nothing may be part of it
-        layout = layouts(names).where(engine & kernel)
-        again |= layout.map(lambda v: v == "forward") & ~back
-        sure &= back | layout.map(lambda v: v in ("dgrad", "wgrad"))
+    if again.any():  # some of the forward runs again
+        telling = again | names.matches(KERNELS)
+        repeated = _reruns(names.codes, launches, kernel & engine, kernel & ~engine, telling) & ~back
+        if not (repeated & ~again).any():  # not kernel by kernel: one that says nothing may be part of it
+            layout = layouts(names).where(engine & kernel)
+            repeated = layout.map(lambda v: v == "forward") & ~back
+            sure &= back | layout.map(lambda v: v in ("dgrad", "wgrad"))
+        again |= repeated
     site = Text.choose(len(gpu), [("recompute", again), ("backward", sure)])
     return replace(autograd, site=site)
+
+
+def _reruns(name: Ints, launches: Launches, engine: Bools, forward: Bools, telling: Bools) -> Bools:
+    """Kernels of the engine that repeat a stretch of the forward, name by name, with something *telling* in it.
+
+    A backward shares a few kernels in a row with its forward by chance: elementwise ones, and no product among them.
+    """
+    ahead, behind = (_in_order(launches, mask) for mask in (forward, engine))
+    known, asked = (_windows(name[rows]) for rows in (ahead, behind))
+    begins = asked.join(known, on=known.columns[1:], how="semi")["at"].to_numpy()
+    inside = np.zeros(len(behind) + 1, np.int64)
+    np.add.at(inside, begins, 1)
+    np.add.at(inside, np.minimum(begins + REPEATED, len(behind)), -1)
+    repeated = np.cumsum(inside[:-1]) > 0
+    run = np.cumsum(np.diff(repeated, prepend=False) != 0)
+    told = np.bincount(run, weights=telling[behind] & repeated) > 0
+    out = np.zeros(len(name), np.bool_)
+    out[behind[repeated & told[run]]] = True
+    return out
+
+
+def _in_order(launches: Launches, mask: Bools) -> Ints:
+    rows = np.flatnonzero(mask)
+    return rows[np.lexsort((launches.at[rows], launches.thread[rows]))]
+
+
+def _windows(name: Ints) -> pl.DataFrame:
+    """Return every stretch of ``REPEATED`` names, and where it begins (``at``)."""
+    count = max(len(name) - REPEATED + 1, 0)
+    columns = {f"name{k}": name[k : k + count] for k in range(REPEATED)}
+    return pl.DataFrame({"at": np.arange(count), **columns})
 
 
 def _engines(launches: Launches, kernel: Bools, back: Bools, ahead: Bools, updates: Bools) -> Bools:
