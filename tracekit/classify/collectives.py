@@ -46,7 +46,7 @@ _SPOKEN = (  # what a kernel's name says about the collective, where nothing bet
     ("send", r"pp_send_impl"),
     ("recv", r"pp_recv_impl"),
 )
-_TALK = r"^(wait|barrier_wait|startcoalesced|endcoalesced|init|bootstrap)$"
+_TALK = r"^(wait|barrier_wait|startcoalesced|endcoalesced|init|bootstrap|part)$"
 _P2P = ("send", "recv", "isend", "irecv")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.parsers.nsight.exchanges import PART, join_exchanges
 from tracekit.parsers.nsight.payload import Layout, decode
 
 RECORD = "record_param_comms"
@@ -65,7 +66,7 @@ def add_communication(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
     )
     calls = _inside(calls, records.select(*_THREAD, "start_ns", "end_ns", record="_row"), "record")
     facts = pl.concat([_record_facts(frame, records, calls), _own_facts(calls)])
-    alone = calls.filter(pl.col("record").is_null() & pl.col("collective").is_not_null())["_row"]
+    alone = calls.filter(pl.col("record").is_null() & (pl.col("collective") != PART))["_row"]
     becomes = pl.col("_row").is_in(alone.implode())
     return (
         frame.join(facts, on="_row", how="left", maintain_order="left")
@@ -109,9 +110,10 @@ def _calls(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
     calls = frame.filter(pl.col("domain") == "NCCL", pl.col("kind") == "annotation", pl.col("tid").is_not_null())
     payloads = decode(calls.drop("_row"), layout)
     collective = pl.col("name").replace_strict(_BY_CALL, default=None, return_dtype=pl.String)
-    kept = calls.select("_row", *_THREAD, "start_ns", "end_ns", collective=collective)
+    kept = calls.select("_row", *_THREAD, "start_ns", "end_ns", "name", collective=collective)
     kept = kept.with_row_index("_call").join(payloads.rename({"_row": "_call"}), on="_call", how="left")
-    return kept.select("_row", *_THREAD, "start_ns", "end_ns", "collective", "communicator", "bytes", "peer")
+    joined = join_exchanges(kept)
+    return joined.select("_row", *_THREAD, "start_ns", "end_ns", "collective", "communicator", "bytes", "peer")
 
 
 def _inside(points: pl.DataFrame, ranges: pl.DataFrame, *columns: str) -> pl.DataFrame:
@@ -132,7 +134,7 @@ def _record_facts(frame: pl.DataFrame, records: pl.DataFrame, calls: pl.DataFram
     short = pl.col("name").str.extract(r"::(\w+?)_?$").replace_strict(_BY_OP, default=None, return_dtype=pl.String)
     around = _inside(records, ops.select(*_THREAD, "start_ns", "end_ns", collective=short), "collective")
     inner = (
-        calls.filter(pl.col("record").is_not_null(), pl.col("collective").is_not_null())
+        calls.filter(pl.col("record").is_not_null(), pl.col("collective") != PART)
         .group_by(pl.col("record").alias("_row"))
         .agg(
             called=pl.col("collective").first(),
@@ -154,7 +156,7 @@ def _record_facts(frame: pl.DataFrame, records: pl.DataFrame, calls: pl.DataFram
 
 def _own_facts(calls: pl.DataFrame) -> pl.DataFrame:
     """Return what NCCL's own ranges say; the collective stands once, on the op around them where there is one."""
-    alone = pl.when(pl.col("record").is_null()).then("collective").alias("collective")
+    alone = pl.when(pl.col("record").is_null() | (pl.col("collective") == PART)).then("collective").alias("collective")
     return calls.filter(pl.col("collective").is_not_null()).select(
         "_row", alone, "peer", "bytes", pl.col("communicator").alias("group")
     )
