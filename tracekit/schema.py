@@ -67,8 +67,14 @@ PHASES = ("warm-up", "steady", "cool-down")
 STEP_PHASES = (*PHASES, "rest")
 """Phases of a whole step: after the pipeline come gradient sync and optimizer."""
 
-IDLE_CAUSES = {"launch_bound": "launch-bound", "dependency": "dependency", "unknown": "unknown"}
-"""Why a GPU was idle, and the word for it: the host launched late, or what it had launched was not ready."""
+IDLE_CAUSES = {
+    "launch_bound": "launch-bound",
+    "dependency": "dependency",
+    "warm_up": "warm-up",
+    "unknown": "unknown",
+}
+"""Why a GPU was idle, and the word for it: the host launched late, what it had launched was not ready, or the launch
+call itself took long (code was loaded)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def test_idle_is_launch_bound_until_the_next_event_is_launched(labelled):
         (10, 0, 10, 0),
         (30, 0, 0, 30),
     ]
-    assert gap_causes(found).rows() == [(0, 15, 15, 30, 3)]
+    assert gap_causes(found).rows() == [(0, 15, 15, 0, 30, 3)]
     assert (
         found["ns"].sum() == found["launch_bound_ns"].sum() + found["dependency_ns"].sum() + found["unknown_ns"].sum()
     )

@@ -32,6 +32,7 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         one.whole,
         budget=Budget(span, compute * 1000 * steps, ns(exposed), rest),
         bubble=Bubble(span, rest, 0),
+        pipeline="pp_comm" in exposed,
         hidden_ns={},
         hidden_by_ns={},
         label_ns=ns(labels or exposed),

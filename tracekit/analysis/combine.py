@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.scopes import rank_result
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
+from tracekit.metrics.messages import may_be_message, unknown_waits, unseen_messages
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import stragglers, waits
 from tracekit.store.sources import EPOCH_NS
@@ -43,14 +45,15 @@ def combine(
     clocks = align(matching.members, [part.source.rank for part in parts])
     waited = waits(operations, matching.members, clocks)
     by_rank = {key[0]: rows for key, rows in waited.group_by("rank", maintain_order=True)}
-    ranks = tuple(rank_result(part, by_rank.get(part.source.rank, waited.clear())) for part in parts)
+    compared, reasons = _compare(parts, schedule=schedule, layout=layout, what_if=what_if)
+    pipeline = compared is not None or _has_messages(parts, waited)
+    ranks = tuple(rank_result(part, by_rank.get(part.source.rank, waited.clear()), pipeline=pipeline) for part in parts)
     reports = [part.reload for part in parts if part.reload is not None]
     tables = _tables(parts, ranks, waited)
     tables["clocks"] = clocks.table
     tables["matched"] = clocks.align(matching.members, "start_ns", "end_ns").drop("row")
     tables["kernels"] = together([part.kernels for part in parts])
     own = _merge((part.source.rank, part.notices) for part in parts)
-    compared, reasons = _compare(parts, schedule=schedule, layout=layout, what_if=what_if)
     if compared is not None:
         tables |= {"cells": compared.cells, "lanes": compared.lanes}
     return Analysis(
@@ -65,7 +68,7 @@ def combine(
             *own,
             *matching.notices,
             *_clock_notices(parts, clocks),
-            *_wait_notices(waited),
+            *_wait_notices(parts, waited),
             *_other_notices(ranks),
             *reasons,
         ),
@@ -123,7 +126,8 @@ def _budget_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
     for rank, step, one in _scopes(ranks):
         span = one.budget.span_ns
         idle = one.budget.idle_ns if one.idle_known else None
-        for name, ns in (("compute", one.budget.compute_ns), *one.budget.exposed_ns.items(), ("idle", idle)):
+        lost = [("not recorded", one.budget.unrecorded_ns)] * bool(one.budget.unrecorded_ns)
+        for name, ns in (("compute", one.budget.compute_ns), *one.budget.exposed_ns.items(), ("idle", idle), *lost):
             rows.append((rank, step, name, ns, ns / span if span and ns is not None else None))
     schema = {"rank": pl.Int32, "step": pl.Int64, "part": pl.String, "ns": pl.Int64, "share": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row")
@@ -131,8 +135,8 @@ def _budget_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
 
 def _bubble_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
     rows = [
-        (rank, step, one.budget.span_ns, one.budget.idle_ns if one.idle_known else None, one.bubble.wait_ns,
-         one.bubble_fraction, one.lower_bound)
+        (rank, step, one.budget.span_ns, one.budget.idle_ns if one.idle_known else None,
+         one.bubble.wait_ns, one.bubble_fraction, one.lower_bound)
         for rank, step, one in _scopes(ranks)
     ]  # fmt: skip
     schema = {"rank": pl.Int32, "step": pl.Int64, "span_ns": pl.Int64, "idle_ns": pl.Int64, "wait_ns": pl.Int64,
@@ -169,18 +173,38 @@ def _clock_notices(parts: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
     ]
 
 
-def _wait_notices(waited: pl.DataFrame) -> list[Notice]:
+def _has_messages(parts: Sequence[RankTables], waited: pl.DataFrame) -> bool:
+    """Return whether anything sends or receives: a run in which nothing does has no pipeline."""
+    return any(part.messages_issued for part in parts) or not waited.filter(may_be_message()).is_empty()
+
+
+def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Notice]:
     """Return notices for where waiting could not be told from transfer."""
-    pipeline = waited.filter(label="pp_comm")
-    lost = pipeline["wait_ns"].null_count()
-    if not lost:
-        return []
-    nameless = pipeline.filter(pl.col("wait_ns").is_null())["p2p"].str.contains("?", literal=True).all()
-    why, next_ = ("do not say their peer", "record the peers")
-    if not nameless:
-        why, next_ = ("have no peer in these traces", "give all ranks of the pipeline")
-    text = f"{lost} of {len(pipeline)} pipeline operations {why}: waiting inside them is not known and the bubble "
-    return [Notice("wait-unknown", f"{text}fraction is a lower bound; {next_}")]
+    least = "waiting inside them is not known and the bubble fraction is a lower bound"
+    by_rank = {key[0]: rows for key, rows in waited.group_by("rank")}
+    unseen = [
+        part.source.rank
+        for part in parts
+        if unseen_messages(part.messages_issued, by_rank.get(part.source.rank, waited.clear()))
+    ]
+    found = []
+    if unseen:
+        text = f"rank {listing(map(str, unseen), most=8)}: the host sends and receives, no kernel is known to do so"
+        found.append(Notice("wait-unknown", f"{text}: {least}; name the kernels in a rules file (--rules)"))
+    messages = waited.filter(may_be_message())
+    lost = messages.filter(unknown_waits())
+    if lost.is_empty():
+        return found
+    count = f"{len(lost)} of {len(messages)} sends and receives"
+    roleless = lost.filter(pl.col("p2p").is_null())
+    nameless = lost["p2p"].str.contains("?", literal=True).fill_null(True).all()
+    if len(roleless) == len(lost):
+        why, next_ = "do not say what they carry, nor for whom", "record operators, or the peers"
+    elif nameless:
+        why, next_ = "do not say their peer", "record the peers"
+    else:
+        why, next_ = "have no peer in these traces", "give all ranks of the pipeline"
+    return [*found, Notice("wait-unknown", f"{count} {why}: {least}; {next_}")]
 
 
 def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:
@@ -214,14 +238,21 @@ def _compare(
 
 
 def _merge(said: Iterable[tuple[int, Sequence[Notice]]]) -> list[Notice]:
-    """One notice for each code and text, with the ranks it is about."""
-    about: dict[tuple[str, str], list[int]] = defaultdict(list)
+    """One notice for each code and text, with the ranks it is about; texts that differ in their numbers are one."""
+    about: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for rank, notes in said:
         for note in notes:
-            about[note.code, note.message].append(rank)
-    every = len({rank for ranks in about.values() for rank in ranks})
+            about[note.code, re.sub(r"\d[\d.,]*", "#", note.message)].append((rank, note.message))
+    every = len({rank for ranks in about.values() for rank, _ in ranks})
     merged = []
-    for (code, message), ranks in about.items():
-        named = listing(map(str, ranks), most=8)
-        merged.append(Notice(code, message if len(ranks) == every > 1 else f"rank {named}: {message}"))
+    for (code, _), several in about.items():
+        alike = len({message for _, message in several}) == 1
+        ranks, message = [rank for rank, _ in several], several[0][1]
+        if alike and len(ranks) == every > 1:
+            merged.append(Notice(code, message))
+        elif alike:
+            merged.append(Notice(code, f"rank {listing(map(str, ranks), most=8)}: {message}"))
+        else:
+            others = listing(map(str, ranks[1:]), most=8)
+            merged.append(Notice(code, f"rank {ranks[0]}: {message} (rank {others} too, with other numbers)"))
     return merged

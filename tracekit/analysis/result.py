@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit._util.text import percent
 from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
@@ -48,7 +49,9 @@ class Measured:
     """Of each label of the budget's exposed time: why no compute hid it (``metrics.causes``); sums to it."""
     idle_known: bool = True
     lower_bound: bool = False
-    """True where some pipeline waiting could not be measured."""
+    """True where some pipeline waiting could not be measured, or work may be missing from the recording."""
+    pipeline: bool = True
+    """False of a run without a pipeline: it has idle time and no bubble."""
     step: int | None = None
     partial: bool = False
     """True of a first or last step that looks cut off."""
@@ -60,16 +63,33 @@ class Measured:
 
     @property
     def bubble_fraction(self) -> float | None:
-        """Share of the span that is idle or exposed pipeline waiting; None where idle is not known."""
-        return self.bubble.fraction if self.idle_known else None
+        """Share of the span that is idle or exposed pipeline waiting; None without a pipeline or known idle time."""
+        return self.bubble.fraction if self.idle_known and self.pipeline else None
+
+    @property
+    def bubble_words(self) -> str:
+        """The bubble fraction as text, with ≥ where it is a lower bound; – where there is none.
+
+        >>> one = Measured(Budget(100, 80), {}, {}, {}, {}, {}, Bubble(100, 20, None), lower_bound=True)
+        >>> one.bubble_words
+        '≥ 20.0 %'
+        """
+        share = self.bubble_fraction
+        return "–" if share is None else f"{'≥ ' if self.lower_bound else ''}{percent(share)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         idle = self.budget.idle_ns if self.idle_known else None
+        unrecorded = {"not_recorded": self.budget.unrecorded_ns} if self.budget.unrecorded_ns else {}
         sets = ("compute", "communication", "copy")
         return {
             "span_ns": self.budget.span_ns,
-            "budget_ns": {"compute": self.budget.compute_ns, "exposed": dict(self.budget.exposed_ns), "idle": idle},
+            "budget_ns": {
+                "compute": self.budget.compute_ns,
+                "exposed": dict(self.budget.exposed_ns),
+                "idle": idle,
+                **unrecorded,
+            },
             "label_ns": {k: v for k, v in self.label_ns.items() if k not in sets},
             "set_ns": {k: v for k, v in self.label_ns.items() if k in sets},
             "label_count": dict(self.label_count),
@@ -89,7 +109,7 @@ class Measured:
     def total(cls, parts: Iterable[Measured]) -> Measured:
         """Sum over ranks: nanoseconds add up, ratios are of the sums."""
         several = list(parts)
-        budget, bubble = Budget(0, 0), Bubble(0, 0, None)
+        budget, bubble = Budget(0, 0), Bubble(0, 0, 0)
         for one in several:
             budget, bubble = budget + one.budget, bubble + one.bubble
         return cls(
@@ -103,6 +123,7 @@ class Measured:
             because_ns=_sum_nested(one.because_ns for one in several),
             idle_known=all(one.idle_known for one in several),
             lower_bound=any(one.lower_bound for one in several),
+            pipeline=any(one.pipeline for one in several),
         )
 
 
@@ -216,7 +237,7 @@ class Analysis:
         rows = [(str(one.rank), one.whole, 1) for one in self.ranks[:64]] + [("mean", self.total, len(self.ranks) or 1)]
         body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(*row))}</tr>" for row in rows)
         more = f"<p>… and {len(self.ranks) - 64} more ranks</p>" if len(self.ranks) > 64 else ""
-        heads = ("rank", "span ms", "compute", "exposed", "idle", "bubble")
+        heads = ("rank", "span ms", "compute", "exposed", "idle", *(["bubble"] if self.total.pipeline else []))
         head = "".join(f"<th>{name}</th>" for name in heads)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
@@ -229,8 +250,9 @@ def _cells(name: str, one: Measured, of: int) -> list[str]:
     span, cost = one.budget.span_ns, one.budget
     idle = cost.idle_ns if one.idle_known else None
     shares = [ratio(cost.compute_ns, span), ratio(sum(cost.exposed_ns.values()), span)]
-    shares += [None if idle is None else ratio(idle, span), one.bubble_fraction]
-    return [name, f"{span / of / 1e6:,.3f}", *("–" if share is None else f"{share:.1%}" for share in shares)]
+    shares += [None if idle is None else ratio(idle, span)]
+    cells = ["–" if share is None else f"{share:.1%}" for share in shares]
+    return [name, f"{span / of / 1e6:,.3f}", *cells, *([one.bubble_words] if one.pipeline else [])]
 
 
 def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -250,9 +272,10 @@ def _sum_nested(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, d
 
 
 def _sum_known(parts: Iterable[Mapping[str, int | None]]) -> dict[str, int | None]:
+    """Add up by key; None where any part is."""
     total: dict[str, int | None] = {}
     for part in parts:
         for key, value in part.items():
-            known = total.get(key)
-            total[key] = value if known is None else known + (value or 0)
+            known = total.get(key, 0)
+            total[key] = None if value is None or known is None else known + value
     return total

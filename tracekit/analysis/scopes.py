@@ -14,20 +14,26 @@ from tracekit.analysis.tables import Measures, RankTables
 from tracekit.intervals import union
 from tracekit.metrics.bubbles import Bubble, exposed_waits
 from tracekit.metrics.causes import with_peers
+from tracekit.metrics.gaps import CAUSES
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
+from tracekit.metrics.messages import unknown_waits, unseen_messages
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
 _ORDER = (*SETS, *LABELS)
-_CAUSES = ("launch_bound_ns", "dependency_ns", "unknown_ns")
 
 Rows = dict[int, list[dict[str, Any]]]
 
 
-def rank_result(part: RankTables, waited: pl.DataFrame) -> RankResult:
-    """Put one rank together; *waited* are its operations with what they waited."""
+def rank_result(part: RankTables, waited: pl.DataFrame, *, pipeline: bool = True) -> RankResult:
+    """Put one rank together; *waited* are its operations with what they waited, *pipeline* whether the run has one."""
     steps = part.steps["step"].to_list() or [None]
-    whole = measured(part.window, waited.with_columns(part=pl.lit(0, pl.Int64)), [None], idle_known=part.idle_known)
+    known = {
+        "idle_known": part.idle_known,
+        "pipeline": pipeline,
+        "unseen": unseen_messages(part.messages_issued, waited),
+    }
+    whole = measured(part.window, waited.with_columns(part=pl.lit(0, pl.Int64)), [None], **known)
     causes = part.window.causes.row(0, named=True) if len(part.window.causes) else {}
     return RankResult(
         rank=part.source.rank,
@@ -36,33 +42,39 @@ def rank_result(part: RankTables, waited: pl.DataFrame) -> RankResult:
         per_step=tuple(
             replace(one, partial=partial)
             for one, partial in zip(
-                measured(part.by_step, waited, steps, idle_known=part.idle_known),
+                measured(part.by_step, waited, steps, **known),
                 part.steps["partial"].to_list() or [False],
                 strict=True,
             )
         ),
         phases=tuple(_phases(part, waited, steps)),
-        idle_causes={name.removesuffix("_ns"): causes.get(name, 0) for name in _CAUSES},
+        idle_causes={name.removesuffix("_ns"): causes.get(name, 0) for name in CAUSES},
     )
 
 
 def measured(
-    measures: Measures, waited: pl.DataFrame, steps: Sequence[int | None], *, idle_known: bool
+    measures: Measures,
+    waited: pl.DataFrame,
+    steps: Sequence[int | None],
+    *,
+    idle_known: bool,
+    pipeline: bool = True,
+    unseen: bool = False,
 ) -> list[Measured]:
-    """Return the figures of every part; *steps* numbers them."""
+    """Return the figures of every part; *steps* numbers them.
+
+    *unseen*: the host issued sends or receives, and nothing on the GPU is known to be one.
+    """
     labels = _by_part(measures.labels)
     matrix = _by_part(measures.hidden.filter(~pl.col("detail")))
     waits = _waits(waited, len(steps))
     because = _by_part(with_peers(measures.exposed, waited))
-    pipeline = waited.filter(pl.col("label") == "pp_comm")
-    known = pipeline.group_by("part").agg(count=pl.len(), unknown=pl.col("wait_ns").null_count())
-    lost = {part: (count, unknown) for part, count, unknown in known.iter_rows()}
-    exposed = exposed_waits(pipeline, measures.covered).totals_ns(len(steps))
+    unknown = set(waited.filter(unknown_waits())["part"].to_list())
+    exposed = exposed_waits(waited.filter(pl.col("label") == "pp_comm"), measures.covered).totals_ns(len(steps))
     found = []
     for part, step in enumerate(steps):
         budget, rows = measures.budgets[part], labels[part]
-        count, unknown = lost.get(part, (0, 0))
-        wait = None if count and unknown == count else int(exposed[part])
+        wait, least = int(exposed[part]), unseen or part in unknown or not pipeline
         found.append(
             Measured(
                 budget=budget,
@@ -76,9 +88,10 @@ def measured(
                 hidden_by_ns=_matrix(rows, matrix[part]),
                 wait_ns=waits[part],
                 because_ns=_because(budget.exposed_ns, because[part]),
-                bubble=Bubble(budget.span_ns, budget.idle_ns, wait),
+                bubble=Bubble(budget.span_ns, budget.idle_ns, None if least else wait, wait if least else 0),
                 idle_known=idle_known,
-                lower_bound=unknown > 0,
+                lower_bound=pipeline and (least or budget.unrecorded_ns > 0),
+                pipeline=pipeline,
                 step=step,
             )
         )
@@ -113,7 +126,7 @@ def _because(exposed: Mapping[str, int], rows: list[dict[str, Any]]) -> dict[str
 
 
 def _waits(waited: pl.DataFrame, parts: int) -> list[dict[str, int | None]]:
-    """Return, for each part, the time some operation of each label was waiting; None where no wait is known."""
+    """Return, for each part, the time some operation of each label was waiting; None where any wait is unknown."""
     found: list[dict[str, int | None]] = [{} for _ in range(parts)]
     present = set(waited["label"].unique().to_list())
     for label in (label for label in COMMUNICATION_LABELS if label in present):
@@ -121,10 +134,9 @@ def _waits(waited: pl.DataFrame, parts: int) -> list[dict[str, int | None]]:
         known = rows.filter(pl.col("wait_ns").is_not_null())
         start, wait = known["start_ns"].to_numpy(), known["wait_ns"].to_numpy()
         total = union(start, start + wait, known["part"].to_numpy()).totals_ns(parts)
+        unknown = set(rows.filter(pl.col("wait_ns").is_null())["part"].to_list())
         for part in set(rows["part"].to_list()):
-            found[part][label] = None
-        for part in set(known["part"].to_list()):
-            found[part][label] = int(total[part])
+            found[part][label] = None if part in unknown else int(total[part])
     return found
 
 
@@ -136,7 +148,7 @@ def _phases(part: RankTables, waited: pl.DataFrame, steps: Sequence[int | None])
     pipeline = waited.filter(pl.col("label") == "pp_comm")
     hollow = exposed_waits(pipeline, part.by_step.covered)
     spent = hollow.covered_ns(*(table[c].to_numpy() for c in ("start_ns", "end_ns", "part")))
-    known = pipeline.is_empty() or pipeline["wait_ns"].null_count() < len(pipeline)
+    known = waited.filter(unknown_waits()).is_empty() and not unseen_messages(part.messages_issued, waited)
     return [
         {
             "step": steps[row["part"]],

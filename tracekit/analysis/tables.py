@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,15 +18,17 @@ from tracekit.metrics.bubbles import phases
 from tracekit.metrics.budget import Budget, budgets, exposed_in_order
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.copies import copies
-from tracekit.metrics.gaps import gap_causes, gaps, name_gaps
+from tracekit.metrics.gaps import gap_causes, gaps, name_gaps, with_slow_calls
 from tracekit.metrics.holds import holds
 from tracekit.metrics.host import host_calls
 from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.messages import issued_messages
 from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
+from tracekit.metrics.recorded import launches, recorded
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.timeline import timeline
-from tracekit.schema import COPY_LABELS, GPU_KINDS, RankEvents, Source
+from tracekit.schema import COPY_LABELS, RankEvents, Source
 
 if TYPE_CHECKING:
     from tracekit.classify import RuleBook
@@ -34,10 +36,6 @@ if TYPE_CHECKING:
 
 LONGEST_GAPS = 100
 """Idle gaps kept by rank, the longest; their sums are exact."""
-
-
-LOST_LAUNCHES = 0.02
-"""Share of kernel launches without their kernel above which idle time is not known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +75,8 @@ class RankTables:
     """Input shapes of the model's products, where they were recorded."""
     idle_known: bool = True
     """False where work ran on the GPU that the trace does not show."""
+    messages_issued: int = 0
+    """Calls of the host that send or receive."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -100,7 +100,8 @@ def rank_tables(
         from tracekit.classify import classify, load_rules
 
         labelled = classify(rank.events, rules=load_rules(rules) if isinstance(rules, str | Path) else rules)
-    hollow, unseen = _lost_work(rank.events, labelled)
+    held = recorded(rank.events, labelled)
+    labelled = with_slow_calls(labelled, launches(rank.events))
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     parts = max(1, len(table))
@@ -108,12 +109,13 @@ def rank_tables(
     waits = calls.filter(~pl.col("blocks"))["start_ns"].to_numpy()
     work = Rank.of(kept, holds(kept, waits), calls)
     whole = Lanes.of(kept)
-    holes = gaps(kept, whole)
-    window = _measure(work, whole, holes, None)
+    holes = gaps(kept, whole, unrecorded=held.unrecorded)
+    window = _measure(work, whole, holes, None, held.unrecorded)
     lanes, by_step = whole, window
     if parts > 1:
         lanes = Lanes.of(kept, parts=parts, part="part")
-        by_step = _measure(work, lanes, gaps(kept, lanes, part="part"), "part")
+        each = gaps(kept, lanes, part="part", unrecorded=held.unrecorded)
+        by_step = _measure(work, lanes, each, "part", held.unrecorded)
     return RankTables(
         source=rank.source,
         steps=table,
@@ -123,15 +125,16 @@ def rank_tables(
         gaps=name_gaps(holes.top_k(LONGEST_GAPS, by="ns"), kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         timeline=timeline(kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         reload=reload_events(kept),
-        pipeline=_pipeline(kept, labelled, rank.source) if pipeline else None,
+        pipeline=_pipeline(kept, labelled, rank.source, held.cut_steps) if pipeline else None,
         kernels=kernel_table(kept),
         shapes=shape_list(rank.events),
-        idle_known=not hollow and not damaged,
-        notices=(*damaged, *unseen, *notices, *_notices(kept, table, rank.source.notices)),
+        idle_known=held.idle_known and not damaged,
+        messages_issued=issued_messages(rank.events),
+        notices=(*damaged, *held.notices, *notices, *_notices(kept, table, rank.source.notices)),
     )
 
 
-def _measure(work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None) -> Measures:
+def _measure(work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None, unrecorded: Intervals) -> Measures:
     labelled = work.labelled
     times = label_times(labelled, lanes, part=part)
     paid = exposed_in_order(lanes)
@@ -144,7 +147,7 @@ def _measure(work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None) ->
         )
     }
     return Measures(
-        budgets=tuple(budgets(lanes, paid)),
+        budgets=tuple(budgets(lanes, paid, unrecorded=unrecorded)),
         labels=times,
         hidden=hidden(labelled, part=part),
         phases=phases(lanes),
@@ -155,43 +158,12 @@ def _measure(work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None) ->
     )
 
 
-def _pipeline(kept: pl.DataFrame, labelled: pl.DataFrame, source: Source) -> RankPipeline:
+def _pipeline(kept: pl.DataFrame, labelled: pl.DataFrame, source: Source, cut: tuple[int | None, ...]) -> RankPipeline:
     from tracekit.reconstruct import rank_pipeline
 
-    return rank_pipeline(kept.drop("part"), source, around=labelled)
-
-
-def launches(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the API calls that put kernels on the GPU.
-
-    >>> launches(pl.DataFrame({"kind": ["runtime", "runtime"], "name": ["cudaLaunchKernel", "cudaFree"],
-    ...                        "correlation": [1, 2]}))["correlation"].to_list()
-    [1]
-    """
-    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null())
-    return calls.filter(pl.col("name").cast(pl.String).str.contains("LaunchKernel|GraphLaunch"))
-
-
-def _lost_work(events: pl.DataFrame, labelled: pl.DataFrame) -> tuple[bool, list[Notice]]:
-    """Find launches that left no GPU event: what ran then is not in the file, so idle is not known."""
-    calls = launches(events)
-    seen = labelled.filter(pl.col("kind").is_in(GPU_KINDS)).select("correlation")
-    lost = calls.join(seen, on="correlation", how="anti")
-    graph = pl.col("name").cast(pl.String).str.contains("GraphLaunch")
-    graphs = len(lost.filter(graph))
-    if graphs:
-        text = (
-            f"{graphs} of {len(calls.filter(graph))} CUDA graph launches left no GPU events in the file: what they ran "
-            "is not known, so idle time and the bubble are null; record with graph node tracing"
-        )
-        return True, [Notice("graphs-unseen", text)]
-    if len(lost) > LOST_LAUNCHES * len(calls):
-        text = (
-            f"{len(lost)} of {len(calls)} kernel launches have no kernel in the file (cut off, or dropped by the "
-            "profiler): idle time and the bubble are null; record fewer steps, or again"
-        )
-        return True, [Notice("gpu-events-lost", text)]
-    return False, []
+    extra = ("part", "launch_end_ns")
+    made = rank_pipeline(kept.drop(extra), source, around=labelled.drop(extra, strict=False))
+    return replace(made, cut=cut)
 
 
 def _notices(kept: pl.DataFrame, steps: pl.DataFrame, read: tuple[Notice, ...]) -> list[Notice]:

@@ -139,7 +139,8 @@ def step_values(records: Sequence[Record], *, steps: int = 1) -> dict[str, float
         if "idle_ms" in values:
             values["idle_fraction"] = values["idle_ms"] * ms / span
         values["other_fraction"] = values.get("label_ms.other", 0.0) * ms / span
-        if all(b.get("fraction") is not None for b in bubbles):
+        # A lower bound can show that a limit is broken and never that it holds: it is no sample.
+        if all(b.get("fraction") is not None and not b.get("lower_bound") for b in bubbles):
             values["bubble_fraction"] = (
                 sum(b["fraction"] * r["span_ns"] for b, r in zip(bubbles, records, strict=True)) / span
             )

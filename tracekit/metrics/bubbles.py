@@ -21,25 +21,42 @@ _BACKWARD = ("dgrad", "wgrad", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Bubble:
-    """``wait_ns`` is null without the peers' traces; the fraction is then a lower bound."""
+    """``wait_ns`` is null where the wait of any send or receive is unknown; the fraction is then a lower bound."""
 
     span_ns: int
     idle_ns: int
     wait_ns: int | None
+    known_ns: int = 0
+    """Of an unknown wait, the part that is known."""
 
     @property
     def fraction(self) -> float | None:
-        """Share of the span that is bubble.
+        """Share of the span that is bubble; the least it can be where a wait is unknown.
 
-        >>> Bubble(100, 5, 20).fraction
-        0.25
+        >>> Bubble(100, 5, 20).fraction, Bubble(100, 5, None, 10).fraction
+        (0.25, 0.15)
         """
-        return (self.idle_ns + (self.wait_ns or 0)) / self.span_ns if self.span_ns else None
+        return (self.idle_ns + self.least_wait_ns) / self.span_ns if self.span_ns else None
+
+    @property
+    def least_wait_ns(self) -> int:
+        """The wait, or as much of it as is known."""
+        return self.known_ns if self.wait_ns is None else self.wait_ns
 
     def __add__(self, other: Bubble) -> Bubble:
-        """Sum over ranks; a wait unknown on either side stays out of the sum only if both are unknown."""
-        known = [w for w in (self.wait_ns, other.wait_ns) if w is not None]
-        return Bubble(self.span_ns + other.span_ns, self.idle_ns + other.idle_ns, sum(known) if known else None)
+        """Sum over ranks; a wait unknown on either side is unknown in the sum.
+
+        >>> Bubble(100, 5, 20) + Bubble(100, 5, None, 1)
+        Bubble(span_ns=200, idle_ns=10, wait_ns=None, known_ns=21)
+        """
+        known = self.least_wait_ns + other.least_wait_ns
+        whole = self.wait_ns is not None and other.wait_ns is not None
+        return Bubble(
+            self.span_ns + other.span_ns,
+            self.idle_ns + other.idle_ns,
+            known if whole else None,
+            0 if whole else known,
+        )
 
 
 def phases(lanes: Lanes) -> pl.DataFrame:

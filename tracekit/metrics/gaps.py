@@ -1,8 +1,9 @@
 """Why the GPU was idle: because the host had not launched the next work yet, or because that work was held back.
 
-An idle gap ends when some GPU event starts. While that event had not been launched the gap is launch-bound; from its
-launch on it is a dependency (an event or a stream waited for another, or the launch itself took time). Where the file
-has no launch for the event the gap's cause is unknown. The three sum to the idle time.
+An idle gap ends when some GPU event starts. While that event had not been launched the gap is launch-bound; while a
+launch call of unusual length was under way it is warm-up (code loaded, a graph built); from then on it is a dependency
+(an event or a stream waited for another). Where the file has no launch for the event the gap's cause is unknown. The
+four sum to the idle time.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit.intervals import Intervals, Longs
+from tracekit.intervals import EMPTY, Intervals, Longs
+from tracekit.metrics.budget import unrecorded_gaps
 from tracekit.metrics.lanes import Lanes
+from tracekit.schema import IDLE_CAUSES
 
 GAPS = pl.Schema(
     {
@@ -19,30 +22,53 @@ GAPS = pl.Schema(
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
         "ns": pl.Int64(),
-        "launch_bound_ns": pl.Int64(),
-        "dependency_ns": pl.Int64(),
-        "unknown_ns": pl.Int64(),
+        **{f"{cause}_ns": pl.Int64() for cause in IDLE_CAUSES},
         "next": pl.Int64(),  # row of the event that ended the gap
     }
 )
+CAUSES = tuple(f"{cause}_ns" for cause in IDLE_CAUSES)
+"""Columns that sum to a gap."""
+SLOW_CALL_NS = 100_000
+"""A launch call takes microseconds. One that takes longer than this did something else too: loading code, say."""
 _NEVER = np.iinfo(np.int64).max
 
 
-def gaps(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl.DataFrame:
-    """List the idle gaps inside each part with their causes, in order of time.
+def with_slow_calls(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the events with ``launch_end_ns``: when their launch call returned, where it took unusually long.
+
+    A copy's call may take as long as the copy: only kernels' and graphs' launches count.
+
+    >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel", "hipLaunchKernel", "cudaMemcpy"],
+    ...                       "correlation": [1, 2, 3], "start_ns": [0, 0, 0], "end_ns": [5_000, 900_000, 900_000]})
+    >>> with_slow_calls(pl.DataFrame({"correlation": [1, 2, 3, None]}), calls)["launch_end_ns"].to_list()
+    [None, 900000, None, None]
+    """
+    slow = calls.filter(pl.col("end_ns") - pl.col("start_ns") > SLOW_CALL_NS).unique("correlation", keep="last")
+    slow = slow.filter(pl.col("name").cast(pl.String).str.contains("Launch"))
+    if slow.is_empty():
+        return labelled.with_columns(launch_end_ns=pl.lit(None, pl.Int64))
+    ends = slow.select("correlation", launch_end_ns="end_ns")
+    return labelled.join(ends, on="correlation", how="left", maintain_order="left")
+
+
+def gaps(
+    labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None, unrecorded: Intervals = EMPTY
+) -> pl.DataFrame:
+    """List the idle gaps inside each part with their causes, in order of time; *unrecorded* ones are left out.
 
     >>> events = pl.DataFrame({"label": ["forward", "forward"], "start_ns": [0, 10], "end_ns": [4, 12],
     ...                        "launch_ns": [0, 7]})
     >>> gaps(events, Lanes.of(events)).select("start_ns", "ns", "launch_bound_ns", "dependency_ns").rows()
     [(4, 6, 3, 3)]
     """
-    holes = lanes.busy.gaps()
+    holes = lanes.busy.gaps() - unrecorded_gaps(lanes, unrecorded)
     if not len(holes):
         return pl.DataFrame(schema=GAPS)
     following, launch = _following(labelled, holes, part)
     length = holes.end_ns - holes.start_ns
     known = launch != _NEVER
     bound = np.where(known, np.clip(launch - holes.start_ns, 0, length), 0)
+    warm = _in_call(labelled, following, holes, bound)
     return pl.DataFrame(
         {
             "part": holes.group,
@@ -50,12 +76,23 @@ def gaps(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl
             "end_ns": holes.end_ns,
             "ns": length,
             "launch_bound_ns": bound,
-            "dependency_ns": np.where(known, length - bound, 0),
+            "dependency_ns": np.where(known, length - bound - warm, 0),
+            "warm_up_ns": warm,
             "unknown_ns": np.where(known, 0, length),
             "next": following,
         },
         schema=GAPS,
     )
+
+
+def _in_call(labelled: pl.DataFrame, following: Longs, holes: Intervals, bound: Longs) -> Longs:
+    """Return the part of each gap in which the launch of the event that ended it had begun and not returned."""
+    if "launch_end_ns" not in labelled.columns:
+        return np.zeros(len(holes), np.int64)
+    returned = labelled["launch_end_ns"].gather(following).fill_null(0).to_numpy()
+    begun = holes.start_ns + bound
+    inside: Longs = np.clip(returned - begun, 0, holes.end_ns - begun)
+    return inside
 
 
 def _following(labelled: pl.DataFrame, holes: Intervals, part: str | None) -> tuple[Longs, Longs]:
@@ -95,11 +132,7 @@ def gap_causes(table: pl.DataFrame) -> pl.DataFrame:
     """Sum the causes of idleness by part.
 
     >>> gap_causes(pl.DataFrame({"part": [0, 0], "launch_bound_ns": [3, 1], "dependency_ns": [3, 0],
-    ...                          "unknown_ns": [0, 2], "ns": [6, 3]})).rows()
-    [(0, 4, 3, 2, 2)]
+    ...                          "warm_up_ns": [0, 0], "unknown_ns": [0, 2], "ns": [6, 3]})).rows()
+    [(0, 4, 3, 0, 2, 2)]
     """
-    return (
-        table.group_by("part")
-        .agg(pl.col("launch_bound_ns", "dependency_ns", "unknown_ns").sum(), gaps=pl.len().cast(pl.Int64))
-        .sort("part")
-    )
+    return table.group_by("part").agg(pl.col(CAUSES).sum(), gaps=pl.len().cast(pl.Int64)).sort("part")

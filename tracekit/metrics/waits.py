@@ -12,9 +12,10 @@ from tracekit.align.clocks import Clocks
 
 
 def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
-    """Add to each operation: wait_ns, transfer_ns (null: no peer's trace), match, last_rank, late_ns.
+    """Add to each operation: wait_ns, transfer_ns (null: no peer's trace), match, last_rank, late_ns, open.
 
-    ``late_ns`` is how long after the first of its match this rank began, on aligned clocks.
+    ``late_ns`` is how long after the first of its match this rank began, on aligned clocks. ``open``: some of its
+    messages has no match, so that it may have waited longer.
 
     >>> from tracekit.align.matching import match
     >>> from tracekit.align.clocks import align
@@ -31,10 +32,13 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
         late_ns=pl.col("start_ns") - pl.col("start_ns").min().over("match"),
     )
     # A kernel of several messages waits for its slowest partner no longer than its own shortest match allows.
-    own = each.sort("row", "transfer_ns", "match").group_by("row", maintain_order=True).first()
+    own = each.sort("row", "transfer_ns", "match").group_by("row", maintain_order=True)
     columns = ("row", "match", "last_rank", "late_ns", "wait_ns", "transfer_ns")
+    first = own.first().select(columns).join(own.agg(matched=pl.len()), on="row")
     numbered = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    return numbered.join(own.select(columns), on="row", how="left", maintain_order="left").drop("row")
+    joined = numbered.join(first, on="row", how="left", maintain_order="left")
+    messages = pl.col("p2p").str.count_matches(":").fill_null(0)
+    return joined.with_columns(open=messages > pl.col("matched").fill_null(0)).drop("row", "matched")
 
 
 def stragglers(waited: pl.DataFrame) -> pl.DataFrame:

@@ -74,6 +74,7 @@ class RankPipeline:
     group: str | None  # the communicator its messages went through
     world_size: int | None
     peers_local: bool = False  # peers are counted within the communicator, as NCCL does in Nsight's traces
+    cut: tuple[int | None, ...] = ()  # steps the recording holds only a part of; None: the trace has no step marks
     notices: tuple[Notice, ...] = ()
 
     @cached_property

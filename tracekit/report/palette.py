@@ -38,3 +38,4 @@ CELL_COLOURS = {
 """An FB cell is drawn split: F's colour above, B's below."""
 
 IDLE_COLOUR = "#E8EBEE"
+UNRECORDED_COLOUR = "#C9CED4"

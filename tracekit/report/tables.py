@@ -43,6 +43,8 @@ def _rows(one: Measured) -> Iterator[tuple[str, str | None, str | None, float | 
     for label, ns in one.budget.exposed_ns.items():
         yield "budget", label, None, ns, "ns"
     yield "budget", "idle", None, one.budget.idle_ns if one.idle_known else None, "ns"
+    if one.budget.unrecorded_ns:
+        yield "budget", "not recorded", None, one.budget.unrecorded_ns, "ns"
     for label, ns in one.label_ns.items():
         yield "time", label, None, ns, "ns"
     for label, count in one.label_count.items():

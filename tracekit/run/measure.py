@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.analysis.persist import read_tables
-from tracekit.analysis.tables import RankTables, launches, rank_tables
+from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import TracekitError
 from tracekit.metrics.host import BLOCKS, WAITS
+from tracekit.metrics.recorded import CAPTURES, LAUNCHES
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store.files import open_store, rank_folder
@@ -68,11 +69,12 @@ class Options:
 
 
 def _what_labels_lack(events: pl.LazyFrame) -> pl.DataFrame:
-    """Read what labelled events do not hold and the measures need: launches, calls that wait, operators' shapes."""
+    """Read what labelled events do not hold and the measures need: the host's calls, its messages, and shapes."""
     kind = pl.col("kind")
-    times = ("tid", "start_ns", "end_ns")
-    calls = events.select("kind", "name", "correlation", *times).filter(kind.is_in(["runtime", "driver"]))
+    columns = ("kind", "name", "correlation", "start_ns", "end_ns", "tid", "step")
+    calls = events.select(columns).filter(kind.is_in(["runtime", "driver"]))
     ops = events.select("kind", "name", "shapes").filter((kind == "cpu_op") & pl.col("shapes").is_not_null())
-    found = pl.collect_all([calls, ops.unique()])
-    waits = found[0].filter(pl.col("name").cast(pl.String).str.contains(f"{WAITS}|{BLOCKS}"))
-    return pl.concat([launches(found[0]), waits, found[1]], how="diagonal")
+    sends = events.select("kind", "name", "collective").filter(kind.is_in(["cpu_op", "annotation"])).unique()
+    found = pl.collect_all([calls, ops.unique(), sends])
+    needed = pl.col("name").cast(pl.String).str.contains(f"{LAUNCHES}|{CAPTURES}|{WAITS}|{BLOCKS}")
+    return pl.concat([found[0].filter(needed), *found[1:]], how="diagonal")

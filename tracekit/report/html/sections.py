@@ -43,7 +43,7 @@ def _idle(analysis: Analysis) -> list[dict[str, Any]]:
     for one in known[:MOST_IDLE]:
         idle = one.whole.budget.idle_ns
         causes = {name: (one.idle_causes.get(name, 0) / idle if idle else None) for name in IDLE_CAUSES}
-        bubble = {"bubble": one.whole.bubble_fraction, "lower_bound": one.whole.lower_bound}
+        bubble = {"bubble": one.whole.bubble_words, "lower_bound": one.whole.lower_bound}
         rows.append({"rank": one.rank, "ns": idle, "wait_ns": one.whole.bubble.wait_ns, **causes, **bubble})
     return rows if any(row["ns"] or row["wait_ns"] for row in rows) else []
 

@@ -11,7 +11,7 @@ from tracekit.metrics.lanes import COMPUTE_SET
 from tracekit.report.advice import DEFINITIONS, asked
 from tracekit.report.html.fleet import few_alike, page_fleet
 from tracekit.report.html.sections import page_sections
-from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.summary import sizes, which
 from tracekit.schema import GAP_CAUSES, LABELS
 
@@ -88,21 +88,31 @@ def _bar(name: str, whole: Measured, *, of: int = 1) -> dict[str, Any]:
     parts += [(label, ns, LABEL_COLOURS[label]) for label, ns in whole.budget.exposed_ns.items() if ns]
     if whole.idle_known:
         parts.append(("idle", whole.budget.idle_ns, IDLE_COLOUR))
+    if whole.budget.unrecorded_ns:
+        parts.append(("not recorded", whole.budget.unrecorded_ns, UNRECORDED_COLOUR))
     return {
         "name": name,
         "span_ns": whole.budget.span_ns / max(1, of),
         "parts": [
-            {"name": part, "ns": ns / max(1, of), "share": ns / span, "colour": colour, "idle": part == "idle"}
+            {
+                "name": part,
+                "ns": ns / max(1, of),
+                "share": ns / span,
+                "colour": colour,
+                "idle": part in ("idle", "not recorded"),
+            }
             for part, ns, colour in parts
         ],
-        "bubble": whole.bubble_fraction,
+        "bubble": whole.bubble_words if whole.pipeline else None,
         "lower_bound": whole.lower_bound,
     }
 
 
 def _legend(total: Measured) -> list[tuple[str, str]]:
     exposed = [(f"exposed {label}", LABEL_COLOURS[label]) for label, ns in total.budget.exposed_ns.items() if ns]
-    return [("compute", COMPUTE_COLOUR), *exposed, *([("idle", IDLE_COLOUR)] if total.idle_known else [])]
+    idle = [("idle", IDLE_COLOUR)] if total.idle_known else []
+    lost = [("not recorded", UNRECORDED_COLOUR)] if total.budget.unrecorded_ns else []
+    return [("compute", COMPUTE_COLOUR), *exposed, *idle, *lost]
 
 
 def _labels(analysis: Analysis) -> list[dict[str, Any]]:

@@ -79,19 +79,23 @@ def _folded(summary: str, inside: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{inside}\n\n</details>"
 
 
+_NO_LABEL = ("compute", "idle", "not recorded")
+"""Parts of a budget that are not exposed labels."""
+
+
 def _budget(found: Mapping[str, Any]) -> str:
     bars = [found["mean"], *found["bars"]]
     if not bars[0]["span_ns"]:
         return ""
     parts = list(dict.fromkeys(part["name"] for bar in bars for part in bar["parts"]))
-    parts.sort(key=lambda name: (name == "idle", name != "compute"))
-    head = ["", "span", *(name if name in ("compute", "idle") else f"exposed {name}" for name in parts), "bubble"]
+    parts.sort(key=lambda name: (name in _NO_LABEL[1:], name != "compute"))
+    head = ["", "span", *(name if name in _NO_LABEL else f"exposed {name}" for name in parts)]
+    head += ["bubble"] if bars[0]["bubble"] is not None else []
     rows = []
     for bar in bars:
         share = {part["name"]: part["share"] for part in bar["parts"]}
-        least = "≥ " if bar["lower_bound"] and bar["bubble"] is not None else ""
-        bubble = f"{least}{percent(bar['bubble'])}"
-        rows.append([bar["name"], ms(bar["span_ns"]), *(percent(share.get(name)) for name in parts), bubble])
+        bubble = [bar["bubble"]] if bar["bubble"] is not None else []
+        rows.append([bar["name"], ms(bar["span_ns"]), *(percent(share.get(name)) for name in parts), *bubble])
     if len(bars) == 2:
         rows = rows[1:]
     return "### Where the time went\n\nShares of each rank's span.\n\n" + _rows(head, rows, range(1, len(head)))

@@ -85,7 +85,7 @@ SECTIONS: Iterable[tuple[str, Section]] = (
     ("Compute (all ranks)", compute),
     ("Communication and copies: what compute hides (all ranks, most exposed first)", exposure),
     ("What hides what (all ranks)", hiders),
-    ("Bubble: idle and exposed pipeline waiting", bubbles),
+    ("Why the GPU was idle or waited for its pipeline", bubbles),
     ("Against its ideal schedule", _schedule),
     ("Whom the others wait for", stragglers),
     ("Steps", spread),

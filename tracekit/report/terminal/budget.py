@@ -49,14 +49,16 @@ def budget(analysis: Analysis, width: int) -> RenderableType | None:
         "compute",
         *(["communication", "copies"] if wide else ["exposed"]),
         "idle",
-        "bubble",
+        *(["not recorded"] if analysis.total.budget.unrecorded_ns else []),
+        *(["bubble"] if analysis.total.pipeline else []),
     ]
     made = table(*columns, left=("",))
+    lost = bool(analysis.total.budget.unrecorded_ns)
     bar = _room(chosen, width, wide)
     for name, one in chosen:
-        made.add_row(*_row(name, one, bar, wide))
+        made.add_row(*_row(name, one, bar, wide, lost=lost))
     if len(ranks) > 1:
-        made.add_row(*_row("mean", analysis.total, bar, wide, of=len(ranks)), style="bold")
+        made.add_row(*_row("mean", analysis.total, bar, wide, of=len(ranks), lost=lost), style="bold")
     legend = Text("  ")
     for name, colour in (("compute", LABEL_COLOURS["forward"]), ("communication", LABEL_COLOURS["pp_comm"]),
                          ("copy", LABEL_COLOURS["offload"]), ("idle", IDLE_COLOUR)):  # fmt: skip
@@ -94,14 +96,15 @@ def _chosen(ranks: list[RankResult]) -> tuple[list[tuple[str, Measured]], str]:
     return picked, note
 
 
-def _row(name: str, one: Measured, bar: int, wide: bool, *, of: int = 1) -> list[RenderableType]:
+def _row(name: str, one: Measured, bar: int, wide: bool, *, of: int = 1, lost: bool = False) -> list[RenderableType]:
     span, cost = one.budget.span_ns, one.budget
     talk = sum(ns for label, ns in cost.exposed_ns.items() if label in COMMUNICATION_LABELS)
     copy = sum(cost.exposed_ns.values()) - talk
     exposed = [percent(talk, span), percent(copy, span)] if wide else [percent(talk + copy, span)]
     idle = percent(cost.idle_ns, span) if one.idle_known else "unknown"
-    bubble = ("≥ " if one.lower_bound else "") + percent(one.bubble_fraction)
-    return [name, bare_ms(span / of), _bar(one, bar), percent(cost.compute_ns, span), *exposed, idle, bubble]
+    tail = [percent(cost.unrecorded_ns, span)] if lost else []
+    tail += [one.bubble_words] if one.pipeline else []
+    return [name, bare_ms(span / of), _bar(one, bar), percent(cost.compute_ns, span), *exposed, idle, *tail]
 
 
 def _bar(one: Measured, width: int) -> Text:
@@ -112,7 +115,7 @@ def _bar(one: Measured, width: int) -> Text:
     parts = [("compute", LABEL_COLOURS["forward"], one.budget.compute_ns)]
     for label, ns in one.budget.exposed_ns.items():
         parts.append(("communication" if label in COMMUNICATION_LABELS else "copy", LABEL_COLOURS[label], ns))
-    parts.append(("idle", IDLE_COLOUR, one.budget.idle_ns))
+    parts.append(("idle", IDLE_COLOUR, one.budget.idle_ns + one.budget.unrecorded_ns))
     exact = [ns * width / span for _, _, ns in parts]
     cells = [int(x) for x in exact]
     for i in sorted(range(len(parts)), key=lambda i: cells[i] - exact[i])[: width - sum(cells)]:

@@ -14,38 +14,44 @@ from tracekit._util.text import bare_ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.html.fleet import few_alike
 from tracekit.report.terminal.budget import MANY, SHOWN, note, table
-from tracekit.schema import PHASES
+from tracekit.schema import IDLE_CAUSES, PHASES
 
 
 def bubbles(analysis: Analysis, width: int) -> RenderableType | None:
     """Split each rank's bubble: why it was idle, where it waited, in which phase."""
     total = analysis.total
-    if not total.budget.span_ns or (total.idle_known and not (total.budget.idle_ns or total.bubble.wait_ns)):
+    if not total.budget.span_ns or (total.idle_known and not (total.budget.idle_ns or total.bubble.least_wait_ns)):
         return None
     phased = "pp_comm" in total.label_ns and any(one.phases for one in analysis.ranks)
-    columns = ["rank", "idle ms", "launch-bound", "dependency", "pp wait ms", "bubble"]
+    shown = _shown_causes(analysis)
+    columns = ["rank", "idle ms", *(IDLE_CAUSES[cause] for cause in shown)]
+    columns += ["pp wait ms", "bubble"] if total.pipeline else []
     made = table(*columns, *(PHASES if phased and width >= 96 else []))
-    ranks = sorted(analysis.ranks, key=lambda one: -(one.whole.bubble_fraction or 0.0))
+    ranks = sorted(analysis.ranks, key=lambda one: -(one.whole.bubble_fraction or one.whole.budget.idle_ns))
     for one in ranks if len(ranks) <= MANY else ranks[:SHOWN]:
         whole, idle = one.whole, one.whole.budget.idle_ns
-        causes = [percent(one.idle_causes.get(cause), idle) for cause in ("launch_bound", "dependency")]
-        fraction = ("≥ " if whole.lower_bound else "") + percent(whole.bubble_fraction)
+        causes = [percent(one.idle_causes.get(cause), idle) for cause in shown]
         row = [
             str(one.rank),
             bare_ms(idle if whole.idle_known else None),
             *causes,
-            bare_ms(whole.bubble.wait_ns),
-            fraction,
+            *([bare_ms(whole.bubble.wait_ns), whole.bubble_words] if total.pipeline else []),
         ]
         if len(made.columns) > len(columns):
             row += [bare_ms(_in_phase(one.phases, phase)) for phase in PHASES]
         made.add_row(*row)
-    notes = ["launch-bound, dependency: shares of idle"]
+    notes = [f"{', '.join(IDLE_CAUSES[cause] for cause in shown)}: shares of idle"]
     if len(made.columns) > len(columns):
         notes.append("phases: bubble in ms")
     if len(ranks) > MANY:
         notes.append(f"the {SHOWN} worst of {len(ranks)} ranks")
     return Group(made, note("; ".join(notes)))
+
+
+def _shown_causes(analysis: Analysis) -> list[str]:
+    """Return the causes of idle time worth a column: the usual two, and others that there are."""
+    usual = ("launch_bound", "dependency")
+    return [c for c in IDLE_CAUSES if c in usual or any(one.idle_causes.get(c) for one in analysis.ranks)]
 
 
 def _in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | None:

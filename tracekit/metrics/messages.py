@@ -1,0 +1,58 @@
+"""Sends and receives, whatever they are called: where the wait of one is unknown, so is the bubble.
+
+A bubble holds the exposed waiting of the pipeline's messages. A message may stand in a trace as what it is, as a
+kernel that only looks like one (``SendRecv`` also carries all-to-alls), as communication of no known kind, or only as
+a call of the host. All of these count here, so that a bubble is stated as exact only where none is left open.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+_COLLECTIVE = (
+    r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|gather|scatter|reduce|dispatch|combine"
+)
+_ISSUED = r"^(c10d::(i?send|i?recv)|nccl:(send|recv)|nccl(Send|Recv)\b)"
+_SENDS = ("send", "recv", "isend", "irecv")
+
+
+def may_be_message() -> pl.Expr:
+    """Return which operations are, or may be, a send or a receive: by kind, by name, or for want of any other kind.
+
+    >>> ops = pl.DataFrame({"label": ["pp_comm", "comm", "comm", "comm", "ep_dispatch"],
+    ...                     "what": ["p2p", "sendrecv", "allreduce", "device_kernel", "all_to_allv"]})
+    >>> ops.filter(may_be_message())["what"].to_list()
+    ['p2p', 'sendrecv', 'device_kernel']
+    """
+    what = pl.col("what")
+    nameless = (pl.col("label") == "comm") & ~what.str.contains(_COLLECTIVE).fill_null(False)
+    return (what == "p2p") | (what == "sendrecv") | (pl.col("label") == "pp_comm") | nameless
+
+
+def unknown_waits() -> pl.Expr:
+    """Return which operations leave the bubble open: messages whose wait is not known, or whose role is not.
+
+    >>> ops = pl.DataFrame({"label": ["pp_comm", "pp_comm", "pp_comm", "comm"], "what": ["p2p"] * 4,
+    ...                     "wait_ns": [3, None, 3, 3], "open": [False, True, True, False]})
+    >>> ops.select(unknown=unknown_waits())["unknown"].to_list()
+    [False, True, True, True]
+    """
+    return may_be_message() & (pl.col("wait_ns").is_null() | pl.col("open") | (pl.col("label") == "comm"))
+
+
+def issued_messages(events: pl.DataFrame) -> int:
+    """Count the host's calls that send or receive.
+
+    >>> issued_messages(pl.DataFrame({"kind": ["cpu_op", "cpu_op", "kernel"], "name": ["c10d::send", "aten::mm", "k"],
+    ...                               "collective": [None, None, "send"]}))
+    1
+    """
+    host = events.filter(pl.col("kind").is_in(["cpu_op", "annotation"])).select("name", "collective")
+    names = host.group_by("name", "collective").len().with_columns(pl.col("name", "collective").cast(pl.String))
+    named = pl.col("name").str.contains(_ISSUED) | pl.col("collective").is_in(_SENDS)
+    return int(names.filter(named)["len"].sum())
+
+
+def unseen_messages(issued: int, waited: pl.DataFrame) -> bool:
+    """Return whether the host sent or received and no operation on the GPU may be that message."""
+    return issued > 0 and waited.filter(may_be_message()).is_empty()
