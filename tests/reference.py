@@ -93,6 +93,7 @@ def _row(index, event, base):
         "bytes": int(args["bytes"]) if "bytes" in args else None,
         "graph": args.get("graph node id") or args.get("graph id") or None,
         "shapes": json.dumps(args["Input Dims"], separators=(",", ":")) if "Input Dims" in args else None,
+        "dtypes": json.dumps(args["Input type"], separators=(",", ":")) if "Input type" in args else None,
     }
     if gpu:
         row["device"] = _whole(args.get("device", event["pid"]))
@@ -100,6 +101,8 @@ def _row(index, event, base):
     if "In msg nelems" in args and args.get("dtype") in SIZE:
         nelems = max(int(args["In msg nelems"]), int(args.get("Out msg nelems", 0)))
         row["bytes"] = nelems * SIZE[args["dtype"]]
+        if "Out msg nelems" in args:
+            row["received"] = int(args["Out msg nelems"]) * SIZE[args["dtype"]]
     return row
 
 

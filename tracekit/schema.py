@@ -176,6 +176,8 @@ EVENTS = pl.Schema(
         "graph": pl.Int64(),  # CUDA graph (node) id, where a kernel was launched by a graph
         "domain": _TEXT,  # NVTX domain
         "step": pl.Int64(),
+        "dtypes": _TEXT,  # input types as the file has them, a JSON list: ["c10::BFloat16","float"]
+        "received": pl.Int64(),  # of a collective: bytes this rank receives; ``bytes`` is the larger way
     }
 )
 """One row a complete event. ``step`` of a GPU event is that of its launch."""
@@ -192,6 +194,7 @@ EVIDENCE = pl.Schema(
         "fwd_op": _TEXT,  # the forward op the node belongs to: "aten::mm"
         "autograd_sequence": pl.Int64(),  # number that ties a backward to its forward
         "p2p": _TEXT,  # what one point-to-point kernel moves, in issue order: "send:2,recv:0"
+        "op_id": pl.Int64(),  # event of ``op``; its input shapes and types stand in ``shapes`` and ``dtypes``
     }
 )
 """What the classifier learnt about a GPU event before it decided."""
@@ -271,6 +274,7 @@ class Source:
     groups: tuple[ProcessGroup, ...] = ()
     run: str | None = None  # what files of one run share and files of two runs do not
     record_shapes: bool | None = None
+    multiprocessors: int | None = None  # of the GPU, as many as this process may use; None: all, or not said
     counts: Mapping[str, int] = field(default_factory=dict)  # events by kind
     skipped: Mapping[str, int] = field(default_factory=dict)  # what the file held and the table does not
     notices: tuple[Notice, ...] = ()

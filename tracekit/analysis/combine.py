@@ -13,6 +13,7 @@ from tracekit._util.text import listing
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.analysis.kernels import all_shapes, together
+from tracekit.analysis.rates import run_rates
 from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.scopes import rank_result
 from tracekit.analysis.tables import RankTables
@@ -62,6 +63,12 @@ def combine(
         tables=tables,
         clocks=clocks,
         reload=reload_report(reports),
+        rates=run_rates(
+            [part.products for part in parts],
+            [part.rates for part in parts if part.rates is not None],
+            operations,
+            matching.members,
+        ),
         schedule=compared,
         notices=(
             *notices,

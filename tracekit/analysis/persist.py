@@ -22,6 +22,7 @@ from tracekit.analysis.tables import Measures, RankTables
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.budget import Budget
+from tracekit.metrics.rates import Rates
 from tracekit.schema import ProcessGroup, Source
 
 FILE = "tables.zip"
@@ -72,7 +73,7 @@ def read_tables(folder: Path) -> RankTables | None:
 def _classes() -> dict[str, type[Any]]:
     from tracekit.reconstruct import RankPipeline
 
-    known = (RankTables, Measures, Budget, Source, ProcessGroup, Notice, RankPipeline)
+    known = (RankTables, Measures, Budget, Rates, Source, ProcessGroup, Notice, RankPipeline)
     return {one.__name__: one for one in known}
 
 

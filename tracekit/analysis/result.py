@@ -25,6 +25,7 @@ from tracekit.schema import Source
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
 
 FORMAT = "tracekit.analysis/1"
@@ -167,6 +168,8 @@ class Analysis:
     tables: Mapping[str, pl.DataFrame]
     clocks: Clocks
     reload: Reload | None = None
+    rates: RunRates | None = None
+    """How fast products and communication ran, where shapes and sizes were recorded."""
     schedule: ScheduleComparison | None = None
     """How the run compares with its ideal (``tracekit.compare``); None with the reason among the notices."""
     notices: tuple[Notice, ...] = ()
@@ -217,6 +220,7 @@ class Analysis:
             "kernels": self._kernels(),
             "copies": self.tables["copies"].drop("step").to_dicts(),
             "reload": self.reload.to_dict() if self.reload is not None else None,
+            "rates": self.rates.to_dict() if self.rates is not None else None,
             "warnings": [{"code": note.code, "message": note.message} for note in self.notices],
         }
 

@@ -25,6 +25,7 @@ from tracekit.metrics.lanes import Lanes
 from tracekit.metrics.messages import issued_messages
 from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
+from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.recorded import launches, recorded
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.timeline import timeline
@@ -69,6 +70,9 @@ class RankTables:
     reload: pl.DataFrame | None
     pipeline: RankPipeline | None
     """What ``tracekit.compare.rank_pipeline`` found; None when no schedule was asked for."""
+    products: pl.DataFrame = field(default_factory=PRODUCTS.to_frame)
+    """Matrix products by what they are, with their FLOP (``metrics.rates``)."""
+    rates: Rates | None = None
     kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
     """Time by kernel name, label and module, a step."""
     shapes: tuple[str, ...] = ()
@@ -116,6 +120,8 @@ def rank_tables(
         lanes = Lanes.of(kept, parts=parts, part="part")
         each = gaps(kept, lanes, part="part", unrecorded=held.unrecorded)
         by_step = _measure(work, lanes, each, "part", held.unrecorded)
+    device = next(iter(rank.source.devices), None)
+    multiplied, rates = products(kept, device=device, multiprocessors=rank.source.multiprocessors)
     return RankTables(
         source=rank.source,
         steps=table,
@@ -126,6 +132,8 @@ def rank_tables(
         timeline=timeline(kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         reload=reload_events(kept),
         pipeline=_pipeline(kept, labelled, rank.source, held.cut_steps) if pipeline else None,
+        products=multiplied,
+        rates=rates,
         kernels=kernel_table(kept),
         shapes=shape_list(rank.events),
         idle_known=held.idle_known and not damaged,

@@ -21,7 +21,7 @@ from tracekit.classify.experts import Marks, comm_passes, read_exchanges
 from tracekit.classify.gradients import read_gradients
 from tracekit.classify.groups import group_uses
 from tracekit.classify.matmul import Matmuls, read_matmuls
-from tracekit.classify.ranges import Launches, Ranges, read_ranges
+from tracekit.classify.ranges import Launches, Ranges, read_ranges, with_op_facts
 from tracekit.classify.rules import COMPARISON, Condition, Kind
 from tracekit.classify.tallies import halves, turns
 from tracekit.classify.threads import read_threads
@@ -93,6 +93,7 @@ class Evidence:
 def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     """Join every GPU event of one rank to all that speaks for its label."""
     gpu, ranges, launches = read_ranges(events)
+    gpu = with_op_facts(gpu, ranges, launches)
     comm = read_collectives(gpu, ranges, launches)
     autograd = read_threads(gpu, launches, read_autograd(ranges, launches), comm=comm.library.present)
     matmuls = read_matmuls(gpu, ranges, launches, autograd)

@@ -17,7 +17,7 @@ _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))
 
 _COLUMNS = (
     "id", "kind", "name", "start_ns", "end_ns", "pid", "tid", "external_id", "sequence", "fwd_thread", "shapes",
-    "collective", "group", "group_desc", "group_ranks", "peer", "domain",
+    "dtypes", "collective", "group", "group_desc", "group_ranks", "peer", "domain",
 )  # fmt: skip
 """What is asked of CPU ranges; moving fewer columns sorts them faster."""
 
@@ -142,6 +142,18 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     op, ann, ann_on_main = found_in.asked_op[: len(calls)], *np.split(found_in.asked_ann, 2)
     launches = _attach(gpu, ranges, calls, fire, call_threads, op=op, ann=ann, ann_on_main=ann_on_main)
     return gpu, ranges, launches
+
+
+def with_op_facts(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> pl.DataFrame:
+    """Return the GPU events with the id, input shapes and input types of the op that launched each."""
+    known = launches.op >= 0
+    rows = np.where(known, launches.op, 0) if len(ranges) else np.zeros(0, np.int64)
+    if not len(ranges):
+        return gpu.with_columns(op_id=pl.lit(None, pl.Int64))
+    mask = pl.Series(known)
+    found = {name: ranges.column(name, rows) for name in ("id", "shapes", "dtypes")}
+    kept = {name: pl.select(pl.when(mask).then(values)).to_series() for name, values in found.items()}
+    return gpu.with_columns(op_id=kept["id"], shapes=kept["shapes"], dtypes=kept["dtypes"])
 
 
 def _first_calls(events: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:

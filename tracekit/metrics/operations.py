@@ -24,6 +24,7 @@ OPERATIONS = pl.Schema(
         "hidden_ns": pl.Int64(),
         "bytes": pl.Int64(),
         "id": pl.Int64(),  # event of the rank, as in EVENTS
+        "received": pl.Int64(),  # bytes that come in, where the trace says
     }
 )
 

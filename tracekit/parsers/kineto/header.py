@@ -35,6 +35,7 @@ class Header:
     world_size: int | None = None
     base_ns: int = 0
     devices: tuple[str, ...] = ()
+    multiprocessors: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[ProcessGroup, ...] = ()
     record_shapes: bool | None = None
@@ -139,10 +140,18 @@ def understand(keys: Mapping[str, Any]) -> Header:
         devices=tuple(_text(d["name"]) for d in devices if isinstance(d, dict) and "name" in d)
         if isinstance(devices, list)
         else (),
+        multiprocessors=_multiprocessors(devices),
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
         groups=_groups(info.get("pg_config")),
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
     )
+
+
+def _multiprocessors(devices: Any) -> int | None:
+    """Return how many multiprocessors every listed GPU has; None where they differ or none says."""
+    listed = devices if isinstance(devices, list) else []
+    found = {_whole(d.get("numSms")) for d in listed if isinstance(d, dict)}
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def _text(value: Any) -> str:

@@ -59,6 +59,7 @@ def read(
                 rank_from=number_from,
                 world_size=header.world_size,
                 devices=header.devices,
+                multiprocessors=header.multiprocessors,
                 versions=header.versions,
                 groups=header.groups,
                 record_shapes=_record_shapes(header, events),

@@ -144,7 +144,9 @@ class _Builder:
         frame["group_desc"] = self._text(Column.GROUP_DESC)
         frame["group_ranks"] = self._text(Column.GROUP_RANKS, _compact)
         frame["peer"] = self._series(_first(self._take(Column.DST), self._take(Column.SRC)), pl.Int32())
-        frame["bytes"] = self._series(self._bytes())
+        moved, received = self._bytes()
+        frame["bytes"], frame["received"] = self._series(moved), self._series(received)
+        frame["dtypes"] = self._text(Column.DTYPES, _list)
         nodes, graphs = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
         frame["graph"] = self._series(_first(_no_zero(nodes), _no_zero(graphs)))
         return Table(conform(pl.DataFrame(frame), EVENTS), self._bad_text, self._first_bad())
@@ -246,19 +248,21 @@ class _Builder:
             series = series.set(pl.Series(missing), None)
         return series.cast(dtype, strict=False) if dtype else series
 
-    def _bytes(self) -> Ints | None:
+    def _bytes(self) -> tuple[Ints | None, Ints | None]:
+        """Return what an event moves, and of collectives what comes in: *bytes* is the larger of both ways."""
         values = self._take(Column.BYTES)
         sent, received = self._take(Column.IN_NELEMS), self._take(Column.OUT_NELEMS)
         codes, names = self._codes(Column.DTYPE, _plain)
         if sent is None or codes is None:
-            return values
+            return values, None
         if values is None:
             values = np.full(self._rows, NULL, np.int64)
         sizes = np.array([ITEM_BYTES.get(name, 0) for name in names] + [0], np.int64)[codes]
         known = (sent != NULL) & (sizes > 0)
         most = sent[known] if received is None else np.maximum(sent[known], received[known])
         values[known] = most * sizes[known]
-        return values
+        incoming = None if received is None else np.where(known & (received != NULL), received * sizes, NULL)
+        return values, incoming
 
 
 def _where(gpu: npt.NDArray[np.bool_], values: Ints | None, fallback: Ints | None) -> Ints | None:
@@ -304,6 +308,11 @@ def _repair(raw: bytes) -> str:
         return str(json.loads(f'"{text}"', strict=False)) + _DAMAGE
     except ValueError:
         return text + _DAMAGE
+
+
+def _list(raw: bytes) -> str:
+    """A list of words without the spaces between them."""
+    return raw.decode("utf-8", "replace").replace(", ", ",")
 
 
 def _compact(raw: bytes) -> str:

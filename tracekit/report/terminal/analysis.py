@@ -15,6 +15,7 @@ from tracekit.analysis import Analysis
 from tracekit.report.advice import DEFINITIONS, advice, asked
 from tracekit.report.terminal.budget import budget, compute, exposure, hiders
 from tracekit.report.terminal.fleet import many_ranks
+from tracekit.report.terminal.rates import communication, experts, products
 from tracekit.report.terminal.sections import bubbles, copies, reload, spread, stragglers, warnings
 
 
@@ -87,6 +88,9 @@ SECTIONS: Iterable[tuple[str, Section]] = (
     ("What hides what (all ranks)", hiders),
     ("Why the GPU was idle or waited for its pipeline", bubbles),
     ("Against its ideal schedule", _schedule),
+    ("How fast products ran (all ranks; over their own time)", products),
+    ("How fast communication ran (bytes over transfer, waiting apart)", communication),
+    ("Experts: what each rank receives in the forward's dispatches", experts),
     ("Whom the others wait for", stragglers),
     ("Steps", spread),
     ("Copies", copies),

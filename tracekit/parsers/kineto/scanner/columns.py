@@ -50,6 +50,7 @@ class Column(IntEnum):
     GROUP_DESC = 25
     GROUP_RANKS = 26
     DTYPE = 27
+    DTYPES = 28
 
 
 FIRST_TEXT = int(Column.NAME)
@@ -91,6 +92,7 @@ ARG_KEYS: dict[str, int] = {
     "Process Group ID": Column.GROUP_ID,  # files before mid 2024
     "Input Dims": Column.SHAPES,
     "Input dims": Column.SHAPES,
+    "Input type": Column.DTYPES,
     "Collective name": Column.COLLECTIVE,
     "Process Group Name": Column.GROUP,
     "Process Group Description": Column.GROUP_DESC,

@@ -1,0 +1,154 @@
+"""Rates of products, bandwidths and expert balance: hand-countable cases, and a real run whose model is known."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tracekit import analyze
+from tracekit.align.matching import MEMBERS
+from tracekit.errors import InputError
+from tracekit.metrics.balance import expert_balance
+from tracekit.metrics.bandwidth import bandwidth, bucket
+from tracekit.metrics.operations import OPERATIONS
+from tracekit.metrics.peaks import find_gpu, peak_tflop_s
+from tracekit.metrics.rates import UNCOUNTED, products
+from tracekit.schema import LABELLED, conform
+
+MM = {"kind": "kernel", "name": "gemm", "label": "forward", "op": "aten::mm", "shapes": "[[1000,1000],[1000,1000]]"}
+BF16 = '["c10::BFloat16","c10::BFloat16"]'
+
+
+def labelled(*rows):
+    return conform(pl.DataFrame([{"id": n, "op_id": n, **row} for n, row in enumerate(rows)]), LABELLED)
+
+
+def test_a_call_of_two_kernels_counts_once_over_both_times():
+    first = {**MM, "op_id": 7, "start_ns": 0, "end_ns": 8_000}
+    reduce = {**MM, "op_id": 7, "name": "splitKreduce", "label": "other", "start_ns": 8_000, "end_ns": 10_000}
+    table, rates = products(labelled(first, reduce))
+    assert table.select("label", "calls", "flop", "ns").rows() == [("forward", 1, 2_000_000_000, 10_000)]
+    assert rates.tflop_s == pytest.approx(200)
+
+
+def test_products_at_once_share_their_time():
+    both = [{**MM, "start_ns": 0, "end_ns": 10_000}, {**MM, "start_ns": 0, "end_ns": 10_000}]
+    _, rates = products(labelled(*both))
+    assert (rates.product_ns, rates.flop) == (10_000, 4_000_000_000)
+
+
+def test_utilisation_is_work_at_peak_over_the_span_without_recomputation():
+    again = {**MM, "label": "recompute", "dtypes": BF16, "start_ns": 10_000, "end_ns": 20_000}
+    rest = {"kind": "kernel", "name": "relu", "label": "forward", "start_ns": 20_000, "end_ns": 40_000}
+    _, rates = products(labelled({**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000}, again, rest), device="H100")
+    assert rates.utilisation == pytest.approx(2e9 / 989.4e3 / 40_000)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "name", "expected"),
+    [
+        (BF16, "gemm", "bf16"),
+        ('["float","float"]', "sm80_xmma_gemm_f32f32_tf32f32_f32_tn", "tf32"),
+        ('["float","float"]', "volta_sgemm_128x64_nn", "fp32"),
+        ('["c10::Float8_e4m3fn","c10::Float8_e4m3fn","float"]', "gemm", "fp8"),
+        (None, "nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NNN", "bf16"),
+        (None, "nvjet_hsh_128x256_64x4_NNN", "fp16"),
+        (None, "gemm", None),
+    ],
+)
+def test_the_type_is_the_operands_or_what_the_kernel_is_called(dtypes, name, expected):
+    table, _ = products(labelled({**MM, "name": name, "dtypes": dtypes, "start_ns": 0, "end_ns": 10_000}))
+    assert table["dtype"].to_list() == [expected]
+
+
+def test_faster_than_the_peak_is_not_a_share():
+    table, rates = products(labelled({**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 100}), device="NVIDIA H100")
+    assert table["at_peak_ns"].to_list() == [None]
+    assert rates.utilisation is None
+
+
+@pytest.mark.parametrize(("unknown_ns", "stated"), [(10_000 * UNCOUNTED, True), (10_000 * UNCOUNTED * 2, False)])
+def test_products_without_shapes_leave_totals_unsaid(unknown_ns, stated):
+    known = {**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000 - int(unknown_ns)}
+    bare = {**MM, "op": None, "op_id": None, "shapes": None, "start_ns": 10_000 - int(unknown_ns), "end_ns": 10_000}
+    _, rates = products(labelled(known, bare), device="NVIDIA H100")
+    assert (rates.tflop_s is not None, rates.utilisation is not None) == (stated, stated)
+
+
+def test_nothing_is_said_without_products():
+    _, rates = products(labelled({"kind": "kernel", "name": "relu", "label": "forward", "start_ns": 0, "end_ns": 9}))
+    assert (rates.tflop_s, rates.utilisation) == (None, None)
+
+
+def test_the_real_runs_flop_are_the_models(samples):
+    """Three blocks per stage of width 2048, 8192 inside, 16 heads; 8 micro-batches of 2 sequences of 512 tokens."""
+    found = analyze(samples / "1f1b", schedule="none").rates
+    tokens, gemms = 2 * 512, 2048 * (6144 + 2048 + 8192 + 8192)
+    pairs = 2 * 16 * 512 * 512
+    per_block = 3 * 2 * tokens * gemms + 2 * pairs * (2 + 5) * 128
+    assert found.total.flop == 4 * 3 * 8 * per_block
+    assert found.total.uncounted_ns == 0
+
+
+def test_a_part_of_a_gpu_has_that_part_of_its_peak(tmp_path, monkeypatch):
+    assert peak_tflop_s("NVIDIA H200", "bf16", multiprocessors=66) == pytest.approx(989.4 / 2)
+    assert peak_tflop_s("NVIDIA H200", "bf16", multiprocessors=1000) == 989.4
+    own = tmp_path / "peaks.toml"
+    own.write_text("[[gpu]]\npattern = 'H200'\nmultiprocessors = 132\ntflop_s = { bf16 = 700 }\n")
+    monkeypatch.setenv("TRACEKIT_PEAKS", str(own))
+    assert find_gpu("NVIDIA H200").tflop_s == {"bf16": 700.0}
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[[gpu]]\n")
+    monkeypatch.setenv("TRACEKIT_PEAKS", str(bad))
+    with pytest.raises(InputError, match="TRACEKIT_PEAKS"):
+        find_gpu("NVIDIA H200")
+
+
+def members(*rows):
+    return conform(pl.DataFrame(list(rows)), MEMBERS)
+
+
+@pytest.mark.parametrize(
+    ("what", "ranks", "factor"),
+    [
+        ("allreduce", 4, 1.5),
+        ("_allgather_base", 4, 0.75),
+        ("_reduce_scatter_base", 4, 0.75),
+        ("all_to_allv", 4, 0.75),
+        ("broadcast", 4, 1.0),
+        ("p2p", 2, 1.0),
+        ("barrier", 4, None),
+    ],
+)
+def test_bus_bandwidth_scales_with_what_a_link_carries(what, ranks, factor):
+    rows = [
+        {"match": 0, "rank": r, "label": "comm", "what": what, "bytes": 4_000, "transfer_ns": 1_000, "wait_ns": 0}
+        for r in range(ranks)
+    ]
+    [row] = bandwidth(members(*rows)).to_dicts()
+    assert row["algorithm_gb_s"] == pytest.approx(4.0)
+    assert row["bus_gb_s"] == (None if factor is None else pytest.approx(4.0 * factor))
+
+
+def test_operations_without_bytes_are_left_out():
+    row = {"match": 0, "rank": 0, "label": "comm", "what": "p2p", "transfer_ns": 5, "wait_ns": 0}
+    assert bandwidth(members({**row, "bytes": None}, {**row, "rank": 1, "bytes": 7})).is_empty()
+
+
+def test_a_bucket_begins_at_its_lower_end():
+    assert (bucket(4095), bucket(4096)) == ("1–4 kB", "4–16 kB")
+
+
+def test_the_rank_that_receives_most_comes_first():
+    ops = conform(
+        pl.DataFrame([{"rank": r, "received": n, "pass": "forward"} for r, n in ((0, 30), (1, 10))]), OPERATIONS
+    )
+    rows = [
+        {"match": 0, "row": r, "rank": r, "label": "ep_dispatch", "group": "ep", "wait_ns": w}
+        for r, w in ((0, 0), (1, 5))
+    ]
+    table = expert_balance(ops, members(*rows))
+    assert table.select("rank", "received", "over_mean", "largest", "wait_ns").rows() == [
+        (0, 30, 1.5, 1, 0),
+        (1, 10, 0.5, 0, 5),
+    ]

@@ -1,0 +1,94 @@
+"""All ranks' rates together: how fast products, messages and collectives ran, and how evenly experts are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from tracekit.metrics.balance import expert_balance
+from tracekit.metrics.bandwidth import bandwidth
+from tracekit.metrics.rates import PRODUCTS, Rates
+
+MOST_PRODUCTS = 40
+"""Kinds of products in the JSON, the longest."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunRates:
+    """How fast it ran. Sums over ranks; ratios of sums."""
+
+    total: Rates
+    products: pl.DataFrame
+    """By label, module, operator, shape and type, over all ranks, the longest first."""
+    communication: pl.DataFrame
+    experts: pl.DataFrame
+
+    def by(self, column: str) -> pl.DataFrame:
+        """Return the products' rates by ``label``, ``module``, ``shapes``, ``op`` or ``dtype``."""
+        return rated(_summed(self.products, [column]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        total = self.total
+        return {
+            "flop": total.flop or None,
+            "model_flop": total.model_flop or None,
+            "product_ns": total.product_ns,
+            "uncounted_ns": total.uncounted_ns,
+            "tflop_s": total.tflop_s,
+            "utilisation": total.utilisation,
+            "below_peak_ns": below_peak_ns(self.products),
+            "by_label": self.by("label").to_dicts(),
+            "by_module": self.by("module").to_dicts(),
+            "products": self.products.head(MOST_PRODUCTS).to_dicts(),
+            "communication": self.communication.to_dicts(),
+            "experts": self.experts.to_dicts(),
+        }
+
+
+def run_rates(
+    tables: Sequence[pl.DataFrame], rates: Sequence[Rates], operations: pl.DataFrame, members: pl.DataFrame
+) -> RunRates:
+    """Put the ranks' products together; *operations* and *members* are the run's matched communication."""
+    keys = ["label", "module", "op", "shapes", "dtype"]
+    products = rated(_summed(pl.concat([PRODUCTS.to_frame(), *tables]), keys))
+    peaks = [one.at_peak_ns for one in rates]
+    total = Rates(
+        flop=sum(one.flop for one in rates),
+        model_flop=sum(one.model_flop for one in rates),
+        product_ns=sum(one.product_ns for one in rates),
+        uncounted_ns=sum(one.uncounted_ns for one in rates),
+        at_peak_ns=None if any(peak is None for peak in peaks) or not peaks else sum(peak or 0.0 for peak in peaks),
+        span_ns=sum(one.span_ns for one in rates),
+    )
+    return RunRates(total, products, bandwidth(members), expert_balance(operations, members))
+
+
+def below_peak_ns(products: pl.DataFrame) -> int | None:
+    """Return by how much products would be shorter at the GPU's peak, over all ranks; None without a peak."""
+    if products.is_empty() or products["at_peak_ns"].null_count():
+        return None
+    return int((products["ns"] - products["at_peak_ns"]).sum())
+
+
+def _summed(products: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Add up rows alike in *keys*; a sum with an unknown part is unknown."""
+
+    def whole(name: str) -> pl.Expr:
+        return pl.when(pl.col(name).is_not_null().all()).then(pl.col(name).sum()).alias(name)
+
+    grouped = products.group_by(keys, maintain_order=True).agg(
+        pl.col("calls", "ns").sum(), whole("flop"), whole("at_peak_ns")
+    )
+    return grouped.sort(["ns", *keys], descending=[True, *(False for _ in keys)], nulls_last=True)
+
+
+def rated(products: pl.DataFrame) -> pl.DataFrame:
+    """Return *products* with TFLOP/s over their own time and the share of the GPU's peak."""
+    return products.with_columns(
+        tflop_s=pl.when(pl.col("ns") > 0).then(pl.col("flop") / pl.col("ns") / 1e3),
+        share_of_peak=pl.when(pl.col("ns") > 0).then(pl.col("at_peak_ns") / pl.col("ns")),
+    )

@@ -1,0 +1,157 @@
+"""Floating-point operations of an operator call, from its recorded input shapes.
+
+Every product of two matrices costs two operations per multiply-add, counted in full: a causal mask does not make
+attention cheaper here. A backward pass over attention multiplies five times where the forward multiplies twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import prod
+
+Dims = list[list[int]]
+Formula = Callable[[Dims], int | None]
+
+
+def flop(op: str, shapes: str, *, outputs: dict[str, int] | None = None) -> int | None:
+    """Return the operations of one call of *op* on inputs of *shapes*; None where that cannot be known.
+
+    A convolution's output size stands only in its backward: *outputs* gives it by ``convolution_key``.
+
+    >>> flop("aten::mm", "[[1024,2048],[2048,6144]]")
+    25769803776
+    >>> flop("aten::addmm", "[[64],[8,16],[16,64],[],[]]"), flop("aten::relu", "[[8,16]]")
+    (16384, None)
+    """
+    formula = FORMULAS.get(op)
+    dims = _parsed(shapes)
+    if dims is None:
+        return None
+    if op in CONVOLUTIONS:
+        size = (outputs or {}).get(convolution_key(dims[0], dims[1])) if len(dims) > 1 else None
+        return None if size is None else 2 * size * prod(dims[1][1:])
+    return formula(dims) if formula is not None else None
+
+
+def convolution_key(inputs: list[int], weight: list[int]) -> str:
+    """Return what names a convolution's sizes in forward and backward alike."""
+    return f"{inputs}{weight}"
+
+
+def convolution_outputs(shapes: list[str]) -> dict[str, int]:
+    """Return elements of the output by ``convolution_key``, from the backwards' shapes; ambiguous ones are left out.
+
+    >>> convolution_outputs(["[[8,64,56,56],[8,3,112,112],[64,3,7,7],[]]"])
+    {'[8, 3, 112, 112][64, 3, 7, 7]': 1605632}
+    """
+    sizes: dict[str, set[int]] = {}
+    for text in shapes:
+        dims = _parsed(text)
+        if dims is not None and len(dims) > 2 and dims[0]:
+            sizes.setdefault(convolution_key(dims[1], dims[2]), set()).add(prod(dims[0]))
+    return {key: next(iter(each)) for key, each in sizes.items() if len(each) == 1}
+
+
+def _parsed(shapes: str) -> Dims | None:
+    """Return the inputs' sizes; scalars and lists are empty, and so is what is not a size."""
+    try:
+        read = json.loads(shapes)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(read, list):
+        return None
+    return [d if isinstance(d, list) and all(isinstance(n, int) and n >= 0 for n in d) else [] for d in read]
+
+
+def _product(left: int, right: int, *, transposed: bool = False) -> Formula:
+    """Return the formula of a product of the inputs at *left* and *right*."""
+
+    def formula(dims: Dims) -> int | None:
+        if len(dims) <= max(left, right) or not dims[left] or not dims[right]:
+            return None
+        a, b = dims[left], dims[right]
+        if len(b) == 1:  # a vector
+            return 2 * prod(a) if a[-1] == b[0] else None
+        inner, columns = (b[-1], b[-2]) if transposed else (b[-2], b[-1])
+        return 2 * prod(a) * columns if a[-1] == inner else None
+
+    return formula
+
+
+def _grouped(dims: Dims) -> int | None:
+    """Experts side by side: each row of the tokens meets one expert's matrix."""
+    if len(dims) < 2 or not dims[0] or not dims[1]:
+        return None
+    a, b = dims[0], dims[1]
+    if a[-1] != b[-2]:
+        return None
+    rows = prod(a[1:]) if len(a) == 3 and len(b) == 2 else prod(a)  # experts cut the columns, not the rows
+    return 2 * rows * b[-1]
+
+
+def _attention(first: int, *, heads: int, backward: bool = False) -> Formula:
+    """Return the formula of attention whose query stands at *first*, with its heads in dimension *heads*."""
+
+    def formula(dims: Dims) -> int | None:
+        if len(dims) < first + 3 or any(len(d) != 4 for d in dims[first : first + 3]):
+            return None  # sequences of different lengths in one tensor: their sizes are values, not shapes
+        q, k, v = dims[first : first + 3]
+        length = 3 - heads
+        pairs = q[0] * q[heads] * q[length] * k[length]
+        return 2 * pairs * (3 * q[3] + 2 * v[3] if backward else q[3] + v[3])
+
+    return formula
+
+
+def _convolution_backward(dims: Dims) -> int | None:
+    """One of the two gradients: each costs what the forward does."""
+    if len(dims) < 3 or not dims[0] or len(dims[2]) < 3:
+        return None
+    return 2 * prod(dims[0]) * prod(dims[2][1:])
+
+
+CONVOLUTIONS = (
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::cudnn_convolution",
+    "aten::miopen_convolution",
+    "aten::_conv_depthwise2d",
+    "aten::conv_depthwise3d",
+    "aten::slow_conv3d_forward",
+    "aten::_slow_conv2d_forward",
+)
+CONVOLUTION_BACKWARD = "aten::convolution_backward"
+
+FORMULAS: dict[str, Formula | None] = {
+    "aten::mm": _product(0, 1),
+    "aten::addmm": _product(1, 2),
+    "aten::_addmm_activation": _product(1, 2),
+    "aten::mv": _product(0, 1),
+    "aten::addmv": _product(1, 2),
+    "aten::bmm": _product(0, 1),
+    "aten::baddbmm": _product(1, 2),
+    "aten::addbmm": _product(1, 2),
+    "aten::linear": _product(0, 1, transposed=True),
+    "aten::_scaled_mm": _product(0, 1),
+    "aten::_int_mm": _product(0, 1),
+    "aten::_grouped_mm": _grouped,
+    "aten::_scaled_grouped_mm": _grouped,
+    "aten::_flash_attention_forward": _attention(0, heads=2),
+    "aten::_flash_attention_backward": _attention(1, heads=2, backward=True),
+    "aten::_efficient_attention_forward": _attention(0, heads=2),
+    "aten::_efficient_attention_backward": _attention(1, heads=2, backward=True),
+    "aten::_scaled_dot_product_flash_attention": _attention(0, heads=1),
+    "aten::_scaled_dot_product_flash_attention_backward": _attention(1, heads=1, backward=True),
+    "aten::_scaled_dot_product_efficient_attention": _attention(0, heads=1),
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, heads=1, backward=True),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(0, heads=1),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, heads=1, backward=True),
+    "aten::_cudnn_attention_forward": _attention(0, heads=1),
+    "aten::_cudnn_attention_backward": _attention(1, heads=1, backward=True),
+    "flash_attn::_flash_attn_forward": _attention(0, heads=2),
+    "flash_attn::_flash_attn_backward": _attention(1, heads=2, backward=True),
+    **dict.fromkeys(CONVOLUTIONS),
+    CONVOLUTION_BACKWARD: _convolution_backward,
+}
+"""What each operator costs; a convolution's forward needs its output's size besides."""

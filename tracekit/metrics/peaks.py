@@ -1,0 +1,84 @@
+"""How fast GPUs multiply at most: dense tensor-core TFLOP/s by GPU and type, from the vendors' data sheets.
+
+The figures are data (``peaks.toml``, or the file that ``TRACEKIT_PEAKS`` names, read before it). A part of a GPU (MIG,
+or processes that share one) shows fewer multiprocessors than the whole: its peak is that share.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tracekit.errors import InputError
+
+VARIABLE = "TRACEKIT_PEAKS"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One model: a pattern of its name, its multiprocessors, and TFLOP/s by type."""
+
+    pattern: str
+    multiprocessors: int
+    tflop_s: Mapping[str, float]
+    source: str = ""
+
+
+def peak_tflop_s(device: str, dtype: str, *, multiprocessors: int | None = None) -> float | None:
+    """Return the peak of *device* for a type, in TFLOP/s; None where no data sheet is known here.
+
+    *multiprocessors* is how many this process may use, where the trace says.
+
+    >>> peak_tflop_s("NVIDIA H200", "bf16"), peak_tflop_s("NVIDIA H200", "bf16", multiprocessors=33)
+    (989.4, 247.35)
+    >>> peak_tflop_s("Abacus", "bf16") is None
+    True
+    """
+    gpu = find_gpu(device)
+    whole = None if gpu is None else gpu.tflop_s.get(dtype)
+    if gpu is None or whole is None:
+        return None
+    return whole * (min(1.0, multiprocessors / gpu.multiprocessors) if multiprocessors else 1.0)
+
+
+def find_gpu(device: str) -> Gpu | None:
+    """Return the first GPU whose pattern is in a device's name.
+
+    >>> find_gpu("NVIDIA A100-SXM4-80GB").multiprocessors
+    108
+    """
+    known = (*_own(os.environ.get(VARIABLE, "")), *_built_in())
+    return next((gpu for gpu in known if re.search(gpu.pattern, device)), None)
+
+
+@lru_cache
+def _built_in() -> tuple[Gpu, ...]:
+    return _gpus(tomllib.loads(resources.files("tracekit.metrics").joinpath("peaks.toml").read_text(encoding="utf-8")))
+
+
+@lru_cache
+def _own(path: str) -> tuple[Gpu, ...]:
+    """Return the GPUs of the user's file; none without one."""
+    if not path:
+        return ()
+    try:
+        return _gpus(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, re.error) as error:
+        hint = "write [[gpu]] with pattern, multiprocessors and tflop_s = { bf16 = 989.4 }"
+        raise InputError(f"{VARIABLE}={path}: cannot be used: {error}", hint=hint) from error
+
+
+def _gpus(data: Mapping[str, Any]) -> tuple[Gpu, ...]:
+    gpus = []
+    for entry in data["gpu"]:
+        re.compile(entry["pattern"])
+        rates = {str(dtype): float(rate) for dtype, rate in entry["tflop_s"].items()}
+        gpus.append(Gpu(entry["pattern"], int(entry["multiprocessors"]), rates, str(entry.get("source", ""))))
+    return tuple(gpus)
