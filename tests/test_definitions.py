@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
-from tracekit.report.advice import DEFINITIONS
+from tracekit.report.definitions import DEFINITIONS
 from tracekit.schema import STEP_PHASES
 
 TEXT = (Path(__file__).parent.parent / "docs" / "definitions.md").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.compare.conftest import pipelines
 from tracekit.compare import compare_pipelines
 from tracekit.report.terminal.schedule import render_schedule
+from tracekit.report.view.pipeline import schedule_view
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +19,14 @@ def found():
     return compare_pipelines(list(pipelines("1f1b")), what_if=True)[0]
 
 
+def view_with(found):
+    run = SimpleNamespace(schedule=found)
+    return SimpleNamespace(schedule=schedule_view(run), analysis=run)
+
+
 def drawn(found, width):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(render_schedule(SimpleNamespace(schedule=found), width))
+    console.print(render_schedule(view_with(found), width))
     console.file.close()
     return console.export_text()
 
@@ -31,7 +37,9 @@ def test_it_fits_and_says_all_of_it(found, width):
     assert max(len(line) for line in text.splitlines()) <= width
     assert "1f1b · 4 ranks · 8 micro-batches" in text
     assert "measured" in text
-    assert "27.3 %" in text  # the ideal bubble: 3/11
+    assert "27.3 %" in text  # outside cells in the ideal: 3/11
+    assert "outside cells" in text
+    assert "bubble" not in text.lower()
     assert "unexplained" in text
 
 
@@ -55,4 +63,4 @@ def test_the_gantt_draws_every_rank_twice_and_begins_with_its_first_forward(foun
 
 
 def test_nothing_is_drawn_without_a_schedule():
-    assert render_schedule(SimpleNamespace(schedule=None), 80) is None
+    assert render_schedule(view_with(None), 80) is None

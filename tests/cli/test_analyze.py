@@ -70,8 +70,22 @@ def test_bars_are_full_and_told_apart_without_colour(found):
     assert all("█" in line and "▓" in line and "░" in line for line in rows)
 
 
-def test_every_definition_is_printed(found):
-    text = " ".join(printed(found, 160).split())
+def test_the_answer_comes_first_and_alone_when_brief(found):
+    lines = printed(found, 100).splitlines()
+    assert lines[1].startswith("Time      A step takes 122.0 ms (rank 2, the slowest of 4): 52.0 % compute")
+    console = Console(width=100, file=io.StringIO(), highlight=False)
+    render(found, console, brief=True)
+    brief = console.file.getvalue().splitlines()
+    assert lines[: len(brief)] == brief
+    assert len(brief) < 14
+    assert not any("Where the step went" in line for line in brief)
+
+
+def test_every_definition_is_printed_when_asked_for(found):
+    assert "U(compute)" not in printed(found, 160)
+    console = Console(width=160, file=io.StringIO(), highlight=False)
+    render(found, console, definitions=True)
+    text = " ".join(console.file.getvalue().split())
     for phrase in (
         "|U(X) ∩ U(compute)| / |U(X)|",
         "compute + exposed + idle = span",

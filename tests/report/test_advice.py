@@ -18,7 +18,7 @@ def test_an_update_that_waits_is_not_told_to_buffer(samples, sample):
     alone = sum(row["ns"] for row in found.reload.lanes.filter(lane="reload").to_dicts()) / len(found.ranks)
     assert alone < 1_000_000
     first = advice(found)[0]
-    assert first.startswith(f"broadcasts wait {found.total.wait_ns['broadcast'] / 4 / 1e6:.1f} ms a rank")
+    assert first.startswith(f"broadcasts wait {found.total.wait_ns['broadcast'] / 4 / 1e6:.1f} ms per rank")
     assert "with two buffers broadcast g+1" not in first
 
 

@@ -13,11 +13,11 @@ from tracekit.analysis.spread import spread
 from tracekit.errors import Notice
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
-from tracekit.report.html.fleet import few_alike
 from tracekit.report.html.page import render_html
-from tracekit.report.html.tables import page_tables
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.fleet import histogram
+from tracekit.report.view import view_of
+from tracekit.report.view.notices import few_alike
 from tracekit.run.analyze import analyze
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
@@ -88,10 +88,10 @@ def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
 
 
 def test_of_many_ranks_bars_are_spread_from_the_least_compute_to_the_most(small):
-    bars = page_tables(run_of(small, [900 - rank for rank in range(100)]))["bars"]
+    bars = view_of(run_of(small, [900 - rank for rank in range(100)])).budget.bars
     assert len(bars) == 16
-    assert [bars[0]["name"], bars[-1]["name"]] == ["rank 99", "rank 0"]
-    assert len(page_tables(run_of(small, [500] * 64))["bars"]) == 64
+    assert [bars[0].name, bars[-1].name] == ["rank 99", "rank 0"]
+    assert len(view_of(run_of(small, [500] * 64)).budget.bars) == 64
 
 
 def test_without_pipelines_the_mesh_is_rows_of_ranks(small):

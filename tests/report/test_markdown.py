@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 import tracekit
 from tracekit._util.text import markdown, markdown_code
 from tracekit.report.markdown.analysis import render_markdown
-from tracekit.report.summary import sentences
+from tracekit.report.view import view_of
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
@@ -58,8 +58,8 @@ def seen(analysis):
 def test_the_answer_comes_first(analysis):
     lines = render_markdown(analysis).splitlines()
     assert lines[0] == "## tracekit: 1f1b on 4 ranks"
-    said = sentences(analysis)
-    assert [line[2:] for line in lines[2 : 2 + len(said)]] == said
+    said = [f"- **{line.topic}**: {line.text}" for line in view_of(analysis).answer if line.topic != "Next"]
+    assert lines[2 : 2 + len(said)] == said
     assert lines[3 + len(said)] == "**What to do next**"
 
 

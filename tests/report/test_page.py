@@ -288,7 +288,7 @@ def test_one_rank_without_steps_or_peers_has_no_empty_parts(browser, tmp_path):
     assert page.title() == "tracekit: one.json, 1 rank"
     assert page.locator(".source").inner_text().startswith("1 rank · no step marks")
     answer = page.locator(".answer").inner_text().replace("\N{NO-BREAK SPACE}", " ")
-    assert "The trace spans 2.0 ms; the GPU computes for 100.0 % of it" in answer
+    assert "The trace spans 2.0 ms: 100.0 % compute and 0.0 % idle" in answer
     assert "100.0 % of the span is work that no rule knows (other)" in answer
     assert page.locator("tr.loud").count() == 1
     assert page.locator("#budget tbody tr").count() == 1  # a mean of one rank would say the same again

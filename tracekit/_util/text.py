@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import html as _html
 import re
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -146,6 +147,28 @@ def at_least(text: str, bound: bool) -> str:
     ('≥ 19.4 %', '–', '19.4 %')
     """
     return f"≥ {text}" if bound and text != UNKNOWN else text
+
+
+def unbroken(text: str) -> str:
+    r"""Return text whose numbers stay on one line with their units, by spaces that do not break.
+
+    >>> unbroken("takes 1.5 ms, < 3 %") == "takes 1.5\N{NO-BREAK SPACE}ms, <\N{NO-BREAK SPACE}3\N{NO-BREAK SPACE}%"
+    True
+    """
+    return re.sub(r"(?<=\d) (?=ms|µs|%)|(?<=[<≥]) (?=\d)|(?<=\brank) (?=\d)", "\N{NO-BREAK SPACE}", text)
+
+
+def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:
+    """Return text in lines of at most *width* letters, numbers with their units; control characters are shown.
+
+    >>> print(wrapped("it takes 12.5 ms", 12, first="1. ", rest="   "))
+    1. it takes
+       12.5 ms
+    """
+    # What does not break is not white space to textwrap while it is another sign.
+    said = unbroken(terminal(text)).replace("\N{NO-BREAK SPACE}", "\x1f")
+    lines = textwrap.wrap(said, width, initial_indent=first, subsequent_indent=rest) or [first]
+    return "\n".join(lines).replace("\x1f", " ")
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:

@@ -53,6 +53,10 @@ def analyze(
             help="Explain why an event got its label: a name (or part of one), a label or an id.", metavar="EVENT"
         ),
     ] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Print the answer alone: five lines.")] = False,
+    definitions: Annotated[
+        bool, typer.Option("--definitions", help="Print how each number is defined, after the tables.")
+    ] = False,
     workers: Workers = None,
     nsys: Nsys = None,
     strict: Strict = False,
@@ -102,7 +106,7 @@ def analyze(
         from tracekit.cli._screen import Screen
         from tracekit.report.terminal.analysis import render
 
-        render(found, Screen())
+        render(found, Screen(), brief=brief, definitions=definitions)
 
 
 def _explain(

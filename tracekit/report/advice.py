@@ -1,4 +1,4 @@
-"""What to do next, the most time first, and how each number is defined: the same words in every report."""
+"""What to do next, the most time first: the same words in every report."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
 from tracekit.report.remedies import BECAUSE, FIXES, main_cause
 from tracekit.schema import GAP_CAUSES
-
-DEFINITIONS = (
-    ("U(X)", "the union of X's intervals on one rank's GPU: never a sum of durations"),
-    ("span", "start of the first to end of the last GPU event launched in the steps analyzed"),
-    ("compute", "U(forward … optimizer, other); shares are of the span"),
-    ("hidden", "|U(X) ∩ U(compute)| / |U(X)|"),
-    ("exposed", "|U(X) − U(compute)|; two labels at once: charged to the first. compute + exposed + idle = span"),
-    ("wait", "own duration − shortest duration among the ranks of the same operation"),
-    ("bubble", "(idle + exposed wait of pp_comm) / span"),
-)
 
 
 def advice(analysis: Analysis) -> list[str]:
@@ -93,10 +83,10 @@ def _reload(analysis: Analysis, found: Reload) -> str:
     alone = float((lane["ns"] * (1 - lane["reload_under_broadcast"].fill_null(0.0))).sum()) / ranks
     wait = analysis.total.wait_ns.get("broadcast") or 0
     if wait / ranks > alone:
-        text = f"broadcasts wait {ms(wait / ranks)} a rank for the last to start (see whom the others wait for)"
+        text = f"broadcasts wait {ms(wait / ranks)} per rank for the last to start (see whom the others wait for)"
         text += f"; reload beside no broadcast takes {ms(alone)}"
     else:
-        text = f"{ms(alone)} of reload a rank runs beside no broadcast: with two buffers broadcast g+1 runs beside it"
+        text = f"{ms(alone)} of reload per rank runs beside no broadcast: with two buffers broadcast g+1 runs beside it"
     if found.ideal_ns is None:
         return text
     return f"{text}; {ms(found.measured_ns)} could be {ms(found.ideal_ns)}"

@@ -39,3 +39,6 @@ CELL_COLOURS = {
 
 IDLE_COLOUR = "#E8EBEE"
 UNRECORDED_COLOUR = "#C9CED4"
+
+COMPUTE_COLOUR = "#009E73"
+"""All compute together, in budgets."""

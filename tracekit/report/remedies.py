@@ -40,16 +40,3 @@ def main_cause(measured: Measured, label: str) -> tuple[str, float] | None:
         return None
     cause = max(causes, key=lambda name: causes[name])
     return cause, causes[cause] / exposed
-
-
-def because(measured: Measured, label: str, *, most: int = 2, least: float = 0.05) -> str:
-    """Say why a label is exposed: its largest causes and their shares of its exposed time.
-
-    >>> from tracekit import analyze
-    >>> because(analyze("sample_traces/steps/straggler", schedule="none").total, "memory")
-    'same_stream 100 %'
-    """
-    causes = measured.because_ns.get(label) or {}
-    exposed = sum(causes.values())
-    largest = sorted(causes.items(), key=lambda item: -item[1])[:most]
-    return ", ".join(f"{cause} {ns / exposed:.0%}".replace("%", " %") for cause, ns in largest if ns >= least * exposed)

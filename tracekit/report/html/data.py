@@ -16,7 +16,7 @@ from tracekit.analysis import Analysis
 from tracekit.intervals import union_of
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.schedule.plot import NAMES, chunks, colour, shaded
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+from tracekit.report.view.lanes import labels_of, lanes_for
 
 if TYPE_CHECKING:
     from tracekit.schedules import Schedule
@@ -169,39 +169,6 @@ def lanes_data(analysis: Analysis) -> dict[str, Any] | None:
         "rows": list(lanes),
         "ranks": {str(rank): found for rank, found in ranks.items() if found is not None},
     }
-
-
-LANES: Mapping[str, Mapping[str, int]] = {
-    "Computation": {label: 0 for label in LABELS if label not in (*COMMUNICATION_LABELS, *COPY_LABELS)},
-    "Communication": {label: 1 if label.startswith("ep_") else 2 for label in COMMUNICATION_LABELS},
-    "Offload": {label: 2 if label == "onload" else 1 for label in COPY_LABELS},
-}
-"""Which labels a lane shows, and in which half of it, so that what runs at once can be told apart."""
-
-RELOAD_LANES: Mapping[str, Mapping[str, int]] = {
-    "H2D": {"onload": 0, "offload": 0, "memory": 0},
-    "Broadcast": dict.fromkeys(COMMUNICATION_LABELS, 0),
-    "Reload": {"reload": 0},
-    "Computation": LANES["Computation"],
-}
-
-
-def labels_of(table: pl.DataFrame) -> list[str]:
-    """Labels that occur in a table, in the order of the label list."""
-    found = set(table["label"].unique().to_list())
-    return [label for label in LABELS if label in found]
-
-
-def lanes_for(present: Sequence[str]) -> Mapping[str, Mapping[str, int]]:
-    """Return the lanes on which something runs; copies that move nothing to or from the host are called just that.
-
-    >>> list(lanes_for(["forward", "pp_comm", "offload"])), list(lanes_for(["forward", "memory"]))
-    (['Computation', 'Communication', 'Offload'], ['Computation', 'Copies'])
-    """
-    lanes = RELOAD_LANES if "reload" in present else LANES
-    used = {name: halves for name, halves in lanes.items() if any(label in halves for label in present)}
-    moved = "offload" in present or "onload" in present
-    return {"Copies" if name == "Offload" and not moved else name: halves for name, halves in used.items()}
 
 
 def _rank_lanes(

@@ -12,12 +12,11 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from tracekit._util.text import counted, ms, percent, signed_ms
+from tracekit._util.text import counted, ms, percent, signed_ms, unbroken
 from tracekit.analysis import Analysis
-from tracekit.report.advice import advice
 from tracekit.report.html.data import lanes_data, schedule_data
-from tracekit.report.html.tables import page_tables
-from tracekit.report.summary import sentences
+from tracekit.report.html.fleet import page_fleet
+from tracekit.report.view import view_of
 
 
 def render_html(analysis: Analysis) -> str:
@@ -28,6 +27,7 @@ def render_html(analysis: Analysis) -> str:
     >>> page.startswith("<!doctype html>"), "http://" in page.split("<main")[1]
     (True, False)
     """
+    view = view_of(analysis)
     data = {"schedule": schedule_data(analysis), "lanes": lanes_data(analysis)}
     lanes = data["lanes"] or {"ranks": ()}
     page: str = _template().render(
@@ -36,11 +36,10 @@ def render_html(analysis: Analysis) -> str:
         charts=_asset("echarts.min.js"),
         script=_asset("boxes.js") + _asset("page.js"),
         data=_inert(data),
-        answer=sentences(analysis),
-        advice=advice(analysis),
+        v=view,
+        fleet=page_fleet(view.fleet),
         lanes=bool(lanes["ranks"]),
         lanes_of=len(lanes["ranks"]),
-        **page_tables(analysis),
     )
     return page
 
@@ -52,15 +51,6 @@ def _inert(data: dict[str, Any]) -> str:
 
 def _asset(name: str) -> str:
     return resources.files("tracekit.report.html").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _whole(text: str) -> str:
-    r"""Keep a number and its unit on one line.
-
-    >>> _whole("takes 1.5 ms, 3 %") == "takes 1.5\N{NO-BREAK SPACE}ms, 3\N{NO-BREAK SPACE}%"
-    True
-    """
-    return re.sub(r"(?<=\d) (?=ms|%)|(?<=<) (?=\d)", "\N{NO-BREAK SPACE}", text)
 
 
 def _code(text: str) -> Markup:
@@ -91,7 +81,7 @@ def _template() -> Any:
         signed=signed_ms,
         count=counted,
         number=_number,
-        whole=_whole,
+        whole=unbroken,
         code=_code,
     )
     return environment.from_string(_asset("page.html.j2"))

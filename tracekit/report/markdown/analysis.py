@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-from tracekit._util.text import counted, listing, markdown, markdown_code, ms, percent, signed_ms
+from tracekit._util.text import at_least, counted, listing, markdown, ms, percent, signed_ms
 from tracekit.analysis import Analysis
-from tracekit.report.advice import advice
-from tracekit.report.html.tables import page_tables
-from tracekit.report.markdown.gate import table
-from tracekit.report.summary import sentences
-from tracekit.schema import GAP_CAUSES
+from tracekit.report.markdown.table import Code, folded, long_table, table
+from tracekit.report.view import View, view_of
 
-MOST_ROWS = 16
-"""Rows of a table that stay in sight; the rest is folded away."""
 MOST_TEXT = 160
 """Letters of a kernel's name."""
 
@@ -28,145 +21,118 @@ def render_markdown(analysis: Analysis) -> str:
     >>> print(render_markdown(analyze("sample_traces/reload", schedule="none")).splitlines()[0])
     ## tracekit: reload, 4 ranks
     """
-    found = page_tables(analysis)
-    parts = [
-        f"## {markdown(found['title'])}",
-        "\n".join(f"- {markdown(sentence)}" for sentence in sentences(analysis)),
-        _next(analysis),
-        _budget(found),
-        _overlap(found["matrix"]),
-        _gap(analysis),
-        _reload(found["reload"]),
-        _stragglers(found["stragglers"]),
-        _kernels(found["kernels"]),
-        _warnings(analysis),
-        _source(found),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    view = view_of(analysis)
+    return "\n\n".join(part for part in (section(view) for section in SECTIONS) if part) + "\n"
 
 
-def _next(analysis: Analysis) -> str:
-    """What to do, with the words to type kept as code."""
-    lines = [re.sub(r"\\`([^`]*)\\`", r"`\1`", markdown(line)) for line in advice(analysis)]
+def _title(view: View) -> str:
+    return f"## {markdown(view.title)}"
+
+
+def _answer(view: View) -> str:
+    return "\n".join(f"- **{line.topic}**: {_with_code(line.text)}" for line in view.answer if line.topic != "Next")
+
+
+def _with_code(text: str) -> str:
+    """Escape text, and keep the words to type as code."""
+    return re.sub(r"\\`([^`]*)\\`", r"`\1`", markdown(text))
+
+
+def _next(view: View) -> str:
+    """What to do."""
+    lines = [_with_code(one.text) for one in view.advice]
     return "**What to do next**\n\n" + "\n".join(f"{n}. {line}" for n, line in enumerate(lines, 1)) if lines else ""
 
 
-def _rows(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int]) -> str:
-    """Return a table of which the first rows are in sight; cells are plain text already."""
-    shown = _table(head, rows[:MOST_ROWS], right)
-    if len(rows) <= MOST_ROWS:
-        return shown
-    return f"{shown}\n\n{_folded(counted(len(rows) - MOST_ROWS, 'more row'), _table(head, rows[MOST_ROWS:], right))}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int]) -> str:
-    frame = table(head, [], right=right)
-    return "\n".join([frame, *("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows)])
-
-
-@dataclass(frozen=True, slots=True)
-class _Code:
-    """A cell to be shown as code."""
-
-    text: str
-
-
-def _cell(value: object) -> str:
-    return markdown_code(value.text) if isinstance(value, _Code) else markdown(value)
-
-
-def _folded(summary: str, inside: str) -> str:
-    return f"<details><summary>{summary}</summary>\n\n{inside}\n\n</details>"
-
-
-_NO_LABEL = ("compute", "idle", "not recorded")
-"""Parts of a budget that are not exposed labels."""
-
-
-def _budget(found: Mapping[str, Any]) -> str:
-    bars = [found["mean"], *found["bars"]]
-    if not bars[0]["span_ns"]:
+def _budget(view: View) -> str:
+    bars = [view.budget.mean, *view.budget.bars]
+    if not view.has_gpu:
         return ""
-    parts = list(dict.fromkeys(part["name"] for bar in bars for part in bar["parts"]))
-    parts.sort(key=lambda name: (name in _NO_LABEL[1:], name != "compute"))
-    head = ["", "span", *(name if name in _NO_LABEL else f"exposed {name}" for name in parts)]
-    head += ["bubble"] if bars[0]["bubble"] is not None else []
+    parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
+    parts.sort(key=lambda name: (name == "idle", name != "compute"))
+    head = ["", "span", *(name if name in ("compute", "idle") else f"exposed {name}" for name in parts)]
+    head += ["bubble"] if view.pipelined else []
     rows = []
-    for bar in bars:
-        share = {part["name"]: part["share"] for part in bar["parts"]}
-        bubble = [bar["bubble"]] if bar["bubble"] is not None else []
-        rows.append([bar["name"], ms(bar["span_ns"]), *(percent(share.get(name)) for name in parts), *bubble])
-    if len(bars) == 2:
-        rows = rows[1:]
-    return "### Where the time went\n\nShares of each rank's span.\n\n" + _rows(head, rows, range(1, len(head)))
+    for bar in bars if len(bars) > 2 else bars[1:]:
+        share = {part.name: part.share for part in bar.parts}
+        last = [at_least(percent(bar.bubble), bar.lower_bound)] if view.pipelined else []
+        rows.append([bar.name, ms(bar.span_ns), *(percent(share.get(name)) for name in parts), *last])
+    said = "Shares of each rank's span."
+    return f"### Where the time went\n\n{said}\n\n" + long_table(head, rows, right=range(1, len(head)))
 
 
-def _overlap(matrix: Mapping[str, Any] | None) -> str:
+def _overlap(view: View) -> str:
+    matrix = view.matrix
     if matrix is None:
         return ""
-    head = ["", "time a rank", "hidden", *(f"by {column}" for column in matrix["columns"])]
+    head = ["", "time per rank", "hidden", *(f"by {column}" for column in matrix.columns)]
     rows = [
-        [row["label"], ms(row["ns"]), percent(1 - row["exposed"]), *(percent(share) for share in row["cells"])]
-        for row in matrix["rows"]
+        [row.label, ms(row.ns), percent(1 - row.exposed), *(percent(share) for share in row.cells)]
+        for row in matrix.rows
     ]
     said = "Share of each row's own time, over all ranks, that compute covers; kernels that run at once count each."
-    return f"### What hides what\n\n{said}\n\n" + _rows(head, rows, range(1, len(head)))
+    return f"### What hides what\n\n{said}\n\n" + long_table(head, rows, right=range(1, len(head)))
 
 
-def _gap(analysis: Analysis) -> str:
-    held = analysis.schedule
-    if held is None:
-        return ""
-    rows: list[list[object]] = [["ideal", ms(held.head.ideal_ns), "", percent(held.head.ideal_bubble)]]
-    whole = held.head.measured_ns - held.head.ideal_ns
-    for cause, ns in sorted((held.gap_ns or {}).items(), key=lambda item: (item[0] == "unexplained", -item[1])):
-        if ns:
-            share = percent(ns / whole) if whole > 0 else "–"
-            rows.append([GAP_CAUSES[cause].words, signed_ms(ns), share, ""])
-    rows.append(["measured", ms(held.head.measured_ns), "", percent(held.head.measured_bubble)])
-    head = ("", "time", "share of the gap", "outside cells")
-    return f"### From the ideal to the run ({markdown(held.name)})\n\n" + _table(head, rows, (1, 2, 3))
-
-
-def _reload(found: Mapping[str, Any] | None) -> str:
+def _gap(view: View) -> str:
+    found = view.schedule
     if found is None:
         return ""
-    return "### Weight update\n\n" + _table(("", ""), found["facts"], ())
+    outside = {side.name: percent(side.outside_cells) for side in (found.measured, found.ideal)}
+    rows = [
+        [
+            rung.name,
+            ms(rung.ns) if rung.kind == "total" else signed_ms(rung.ns),
+            "" if rung.kind == "total" else percent(rung.share),
+            outside.get(rung.name, ""),
+        ]
+        for rung in found.gap or ()
+    ] or [[side.name, ms(side.makespan_ns), "", outside[side.name]] for side in (found.ideal, found.measured)]
+    head = ("", "time", "share of the gap", "outside cells")
+    return f"### From the ideal to the run ({markdown(found.name)})\n\n" + table(head, rows, right=(1, 2, 3))
 
 
-def _stragglers(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
+def _reload(view: View) -> str:
+    return "### Weight update\n\n" + table(("", ""), view.reload.facts) if view.reload is not None else ""
+
+
+def _stragglers(view: View) -> str:
+    if not view.stragglers:
         return ""
-    cells = [[f"rank {row['rank']}", row["label"], ms(row["caused_ns"]), row["operations"]] for row in rows]
+    cells = [[f"rank {row.rank}", row.label, ms(row.caused_ns), row.operations] for row in view.stragglers]
     said = "Time other ranks waited because this one came last."
-    return f"### Stragglers\n\n{said}\n\n" + _rows(("", "in", "waited for", "operations"), cells, (2, 3))
+    return f"### Stragglers\n\n{said}\n\n" + long_table(("", "in", "waited for", "operations"), cells, right=(2, 3))
 
 
-def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
+def _kernels(view: View) -> str:
+    if not view.kernels:
         return ""
     cells = [
-        [_Code(_short(row["name"])), row["label"], row["module"] or "", f"{row['count']:,.1f}", ms(row["ns"], 2)]
-        for row in rows
+        [Code(_short(row.name)), row.label, row.module or "", f"{row.count:,.1f}", ms(row.ns, 2)]
+        for row in view.kernels
     ]
-    inside = _table(("kernel", "label", "module", "a step", "time a step"), cells, (3, 4))
-    return _folded(f"The {len(rows)} largest kernels, averaged over ranks", inside)
+    inside = table(("kernel", "label", "module", "per step", "time per step"), cells, right=(3, 4))
+    return folded(f"The {len(view.kernels)} largest kernels, averaged over ranks", inside)
 
 
 def _short(name: str) -> str:
     return name if len(name) <= MOST_TEXT else name[: MOST_TEXT - 1] + "…"
 
 
-def _warnings(analysis: Analysis) -> str:
-    if not analysis.notices:
+def _warnings(view: View) -> str:
+    if not view.warnings:
         return ""
-    lines = "\n".join(f"- {markdown(note.code)}: {markdown(note.message)}" for note in analysis.notices)
-    return _folded(counted(len(analysis.notices), "warning"), lines)
+    lines = "\n".join(f"- {markdown(note.code)}: {markdown(note.message)}" for note in view.analysis.notices)
+    return folded(counted(len(view.analysis.notices), "warning"), lines)
 
 
-def _source(found: Mapping[str, Any]) -> str:
-    source = found["source"]
-    paths = listing(markdown(path) for path in source["paths"])
-    devices = ", ".join(markdown(device) for device in found["devices"]) or "no device named"
-    ranks = counted(len(source["ranks"]), "rank")
-    return f"<sub>{ranks} · {markdown(source['reader'])} · {devices} · {paths}</sub>"
+def _source(view: View) -> str:
+    paths = listing(markdown(path) for path in view.paths)
+    devices = ", ".join(markdown(device) for device in view.devices) or "no device named"
+    ranks = counted(len(view.analysis.ranks), "rank")
+    return f"<sub>{ranks} · {markdown(view.reader)} · {devices} · {paths}</sub>"
+
+
+SECTIONS: tuple[Callable[[View], str], ...] = (
+    _title, _answer, _next, _budget, _overlap, _gap, _reload, _stragglers, _kernels, _warnings, _source,
+)  # fmt: skip

@@ -7,7 +7,8 @@ from typing import Any
 
 from tracekit._util.text import counted, markdown, signed
 from tracekit.report.ci import words
-from tracekit.report.markdown.gate import ICONS, table
+from tracekit.report.markdown.gate import ICONS
+from tracekit.report.markdown.table import table
 
 Data = Mapping[str, Any]
 MOST = 15

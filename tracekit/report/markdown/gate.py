@@ -7,6 +7,7 @@ from typing import Any
 
 from tracekit._util.text import counted, listing, markdown, markdown_code
 from tracekit.report.ci import words
+from tracekit.report.markdown.table import table
 
 Data = Mapping[str, Any]
 ICONS = {"pass": "✅", "improved": "🚀", "regressed": "❌", "inconclusive": "⚠️", "error": "⛔"}
@@ -29,19 +30,6 @@ def render(result: Data) -> str:
         parts.append("### Waivers\n\n" + table(("metric", "status", "until", "reason"), rows))
     parts.append(_compared(result))
     return "\n\n".join(p for p in parts if p) + "\n"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    r"""Return a Markdown table; the columns in *right* are numbers.
-
-    >>> print(table(("a", "b"), [("x|y", "1")], right=(1,)))
-    | a | b |
-    | --- | ---: |
-    | x\|y | 1 |
-    """
-    rule = ["---:" if i in right else "---" for i in range(len(head))]
-    lines = [head, rule, *([markdown(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _checks(checks: Sequence[Data]) -> str:

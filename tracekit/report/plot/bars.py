@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracekit._util.text import ms, percent
+from tracekit._util.text import at_least, ms, percent, signed, signed_ms
 from tracekit.analysis import Analysis
-from tracekit.report.html.tables import page_tables
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.plot.frame import canvas, ink_on, legend, nothing, title
 from tracekit.report.schedule.plot import FAINT, INK, plain_axes
+from tracekit.report.view import view_of
+from tracekit.report.view.model import BudgetView, Rung
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,40 +24,39 @@ MORE_COLOUR, LESS_COLOUR, TOTAL_COLOUR = LABEL_COLOURS["pp_comm"], LABEL_COLOURS
 
 def budget(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     """Draw each rank's span as a bar: compute, what was exposed, idle; the shares are of the rank's own span."""
-    found = page_tables(analysis)
-    bars = found["bars"]
+    found = view_of(analysis).budget
+    bars = found.bars
     figure, axes = canvas(ax, width=9, height=float(np.clip(0.34 * len(bars) + 1.5, 2.2, 14)))
-    widest = max((bar["span_ns"] for bar in bars), default=0) / 1e6
+    widest = max((bar.span_ns for bar in bars), default=0) / 1e6
     if not widest:
         nothing(axes, "There are no GPU events in these traces.")
         return figure
     for row, bar in enumerate(bars):
         left = 0.0
-        for part in bar["parts"]:
-            width = part["ns"] / 1e6
-            axes.barh(row, width, left=left, height=0.78, color=part["colour"], edgecolor="white", linewidth=0.5)
+        for part in bar.parts:
+            width = part.ns / 1e6
+            axes.barh(row, width, left=left, height=0.78, color=part.colour, edgecolor="white", linewidth=0.5)
             if width / widest > 0.055:
-                _write(axes, left + width / 2, row, f"{part['share']:.0%}", ink_on(part["colour"]))
+                _write(axes, left + width / 2, row, percent(part.share, digits=0), ink_on(part.colour))
             left += width
     axes.set_xlim(0, widest)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     step = max(1, -(-len(bars) // 32))
-    axes.set_yticks(range(0, len(bars), step), [bar["name"] for bar in bars[::step]])
+    axes.set_yticks(range(0, len(bars), step), [bar.name for bar in bars[::step]])
     axes.set_xlabel("time (ms) of the rank's span", fontsize=8.5, color=INK)
     plain_axes(axes)
     _budget_words(axes, analysis, found)
-    legend(axes, _patches(found["legend"]), given=ax is not None)
+    legend(axes, _patches(found.legend), given=ax is not None)
     return figure
 
 
-def _budget_words(axes: Axes, analysis: Analysis, found: dict[str, Any]) -> None:
+def _budget_words(axes: Axes, analysis: Analysis, found: BudgetView) -> None:
     whole = analysis.total.budget
-    least = "at least " if analysis.total.lower_bound else ""
     below = f"mean: compute {percent(whole.compute_ns / whole.span_ns)} of the span"
-    if analysis.total.bubble_fraction is not None:
-        below += f" · bubble {least}{percent(analysis.total.bubble_fraction)}"
-    if found["hidden_ranks"]:
-        below += f" · {len(found['bars'])} of {len(analysis.ranks):,} ranks, from the least compute to the most"
+    if found.mean.bubble is not None:
+        below += f" · bubble {at_least(percent(found.mean.bubble), found.mean.lower_bound)}"
+    if found.hidden_ranks:
+        below += f" · {len(found.bars)} of {len(analysis.ranks):,} ranks, from the least compute to the most"
     title(axes, "Where the time of each rank went", below)
 
 
@@ -64,13 +65,13 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
     Compute labels may run at once, so that a row can add up to more than the whole.
     """
-    matrix = page_tables(analysis)["matrix"]
+    matrix = view_of(analysis).matrix
     if matrix is None:
         figure, axes = canvas(ax, width=6, height=2)
         nothing(axes, "There is no communication or copy to hide.")
         return figure
-    columns, rows = [*matrix["columns"], "exposed"], matrix["rows"]
-    values = np.array([[*row["cells"], row["exposed"]] for row in rows])
+    columns, rows = [*matrix.columns, "exposed"], matrix.rows
+    values = np.array([[*row.cells, row.exposed] for row in rows])
     figure, axes = canvas(
         ax, width=max(1.1 * len(columns) + 3.2, 6.4), height=float(np.clip(0.42 * len(rows) + 1.4, 2, 12))
     )
@@ -83,7 +84,7 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
             axes.text(column, row, said, ha="center", va="center", fontsize=8.5, color=ink_on(fill) if share else FAINT)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [f"{row['label']}  ({ms(row['ns'])} a rank)" for row in rows])
+    axes.set_yticks(range(len(rows)), [f"{row.label}  ({ms(row.ns)} per rank)" for row in rows])
     axes.set_xticks(range(len(columns)), columns)
     plain_axes(axes)
     axes.xaxis.tick_top()
@@ -95,43 +96,42 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
 def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     """Draw the way from the ideal to the measured makespan, a bar for each cause; the parts sum to the gap."""
-    found = page_tables(analysis)["schedule"]
-    bars = found["waterfall"] if found is not None else None
-    if not bars:
+    found = view_of(analysis).schedule
+    bars = found.gap if found is not None else None
+    if found is None or not bars:
         figure, axes = canvas(ax, width=7, height=2)
         why = "No pipeline schedule was found in these traces." if found is None else "Ranks are missing."
         nothing(axes, f"There is no gap to split. {why}")
         return figure
     figure, axes = canvas(ax, width=9, height=0.36 * len(bars) + 1.4)
-    colours = {"total": TOTAL_COLOUR, "more": MORE_COLOUR, "less": LESS_COLOUR}
-    widest = max(bar["to"] for bar in bars) / 1e6
-    for row, bar in enumerate(bars):
-        low, high = bar["from"] / 1e6, bar["to"] / 1e6
-        axes.barh(row, high - low, left=low, height=0.66, color=colours[bar["kind"]])
-        digits = 1 if abs(bar["ns"]) >= 50_000 else 3
-        said = ms(bar["ns"]) if bar["kind"] == "total" else f"{bar['ns'] / 1e6:+,.{digits}f} ms".replace("-", "−")
-        axes.text(high + widest * 0.008, row, said, va="center", fontsize=8.5, color=INK)
-    _steps(axes, bars)
-    axes.set_xlim(0, widest * 1.12)
-    axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.set_yticks(range(len(bars)), [bar["name"] for bar in bars])
-    axes.set_xlabel("time (ms)", fontsize=8.5, color=INK)
-    plain_axes(axes)
-    more = bars[-1]["ns"] / bars[0]["ns"] - 1 if bars[0]["ns"] else 0
-    below = f"{found['name']}: {ms(bars[0]['ns'])} ideal, {ms(bars[-1]['ns'])} measured, {more:+.0%}"
-    title(axes, "From the ideal to the run", below)
+    draw_waterfall(axes, bars)
+    ideal, measured = found.ideal.makespan_ns, found.measured.makespan_ns
+    more = f", {signed(100 * (measured / ideal - 1), 0)} %" if ideal else ""
+    title(axes, "From the ideal to the run", f"{found.name}: {ms(ideal)} ideal, {ms(measured)} measured{more}")
     return figure
 
 
-def _steps(axes: Axes, bars: list[dict[str, Any]]) -> None:
-    """Join each bar to the next at the level they share."""
-    level = bars[0]["to"] / 1e6
+def draw_waterfall(axes: Axes, bars: Sequence[Rung]) -> None:
+    """Draw bars that lead from one total to another, each labelled with what it adds."""
+    colours = {"total": TOTAL_COLOUR, "more": MORE_COLOUR, "less": LESS_COLOUR}
+    widest = max(bar.high_ns for bar in bars) / 1e6
+    for row, bar in enumerate(bars):
+        low, high = bar.low_ns / 1e6, bar.high_ns / 1e6
+        axes.barh(row, high - low, left=low, height=0.66, color=colours[bar.kind])
+        said = ms(bar.ns) if bar.kind == "total" else signed_ms(bar.ns)
+        axes.text(high + widest * 0.008, row, said, va="center", fontsize=8.5, color=INK)
+    level = bars[0].high_ns / 1e6  # each bar is joined to the next at the level they share
     for row, bar in enumerate(bars[1:]):
         axes.plot([level, level], [row + 0.33, row + 1 - 0.33], color=FAINT, linewidth=0.8)
-        level += bar["ns"] / 1e6 if bar["kind"] != "total" else 0
+        level += bar.ns / 1e6 if bar.kind != "total" else 0
+    axes.set_xlim(0, widest * 1.14)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    axes.set_xlabel("time (ms)", fontsize=8.5, color=INK)
+    plain_axes(axes)
 
 
-def _patches(legend_rows: list[tuple[str, str]]) -> list[Any]:
+def _patches(legend_rows: Sequence[tuple[str, str]]) -> list[Any]:
     from matplotlib.patches import Patch
 
     return [Patch(facecolor=colour, label=name) for name, colour in legend_rows]

@@ -10,10 +10,10 @@ import polars as pl
 
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
-from tracekit.report.html.data import labels_of, lanes_for
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.plot.frame import QUIET, boxes, canvas, legend, nothing, title
 from tracekit.report.schedule.plot import FAINT, INK, plain_axes
+from tracekit.report.view.lanes import labels_of, lanes_for
 from tracekit.schema import LABELS
 
 if TYPE_CHECKING:

@@ -1,93 +1,94 @@
-"""The answer in the terminal: where the step went, what was hidden, who waited, and what to do next."""
+"""The report in the terminal: the answer in five lines, then the tables it rests on.
+
+A section is a function of the view and the width that returns what to print, or None where it would say nothing.
+"""
 
 from __future__ import annotations
 
-import importlib
-import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
-from tracekit._util.text import counted, percent
+from tracekit._util.text import terminal, wrapped
 from tracekit.analysis import Analysis
-from tracekit.report.advice import DEFINITIONS, advice, asked
-from tracekit.report.terminal.budget import budget, compute, exposure, hiders
+from tracekit.report.terminal.budget import budget, compute
 from tracekit.report.terminal.fleet import many_ranks
+from tracekit.report.terminal.overlap import exposure, hiders
 from tracekit.report.terminal.rates import communication, experts, products
+from tracekit.report.terminal.schedule import render_schedule
 from tracekit.report.terminal.sections import bubbles, copies, reload, spread, stragglers, warnings
+from tracekit.report.view import View, view_of
+
+TOPICS = 10
+"""Columns the topic of an answer takes."""
 
 
-def render(analysis: Analysis, console: Console | None = None) -> None:
-    """Print the whole report."""
-    out = console or Console(highlight=False)
-    out.print(header(analysis))
-    for title, build in SECTIONS:
-        body = build(analysis, out.width)
+def render(
+    analysis: Analysis, console: Console | None = None, *, brief: bool = False, definitions: bool = False
+) -> None:
+    """Print the whole report; *brief* prints the answer alone, *definitions* adds how each number is defined."""
+    out, view = console or Console(highlight=False), view_of(analysis)
+    out.print(header(view))
+    out.print(answer(view, out.width))
+    for title, build in SECTIONS if not brief else ():
+        body = build(view, out.width)
         if body is not None:
             out.print()
-            out.print(Text(title, style="bold"))
+            out.print(Text(title if isinstance(title, str) else title(view), style="bold"))
             out.print(body)
-    out.print()
-    out.print(_definitions())
+    if definitions:
+        out.print()
+        out.print(Text("How each number is defined", style="bold"))
+        out.print(_definitions(view, out.width))
 
 
-def header(analysis: Analysis) -> Text:
-    """One line that says what was analyzed."""
-    count, world = len(analysis.ranks), analysis.world_size
-    ranks = f"{count} of {world} ranks" if world and world != count else counted(count, "rank")
-    steps = sorted({step for one in analysis.ranks for step in one.steps})
-    named = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}" if steps else "no step marks"
-    devices = sorted({device for source in analysis.sources for device in source.devices})
-    total = analysis.total
-    line = Text.assemble(("tracekit ", "bold"), f"{ranks} · {named}")
-    if devices:
-        line.append(f" · {devices[0]}")
-    if total.budget.span_ns:
-        share = total.budget.compute_ns / total.budget.span_ns
-        line.append(f" · compute runs {percent(share)} of the time")
-        if total.bubble_fraction is not None:
-            line.append(f", bubble {'at least ' if total.lower_bound else ''}{percent(total.bubble_fraction)}")
-    return line
+def header(view: View) -> Text:
+    """Return one line that says what was analyzed."""
+    line = Text.assemble(("tracekit ", "bold"), f"{view.ranks} · {view.steps_named}")
+    return line.append("".join(f" · {terminal(device)}" for device in view.devices[:1]))
 
 
-def _schedule(analysis: Analysis, width: int) -> RenderableType | None:
-    """Draw the comparison with the ideal schedule, where there is one."""
-    if analysis.schedule is None:
-        return None
-    draw = importlib.import_module("tracekit.report.terminal.schedule").render_schedule
-    drawn: RenderableType = draw(analysis, width)
-    return drawn
+def answer(view: View, width: int) -> Text:
+    """Return the five lines: a topic and what is said about it, wrapped under itself."""
+    room, text = max(50, min(width, 132)), Text()
+    for at, line in enumerate(view.answer):
+        said = wrapped(line.text, room, first=f"{line.topic:<{TOPICS}}", rest=" " * TOPICS)
+        text.append("\n" if at else "").append(said[:TOPICS], style="bold").append(said[TOPICS:])
+    return text
 
 
-def _next(analysis: Analysis, width: int) -> RenderableType | None:
-    said = advice(analysis)
-    if analysis.total.budget.span_ns:
-        said.append(f"a page to share: tracekit analyze {asked(analysis) or 'PATH…'} -o report.html")
-    lines = [
-        Text(textwrap.fill(f"{n}. {line}", max(40, width - 2), initial_indent="  ", subsequent_indent="     "))
-        for n, line in enumerate(said, 1)
-    ]
+def _next(view: View, width: int) -> RenderableType | None:
+    """List everything to do, with commands to copy."""
+    said = [(one.text, one.command) for one in view.advice]
+    if view.has_gpu:
+        said.append(("a page to share:", f"tracekit analyze {view.asked or 'PATH…'} -o report.html"))
+    lines: list[RenderableType] = []
+    for n, (text, command) in enumerate(said, 1):
+        lines.append(Text(wrapped(text, max(40, width), first=f"  {n}. ", rest="     ")))
+        if command:
+            lines.append(Text(f"     {terminal(command)}", style="cyan", no_wrap=True, overflow="fold"))
     return Group(*lines)
 
 
-def _definitions() -> Padding:
-    lines = Text(style="dim")
-    for n, (name, meaning) in enumerate(DEFINITIONS):
-        lines.append(("\n" if n else "") + f"{name} = {meaning}")
-    return Padding(lines, (0, 0, 0, 2), expand=False)
+def _definitions(view: View, width: int) -> Text:
+    lines = [wrapped(f"{name} = {meaning}", width, first="  ", rest="    ") for name, meaning in view.definitions]
+    return Text("\n".join(lines), style="dim")
 
 
-Section = Callable[[Analysis, int], RenderableType | None]
-SECTIONS: Iterable[tuple[str, Section]] = (
+def _bubble_title(view: View) -> str:
+    return "Bubble: idle and exposed pipeline waiting" if view.pipelined else "Idle: why the GPU ran nothing"
+
+
+Section = Callable[[View, int], RenderableType | None]
+SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("Where the step went (shares of each rank's span, worst first)", budget),
     ("Over the ranks (shares of each rank's span)", many_ranks),
     ("Compute (all ranks)", compute),
     ("Communication and copies: what compute hides (all ranks, most exposed first)", exposure),
     ("What hides what (all ranks)", hiders),
-    ("Why the GPU was idle or waited for its pipeline", bubbles),
-    ("Against its ideal schedule", _schedule),
+    (_bubble_title, bubbles),
+    ("Against its ideal schedule", render_schedule),
     ("How fast products ran (all ranks; over their own time)", products),
     ("How fast communication ran (bytes over transfer, waiting apart)", communication),
     ("Experts: what each rank receives in the forward's dispatches", experts),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import percent
-from tracekit.analysis import Analysis
-from tracekit.analysis.spread import MANY_RANKS, Figure, Spread, by_rank, spread
-from tracekit.report.terminal.budget import note, table
+from tracekit._util.text import counted, percent
+from tracekit.analysis.spread import Figure, Spread, by_rank
+from tracekit.report.terminal.table import note, table
+from tracekit.report.view import View
 
 SHOWN = 8
 """Ranks that differ with a line of their own."""
@@ -18,11 +18,11 @@ SHADES = "·░▒▓█"
 """From the least bubble to the most, without colour."""
 
 
-def many_ranks(analysis: Analysis, width: int) -> RenderableType | None:
+def many_ranks(view: View, width: int) -> RenderableType | None:
     """Draw the section, for runs of many ranks."""
-    if len(analysis.ranks) <= MANY_RANKS:
+    found = view.fleet
+    if found is None:
         return None
-    found = spread(analysis)
     parts: list[RenderableType] = [_figures(found, width), _different(found)]
     return Group(*parts, *_heat(found, width))
 
@@ -66,7 +66,9 @@ def _different(found: Spread) -> RenderableType:
             one.like,
         )
     more = len(found.different) - SHOWN
-    return Group(made, note(f"{more} more ranks differ")) if more > 0 else made
+    return (
+        Group(made, note(f"{counted(more, 'more rank')} {'differs' if more == 1 else 'differ'}")) if more > 0 else made
+    )
 
 
 def _heat(found: Spread, width: int) -> list[RenderableType]:

@@ -9,16 +9,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tracekit._util.text import bare_ms, ms, percent
-from tracekit.analysis import Analysis
-from tracekit.report.terminal.budget import table
+from tracekit.report.terminal.table import table
+from tracekit.report.view import View
 
 MOST_ROWS = 8
 """Kinds of products and of operations shown, those that take longest."""
 
 
-def products(analysis: Analysis, width: int) -> RenderableType | None:
+def products(view: View, width: int) -> RenderableType | None:
     """Return the rates of matrix products, by label and the slowest kinds; None where no shapes were recorded."""
-    rates = analysis.rates
+    rates = view.analysis.rates
     if rates is None or not rates.total.flop:
         return None
     rows = table("", "shape", "TFLOP/s", "of peak", "ms")
@@ -35,9 +35,9 @@ def products(analysis: Analysis, width: int) -> RenderableType | None:
     return Group(rows, *(Text(line) for line in lines))
 
 
-def communication(analysis: Analysis, width: int) -> RenderableType | None:
+def communication(view: View, width: int) -> RenderableType | None:
     """Return bandwidths of matched operations, waiting apart; None where no sizes were recorded."""
-    rates = analysis.rates
+    rates = view.analysis.rates
     if rates is None or rates.communication.is_empty():
         return None
     rows = table("", "size", "count", "GB/s", "bus GB/s", "transfer ms", "wait ms")
@@ -54,9 +54,9 @@ def communication(analysis: Analysis, width: int) -> RenderableType | None:
     return rows
 
 
-def experts(analysis: Analysis, width: int) -> RenderableType | None:
+def experts(view: View, width: int) -> RenderableType | None:
     """Return what each rank's experts were sent; None where dispatches do not say how much came in."""
-    rates = analysis.rates
+    rates = view.analysis.rates
     if rates is None or rates.experts.is_empty():
         return None
     rows = table("", "received MB", "of mean", "largest in", "waited ms")

@@ -10,7 +10,7 @@ import pytest
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.report.advice import advice
-from tracekit.report.summary import sentences
+from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
 
 
@@ -39,48 +39,68 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         label_count={},
         wait_ns=ns(wait or {}),
     )
+    budget = Budget(1_000_000, compute * 1000, {label: us * 1000 for label, us in exposed.items()}, idle * 1000)
+    each = tuple(replace(whole, budget=budget, step=step) for step in range(steps))
     made = tuple(
-        replace(one, rank=rank, steps=tuple(range(steps)), whole=whole, per_step=(whole,) * steps, idle_causes={})
+        replace(one, rank=rank, steps=tuple(range(steps)), whole=whole, per_step=each, idle_causes={})
         for rank in range(ranks)
     )
     rows = pl.DataFrame(list(late), schema=small.tables["stragglers"].schema, orient="row")
     return replace(small, ranks=made, tables={**small.tables, "stragglers": rows})
 
 
+def said(run):
+    """The answer by topic."""
+    return {line.topic: line.text for line in view_of(run).answer}
+
+
 def test_one_gpu_and_one_step(small):
-    assert sentences(run_of(small)) == ["A step takes 1.0 ms; the GPU computes for 60.0 % of it and 40.0 % is idle."]
+    assert said(run_of(small)) == {"Time": "A step takes 1.0 ms: 60.0 % compute and 40.0 % idle."}
 
 
-def test_several_ranks_and_steps_are_a_mean(small):
-    said = sentences(run_of(small, ranks=2, steps=3, exposed={"dp_comm": 100, "ep_combine": 200, "memory": 5}))
-    assert said == [
-        "A step takes 1.0 ms (mean of 2 ranks and 3 steps); the GPUs compute for 60.0 % of it, 20.0 % is exposed "
-        "expert combine (ep_combine), 10.0 % is exposed data-parallel communication (dp_comm) and 9.5 % is idle."
-    ]
+def test_of_several_ranks_the_slowest_sets_the_pace_and_steps_are_a_mean(small):
+    run = run_of(small, ranks=2, steps=3, exposed={"dp_comm": 100, "ep_combine": 200, "memory": 5})
+    assert said(run)["Time"] == (
+        "A step takes 1.0 ms (rank 1, the slowest of 2; mean of 3 steps): 60.0 % compute, 30.5 % exposed "
+        "communication and copies and 9.5 % idle."
+    )
+    assert said(run)["Exposed"] == (
+        "Expert combine (ep_combine) 0.6 ms per rank, 20.0 % of the span; "
+        "data-parallel communication (dp_comm) 0.3 ms per rank, 10.0 % of the span."
+    )
 
 
 def test_the_bubble_is_said_where_a_pipeline_runs(small):
-    assert any("bubble" in line for line in sentences(run_of(small, exposed={"pp_comm": 100})))
-    assert not any("bubble" in line for line in sentences(run_of(small, exposed={"dp_comm": 100})))
+    assert "Bubble" in said(run_of(small, exposed={"pp_comm": 100}))["Exposed"]
+    assert "ubble" not in str(said(run_of(small, exposed={"dp_comm": 100})))
 
 
 def test_whom_the_others_wait_for(small):
-    late = [(0, "comm", 10, 1), (3, "comm", 500, 4), (1, "dp_comm", 900, 2)]
+    late = [(0, "comm", 10, 1), (3, "comm", 500_000, 4), (1, "dp_comm", 900_000, 2)]
     columns = small.tables["stragglers"].columns
     rows = [
         [{"rank": r, "label": name, "caused_ns": c, "operations": n}[key] for key in columns] for r, name, c, n in late
     ]
     run = run_of(small, exposed={"comm": 200, "dp_comm": 60}, wait={"comm": 150, "dp_comm": 40}, late=rows)
-    said = "75.0 % of the time in comm is waiting for another rank; rank 3 keeps the others waiting longest."
-    assert sentences(run)[1] == said
-    little = run_of(small, exposed={"comm": 200}, wait={"comm": 40}, late=rows)
-    assert len(sentences(little)) == 1
+    assert said(run)["Waits"] == (
+        "75.0 % of the time in comm is waiting for another rank; "
+        "the others wait longest for rank 3 (0.5 ms in 4 operations)."
+    )
+    little = run_of(small, exposed={"comm": 200}, wait={"comm": 9}, late=rows)
+    assert "Waits" not in said(little)
 
 
 def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
     loud = run_of(small, labels={"other": 20})
-    assert sentences(loud)[1] == "2.0 % of the span is work that no rule knows (other); it counts as compute."
+    assert said(loud)["Time"].endswith("2.0 % of the span is work that no rule knows (other), counted as compute.")
     assert any("2.0 % of the span has no label" in line for line in advice(loud))
     quiet = run_of(small, labels={"other": 9})
-    assert len(sentences(quiet)) == 1
+    assert "other" not in str(said(quiet))
     assert advice(quiet) == []
+
+
+def test_what_to_do_comes_with_the_whole_command(samples):
+    view = view_of(analyze(samples / "1f1b"))
+    assert [line.topic for line in view.answer] == ["Time", "Exposed", "Schedule", "Waits", "Next"]
+    assert view.answer[-1].text == view.advice[0].text
+    assert view.advice[-1].command == f"tracekit analyze {samples / '1f1b'} --what-if"

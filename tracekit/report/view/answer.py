@@ -1,0 +1,120 @@
+"""The answer in five lines: where the step went, what was exposed and why, the schedule, the waiting, what to do.
+
+A line that would say nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracekit._util.text import at_least, counted, joined, ms, percent
+from tracekit.analysis import Analysis
+from tracekit.report.remedies import BECAUSE
+from tracekit.report.view.model import Advice, LabelRow, Line, ScheduleView, Straggler
+from tracekit.report.view.ranks import step_time
+from tracekit.schema import LABEL_WORDS
+
+WORTH_SAYING = 0.01
+"""Share of the span from which an exposed label is named."""
+_NO_SCHEDULE = ("order-unknown", "schedule-other", "step-cut", "ranks-unknown", "pipeline-size-unknown")
+"""Notices that say why a pipeline has no schedule."""
+
+
+def answer(
+    analysis: Analysis,
+    *,
+    labels: Sequence[LabelRow],
+    schedule: ScheduleView | None,
+    stragglers: Sequence[Straggler],
+    advice: Sequence[Advice],
+    pipeline: bool,
+) -> tuple[Line, ...]:
+    """Return the lines, the most important first."""
+    if not analysis.total.budget.span_ns:
+        said = [Line("Time", "There are no GPU events in these traces.", "warnings")]
+    else:
+        said = [
+            _spent(analysis),
+            *_exposed(analysis, labels, pipeline=pipeline),
+            *_schedule(analysis, schedule),
+            *_reload(analysis),
+            *_waited(analysis, stragglers),
+        ]
+    return (*said, *(Line("Next", one.text, "next") for one in advice[:1]))
+
+
+def _spent(analysis: Analysis) -> Line:
+    total, span = analysis.total, analysis.total.budget.span_ns
+    ns, steps, slowest = step_time(analysis)
+    marked = any(one.steps for one in analysis.ranks)
+    about = [f"rank {slowest}, the slowest of {len(analysis.ranks)}"] if len(analysis.ranks) > 1 else []
+    about += [f"mean of {counted(steps, 'step')}"] if steps > 1 else []
+    lead = f"{'A step takes' if marked else 'The trace spans'} {ms(ns)}" + (f" ({'; '.join(about)})" if about else "")
+    exposed = sum(total.budget.exposed_ns.values())
+    parts = [f"{percent(total.budget.compute_ns, span)} compute"]
+    parts += [f"{percent(exposed, span)} exposed communication and copies"] if exposed else []
+    parts += [f"{percent(total.budget.idle_ns, span)} idle"] if total.idle_known else ["idle not known"]
+    text = f"{lead}: {joined(parts)}"
+    other = total.label_ns.get("other", 0)
+    if other > WORTH_SAYING * span:
+        text += f"; {percent(other, span)} of the span is work that no rule knows (other), counted as compute"
+    return Line("Time", f"{text}.", "budget")
+
+
+def _exposed(analysis: Analysis, labels: Sequence[LabelRow], *, pipeline: bool) -> list[Line]:
+    total = analysis.total
+    worst = sorted((row for row in labels if row.exposed_share > WORTH_SAYING), key=lambda row: -row.exposed_ns)
+    said = [f"{LABEL_WORDS.get(row.label, row.label)} ({row.label}) {_cost(row)}" for row in worst[:2]]
+    text = "; ".join(said)
+    if pipeline and total.bubble_fraction is not None:
+        bubble = at_least(percent(total.bubble_fraction), total.lower_bound)
+        text += f"{'. ' if text else ''}Bubble (idle and exposed pipeline waiting): {bubble} of the span"
+    return [Line("Exposed", f"{text[:1].upper()}{text[1:]}.", "overlap")] if text else []
+
+
+def _cost(row: LabelRow) -> str:
+    """Return what one exposed label costs, and why as far as that is known."""
+    said = f"{ms(row.exposed_ns)} per rank, {percent(row.exposed_share)} of the span"
+    for cause, share in row.causes(most=1):
+        said += f", {percent(share, digits=0)} of that because {BECAUSE[cause]}"
+    return said
+
+
+def _schedule(analysis: Analysis, found: ScheduleView | None) -> list[Line]:
+    if found is None:
+        why = [note.message for note in analysis.notices if note.code in _NO_SCHEDULE]
+        return [Line("Schedule", f"Not named: {why[0]}.", "warnings")] if why else []
+    measured, ideal = found.measured.makespan_ns, found.ideal.makespan_ns
+    text = f"{found.name}{'' if found.exact else ', nearly'} ({found.sizes})"
+    text += f": {ms(measured)} where its ideal takes {ms(ideal)}"
+    causes = [rung for rung in found.gap or () if rung.kind == "more" and rung.name != "unexplained"]
+    if measured > ideal and causes:
+        worst = max(causes, key=lambda rung: rung.ns)
+        text += f"; of the {ms(measured - ideal)} between them {ms(worst.ns)} is {worst.name}"
+    return [Line("Schedule", f"{text}.", "schedule")]
+
+
+def _reload(analysis: Analysis) -> list[Line]:
+    found = analysis.reload
+    if found is None:
+        return []
+    took = f"The weight update takes {ms(found.measured_ns)} for {counted(found.buckets, 'bucket')}"
+    took += f" in {counted(found.rounds, 'round')}"
+    if found.ideal_ns is not None:
+        took += f"; with two buffers, no waiting and the same times it would take {ms(found.ideal_ns)}"
+    return [Line("Reload", f"{took}.", "reload")]
+
+
+def _waited(analysis: Analysis, stragglers: Sequence[Straggler]) -> list[Line]:
+    """Name whom the ranks wait for, where they wait long."""
+    total = analysis.total
+    waits = {label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)}
+    label = max(waits, key=lambda name: waits[name], default=None)
+    if label is None or waits[label] < WORTH_SAYING * total.budget.span_ns:
+        return []
+    said = f"{percent(waits[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
+    late = next((one for one in stragglers if one.label == label), None)
+    if late is not None:
+        many = counted(late.operations, "operation")
+        said += f"; the others wait longest for rank {late.rank} ({ms(late.caused_ns)} in {many})"
+    return [Line("Waits", f"{said}.", "stragglers")]

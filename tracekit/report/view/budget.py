@@ -1,0 +1,147 @@
+"""Where the step went: bars, labels, what hides what."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.analysis import Analysis, Measured, RankResult
+from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.view.model import Bar, Beside, BudgetView, LabelRow, Matrix, MatrixRow, Part
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+
+MOST_RANKS = 64
+"""Ranks that all have a bar of their own …"""
+FEW_RANKS = 16
+"""… and how many of more ranks have one."""
+LOUD = 0.01
+"""Share of the span above which work of no known label stands out."""
+MOST_BESIDE = 6
+"""Compute labels named beside one label."""
+
+
+def pipelined(analysis: Analysis) -> bool:
+    """Whether a pipeline ran: only then is idle time and exposed pipeline waiting a bubble."""
+    return analysis.schedule is not None or bool(analysis.total.label_ns.get("pp_comm"))
+
+
+def kind_of(label: str) -> str:
+    """Return the set a label belongs to.
+
+    >>> kind_of("pp_comm"), kind_of("offload"), kind_of("other")
+    ('communication', 'copy', 'compute')
+    """
+    return "communication" if label in COMMUNICATION_LABELS else "copy" if label in COPY_LABELS else "compute"
+
+
+def budget_view(analysis: Analysis) -> BudgetView:
+    """Return a bar for every rank of a small run; of a large one for a few, from the least compute to the most."""
+    shown, pipeline = _shown(analysis), pipelined(analysis)
+    total = analysis.total
+    exposed = [(f"exposed {label}", LABEL_COLOURS[label]) for label, ns in total.budget.exposed_ns.items() if ns]
+    idle = [("idle", IDLE_COLOUR)] if total.idle_known else []
+    return BudgetView(
+        bars=tuple(bar_of(f"rank {one.rank}", one.whole, rank=one.rank, pipeline=pipeline) for one in shown),
+        mean=bar_of("mean", total, of=len(analysis.ranks), pipeline=pipeline),
+        hidden_ranks=len(analysis.ranks) - len(shown),
+        legend=(("compute", COMPUTE_COLOUR), *exposed, *idle),
+    )
+
+
+def _shown(analysis: Analysis) -> list[RankResult]:
+    ranks = list(analysis.ranks)
+    if len(ranks) <= MOST_RANKS:
+        return ranks
+    ordered = sorted(ranks, key=lambda one: one.whole.budget.compute_ns / max(1, one.whole.budget.span_ns))
+    return [ordered[round(at * (len(ranks) - 1) / (FEW_RANKS - 1))] for at in range(FEW_RANKS)]
+
+
+def bar_of(name: str, whole: Measured, *, rank: int | None = None, of: int = 1, pipeline: bool = True) -> Bar:
+    """Return a budget as a bar; of a sum over ranks, times are the mean of so many."""
+    span = max(1, whole.budget.span_ns)
+    parts = [("compute", "compute", whole.budget.compute_ns, COMPUTE_COLOUR)]
+    parts += [(label, kind_of(label), ns, LABEL_COLOURS[label]) for label, ns in whole.budget.exposed_ns.items() if ns]
+    if whole.idle_known:
+        parts.append(("idle", "idle", whole.budget.idle_ns, IDLE_COLOUR))
+    return Bar(
+        name=name,
+        rank=rank,
+        span_ns=whole.budget.span_ns / max(1, of),
+        parts=tuple(Part(part, kind, ns / max(1, of), ns / span, colour) for part, kind, ns, colour in parts),
+        idle_known=whole.idle_known,
+        bubble=whole.bubble_fraction if pipeline else None,
+        lower_bound=whole.lower_bound,
+    )
+
+
+def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
+    """Return what ran, label by label, in the order of the label list."""
+    total, ranks = analysis.total, max(1, len(analysis.ranks))
+    span = max(1, total.budget.span_ns)
+    rows = []
+    for label in LABELS:
+        ns = total.label_ns.get(label, 0)
+        if not ns:
+            continue
+        exposed, wait = total.budget.exposed_ns.get(label, 0), total.wait_ns.get(label)
+        rows.append(
+            LabelRow(
+                label=label,
+                kind=kind_of(label),
+                colour=LABEL_COLOURS[label],
+                ns=ns / ranks,
+                share=ns / span,
+                count=total.label_count.get(label, 0),
+                hidden=None if kind_of(label) == "compute" else total.overlap.get(label),
+                exposed_ns=exposed / ranks,
+                exposed_share=exposed / span,
+                wait_ns=None if wait is None else wait / ranks,
+                loud=label == "other" and ns > LOUD * span,
+                because_ns={cause: each / ranks for cause, each in total.because_ns.get(label, {}).items() if each},
+            )
+        )
+    return tuple(rows)
+
+
+def matrix_of(analysis: Analysis) -> Matrix | None:
+    """Return what hides what, over all ranks; None where there is nothing to hide."""
+    total = analysis.total
+    rows = {label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)}
+    if not rows:
+        return None
+    columns = tuple(label for label in LABELS if any(by.get(label) for by in rows.values()))
+    return Matrix(
+        columns,
+        tuple(
+            MatrixRow(
+                label,
+                total.label_ns[label] / max(1, len(analysis.ranks)),
+                tuple(by.get(column, 0) / total.label_ns[label] for column in columns),
+                1 - (total.overlap.get(label) or 0.0),
+            )
+            for label, by in rows.items()
+        ),
+    )
+
+
+def beside(analysis: Analysis) -> tuple[Beside, ...]:
+    """Return what ran beside each label and pass: the compute label and module, the largest first.
+
+    >>> from tracekit import analyze
+    >>> [(name, round(share, 3)) for name, share in beside(analyze("sample_traces/1f1b"))[0].parts]
+    [('attention forward', 0.013)]
+    """
+    found = analysis.tables["hidden"].filter("detail", pl.col("step").is_null())
+    keys = ["label", "pass"]
+    times = found.unique(["rank", *keys]).group_by(keys).agg(pl.col("of_ns").sum())
+    sums = (
+        found.group_by(*keys, "by", "by_module", maintain_order=True)
+        .agg(pl.col("ns").sum())
+        .join(times, on=keys, nulls_equal=True, maintain_order="left")
+        .filter(pl.col("ns") > 0, pl.col("ns") * 100 >= pl.col("of_ns"))
+    )
+    rows = []
+    for part in sums.partition_by(keys, maintain_order=True):
+        top = part.sort("ns", descending=True).head(MOST_BESIDE).rows(named=True)
+        parts = tuple((" ".join(filter(None, (r["by_module"], r["by"]))), r["ns"] / r["of_ns"]) for r in top)
+        rows.append(Beside(top[0]["label"], top[0]["pass"], top[0]["of_ns"] / max(1, len(analysis.ranks)), parts))
+    return tuple(rows)

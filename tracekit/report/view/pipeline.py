@@ -1,0 +1,138 @@
+"""The pipeline against its ideal: both sides, the gap by cause, what another schedule would come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from tracekit._util.text import counted
+from tracekit.analysis import Analysis
+from tracekit.compare import Held, ScheduleComparison, WhatIf
+from tracekit.report.view.model import PhaseRow, RankSide, Rung, ScheduleView, Side, WhatIfRow
+from tracekit.schema import GAP_CAUSES, PHASES
+
+LANE_PHASES = (*PHASES, "FB")
+"""``FB``: inside overlapped pairs alone."""
+_HIDDEN_LABELS = ("ep_dispatch", "ep_combine", "offload", "onload")
+
+
+def schedule_view(analysis: Analysis) -> ScheduleView | None:
+    """Return how the run compares with its ideal; None where no schedule was found."""
+    found = analysis.schedule
+    if found is None:
+        return None
+    held, plan = found.head, found.head.match.schedule
+    ranks = held.pipeline.ranks
+    return ScheduleView(
+        name=found.name,
+        exact=found.exact,
+        distance=held.match.distance,
+        pp=found.pp,
+        microbatches=found.microbatches,
+        virtual=found.virtual,
+        sizes=sizes(found),
+        which=which(found),
+        measured=_side(held, "measured", held.measured_ns, held.measured_bubble),
+        ideal=_side(held, "ideal", held.ideal_ns, held.ideal_bubble),
+        by_rank=tuple(
+            RankSide(
+                one.rank,
+                sum(one.measured_ns.values()) / held.measured_ns if held.measured_ns else None,
+                one.measured_ns,
+                one.peak_activations,
+            )
+            for one in held.bubbles
+        ),
+        gap=waterfall(held.ideal_ns, held.measured_ns, found.gap_ns),
+        differences=tuple(
+            f"rank {ranks[one.rank]}, cell {one.position}: ran {' '.join(one.measured) or 'nothing'}, "
+            f"the schedule has {' '.join(one.expected) or 'nothing'}"
+            for one in held.match.differences
+        ),
+        orders=tuple(zip(ranks, held.orders(), strict=True)),
+        phases=_phases(found.lanes),
+        what_if=tuple(_what_if(line, held, pp=plan.pp, microbatches=plan.microbatches) for line in found.what_if),
+    )
+
+
+def sizes(found: ScheduleComparison) -> str:
+    """Return how large a pipeline is: ranks, micro-batches, chunks."""
+    chunks = f", {found.virtual} chunks per rank" if found.virtual > 1 else ""
+    return f"{counted(found.pp, 'pipeline rank')}, {counted(found.microbatches, 'micro-batch')}{chunks}"
+
+
+def which(found: ScheduleComparison) -> str:
+    """Return which step and pipeline is shown, where there are several; else nothing."""
+    runs = {(one.pipeline.ranks, one.pipeline.step) for one in found.all}
+    pipelines = len({ranks for ranks, _ in runs})
+    steps = len(runs) // max(1, pipelines)
+    said = [f"step {found.head.pipeline.step}, the median of {steps}"] if steps > 1 else []
+    said += [f"the first of {pipelines} pipelines"] if pipelines > 1 else []
+    return ", ".join(said)
+
+
+def _side(held: Held, name: str, makespan_ns: int, outside: float) -> Side:
+    count = max(1, len(held.bubbles))
+    rows: list[Mapping[str, int]] = [one.measured_ns if name == "measured" else one.ideal_ns for one in held.bubbles]
+    return Side(name, makespan_ns, outside, {phase: sum(row[phase] for row in rows) / count for phase in PHASES})
+
+
+def waterfall(ideal_ns: int, measured_ns: int, gap_ns: Mapping[str, int] | None) -> tuple[Rung, ...] | None:
+    """Return the way from the ideal to the measured makespan, the largest cause first, what is unexplained last.
+
+    >>> [(rung.name, rung.low_ns, rung.high_ns) for rung in waterfall(5, 9, {"host": 1, "p2p": 3, "offload": 0}) or ()]
+    [('ideal', 0, 5), ('pipeline transfer and its wait', 5, 8), ('late launches', 8, 9), ('measured', 0, 9)]
+    """
+    if gap_ns is None:
+        return None
+    rungs = [Rung("ideal", ideal_ns, 0, ideal_ns, "total", None)]
+    at, gap = ideal_ns, measured_ns - ideal_ns
+    for cause, ns in sorted(gap_ns.items(), key=lambda item: (item[0] == "unexplained", -item[1])):
+        if ns:
+            low, high = sorted((at, at + ns))
+            share = ns / gap if gap > 0 else None
+            rungs.append(Rung(GAP_CAUSES[cause].words, ns, low, high, "more" if ns > 0 else "less", share))
+            at += ns
+    return (*rungs, Rung("measured", measured_ns, 0, measured_ns, "total", None))
+
+
+def _phases(lanes: pl.DataFrame) -> tuple[PhaseRow, ...]:
+    """Return the share of expert communication and copies that compute hides, phase by phase."""
+    rows = []
+    table = lanes.filter(pl.col("label").is_in(_HIDDEN_LABELS))
+    for (label, way), part in table.group_by("label", "pass", maintain_order=True):
+        rows.append(PhaseRow(f"{label} {way or ''}".strip(), _shares(part, "hidden_ns")))
+    rows.sort(key=lambda row: row.name)
+    sends = lanes.filter(pl.col("label") == "pp_comm")
+    if rows and sends.height:
+        rows.append(PhaseRow("pp_comm beside wgrad", _shares(sends, "beside_wgrad_ns")))
+    return tuple(rows)
+
+
+def _shares(part: pl.DataFrame, by: str) -> tuple[float | None, ...]:
+    sums = [part.filter(phase=phase).select(pl.col(by, "total_ns").sum()).row(0) for phase in LANE_PHASES]
+    return tuple(hidden / total if total else None for hidden, total in sums)
+
+
+def _what_if(line: WhatIf, held: Held, *, pp: int, microbatches: int) -> WhatIfRow:
+    """Return one line with what it saves against the measured run, whatever it changes."""
+    command = None
+    if line.change == "schedule":
+        chunks = f" --virtual {line.virtual}" if line.virtual and line.virtual > 1 and line.name not in _FIXED else ""
+        command = f"tracekit schedule {line.name} --pp {pp} --microbatches {microbatches}{chunks} -o {line.name}.svg"
+    return WhatIfRow(
+        name=line.name,
+        change=line.change,
+        virtual=line.virtual,
+        makespan_ns=line.makespan_ns,
+        saves_ns=held.measured_ns - line.makespan_ns,
+        outside_cells=line.bubble_fraction,
+        peak_activations=line.peak_activations,
+        assumption=line.assumption,
+        command=command,
+    )
+
+
+_FIXED = ("dualpipe", "dualpipev", "zb-v", "chimera")
+"""Schedules that are always of two chunks and take no ``--virtual``."""

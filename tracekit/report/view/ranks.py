@@ -1,0 +1,106 @@
+"""What differs between ranks and steps: bubbles, stragglers, the spread of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from tracekit._util.text import counted
+from tracekit.analysis import Analysis, RankResult
+from tracekit.report.view.model import BubbleRow, StepRow, Steps, Straggler
+from tracekit.schema import IDLE_CAUSES, PHASES
+
+MOST_BUBBLES = 16
+MOST_STRAGGLERS = 10
+MOST_STEPS = 100
+
+
+def bubble_rows(analysis: Analysis, *, pipeline: bool) -> tuple[BubbleRow, ...]:
+    """Return why each rank was idle, the largest bubble first; empty where nothing was."""
+    ran = [one for one in analysis.ranks if one.whole.budget.span_ns]
+    phased = bool(analysis.total.label_ns.get("pp_comm"))
+    rows = [_bubble(one, pipeline=pipeline, phased=phased) for one in ran]
+    if not any(row.idle_ns or row.wait_ns or row.idle_ns is None for row in rows):
+        return ()
+    return tuple(sorted(rows, key=lambda row: -((row.bubble if pipeline else row.idle_ns) or 0.0)))
+
+
+def _bubble(one: RankResult, *, pipeline: bool, phased: bool) -> BubbleRow:
+    whole, idle = one.whole, one.whole.budget.idle_ns
+    shares = {name: one.idle_causes.get(name, 0) / idle if idle else None for name in IDLE_CAUSES}
+    return BubbleRow(
+        rank=one.rank,
+        idle_ns=idle if whole.idle_known else None,
+        causes=shares if whole.idle_known else dict.fromkeys(IDLE_CAUSES),
+        wait_ns=whole.bubble.wait_ns,
+        bubble=whole.bubble_fraction if pipeline else None,
+        lower_bound=whole.lower_bound,
+        phase_ns={phase: _in_phase(one.phases, phase) for phase in PHASES} if phased and one.phases else {},
+    )
+
+
+def _in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    rows = [p for p in phases if p["phase"] == name]
+    if not rows or any(p["idle_ns"] is None for p in rows):
+        return None
+    return sum(int(p["idle_ns"]) + int(p["wait_ns"] or 0) for p in rows)
+
+
+def stragglers(analysis: Analysis) -> tuple[Straggler, ...]:
+    """Return the ranks that arrive last, by the waiting they cause."""
+    table = analysis.tables["stragglers"].sort("caused_ns", descending=True).head(MOST_STRAGGLERS)
+    rows = [row for row in table.to_dicts() if row["caused_ns"]]
+    worst = max((row["caused_ns"] for row in rows), default=0) or 1
+    return tuple(
+        Straggler(row["rank"], row["label"], row["caused_ns"], row["operations"], row["caused_ns"] / worst)
+        for row in rows
+    )
+
+
+def clock_note(analysis: Analysis) -> str:
+    """Return how well the ranks' clocks agree, in words; empty where nothing was matched."""
+    residual = analysis.clocks.residual_ns
+    if residual is None:
+        return ""
+    moved = len(analysis.clocks.table.filter(pl.col("offset_ns") != 0))
+    said = f"Matched ends agree to {residual / 1e3:.1f} µs (median)"
+    return f"{said}; {counted(moved, 'clock')} {'was' if moved == 1 else 'were'} corrected" if moved else said
+
+
+def steps_view(analysis: Analysis) -> Steps | None:
+    """Return the spread of each step over ranks; None where there is one step."""
+    table = analysis.tables["steps"]
+    if table["step"].n_unique() < 2:
+        return None
+    spans = table.group_by("step").agg(
+        least=pl.col("span_ns").min(),
+        median=pl.col("span_ns").median(),
+        most=pl.col("span_ns").max(),
+        slowest=pl.col("rank").sort_by("span_ns").last(),
+        partial=pl.col("partial").any(),
+    )
+    widest = int(spans["most"].to_numpy().max(initial=1))
+    rows = tuple(
+        StepRow(step, least, median, most, slowest, partial, median / widest)
+        for step, least, median, most, slowest, partial in spans.sort("step").head(MOST_STEPS).iter_rows()
+    )
+    return Steps(rows, max(0, len(spans) - MOST_STEPS), table["rank"].n_unique() == 1)
+
+
+def step_time(analysis: Analysis) -> tuple[float, int, int | None]:
+    """Return how long a step takes on its slowest rank, the mean over steps; how many steps; the rank slowest most.
+
+    A trace without step marks is one step.
+    """
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for one in analysis.ranks:
+        for at, step in enumerate(one.per_step):
+            key = at if step.step is None else step.step
+            spans.setdefault(key, []).append((step.budget.span_ns, one.rank))
+    slowest = [max(each) for each in spans.values()]
+    if not slowest:
+        return float(max((one.whole.budget.span_ns for one in analysis.ranks), default=0)), 1, None
+    ranks = [rank for _, rank in slowest]
+    return sum(ns for ns, _ in slowest) / len(slowest), len(slowest), max(ranks, key=ranks.count)
