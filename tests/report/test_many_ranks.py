@@ -34,7 +34,11 @@ def run_of(small, compute, *, span=1000):
 
     def rank(number, busy):
         budget = Budget(span, busy, {}, span - busy)
-        return replace(one, rank=number, whole=replace(one.whole, budget=budget, bubble=Bubble(span, span - busy, 0)))
+        return replace(
+            one,
+            rank=number,
+            whole=replace(one.whole, budget=budget, bubble=Bubble(span, span - busy, 0), pipeline=True),
+        )
 
     return replace(small, ranks=tuple(rank(*pair) for pair in enumerate(compute)))
 
@@ -92,6 +96,14 @@ def test_of_many_ranks_bars_are_spread_from_the_least_compute_to_the_most(small)
     assert len(bars) == 16
     assert [bars[0].name, bars[-1].name] == ["rank 99", "rank 0"]
     assert len(view_of(run_of(small, [500] * 64)).budget.bars) == 64
+
+
+def test_without_pipelines_the_heat_map_shows_idle_time(small):
+    run = run_of(small, [500] * 40)
+    alone = replace(run, ranks=tuple(replace(r, whole=replace(r.whole, pipeline=False)) for r in run.ranks))
+    assert spread(run).heat.name == "bubble"
+    assert (spread(alone).heat.name, spread(alone).heat.most) == ("idle", 0.5)
+    assert "bubble" not in text_of(alone)
 
 
 def test_without_pipelines_the_mesh_is_rows_of_ranks(small):

@@ -18,6 +18,7 @@ FIGURES = {
     "compute": "compute, share of span",
     "communication": "exposed communication, share of span",
     "bubble": "bubble, share of span",
+    "idle": "idle, share of span",
     "span_ns": "span",
 }
 BINS = 20
@@ -90,6 +91,11 @@ class Spread:
     different: tuple[Different, ...]
     mesh: Mesh
 
+    @property
+    def heat(self) -> Figure | None:
+        """The figure a heat map shows: the bubble, or idle time where there is no pipeline."""
+        return next((one for one in self.figures if one.name in ("bubble", "idle")), None)
+
 
 def spread(analysis: Analysis) -> Spread:
     """Return how the figures of *analysis* are spread over its ranks.
@@ -116,9 +122,10 @@ def _figures(one: RankResult, *, sure: bool) -> tuple[float | None, ...]:
     span = one.whole.budget.span_ns
     talk = sum(ns for label, ns in one.whole.budget.exposed_ns.items() if label in COMMUNICATION_LABELS)
     if not span:
-        return None, None, None, 0.0
+        return None, None, None, None, 0.0
     bubble = None if sure and one.whole.lower_bound else one.whole.bubble_fraction
-    return one.whole.budget.compute_ns / span, talk / span, bubble, float(span)
+    idle = None if one.whole.pipeline or not one.whole.idle_known else one.whole.budget.idle_ns / span
+    return one.whole.budget.compute_ns / span, talk / span, bubble, idle, float(span)
 
 
 def _mesh(analysis: Analysis) -> Mesh:

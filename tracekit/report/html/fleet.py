@@ -61,9 +61,11 @@ class HeatBand:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Where bubbles lie in the mesh."""
+    """Where bubbles, or idle times, lie in the mesh."""
 
     bands: tuple[HeatBand, ...]
+    figure: str
+    """``bubble`` or ``idle``."""
     least: str
     most: str
     column: str
@@ -106,26 +108,26 @@ def _value(name: str, figure: float) -> str:
 
 
 def _heat(found: Spread) -> HeatMap | None:
-    bubble = next((one for one in found.figures if one.name == "bubble"), None)
-    if bubble is None:
+    figure = found.heat
+    if figure is None:
         return None
     figures = by_rank(found)
     bands = []
     for start in range(0, found.mesh.width, BAND):
         rows = tuple(
-            (name, tuple(_cell(rank, figures, bubble) for rank in ranks[start : start + BAND]))
+            (name, tuple(_cell(rank, figures, figure) for rank in ranks[start : start + BAND]))
             for name, ranks in zip(found.mesh.rows, found.mesh.cells, strict=True)
         )
         bands.append(HeatBand(range(start, start + max(len(cells) for _, cells in rows)), rows))
-    return HeatMap(tuple(bands), percent(bubble.least), percent(bubble.most), found.mesh.column)
+    return HeatMap(tuple(bands), figure.name, percent(figure.least), percent(figure.most), found.mesh.column)
 
 
 def _cell(rank: int | None, figures: Mapping[int, Mapping[str, float | None]], scale: Figure) -> HeatCell:
     if rank is None:
         return HeatCell(None, None, "", "no trace")
     one = figures[rank]
-    bubble = one["bubble"]
-    told = f"rank {rank}: bubble {percent(bubble)}, compute {percent(one['compute'])}, span {ms(one['span_ns'])}"
-    if bubble is None:
+    share = one[scale.name]
+    told = f"rank {rank}: {scale.name} {percent(share)}, compute {percent(one['compute'])}, span {ms(one['span_ns'])}"
+    if share is None:
         return HeatCell(rank, None, "?", told)
-    return HeatCell(rank, scale.shade(bubble), f"{100 * bubble:.0f}", told)
+    return HeatCell(rank, scale.shade(share), f"{100 * share:.0f}", told)

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from tracekit._util.text import counted, ms, percent, signed_ms, unbroken
+from tracekit._util.text import at_least, counted, ms, percent, signed_ms, unbroken
 from tracekit.analysis import Analysis
 from tracekit.report.html.data import lanes_data, schedule_data
 from tracekit.report.html.fleet import page_fleet
@@ -80,6 +80,7 @@ def _template() -> Any:
         percent=percent,
         signed=signed_ms,
         count=counted,
+        at_least=at_least,
         number=_number,
         whole=unbroken,
         code=_code,

@@ -9,6 +9,7 @@ from tracekit._util.text import at_least, counted, listing, markdown, ms, percen
 from tracekit.analysis import Analysis
 from tracekit.report.markdown.table import Code, folded, long_table, table
 from tracekit.report.view import View, view_of
+from tracekit.report.view.budget import NOT_RECORDED
 
 MOST_TEXT = 160
 """Letters of a kernel's name."""
@@ -44,13 +45,17 @@ def _next(view: View) -> str:
     return "**What to do next**\n\n" + "\n".join(f"{n}. {line}" for n, line in enumerate(lines, 1)) if lines else ""
 
 
+_NO_LABEL = ("compute", "idle", NOT_RECORDED)
+"""Parts of a budget that are not exposed labels."""
+
+
 def _budget(view: View) -> str:
     bars = [view.budget.mean, *view.budget.bars]
     if not view.has_gpu:
         return ""
     parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
-    parts.sort(key=lambda name: (name == "idle", name != "compute"))
-    head = ["", "span", *(name if name in ("compute", "idle") else f"exposed {name}" for name in parts)]
+    parts.sort(key=lambda name: (name in _NO_LABEL[1:], name != "compute"))
+    head = ["", "span", *(name if name in _NO_LABEL else f"exposed {name}" for name in parts)]
     head += ["bubble"] if view.pipelined else []
     rows = []
     for bar in bars if len(bars) > 2 else bars[1:]:

@@ -9,13 +9,13 @@ from rich.text import Text
 
 from tracekit._util.text import at_least, bare_ms, counted, percent
 from tracekit.analysis import RankResult
-from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.terminal.table import MANY, SHOWN, label_name, note, table
 from tracekit.report.view import View
-from tracekit.report.view.budget import bar_of
+from tracekit.report.view.budget import NOT_RECORDED, bar_of
 from tracekit.report.view.model import Bar
 
-GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░"}
+GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}
 """Told apart without colour too."""
 WIDE = 110
 """Columns from which exposed communication and copies have a column each."""
@@ -26,13 +26,14 @@ def budget(view: View, width: int) -> RenderableType | None:
     chosen, remark = _chosen(view)
     wide = width >= WIDE
     shares = ["communication", "copies"] if wide else ["exposed"]
-    last = ["bubble"] if view.pipelined else []
+    lost = any(part.kind == "unrecorded" for part in view.budget.mean.parts)
+    last = [*([NOT_RECORDED] if lost else []), *(["bubble"] if view.pipelined else [])]
     made = table("rank", "span ms", "", "compute", *shares, "idle", *last, left=("",))
-    room = _room(chosen, width, wide, pipelined=view.pipelined)
+    room = _room(chosen, width, wide, last)
     for bar in chosen:
-        made.add_row(*_row(bar, room, wide, pipelined=view.pipelined))
+        made.add_row(*_row(bar, room, wide, last))
     if len(view.analysis.ranks) > 1:
-        made.add_row(*_row(view.budget.mean, room, wide, pipelined=view.pipelined), style="bold")
+        made.add_row(*_row(view.budget.mean, room, wide, last), style="bold")
     return Group(made, _legend(view), *([note(remark)] if remark else []))
 
 
@@ -44,18 +45,19 @@ def _legend(view: View) -> Text:
         ("communication", LABEL_COLOURS["pp_comm"]),
         ("copy", LABEL_COLOURS["offload"]),
         ("idle", IDLE_COLOUR),
+        ("unrecorded", UNRECORDED_COLOUR),
     ):
         if name in kinds:
-            said = f"exposed {name}" if name in ("communication", "copy") else name
-            legend.append(GLYPHS[name], style=colour).append(f" {said}  ")
+            said = {"communication": "exposed communication", "copy": "exposed copy", "unrecorded": NOT_RECORDED}
+            legend.append(GLYPHS[name], style=colour).append(f" {said.get(name, name)}  ")
     return legend
 
 
-def _room(chosen: Sequence[Bar], width: int, wide: bool, *, pipelined: bool) -> int:
+def _room(chosen: Sequence[Bar], width: int, wide: bool, last: Sequence[str]) -> int:
     """Return how long a bar may be beside the names, the spans and the shares."""
     names = max(len(bar.name) for bar in chosen)
     spans = max(len(bare_ms(bar.span_ns)) for bar in chosen)
-    room = width - names - spans - (59 if wide else 44) + (0 if pipelined else 10)
+    room = width - names - spans - (49 if wide else 34) - sum(2 + max(8, len(name)) for name in last)
     return max(10, min(width - (78 if wide else 58), room))
 
 
@@ -64,7 +66,7 @@ def _chosen(view: View) -> tuple[list[Bar], str]:
     ranks = sorted(view.analysis.ranks, key=_busy_share)
 
     def bar(one: RankResult, about: str = "") -> Bar:
-        return bar_of(f"{one.rank}{about}", one.whole, rank=one.rank, pipeline=view.pipelined)
+        return bar_of(f"{one.rank}{about}", one.whole, rank=one.rank)
 
     if len(ranks) <= MANY:
         return [bar(one) for one in ranks], ""
@@ -81,12 +83,20 @@ def _busy_share(one: RankResult) -> float:
     return one.whole.budget.compute_ns / one.whole.budget.span_ns if one.whole.budget.span_ns else 0.0
 
 
-def _row(bar: Bar, room: int, wide: bool, *, pipelined: bool) -> list[RenderableType]:
+def _row(bar: Bar, room: int, wide: bool, last: Sequence[str]) -> list[RenderableType]:
     exposed = [bar.share("communication"), bar.share("copy")]
     idle = percent(bar.share("idle")) if bar.idle_known else "unknown"
-    last = [at_least(percent(bar.bubble), bar.lower_bound)] if pipelined else []
+    ends = {NOT_RECORDED: percent(bar.share("unrecorded")), "bubble": at_least(percent(bar.bubble), bar.lower_bound)}
     shares = [percent(share) for share in (exposed if wide else [sum(exposed)])]
-    return [bar.name, bare_ms(bar.span_ns), _drawn(bar, room), percent(bar.share("compute")), *shares, idle, *last]
+    return [
+        bar.name,
+        bare_ms(bar.span_ns),
+        _drawn(bar, room),
+        percent(bar.share("compute")),
+        *shares,
+        idle,
+        *(ends[name] for name in last),
+    ]
 
 
 def _drawn(bar: Bar, width: int) -> Text:

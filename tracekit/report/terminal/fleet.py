@@ -12,7 +12,7 @@ from tracekit.report.view import View
 
 SHOWN = 8
 """Ranks that differ with a line of their own."""
-NAMES = {"compute": "compute", "communication": "exposed comm", "bubble": "bubble", "span_ns": "span"}
+NAMES = {"compute": "compute", "communication": "exposed comm", "bubble": "bubble", "idle": "idle", "span_ns": "span"}
 BARS = " ▁▂▃▄▅▆▇█"
 SHADES = "·░▒▓█"
 """From the least bubble to the most, without colour."""
@@ -72,10 +72,10 @@ def _different(found: Spread) -> RenderableType:
 
 
 def _heat(found: Spread, width: int) -> list[RenderableType]:
-    """One character a rank, darker with more bubble; broad meshes in bands."""
+    """One character a rank, darker with more bubble or idle time; broad meshes in bands."""
     figures = by_rank(found)
-    bubble = next((one for one in found.figures if one.name == "bubble"), None)
-    if bubble is None:
+    shown = found.heat
+    if shown is None:
         return []
     lines = Text()
     names = max(len(name) for name in found.mesh.rows)
@@ -87,17 +87,17 @@ def _heat(found: Spread, width: int) -> list[RenderableType]:
         for name, ranks in zip(found.mesh.rows, found.mesh.cells, strict=True):
             lines.append(f"  {name:{names}}  ", style="dim")
             for rank in ranks[start : start + room]:
-                lines.append(*((" ", "") if rank is None else _shade(figures[rank]["bubble"], bubble)))
+                lines.append(*((" ", "") if rank is None else _shade(figures[rank][shown.name], shown)))
             lines.append("\n")
-    ends = f"{SHADES[0]} {percent(bubble.least)} to {SHADES[-1]} {percent(bubble.most)}"
-    lines.append(f"  bubble of each rank, {ends}; blank: no trace; ?: not known", style="dim")
+    ends = f"{SHADES[0]} {percent(shown.least)} to {SHADES[-1]} {percent(shown.most)}"
+    lines.append(f"  {shown.name} of each rank, {ends}; blank: no trace; ?: not known", style="dim")
     return [lines]
 
 
-def _shade(share: float | None, bubble: Figure) -> tuple[str, str]:
+def _shade(share: float | None, figure: Figure) -> tuple[str, str]:
     if share is None:
         return "?", "dim"
-    far = bubble.shade(share)
+    far = figure.shade(share)
     # From blue to vermilion, which colour-blind readers can tell apart.
     low, high = (0x56, 0xB4, 0xE9), (0xD5, 0x5E, 0x00)
     colour = "".join(f"{round(a + (b - a) * far):02x}" for a, b in zip(low, high, strict=True))

@@ -17,7 +17,8 @@ def bubbles(view: View, width: int) -> RenderableType | None:
         return None
     count = len(view.bubbles) + view.more_bubbles
     rows = view.bubbles if count <= MANY else view.bubbles[:SHOWN]
-    causes = [name for name in IDLE_CAUSES if name != "unknown" or any(row.causes.get(name) for row in rows)]
+    usual = ("launch_bound", "dependency")
+    causes = [name for name in IDLE_CAUSES if name in usual or any(row.causes.get(name) for row in rows)]
     phased = width >= 96 and any(row.phase_ns for row in rows)
     waited = view.pipelined and any(row.wait_ns is not None for row in rows)
     head = ["rank", "idle ms", *(IDLE_CAUSES[name] for name in causes), *(["pp wait ms"] if waited else [])]

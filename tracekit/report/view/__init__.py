@@ -12,7 +12,7 @@ from tracekit.analysis.spread import MANY_RANKS, spread
 from tracekit.report.advice import advice, asked
 from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
 from tracekit.report.view.answer import answer
-from tracekit.report.view.budget import beside, budget_view, label_rows, matrix_of, pipelined
+from tracekit.report.view.budget import beside, budget_view, label_rows, matrix_of
 from tracekit.report.view.model import Advice, View
 from tracekit.report.view.notices import few_alike
 from tracekit.report.view.pipeline import schedule_view
@@ -39,10 +39,10 @@ def view_of(analysis: Analysis) -> View:
 
 
 def _build(analysis: Analysis) -> View:
-    pipeline, path = pipelined(analysis), asked(analysis)
+    pipeline, path = analysis.total.pipeline, asked(analysis)
     labels, late, held = label_rows(analysis), stragglers(analysis), schedule_view(analysis)
     todo = tuple(Advice(line, _command(line, path)) for line in advice(analysis))
-    bubbles = bubble_rows(analysis, pipeline=pipeline)
+    bubbles = bubble_rows(analysis)
     return View(
         title=_title(analysis, path),
         ranks=_ranks(analysis),

@@ -54,6 +54,8 @@ def _spent(analysis: Analysis) -> Line:
     parts = [f"{percent(total.budget.compute_ns, span)} compute"]
     parts += [f"{percent(exposed, span)} exposed communication and copies"] if exposed else []
     parts += [f"{percent(total.budget.idle_ns, span)} idle"] if total.idle_known else ["idle not known"]
+    lost = total.budget.unrecorded_ns
+    parts += [f"{percent(lost, span)} not recorded"] if lost else []
     text = f"{lead}: {joined(parts)}"
     other = total.label_ns.get("other", 0)
     if other > WORTH_SAYING * span:

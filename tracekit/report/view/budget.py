@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.analysis import Analysis, Measured, RankResult
-from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.view.model import Bar, Beside, BudgetView, LabelRow, Matrix, MatrixRow, Part
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
@@ -13,15 +13,12 @@ MOST_RANKS = 64
 """Ranks that all have a bar of their own …"""
 FEW_RANKS = 16
 """… and how many of more ranks have one."""
+NOT_RECORDED = "not recorded"
+"""The part of a budget in which lost work may have run."""
 LOUD = 0.01
 """Share of the span above which work of no known label stands out."""
 MOST_BESIDE = 6
 """Compute labels named beside one label."""
-
-
-def pipelined(analysis: Analysis) -> bool:
-    """Whether a pipeline ran: only then is idle time and exposed pipeline waiting a bubble."""
-    return analysis.schedule is not None or bool(analysis.total.label_ns.get("pp_comm"))
 
 
 def kind_of(label: str) -> str:
@@ -35,15 +32,16 @@ def kind_of(label: str) -> str:
 
 def budget_view(analysis: Analysis) -> BudgetView:
     """Return a bar for every rank of a small run; of a large one for a few, from the least compute to the most."""
-    shown, pipeline = _shown(analysis), pipelined(analysis)
+    shown = _shown(analysis)
     total = analysis.total
     exposed = [(f"exposed {label}", LABEL_COLOURS[label]) for label, ns in total.budget.exposed_ns.items() if ns]
     idle = [("idle", IDLE_COLOUR)] if total.idle_known else []
+    lost = [(NOT_RECORDED, UNRECORDED_COLOUR)] if total.budget.unrecorded_ns else []
     return BudgetView(
-        bars=tuple(bar_of(f"rank {one.rank}", one.whole, rank=one.rank, pipeline=pipeline) for one in shown),
-        mean=bar_of("mean", total, of=len(analysis.ranks), pipeline=pipeline),
+        bars=tuple(bar_of(f"rank {one.rank}", one.whole, rank=one.rank) for one in shown),
+        mean=bar_of("mean", total, of=len(analysis.ranks)),
         hidden_ranks=len(analysis.ranks) - len(shown),
-        legend=(("compute", COMPUTE_COLOUR), *exposed, *idle),
+        legend=(("compute", COMPUTE_COLOUR), *exposed, *idle, *lost),
     )
 
 
@@ -55,20 +53,22 @@ def _shown(analysis: Analysis) -> list[RankResult]:
     return [ordered[round(at * (len(ranks) - 1) / (FEW_RANKS - 1))] for at in range(FEW_RANKS)]
 
 
-def bar_of(name: str, whole: Measured, *, rank: int | None = None, of: int = 1, pipeline: bool = True) -> Bar:
+def bar_of(name: str, whole: Measured, *, rank: int | None = None, of: int = 1) -> Bar:
     """Return a budget as a bar; of a sum over ranks, times are the mean of so many."""
     span = max(1, whole.budget.span_ns)
     parts = [("compute", "compute", whole.budget.compute_ns, COMPUTE_COLOUR)]
     parts += [(label, kind_of(label), ns, LABEL_COLOURS[label]) for label, ns in whole.budget.exposed_ns.items() if ns]
     if whole.idle_known:
         parts.append(("idle", "idle", whole.budget.idle_ns, IDLE_COLOUR))
+    if whole.budget.unrecorded_ns:
+        parts.append((NOT_RECORDED, "unrecorded", whole.budget.unrecorded_ns, UNRECORDED_COLOUR))
     return Bar(
         name=name,
         rank=rank,
         span_ns=whole.budget.span_ns / max(1, of),
         parts=tuple(Part(part, kind, ns / max(1, of), ns / span, colour) for part, kind, ns, colour in parts),
         idle_known=whole.idle_known,
-        bubble=whole.bubble_fraction if pipeline else None,
+        bubble=whole.bubble_fraction,
         lower_bound=whole.lower_bound,
     )
 

@@ -37,7 +37,7 @@ class Part:
 
     name: str
     kind: str
-    """``compute``, ``communication``, ``copy`` or ``idle``."""
+    """``compute``, ``communication``, ``copy``, ``idle`` or ``unrecorded``."""
     ns: float
     share: float
     """Of the span."""

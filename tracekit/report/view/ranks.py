@@ -17,17 +17,17 @@ MOST_STRAGGLERS = 10
 MOST_STEPS = 100
 
 
-def bubble_rows(analysis: Analysis, *, pipeline: bool) -> tuple[BubbleRow, ...]:
+def bubble_rows(analysis: Analysis) -> tuple[BubbleRow, ...]:
     """Return why each rank was idle, the largest bubble first; empty where nothing was."""
     ran = [one for one in analysis.ranks if one.whole.budget.span_ns]
     phased = bool(analysis.total.label_ns.get("pp_comm"))
-    rows = [_bubble(one, pipeline=pipeline, phased=phased) for one in ran]
+    rows = [_bubble(one, phased=phased) for one in ran]
     if not any(row.idle_ns or row.wait_ns or row.idle_ns is None for row in rows):
         return ()
-    return tuple(sorted(rows, key=lambda row: -((row.bubble if pipeline else row.idle_ns) or 0.0)))
+    return tuple(sorted(rows, key=lambda row: -((row.bubble if analysis.total.pipeline else row.idle_ns) or 0.0)))
 
 
-def _bubble(one: RankResult, *, pipeline: bool, phased: bool) -> BubbleRow:
+def _bubble(one: RankResult, *, phased: bool) -> BubbleRow:
     whole, idle = one.whole, one.whole.budget.idle_ns
     shares = {name: one.idle_causes.get(name, 0) / idle if idle else None for name in IDLE_CAUSES}
     return BubbleRow(
@@ -35,7 +35,7 @@ def _bubble(one: RankResult, *, pipeline: bool, phased: bool) -> BubbleRow:
         idle_ns=idle if whole.idle_known else None,
         causes=shares if whole.idle_known else dict.fromkeys(IDLE_CAUSES),
         wait_ns=whole.bubble.wait_ns,
-        bubble=whole.bubble_fraction if pipeline else None,
+        bubble=whole.bubble_fraction,
         lower_bound=whole.lower_bound,
         phase_ns={phase: _in_phase(one.phases, phase) for phase in PHASES} if phased and one.phases else {},
     )
