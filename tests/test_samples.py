@@ -131,3 +131,26 @@ def test_the_weight_update_comes_back(folder):
     counts = known.get("counts") or known["counts_per_rank"]
     for one in analysis(folder).ranks:
         assert {label: one.whole.label_count.get(label) for label in counts} == counts
+
+
+def test_products_cost_what_pytorchs_own_counter_says():
+    known, rates = truth("rates"), analysis("rates").rates
+    assert rates.total.flop == known["steps"] * known["flop_per_step"]
+    by_op = {name: flop / known["steps"] for name, flop in rates.by("op").select("op", "flop").iter_rows()}
+    assert by_op["aten::mm"] == known["flop_by_op"]["mm"]
+    assert by_op["aten::cudnn_convolution"] == known["flop_by_op"]["convolution"]
+    assert by_op["aten::convolution_backward"] == known["flop_by_op"]["convolution_backward"]
+
+
+def test_the_odd_width_is_the_slowest_large_product():
+    products = analysis("rates").rates.products.filter(op="aten::mm")
+    slowest = products.sort("share_of_peak").head(6)["shapes"].to_list()
+    assert all("4093" in shapes for shapes in slowest)
+
+
+def test_the_favoured_rank_receives_what_the_router_sent_it():
+    known, experts = truth("router"), analysis("router").rates.experts
+    received = {str(rank): count for rank, count in experts.select("rank", "received").iter_rows()}
+    per_token = known["steps"] * known["bytes_per_token"]
+    assert received == {rank: tokens * per_token for rank, tokens in known["tokens_received_per_step"].items()}
+    assert experts["rank"][0] == 0

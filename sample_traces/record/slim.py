@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-UNREAD = ("Input Strides", "Input type", "Concrete Inputs", "Ev Idx", "Record function id", "cbid", "queued")
+UNREAD = ("Input Strides", "Concrete Inputs", "Ev Idx", "Record function id", "cbid", "queued")
 
 
 def slim(trace: dict[str, Any], name: str) -> bytes:
