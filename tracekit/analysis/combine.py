@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -12,6 +13,7 @@ import polars as pl
 from tracekit._util.text import listing
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
+from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
 from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.rates import run_rates
 from tracekit.analysis.result import Analysis, Measured, RankResult
@@ -38,6 +40,7 @@ def combine(
     schedule: str = "none",
     layout: str | None = None,
     what_if: bool = False,
+    path: bool = False,
 ) -> Analysis:
     """Reduce the ranks' tables to one analysis; *notices* are what reading them said."""
     parts = sorted(parts, key=lambda part: part.source.rank)
@@ -49,6 +52,8 @@ def combine(
     compared, reasons = _compare(parts, schedule=schedule, layout=layout, what_if=what_if)
     pipeline = compared is not None or _has_messages(parts, waited)
     ranks = tuple(rank_result(part, by_rank.get(part.source.rank, waited.clear()), pipeline=pipeline) for part in parts)
+    critical = critical_path(parts, operations, matching.members, clocks)
+    ranks = tuple(_with_blocking(one, critical) for one in ranks)
     reports = [part.reload for part in parts if part.reload is not None]
     tables = _tables(parts, ranks, waited)
     tables["clocks"] = clocks.table
@@ -57,6 +62,10 @@ def combine(
     own = _merge((part.source.rank, part.notices) for part in parts)
     if compared is not None:
         tables |= {"cells": compared.cells, "lanes": compared.lanes}
+        critical = in_cells(critical, compared)
+    if path:
+        critical = critical.because(parts, waited)
+        tables |= {"critical_path": critical.segments, "slack": critical.slack}
     return Analysis(
         sources=tuple(part.source for part in parts),
         ranks=ranks,
@@ -70,6 +79,7 @@ def combine(
             matching.members,
         ),
         schedule=compared,
+        critical=critical if path else None,
         notices=(
             *notices,
             *own,
@@ -78,10 +88,21 @@ def combine(
             *_wait_notices(parts, waited),
             *_other_notices(ranks),
             *reasons,
+            *(critical.notices if path else ()),
         ),
         paths=tuple(paths),
         shapes=tuple(all_shapes(part.shapes for part in parts)),
     )
+
+
+def _with_blocking(one: RankResult, critical: CriticalPath) -> RankResult:
+    """Add to a rank's figures what of its exposed time lies on the critical path."""
+
+    def add(scope: Measured, step: int | None = None) -> Measured:
+        labels = [label for label, ns in scope.budget.exposed_ns.items() if ns]
+        return replace(scope, blocking_ns=critical.blocking_ns(one.rank, labels, step))
+
+    return replace(one, whole=add(one.whole), per_step=tuple(add(scope, scope.step) for scope in one.per_step))
 
 
 def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl.DataFrame) -> dict[str, pl.DataFrame]:

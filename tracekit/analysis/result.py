@@ -25,6 +25,7 @@ from tracekit.schema import Source
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tracekit.analysis.critical import CriticalPath
     from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
 
@@ -48,6 +49,8 @@ class Measured:
     bubble: Bubble
     because_ns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Of each label of the budget's exposed time: why no compute hid it (``metrics.causes``); sums to it."""
+    blocking_ns: Mapping[str, int | None] = field(default_factory=dict)
+    """Of each label of the budget's exposed time: the part on the critical path; None where that is not known."""
     idle_known: bool = True
     lower_bound: bool = False
     """True where some pipeline waiting could not be measured, or work may be missing from the recording."""
@@ -97,6 +100,7 @@ class Measured:
             "overlap": self.overlap,
             "hidden_ns": {k: dict(v) for k, v in self.hidden_by_ns.items()},
             "wait_ns": dict(self.wait_ns),
+            "blocking_ns": dict(self.blocking_ns),
             "exposed_because_ns": {k: dict(v) for k, v in self.because_ns.items()},
             "bubble": {
                 "idle_ns": idle,
@@ -122,6 +126,7 @@ class Measured:
             wait_ns=_sum_known(one.wait_ns for one in several),
             bubble=bubble,
             because_ns=_sum_nested(one.because_ns for one in several),
+            blocking_ns=_sum_known(one.blocking_ns for one in several),
             idle_known=all(one.idle_known for one in several),
             lower_bound=any(one.lower_bound for one in several),
             pipeline=any(one.pipeline for one in several),
@@ -172,6 +177,8 @@ class Analysis:
     """How fast products and communication ran, where shapes and sizes were recorded."""
     schedule: ScheduleComparison | None = None
     """How the run compares with its ideal (``tracekit.compare``); None with the reason among the notices."""
+    critical: CriticalPath | None = None
+    """The critical path across ranks, where it was asked for."""
     notices: tuple[Notice, ...] = ()
     paths: tuple[str, ...] = field(default=())
     shapes: tuple[str, ...] = ()
@@ -211,6 +218,7 @@ class Analysis:
             "ranks": [one.to_dict() for one in self.ranks],
             "total": self.total.to_dict(),
             "schedule": self.schedule.to_dict() if self.schedule is not None else None,
+            **(self.critical.to_dict() if self.critical is not None else {}),
             "stragglers": self.tables["stragglers"].to_dicts(),
             "clocks": {
                 "residual_ns": self.clocks.residual_ns,

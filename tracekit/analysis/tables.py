@@ -25,6 +25,7 @@ from tracekit.metrics.lanes import Lanes
 from tracekit.metrics.messages import issued_messages
 from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
+from tracekit.metrics.path import NODES, path_nodes
 from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.recorded import launches, recorded
 from tracekit.metrics.reload import reload_events
@@ -77,6 +78,10 @@ class RankTables:
     """Time by kernel name, label and module, a step."""
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's products, where they were recorded."""
+    path: pl.DataFrame = field(default_factory=NODES.to_frame)
+    """What came before what: the pieces that the critical path may run through."""
+    launches_known: bool = True
+    """False where the file has no GPU event's launch."""
     idle_known: bool = True
     """False where work ran on the GPU that the trace does not show."""
     messages_issued: int = 0
@@ -136,6 +141,8 @@ def rank_tables(
         rates=rates,
         kernels=kernel_table(kept),
         shapes=shape_list(rank.events),
+        path=path_nodes(work, calls, exposed_in_order(whole)),
+        launches_known=bool(work.launched.any()) or not len(kept),
         idle_known=held.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),
         notices=(*damaged, *held.notices, *notices, *_notices(kept, table, rank.source.notices)),

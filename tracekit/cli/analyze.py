@@ -47,6 +47,9 @@ def analyze(
         typer.Option(help="How ranks are arranged, where tracekit has it wrong: pp=4,ep=2.", metavar="SIZES"),
     ] = None,
     what_if: Annotated[bool, typer.Option("--what-if", help="Rank the schedules this run could use.")] = False,
+    critical_path: Annotated[
+        bool, typer.Option("--critical-path", help="Show the chain of work across ranks that the step had to wait for.")
+    ] = False,
     explain: Annotated[
         str | None,
         typer.Option(
@@ -90,6 +93,7 @@ def analyze(
             schedule=schedule,
             layout=layout,
             what_if=what_if,
+            critical_path=critical_path,
             store=store,
             resume=resume,
             workers=workers or size_of_cluster,

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.intervals import Longs
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 Codes = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
@@ -73,14 +74,26 @@ def holds(labelled: pl.DataFrame, waits_ns: Longs | None = None) -> Holds:
     told = np.where(known, np.minimum(launch, start), _NEVER)
     waits = _waits(before, launch, known, waits_ns)
     queued = before >= 0
-    # Right behind its neighbour on the stream, or with no word that its stream should wait: other ends are chance.
-    chance = queued & ((start - free <= NEXT_NS) | (~waits & (start - free <= HELD_NS)))
+    # Compute right behind its neighbour on the stream, or with no word that its stream should wait: other ends are
+    # chance. Communication and copies wait for the work that made their data, whatever their stream did before.
+    compute = _is_compute(labelled)
+    chance = compute & queued & ((start - free <= NEXT_NS) | (~waits & (start - free <= HELD_NS)))
     released = np.where(chance, _NEVER, released)
     last = np.maximum(np.maximum(np.where(queued, free, _NEVER), told), released)
-    how = np.select([last == _NEVER, queued & (free == last), told == last], [NOTHING, STREAM, LAUNCH], default=OTHER)
+    how = np.select(
+        [last == _NEVER, ~compute & (released == last), queued & (free == last), told == last],
+        [NOTHING, OTHER, STREAM, LAUNCH],
+        default=OTHER,
+    )
     by = np.where(how == STREAM, before, np.where(how == OTHER, other, -1))
-    since = np.where(how == NOTHING, start, last)
+    since = np.where(how == NOTHING, start, np.minimum(last, start))
     return Holds(how.astype(np.int8), by, since, (how != NOTHING) & (start - last <= HELD_NS), stream, waits)
+
+
+def _is_compute(labelled: pl.DataFrame) -> Bools:
+    if "label" not in labelled.columns:
+        return np.ones(len(labelled), np.bool_)
+    return (~labelled["label"].cast(pl.String).is_in([*COMMUNICATION_LABELS, *COPY_LABELS])).to_numpy()
 
 
 def _waits(before: Longs, launch: Longs, known: Bools, waits_ns: Longs | None) -> Bools:
@@ -142,6 +155,6 @@ def _other(stream: Longs, start: Longs, end: Longs) -> Longs:
     at = latest[some]
     at = np.where(mine[at] == stream[some], run[at] - 1, at)
     found[some] = np.where(at >= 0, order[at], -1)
-    # An event cannot have waited for one that started after it.
-    found[(found >= 0) & (start[found] > start)] = -1
+    # An event cannot have waited for one that started with it or after it.
+    found[(found >= 0) & (start[found] >= start)] = -1
     return found

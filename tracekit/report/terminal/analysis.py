@@ -13,6 +13,7 @@ from rich.text import Text
 from tracekit._util.text import terminal, wrapped
 from tracekit.analysis import Analysis
 from tracekit.report.terminal.budget import budget, compute
+from tracekit.report.terminal.critical import critical
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.overlap import exposure, hiders
 from tracekit.report.terminal.rates import communication, experts, products
@@ -89,6 +90,7 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("What hides what (all ranks)", hiders),
     (_bubble_title, bubbles),
     ("Against its ideal schedule", render_schedule),
+    ("Critical path: what the step had to wait for, in order of time", critical),
     ("How fast products ran (all ranks; over their own time)", products),
     ("How fast communication ran (bytes over transfer, waiting apart)", communication),
     ("Experts: what each rank receives in the forward's dispatches", experts),

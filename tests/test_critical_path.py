@@ -1,0 +1,164 @@
+"""The critical path: runs whose path is known by construction, and what must hold on every run."""
+
+from __future__ import annotations
+
+import json
+
+import polars as pl
+import pytest
+
+from tracekit import analyze
+from tracekit.schedules import generate
+from tracekit.synthetic import Recipe
+from tracekit.synthetic.files import write_run
+
+P2P_NS = 50_000
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Write and analyze a synthetic 1F1B run of four ranks with troubles; return its recipe and its analysis."""
+
+    def run(**troubles):
+        folder = tmp_path_factory.mktemp("run")
+        recipe = Recipe(generate("1f1b", pp=4, microbatches=8), p2p_ns=P2P_NS, **troubles)
+        write_run(recipe, folder)
+        return recipe, analyze(folder, critical_path=True)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(made):
+    return made()
+
+
+def lengths(found):
+    return found.critical.segments.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+
+
+def check(found):
+    """Segments follow each other, and sum to each step over all ranks, to the nanosecond."""
+    steps = found.clocks.align(found.tables["steps"], "start_ns", "end_ns")
+    spans = steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    assert len(spans)
+    for step, start, end in spans.iter_rows():
+        path = found.critical.segments.filter(pl.col("step").eq_missing(step))
+        assert (path["start_ns"][0], path["end_ns"][-1]) == (start, end)
+        assert (path["start_ns"][1:] == path["end_ns"][:-1]).all()
+        assert (path["start_ns"] < path["end_ns"]).all()
+    whole = int((spans["end_ns"] - spans["start_ns"]).sum())
+    for by, parts in found.critical.totals().items():
+        assert sum(parts.values()) == whole, by
+    for one in found.ranks:
+        for scope in (one.whole, *one.per_step):
+            for label, ns in scope.blocking_ns.items():
+                assert ns is None or 0 <= ns <= scope.budget.exposed_ns[label]
+
+
+def test_the_path_of_a_pipeline_is_its_longest_chain(plain):
+    """1F1B, 4 stages, 8 micro-batches: the first and the last go through every stage; nothing on the path waits."""
+    recipe, found = plain
+    check(found)
+    path = lengths(found)
+    assert set(path["kind"]) <= {"cell", "message", "kernel", "unknown"}
+    assert path.filter(kind="unknown")["ns"].sum() <= 10_000  # the optimizer starts so much after the pipeline
+    assert path.filter(kind="message")["ns"].to_list() == [P2P_NS] * len(path.filter(kind="message"))
+    cells = path.filter(kind="cell")
+    assert cells["what"][:4].to_list() == ["0F0", "1F0", "2F0", "3F0"]
+    assert cells["what"][-1] == "0B7"
+    assert int(cells["ns"].sum() + path.filter(kind="message")["ns"].sum()) == recipe.simulation().makespan
+
+
+@pytest.mark.parametrize("cell", [(1, "F", 1, 0), (2, "B", 2, 7), (3, "F", 3, 4)])
+def test_a_planted_delay_is_on_the_path_and_removing_it_saves_what_the_path_says(made, plain, cell):
+    """A cell takes 20 ms longer than the others. The same run without that (a replay) is shorter by as much."""
+    recipe, found = made(slow_cells={cell: 21.0 if cell[1] == "F" else 11.0})
+    check(found)
+    _, op, stage, microbatch = cell
+    path = lengths(found)
+    segment = path.sort("ns").row(-1, named=True)
+    assert (segment["kind"], segment["what"], segment["rank"]) == ("cell", f"{stage}{op}{microbatch}", stage)
+    usual = 1_000_000 if op == "F" else 2_000_000
+    assert segment["ns"] - usual == pytest.approx(20_000_000, rel=0.01)
+    saved = recipe.simulation().makespan - plain[0].simulation().makespan
+    assert saved == pytest.approx(segment["ns"] - usual, rel=0.01)
+    assert int(path["ns"].sum()) - int(lengths(plain[1])["ns"].sum()) == pytest.approx(saved, rel=0.01)
+
+
+def test_work_with_slack_is_not_on_the_path(made, plain):
+    """Half a millisecond more in the second stage's forwards disappears in the third one, which takes twice as long."""
+    _, found = made(stage_factor={1: 1.25, 2: 2.0})
+    check(found)
+    assert found.critical.totals()["by_rank"].keys() <= {"0", "1", "2", "3", "unknown"}
+    by_stage = found.critical.totals()["by_stage"]
+    assert max(by_stage, key=by_stage.get) == "2"
+    slack = found.critical.slack
+    assert slack.filter(rank=2)["path_ns"].item() == slack["path_ns"].max()
+    assert plain[1].critical.slack["path_ns"].sum() == int(lengths(plain[1])["ns"].sum())
+
+
+def test_a_late_host_is_on_the_path(made):
+    """Each cell holds 1 ms in which the host has not launched its kernel: the path is the host's, from the start on."""
+    _, found = made(host_ns=1_000_000)
+    check(found)
+    assert {"launch", "host"} & set(found.critical.segments["kind"])
+
+
+def test_blocking_is_the_exposed_time_on_the_path(plain):
+    """Of each message a rank's next cell waited for, the transfer is exposed and blocks; waiting is slack."""
+    _, found = plain
+    path = lengths(found).filter(kind="message")
+    blocking = sum(one.whole.blocking_ns["pp_comm"] for one in found.ranks)
+    assert 0 < blocking == path["exposed_ns"].sum() <= path["ns"].sum()
+    assert blocking < found.total.budget.exposed_ns["pp_comm"]
+    assert found.total.blocking_ns["pp_comm"] == blocking
+
+
+def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
+    found = analyze(samples / "1f1b", schedule="none")
+    said = json.loads(found.to_json())
+    assert "critical_path" not in said
+    assert "critical_path" not in found.tables
+    assert said["ranks"][0]["blocking_ns"].keys() == said["ranks"][0]["exposed_because_ns"].keys()
+    with_path = json.loads(plain[1].to_json())
+    assert with_path["critical_path"][0]["what"] == "0F0"
+    assert with_path["critical_path_ns"]["total"] == sum(with_path["critical_path_ns"]["by_label"].values())
+
+
+@pytest.mark.parametrize("name", ["1f1b", "overlapped", "reload", "vpp-overlap", "steps/straggler", "compile"])
+def test_on_real_runs_the_parts_sum_to_the_steps(samples, name):
+    check(analyze(samples / name, schedule="none", critical_path=True))
+
+
+def test_a_straggler_is_where_the_path_is(samples):
+    """Rank 1 computes 155 of 212 ms, rank 0 67: most of the path is rank 1's."""
+    found = analyze(samples / "steps/straggler", schedule="none", critical_path=True)
+    by_rank = found.critical.totals()["by_rank"]
+    assert by_rank["1"] > 2 * by_rank["0"]
+    assert found.critical.segments["step"].n_unique() == 8
+
+
+def test_one_rank_alone_says_that_its_peers_are_missing(samples):
+    found = analyze(samples / "1f1b", ranks=[1], schedule="none", critical_path=True)
+    check(found)
+    assert found.ranks[0].whole.blocking_ns["pp_comm"] is None
+    assert found.ranks[0].whole.blocking_ns["memory"] is not None
+    assert any(note.code == "path-alone" and "pp_comm" in note.message for note in found.notices)
+
+
+def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
+    from tracekit.analysis import combine, rank_tables
+    from tracekit.classify import classify
+    from tracekit.run.load import load
+    from tracekit.schema import GPU_KINDS, RankEvents
+
+    rank = load(samples / "1f1b", ranks=[0]).rank(0)
+    events = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))
+    blind = classify(events)
+    assert blind["launch_ns"].null_count() == len(blind)
+    found = combine([rank_tables(RankEvents(events, rank.source), labelled=blind, pipeline=False)], path=True)
+    check(found)
+    assert all(set(causes) == {"unknown"} for causes in found.ranks[0].whole.because_ns.values())
+    assert all(ns is None for ns in found.ranks[0].whole.blocking_ns.values())
+    assert any(note.code == "path-ends" for note in found.notices)
