@@ -267,3 +267,36 @@ def test_native_code_depends_only_on_what_its_key_covers():
             for alias in node.names
         }
         assert not imported & set(one._function.__code__.co_names), one.name
+
+
+def test_every_module_with_native_functions_is_known_to_the_compiler():
+    root = Path(_native.__file__).parent.parent
+    using = {
+        ".".join(("tracekit", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+        for path in root.rglob("*.py")
+        if path != Path(_native.__file__)
+        if re.search(r"^\s*@native\(|^\w+ = Native\(|\bnative\(\"", path.read_text(), re.MULTILINE)
+    }
+    assert using == set(_native.MODULES)
+
+
+def test_compiling_one_function_compiles_all_so_that_it_is_said_once(tmp_path, folder, monkeypatch):
+    rest = []
+    monkeypatch.setattr(_native, "_compile_the_rest", lambda: rest.append(1))
+    made = function(tmp_path)
+    monkeypatch.setattr(_native, "MODULES", (made.name.rpartition(".")[0],))
+    made.load()
+    assert rest == [1]
+    made._run = None
+    made.load()  # kept: nothing to compile, here or elsewhere
+    assert rest == [1]
+
+
+def test_where_nothing_can_be_kept_the_folder_is_named_once(tmp_path, monkeypatch, capsys):
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    monkeypatch.setenv(_native.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setattr(_native, "_compile_the_rest", lambda: pytest.fail("nothing was kept"))
+    _native._tell_unkept.cache_clear()
+    for _ in range(2):
+        function(tmp_path).load()
+    assert capsys.readouterr().err.count(_native.FOLDER) == 1

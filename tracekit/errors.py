@@ -6,9 +6,11 @@
     ├── RuleError            a rules file is wrong (points at the line)
     ├── ScheduleError        a schedule cannot be built or simulated
     │   └── DeadlockError    ops that wait for each other
-    └── OutputError          a result could not be written
+    ├── OutputError          a result could not be written
+    └── InternalError        a fault of tracekit's own
 
-The command line prints ``message`` and ``hint`` on one line each and exits with code 2.
+The command line prints ``message`` and ``hint`` on one line and exits with the class's ``exit_code``: 2, or 70 where
+the fault is tracekit's own.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ class TracekitError(Exception):
     Traceback (most recent call last):
     tracekit.errors.TracekitError: rank2.json.gz: ends inside event 48211 (re-record this rank)
     """
+
+    exit_code = 2
+    """What the command line exits with."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -63,6 +68,41 @@ class DeadlockError(ScheduleError):
 
 class OutputError(TracekitError):
     """A result could not be written."""
+
+
+class InternalError(TracekitError):
+    """A fault of tracekit's own: something happened that nobody planned for."""
+
+    exit_code = 70
+
+    @classmethod
+    def of(cls, error: BaseException) -> InternalError:
+        """Return *error* in one line, with the place in tracekit that it came from.
+
+        >>> InternalError.of(KeyError("x")).message
+        "a fault in tracekit: KeyError: 'x'"
+        """
+        text = " ".join(str(error).split())[:MOST_TEXT]
+        said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        made = cls(f"a fault in tracekit: {said}{_place(error)}", hint=f"please report it; {DEBUG}=1 shows where")
+        made.__cause__ = error  # within this process, whoever debugs still sees where it came from
+        return made
+
+
+DEBUG = "TRACEKIT_DEBUG"
+"""Environment variable: set, a fault of ours is shown with its traceback."""
+MOST_TEXT = 300
+
+
+def _place(error: BaseException) -> str:
+    """Name the innermost line of the package that *error* passed through."""
+    found, at = "", error.__traceback__
+    while at is not None:
+        module = str(at.tb_frame.f_globals.get("__name__", ""))
+        if module.split(".", maxsplit=1)[0] == __name__.split(".")[0]:
+            found = f" ({module}, line {at.tb_lineno})"
+        at = at.tb_next
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ NAMELESS = "[unknown kernel]"
 """Name of a kernel whose name the file has lost: nothing tells whether it computes or communicates."""
 UNTIMED = "GPU events without usable times"
 """Key of ``Source.skipped``: rows of the file that ran on the GPU, nobody knows when or for how long."""
+DAMAGED = "damaged events"
+"""Key of ``Source.skipped``: events that cannot be read at all, so that nobody knows where they ran."""
 
 LABEL_WORDS = {
     "ep_dispatch": "expert dispatch",

@@ -21,7 +21,7 @@ def run(*words):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def one_line(out):
+def terminal(out):
     assert out.returncode == 2
     assert out.stdout == ""
     lines = [line for line in out.stderr.splitlines() if not line.startswith("tracekit: compiling")]
@@ -34,7 +34,7 @@ def one_line(out):
     "words", [["analyze", "-o", "{}/no/report.html"], ["export", "-o", "{}/no/t.json.gz"]], ids=lambda w: w[0]
 )
 def test_a_folder_that_is_not_there(samples, tmp_path, words):
-    said = one_line(run(words[0], samples / "reload", words[1], words[2].format(tmp_path)))
+    said = terminal(run(words[0], samples / "reload", words[1], words[2].format(tmp_path)))
     assert f"there is no folder {tmp_path}/no; create it first" in said
     assert list(tmp_path.iterdir()) == []
 
@@ -50,7 +50,7 @@ def test_a_folder_that_is_not_there(samples, tmp_path, words):
 def test_what_cannot_be_written_is_said_before_any_work(tmp_path, words, reason):
     """The traces are not even there: the words are looked at first."""
     words = [str(tmp_path / word) if word.startswith("x.") else word for word in words]
-    assert reason in one_line(run(words[0], tmp_path / "nowhere", *words[1:]))
+    assert reason in terminal(run(words[0], tmp_path / "nowhere", *words[1:]))
 
 
 def test_a_folder_one_may_not_write_in(tmp_path):

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tracekit._util.faults import unwritable
 from tracekit.errors import OutputError
 
 
@@ -26,9 +27,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:40]}.", suffix=target.suffix, dir=target.parent)
     except OSError as error:
-        raise OutputError(
-            f"{target}: cannot be written: {error.strerror or error}", hint="choose another place"
-        ) from error
+        raise unwritable(error, target) from error
     os.close(handle)
     part = Path(name)
     try:
@@ -36,9 +35,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         part.chmod(0o666 & ~_umask())
         part.replace(target)
     except OSError as error:
-        raise OutputError(
-            f"{target}: cannot be written: {error.strerror or error}", hint="choose another place"
-        ) from error
+        raise unwritable(error, target) from error
     finally:
         part.unlink(missing_ok=True)
 

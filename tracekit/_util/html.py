@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
+
+from tracekit._util.text import html
 
 MOST_ROWS = 16
 
@@ -16,17 +17,17 @@ def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]
     >>> '<td style="text-align:left">0F0 0F1 0B0</td>' in html_table("orders", ["order"], [["0F0 0F1 0B0"]])
     True
     """
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    head = "".join(f"<th>{html(name)}</th>" for name in heads)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows[:MOST_ROWS])
     if len(rows) > MOST_ROWS:
         body += f'<tr><td colspan="{len(heads)}">… and {len(rows) - MOST_ROWS} more</td></tr>'
-    said = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    said = "".join(f"<li>{html(note)}</li>" for note in notes)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if heads else ""
-    return f"<p><b>{html.escape(title)}</b></p>{table}" + (f"<ul>{said}</ul>" if said else "")
+    return f"<p><b>{html(title)}</b></p>{table}" + (f"<ul>{said}</ul>" if said else "")
 
 
 def _cell(value: object) -> str:
     """Notebooks set tables to the right: good for numbers, not for sentences and orders."""
     text = str(value)
     look = ' style="text-align:left"' if text.count(" ") > 1 else ""
-    return f"<td{look}>{html.escape(text)}</td>"
+    return f"<td{look}>{html(text)}</td>"

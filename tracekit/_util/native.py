@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache, update_wrapper
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -44,10 +45,23 @@ OPTIONS: dict[str, Any] = {
 }
 """How numba compiles native code, and what it calls: with no word about Python and no arrays of its own."""
 
+MODULES = (
+    "tracekit.classify._nest",
+    "tracekit.compare.orders",
+    "tracekit.compare.replay",
+    "tracekit.parsers.kineto.scanner",
+    "tracekit.reconstruct.walks",
+    "tracekit.report.perfetto.tracks",
+    "tracekit.schedules.controllable",
+    "tracekit.schedules.simulator",
+)
+"""Where the package declares native functions, so that all are compiled when the first is."""
+
 _DONE = (0, -2)  # what numba's functions return where nothing was raised: a value is ready, or there is none
 _LIBRARY = ("memcpy", "memmove", "memset")  # all that native code may call
 _lock = threading.RLock()
 _declared: list[Native] = []
+_to_do: dict[str, bool] = {}  # functions that were compiled and kept: a sign that the rest has to be, too
 _engines: list[Any] = []  # code is there as long as the engine that holds it
 
 
@@ -109,7 +123,10 @@ class Native:
             if self._run is None:
                 key = self._key()
                 self._run = self._kept(key) or self._compiled(key)
-            return self._run
+            run = self._run
+        if _to_do.pop(self.name, False):
+            _compile_the_rest()
+        return run
 
     def _key(self) -> bytes | None:
         """All that the code depends on; None where that cannot be told."""
@@ -142,7 +159,8 @@ class Native:
                 continue
         return None
 
-    def _keep(self, key: bytes, code: bytes) -> None:
+    def _keep(self, key: bytes, code: bytes) -> bool:
+        """Keep the code for later processes; False where no folder takes it."""
         for file in self._files():
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +168,8 @@ class Native:
                     part.write_bytes(hashlib.sha256(key + code).digest() + code)
             except (OSError, TracekitError):
                 continue
-            return
+            return True
+        return False
 
     def _compiled(self, key: bytes | None) -> Callable[..., Any]:
         import numba
@@ -161,8 +180,10 @@ class Native:
             run = self._linked(code)
         except Exception:  # numba's insides are not what they were: its own way of calling always works
             return cast("Callable[..., Any]", numba.njit(self.signature, nogil=True, error_model="numpy")(self.python))
-        if key:
-            self._keep(key, code)
+        if key and not self._keep(key, code):
+            _tell_unkept()
+        elif key and self.name.rpartition(".")[0].startswith(MODULES) and parent_process() is None:
+            _to_do[self.name] = True
         return run
 
     def _code(self) -> bytes:
@@ -245,6 +266,16 @@ def prepare() -> None:
         function.load()
 
 
+@cache
+def _compile_the_rest() -> None:
+    """Compile all the package has, once something had to be compiled and could be kept: then never again here."""
+    for module in MODULES:
+        importlib.import_module(module)
+    for function in list(_declared):
+        if function.name.startswith(MODULES):
+            function.load()
+
+
 def _parse(signature: str) -> tuple[str, tuple[_Argument, ...]]:
     """Read a signature as numba writes it.
 
@@ -294,7 +325,15 @@ def _target_machine() -> Any:
 @cache
 def _tell() -> None:
     """Say once why nothing happens; processes that were started to work in parallel keep quiet."""
-    from multiprocessing import parent_process
-
     if parent_process() is None:
         sys.stderr.write("tracekit: compiling, once on this machine; this takes a few seconds...\n")
+
+
+@cache
+def _tell_unkept() -> None:
+    """Say once that the next process will have to compile again, and what would spare it that."""
+    if parent_process() is None:
+        sys.stderr.write(
+            f"tracekit: no folder can keep what was compiled; set {FOLDER} to one that can be written to, or every "
+            "command compiles anew\n"
+        )

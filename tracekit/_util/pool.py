@@ -7,16 +7,17 @@ At most a few items a worker are in flight, so that memory is bounded by the wor
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
+import pickle
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
+from tracekit._util.faults import as_tracekit_error
 from tracekit._util.machine import cores
+from tracekit._util.processes import in_workers
 from tracekit.errors import InputError, OptionError, TracekitError
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ def run_map(
     >>> [done.value for done in run_map(len, ["a", "bb", ""], workers=1)]
     [1, 2, 0]
     >>> run_map(int, ["7", "x"], workers=1)[1].error.message
-    "ValueError: invalid literal for int() with base 10: 'x'"
+    "a fault in tracekit: ValueError: invalid literal for int() with base 10: 'x' (tracekit._util.pool, line ...)"
     """
     done = iter_map(function, items, workers=workers, executor=executor, progress=progress)
     return sorted(done, key=lambda one: one.index)
@@ -113,19 +114,7 @@ def _attempt(function: Callable[[T], R], index: int, item: T) -> Done[T, R]:
     try:
         return Done(index, item, value=function(item))
     except Exception as error:
-        return Done(index, item, error=_as_data(error))
-
-
-def _as_data(error: BaseException) -> TracekitError:
-    """Return an error that can travel between processes and be printed on one line."""
-    if isinstance(error, TracekitError):
-        return error
-    if isinstance(error, MemoryError):
-        return InputError("ran out of memory", hint="use fewer workers")
-    text = " ".join(str(error).split())
-    wrapped = TracekitError(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    wrapped.__cause__ = error  # within this process, whoever debugs still sees where it came from
-    return wrapped
+        return Done(index, item, error=as_tracekit_error(error))
 
 
 def _on_executor(
@@ -140,7 +129,7 @@ def _on_executor(
                 try:
                     flying[executor.submit(_attempt, function, index, item)] = (index, item)
                 except BrokenExecutor as error:
-                    yield Done(index, item, error=_as_data(error))
+                    yield Done(index, item, error=as_tracekit_error(error))
             for future in wait(flying, return_when=FIRST_COMPLETED).done if flying else ():
                 index, item = flying.pop(future)
                 yield _result(future, index, item)
@@ -151,121 +140,41 @@ def _on_executor(
 
 def _result(future: Future[Done[T, R]], index: int, item: T) -> Done[T, R]:
     error = future.exception()
-    return Done(index, item, error=_as_data(error)) if error is not None else future.result()
+    return Done(index, item, error=as_tracekit_error(error)) if error is not None else future.result()
 
 
 def _in_processes(
     function: Callable[[T], R], pending: list[tuple[int, T]], count: int
 ) -> Generator[Done[T, R], None, None]:
-    """Spawned workers. When one dies, what was in flight runs again, one item alone, to find the item to blame."""
-    queue = pending
-    while queue:
-        suspects: list[tuple[int, T]] = []
-        seen: set[int] = set()
-        with _pool(function, count) as pool:
-            for one, broken in _until_broken(function, queue, pool, IN_FLIGHT * count):
-                seen.add(one.index)
-                if broken:
-                    suspects.append((one.index, one.item))
-                else:
-                    yield one
-        for index, item in suspects:
-            with _pool(function, 1) as pool:
-                for one, broken in _until_broken(function, [(index, item)], pool, 1):
-                    yield Done(index, item, error=_died()) if broken else one
-        queue = [(index, item) for index, item in queue if index not in seen]
+    """Spawned workers. When one dies its item runs again, alone: it may have died of what others did, or was killed."""
+    hide_main = getattr(function, "__module__", None) != "__main__"
+    work = partial(_attempt_pair, function)
+    orphans: list[tuple[int, T]] = []
+    with contextlib.closing(in_workers(work, pending, count, hide_main=hide_main)) as stream:
+        for pair, alive, done in stream:
+            if alive:
+                yield pickle.loads(done)
+            else:
+                orphans.append(pair)
+    for pair in orphans:
+        with contextlib.closing(in_workers(work, [pair], 1, hide_main=hide_main)) as stream:
+            for (index, item), alive, done in stream:
+                yield pickle.loads(done) if alive else Done(index, item, error=_died())
 
 
-def _until_broken(
-    function: Callable[[T], R], pending: list[tuple[int, T]], pool: Executor, window: int
-) -> Iterator[tuple[Done[T, R], bool]]:
-    """Yield what is done, and whether the pool broke under it; stop handing out once it broke."""
-    queue = list(reversed(pending))
-    flying: dict[Future[Done[T, R]], tuple[int, T]] = {}
-    broken = False
-    while flying or (queue and not broken):
-        while queue and not broken and len(flying) < window:
-            index, item = queue.pop()
-            try:
-                flying[pool.submit(_attempt, function, index, item)] = (index, item)
-            except BrokenExecutor:
-                broken = True
-                queue.append((index, item))
-        if flying:
-            finished, _ = wait(flying, return_when=FIRST_COMPLETED)
-            for future in finished:
-                index, item = flying.pop(future)
-                dead = isinstance(future.exception(), BrokenExecutor)
-                broken |= dead
-                yield _result(future, index, item), dead
+def _attempt_pair(function: Callable[[T], R], pair: tuple[int, T]) -> bytes:
+    """Return what became of an item, packed to travel."""
+    done = _attempt(function, *pair)
+    try:
+        return pickle.dumps(done, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # what cannot travel is the item's failure, not the worker's
+        return pickle.dumps(Done(*pair, error=as_tracekit_error(error)))
 
 
 def _died() -> TracekitError:
     return InputError(
         "the worker process that read this died", hint="usually memory ran out: use fewer workers, or fewer ranks"
     )
-
-
-class _SpawnPool(ProcessPoolExecutor):
-    """A process pool that a script without ``if __name__ == "__main__"`` can use.
-
-    Spawned children import the caller's main module again, and with it the call that spawned them. Our functions
-    live in modules of their own, so the main module is hidden while children start.
-    """
-
-    hide_main = True
-    count = 1
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        with _hidden_main() if self.hide_main else contextlib.nullcontext(), _shared_cores(self.count):
-            return super().submit(fn, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def _shared_cores(count: int) -> Iterator[None]:
-    """Let *count* children, started within, share the cores: else each would start a thread a core for its tables."""
-    if "POLARS_MAX_THREADS" in os.environ:
-        yield
-        return
-    os.environ["POLARS_MAX_THREADS"] = str(max(1, cores() // count))
-    try:
-        yield
-    finally:
-        del os.environ["POLARS_MAX_THREADS"]
-
-
-@contextlib.contextmanager
-def _pool(function: Callable[..., Any], count: int) -> Iterator[Executor]:
-    before = set(multiprocessing.active_children())
-    pool = _SpawnPool(count, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupt)
-    pool.hide_main = getattr(function, "__module__", None) != "__main__"
-    pool.count = count
-    try:
-        yield pool
-    except BaseException:
-        # Interrupted, or the caller stopped early: do not wait for work nobody wants.
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
-        raise
-    pool.shutdown()
-
-
-def _ignore_interrupt() -> None:
-    # Ctrl-C reaches the whole group; the parent alone decides what to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    main = sys.modules["__main__"]
-    names = [name for name in ("__file__", "__spec__") if name in main.__dict__]
-    hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in names}
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        main.__dict__.update(hidden)
 
 
 @contextlib.contextmanager

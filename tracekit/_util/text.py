@@ -6,6 +6,7 @@ real minus sign, what is unknown as ``–``, and what is there never as nothing.
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import html as _html
 import re
@@ -241,13 +242,31 @@ def terminal(text: object) -> str:
     return "".join(c if unicodedata.category(c)[0] != "C" else repr(c)[1:-1] for c in said)
 
 
+def terminal_lines(text: object) -> str:
+    r"""Return text of several lines for a terminal: line breaks and tabs stay, each control character becomes one sign.
+
+    >>> terminal_lines("a\n\x1b[31mb\u202e\ud800")
+    'a\n␛[31mb��'
+    """
+    return str(text).translate(_UNSEEN_SIGNS)
+
+
+def one_line(text: object) -> str:
+    r"""Return text for one line of a terminal whose blanks are set on purpose, such as a table's.
+
+    >>> one_line("  a   b\nc\x07")
+    '  a   b c␇'
+    """
+    return terminal_lines(str(text).replace("\n", " "))
+
+
 def markdown(text: object) -> str:
     r"""Return text that Markdown and HTML read as text: it formats nothing, calls nobody and links nowhere.
 
     >>> markdown("a|b `c` <b> pp_comm: _x_\nnext")
     'a\\|b \\`c\\` &lt;b&gt; pp_comm: \\_x\\_ next'
     """
-    said = " ".join(str(text).split()).translate(_PLAIN)
+    said = terminal(text).translate(_PLAIN)
     return _CALLS.sub("&#8203;", _EDGE.sub(r"\\_", said))
 
 
@@ -257,19 +276,19 @@ def markdown_code(text: object) -> str:
     >>> markdown_code("f<T>(a|b)"), markdown_code("`x`")
     ('`f<T>(a\\|b)`', '`` `x` ``')
     """
-    said = " ".join(str(text).split()).replace("|", "\\|")
+    said = terminal(text).replace("|", "\\|")
     fence = "`" * (max((len(run) for run in re.findall("`+", said)), default=0) + 1)
     gap = " " if said.startswith("`") or said.endswith("`") or not said else ""
     return f"{fence}{gap}{said}{gap}{fence}"
 
 
 def html(text: object) -> str:
-    """Return text for a page: nothing in it is markup.
+    r"""Return text for a page, or XML: nothing in it is markup, and nothing such that no file can hold it.
 
-    >>> html('<b> "x"')
-    '&lt;b&gt; &quot;x&quot;'
+    >>> html('<b> "x"\ud800')
+    '&lt;b&gt; &quot;x&quot;\ufffd'
     """
-    return _html.escape(str(text))
+    return _html.escape(terminal_lines(text))
 
 
 def workflow(text: object, *, also: str = "") -> str:
@@ -278,7 +297,66 @@ def workflow(text: object, *, also: str = "") -> str:
     >>> workflow("a\nb%"), workflow("x: y", also=":,")
     ('a%0Ab%25', 'x%3A y')
     """
-    said = str(text)
-    for sign in "%\r\n" + also:
+    said = terminal_lines(str(text).replace("\r", "\n"))
+    for sign in "%\n" + also:
         said = said.replace(sign, f"%{ord(sign):02X}")
     return said
+
+
+def csv(text: object) -> str:
+    r"""Return text for a cell that a spreadsheet must not take for a formula.
+
+    >>> csv("=cmd|' /C calc'!A0"), csv("aten::mm"), csv("-1.5"), csv("-x")
+    ("'=cmd|' /C calc'!A0", 'aten::mm', '-1.5', "'-x")
+    """
+    said = terminal(text)
+    return f"'{said}" if said.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(said) else said
+
+
+def json_text(text: str) -> str:
+    r"""Return JSON text in which what no terminal or file can take stands as escapes; other letters stay letters.
+
+    >>> json_text('{"name": "é\x9b\ud800"}')
+    '{"name": "é\\u009b\\ud800"}'
+    """
+    return text.translate(_UNSEEN_JSON)
+
+
+def in_ascii(text: str) -> str:
+    """Return text in ASCII, for terminals that know no other letters.
+
+    >>> in_ascii("✓ 3–4 → +1.5 µs …"), in_ascii("é"), in_ascii("日")
+    ('+ 3-4 -> +1.5 us ...', 'e', '?')
+    """
+    spelled = text.translate(_ASCII)
+    return unicodedata.normalize("NFKD", spelled).encode("ascii", "ignore").decode() or "?" * bool(spelled)
+
+
+def spell_out(error: UnicodeError) -> tuple[str, int]:
+    """Handle what an encoding has no letters for (``errors="tracekit"``): in ASCII instead."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(in_ascii, error.object[error.start : error.end])), error.end
+
+
+codecs.register_error("tracekit", spell_out)
+
+_UNSEEN = (
+    *(*range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, 0x2028, 0x2029),
+    *(*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)),
+)
+"""Control characters above ASCII, line breaks and marks that turn a line around, and halves of letters."""
+_UNSEEN_SIGNS = dict.fromkeys(_UNSEEN, "\N{REPLACEMENT CHARACTER}") | {0x7F: "\N{SYMBOL FOR DELETE}"}
+_UNSEEN_SIGNS |= {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
+_UNSEEN_JSON = {code: f"\\u{code:04x}" for code in _UNSEEN}
+_NUMBER = re.compile(r"[+-]?[\d.,]+(?:[eE][+-]?\d+)?")
+_ASCII = str.maketrans(
+    {
+        **{"✓": "+", "✗": "x", "▲": "^", "▼": "v", "·": "-", "•": "*", "×": "x", "→": "->", "←": "<-", "…": "..."},
+        **{"–": "-", "—": "-", "−": "-", "“": '"', "”": '"', "’": "'", "≥": ">=", "≤": "<=", "≈": "~", "µ": "u"},
+        **{"✅": "+", "🚀": "^", "❌": "x", "⚠": "!", "⛔": "x", "\N{VARIATION SELECTOR-16}": "", "Δ": "d"},
+        **dict.fromkeys("│┃╎", "|"), **dict.fromkeys("─━╌┄", "-"), **dict.fromkeys("█▇▆▅■▓▰", "#"),
+        **dict.fromkeys("▄▃▂▁░▒□▱", "."), "\N{REPLACEMENT CHARACTER}": "?",
+        **{chr(0x2400 + code): "?" for code in range(0x22)},
+    }
+)  # fmt: skip

@@ -9,11 +9,14 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.errors import InputError, Notice
-from tracekit.schema import GPU_KINDS, NAMELESS, UNTIMED, RankEvents
+from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, RankEvents
 
 MOST_UNKNOWN = 0.01
 """Share of a rank's GPU events without times, or of its kernels' time without a name, above which it is refused."""
-_AGAIN = "export the report again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep"
+_AGAIN = {
+    "nsight": "export the report again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep",
+    "kineto": "record this rank again",
+}
 
 
 def refuse_damaged(rank: RankEvents) -> list[Notice]:
@@ -28,15 +31,27 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     """
     gpu = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))
     _refuse_nameless(rank, gpu)
+    again = _AGAIN.get(rank.source.reader, _AGAIN["kineto"])
     untimed = rank.source.skipped.get(UNTIMED, 0)
     if not untimed:
-        return []
+        return _unreadable(rank, again)
     every = untimed + len(gpu)
     told = f"{untimed:,} of {every:,} GPU events have no usable start or end"
     if untimed > MOST_UNKNOWN * every:
         said = next((note.message for note in rank.source.notices if note.code == "damaged-rows"), "")
-        raise InputError(f"{rank.source.path}: {said.partition(': ')[2] or told}", hint=_AGAIN)
-    return [Notice("gpu-events-lost", f"{told}: idle time and the bubble are null; {_AGAIN}")]
+        raise InputError(f"{rank.source.path}: {said.partition(': ')[2] or told}", hint=again)
+    return [Notice("gpu-events-lost", f"{told}: idle time and the bubble are null; {again}")]
+
+
+def _unreadable(rank: RankEvents, again: str) -> list[Notice]:
+    """Return what to say of events that nobody can read: any of them may have run on the GPU."""
+    lost = rank.source.skipped.get(DAMAGED, 0)
+    if not lost:
+        return []
+    told = f"{lost:,} of {lost + rank.events.height:,} events are damaged and may have run on the GPU"
+    if lost > MOST_UNKNOWN * (lost + rank.events.height):
+        raise InputError(f"{rank.source.path}: {told}", hint=again)
+    return [Notice("gpu-events-lost", f"{told}: idle time and the bubble are null; {again}")]
 
 
 def _refuse_nameless(rank: RankEvents, gpu: pl.DataFrame) -> None:
@@ -53,4 +68,4 @@ def _refuse_nameless(rank: RankEvents, gpu: pl.DataFrame) -> None:
             f"{rank.source.path}: {count:,} of {len(kernels):,} kernels have no name (the table StringIds is missing "
             "or incomplete): compute cannot be told from communication"
         )
-        raise InputError(text, hint=_AGAIN)
+        raise InputError(text, hint=_AGAIN["nsight"])

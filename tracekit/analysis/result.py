@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit._util.text import percent
+from tracekit._util.text import json_text, percent
 from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
@@ -239,7 +239,7 @@ class Analysis:
 
     def to_json(self, *, indent: int | None = 1) -> str:
         """Return ``to_dict`` as text."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+        return json_text(json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False))
 
     def to_pandas(self) -> dict[str, pd.DataFrame]:
         """Return every table as a pandas one, by name."""

@@ -70,7 +70,8 @@ class Evidence:
                 return values.present if condition else ~values.present
             if isinstance(condition, tuple):
                 return values.map(lambda v: v in condition)
-            return values.matches(str(condition))
+            assert isinstance(condition, str), "numbers are compared with numbers"
+            return values.matches(condition)
         if isinstance(condition, str):
             return _compare(values, condition)
         met: Bools = values == condition
@@ -254,7 +255,7 @@ def _visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bool
 
 def _shapes(ranks: Text) -> Text:
     """How a group's ranks lie: all of those any group names, neighbours, or every so many."""
-    members = [[int(n) for n in re.findall(r"\d+", v)] for v in ranks.values]
+    members = [[int(n) for n in re.findall(r"\d{1,18}", v)] for v in ranks.values]
     largest = max((len(m) for m in members), default=0)
 
     def shape(m: list[int]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit._util.text import did_you_mean
+from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify._text import Text
 from tracekit.classify.engine import Matcher, decide_all
 from tracekit.classify.evidence import Evidence, gather
@@ -59,7 +59,8 @@ class Explanation:
 
     def render(self) -> str:
         """Plain text for a terminal."""
-        return "\n".join([*self._head(), "", "evidence", *self._evidence(), "", "rules", *self._rules()])
+        lines = [*self._head(), "", "evidence", *self._evidence(), "", "rules", *self._rules()]
+        return "\n".join(map(one_line, lines))
 
     def _head(self) -> list[str]:
         event, named = self.event, sum(count for _, count in self.others)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.text import did_you_mean
+from tracekit.classify._text import Linear
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
 
@@ -97,15 +98,17 @@ def load_rules(path: str | Path) -> RuleBook:
     return parse_rules(text, str(path), Path(path).stem)
 
 
-def parse_rules(text: str, source: str, pack: str) -> RuleBook:
-    """Read rules from TOML text; *source* is named in errors."""
+def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> RuleBook:
+    """Read rules from TOML text; *source* is named in errors. Only *ours* may use patterns of any kind."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+)", str(error))
         line = found.group(1) if found else str(text.count("\n") + 1)
         raise RuleError(f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML") from None
-    where = _Lines(text, source)
+    except RecursionError:
+        raise RuleError(f"{source}: tables within tables without end", hint="this is no rules file") from None
+    where = _Lines(text, source, ours)
     for key in data:
         if key not in ("rule", "group", "module"):
             raise where.error(
@@ -126,7 +129,10 @@ def builtin_rules() -> RuleBook:
     for file in sorted(resources.files("tracekit.classify").joinpath("packs").iterdir(), key=lambda f: f.name):
         if file.name.endswith(".toml"):
             book = parse_rules(
-                file.read_text(encoding="utf-8"), file.name, file.name.removesuffix(".toml").lstrip("0123456789-")
+                file.read_text(encoding="utf-8"),
+                file.name,
+                file.name.removesuffix(".toml").lstrip("0123456789-"),
+                ours=True,
             )
             rules += book.rules
             groups += book.groups
@@ -158,13 +164,19 @@ def _condition_problem(column: str, condition: object) -> str | None:
     if column in NUMBER_COLUMNS and not _is_number(condition):
         return f"{column!r} is a whole number, or a comparison such as '>= 1024'"
     if column in TEXT_COLUMNS and isinstance(condition, str):
-        try:
-            re.compile(condition)
-        except re.error as error:
-            return f"{column!r} is no regular expression: {error}"
+        if problem := condition.problem() if isinstance(condition, Linear) else _pattern_problem(condition):
+            return f"{column!r} is no regular expression: {problem}"
     elif column in TEXT_COLUMNS and not isinstance(condition, bool | tuple | list):
         return f"{column!r} is a regular expression, a list of exact values, or true/false for present/absent"
     return None
+
+
+def _pattern_problem(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return str(error)
+    return ""
 
 
 COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\d+)")
@@ -221,6 +233,8 @@ def _conditions(item: Mapping[str, Any], key: str, place: int, table: str, where
     out: dict[str, Condition] = {}
     for column, value in raw.items():
         condition = tuple(value) if isinstance(value, list) else value
+        if isinstance(condition, str) and column in TEXT_COLUMNS and not where.ours:
+            condition = Linear(condition)
         problem = _condition_problem(column, condition)
         if problem:
             hint = "see docs/rules.md" if column in COLUMNS else _near(column, COLUMNS)
@@ -247,6 +261,7 @@ class _Lines:
 
     text: str
     source: str
+    ours: bool = False
 
     def error(self, table: str, place: int, key: str, message: str, hint: str, *, inside: str = "") -> RuleError:
         return RuleError(f"{self.source}:{self.line(table, place, key, inside)}: {message}", hint=hint)

@@ -6,18 +6,20 @@ when it runs. ``main`` is the only place that prints errors.
 
 from __future__ import annotations
 
-import errno
 import gc
+import os
 import sys
+import traceback
 from typing import Any
 
 import typer
 
+from tracekit._util.faults import as_tracekit_error
 from tracekit._version import __version__
 from tracekit.cli import analyze, diff, doctor, export, gate, ingest, redact, schedule
 from tracekit.cli import open as open_module
-from tracekit.cli._base import Command, Root, hush, mistake
-from tracekit.errors import TracekitError
+from tracekit.cli._base import Command, Root, hush, mistake, say, speak_plainly
+from tracekit.errors import DEBUG, TracekitError
 
 app = typer.Typer(
     name="tracekit",
@@ -33,7 +35,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tracekit {__version__}")
+        say(f"tracekit {__version__}")
         raise typer.Exit
 
 
@@ -59,20 +61,16 @@ for _name, _run, _kind, _summary in (
 
 
 def fail(error: TracekitError) -> int:
-    """Print *error* as one line, with its hint, on stderr; return the exit code for unusable input."""
-    typer.echo(f"error: {error.message}" + (f"; {error.hint}" if error.hint else ""), err=True)
-    return 2
-
-
-_HINTS = {
-    errno.EACCES: "check the permissions there, or choose another place",
-    errno.EROFS: "choose another place",
-    errno.ENOSPC: "make room, or choose another place",
-}
+    """Print *error* as one line, with its hint, on stderr; return its exit code."""
+    if os.environ.get(DEBUG) and error.__cause__ is not None:
+        traceback.print_exception(error.__cause__)
+    say(f"error: {error.message}" + (f"; {error.hint}" if error.hint else ""), err=True)
+    return error.exit_code
 
 
 def main() -> None:
     """Run the command line."""
+    speak_plainly()
     gc.set_threshold(200_000)  # imports make many objects and no garbage: collecting meanwhile takes 0.2 s
     try:
         code = app(standalone_mode=False)
@@ -84,14 +82,12 @@ def main() -> None:
         hush()
         code = 0
     except OSError as error:
-        where = error.filename or "standard output"
-        code = fail(TracekitError(f"{where}: {error.strerror or error}", hint=_HINTS.get(error.errno or 0, "")))
+        error.filename = error.filename or "standard output"
+        code = fail(as_tracekit_error(error))
     except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        code = _wrong_words(error)
+        code = _wrong_words(error) if hasattr(error, "format_message") else fail(as_tracekit_error(error))
     if code == 130:
-        typer.echo("interrupted", err=True)
+        say("interrupted", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -100,5 +96,5 @@ def _wrong_words(error: Any) -> int:
     if "NoArgs" in type(error).__name__:
         error.show()
     else:
-        typer.echo(f"error: {mistake(error)}", err=True)
+        say(f"error: {mistake(error)}", err=True)
     return 2

@@ -11,6 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tracekit._util.text import one_line
+
 _TYPE = re.compile(r" <(list\[)?(str|Path|path|int)\]?>$")
 
 
@@ -41,6 +43,19 @@ class Root(TyperGroup):
         except BrokenPipeError:
             hush()
             raise typer.Exit(0) from None
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print one line; nothing in it moves the cursor or starts another line."""
+    typer.echo(one_line(text), err=err)
+
+
+def speak_plainly() -> None:
+    """Let standard output and error write in ASCII what their encoding has no letters for."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="tracekit")
 
 
 def hush() -> None:

@@ -7,14 +7,12 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import typer
-
 from tracekit._util.text import counted
+from tracekit.cli._base import say
 from tracekit.errors import Notice, OptionError
+from tracekit.parsers.ranks import MOST_RANKS
 
 NSYS_VARIABLE = "TRACEKIT_NSYS"
-MOST_RANKS = 10_000_000
-"""A rank beyond this is a slip of the finger; the list of all below it would fill the memory."""
 
 
 def parse_ranks(text: str | None) -> tuple[int, ...] | None:
@@ -54,11 +52,11 @@ def keeping(store: Path | None) -> Iterator[None]:
         if store is not None and is_store(store):
             kept = open_store(store)
             again = "" if kept.complete else "; --resume goes on with it"
-            typer.echo(f"note: {store} holds {counted(len(kept.entries), 'rank')}{again}", err=True)
+            say(f"note: {store} holds {counted(len(kept.entries), 'rank')}{again}", err=True)
         raise
 
 
 def show_notices(notices: Iterable[Notice]) -> None:
     """Print notices on stderr, one line each."""
     for notice in notices:
-        typer.echo(f"note: {notice.message}", err=True)
+        say(f"note: {notice.message}", err=True)

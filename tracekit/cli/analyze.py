@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tracekit.cli._base import say
 from tracekit.cli._common import keeping, parse_ranks
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
 from tracekit.errors import OptionError
@@ -103,12 +104,12 @@ def analyze(
         )
     for path in output or []:
         write(found, path, plot=plot)
-        typer.echo(f"wrote {path}", err=True)
+        say(f"wrote {path}", err=True)
     if json:
         typer.echo(found.to_json())
     else:
-        from tracekit.cli._screen import Screen
         from tracekit.report.terminal.analysis import render
+        from tracekit.report.terminal.screen import Screen
 
         render(found, Screen(), brief=brief, definitions=definitions)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tracekit.cli._base import say
 from tracekit.cli._options import Nsys
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
@@ -24,18 +25,18 @@ def diff(
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
-    from tracekit.cli._screen import Screen
     from tracekit.gate import diff as compare
     from tracekit.gate import read_side
     from tracekit.report.ci import write as gate_write
     from tracekit.report.terminal import diff as diff_terminal
+    from tracekit.report.terminal.screen import Screen
 
     paths = output or []
     gate_write.check_outputs(paths, gate_write.DIFF)
     result = compare(read_side([before], what="first run"), read_side([after], what="second run"))
     gate_write.write_all(result, paths, gate_write.DIFF)
     for path in paths:
-        typer.echo(f"wrote {path}", err=True)
+        say(f"wrote {path}", err=True)
     if json:
         typer.echo(gate_write.to_json(result), nl=False)
     else:

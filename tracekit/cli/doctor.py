@@ -20,9 +20,9 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Show what these traces hold, what is missing, which answers that rules out, and how to record better."""
-    from tracekit.cli._screen import Screen
     from tracekit.doctor.diagnose import diagnose
     from tracekit.report.terminal.doctor import as_json, show
+    from tracekit.report.terminal.screen import Screen
 
     diagnosis = diagnose(paths, ranks=parse_ranks(ranks), rank=rank, workers=workers)
     if json:

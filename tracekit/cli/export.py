@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tracekit._util.text import counted, size
+from tracekit.cli._base import say
 from tracekit.cli._common import parse_ranks, show_notices
 from tracekit.cli._options import IdealDrawn, Nsys, Paths, Rank, Ranks, Rules, StacksDrawn, Workers
 
@@ -42,5 +43,5 @@ def export(
     show_notices(done.notices)
     cells = f", {done.cells:,} cells" if done.cells else ""
     written = size(done.path.stat().st_size)
-    typer.echo(f"Wrote {done.path}: {counted(len(done.ranks), 'rank')}, {done.events:,} events{cells}, {written}")
-    typer.echo("open it at https://ui.perfetto.dev, or with: tracekit open", err=True)
+    say(f"Wrote {done.path}: {counted(len(done.ranks), 'rank')}, {done.events:,} events{cells}, {written}")
+    say("open it at https://ui.perfetto.dev, or with: tracekit open", err=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekit._util.text import counted
-from tracekit.cli._base import Command, hush
+from tracekit.cli._base import Command, hush, say
 from tracekit.cli._options import Nsys
 from tracekit.errors import OptionError, TracekitError
 
@@ -164,19 +164,19 @@ def _read(paths: Sequence[str], what: str) -> Side:
 
 
 def _deliver(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
-    from tracekit.cli._screen import Screen
     from tracekit.report.ci import write as gate_write
     from tracekit.report.terminal import gate as gate_terminal
+    from tracekit.report.terminal.screen import Screen
 
     gate_write.write_all(result, paths, gate_write.GATE)
     for path in paths:
-        typer.echo(f"wrote {path}", err=True)
+        say(f"wrote {path}", err=True)
     if json:
         typer.echo(gate_write.to_json(result), nl=False)
     elif not quiet:
         gate_terminal.show(result, Screen(highlight=True))
     for line in gate_write.github(result):
-        typer.echo(line, err=json)
+        say(line, err=json)
 
 
 def _unusable(error: TracekitError) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _unusable(error: TracekitError) -> dict[str, Any]:
         "tracekit": __version__,
         "format": "tracekit.gate/1",
         "verdict": "error",
-        "exit_code": 2,
+        "exit_code": error.exit_code,
         "error": str(error),
         "obstacles": [],
         "checks": [],
@@ -205,13 +205,11 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
     held = ", ".join(
         (counted(len(side.runs), "run"), counted(steps, "step"), f"noise of {counted(len(noise), 'metric')}")
     )
-    typer.echo(f"wrote {bases[0]}: {held}")
+    say(f"wrote {bases[0]}: {held}")
     if calibrate:
         for name, one, centre in sorted((n, *v) for n, v in noise.items() if n in ("step_ms", "bubble_fraction")):
             share = f" ({100 * one.deviation / centre:.2f} %)" if centre else ""
-            typer.echo(
-                f"  {name}: runs differ by {one.deviation:.4g}{share}; floor of a pair of runs {one.floor((1, 1)):.4g}"
-            )
+            say(f"  {name}: runs differ by {one.deviation:.4g}{share}; floor of a pair of runs {one.floor((1, 1)):.4g}")
 
 
 def _list_metrics() -> None:
@@ -220,6 +218,4 @@ def _list_metrics() -> None:
     for family in FAMILIES:
         keys = f".{{{','.join(family.keys[:4])}{',…' if len(family.keys) > 4 else ''}}}" if family.keys else ""
         better = {"down": "lower is better", "up": "higher is better", "none": "no direction"}[family.better]
-        typer.echo(
-            f"{family.name}{keys}  [{family.unit}, {better}{', default' if family.default else ''}]  {family.about}"
-        )
+        say(f"{family.name}{keys}  [{family.unit}, {better}{', default' if family.default else ''}]  {family.about}")

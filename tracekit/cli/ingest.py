@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tracekit._util.text import counted, size
+from tracekit.cli._base import say
 from tracekit.cli._common import keeping, parse_ranks, show_notices
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
 
@@ -48,4 +49,4 @@ def ingest(
     show_notices(notices)
     rows = sum(entry.rows for entry in store.entries)
     written = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    typer.echo(f"Wrote {output}: {counted(len(store.entries), 'rank')}, {rows:,} events, {size(written)}")
+    say(f"Wrote {output}: {counted(len(store.entries), 'rank')}, {rows:,} events, {size(written)}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tracekit._util.text import size
+from tracekit.cli._base import say
 from tracekit.cli._common import parse_ranks, show_notices
 from tracekit.cli._options import IdealDrawn, Nsys, Paths, Rank, Ranks, Rules, StacksDrawn, Workers
 
@@ -47,7 +48,7 @@ def open_(
                 workers=workers,
             )
             show_notices(done.notices)
-            typer.echo(offer.link)
-            typer.echo(f"serving {size(file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)
+            say(offer.link)
+            say(f"serving {size(file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)
             offer.wait()
-            typer.echo("read; done", err=True)
+            say("read; done", err=True)

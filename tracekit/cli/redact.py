@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tracekit._util.text import size
+from tracekit.cli._base import say
 
 
 def redact(
@@ -24,4 +25,4 @@ def redact(
     from tracekit.redact import redact
 
     for done in redact(path, output, words=words or ()):
-        typer.echo(f"Wrote {done.path} ({size(done.bytes)}): {done.summary()}")
+        say(f"Wrote {done.path} ({size(done.bytes)}): {done.summary()}")

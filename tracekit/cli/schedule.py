@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracekit.cli._base import say
 from tracekit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def schedule(
         done = _pipeline(name, (pp, microbatches, virtual, group), time, blocks)
     for path in output or ():
         write_schedule(done, path, lanes=lanes, block_times=blocks)
-        typer.echo(f"Wrote {path}", err=True)
+        say(f"Wrote {path}", err=True)
     if as_json:
         import json
 
@@ -140,15 +141,15 @@ def _list(as_json: bool) -> None:
 
         typer.echo(json.dumps([entry.to_dict() for entry in entries]))
         return
-    from tracekit.cli._screen import Screen
     from tracekit.report.schedule.text import list_text
+    from tracekit.report.terminal.screen import Screen
 
     Screen(highlight=True).print(list_text(entries))
 
 
 def _show(done: Simulation | WeightReload) -> None:
-    from tracekit.cli._screen import Screen
     from tracekit.report.schedule.text import schedule_text
+    from tracekit.report.terminal.screen import Screen
 
     console = Screen()
     console.print(schedule_text(done, width=console.width, letters=console.color_system is None), soft_wrap=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tracekit._util.text import listing
+from tracekit.parsers.ranks import absent
 from tracekit.schema import Source
 from tracekit.store.sources import without_rank
 
@@ -236,16 +237,20 @@ def _lacking(facts: Sequence[RankFacts]) -> Iterable[Finding]:
             yield Finding(lack.code, lack.severity, lack.problem, ranks, lack.rules_out, fix)
 
 
+MOST_LISTED = 1000
+"""Missing ranks that are named one by one; of more, only their number is told."""
+
+
 def _missing(facts: Sequence[RankFacts], asked: Sequence[int] | None) -> Iterable[Finding]:
     size = max((fact.source.world_size or 0 for fact in facts), default=0)
     have = {fact.source.rank for fact in facts}
-    missing = tuple(sorted(set(range(size)) - have))
-    if missing and asked is None:
+    count, first = absent(have, size, most=MOST_LISTED)
+    if count and asked is None:
         yield Finding(
             "missing-ranks",
             "limits",
-            f"{len(missing)} of {size} ranks are not here: {listing(map(str, missing))}",
-            missing,
+            f"{count} of {size} ranks are not here: {listing(map(str, first))}",
+            tuple(first),
             ("waits inside communication of absent peers", "bubble fraction (a lower bound)", "a whole pipeline"),
             "record every rank: export_chrome_trace(f'rank{dist.get_rank()}.json.gz') on each",
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.files import atomic_write
-from tracekit._util.text import counted
+from tracekit._util.text import counted, json_text
 from tracekit._version import __version__
 from tracekit.errors import InputError, OptionError
 from tracekit.gate import stats
@@ -156,4 +156,4 @@ def _round(value: float) -> float | int:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return json_text(json.dumps(value, ensure_ascii=False, sort_keys=True))

@@ -8,6 +8,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from tracekit.parsers.ranks import rank_number
+
 HEAD_BYTES = 1 << 18
 TAIL_BYTES = 1 << 16
 
@@ -101,4 +103,4 @@ def _distributed_info(raw: bytes) -> dict[str, Any]:
 
 
 def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
+    return rank_number(value) if isinstance(value, int) and not isinstance(value, bool) else None

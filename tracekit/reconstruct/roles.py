@@ -10,6 +10,7 @@ from math import prod
 import polars as pl
 
 from tracekit.errors import Notice, OptionError
+from tracekit.parsers.ranks import MOST_RANKS
 from tracekit.reconstruct.rank import RankPipeline
 
 _KINDS = {
@@ -124,6 +125,8 @@ def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles
     if highest >= world:
         given = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise OptionError(f"layout {given} has {world} ranks, the trace has rank {highest}", hint="multiply the sizes")
+    if world >= MOST_RANKS:
+        raise OptionError(f"the layout has {world} ranks, more than any run", hint="write sizes such as pp=4,ep=2")
     places = {rank: mesh_positions(sizes, rank) for rank in range(world)}
     lines: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank, place in places.items():

@@ -13,6 +13,7 @@ import polars as pl
 from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import discover
+from tracekit.parsers.ranks import absent
 from tracekit.parsers.refs import SourceRef, check_unmixed
 from tracekit.schema import RankEvents, Source
 from tracekit.store.files import open_store
@@ -125,10 +126,11 @@ def without_rank(message: str) -> str:
 def missing_notice(sources: Sequence[Source]) -> tuple[Notice, ...]:
     """Return which ranks of the run are not here, where the world size is known."""
     size = max((source.world_size or 0 for source in sources), default=0)
-    missing = sorted(set(range(size)) - {source.rank for source in sources})
-    if not missing:
+    count, first = absent({source.rank for source in sources}, size, most=4)
+    if not count:
         return ()
-    text = f"{len(missing)} of {size} ranks are not here: {listing(map(str, missing))}"
+    more = [f"+{count - len(first)} more"] if count > len(first) else []
+    text = f"{count} of {size} ranks are not here: {', '.join([*map(str, first), *more])}"
     return (Notice("missing-ranks", text),)
 
 

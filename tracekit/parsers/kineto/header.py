@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekit.errors import InputError
+from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream
+from tracekit.parsers.ranks import rank_number
 from tracekit.schema import ProcessGroup
 
 HEAD_LIMIT = 64 << 20
 """A header longer than this is none: process groups of ten thousand ranks take a tenth of it."""
 
 TAIL_LIMIT = 16 << 20
+LATEST_BASE_NS = 1 << 61
+"""No clock starts beyond this (the year 2043): a larger number is damage."""
 FIRST_READ = 1 << 18
 
 _DECODER = json.JSONDecoder(strict=False)
 _KEY = re.compile(r'[\s,]*"([^"\\]{0,200})"\s*:\s*')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*([^\s,}]{1,60})')
 _VERSION = re.compile(
     r"(cuda_driver|cuda_runtime|cupti|hip_driver|hip_runtime|roctracer|rocprofiler|nccl|rccl|torch|pytorch|kineto)_version"
 )
@@ -39,6 +43,8 @@ class Header:
     versions: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[ProcessGroup, ...] = ()
     record_shapes: bool | None = None
+    notices: tuple[Notice, ...] = ()
+    """What it says that cannot be: each value left out is named."""
 
 
 def sniff(start: bytes) -> bool:
@@ -123,7 +129,7 @@ def tail_keys(tail: bytes) -> dict[str, Any]:
     """
     keys, _, _ = _keys(tail.decode("latin-1"), 0)
     if "baseTimeNanoseconds" not in keys and (found := _BASE.search(tail)):
-        keys["baseTimeNanoseconds"] = int(found.group(1))
+        keys["baseTimeNanoseconds"] = found.group(1).decode("latin-1")
     return keys
 
 
@@ -133,10 +139,11 @@ def understand(keys: Mapping[str, Any]) -> Header:
     info = info if isinstance(info, dict) else {}
     devices = keys.get("deviceProperties")
     shapes = keys.get("record_shapes")
+    rank, world, base = info.get("rank"), info.get("world_size"), keys.get("baseTimeNanoseconds")
     return Header(
-        rank=_whole(info.get("rank")),
-        world_size=_whole(info.get("world_size")),
-        base_ns=_whole(keys.get("baseTimeNanoseconds"), negative=True) or 0,
+        rank=rank_number(_whole(rank)),
+        world_size=rank_number(_whole(world)),
+        base_ns=_base(base) or 0,
         devices=tuple(_text(d["name"]) for d in devices if isinstance(d, dict) and "name" in d)
         if isinstance(devices, list)
         else (),
@@ -144,6 +151,15 @@ def understand(keys: Mapping[str, Any]) -> Header:
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
         groups=_groups(info.get("pg_config")),
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
+        notices=tuple(
+            Notice(code, f"{key} is {_short(value)}, which {why}")
+            for code, key, value, found, why in (
+                ("odd-rank", "rank", rank, rank_number(_whole(rank)), "is no rank: it was left out"),
+                ("odd-world-size", "world_size", world, rank_number(_whole(world)), "no run has: it was left out"),
+                ("no-base-time", "baseTimeNanoseconds", base, _base(base), "is no time: the clock's start is unknown"),
+            )
+            if value is not None and found is None
+        ),
     )
 
 
@@ -154,13 +170,29 @@ def _multiprocessors(devices: Any) -> int | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
+def _base(value: Any) -> int | None:
+    """Return the start of the clock; a float counts where it is whole, and what no clock shows does not.
+
+    >>> _base(1.7e18), _base(17 * 10**18), _base("x"), _base(0.5)
+    (1700000000000000000, None, None, None)
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    found = _whole(value, negative=True)
+    return found if found is not None and abs(found) < LATEST_BASE_NS else None
+
+
+def _short(value: Any) -> str:
+    said = " ".join(_text(value).split())
+    return said if len(said) <= 40 else f"{said[:39]}…"
+
+
 def _text(value: Any) -> str:
     """Undo the latin-1 reading, which kept positions equal, for what is shown."""
     text = str(value)
-    try:
-        return text.encode("latin-1").decode("utf-8")
-    except UnicodeError:
-        return text
+    with contextlib.suppress(UnicodeError):
+        text = text.encode("latin-1").decode("utf-8")
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _whole(value: Any, *, negative: bool = False) -> int | None:
@@ -189,7 +221,8 @@ def _groups(config: Any) -> tuple[ProcessGroup, ...]:
         if not isinstance(entry, dict):
             continue
         ranks = entry.get("ranks")
-        ranks = ranks if isinstance(ranks, list) and all(isinstance(r, int) for r in ranks) else []
+        if not isinstance(ranks, list) or any(type(r) is not int or rank_number(r) is None for r in ranks):
+            ranks = []
         description = entry.get("pg_desc")
         if not isinstance(description, str) or description in ("", "undefined"):
             description = None

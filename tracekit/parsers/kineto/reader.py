@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import polars as pl
 
+from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.header import Header, find_events, tail_keys, understand
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
-from tracekit.schema import RankEvents, Source
+from tracekit.schema import DAMAGED, UNTIMED, RankEvents, Source
 
 if TYPE_CHECKING:
     from tracekit.parsers.kineto.blocks import Scanned
+    from tracekit.parsers.kineto.table import Table
 
 
 def read(
@@ -49,6 +51,8 @@ def read(
             raise InputError(
                 f"{stream.name}: event {table.first_bad_text} holds text that is not valid JSON", hint=_HINT
             )
+        if table.out_of_range and not lenient:
+            raise InputError(f"{stream.name}: {table.out_of_range} events have times that no clock shows", hint=_HINT)
         events = assign_steps(table.events)
         return RankEvents(
             events,
@@ -64,8 +68,8 @@ def read(
                 groups=header.groups,
                 record_shapes=_record_shapes(header, events),
                 counts=_counts(events),
-                skipped=_skipped(scanned),
-                notices=tuple(_notices(stream, scanned, table.bad_text, events, header.base_ns)),
+                skipped=_skipped(scanned, table),
+                notices=(*_notices(stream, scanned, table, events, header.base_ns), *header.notices),
             ),
         )
 
@@ -126,11 +130,11 @@ def _refuse(stream: Stream, scanned: Scanned) -> None:
         raise InputError(f"{stream.name}: ends after event {before - 1}, before the list of events does", hint=_HINT)
 
 
-def _notices(stream: Stream, scanned: Scanned, bad_text: int, events: pl.DataFrame, base_ns: int) -> list[Notice]:
+def _notices(stream: Stream, scanned: Scanned, table: Table, events: pl.DataFrame, base_ns: int) -> list[Notice]:
     rows = events.height
     relative = rows and not base_ns and events["start_ns"][0] < _EPOCH_NS
     notices = []
-    bad = sum(part.bad for part in scanned.parts)
+    bad = sum(part.bad for part in scanned.parts) + table.out_of_range
     values = sum(part.bad_values for part in scanned.parts)
     if stream.cut_short or not scanned.closed:
         lost = 1 if scanned.cut_event else 0
@@ -141,11 +145,15 @@ def _notices(stream: Stream, scanned: Scanned, bad_text: int, events: pl.DataFra
         if relative:
             notices.append(Notice("no-base-time", "the start of the clock was lost with the end of the file"))
     if bad:
-        notices.append(Notice("bad-events", f"{bad} damaged events were lost"))
+        gpu = table.untimed.get(UNTIMED, 0)
+        ran = f", of which {gpu} ran on the GPU" if gpu else ""
+        notices.append(
+            Notice("bad-events", f"{counted(bad, 'damaged event')} {'was' if bad == 1 else 'were'} lost{ran}")
+        )
     if values:
         notices.append(Notice("bad-values", f"{values} values are not JSON (such as inf or N/A) and were left out"))
-    if bad_text:
-        notices.append(Notice("bad-text", f"{bad_text} names hold invalid bytes or escapes and were repaired"))
+    if table.bad_text:
+        notices.append(Notice("bad-text", f"{table.bad_text} names hold invalid bytes or escapes and were repaired"))
     if scanned.tail_cut:
         notices.append(Notice("unread-keys", "the keys behind the events were too long to read"))
     if not rows:
@@ -165,9 +173,13 @@ def _counts(events: pl.DataFrame) -> Mapping[str, int]:
     return {str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()}
 
 
-def _skipped(scanned: Scanned) -> Mapping[str, int]:
+def _skipped(scanned: Scanned, table: Table) -> Mapping[str, int]:
+    """Count what the file holds and the table does not; an event that the end of the file cuts in two is none."""
     phases = np.sum([part.phases for part in scanned.parts], axis=0)
     names = {0: "no phase", 1: "unknown phase"}
     skipped = {names.get(k, chr(k)): int(phases[k]) for k in np.flatnonzero(phases).tolist()}
     python = sum(part.python for part in scanned.parts)
-    return {**skipped, "python": python} if python else skipped
+    unreadable = sum(part.bad for part in scanned.parts) - scanned.cut_event
+    unreadable -= sum(table.untimed.values()) - table.out_of_range
+    more = {"python": python, DAMAGED: unreadable, **table.untimed}
+    return {**skipped, **{key: count for key, count in more.items() if count}}

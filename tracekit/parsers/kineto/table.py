@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import polars as pl
 from tracekit.parsers.kineto.blocks import Scanned
 from tracekit.parsers.kineto.scanner.columns import NULL, NULL32, Column
 from tracekit.parsers.kineto.worker import Chunk, Piece
-from tracekit.schema import EVENTS, KINDS, conform
+from tracekit.schema import EVENTS, KINDS, UNTIMED, conform
 
 Ints = npt.NDArray[np.int64]
 
@@ -45,6 +46,9 @@ CATEGORIES = {
 }
 """The profiler's categories, in lower case (files of 2021 capitalise them), and the kind each is."""
 
+LATEST_NS = 1 << 62
+"""No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
+UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
 
 ITEM_BYTES = {
@@ -83,6 +87,10 @@ class Table:
     events: pl.DataFrame
     bad_text: int = 0
     first_bad_text: int | None = None
+    untimed: Mapping[str, int] = field(default_factory=dict)
+    """Events left out because their time is none, by what they are (see ``Source.skipped``)."""
+    out_of_range: int = 0
+    """Of those, events whose times are numbers, but none that a clock shows."""
 
 
 def build(scanned: Scanned, *, rank: int, base_ns: int) -> Table:
@@ -112,11 +120,13 @@ class _Builder:
         gpu = np.isin(kind, [KINDS.index(k) for k in DEVICE_KINDS])
         start, length = self._take(Column.TS), self._take(Column.DUR)
         if start is None:
-            start = np.empty(0, np.int64)
-        start += base_ns
+            start = np.full(n, NULL, np.int64)
+        placed, out_of_range = _placed(start, length, base_ns)
+        start += base_ns  # what overflows here is not placed
         end = start.copy() if length is None else np.add(start, length, out=length, where=length != NULL)
         if length is not None:
             np.copyto(end, start, where=end == NULL)
+        untimed = {} if placed is None else _counted(gpu[~placed])
         frame: dict[str, pl.Series] = {
             "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, n),
             "id": pl.Series(self._places(Column.ID, [part.complete for part in self._parts])),
@@ -149,7 +159,10 @@ class _Builder:
         frame["dtypes"] = self._text(Column.DTYPES, _list)
         nodes, graphs = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
         frame["graph"] = self._series(_first(_no_zero(nodes), _no_zero(graphs)))
-        return Table(conform(pl.DataFrame(frame), EVENTS), self._bad_text, self._first_bad())
+        events = pl.DataFrame(frame)
+        if placed is not None:
+            events = events.filter(pl.Series(placed))
+        return Table(conform(events, EVENTS), self._bad_text, self._first_bad(), untimed, out_of_range)
 
     def _take(self, column: Column) -> Ints | None:
         """Take one column of all chunks, which give it up; None when no row has a value."""
@@ -260,9 +273,39 @@ class _Builder:
         sizes = np.array([ITEM_BYTES.get(name, 0) for name in names] + [0], np.int64)[codes]
         known = (sent != NULL) & (sizes > 0)
         most = sent[known] if received is None else np.maximum(sent[known], received[known])
-        values[known] = most * sizes[known]
-        incoming = None if received is None else np.where(known & (received != NULL), received * sizes, NULL)
+        values[known] = _product(most, sizes[known])
+        incoming = None if received is None else np.where(known & (received != NULL), _product(received, sizes), NULL)
         return values, incoming
+
+
+def _product(counts: Ints, sizes: Ints) -> Ints:
+    """Return counts times sizes; nothing where 64 bits do not hold it."""
+    fits = (counts >= 0) & (counts <= (2**63 - 1) // np.maximum(sizes, 1))
+    return np.where(fits, np.where(fits, counts, 0) * sizes, NULL)
+
+
+def _placed(start: Ints, length: Ints | None, base_ns: int) -> tuple[npt.NDArray[np.bool_] | None, int]:
+    """Tell which events have a place in time, None where all do; and how many have one that no clock shows.
+
+    Sums of such times would wrap around: 64 bits hold 292 years of nanoseconds.
+    """
+    if not len(start):
+        return None, 0
+    low, high = max(-LATEST_NS - base_ns, NULL + 1), min(LATEST_NS - base_ns, 2**63 - 1)
+    longest = 0 if length is None else max(0, int(length.max()))
+    if int(start.min()) >= low and int(start.max()) <= high - longest:
+        return None, 0
+    known = start != NULL
+    placed = known & (start >= low) & (start <= high)
+    if length is not None:
+        placed[placed] &= (length[placed] == NULL) | (length[placed] <= high - start[placed])
+    return placed, int(np.count_nonzero(known & ~placed))
+
+
+def _counted(gpu: npt.NDArray[np.bool_]) -> dict[str, int]:
+    """Count what was left out for its time, by where it ran."""
+    lost = int(np.count_nonzero(gpu))
+    return {key: count for key, count in ((UNTIMED, lost), (UNTIMED_CPU, len(gpu) - lost)) if count}
 
 
 def _where(gpu: npt.NDArray[np.bool_], values: Ints | None, fallback: Ints | None) -> Ints | None:
@@ -290,14 +333,15 @@ def _either(group: pl.Series, old: pl.Series) -> pl.Series:
     return pl.select(pl.coalesce(group.cast(pl.String), old.cast(pl.String)).cast(pl.Categorical())).to_series()
 
 
-_DAMAGE = "\ue000"
+_DAMAGE = "\udfff"  # half of a letter: text that is whole never holds it
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 def _plain(raw: bytes) -> str:
     """Read a JSON string's text. Damage (bad bytes, escapes, control characters) is read as it stands, and marked."""
     try:
         text = raw.decode()
-        return str(json.loads(f'"{text}"')) if "\\" in text or not text.isprintable() else text
+        return _whole(str(json.loads(f'"{text}"'))) if "\\" in text or not text.isprintable() else text
     except ValueError:
         return _repair(raw)
 
@@ -305,7 +349,7 @@ def _plain(raw: bytes) -> str:
 def _repair(raw: bytes) -> str:
     text = raw.decode("utf-8", "replace")
     try:
-        return str(json.loads(f'"{text}"', strict=False)) + _DAMAGE
+        return _whole(str(json.loads(f'"{text}"', strict=False))) + _DAMAGE
     except ValueError:
         return text + _DAMAGE
 
@@ -313,6 +357,18 @@ def _repair(raw: bytes) -> str:
 def _list(raw: bytes) -> str:
     """A list of words without the spaces between them."""
     return raw.decode("utf-8", "replace").replace(", ", ",")
+
+
+def _whole(text: str) -> str:
+    r"""Mark and replace halves of letters: JSON can spell them, no text can hold them.
+
+    >>> _whole("a\ud800").removesuffix(_DAMAGE)
+    'a\ufffd'
+    """
+    if text.isascii():
+        return text
+    clean = _HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text if clean == text else clean + _DAMAGE
 
 
 def _compact(raw: bytes) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
+from tracekit._util.text import terminal_lines
 from tracekit.report.ci import words
 
 
@@ -39,7 +40,8 @@ def render(result: Mapping[str, Any]) -> str:
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    written = terminal_lines(ElementTree.tostring(root, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{written}\n'
 
 
 def _kind(check: Mapping[str, Any], strict: bool) -> str | None:

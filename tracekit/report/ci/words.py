@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tracekit._util.text import counted, signed
+from tracekit._util.text import counted, signed, terminal
 
 MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
 ORDER = ("regressed", "inconclusive", "improved", "pass")
@@ -117,7 +117,7 @@ def named(row: Row) -> str:
             cell = f"({cell};{row.get('b_stage')}B{row.get('b_microbatch')})"
         return f"rank {row['rank']}, {cell}"
     first = row.get("name") or row.get("module")
-    return ", ".join(str(part) for part in (first, row.get("label")) if part)
+    return ", ".join(terminal(part) for part in (first, row.get("label")) if part)
 
 
 def _digits(number: float) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.files import atomic_write
+from tracekit._util.text import json_text
 from tracekit.errors import OptionError
 from tracekit.report.ci import github as gate_github
 from tracekit.report.ci import junit as gate_junit
@@ -21,7 +22,7 @@ Data = Mapping[str, Any]
 
 def to_json(result: Data) -> str:
     """Return plain data as JSON text."""
-    return json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 GATE: dict[str, Callable[[Data], str]] = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from tracekit._util.text import html
 from tracekit.report.ci import words
 from tracekit.report.markdown.diff import arrow, names, rank_name, sentence
 from tracekit.report.palette import LABEL_COLOURS
@@ -26,17 +26,17 @@ _STYLE = """
 
 def render(result: Data) -> str:
     """Return the page."""
-    body = [f"<header><h1>tracekit diff</h1><p class='source'>{html.escape(names(result))}</p></header><main>"]
-    said = [f"<p>{html.escape(sentence(result))}</p>"]
+    body = [f"<header><h1>tracekit diff</h1><p class='source'>{html(names(result))}</p></header><main>"]
+    said = [f"<p>{html(sentence(result))}</p>"]
     if result["obstacles"]:
-        said.append(f'<p class="bad">Not comparable: {html.escape("; ".join(result["obstacles"]))}</p>')
+        said.append(f'<p class="bad">Not comparable: {html("; ".join(result["obstacles"]))}</p>')
     body.append(f'<section class="answer">{"".join(said)}</section>')
     body.append(_metrics(result["metrics"]))
     body.append(_labels(result["labels"]))
     name: Callable[[Data], str] = words.named
     for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
         body.append(_times(key, by, result[key]))
-    body += [f'<p class="note">{html.escape(note)}</p>' for note in result["notes"]]
+    body += [f'<p class="note">{html(note)}</p>' for note in result["notes"]]
     shared = resources.files("tracekit.report.html").joinpath("assets", "page.css").read_text(encoding="utf-8")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -53,16 +53,16 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     """A table of cells that are markup already; the first names its row."""
     if not rows:
         return ""
-    top = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in head)
+    top = "".join(f'<th scope="col">{html(h)}</th>' for h in head)
     lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return (
-        f"<section><h2>{html.escape(title)}</h2>"
+        f"<section><h2>{html(title)}</h2>"
         f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div></section>'
     )
 
 
 def _named(text: str, *, dot: str = "", code: bool = False) -> str:
-    said = html.escape(text)
+    said = html(text)
     if not code:
         return f'<th scope="row">{dot}{said}</th>'
     return f'<th scope="row" class="kernel" title="{said}"><span dir="auto">{said}</span></th>'
@@ -70,7 +70,7 @@ def _named(text: str, *, dot: str = "", code: bool = False) -> str:
 
 def _cell(text: str, kind: str = "") -> str:
     look = f' class="{kind}"' if kind else ""
-    return f"<td{look}>{html.escape(text)}</td>"
+    return f"<td{look}>{html(text)}</td>"
 
 
 def _metrics(rows: Sequence[Data]) -> str:

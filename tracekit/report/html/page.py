@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from tracekit._util.text import at_least, counted, ms, percent, signed_ms, unbroken
+from tracekit._util.text import at_least, counted, ms, percent, signed_ms, terminal_lines, unbroken
 from tracekit.analysis import Analysis
 from tracekit.report.html.data import lanes_data, schedule_data
 from tracekit.report.html.fleet import page_fleet
@@ -71,10 +71,15 @@ def _number(count: float) -> str:
     return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"
 
 
+def _shown(value: Any) -> Any:
+    """Return text of a trace without what no page can hold; what we wrote ourselves is as it is."""
+    return terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @cache
 def _template() -> Any:
     # Everything from a trace is escaped; only our own css and scripts are marked safe in the template.
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
     environment.filters.update(
         ms=ms,
         percent=percent,

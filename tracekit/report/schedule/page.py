@@ -6,11 +6,11 @@ import io
 import math
 import re
 from collections import defaultdict
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tracekit._util.text import html
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
 from tracekit.report.schedule.plot import INK, NAMES, Parts, chunks, colour, facts, headline, parts, shaded
 from tracekit.schedules.weight_reload import WeightReload
@@ -65,8 +65,8 @@ def _page(title: str, line: str, body: str) -> str:
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<title>{escape(title)}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n<p>{escape(line)}</p>\n{body}\n</body>\n</html>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<title>{html(title)}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{html(title)}</h1>\n<p>{html(line)}</p>\n{body}\n</body>\n</html>\n"
     )
 
 
@@ -89,7 +89,7 @@ def _svg(done: Simulation) -> str:
     row = 26 if ranks <= 24 else 14
     scale = _Scale(width / done.makespan, row)
     height = ranks * row + 24
-    title = escape(headline(done))
+    title = html(headline(done))
     out = [f'<svg width="{width + _LEFT + 20:.0f}" height="{height + 18}" role="img" aria-label="{title}">']
     for rank in range(ranks):
         y = rank * row

@@ -18,6 +18,7 @@ from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.overlap import exposure, hiders
 from tracekit.report.terminal.rates import communication, experts, products
 from tracekit.report.terminal.schedule import render_schedule
+from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.sections import bubbles, copies, reload, spread, stragglers, warnings
 from tracekit.report.view import View, view_of
 
@@ -29,7 +30,7 @@ def render(
     analysis: Analysis, console: Console | None = None, *, brief: bool = False, definitions: bool = False
 ) -> None:
     """Print the whole report; *brief* prints the answer alone, *definitions* adds how each number is defined."""
-    out, view = console or Console(highlight=False), view_of(analysis)
+    out, view = console or Screen(), view_of(analysis)
     out.print(header(view))
     out.print(answer(view, out.width))
     for title, build in SECTIONS if not brief else ():

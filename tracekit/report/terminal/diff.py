@@ -9,9 +9,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tracekit._util.text import terminal
 from tracekit.report.ci import words
 from tracekit.report.markdown.diff import arrow, names, rank_name, sentence
 from tracekit.report.terminal.gate import STYLES
+from tracekit.report.terminal.screen import Screen
 
 Data = Mapping[str, Any]
 MOST = 8
@@ -19,15 +21,15 @@ MOST = 8
 
 def show(result: Data, console: Console | None = None) -> None:
     """Print what changed, the largest change first."""
-    console = console or Console()
+    console = console or Screen()
     console.print(render(result, width=console.width))
 
 
 def render(result: Data, *, width: int = 100) -> RenderableType:
     """Return what to print; numbers are never cut, names and the last columns give way on a narrow terminal."""
-    parts: list[RenderableType] = [Text(names(result), style="dim")]
+    parts: list[RenderableType] = [Text(terminal(names(result)), style="dim")]
     if result["obstacles"]:
-        parts.append(Text(f"not comparable: {'; '.join(result['obstacles'])}", style="yellow"))
+        parts.append(Text(terminal(f"not comparable: {'; '.join(result['obstacles'])}"), style="yellow"))
     parts.append(Text(sentence(result), style="bold"))
     telling = [m for m in result["metrics"] if m["verdict"] != "pass"] or result["metrics"][:3]
     if telling:
@@ -38,7 +40,7 @@ def render(result: Data, *, width: int = 100) -> RenderableType:
     for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
         if result[key]:
             parts += [Text(""), _times(key, by, result[key], width)]
-    parts += [Text(note, style="dim") for note in result["notes"]]
+    parts += [Text(terminal(note), style="dim") for note in result["notes"]]
     return Group(*parts)
 
 

@@ -11,9 +11,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import listing, spans
+from tracekit._util.text import json_text, listing, spans, terminal
 from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.recording import RECIPES, Finding
+from tracekit.report.terminal.screen import Screen
 
 TOOLS = {"kineto": "PyTorch profiler", "nsight": "Nsight Systems"}
 PHASES = {"M": "metadata", "s": "flow starts", "f": "flow ends", "i": "instants", "python": "Python frames"}
@@ -22,12 +23,12 @@ _MARKS = {"blocks": ("✗", "bold red"), "limits": ("!", "bold yellow"), "note":
 
 def as_json(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as JSON text."""
-    return json.dumps(diagnosis.to_dict(), indent=2, ensure_ascii=False)
+    return json_text(json.dumps(diagnosis.to_dict(), indent=2, ensure_ascii=False))
 
 
 def show(diagnosis: Diagnosis, console: Console | None = None) -> None:
     """Print the diagnosis."""
-    (console or Console(highlight=False)).print(render(diagnosis))
+    (console or Screen()).print(render(diagnosis))
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
@@ -50,7 +51,7 @@ def _found(diagnosis: Diagnosis) -> Table:
     rows.add_column(overflow="fold")
     for name, value in _rows(diagnosis, facts):
         if value:
-            rows.add_row(name, Text(value))
+            rows.add_row(name, Text(terminal(value)))
     return rows
 
 
@@ -85,7 +86,7 @@ def _more(count: int) -> str:
 
 def _finding(finding: Finding, total: int) -> Table:
     mark, style = _MARKS[finding.severity]
-    lines = Text(finding.problem, style="bold" if finding.severity == "blocks" else "")
+    lines = Text(terminal(finding.problem), style="bold" if finding.severity == "blocks" else "")
     if finding.ranks and len(finding.ranks) < total:
         lines.append(f"  (rank {spans(list(finding.ranks))})", style="dim")
     if finding.rules_out:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
+from tracekit._util.text import terminal
 from tracekit.classify import classify, explain, load_rules
 from tracekit.errors import OptionError
 from tracekit.schema import LABELS, RankEvents
@@ -39,7 +40,7 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
         .sort("ns", "name", descending=[True, False])
     )
     lines = [
-        f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or '-':28} {row['name'][:90]}"
+        f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or '-':28} {terminal(row['name'][:90])}"
         for row in kernels.head(MOST).iter_rows(named=True)
     ]
     return "\n".join([head, *lines, "", explain(rank.events, longest, book).render()])

@@ -9,7 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tracekit._util.text import terminal
 from tracekit.report.ci import words
+from tracekit.report.terminal.screen import Screen
 
 STYLES = {"pass": "green", "improved": "cyan", "regressed": "bold red", "inconclusive": "yellow", "error": "bold red"}
 PASSING_SHOWN = 8
@@ -17,17 +19,17 @@ PASSING_SHOWN = 8
 
 def render(result: Mapping[str, Any]) -> RenderableType:
     """Return what to print: the sentence, the table, what moved, the waivers."""
-    parts: list[RenderableType] = [Text(words.headline(result), style=STYLES[result["verdict"]])]
+    parts: list[RenderableType] = [Text(terminal(words.headline(result)), style=STYLES[result["verdict"]])]
     if result["checks"]:
         parts.append(_table(result["checks"]))
     parts += _moved(result.get("moved") or {}) if result["verdict"] == "regressed" else []
-    parts += [Text(_waiver(w), style="dim") for w in result["waivers"]]
+    parts += [Text(terminal(_waiver(w)), style="dim") for w in result["waivers"]]
     return Group(*parts)
 
 
 def show(result: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the answer."""
-    (console or Console()).print(render(result))
+    (console or Screen()).print(render(result))
 
 
 def _table(checks: list[Mapping[str, Any]]) -> Table:
@@ -42,11 +44,11 @@ def _table(checks: list[Mapping[str, Any]]) -> Table:
         unit, style = check["unit"], STYLES[check["verdict"]]
         table.add_row(
             Text(words.MARKS[check["verdict"]], style=style),
-            check["requirement"] or check["metric"],
+            terminal(check["requirement"] or check["metric"]),
             words.value(check["before"], unit),
             words.value(check["after"], unit),
             words.change(check),
-            Text(_why(check), style="dim" if check["verdict"] == "pass" else style),
+            Text(terminal(_why(check)), style="dim" if check["verdict"] == "pass" else style),
         )
     if hidden:
         table.add_row("", f"and {len(hidden)} more that pass")

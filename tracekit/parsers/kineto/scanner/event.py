@@ -132,7 +132,7 @@ def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, s
                 ends[column - FIRST_TEXT] = last
             elif column >= 0 and column < FIRST_TEXT:
                 row[column] = quoted_number(buf, first, last, column)
-                if column <= _DUR and row[column] == NULL:
+                if (column == _TS and row[column] == NULL) or (column == _DUR and row[column] < 0):
                     lost = 1
         elif c == BRACE or c == BRACKET:
             if column == ARGS and c == BRACE:
@@ -145,6 +145,8 @@ def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, s
             if column >= FIRST_TEXT and column < WIDTH:
                 row[column] = first
                 ends[column - FIRST_TEXT] = i
+            elif column == _TS or column == _DUR:
+                lost = 1
         else:
             if column >= 0 and column < FIRST_TEXT:
                 i, value = common_number(buf, first, end, column == _TS or column == _DUR, keys)

@@ -221,9 +221,13 @@ def scan(
         phase = state[SEEN]
         if phase != _X and (phase != 0 or row[_TS] == NULL):
             state[PHASES + phase] += 1
-        elif row[_TS] == NULL or state[LOST] == 1:
-            _count_bad(state)
-        elif not stacks and row[_CAT] != NULL and is_python(buf, row[_CAT], ends[_CAT - FIRST_TEXT]):
+        elif (
+            not stacks
+            and row[_TS] != NULL
+            and state[LOST] == 0
+            and row[_CAT] != NULL
+            and is_python(buf, row[_CAT], ends[_CAT - FIRST_TEXT])
+        ):
             state[PYTHON] += 1
             state[COMPLETE] += 1
         else:
@@ -238,7 +242,11 @@ def scan(
                     row[FIRST_TEXT + k] = intern(buf, row[FIRST_TEXT + k], ends[k], slots, mask, starts, heap, state)
             row[_ID] = state[COMPLETE]
             row[_EVENT] = state[EVENTS]
-            state[COMPLETE] += 1
+            if row[_TS] == NULL or state[LOST] == 1:  # a row all the same: its category tells what was lost
+                row[_TS] = NULL
+                _count_bad(state)
+            else:
+                state[COMPLETE] += 1
             state[ROWS] += 1
         if state[ODD] > 0:
             if state[BAD_VALUES] == 0:

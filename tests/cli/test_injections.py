@@ -1,0 +1,149 @@
+"""Whatever a trace calls its kernels and its files, a terminal, a pull request or a spreadsheet shows text."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.injections import trace
+from tracekit import cli
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of two ranks, in files whose names are as bad as what they hold."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, scale in (("a <img src=x onerror=alert(1)>", 1), ("b \x1b[31m\n::error::pwn", 1.5)):
+        (folder / name).mkdir()
+        for rank in (0, 1):
+            path = folder / name / f"\x1b[31m<b> rank{rank}.json"
+            path.write_text(trace(rank, scale=scale), encoding="utf-8", errors="surrogatepass")
+    return sorted(map(str, folder.iterdir()))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+def check(text):
+    """Nothing moves the cursor, and no line is a command to the machine that runs the job."""
+    assert not CONTROL.search(text), CONTROL.findall(text)[:5]
+    assert not re.search(r"(?m)^\s*::(?!error title=|warning title=|notice title=)", text)
+
+
+def test_terminal(run, runs, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    for words in (
+        ["analyze", runs[0]],
+        ["analyze", runs[0], "--explain", "AllReduce"],
+        ["analyze", runs[0], "--explain", "gnp.exe"],
+        ["analyze", runs[0], "--explain", "::error"],
+        ["diff", *runs],
+        ["doctor", runs[0]],
+        ["gate", runs[1], "--baseline", runs[0]],
+    ):
+        code, out, err = run(*words)
+        assert code in (0, 1, 3), err
+        check(out)
+        check(err)
+
+
+def test_json_and_files(run, runs, tmp_path):
+    for words in (["analyze", runs[0]], ["diff", *runs], ["doctor", runs[0]]):
+        code, out, err = run(*words, "--json")
+        assert code == 0, err
+        check(out)
+        json.loads(out)
+    outputs = [tmp_path / f"report{kind}" for kind in (".md", ".csv", ".json", ".html", ".parquet", ".svg", ".png")]
+    code, _, err = run("analyze", runs[0], *(word for path in outputs for word in ("-o", path)))
+    assert code == 0, err
+    for path in outputs[:3]:
+        check(path.read_text(encoding="utf-8"))
+    code, _, err = run("diff", *runs, "-o", tmp_path / "diff.md", "-o", tmp_path / "diff.html")
+    assert code == 0, err
+    check((tmp_path / "diff.md").read_text(encoding="utf-8"))
+    run("gate", runs[1], "--baseline", runs[0], "-o", tmp_path / "gate.xml", "-o", tmp_path / "gate.md")
+    ElementTree.fromstring((tmp_path / "gate.xml").read_text(encoding="utf-8"))
+    for name in ("report.md", "diff.md", "gate.md"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text)  # what stands as code is not read
+        assert "<img" not in outside
+        assert not re.search(r"(?<!\\)\]\(javascript", outside)
+        assert not re.search(r"(?m)^# H1", text)
+
+
+def test_errors_are_one_line(run, tmp_path):
+    bad = tmp_path / "a\nb\x1b[2J.json"
+    bad.write_text("{}")
+    for path in (bad, tmp_path / "not\nthere"):
+        code, _, err = run("analyze", path)
+        assert code == 2
+        assert err.count("\n") == 1
+        check(err)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "iso-8859-1", "ascii"])
+def test_a_terminal_without_our_letters_gets_others(samples, encoding):
+    for words, codes in (
+        (["analyze", "sample_traces/reload"], [0]),
+        (["gate", "sample_traces/steps/b", "--baseline", "sample_traces/steps/a"], [0, 1, 3]),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "tracekit", *words],
+            cwd=samples.parent,
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            check=False,
+        )
+        assert done.returncode in codes, done.stderr
+        assert b"Traceback" not in done.stderr
+        assert done.stdout.decode(encoding)
+
+
+def test_a_fault_of_ours_has_its_own_exit_code(run, runs, monkeypatch):
+    def fail(*_, **__):
+        raise KeyError("x\ny")
+
+    monkeypatch.setattr("tracekit.run.analyze.combine", fail)
+    code, _, err = run("analyze", runs[0])
+    assert code == 70
+    assert re.fullmatch(r"error: a fault in tracekit: KeyError: 'x\\ny' \(tracekit\.\S+, line \d+\); .*\n", err)
+    monkeypatch.setattr("tracekit.gate.samples.analyze", fail, raising=False)
+    monkeypatch.setattr("tracekit.cli.gate._judge", fail)
+    assert run("gate", runs[0], "--baseline", runs[0])[0] == 70
+
+
+def test_no_memory_is_one_line(run, runs, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("tracekit.run.analyze.combine", fail)
+    code, _, err = run("analyze", runs[0])
+    assert (code, err) == (2, "error: memory ran out; use fewer workers (--workers 1), or fewer ranks (--ranks)\n")
+
+
+def test_text_that_no_encoding_takes_is_written_all_the_same():
+    from tracekit._util.text import in_ascii
+
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", errors="tracekit")
+    stream.write("✓ 1–2 → 日 \ud800")
+    stream.flush()
+    assert stream.buffer.getvalue() == "+ 1–2 -> ? ?".encode("cp1252")
+    assert in_ascii("▲▼·×") == "^v-x"

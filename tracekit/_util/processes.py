@@ -1,0 +1,162 @@
+"""Spawned workers, each on a pipe of its own: one that dies takes nothing with it but the item it was at.
+
+A worker that is killed while it writes its result leaves half a message in its own pipe and nowhere else, so that
+stopping never waits for anybody. Workers end when their parent does, whatever ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from tracekit._util.machine import cores
+
+PATIENCE_S = 5.0
+"""How long a worker that was told to stop may take before it is killed."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    item: Any = None
+    busy: bool = False
+
+    def give(self, function: Callable[[Any], Any], item: Any) -> bool:
+        """Hand out an item; False where the worker is gone."""
+        self.item, self.busy = item, True
+        try:
+            self.pipe.send((function, item))
+        except OSError:
+            return False
+        return True
+
+    def take(self) -> tuple[bool, Any]:
+        """Return whether the worker lives, and what it made of its item."""
+        try:
+            made = self.pipe.recv()
+        except (EOFError, OSError):
+            return False, None
+        self.busy = False
+        return True, made
+
+    def end(self, *, now: bool) -> None:
+        self.pipe.close()  # an idle worker ends at that
+        if not now:
+            self.process.join(PATIENCE_S)
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.process.close()
+
+
+def in_workers(
+    function: Callable[[Any], Any], items: Sequence[Any], count: int, *, hide_main: bool = True
+) -> Generator[tuple[Any, bool, Any], None, None]:
+    """Yield each item with whether its worker lived to finish it, and what *function* made of it.
+
+    *function* must not raise. When the caller stops early, or is interrupted, all workers end at once.
+    """
+    queue = list(reversed(items))
+    crew: list[_Worker] = []
+    whole = False
+    try:
+        while queue or any(worker.busy for worker in crew):
+            while queue and len(crew) < count:
+                crew.append(_start(count, hide_main=hide_main))
+            for worker in [one for one in crew if not one.busy][: len(queue)]:
+                worker.give(function, queue.pop())  # where it is gone, its pipe says so next
+            ready = wait([worker.pipe for worker in crew if worker.busy])
+            for worker in [one for one in crew if one.pipe in ready]:
+                item = worker.item
+                alive, made = worker.take()
+                if not alive:
+                    crew.remove(worker)
+                    worker.end(now=True)
+                yield item, alive, made
+        whole = True
+    finally:
+        for worker in crew:
+            worker.end(now=not whole)
+
+
+def _start(count: int, *, hide_main: bool) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    with _hidden_main() if hide_main else contextlib.nullcontext(), _shared_cores(count), _deaf():
+        process.start()
+    theirs.close()  # so that the worker's end is the worker's alone: when it dies, ours says so
+    return _Worker(process, ours)
+
+
+def _serve(pipe: Connection) -> None:
+    """Work until the parent hangs up."""
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            function, item = pipe.recv()
+            pipe.send(function(item))
+
+
+def _follow_parent() -> None:
+    """End this process, in the middle of whatever it does, when its parent has ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Start processes that never see Ctrl-C: it reaches the whole group, and the parent alone decides what to stop.
+
+    They are born with the signal blocked, and there is no moment at which one would not be.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _shared_cores(count: int) -> Iterator[None]:
+    """Let *count* children, started within, share the cores: else each would start a thread a core for its tables."""
+    if "POLARS_MAX_THREADS" in os.environ:
+        yield
+        return
+    os.environ["POLARS_MAX_THREADS"] = str(max(1, cores() // count))
+    try:
+        yield
+    finally:
+        del os.environ["POLARS_MAX_THREADS"]
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Let a script without ``if __name__ == "__main__"`` start processes.
+
+    Spawned children import the caller's main module again, and with it the call that spawned them. Our functions
+    live in modules of their own, so the main module is hidden while children start.
+    """
+    main = sys.modules["__main__"]
+    names = [name for name in ("__file__", "__spec__") if name in main.__dict__]
+    hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in names}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
