@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
 from tracekit._util.text import counted
 from tracekit.compare import identify
 from tracekit.compare.identify import Match
-from tracekit.compare.orders import units
+from tracekit.compare.judge import ELSEWHERE, elsewhere, unit_count
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.schedules import Op, Schedule
-
-NEAR = 0.5
-"""Share of the units of work that may stand elsewhere for a schedule to be called the nearest."""
-NEAR_CUT = 0.1
-"""The same where the trace begins or ends inside the step, so that any short order is near to it."""
+from tracekit.schedules import Schedule
 
 
 class Finder:
@@ -43,60 +39,94 @@ class Finder:
         return match, [Notice(n.code, _unknown(pipeline)) if n.code == "order-unknown" else n for n in notices]
 
 
-def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Match | None, list[Notice]]:
-    orders = pipeline.orders()
-    pp = len(pipeline.ranks)
-    forwards = max(sum(op.kind in ("F", "FB") for op in order) for order in orders.values())
-    stages_known = pipeline.stages_from != "nothing"
+@dataclass(frozen=True)
+class _Search:
+    """One pipeline's order, ready to be held against schedules."""
 
-    def equal(known: Sequence[Schedule]) -> Match | None:
+    pipeline: Pipeline
+    orders: identify.Orders
+    pp: int
+    forwards: int
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> _Search:
+        orders = pipeline.orders()
+        forwards = max(sum(op.kind in ("F", "FB") for op in order) for order in orders.values())
+        return cls(pipeline, orders, len(pipeline.ranks), forwards)
+
+    @property
+    def stages_known(self) -> bool:
+        return self.pipeline.stages_from != "nothing"
+
+    def equal(self, known: Sequence[Schedule]) -> Match | None:
+        """Return which of *known* has exactly this order."""
         return identify.exact_match(
-            orders,
+            self.orders,
             known,
-            traffic=pipeline.traffic,
-            stages_known=stages_known,
-            weights_by_count=pipeline.weights_counted,
+            traffic=self.pipeline.traffic,
+            stages_known=self.stages_known,
+            weights_by_count=self.pipeline.weights_counted,
         )
 
-    if wanted != "auto":
-        named = identify.named(wanted, pp, forwards)
-        options = [one for one in named if one.pp == pp]
+    def asked_for(self, wanted: str) -> tuple[Match | None, list[Notice]]:
+        """Return the order held against the schedule a user names."""
+        named = identify.named(wanted, self.pp, self.forwards)
+        options = [one for one in named if one.pp == self.pp]
         if not options:
-            text = f"{wanted} cannot run {forwards} forwards on each of {pp} ranks"
+            text = f"{wanted} cannot run {self.forwards} forwards on each of {self.pp} ranks"
             if named:
-                text = f"{wanted} is an order of {counted(named[0].pp, 'rank')}, and the pipeline has {pp}"
+                text = f"{wanted} is an order of {counted(named[0].pp, 'rank')}, and the pipeline has {self.pp}"
             return None, [Notice("schedule-other", text)]
-        found = equal(options)
-        if found is None and stages_known:
-            found = min((identify.against(orders, s) for s in options), key=lambda m: m.distance)
+        found = self.equal(options)
+        if found is None and self.stages_known:
+            found = min((identify.against(self.orders, s) for s in options), key=lambda m: m.distance)
         return found, [] if found else [Notice("order-unknown", "")]
-    if last is not None and last.pp == pp and (found := equal([last])):
-        return found, []
-    likely = identify.likely(pp, forwards, pipeline.placement.shape, pipeline.placement.virtual)
-    everything = identify.Lazy(lambda: identify.candidates(pp, forwards))
-    if found := equal(likely) or equal(everything):
-        blocks = any(op.kind == "FB" for order in orders.values() for op in order)
-        partial = len(orders) < pp
-        found = identify.with_others(found, everything, equal, cells=pp * forwards, partial=partial, blocks=blocks)
-        return found, []
-    reason = _cut(pipeline)
-    # One rank alone is near to any schedule: only an equal order says something.
-    near = _nearest(orders, likely, NEAR_CUT if reason else NEAR) if stages_known and pp > 1 else None
-    return near, [reason] if reason else [] if near else [Notice("order-unknown", "")]
+
+    def any_known(self, last: Schedule | None) -> tuple[Match | None, list[Notice]]:
+        """Return the schedule with this order, or the nearest; *last* is tried first."""
+        if last is not None and last.pp == self.pp and (found := self.equal([last])):
+            return found, []
+        place = self.pipeline.placement
+        likely = identify.likely(self.pp, self.forwards, place.shape, place.virtual)
+        if found := self._equal_to_any(likely):
+            return found, []
+        if reason := _cut(self.pipeline):
+            return None, [reason]
+        # One rank alone is near to any schedule: only an equal order says something.
+        near = identify.nearest_match(self.orders, likely) if self.stages_known and self.pp > 1 else None
+        if near is None:
+            return None, [Notice("order-unknown", "")]
+        return (near, []) if elsewhere(self.orders, near) <= ELSEWHERE else (None, [_too_far(near, self.pipeline)])
+
+    def _equal_to_any(self, likely: Sequence[Schedule]) -> Match | None:
+        everything = identify.Lazy(lambda: identify.candidates(self.pp, self.forwards))
+        found = self.equal(likely) or self.equal(everything)
+        if found is None:
+            return None
+        blocks = any(op.kind == "FB" for order in self.orders.values() for op in order)
+        return identify.with_others(
+            found,
+            everything,
+            self.equal,
+            cells=self.pp * self.forwards,
+            partial=len(self.orders) < self.pp,
+            blocks=blocks,
+        )
 
 
-def _nearest(orders: identify.Orders, likely: Sequence[Schedule], limit: float) -> Match | None:
-    found = identify.nearest_match(orders, likely)
-    return found if found and found.distance <= limit * _units(orders, found) else None
+def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Match | None, list[Notice]]:
+    search = _Search.of(pipeline)
+    return search.any_known(last) if wanted == "auto" else search.asked_for(wanted)
 
 
-def _units(orders: identify.Orders, match: Match) -> int:
-    """Return the units of work of both orders: so many stand elsewhere where they have nothing in common."""
-    return sum(_count(order) + _count(match.schedule.ranks[at]) for at, order in orders.items())
+def _too_far(match: Match, pipeline: Pipeline) -> Notice:
+    text = f"step {pipeline.step}: its order is nearest to {match.schedule.name}'s, but {_places(match, pipeline)}"
+    return Notice("schedule-doubtful", f"{text}: no schedule is named; --schedule FILE gives another order")
 
 
-def _count(order: Sequence[Op]) -> int:
-    return sum(len(units(op)) for op in order)
+def _places(match: Match, pipeline: Pipeline) -> str:
+    whole = sum(unit_count(match.schedule.ranks[at]) for at in pipeline.orders())
+    return f"{match.distance} of its {whole} units of work stand elsewhere"
 
 
 def _cut(pipeline: Pipeline) -> Notice | None:
@@ -120,10 +150,8 @@ def _cut(pipeline: Pipeline) -> Notice | None:
 
 
 def orders_differ(match: Match, pipeline: Pipeline) -> Notice:
-    """Return how far the order is from the schedule's."""
-    whole = _units(pipeline.orders(), match) // 2
-    text = f"the order is not exactly {match.schedule.name}'s: {match.distance} units of work of about {whole}"
-    return Notice("order-differs", f"{text} stand elsewhere")
+    """Return a notice of how far the order is from the schedule's."""
+    return Notice("order-differs", f"the order is not exactly {match.schedule.name}'s: {_places(match, pipeline)}")
 
 
 def _unknown(pipeline: Pipeline) -> str:

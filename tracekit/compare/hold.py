@@ -15,6 +15,7 @@ from tracekit.compare.comparison import SHIFT, Held, RankBubble, ScheduleCompari
 from tracekit.compare.finder import Finder, orders_differ
 from tracekit.compare.gap import Replays, replays, split_gap
 from tracekit.compare.identify import Match
+from tracekit.compare.judge import doubt
 from tracekit.compare.sizes import size_from_order
 from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
 from tracekit.errors import Notice
@@ -66,18 +67,17 @@ def _compare(
         roles = with_pipelines(roles, sized_lines)
     said: list[Notice] = [*roles.notices, *sized, *_merged(with_work)]
     held: list[Held] = []
+    cut: Counter[int] = Counter()
     finder = Finder(schedule)
     for line in roles.pipelines:
-        present = [r for r in line if r in by_rank]
-        clocks = Clocks(waits, None) if waits is not None else align({r: by_rank[r].messages for r in present})
-        for step in _steps([by_rank[r] for r in present]):
-            pipeline = assemble(by_rank, line, step, clocks)
-            if not _worth(pipeline):
-                continue
-            one, notices = _hold(pipeline, by_rank, finder)
-            said += notices
-            if one is not None:
-                held.append(one)
+        found, notices = _hold_line(line, by_rank, finder, waits)
+        held += found
+        said += [notice for each in notices.values() for notice in each]
+        cut.update(step for step, each in notices.items() if any(notice.code == "step-cut" for notice in each))
+    if (
+        schedule == "auto"
+    ):  # a recording that cuts half of the pipelines cuts all: the others' short orders fit by chance
+        held = [h for h in held if 2 * cut[h.pipeline.step] < len(roles.pipelines)]
     if not held:
         return None, (*_once(said), *_reason(said, roles.pipelines))
     head, differing = _head(held)
@@ -95,6 +95,35 @@ def _compare(
     return result, _once([*said, *head.notices, *differing, *untried])
 
 
+def _hold_line(
+    line: Sequence[int], by_rank: Mapping[int, RankPipeline], finder: Finder, waits: Mapping[int, int] | None
+) -> tuple[list[Held], dict[int, list[Notice]]]:
+    """Hold every step of one pipeline against its ideal; return also what is to be said about each step."""
+    present = [by_rank[r] for r in line if r in by_rank]
+    clocks = Clocks(waits, None) if waits is not None else align({r.rank: r.messages for r in present})
+    held: list[Held] = []
+    said: dict[int, list[Notice]] = {}
+    steps = _steps(present)
+    cut = _cut_steps(present, steps) if finder.wanted == "auto" else set()
+    for step in steps:
+        pipeline = assemble(by_rank, line, step, clocks)
+        if not _worth(pipeline):
+            continue
+        if step in cut:
+            said[step] = [Notice("step-cut", f"step {step} is cut: a part of what it launched was not recorded")]
+            continue
+        one, said[step] = _hold(pipeline, by_rank, finder)
+        if one is not None:
+            held.append(one)
+    return held, said
+
+
+def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:
+    """Return the steps that some rank's recording holds only a part of: without step marks, the first and the last."""
+    cut = {step for rank in ranks for step in rank.cut if step is not None}
+    return cut | ({steps[0], steps[-1]} if steps and any(None in rank.cut for rank in ranks) else set())
+
+
 def _steps(ranks: Sequence[RankPipeline]) -> list[int]:
     """Return steps that every one of the ranks has."""
     common = set.intersection(*(set(r.chunks["step"].unique().to_list()) for r in ranks)) if ranks else set()
@@ -109,6 +138,7 @@ def _worth(pipeline: Pipeline) -> bool:
 
 _REASONS = (
     "order-unknown",
+    "schedule-doubtful",
     "schedule-other",
     "step-cut",
     "forward-only",
@@ -137,6 +167,10 @@ def _hold(pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: Finder)
     complete = len(pipeline.positions) == len(pipeline.ranks)
     ideal = _ideal(pipeline, measured, match, complete=complete)
     gap = split_gap(measured, ideal.makespan) if complete else None
+    if reason := doubt(match, measured_ns=measured.makespan, ideal_ns=ideal.makespan, gap_ns=gap):
+        if finder.wanted == "auto":
+            return None, [*pipeline.notices, *notices, Notice(reason.code, f"step {pipeline.step}: {reason.message}")]
+        notices, gap = [*notices, Notice("gap-doubtful", _asked(reason))], None
     if measured.graph.broken:
         text = f"{measured.graph.broken} cells seem to wait for each other: their stages or order are not certain"
         notices.append(Notice("order-uncertain", text))
@@ -154,6 +188,10 @@ def _hold(pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: Finder)
         ),
         [],
     )
+
+
+def _asked(reason: Notice) -> str:
+    return reason.message.replace("no schedule is named", "the gap's causes are left out")
 
 
 def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
