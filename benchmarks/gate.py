@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tracekit.gate.floors import calibrate
-from tracekit.gate.samples import Run
-from tracekit.gate.verdict import judge
+from tracekit.diff.floors import calibrate
+from tracekit.diff.samples import Run
+from tracekit.diff.verdict import judge
 
 DATA = Path(__file__).parent / "data" / "steps.json"
 STEPS = 8

@@ -33,8 +33,8 @@ class MeasuredRun:
     run: Run
 
     def __getitem__(self, metric: str) -> float:
-        from tracekit.gate import stats
-        from tracekit.gate.metrics import resolve
+        from tracekit.diff import stats
+        from tracekit.diff.metrics import resolve
 
         values = self.run.values(resolve(metric, known=self.run.samples))
         if not values:
@@ -43,7 +43,7 @@ class MeasuredRun:
 
     def steps(self, metric: str) -> tuple[float, ...]:
         """Return one value per step."""
-        from tracekit.gate.metrics import resolve
+        from tracekit.diff.metrics import resolve
 
         return self.run.values(resolve(metric, known=self.run.samples))
 

@@ -26,7 +26,7 @@ def test_1f1b_is_named_and_its_gap_is_slow_transfers(held, bare):
     assert (data["name"], data["pp"], data["microbatches"], data["virtual"]) == ("1f1b", 4, 8, 1)
     assert data["exact"]
     assert data["ranks"] == plan.orders()
-    assert data["ideal"]["bubble_fraction"] == pytest.approx(3 / 11, abs=0.01)
+    assert data["ideal"]["outside_cells"] == pytest.approx(3 / 11, abs=0.01)
     gap, makespan = data["gap_ns"], data["measured"]["makespan_ns"]
     assert sum(gap.values()) == makespan - data["ideal"]["makespan_ns"]
     assert abs(gap["unexplained"]) < 0.05 * makespan

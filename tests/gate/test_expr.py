@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracekit.diff.metrics import names, resolve
 from tracekit.errors import OptionError
 from tracekit.gate.expr import parse
-from tracekit.gate.metrics import names, resolve
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
 
 
 def _list_metrics() -> None:
-    from tracekit.gate.metrics import FAMILIES
+    from tracekit.diff.metrics import FAMILIES
 
     for family in FAMILIES:
         keys = f".{{{','.join(family.keys[:4])}{',…' if len(family.keys) > 4 else ''}}}" if family.keys else ""

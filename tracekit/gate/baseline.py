@@ -15,13 +15,13 @@ from typing import Any
 from tracekit._util.files import atomic_write
 from tracekit._util.text import counted, json_text
 from tracekit._version import __version__
+from tracekit.diff import stats
+from tracekit.diff.comparable import check_formats, obstacles
+from tracekit.diff.floors import Noise, calibrate
+from tracekit.diff.samples import Run
+from tracekit.diff.saved import FORMAT, load
 from tracekit.errors import InputError, OptionError
-from tracekit.gate import stats
-from tracekit.gate.comparable import check_formats, obstacles
-from tracekit.gate.floors import Noise, calibrate
-from tracekit.gate.samples import Run
 
-FORMAT = "tracekit.baseline/1"
 FEWEST_RUNS = 3
 MOST_STEPS, MOST_ROWS = 64, 40
 """What a file keeps of a long run: more steps and smaller kernels would not change a verdict."""
@@ -52,31 +52,13 @@ def dump(runs: Sequence[Run], noise: Mapping[str, Noise] | None = None) -> str:
     ]
     lines += [' "noise": {' + ("\n" + ",\n".join(rows) + "\n }" if rows else "}") + ",", ' "runs": [']
     lines += [",\n".join(_run(run) for run in runs), " ],"]
-    tables = {k: _table(v) for k, v in sorted(runs[0].tables.items())}
+    tables = {k: _table(v) for k, v in sorted(runs[0].tables.items()) if k != "timeline"}
     lines += [
         ' "tables": {'
         + ("\n" + ",\n".join(f"  {_json(k)}: {t}" for k, t in tables.items()) + "\n }" if tables else "}")
         + ","
     ]
     return "\n".join([*lines, f' "tracekit": {_json(__version__)}', "}"])
-
-
-def load(document: Mapping[str, Any], *, name: str) -> tuple[list[Run], dict[str, Noise]]:
-    """Read a baseline file's data back into runs and noise."""
-    try:
-        facts, tables = document["facts"], document["tables"]
-        runs = [
-            Run(f"{name}:{r['name']}", {k: tuple(map(float, v)) for k, v in r["samples"].items()}, facts, tables)
-            for r in document["runs"]
-        ]
-        noise = {k: Noise(float(n["deviation"]), int(n["runs"]) - 1) for k, n in document["noise"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{name}: is not a whole baseline file ({error})", hint="write it again with --update-baseline"
-        ) from error
-    if not runs or not any(r.steps for r in runs):
-        raise InputError(f"{name}: the baseline is empty", hint="write it again with --update-baseline")
-    return runs, noise
 
 
 def save(path: str | os.PathLike[str], runs: Sequence[Run], noise: Mapping[str, Noise] | None = None) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tracekit._util.text import did_you_mean
+from tracekit.diff.verdict import Check, Rules
 from tracekit.errors import OptionError
-from tracekit.gate.verdict import Check, Rules
 
 Policy = Literal["pass", "fail"]
 

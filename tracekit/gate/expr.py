@@ -12,47 +12,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
+from tracekit.diff.limits import Requirement
+from tracekit.diff.metrics import Metric, resolve
 from tracekit.errors import OptionError
-from tracekit.gate.metrics import Metric, resolve
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_.@]*)|(?P<op><=|>=|<|>)|(?P<number>[+\-−]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?P<unit>%|[A-Za-zµ]+)?)"
 )
 _SCALE = {"ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "s": 1e3}
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """One parsed ``--require``.
-
-    >>> r = parse("step_ms < +3%")
-    >>> r.metric.name, r.kind, r.limit, r.worse
-    ('step_ms', 'relative', 0.03, 'up')
-    """
-
-    text: str
-    metric: Metric
-    op: Literal["<", "<=", ">", ">="]
-    kind: Literal["limit", "relative", "change"]
-    limit: float
-
-    @property
-    def worse(self) -> Literal["up", "down"]:
-        """The direction that breaks the requirement."""
-        return "up" if self.op[0] == "<" else "down"
-
-    def holds(self, value: float) -> bool:
-        """Whether *value* (a level, or a change for the signed kinds) satisfies it.
-
-        >>> parse("overlap.ep_dispatch > -0.02").holds(-0.01)
-        True
-        """
-        if self.op[0] == "<":
-            return value < self.limit or (self.op == "<=" and value == self.limit)
-        return value > self.limit or (self.op == ">=" and value == self.limit)
 
 
 def parse(text: str, *, known: Iterable[str] = ()) -> Requirement:

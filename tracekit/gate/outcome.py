@@ -8,14 +8,16 @@ from datetime import date
 from typing import Any, Literal
 
 from tracekit._version import __version__
+from tracekit.diff.changes import moved
+from tracekit.diff.comparable import check_formats, obstacles
+from tracekit.diff.floors import calibrate
+from tracekit.diff.limits import Requirement
+from tracekit.diff.sides import Side
+from tracekit.diff.story import story
+from tracekit.diff.verdict import Check, Outcome, judge
 from tracekit.errors import InputError, OptionError
-from tracekit.gate.changes import moved
-from tracekit.gate.comparable import check_formats, obstacles
 from tracekit.gate.config import Config, Waiver, apply_waivers
-from tracekit.gate.expr import Requirement, parse
-from tracekit.gate.floors import calibrate
-from tracekit.gate.inputs import Side
-from tracekit.gate.verdict import Check, Outcome, judge
+from tracekit.gate.expr import parse
 
 FORMAT = "tracekit.gate/1"
 EXIT = {"pass": 0, "improved": 0, "regressed": 1, "inconclusive": 3}
@@ -52,6 +54,7 @@ class GateResult:
             "waivers": [w.to_dict(self.today) for w in self.config.waivers],
             "before": _side(self.baseline),
             "after": _side(self.candidate),
+            "story": story(self.baseline.runs, self.candidate.runs),
             "moved": moved(self.baseline.runs, self.candidate.runs),
             "settings": {
                 "alpha": self.config.alpha,
@@ -73,7 +76,7 @@ def gate(
 ) -> GateResult:
     """Hold *candidate* against *baseline*; *require* replaces the requirements of *config*.
 
-    >>> from tracekit.gate.samples import Run
+    >>> from tracekit.diff.samples import Run
     >>> base = Side((Run("a", {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}),), {})
     >>> gate(base, base, require=["step_ms < 12"]).verdict
     'pass'

@@ -92,6 +92,15 @@ def headline(result: Row) -> str:
     return f"{result['verdict']}: {shown or 'nothing could be checked'}{after}"
 
 
+def story(result: Row) -> list[str]:
+    """Return what happened, each sentence with a capital.
+
+    >>> story({"story": ["rank 1's mlp forward grew by 9.1 ms"]})
+    ["Rank 1's mlp forward grew by 9.1 ms"]
+    """
+    return [f"{line[:1].upper()}{line[1:]}" for line in result.get("story") or ()]
+
+
 def explain(row: Row) -> str:
     """Say why a check has its verdict, in one line.
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from tracekit._util.text import html
+from tracekit._util.text import html, unbroken
 from tracekit.report.ci import words
+from tracekit.report.html.timelines import two_timelines
+from tracekit.report.html.waterfall import rungs, waterfall_table
 from tracekit.report.markdown.diff import arrow, names, rank_name, sentence
 from tracekit.report.palette import LABEL_COLOURS
 
@@ -19,6 +21,9 @@ _STYLE = """
 .moved::before { content: ""; position: absolute; left: 50%; top: 0; bottom: 0; border-left: 1px solid var(--line); }
 .moved i.worse { left: 50%; background: #D55E00; } .moved i.better { right: 50%; background: #5B8DEF; }
 .mark { white-space: nowrap; } .bad { color: light-dark(#B34700, #f09b66); font-weight: 600; }
+svg { max-width: none; display: block; }
+svg text { font: 11px system-ui, sans-serif; fill: var(--ink); } svg .on { fill: #16202a; }
+svg .name { font-weight: 600; } svg .idle { fill: var(--idle); } svg .tick { stroke: var(--line); opacity: .6; }
 .kernel { min-width: 16rem; max-width: 34rem; white-space: normal; overflow-wrap: anywhere; }
 .kernel span { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
 """
@@ -27,10 +32,14 @@ _STYLE = """
 def render(result: Data) -> str:
     """Return the page."""
     body = [f"<header><h1>tracekit diff</h1><p class='source'>{html(names(result))}</p></header><main>"]
-    said = [f"<p>{html(sentence(result))}</p>"]
+    said = [
+        f"<p><b>{html(unbroken(sentence(result)))}</b></p>",
+        *(f"<p>{html(unbroken(line))}.</p>" for line in words.story(result)),
+    ]
     if result["obstacles"]:
         said.append(f'<p class="bad">Not comparable: {html("; ".join(result["obstacles"]))}</p>')
     body.append(f'<section class="answer">{"".join(said)}</section>')
+    body += [_waterfall(result.get("waterfall")), _timelines(result.get("timelines"))]
     body.append(_metrics(result["metrics"]))
     body.append(_labels(result["labels"]))
     name: Callable[[Data], str] = words.named
@@ -47,6 +56,23 @@ def render(result: Data) -> str:
         + "\n".join(body)
         + "\n</main></body></html>\n"
     )
+
+
+def _waterfall(found: Data | None) -> str:
+    """What became of the slowest rank's step, part by part; the parts sum to the difference."""
+    if not found:
+        return ""
+    who = f"rank {found['rank']}, the slowest after"
+    changes = [(row["part"], 1e6 * row["change_ms"]) for row in found["changes"]]
+    made = rungs(("before", 1e6 * found["before_ms"]), ("after", 1e6 * found["after_ms"]), changes)
+    table = waterfall_table(made, f"A step of {who}: mean over its steps; the parts sum to the difference")
+    return f"<section><h2>From before to after</h2>{table}</section>"
+
+
+def _timelines(found: Data | None) -> str:
+    if not found:
+        return ""
+    return f"<section><h2>The pipeline, before and after</h2>{two_timelines(found)}</section>"
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -92,13 +118,13 @@ def _labels(rows: Sequence[Data]) -> str:
          _cell(arrow(r["overlap_before"], r["overlap_after"], "ratio")))
         for r in rows
     ]  # fmt: skip
-    return _table("Labels", ("label", "before", "after", "change a step", "", "exposed", "overlap"), cells)
+    return _table("Labels", ("label", "before", "after", "change per step", "", "exposed", "overlap"), cells)
 
 
 def _times(title: str, name: Callable[[Data], str], rows: Sequence[Data]) -> str:
     most = max((abs(r["change_ms"]) for r in rows), default=0.0)
     cells = [(_named(name(r), code=title == "kernels"), *_levels(r, most)) for r in rows]
-    return _table(title.capitalize(), (title[:-1], "before", "after", "change a step", ""), cells)
+    return _table(title.capitalize(), (title[:-1], "before", "after", "change per step", ""), cells)
 
 
 def _levels(row: Data, most: float) -> tuple[str, ...]:

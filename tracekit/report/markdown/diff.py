@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracekit._util.text import counted, markdown, signed
+from tracekit._util.text import counted, markdown
 from tracekit.report.ci import words
 from tracekit.report.markdown.gate import ICONS
 from tracekit.report.markdown.table import table
@@ -16,7 +16,9 @@ MOST = 15
 
 def render(result: Data) -> str:
     """Return what changed by metric, label, module, rank, kernel and cell, the largest change first."""
-    parts = [f"# tracekit diff\n\n**{markdown(sentence(result))}**\n\n{markdown(names(result))}"]
+    parts = [f"# tracekit diff\n\n**{markdown(sentence(result))}**"]
+    parts += ["\n".join(f"- {markdown(line)}" for line in told)] if (told := words.story(result)) else []
+    parts.append(markdown(names(result)))
     parts += [f"> **Not comparable:** {markdown('; '.join(result['obstacles']))}"] if result["obstacles"] else []
     if result["metrics"]:
         rows = [
@@ -73,12 +75,12 @@ def rank_name(row: Data) -> str:
     """Name a rank, with the part of its budget that moved most.
 
     >>> rank_name({"rank": 1, "most": "idle_ms", "most_ms": 1.5})
-    'rank 1 (idle +1.500 ms)'
+    'rank 1 (mostly idle)'
     """
     if not row["most"]:
         return f"rank {row['rank']}"
     part = row["most"].replace("exposed_ms.", "exposed ").replace("_ms", "")
-    return f"rank {row['rank']} ({part} {signed(row['most_ms'], 3)} ms)"
+    return f"rank {row['rank']} (mostly {part})"
 
 
 def _labels(rows: Sequence[Data]) -> list[str]:
@@ -90,7 +92,7 @@ def _labels(rows: Sequence[Data]) -> list[str]:
          arrow(r["overlap_before"], r["overlap_after"], "ratio"))
         for r in rows
     ]  # fmt: skip
-    head = ("label", "before", "after", "change a step", "exposed", "overlap")
+    head = ("label", "before", "after", "change per step", "exposed", "overlap")
     return ["## Labels\n\n" + table(head, cells, right=(1, 2, 3, 4, 5))]
 
 
@@ -105,10 +107,9 @@ def _times(title: str, name: Any, rows: Sequence[Data]) -> list[str]:
     if not rows:
         return []
     cells = [
-        (name(r)[:120], f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", words.milliseconds(r))
-        for r in rows[:MOST]
+        (name(r), f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", words.milliseconds(r)) for r in rows[:MOST]
     ]
     more = f"\n\n… and {len(rows) - MOST} more" if len(rows) > MOST else ""
     return [
-        f"## {title}\n\n" + table((title.lower(), "before", "after", "change a step"), cells, right=(1, 2, 3)) + more
+        f"## {title}\n\n" + table((title.lower(), "before", "after", "change per step"), cells, right=(1, 2, 3)) + more
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracekit._util.text import counted, listing, markdown, markdown_code
 from tracekit.report.ci import words
-from tracekit.report.markdown.table import table
+from tracekit.report.markdown.table import folded, table
 
 Data = Mapping[str, Any]
 ICONS = {"pass": "✅", "improved": "🚀", "regressed": "❌", "inconclusive": "⚠️", "error": "⛔"}
@@ -16,14 +16,16 @@ ICONS = {"pass": "✅", "improved": "🚀", "regressed": "❌", "inconclusive": 
 def render(result: Data) -> str:
     """Return the whole report: sentence, before and after, what moved most, waivers, what was compared."""
     parts = [f"## {ICONS[result['verdict']]} tracekit gate: {markdown(words.headline(result))}"]
+    told = words.story(result) if result["verdict"] in ("regressed", "improved") else []
+    parts += ["\n".join(f"- {markdown(line)}" for line in told)] if told else []
     checks = sorted(result["checks"], key=lambda c: words.ORDER.index(c["verdict"]))
     telling = [c for c in checks if c["verdict"] != "pass" or c["requirement"]]
     passing = [c for c in checks if c not in telling]
     if telling:
         parts.append(_checks(telling))
     if passing:
-        summary = f"<summary>{len(passing)} more metrics pass</summary>"
-        parts.append(f"<details>{summary}\n\n{_checks(passing)}\n\n</details>")
+        one = len(passing) == 1
+        parts.append(folded(f"{counted(len(passing), 'more metric')} {'passes' if one else 'pass'}", _checks(passing)))
     parts += _moved(result.get("moved") or {})
     if result["waivers"]:
         rows = [(w["metric"], w["status"], w["until"], w["reason"]) for w in result["waivers"]]
@@ -55,10 +57,10 @@ def _moved(moved: Data) -> list[str]:
         rows = moved.get(name) or []
         if rows:
             cells = [
-                (words.named(r)[:120], f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", words.milliseconds(r))
+                (words.named(r), f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", words.milliseconds(r))
                 for r in rows
             ]
-            head = (name[:-1], "before", "after", "change a step")
+            head = (name[:-1], "before", "after", "change per step")
             parts.append(f"### {title} that moved most\n\n" + table(head, cells, right=(1, 2, 3)))
     if moved.get("notes"):
         parts.append("\n".join(f"- {markdown(note)}" for note in moved["notes"]))

@@ -97,7 +97,7 @@ def _svg(done: Simulation) -> str:
         out.append(f'<rect x="{_LEFT}" y="{y + 1}" width="{width:.1f}" height="{row - 2}" class="idle"/>')
     fills = _fills(done, shapes)
     out += _cells(done, shapes, fills, scale) if detailed else _paths(shapes, fills, scale)
-    for tick in _ticks(done.makespan):
+    for tick in ticks(done.makespan):
         x = _LEFT + tick * scale.x
         out.append(f'<text x="{x:.1f}" y="{height - 6}" text-anchor="middle">{tick:g}</text>')
     axis = f'<text x="{_LEFT + width / 2:.1f}" y="{height + 12}" text-anchor="middle">{_UNITS}</text>'
@@ -111,8 +111,8 @@ class _Scale(NamedTuple):
     row: int
 
 
-def _ticks(end: float) -> list[float]:
-    """Round times, about ten of them."""
+def ticks(end: float) -> list[float]:
+    """Return round times up to *end*, about ten of them."""
     power = 10.0 ** math.floor(math.log10(end / 10))
     step = next(power * k for k in (1, 2, 5, 10) if end / (power * k) <= 12)
     return [k * step for k in range(int(end / step) + 1)]

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import terminal
+from tracekit._util.text import apart, terminal
 from tracekit.report.ci import words
 from tracekit.report.markdown.diff import arrow, names, rank_name, sentence
 from tracekit.report.terminal.gate import STYLES
@@ -31,6 +31,7 @@ def render(result: Data, *, width: int = 100) -> RenderableType:
     if result["obstacles"]:
         parts.append(Text(terminal(f"not comparable: {'; '.join(result['obstacles'])}"), style="yellow"))
     parts.append(Text(sentence(result), style="bold"))
+    parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
     telling = [m for m in result["metrics"] if m["verdict"] != "pass"] or result["metrics"][:3]
     if telling:
         parts += [Text(""), _metrics(telling[:MOST])]
@@ -62,7 +63,7 @@ def _metrics(rows: Sequence[Data]) -> Table:
 
 def _labels(rows: Sequence[Data], width: int) -> Table:
     extra = ("exposed", "overlap") if width >= 100 else ()
-    table = _table("label", "before", "after", "change a step", *extra)
+    table = _table("label", "before", "after", "change per step", *extra)
     for r in rows:
         more = (
             arrow(r["exposed_ms_before"], r["exposed_ms_after"], "ms"),
@@ -74,15 +75,16 @@ def _labels(rows: Sequence[Data], width: int) -> Table:
     return table
 
 
-def _times(title: str, name: Callable[[Data], str], rows: Sequence[Data], width: int) -> Table:
-    table = _table(title, "before", "after", "change a step")
+def _times(title: str, name: Callable[[Data], str], rows: Sequence[Data], width: int) -> RenderableType:
+    table = _table(title, "before", "after", "change per step")
     table.columns[0].no_wrap = True
     table.columns[0].max_width = max(12, min(80, width - 50))
-    for r in rows[:MOST]:
-        table.add_row(name(r), f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", _coloured(r))
-    if len(rows) > MOST:
-        table.add_row(Text(f"… and {len(rows) - MOST} more (-o diff.html shows them)", style="dim"))
-    return table
+    names = apart((terminal(name(r)) for r in rows[:MOST]), most=max(12, min(80, width - 50)))
+    for r, named in zip(rows[:MOST], names, strict=False):
+        table.add_row(named, f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", _coloured(r))
+    if len(rows) <= MOST:
+        return table
+    return Group(table, Text(f"… and {len(rows) - MOST} more (-o diff.html shows them)", style="dim"))
 
 
 def _coloured(row: Data) -> Text:

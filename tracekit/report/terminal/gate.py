@@ -9,17 +9,21 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import terminal
+from tracekit._util.text import apart, terminal
 from tracekit.report.ci import words
 from tracekit.report.terminal.screen import Screen
 
 STYLES = {"pass": "green", "improved": "cyan", "regressed": "bold red", "inconclusive": "yellow", "error": "bold red"}
 PASSING_SHOWN = 8
+NAME = 52
+"""Letters of a kernel's name, so that it fits 80 columns."""
 
 
 def render(result: Mapping[str, Any]) -> RenderableType:
     """Return what to print: the sentence, the table, what moved, the waivers."""
     parts: list[RenderableType] = [Text(terminal(words.headline(result)), style=STYLES[result["verdict"]])]
+    if result["verdict"] == "regressed":
+        parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
     if result["checks"]:
         parts.append(_table(result["checks"]))
     parts += _moved(result.get("moved") or {}) if result["verdict"] == "regressed" else []
@@ -67,9 +71,11 @@ def _moved(moved: Mapping[str, Any]) -> list[RenderableType]:
     for table in ("kernels", "cells"):
         if moved.get(table):
             lines.append(Text(f"{table} that moved most", style="bold"))
+            rows = moved[table][:5]
+            names = apart((terminal(words.named(row)) for row in rows), most=NAME)
             lines += [
-                Text(f"  {words.milliseconds(r):>24}  {words.named(r)}", no_wrap=True, overflow="ellipsis")
-                for r in moved[table][:5]
+                Text(f"  {words.milliseconds(row):>24}  {name}", no_wrap=True, overflow="ellipsis")
+                for row, name in zip(rows, names, strict=True)
             ]
     return lines
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracekit._version import __version__
-from tracekit.gate import stats
-from tracekit.gate.comparable import check_formats, obstacles
-from tracekit.gate.inputs import Side
-from tracekit.gate.metrics import resolve
-from tracekit.gate.samples import Run
-from tracekit.gate.verdict import judge
+from tracekit.diff import stats
+from tracekit.diff.comparable import check_formats, obstacles
+from tracekit.diff.metrics import resolve
+from tracekit.diff.samples import Run
+from tracekit.diff.sides import Side
+from tracekit.diff.story import story, waterfall
+from tracekit.diff.verdict import judge
 from tracekit.schema import LABELS
 
 FORMAT = "tracekit.diff/1"
@@ -40,11 +41,22 @@ def diff(before: Side, after: Side) -> Row:
         "before": _side(before),
         "after": _side(after),
         "obstacles": found,
+        "story": story(before.runs, after.runs),
+        "waterfall": None if (fall := waterfall(before.runs, after.runs)) is None else fall.to_dict(),
+        "timelines": _timelines(before.runs, after.runs),
         "metrics": _metrics(before, after),
         "labels": _labels(before.runs, after.runs),
         "ranks": _ranks(before.runs, after.runs),
         **tables,
     }
+
+
+def _timelines(before: Sequence[Run], after: Sequence[Run]) -> Row | None:
+    """Return one step's pipeline cells of both sides, to be drawn on one axis; None where a side did not hold them."""
+    sides = [next((r.tables["timeline"] for r in side if r.tables.get("timeline")), None) for side in (before, after)]
+    if sides[0] is None or sides[1] is None:
+        return None
+    return {"before": sides[0], "after": sides[1]}
 
 
 def moved(before: Sequence[Run], after: Sequence[Run], *, most: int = 10) -> Row:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tracekit._util.text import counted
-from tracekit.gate import stats
-from tracekit.gate.expr import Requirement
-from tracekit.gate.floors import PRIOR_DF, Noise, doubt, floor_of, label_time, prior
-from tracekit.gate.metrics import Metric, resolve
-from tracekit.gate.samples import SETS, Run
+from tracekit.diff import stats
+from tracekit.diff.floors import PRIOR_DF, Noise, doubt, floor_of, label_time, prior
+from tracekit.diff.limits import Requirement
+from tracekit.diff.metrics import Metric, resolve
+from tracekit.diff.samples import SETS, Run
 
 Outcome = Literal["pass", "improved", "regressed", "inconclusive"]
 WHOLE = ("step_ms", "compute_ms")

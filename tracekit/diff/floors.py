@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from tracekit.diff import stats
+from tracekit.diff.metrics import Floor, Metric, resolve
+from tracekit.diff.samples import SETS, Run
 from tracekit.errors import OptionError
-from tracekit.gate import stats
-from tracekit.gate.metrics import Floor, Metric, resolve
-from tracekit.gate.samples import SETS, Run
 from tracekit.schema import COMMUNICATION_LABELS
 
 SURE = 0.9975  # what calibrated noise exceeds once in 200 pairs, either way; fewer than 1 % even with heavy tails
@@ -59,7 +59,7 @@ def floor_of(
 ) -> float:
     """Return the floor of *metric* before any calibration, in its unit.
 
-    >>> from tracekit.gate.metrics import resolve
+    >>> from tracekit.diff.metrics import resolve
     >>> floor_of(resolve("step_ms"), 200.0, [])
     5.7
     >>> floor_of(resolve("step_ms"), 200.0, [], {"step_*": "1%"})
@@ -90,7 +90,7 @@ def doubt(metric: Metric, sides: Sequence[Sequence[Run]]) -> float:
     Nothing of the sort for the GPU's own work, which equal runs repeat to a percent. What waits for the host, for a
     peer or for a bus differs between processes by more than its steps show.
 
-    >>> from tracekit.gate.metrics import resolve
+    >>> from tracekit.diff.metrics import resolve
     >>> waits = Run("a", {"step_ms": (10.0, 11.0), "idle_ms": (4.0, 5.0), "label_ms.forward": (6.0, 6.0)})
     >>> doubt(resolve("step_ms"), [[waits], [waits]])
     5.625

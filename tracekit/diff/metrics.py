@@ -79,12 +79,12 @@ FAMILIES = (
     Family("makespan_ms", "ms", "down", "pipeline makespan as measured", floor=_PART, nature="pace"),
     Family("ideal_makespan_ms", "ms", "down", "the schedule's makespan from measured cell times", floor=_PART,
            nature="work"),
-    Family("schedule_bubble_fraction", "ratio", "down", "bubble of the measured pipeline / makespan", floor=_SHARE),
+    Family("outside_cells", "ratio", "down", "share of ranks × makespan in no pipeline cell", floor=_SHARE),
     Family("gap_ms", "ms", "down", "measured minus ideal makespan: total, or one cause",
            ("total", *GAP_CAUSES), _PART),
 )  # fmt: skip
 BY_NAME = {f.name: f for f in FAMILIES}
-_RUN_LEVEL = ("schedule_bubble_fraction", "label_count", "hidden_ms")
+_RUN_LEVEL = ("outside_cells", "label_count", "hidden_ms")
 """Known once a run, not once a step, in a saved analysis."""
 
 

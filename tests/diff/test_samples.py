@@ -6,10 +6,10 @@ import copy
 
 import pytest
 
+from tracekit.diff.metrics import resolve
+from tracekit.diff.samples import from_analysis
+from tracekit.diff.verdict import Rules, default_metrics
 from tracekit.errors import InputError
-from tracekit.gate.metrics import resolve
-from tracekit.gate.samples import from_analysis
-from tracekit.gate.verdict import Rules, default_metrics
 
 
 def test_two_ranks_counted_by_hand(make):

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracekit.diff import saved as baseline_file
+from tracekit.diff.floors import Noise
+from tracekit.diff.samples import Run, from_analysis
 from tracekit.errors import InputError
-from tracekit.gate import baseline as baseline_file
-from tracekit.gate.floors import Noise
-from tracekit.gate.samples import Run, from_analysis
 
 _FORMAT = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
 _HEAD = 1 << 18
@@ -92,7 +92,23 @@ def _analysed(paths: list[str]) -> Run:
 
     found = analyze(paths)
     name = paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
-    return from_analysis(found.to_dict(), name=name, cells=_cells(found.schedule))
+    return from_analysis(found.to_dict(), name=name, cells=_cells(found.schedule), timeline=_timeline(found.schedule))
+
+
+MOST_CELLS = 3_000
+"""Cells of a step up to which they are kept for drawing."""
+
+
+def _timeline(schedule: Any) -> list[dict[str, Any]]:
+    """Return the cells of the typical step with their times from its first; none of a very large pipeline."""
+    if schedule is None or len(schedule.head.cells) > MOST_CELLS:
+        return []
+    import polars as pl
+
+    keys = ["rank", "op", "stage", "microbatch", "b_stage", "b_microbatch", "start_ns", "end_ns"]
+    origin = pl.col("start_ns").min()
+    table = schedule.head.cells.with_columns(pl.col("start_ns", "end_ns") - origin).select(keys)
+    return list(table.sort("rank", "start_ns").iter_rows(named=True))
 
 
 def _cells(schedule: Any) -> list[dict[str, Any]]:

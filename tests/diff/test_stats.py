@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from tracekit.gate import stats
+from tracekit.diff import stats
 
 values = st.lists(st.floats(0, 100, allow_nan=False).map(lambda v: round(v, 3)), min_size=2, max_size=12)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracekit.gate.floors import doubt
-from tracekit.gate.metrics import resolve
-from tracekit.gate.samples import Run
-from tracekit.gate.verdict import judge
+from tracekit.diff.floors import doubt
+from tracekit.diff.metrics import resolve
+from tracekit.diff.samples import Run
+from tracekit.diff.verdict import judge
 
 RESTLESS = (0.9, 1.1, 1.0, 0.85, 1.15, 1.05, 0.95, 1.0)
 """Waiting that varies by a tenth from step to step."""
@@ -76,7 +76,7 @@ def test_an_asked_limit_is_no_surer_than_the_run():
 
 
 def test_three_calibrated_runs_do_not_blunt_the_gpus_own_work():
-    from tracekit.gate.floors import calibrate
+    from tracekit.diff.floors import calibrate
 
     old = [run(compute=c) for c in (60.0, 60.3, 59.7)]  # alone, these would allow 14 deviations: 10 %
     checks = judge([run(compute=63.0)], old, noise=calibrate(old))

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracekit.diff.metrics import Metric
 from tracekit.errors import InputError
-from tracekit.gate.metrics import Metric
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 FORMAT = "tracekit.analysis/1"
 SETS = {"communication": COMMUNICATION_LABELS, "copy": COPY_LABELS}
+Rows = Sequence[Mapping[str, Any]]
 Record = Mapping[str, Any]
 """One rank and step of an analysis: ``span_ns``, ``budget_ns``, ``label_ns``, ``overlap``, ``bubble``."""
 
@@ -27,7 +28,7 @@ class Run:
     name: str
     samples: Mapping[str, tuple[float, ...]]
     facts: Mapping[str, Any] = field(default_factory=dict)
-    tables: Mapping[str, Any] = field(default_factory=dict)  # kernels, modules, cells: only what the input held
+    tables: Mapping[str, Any] = field(default_factory=dict)  # kernels, modules, cells, timeline: what the input held
     document: Mapping[str, Any] | None = None
 
     @property
@@ -45,7 +46,7 @@ class Run:
         return _per_step(alone).get(metric.name.split("@", maxsplit=1)[0], ())
 
 
-def from_analysis(document: Mapping[str, Any], *, name: str, cells: Sequence[Mapping[str, Any]] = ()) -> Run:
+def from_analysis(document: Mapping[str, Any], *, name: str, cells: Rows = (), timeline: Rows = ()) -> Run:
     """Read the samples of one analysis.
 
     >>> step = {"span_ns": 2_000_000, "budget_ns": {"compute": 1_500_000, "exposed": {"pp_comm": 300_000},
@@ -63,7 +64,7 @@ def from_analysis(document: Mapping[str, Any], *, name: str, cells: Sequence[Map
         raise InputError(f"{name}: the analysis has no ranks", hint="analyse the trace again")
     try:
         samples = {**_per_step(ranks), **_per_run(document), **_of_schedule(document.get("schedule") or {})}
-        return Run(name, samples, facts(document), _tables(document, cells), document)
+        return Run(name, samples, facts(document), _tables(document, cells, timeline), document)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{name}: the analysis lacks {error}", hint="analyse the trace again") from error
 
@@ -92,10 +93,10 @@ def _joined(devices: Iterable[str] | str | None) -> str | None:
     return devices if isinstance(devices, str) else " + ".join(sorted(set(devices)))
 
 
-def _tables(document: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def _tables(document: Mapping[str, Any], cells: Rows, timeline: Rows) -> dict[str, list[Mapping[str, Any]]]:
     kernels = list(document.get("kernels") or ())
     modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row.get("module")]
-    found = {"kernels": kernels, "modules": modules, "cells": list(cells)}
+    found = {"kernels": kernels, "modules": modules, "cells": list(cells), "timeline": list(timeline)}
     return {name: rows for name, rows in found.items() if rows}
 
 
@@ -222,6 +223,7 @@ def _of_schedule(schedule: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
         for name, ns in times.items():
             if ns is not None:
                 found.setdefault(name, []).append(ns / 1e6)
-    share = (schedule.get("measured") or {}).get("bubble_fraction")
-    extra = {} if share is None else {"schedule_bubble_fraction": (share,)}
+    measured = schedule.get("measured") or {}
+    share = measured.get("outside_cells", measured.get("bubble_fraction"))  # the second: saved by an older version
+    extra = {} if share is None else {"outside_cells": (share,)}
     return {**{name: tuple(values) for name, values in found.items()}, **extra}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tracekit.diff.samples import Run
 from tracekit.errors import InputError, OptionError
-from tracekit.gate.samples import Run
 
 ASPECTS = {
     "world_size": ("world_size", "ranks"),
