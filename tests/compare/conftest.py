@@ -9,8 +9,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tracekit.align.clocks import align
+from tracekit.align.matching import match
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
+from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.operations import operations
 from tracekit.reconstruct import rank_pipeline
 from tracekit.run.load import load
 from tracekit.schema import Source
@@ -58,15 +62,20 @@ def held():
     return hold
 
 
+def clocks(labelled):
+    """The clocks of ranks whose labelled events are given."""
+    found = pl.concat([operations(table, Lanes.of(table)) for table in labelled.values()])
+    return align(match(found).members, labelled)
+
+
 @pytest.fixture(scope="session")
 def trip():
     """A synthetic run, read back: the comparison and the notices."""
 
     def go(recipe, *, only=None, **options):
         wanted = range(recipe.world_size) if only is None else only
-        ranks = [
-            rank_pipeline(classify(rank_events(recipe, r)), Source(f"rank{r}", "kineto", r, "name")) for r in wanted
-        ]
-        return compare_pipelines(ranks, **options)
+        labelled = {r: classify(rank_events(recipe, r)) for r in wanted}
+        ranks = [rank_pipeline(table, Source(f"rank{r}", "kineto", r, "name")) for r, table in labelled.items()]
+        return compare_pipelines(ranks, clocks=clocks(labelled), **options)
 
     return go

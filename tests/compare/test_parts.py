@@ -1,4 +1,4 @@
-"""Replays, clocks, roles, places and lanes, each on its own."""
+"""Replays, roles, places and lanes, each on its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from tracekit.compare.replay import Graph
 from tracekit.errors import OptionError
-from tracekit.reconstruct.clocks import align
 from tracekit.reconstruct.lanes import lanes
 from tracekit.reconstruct.place import forward_peers, place
 from tracekit.reconstruct.rank import MESSAGES, rank_pipeline, sample_steps
@@ -58,34 +57,6 @@ def test_cells_that_wait_for_each_other_are_let_go_and_counted():
     ring = Graph.of(cells)
     assert ring.broken > 0
     assert len(ring.order) == 4
-
-
-def messages(rows):
-    made = [
-        {"step": 0, "kernel": k, "send": way == ">", "peer": peer, "launch_ns": k, "start_ns": start, "end_ns": end}
-        for k, (way, peer, start, end) in enumerate(rows)
-    ]
-    return pl.DataFrame(made, schema=MESSAGES)
-
-
-def test_single_messages_set_the_clocks():
-    a = messages(
-        [(">", 1, 100 * k, 100 * k + 50) for k in range(5)] + [("<", 1, 1000 + 9 * k, 1005 + 9 * k) for k in range(5)]
-    )
-    shift = 7_000_000
-    b = messages([("<", 0, 100 * k + shift, 100 * k + 50 + shift) for k in range(5)]
-                 + [(">", 0, 1000 + 9 * k + shift, 1005 + 9 * k + shift) for k in range(5)])  # fmt: skip
-    found = align({0: a, 1: b})
-    assert found.offset_ns == {0: 0, 1: -shift}
-    assert found.residual_ns == 0
-
-
-def test_clocks_that_break_no_rule_stay():
-    a = messages([(">", 1, 0, 10_000_000), ("<", 1, 0, 90_000_000)])
-    b = messages([("<", 0, 0, 60_000_000), (">", 0, 70_000_000, 71_000_000)])
-    assert align({0: a, 1: b}).offset_ns == {0: 0, 1: 0}
-    early = b.with_columns(pl.col("start_ns", "end_ns") - 10**9)  # received before it was sent
-    assert align({0: a, 1: early}).offset_ns[1] == pytest.approx(10**9, rel=0.1)
 
 
 def chunks(text):

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tracekit.align.pairs import ACKNOWLEDGED_NS
 from tracekit.schedules import Times, generate, names
 from tracekit.schedules.registry import describe
 from tracekit.synthetic import Recipe
@@ -97,7 +98,7 @@ def test_clock_skew_comes_back_and_changes_nothing(trip):
     found, _ = trip(Recipe(PLAN, TIMES, p2p_ns=50_000, skew_ns=skew))
     plain, _ = trip(Recipe(PLAN, TIMES, p2p_ns=50_000))
     for rank, ns in skew.items():
-        assert found.factors["clock_offset_ns"][rank] == pytest.approx(-ns, rel=0.02)
+        assert found.head.pipeline.clocks.offset_ns[rank] == ns
     assert found.gap_ns == plain.gap_ns
 
 
@@ -193,7 +194,8 @@ def test_replicas_are_pipelines_of_their_own_and_ranks_know_their_place(trip):
     pp=st.integers(2, 3),
     jitter=st.floats(0, 0.1),
     p2p=st.integers(10_000, 300_000),
-    skew=st.integers(-5_000_000, 5_000_000),
+    # A clock that is off by less than an acknowledgement takes breaks no bound, and stays.
+    skew=st.integers(-5_000_000, 5_000_000).filter(lambda ns: abs(ns) > ACKNOWLEDGED_NS or not ns),
     slow=st.floats(1, 2),
     host=st.integers(20_000, 100_000),
 )

@@ -1,198 +1,283 @@
-"""Clocks of different ranks, aligned by the ends of operations they took part in together.
+"""One clock for all ranks, from the operations they took part in together.
 
-Ranks of one collective finish together, so the difference of their recorded ends is the difference of their clocks.
-The two sides of a message may finish up to a transfer apart; taking both directions of a pair cancels most of that, as
-NTP does. A clock is corrected only where its offset is clearly larger than the scatter of the ends it comes from (and,
-for messages, than a transfer); what is left is reported as the residual.
+A message is not received before it was sent, and a collective of all with all ends nowhere before its last member
+began. So every matched operation bounds the difference of two clocks, from above or from below, and the fastest ones
+bound it best. Ranks whose recorded times break no such bound share a clock: their offset is 0. Where they do, the
+offset is taken from the fastest message of each direction, (fastest forward − fastest backward) / 2, or from the ends
+of collectives, within the bounds. A clock is moved only if no message is then received before it was sent, and its
+matched ends then lie closer together.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.align.pairs import FAR, Pair, differences, pairs
 from tracekit.schema import conform
 
 CLOCKS = pl.Schema(
     {
         "rank": pl.Int32(),
-        "offset_ns": pl.Int64(),  # this clock minus the reference clock; null: nothing ties it to the others
-        "drift_ppm": pl.Float64(),
+        "offset_ns": pl.Int64(),  # to subtract from its times to read the first rank's clock; null: nothing ties it
+        "drift_ppm": pl.Float64(),  # how much faster it runs than the first rank's clock
+        "uncertainty_ns": pl.Int64(),  # how far the true offset may lie from this one, by what was recorded
         "matches": pl.Int64(),
-        "residual_ns": pl.Int64(),  # median distance of its ends from the matches' middle, after the correction
+        "residual_ns": pl.Int64(),  # median distance, over its matches, from the first to the last end
     }
 )
-_ENOUGH_FOR_DRIFT = 8
-_NOTHING_NS = 5_000  # clocks closer than this are as good as equal: profilers themselves are no better
 
-
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    low: int
-    high: int
-    offset_ns: float  # clock of high minus clock of low
-    drift: float  # ns a ns
-    spread_ns: float
-    floor_ns: float  # how far apart ends may lie for reasons that are not clocks
-    count: int
-
-    @property
-    def clear(self) -> bool:
-        """Return whether the offset stands out from the scatter."""
-        return abs(self.offset_ns) > self.spread_ns * max(1.0, 3 / float(self.count**0.5)) + self.floor_ns + _NOTHING_NS
+Times = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Each rank's offset, and how well the ends agree afterwards."""
+    """Each rank's offset, and how far apart the ends of matched operations lie on the common clock.
+
+    >>> Clocks.recorded([0, 1]).offset_ns
+    {0: 0, 1: 0}
+    """
 
     table: pl.DataFrame
-    reference_ns: int = 0
-    residual_ns: int | None = None  # median over all members of all matches
+    """A row for each rank, with the columns of ``CLOCKS``."""
+    origin_ns: int = 0
+    """When, on the common clock, a drifting clock differs by its offset alone."""
+    residual_ns: int | None = None
+    """Median distance from the first to the last end of a match, each match counted once for each of its members."""
     worst_ns: int | None = None
+    """The largest such distance."""
+
+    @classmethod
+    def recorded(cls, ranks: Iterable[int]) -> Clocks:
+        """Return the clocks of *ranks* as recorded: nothing is moved."""
+        everyone = sorted(set(ranks))
+        return cls(_table(pl.DataFrame({"rank": everyone, "offset_ns": 0, "drift_ppm": 0.0})))
+
+    @property
+    def offset_ns(self) -> dict[int, int]:
+        """What to subtract from each rank's times, before drift; 0 where nothing ties the rank to the others."""
+        return dict(self.table.select("rank", pl.col("offset_ns").fill_null(0)).iter_rows())
 
     def align(self, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:
-        """Move the times in *columns* onto the common clock."""
-        known = self.table.select("rank", "offset_ns", "drift_ppm")
-        shift = pl.col("offset_ns").fill_null(0)
-        joined = frame.join(known, on="rank", how="left", maintain_order="left")
-        moved = [
-            (
-                pl.col(c)
-                - shift
-                - ((pl.col(c) - self.reference_ns) * pl.col("drift_ppm").fill_null(0) / 1e6).round().cast(pl.Int64)
-            ).alias(c)
-            for c in columns
-        ]
-        return joined.with_columns(moved).drop("offset_ns", "drift_ppm")
+        """Return *frame*, which has a column ``rank``, with the times in *columns* on the common clock."""
+        joined = frame.join(
+            self.table.select("rank", _offset="offset_ns", _ppm="drift_ppm"),
+            on="rank",
+            how="left",
+            maintain_order="left",
+        )
+        moved = [(pl.col(c) - pl.col("_offset").fill_null(0)).alias(c) for c in columns]
+        gone = [(pl.col(c) - ((pl.col(c) - self.origin_ns) * _RATE).round().cast(pl.Int64)).alias(c) for c in columns]
+        return joined.with_columns(moved).with_columns(gone).drop("_offset", "_ppm")
+
+    def moved(self, rank: int, *columns: str) -> list[pl.Expr]:
+        """Return the times in *columns* of *rank*'s own table, moved to the common clock.
+
+        >>> clocks = Clocks(conform(pl.DataFrame({"rank": [0, 1], "offset_ns": [0, 50], "drift_ppm": 0.0}), CLOCKS))
+        >>> pl.DataFrame({"start_ns": [60, 70]}).with_columns(clocks.moved(1, "start_ns"))["start_ns"].to_list()
+        [10, 20]
+        """
+        offset, rate = self._of(rank)
+        common = [pl.col(column) - offset for column in columns]
+        if not rate:
+            return common
+        return [one - ((one - self.origin_ns) * (rate / (1 + rate))).round().cast(pl.Int64) for one in common]
+
+    def to_common(self, rank: int, times: Times) -> Times:
+        """Return *rank*'s recorded times on the common clock."""
+        offset, rate = self._of(rank)
+        common = times - offset
+        return common - np.rint((common - self.origin_ns) * (rate / (1 + rate))).astype(np.int64) if rate else common
+
+    def to_recorded(self, rank: int, times: Times) -> Times:
+        """Return times on the common clock as *rank*'s own clock shows them."""
+        offset, rate = self._of(rank)
+        return times + offset + (np.rint((times - self.origin_ns) * rate).astype(np.int64) if rate else 0)
+
+    def _of(self, rank: int) -> tuple[int, float]:
+        row = self.table.filter(pl.col("rank") == rank)
+        if row.is_empty() or row["offset_ns"][0] is None:
+            return 0, 0.0
+        return int(row["offset_ns"][0]), float(row["drift_ppm"][0] or 0.0) / 1e6
+
+
+_RATE = pl.col("_ppm").fill_null(0.0) / (1e6 + pl.col("_ppm").fill_null(0.0))
 
 
 def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
-    """Estimate every rank's clock from the ends of matched operations.
+    """Return every rank's clock, found from matched operations (*members*: ``MEMBERS``).
 
-    >>> members = pl.DataFrame({"match": [0, 0, 1, 1, 2, 2], "rank": [0, 1] * 3, "sends": [None] * 6,
-    ...     "start_ns": [0, 0, 0, 0, 0, 0], "end_ns": [10_000, 60_000, 20_000, 70_000, 30_000, 80_001]})
+    >>> from tracekit.align.matching import MEMBERS
+    >>> members = conform(pl.DataFrame({"match": [0, 0, 1, 1, 2, 2], "rank": [0, 1] * 3, "what": "all_reduce",
+    ...     "start_ns": [0, 50_000] * 3, "end_ns": [10_000, 60_000, 20_000, 70_000, 30_000, 80_001]}), MEMBERS)
     >>> clocks = align(members, [0, 1])
     >>> clocks.table["offset_ns"].to_list(), clocks.residual_ns
     ([0, 50000], 0)
     """
     everyone = sorted(set(ranks))
     if members.is_empty():
-        empty = pl.DataFrame({"rank": everyone, "matches": [0] * len(everyone)})
-        return Clocks(_table(empty))
-    origin = int(members["end_ns"].min())  # type: ignore[arg-type]
-    found = _walk(_tree(_edges(members, origin)), everyone)
+        return Clocks(_table(pl.DataFrame({"rank": everyone, "matches": [0] * len(everyone)})))
+    origin = int(members.filter(pl.col("rank") == members["rank"].min())["end_ns"].min())  # type: ignore[arg-type]
+    links = pairs(members)
+    found = _offsets(links, everyone, origin)
     counts = dict(members.group_by("rank").agg(pl.col("match").n_unique()).iter_rows())
-    table = pl.DataFrame(
-        [
-            (r, *((None, None) if r not in found else (round(found[r][0]), found[r][1] * 1e6)), counts.get(r, 0))
-            for r in everyone
-        ],
-        schema=["rank", "offset_ns", "drift_ppm", "matches"],
-        orient="row",
-        infer_schema_length=None,
-    )
-    clocks = Clocks(_table(table), origin)
-    # Relative to the origin: a median is a float, and an epoch in nanoseconds does not fit one exactly.
-    middle = pl.col("end_ns").median().over("match")
-    ends = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(pl.col("end_ns") - origin)
-    off = ends.with_columns(off=(pl.col("end_ns") - middle).abs())
-    residual = off.group_by("rank").agg(residual_ns=pl.col("off").median().round().cast(pl.Int64))
-    table = clocks.table.drop("residual_ns").join(residual.cast({"rank": pl.Int32}), on="rank", how="left")
-    median, worst = off.select(pl.col("off").median().round(), w=pl.col("off").max().round()).row(0)
-    return Clocks(_table(table), origin, int(median), int(worst))
+    moved = _clocks(found, everyone, counts, origin)
+    refused = _refused(members, moved)
+    if refused:
+        found = {rank: _Place(0, 0.0) if rank in refused else place for rank, place in found.items()}
+        moved = _clocks(found, everyone, counts, origin)
+    return _with_residuals(moved, members, links)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a rank's clock stands against the common one."""
+
+    offset_ns: int
+    drift: float
 
 
 def _table(frame: pl.DataFrame) -> pl.DataFrame:
     return conform(frame.sort("rank"), CLOCKS)
 
 
-def _edges(members: pl.DataFrame, origin: int) -> list[_Edge]:
-    """Compare every member with the lowest rank of its match."""
-    each = members.with_columns(ns=(pl.col("end_ns") - pl.col("start_ns")).min().over("match"))
-    base = each.sort("rank").group_by("match", maintain_order=True).first()
-    apart = (
-        each.join(base.select("match", low="rank", low_end="end_ns", low_sends="sends"), on="match")
-        .filter(pl.col("rank") > pl.col("low"))
-        .with_columns(apart=pl.col("end_ns") - pl.col("low_end"), at=pl.col("low_end") - origin)
-        # Where a pair meets in collectives too, they know better than its messages.
-        .filter(pl.col("sends").is_null() | pl.col("sends").is_not_null().all().over("low", "rank"))
-    )
-    return [_edge(low, high, rows) for ((low, high), rows) in apart.group_by("low", "rank", maintain_order=True)]
+def _clocks(found: dict[int, _Place], ranks: list[int], counts: dict[int, int], origin: int) -> Clocks:
+    rows = [
+        (rank, place.offset_ns, place.drift * 1e6, counts.get(rank, 0))
+        if (place := found.get(rank))
+        else (rank, None, None, counts.get(rank, 0))
+        for rank in ranks
+    ]
+    names = ["rank", "offset_ns", "drift_ppm", "matches"]
+    return Clocks(_table(pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None)), origin)
 
 
-def _edge(low: int, high: int, rows: pl.DataFrame) -> _Edge:
-    """Reduce one pair's differences of ends to an offset, a drift and a scatter."""
-    apart, at = rows["apart"].to_numpy().astype(float), rows["at"].to_numpy().astype(float)
-    sends = rows["low_sends"].to_list()
-    messages = sends[0] is not None
-    ways = [np.array([way == send for send in sends]) for way in ((True, False) if messages else (None,))]
-    ways = [way for way in ways if way.any()]
-    offset = float(np.mean([np.median(apart[way]) for way in ways]))
-    level = np.zeros(len(apart))
-    for way in ways:
-        level[way] = np.median(apart[way])
-    rest = apart - level
-    spread = 1.4826 * float(np.median(np.abs(rest)))
-    floor = float(np.median(rows["ns"].to_numpy())) if messages else 0.0
-    if messages and len(ways) == 1:
-        floor = max(floor, abs(offset))  # one direction only: a late receiver looks like a late clock
-    drift = _drift(at, rest, spread)
-    if drift:
-        offset -= drift * float(np.median(at))
-    return _Edge(low, high, offset, drift, spread, floor, len(apart))
-
-
-def _drift(at: npt.NDArray[np.float64], rest: npt.NDArray[np.float64], spread: float) -> float:
-    """Return the slope of the differences over time, where it is clearly more than scatter."""
-    if len(at) < _ENOUGH_FOR_DRIFT or np.ptp(at) == 0:
-        return 0.0
-    slope, start = np.polyfit(at, rest, 1)
-    scatter = 1.4826 * float(np.median(np.abs(rest - slope * at - start)))
-    grown = abs(slope) * float(np.ptp(at))
-    return float(slope) if grown > max(6 * scatter, 2_000) and scatter < spread / 2 else 0.0
-
-
-def _tree(edges: list[_Edge]) -> list[_Edge]:
-    """Keep the surest edges that tie all ranks together (Kruskal's minimum spanning tree)."""
-    root: dict[int, int] = {}
-
-    def top(rank: int) -> int:
-        while root.setdefault(rank, rank) != rank:
-            root[rank] = root[root[rank]]
-            rank = root[rank]
-        return rank
-
-    kept = []
-    for edge in sorted(edges, key=lambda e: (e.floor_ns + e.spread_ns / e.count**0.5, e.low, e.high)):
-        a, b = top(edge.low), top(edge.high)
-        if a != b:
-            root[a] = b
-            kept.append(edge)
-    return kept
-
-
-def _walk(tree: list[_Edge], ranks: list[int]) -> dict[int, tuple[float, float]]:
-    """Add up offsets from the lowest rank of each connected set outwards."""
-    near: dict[int, list[tuple[int, float, float]]] = {}
-    for e in tree:
-        offset, drift = (e.offset_ns, e.drift) if e.clear or e.drift else (0.0, 0.0)
-        near.setdefault(e.low, []).append((e.high, offset, drift))
-        near.setdefault(e.high, []).append((e.low, -offset, -drift))
-    found: dict[int, tuple[float, float]] = {}
-    for start in ranks:
-        if start in found or start not in near:
+def _offsets(links: list[Pair], ranks: list[int], origin: int) -> dict[int, _Place]:
+    """Return each tied rank's place: ranks that nothing separates share a clock."""
+    clock = _shared(links)
+    near = _between(links, clock)
+    places: dict[int, _Place] = {}
+    for rank in ranks:
+        if rank not in clock or clock[rank] in places:
             continue
-        found[start] = (0.0, 0.0)
-        queue = [start]
+        places[clock[rank]] = _Place(0, 0.0)
+        queue = [(link.width_ns, link.low, link.high, clock[rank]) for link in near.get(clock[rank], {}).values()]
+        heapq.heapify(queue)
+        while queue:  # the surest step outwards first: a minimum spanning tree
+            _, low, high, here = heapq.heappop(queue)
+            there = high if here == low else low
+            if there not in places:
+                places[there] = _beyond(places[here], near[here][there], forward=here == low, origin=origin)
+                for link in near[there].values():
+                    heapq.heappush(queue, (link.width_ns, link.low, link.high, there))
+    return {rank: places[at] for rank, at in clock.items()}
+
+
+def _shared(links: list[Pair]) -> dict[int, int]:
+    """Return for each rank the one that stands for its clock: joined, the surest first, unless evidence forbids."""
+    clock = {rank: rank for link in links for rank in (link.low, link.high)}
+    members = {rank: [rank] for rank in clock}
+    apart: dict[int, set[int]] = {rank: set() for rank in clock}
+    for link in links:
+        if not link.one_clock:
+            apart[link.low].add(link.high)
+            apart[link.high].add(link.low)
+    for link in sorted(links, key=lambda one: (one.width_ns, one.low, one.high)):
+        keep, gone = sorted((clock[link.low], clock[link.high]))
+        if not link.one_clock or keep == gone or gone in apart[keep]:
+            continue
+        for rank in members[gone]:
+            clock[rank] = keep
+        members[keep] += members.pop(gone)
+        for other in apart.pop(gone):
+            apart[other].discard(gone)
+            apart[other].add(keep)
+            apart[keep].add(other)
+    return clock
+
+
+def _between(links: list[Pair], clock: dict[int, int]) -> dict[int, dict[int, Pair]]:
+    """Return the surest link between every two clocks, from each of them to the other."""
+    near: dict[int, dict[int, Pair]] = {}
+    for link in sorted(links, key=lambda one: (one.width_ns, one.low, one.high)):
+        low, high = clock[link.low], clock[link.high]
+        if low != high and high not in near.get(low, {}):
+            near.setdefault(low, {})[high] = near.setdefault(high, {})[low] = replace(link, low=low, high=high)
+    return near
+
+
+def _beyond(here: _Place, link: Pair, *, forward: bool, origin: int) -> _Place:
+    """Return the clock at the other end of a link."""
+    if forward:
+        gone = round(link.drift * (origin + here.offset_ns - link.at_ns))
+        return _Place(here.offset_ns + link.offset_ns + gone, here.drift + link.drift)
+    gone = round(link.drift * (origin + here.offset_ns - link.offset_ns - link.at_ns))
+    return _Place(here.offset_ns - link.offset_ns - gone, here.drift - link.drift)
+
+
+def _uncertainty(links: list[Pair], clocks: Clocks) -> dict[int, int]:
+    """Return how far each rank's true offset may lie from its own: the shortest way to the first rank, by bounds."""
+    offset = clocks.offset_ns
+    near: dict[int, list[tuple[int, int]]] = {}
+    for link in links:
+        has = link.offset_ns if link.drift else offset[link.high] - offset[link.low]
+        reach = max(link.most_ns - has, has - link.least_ns, 0)
+        near.setdefault(link.low, []).append((reach, link.high))
+        near.setdefault(link.high, []).append((reach, link.low))
+    far: dict[int, int] = {}
+    for root in sorted(near):
+        queue = [] if root in far else [(0, root)]
         while queue:
-            here = queue.pop()
-            for there, offset, drift in near[here]:
-                if there not in found:
-                    found[there] = (found[here][0] + offset, found[here][1] + drift)
-                    queue.append(there)
-    return found
+            way, rank = heapq.heappop(queue)
+            if rank not in far:
+                far[rank] = way
+                for reach, other in near[rank]:
+                    heapq.heappush(queue, (way + reach, other))
+    return far
+
+
+def _refused(members: pl.DataFrame, moved: Clocks) -> set[int]:
+    """Return the ranks that their move makes worse: more is received before it was sent, or ends lie further apart."""
+    changed = moved.table.filter((pl.col("offset_ns") != 0) | (pl.col("drift_ppm") != 0))["rank"].to_list()
+    if not changed:
+        return set()
+    clock = moved.table.select("rank", clock=pl.struct("offset_ns", "drift_ppm"))
+    across = members.join(clock, on="rank", how="left", maintain_order="left").filter(
+        pl.col("clock").n_unique().over("match") > 1
+    )
+    before, after = _judged(across), _judged(moved.align(across, "start_ns", "end_ns"))
+    worse = {rank for rank, judged in after.items() if any(a > b for a, b in zip(judged, before[rank], strict=True))}
+    return worse & set(changed)
+
+
+def _judged(members: pl.DataFrame) -> dict[int, tuple[int, int]]:
+    """Return for each rank how many bounds its operations break, and how far apart their ends lie in all."""
+    each = differences(members)
+    broken = (pl.col("is_most") & (pl.col("most_ns") < 0)) | (pl.col("is_least") & (pl.col("least_ns") > 0))
+    wrong = pl.concat([each.filter(broken).select(rank=side) for side in ("low", "high")]).group_by("rank").len()
+    spread = members.with_columns(spread=_SPREAD).group_by("rank").agg(pl.col("spread").sum())
+    joined = spread.join(wrong, on="rank", how="left").select("rank", pl.col("len").fill_null(0), "spread")
+    return {rank: (count, total) for rank, count, total in joined.iter_rows()}
+
+
+_SPREAD = (pl.col("end_ns").max() - pl.col("end_ns").min()).over("match")
+
+
+def _with_residuals(clocks: Clocks, members: pl.DataFrame, links: list[Pair]) -> Clocks:
+    """Return the clocks with how far apart matched ends lie on them, and how far they may be off."""
+    each = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(spread=_SPREAD)
+    median = pl.col("spread").median().round().cast(pl.Int64)
+    own = each.group_by("rank").agg(residual_ns=median)
+    within = _uncertainty(links, clocks)
+    reach = pl.DataFrame(
+        {"rank": list(within), "uncertainty_ns": [ns if ns < FAR // 2 else None for ns in within.values()]},
+        schema={"rank": pl.Int32, "uncertainty_ns": pl.Int64},
+    )
+    table = clocks.table.drop("residual_ns", "uncertainty_ns").join(own, on="rank", how="left")
+    middle, worst = each.select(median, w=pl.col("spread").max()).row(0)
+    return Clocks(_table(table.join(reach, on="rank", how="left")), clocks.origin_ns, middle, worst)

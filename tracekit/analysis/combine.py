@@ -49,7 +49,7 @@ def combine(
     clocks = align(matching.members, [part.source.rank for part in parts])
     waited = waits(operations, matching.members, clocks)
     by_rank = {key[0]: rows for key, rows in waited.group_by("rank", maintain_order=True)}
-    compared, reasons = _compare(parts, schedule=schedule, layout=layout, what_if=what_if)
+    compared, reasons = _compare(parts, clocks, schedule=schedule, layout=layout, what_if=what_if)
     pipeline = compared is not None or _has_messages(parts, waited)
     ranks = tuple(rank_result(part, by_rank.get(part.source.rank, waited.clear()), pipeline=pipeline) for part in parts)
     critical = critical_path(parts, operations, matching.members, clocks)
@@ -254,7 +254,7 @@ def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:
 
 
 def _compare(
-    parts: Sequence[RankTables], *, schedule: str, layout: str | None, what_if: bool
+    parts: Sequence[RankTables], clocks: Clocks, *, schedule: str, layout: str | None, what_if: bool
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     """Hold the run against its ideal, where that was asked for; a reason where it cannot be."""
     pipelines = [part.pipeline for part in parts if part.pipeline is not None]
@@ -262,7 +262,7 @@ def _compare(
         return None, ()
     from tracekit.compare import compare_pipelines
 
-    return compare_pipelines(pipelines, schedule=schedule, layout=layout, what_if=what_if)
+    return compare_pipelines(pipelines, schedule=schedule, layout=layout, what_if=what_if, clocks=clocks)
 
 
 def _merge(said: Iterable[tuple[int, Sequence[Notice]]]) -> list[Notice]:

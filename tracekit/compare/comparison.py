@@ -202,6 +202,4 @@ def factors(r: Replays, pipeline: Pipeline) -> dict[str, Any]:
             }
             for i in slow
         ],
-        "clock_offset_ns": {int(k): int(v) for k, v in pipeline.clocks.offset_ns.items()},
-        "clock_residual_ns": pipeline.clocks.residual_ns,
     }

@@ -94,9 +94,9 @@ def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
     before = {cause: np.zeros(len(start), np.int64) for cause in (*STALL_CAUSES, "unexplained")}
     for at in pipeline.positions:
         rank = pipeline.ranks[at]
-        shift = pipeline.clocks.offset_ns.get(rank, 0)
         mine = np.flatnonzero(graph.position == at)
-        low, high = ready[mine] - shift, np.maximum(start[mine], ready[mine]) - shift
+        low = pipeline.clocks.to_recorded(rank, ready[mine])
+        high = pipeline.clocks.to_recorded(rank, np.maximum(start[mine], ready[mine]))
         for cause, stall in ranks[rank].stalled.items():
             before[cause][mine] = stall.covered_ns(low, high)
     before["unexplained"] = start - ready - sum(before[cause] for cause in STALL_CAUSES)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.align.clocks import Clocks
 from tracekit.compare._collecting import no_collecting
 from tracekit.compare.comparison import SHIFT, Held, RankBubble, ScheduleComparison, factors
 from tracekit.compare.finder import Finder, orders_differ
@@ -19,7 +20,6 @@ from tracekit.compare.judge import doubt
 from tracekit.compare.sizes import size_from_order
 from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
 from tracekit.errors import Notice
-from tracekit.reconstruct.clocks import Clocks, align
 from tracekit.reconstruct.pipeline import Pipeline, assemble, renamed
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.reconstruct.roles import find_roles, with_global_peers, with_pipelines
@@ -35,24 +35,24 @@ def compare_pipelines(
     schedule: str = "auto",
     layout: str | Mapping[str, int] | None = None,
     what_if: bool = False,
-    waits: Mapping[int, int] | None = None,
+    clocks: Clocks | None = None,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     """Name the schedule the ranks followed and hold them against its ideal; None with a reason where there is none.
 
     *schedule* is ``auto``, a schedule's name, a file of orders or ``none``; *layout* (``pp=4,ep=2``) says which ranks
-    form a pipeline; *waits* gives what to add to each rank's clock where that is already known.
+    form a pipeline; *clocks* sets the ranks' clocks to one (else: times as recorded).
     """
     if schedule == "none":
         return None, ()
     with no_collecting():
-        return _compare(ranks, schedule, layout, waits, what_if=what_if)
+        return _compare(ranks, schedule, layout, clocks or Clocks.recorded(r.rank for r in ranks), what_if=what_if)
 
 
 def _compare(
     ranks: Sequence[RankPipeline],
     schedule: str,
     layout: str | Mapping[str, int] | None,
-    waits: Mapping[int, int] | None,
+    clocks: Clocks,
     *,
     what_if: bool,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
@@ -70,7 +70,7 @@ def _compare(
     cut: Counter[int] = Counter()
     finder = Finder(schedule)
     for line in roles.pipelines:
-        found, notices = _hold_line(line, by_rank, finder, waits)
+        found, notices = _hold_line(line, by_rank, finder, clocks)
         held += found
         said += [notice for each in notices.values() for notice in each]
         cut.update(step for step, each in notices.items() if any(notice.code == "step-cut" for notice in each))
@@ -96,11 +96,10 @@ def _compare(
 
 
 def _hold_line(
-    line: Sequence[int], by_rank: Mapping[int, RankPipeline], finder: Finder, waits: Mapping[int, int] | None
+    line: Sequence[int], by_rank: Mapping[int, RankPipeline], finder: Finder, clocks: Clocks
 ) -> tuple[list[Held], dict[int, list[Notice]]]:
     """Hold every step of one pipeline against its ideal; return also what is to be said about each step."""
     present = [by_rank[r] for r in line if r in by_rank]
-    clocks = Clocks(waits, None) if waits is not None else align({r.rank: r.messages for r in present})
     held: list[Held] = []
     said: dict[int, list[Notice]] = {}
     steps = _steps(present)

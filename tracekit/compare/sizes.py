@@ -13,10 +13,10 @@ from math import gcd
 
 import polars as pl
 
+from tracekit.align.clocks import Clocks
 from tracekit.compare import identify
 from tracekit.compare.identify import Match
 from tracekit.errors import Notice
-from tracekit.reconstruct.clocks import Clocks
 from tracekit.reconstruct.pipeline import Pipeline, assemble
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.schedules import Schedule
@@ -110,7 +110,7 @@ def _match(
     if not steps:
         return None
     step = max(sorted(steps), key=lambda s: present[0].by_step[s][0].height)
-    pipeline = assemble(by_rank, line, step, Clocks({}, None))
+    pipeline = assemble(by_rank, line, step, Clocks.recorded([]))
     orders = pipeline.orders()
     forwards = max(sum(op.kind in ("F", "FB") for op in order) for order in orders.values())
     if len(line) * forwards > MOST_CELLS:

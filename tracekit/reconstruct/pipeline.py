@@ -8,9 +8,9 @@ from functools import cached_property
 
 import polars as pl
 
+from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import COUNTED, POSITION, SURE
-from tracekit.reconstruct.clocks import Clocks
 from tracekit.reconstruct.place import Place, Placement, place
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.schedules import Op, Schedule
@@ -97,7 +97,7 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
             rank=pipeline[at],
             position=at,
             placement=placement,
-            offset_ns=clocks.offset_ns.get(pipeline[at], 0),
+            clocks=clocks,
             step=step,
         )
         for at, table in sorted(chunks.items())
@@ -130,21 +130,14 @@ def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
 
 
 def _cells(
-    chunks: pl.DataFrame, *, rank: int, position: int, placement: Placement, offset_ns: int, step: int
+    chunks: pl.DataFrame, *, rank: int, position: int, placement: Placement, clocks: Clocks, step: int
 ) -> pl.DataFrame:
     """One rank's chunks as cells, forwards and backwards that ran as one block joined."""
     places = placement.places.get(position, {})
     chunks = _named(chunks, places)
     table = _with_blocks(chunks) if (chunks["beside"] >= 0).any() else chunks
-    return conform(
-        table.with_columns(
-            pl.col("start_ns", "end_ns", "launch_ns") + offset_ns,
-            rank=pl.lit(rank),
-            position=pl.lit(position),
-            step=pl.lit(step),
-        ).sort("start_ns", "end_ns"),
-        DETAILED,
-    )
+    placed = table.with_columns(rank=pl.lit(rank, pl.Int32), position=pl.lit(position), step=pl.lit(step))
+    return conform(clocks.align(placed, "start_ns", "end_ns", "launch_ns").sort("start_ns", "end_ns"), DETAILED)
 
 
 def _with_blocks(chunks: pl.DataFrame) -> pl.DataFrame:

@@ -82,7 +82,7 @@ class _Export:
         self.analysis = analysis
         self.ranks = tuple(number for number in store.ranks if ranks is None or number in ranks)
         self.held = analysis.schedule.all if analysis.schedule is not None else ()
-        self.shift_ns = _shifts(analysis)
+        self.clocks = analysis.clocks
         self.base_ns = self._base()
         self.numbers = Numbers()
         self.events = self.cells = self.flows = 0
@@ -99,7 +99,7 @@ class _Export:
     def _base(self) -> int:
         """Return the moment that is 0 in the file: small numbers keep their nanoseconds in any reader."""
         starts = [
-            entry.start_ns + self.shift_ns.get(entry.rank, 0)
+            int(self.clocks.to_common(entry.rank, np.array([entry.start_ns]))[0])
             for entry in self.store.entries
             if entry.start_ns is not None and entry.rank in self.ranks
         ]
@@ -112,7 +112,7 @@ class _Export:
             "tracekit": __version__,
             "ranks": list(self.ranks),
             "schedule": found.name if found is not None else None,
-            "clock_shift_ns": {str(number): ns for number, ns in self.shift_ns.items()},
+            "clock_offset_ns": {str(number): ns for number, ns in self.clocks.offset_ns.items()},
         }
         head = {"displayTimeUnit": "ms", "baseTimeNanoseconds": self.base_ns, "otherData": about}
         text = json.dumps(head, separators=(",", ":"), ensure_ascii=False)[:-1]
@@ -162,7 +162,7 @@ class _Export:
         code = events["label"].to_physical().to_numpy().astype(np.int64)
         runs = union(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), code)
         table = pl.DataFrame({"code": runs.group, "start_ns": runs.start_ns, "end_ns": runs.end_ns})
-        table = table.with_columns(pl.col("start_ns", "end_ns") + self.shift_ns.get(number, 0))
+        table = table.with_columns(self.clocks.moved(number, "start_ns", "end_ns"))
         pid = self.numbers.process(f"rank {number} · labels")
         present = sorted(set(runs.group.tolist()))
         placed = self._placed(table, pid, {at: LABELS[at] for at in present}, "code")
@@ -184,19 +184,18 @@ class _Export:
         labelled = self.store.scan_labelled(number)
         assert labelled is not None, "the store is labelled"
         labels = labelled.select("id", *LABELLING).collect()
-        shift = self.shift_ns.get(number, 0)
         for begin, end in _stretches(scan.select("start_ns").collect()["start_ns"]):
             events = scan.filter(pl.col("start_ns").is_between(begin, end, closed="left")).collect()
             events = events.join(labels, on="id", how="left")
             events = placed.placed(events).sort("start_ns", -pl.col("end_ns"), "id")
-            events = events.with_columns(pl.col("start_ns", "end_ns") + shift)
+            events = events.with_columns(self.clocks.moved(number, "start_ns", "end_ns"))
             for part in events.iter_slices(LINES):
                 self._put(event_lines(part, self.base_ns))
             self.events += events.height
         del labels
-        self._launches(scan, placed, shift)
+        self._launches(scan, placed, self.clocks.moved(number, "start_ns", "launch_ns"))
 
-    def _launches(self, scan: pl.LazyFrame, placed: Tracks, shift: int) -> None:
+    def _launches(self, scan: pl.LazyFrame, placed: Tracks, moved: list[pl.Expr]) -> None:
         columns = ["id", "kind", "device", "pid", "stream", "tid", "start_ns", "correlation"]
         kind = pl.col("kind").cast(pl.String)
         some = scan.select(columns).filter(pl.col("correlation") > 0)
@@ -209,18 +208,10 @@ class _Export:
             .rename({"start_ns": "launch_ns", "to_pid": "launch_pid", "to_tid": "launch_tid"})
         )
         flows = placed.placed(works.collect()).select(ends).join(launches, on="correlation").sort("start_ns")
-        flows = flows.with_columns(pl.col("start_ns", "launch_ns") + shift)
+        flows = flows.with_columns(moved)
         for part in flows.iter_slices(LINES):
             self._put(flow_lines(part, self.base_ns, self.flows + 1))
             self.flows += part.height
-
-
-def _shifts(analysis: Analysis) -> dict[int, int]:
-    """Return what to add to each rank's times so that all are on one clock."""
-    if analysis.schedule is not None:
-        return {rank: ns for one in analysis.schedule.all for rank, ns in one.pipeline.clocks.offset_ns.items()}
-    table = analysis.clocks.table.filter(pl.col("offset_ns").is_not_null())
-    return {rank: -ns for rank, ns in table.select("rank", "offset_ns").iter_rows()}
 
 
 def _cells(held: Held, *, ideal: bool) -> pl.DataFrame:

@@ -65,7 +65,8 @@ def clock_note(analysis: Analysis) -> str:
     if residual is None:
         return ""
     moved = len(analysis.clocks.table.filter(pl.col("offset_ns") != 0))
-    said = f"Matched ends agree to {residual / 1e3:.1f} µs (median)"
+    worst = analysis.clocks.worst_ns or 0
+    said = f"Matched ends lie {residual / 1e3:,.1f} µs apart (median; {worst / 1e3:,.1f} at most)"
     return f"{said}; {counted(moved, 'clock')} {'was' if moved == 1 else 'were'} corrected" if moved else said
 
 

@@ -1,0 +1,114 @@
+"""Clocks of real runs: all were recorded on one host, so every offset is 0, and a clock put off by hand is found."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tracekit.align.clocks import align
+from tracekit.align.matching import match
+from tracekit.align.pairs import differences
+from tracekit.classify import classify
+from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.operations import operations
+from tracekit.parsers.refs import SourceRef
+from tracekit.store.reading import read_ref
+from tracekit.store.sources import find
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
+CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere"))
+SHIPPED = ["1f1b", "1f1b-noshapes", "dualpipe", "interleaved", "overlapped", "reload", "reload-overlap", "steps/a",
+           "steps/b", "steps/straggler", "vpp-overlap"]  # fmt: skip
+CAPTURED = ["frameworks/ds-pipe", "frameworks/hf-ddp-ckpt", "frameworks/meg-moe-vpp", "frameworks/meg-recompute",
+            "frameworks/nsys-meg-1f1b", "frameworks/nsys-meg-1f1b-payloads", "frameworks/titan-ac",
+            "frameworks/titan-fsdp", "public/dlrm-8ranks"]  # fmt: skip
+RUNS = [*(SAMPLES / name for name in SHIPPED), *(CORPUS / name for name in CAPTURED)]
+SHIFT_NS = 3_000_000_000
+DRIFT = 1e-5
+ROUNDS, ROUND_NS = 32, 20_000_000_000
+"""A capture is too short for a drift to show: it is repeated until it lasts ten minutes."""
+
+
+@pytest.fixture(params=RUNS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def members(request):
+    if not request.param.is_dir():
+        pytest.skip("TRACEKIT_CORPUS is not set: the captures are not in this repository")
+    return matched(request.param)
+
+
+@cache
+def matched(folder):
+    paths = sorted(map(str, folder.glob("rank*.sqlite"))) or [str(folder)]
+    found = pl.concat([part for ref in find(paths)[0] for part in _operations(ref)])
+    return match(found.sort("rank", maintain_order=True)).members
+
+
+def _operations(ref: SourceRef):
+    for part in read_ref(ref):
+        labelled = classify(part.events)
+        yield operations(labelled, Lanes.of(labelled))
+
+
+def changed(table, rank, change):
+    times = [
+        pl.when(pl.col("rank") == rank).then(change(pl.col(c))).otherwise(c).alias(c) for c in ("start_ns", "end_ns")
+    ]
+    return table.with_columns(times)
+
+
+def ranks_of(table):
+    return table["rank"].unique().sort().to_list()
+
+
+def fastest(table, rank):
+    """The fastest transfer between *rank* and another, start of send to end of receive; no less than 0.1 ms."""
+    each = differences(table).filter((pl.col("low") == rank) | (pl.col("high") == rank))
+    least = [*each.filter("is_most")["most_ns"], *(-each.filter("is_least")["least_ns"])]
+    durations = table.filter(pl.col("rank") == rank)["transfer_ns"]
+    return max(min(least), 100_000) if least else durations.min()
+
+
+def test_ranks_of_one_host_have_one_clock(members):
+    clocks = align(members, ranks_of(members))
+    assert set(clocks.table["offset_ns"]) == {0}
+    assert set(clocks.table["drift_ppm"]) == {0.0}
+    own = clocks.table["residual_ns"]
+    assert own.min() <= clocks.residual_ns <= own.max() <= clocks.worst_ns
+
+
+@pytest.mark.parametrize("shift", [SHIFT_NS, -SHIFT_NS])
+def test_a_shifted_rank_is_found_to_within_the_fastest_transfer(members, shift):
+    ranks = ranks_of(members)
+    for rank in {ranks[1], ranks[len(ranks) // 2], ranks[-1]}:
+        offset = align(changed(members, rank, lambda time: time + shift), ranks).offset_ns
+        assert abs(offset[rank] - shift) <= fastest(members, rank)
+        assert abs(offset[0]) == 0
+
+
+def test_if_the_first_rank_is_shifted_all_others_are(members):
+    ranks = ranks_of(members)
+    offset = align(changed(members, ranks[0], lambda time: time + SHIFT_NS), ranks).offset_ns
+    assert offset[ranks[0]] == 0
+    assert {offset[rank] for rank in ranks[1:]} == {offset[ranks[1]]}
+    assert abs(offset[ranks[1]] + SHIFT_NS) <= fastest(members, ranks[0])
+
+
+def test_a_drifting_rank_is_found_to_within_the_fastest_transfer(members):
+    count = members["match"].max() + 1
+    longer = pl.concat(
+        [
+            members.with_columns(pl.col("match") + n * count, pl.col("start_ns", "end_ns") + n * ROUND_NS)
+            for n in range(ROUNDS)
+        ]
+    )
+    ranks, first = ranks_of(members), members["start_ns"].min()
+    assert set(align(longer, ranks).offset_ns.values()) == {0}
+    rank = ranks[len(ranks) // 2]
+    drifted = changed(longer, rank, lambda time: time + ((time - first) * DRIFT).round().cast(pl.Int64) + SHIFT_NS)
+    back = align(drifted, ranks).align(drifted, "end_ns")
+    off = (back["end_ns"] - longer["end_ns"]).filter(longer["rank"] == rank).abs().max()
+    assert off <= fastest(members, rank)

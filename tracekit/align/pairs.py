@@ -1,0 +1,220 @@
+"""What matched operations say about the clocks of two ranks: bounds of their difference, and its drift.
+
+A message from one rank to the other ends there after it began here: an upper bound of the difference, and one from the
+other side a lower bound. Where it has its kernels for itself, the receive does not end before the send either. A
+collective in which everyone hears from everyone gives both. Collectives with a root (a broadcast may be over on the
+root before another rank begins) give none: of them only this is used, that no rank lags behind by more than the longest
+time between two of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+ENOUGH = 8
+"""Windows of the recording that must speak before a drift is believed."""
+WINDOWS = 16
+"""Parts that a recording is cut into to see its clocks drift apart."""
+STEADY = 6.0
+"""Times that the drift over the recording must exceed the largest distance of a window from it."""
+NEGLIGIBLE_NS = 2_000
+"""Drift over the whole recording that is not worth a correction: profilers themselves are no better."""
+FASTEST_DRIFT = 5e-4
+"""Clocks of computers drift by less than this; what looks like more is work, not a clock."""
+ACKNOWLEDGED_NS = 20_000
+"""By how much a send may end after its receive: the sender waits to hear that all has arrived."""
+MEETS = r"(?i)all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|barrier"
+"""Collectives that end nowhere before everyone has begun."""
+FAR = 2**62
+"""A bound that is not there."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The clock of rank ``high`` minus that of ``low``: ``offset_ns`` when low's shows ``at_ns``, within two bounds."""
+
+    low: int
+    high: int
+    at_ns: int
+    offset_ns: int
+    least_ns: int
+    most_ns: int
+    drift: float = 0.0  # ns per ns
+
+    @property
+    def one_clock(self) -> bool:
+        """Whether nothing separates the two clocks.
+
+        >>> Pair(0, 1, 0, 30, -10, 70).one_clock, Pair(0, 1, 0, 30, 1, 59).one_clock
+        (True, False)
+        """
+        return not self.drift and self.least_ns <= 0 <= self.most_ns
+
+    @property
+    def width_ns(self) -> int:
+        """How much the bounds leave open."""
+        return self.most_ns - self.least_ns
+
+
+def differences(members: pl.DataFrame) -> pl.DataFrame:
+    """Return each member of each match against the lowest rank of the match, and against the next lower one.
+
+    ``low``, ``high``: the two ranks; ``ends_ns``, ``most_ns``, ``least_ns``: how far high's end lies behind low's end,
+    high's end behind low's start, and high's start behind low's end; the last two are bounds of the clocks' difference
+    where ``is_most`` and ``is_least`` say so. ``alone``: a message that has its kernels for itself on both sides.
+    """
+    each = (
+        members.sort("match", "rank")
+        .with_columns(
+            alone=(pl.col("messages") == 1).all().over("match").fill_null(False),
+            meets=pl.col("sends").is_null() & pl.col("what").str.contains(MEETS).fill_null(False),
+        )
+        .select("match", "rank", "start_ns", "end_ns", "sends", "alone", "meets")
+    )
+    columns = ("rank", "start_ns", "end_ns", "sends")
+    lowest = each.with_columns(pl.col(c).first().over("match").alias(f"low_{c}") for c in columns)
+    next_lower = each.with_columns(pl.col(c).shift(1).alias(f"low_{c}") for c in columns).filter(
+        (pl.col("match") == pl.col("match").shift(1)) & (pl.col("low_rank") != lowest["low_rank"])
+    )
+    low_sends, sends = pl.col("low_sends").fill_null(False), pl.col("sends").fill_null(False)
+    return (
+        pl.concat([lowest, next_lower])
+        .filter(pl.col("rank") > pl.col("low_rank"))
+        .select(
+            pl.col("low_rank").alias("low"),
+            pl.col("rank").alias("high"),
+            pl.col("low_end_ns").alias("at_ns"),
+            "alone",
+            "meets",
+            "low_sends",
+            (pl.col("end_ns") - pl.col("low_end_ns")).alias("ends_ns"),
+            (pl.col("end_ns") - pl.col("low_start_ns")).alias("most_ns"),
+            (pl.col("start_ns") - pl.col("low_end_ns")).alias("least_ns"),
+            (pl.col("meets") | (low_sends & ~sends)).alias("is_most"),
+            (pl.col("meets") | (sends & ~low_sends)).alias("is_least"),
+        )
+    )
+
+
+def pairs(members: pl.DataFrame) -> list[Pair]:
+    """Return what is known about the clocks of every two ranks that a match brings together (*members*: ``MEMBERS``).
+
+    >>> from tracekit.align.matching import MEMBERS
+    >>> from tracekit.schema import conform
+    >>> members = conform(pl.DataFrame({"match": [0, 0, 1, 1], "rank": [0, 1] * 2, "sends": [True, False, False, True],
+    ...     "messages": 1, "start_ns": [0, 110, 70, 160], "end_ns": [20, 120, 90, 180]}), MEMBERS)
+    >>> pairs(members)
+    [Pair(low=0, high=1, at_ns=20, offset_ns=95, least_ns=70, most_ns=120, drift=0.0)]
+    """
+    pair = ("low", "high")
+    surest = pl.col("meets") | ~pl.col("meets").any().over(pair)
+    table = differences(members).with_columns(
+        since_ns=pl.col("at_ns") - pl.col("at_ns").min().over(pair), surest=surest
+    )
+    drifts = _drifts(table)
+    if drifts:
+        known = pl.DataFrame(
+            [(low, high, rate) for (low, high), rate in drifts.items()],
+            schema={"low": pl.Int32, "high": pl.Int32, "rate": pl.Float64},
+            orient="row",
+        )
+        gone = (pl.col("since_ns") * pl.col("rate").fill_null(0.0)).round().cast(pl.Int64)
+        table = table.join(known, on=["low", "high"], how="left", maintain_order="left")
+        table = table.with_columns(pl.col("ends_ns", "most_ns", "least_ns") - gone)
+    return [_pair(row, drifts.get((row["low"], row["high"]), 0.0)) for row in _reduced(table).iter_rows(named=True)]
+
+
+def _reduced(table: pl.DataFrame) -> pl.DataFrame:
+    """Return one row for each two ranks: the tightest bounds, the fastest messages, the range of ends."""
+    ends, forth = pl.col("ends_ns"), pl.col("low_sends")
+    # A median is a float, and an epoch in nanoseconds does not fit one exactly: count from one of the ends.
+    surest = ends.filter("surest")
+    return table.group_by("low", "high", maintain_order=True).agg(
+        pl.col("at_ns").min(),
+        most_ns=pl.col("most_ns").filter("is_most").min(),
+        least_ns=pl.col("least_ns").filter("is_least").max(),
+        round_ns=pl.col("at_ns").sort().diff().max(),
+        loose_most_ns=pl.col("most_ns").max(),
+        loose_least_ns=pl.col("least_ns").min(),
+        fastest_forward_ns=ends.filter(pl.col("alone") & forth).min(),
+        fastest_backward_ns=(-ends).filter(pl.col("alone") & ~forth).min(),
+        middle_ns=surest.first() + (surest - surest.first()).median().round().cast(pl.Int64),
+        earliest_ns=ends.min(),
+        latest_ns=ends.max(),
+        two_way=(forth.any() & (~forth).any()).fill_null(False),
+        meets=pl.col("meets").any(),
+    )
+
+
+def _pair(row: dict[str, Any], drift: float) -> Pair:
+    """Return what one row of ``_reduced`` says: the offset, within the bounds."""
+    least = -FAR if row["least_ns"] is None else row["least_ns"]
+    most = FAR if row["most_ns"] is None else row["most_ns"]
+    offset = _offset(row, least, most)
+    if least > most or (row["least_ns"] is None and row["most_ns"] is None):
+        # No bound, or bounds that contradict each other: all that is sure is that nobody lags a whole round behind.
+        lag = FAR if row["round_ns"] is None else row["round_ns"]
+        least, most = row["loose_least_ns"] - lag, row["loose_most_ns"] + lag
+    elif row["fastest_forward_ns"] is not None or row["fastest_backward_ns"] is not None:
+        closer = (
+            least if row["fastest_backward_ns"] is None else max(least, -row["fastest_backward_ns"] - ACKNOWLEDGED_NS),
+            most if row["fastest_forward_ns"] is None else min(most, row["fastest_forward_ns"] + ACKNOWLEDGED_NS),
+        )
+        least, most = closer if closer[0] <= closer[1] else (least, most)
+    return Pair(row["low"], row["high"], row["at_ns"], min(max(offset, least), most), least, most, drift)
+
+
+def _offset(row: dict[str, Any], least: int, most: int) -> int:
+    """Return the likeliest offset: the messages' where they went both ways, else the collectives'."""
+    if row["two_way"] and least <= most:
+        if row["fastest_forward_ns"] is None or row["fastest_backward_ns"] is None:
+            return (least + most) // 2
+        return int(row["fastest_forward_ns"] - row["fastest_backward_ns"]) // 2
+    if row["meets"] or (row["least_ns"] is None) == (row["most_ns"] is None):
+        return int(row["middle_ns"])
+    return int(row["earliest_ns"] if row["least_ns"] is None else row["latest_ns"])
+
+
+def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
+    """Return by how much the clocks of two ranks drift apart, where that is beyond doubt."""
+    length = pl.col("since_ns").max().over("low", "high")
+    ends = pl.col("ends_ns")
+    windows = (
+        table.with_columns(window=pl.col("since_ns") * WINDOWS // (length + 1), base=ends.first().over("low", "high"))
+        .group_by("low", "high", "window", maintain_order=True)
+        .agg(
+            pl.col("since_ns").mean(),
+            bounds=(
+                (pl.col("most_ns") - pl.col("base")).filter("is_most").min()
+                + (pl.col("least_ns") - pl.col("base")).filter("is_least").max()
+            )
+            / 2,
+            ends=(ends - pl.col("base")).filter(pl.col("surest") & pl.col("low_sends").is_null()).median(),
+        )
+    )
+    found = {}
+    for (low, high), rows in windows.group_by("low", "high", maintain_order=True):
+        fits = [_slope(rows.drop_nulls(name)["since_ns"].to_numpy(), rows[name].drop_nulls().to_numpy())
+                for name in ("bounds", "ends")]  # fmt: skip
+        rate, _ = min(fits, key=lambda fit: fit[1])
+        if rate:
+            found[low, high] = rate
+    return found
+
+
+def _slope(at: Floats, values: Floats) -> tuple[float, float]:
+    """Return how fast the values grow and how far one lies from that at most; nothing where they do not clearly."""
+    if len(at) < ENOUGH or np.ptp(at) == 0:
+        return 0.0, np.inf
+    rate, start = np.polyfit(at - at[0], values, 1)
+    off = float(np.abs(values - rate * (at - at[0]) - start).max())
+    grown = abs(rate) * float(np.ptp(at))
+    clear = grown > max(STEADY * off, NEGLIGIBLE_NS) and abs(rate) < FASTEST_DRIFT
+    return (float(rate), off) if clear else (0.0, np.inf)
