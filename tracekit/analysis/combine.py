@@ -20,6 +20,7 @@ from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.scopes import rank_result
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
+from tracekit.metrics.hiding import hiding
 from tracekit.metrics.messages import may_be_message, unknown_waits, unseen_messages
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import stragglers, waits
@@ -80,6 +81,7 @@ def combine(
         ),
         schedule=compared,
         critical=critical if path else None,
+        hiding=hiding([part.hiding for part in parts], sum(one.whole.hidden_ns["communication"] for one in ranks)),
         notices=(
             *notices,
             *own,

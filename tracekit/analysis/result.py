@@ -16,6 +16,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
+from tracekit.metrics.hiding import Hiding
 from tracekit.metrics.lanes import EXPOSABLE
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.reload import Reload
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from tracekit.compare import ScheduleComparison
 
 FORMAT = "tracekit.analysis/1"
+TOP_HOST = 5
+"""Rows of a rank's launch-bound idle time that go into the JSON."""
 LARGEST_KERNELS = 200
 """Kernels that go into the JSON; the table holds all."""
 
@@ -143,6 +146,18 @@ class RankResult:
     per_step: tuple[Measured, ...]
     phases: tuple[Mapping[str, Any], ...]
     idle_causes: Mapping[str, int]
+    instead: tuple[Mapping[str, Any], ...] = ()
+    """What the host did while it had not launched the GPU's next work (``metrics.instead``), longest first."""
+    inside_launch_ns: int = 0
+    """Idle time inside the launch call of the work that ended it."""
+
+    @property
+    def idle_host_ns(self) -> dict[str, int] | None:
+        """Launch-bound idle time by what the host did; None where the trace does not show the host."""
+        total: dict[str, int] = {}
+        for row in self.instead:
+            total[row["instead"]] = total.get(row["instead"], 0) + row["ns"]
+        return total if total or not self.idle_causes.get("launch_bound") else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -151,6 +166,9 @@ class RankResult:
             "steps": list(self.steps),
             **self.whole.to_dict(),
             "phases": [dict(phase) for phase in self.phases],
+            "idle_host_ns": self.idle_host_ns if self.whole.idle_known else None,
+            "idle_host": [dict(row) for row in self.instead if row["what"] or row["instead"] == "python"][:TOP_HOST],
+            "inside_launch_ns": self.inside_launch_ns,
             "idle_causes_ns": dict(self.idle_causes) if self.whole.idle_known else None,
             "per_step": [{"step": one.step, "partial": one.partial, **one.to_dict()} for one in self.per_step],
         }
@@ -177,6 +195,8 @@ class Analysis:
     """How fast products and communication ran, where shapes and sizes were recorded."""
     schedule: ScheduleComparison | None = None
     """How the run compares with its ideal (``tracekit.compare``); None with the reason among the notices."""
+    hiding: Hiding | None = None
+    """What hiding communication saved and cost; None where no compute ran beside any."""
     critical: CriticalPath | None = None
     """The critical path across ranks, where it was asked for."""
     notices: tuple[Notice, ...] = ()
@@ -219,6 +239,7 @@ class Analysis:
             "total": self.total.to_dict(),
             "schedule": self.schedule.to_dict() if self.schedule is not None else None,
             **(self.critical.to_dict() if self.critical is not None else {}),
+            "hiding": self.hiding.to_dict() if self.hiding is not None else None,
             "stragglers": self.tables["stragglers"].to_dicts(),
             "clocks": {
                 "residual_ns": self.clocks.residual_ns,

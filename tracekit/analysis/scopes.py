@@ -48,6 +48,8 @@ def rank_result(part: RankTables, waited: pl.DataFrame, *, pipeline: bool = True
             )
         ),
         phases=tuple(_phases(part, waited, steps)),
+        instead=tuple(part.instead.to_dicts()),
+        inside_launch_ns=part.inside_launch_ns,
         idle_causes={name.removesuffix("_ns"): causes.get(name, 0) for name in CAUSES},
     )
 

@@ -19,8 +19,11 @@ from tracekit.metrics.budget import Budget, budgets, exposed_in_order
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.copies import copies
 from tracekit.metrics.gaps import gap_causes, gaps, name_gaps, with_slow_calls
+from tracekit.metrics.hiding import COSTS, hiding_costs
 from tracekit.metrics.holds import holds
 from tracekit.metrics.host import host_calls
+from tracekit.metrics.instead import ROWS as INSTEAD_ROWS
+from tracekit.metrics.instead import inside_launches, instead_of_launching, shortened
 from tracekit.metrics.lanes import Lanes
 from tracekit.metrics.messages import issued_messages
 from tracekit.metrics.operations import operations
@@ -80,6 +83,12 @@ class RankTables:
     """Input shapes of the model's products, where they were recorded."""
     path: pl.DataFrame = field(default_factory=NODES.to_frame)
     """What came before what: the pieces that the critical path may run through."""
+    instead: pl.DataFrame = field(default_factory=INSTEAD_ROWS.to_frame)
+    """What the host did while the GPU waited for its next launch."""
+    inside_launch_ns: int = 0
+    """Idle time inside the launch call of the work that ended it."""
+    hiding: pl.DataFrame = field(default_factory=COSTS.to_frame)
+    """How long kernels took beside communication, and the same alone."""
     launches_known: bool = True
     """False where the file has no GPU event's launch."""
     idle_known: bool = True
@@ -142,6 +151,9 @@ def rank_tables(
         kernels=kernel_table(kept),
         shapes=shape_list(rank.events),
         path=path_nodes(work, calls, exposed_in_order(whole)),
+        instead=shortened(instead_of_launching(rank.events, kept, holes)),
+        inside_launch_ns=inside_launches(rank.events, kept, holes),
+        hiding=hiding_costs(kept, whole),
         launches_known=bool(work.launched.any()) or not len(kept),
         idle_known=held.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),

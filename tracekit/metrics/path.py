@@ -17,7 +17,7 @@ import polars as pl
 from tracekit._util.native import native, whole
 from tracekit.intervals import Intervals, Longs
 from tracekit.metrics.causes import Rank
-from tracekit.metrics.holds import EARLY_NS, LAUNCH, NOTHING, STREAM
+from tracekit.metrics.holds import EARLY_NS, LAUNCH, NOTHING, STREAM, in_order
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 NODE_KINDS = ("kernel", "copy", "communication", "launch", "host", "unknown")
@@ -47,7 +47,7 @@ def path_nodes(rank: Rank, calls: pl.DataFrame, paid: Mapping[str, Intervals]) -
     if not len(rank.start_ns):
         return NODES.to_frame()
     held = rank.holds
-    order = np.lexsort((rank.end_ns, rank.start_ns))
+    order = in_order(rank.start_ns, rank.end_ns)
     comm = np.isin(rank.label, [LABELS.index(label) for label in COMMUNICATION_LABELS])
     last = _last(rank)
     let_go, released = _let_go(rank, calls)

@@ -20,6 +20,7 @@ from tracekit.report.terminal.rates import communication, experts, products
 from tracekit.report.terminal.schedule import render_schedule
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.sections import bubbles, copies, reload, spread, stragglers, warnings
+from tracekit.report.terminal.why import hiding, instead
 from tracekit.report.view import View, view_of
 
 TOPICS = 10
@@ -89,7 +90,9 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("Compute (all ranks)", compute),
     ("Communication and copies: what compute hides (all ranks, most exposed first)", exposure),
     ("What hides what (all ranks)", hiders),
+    ("What hiding communication costs the compute beside it (all ranks)", hiding),
     (_bubble_title, bubbles),
+    ("What the host did instead of launching (launch-bound idle, all ranks)", instead),
     ("Against its ideal schedule", render_schedule),
     ("Critical path: what the step had to wait for, in order of time", critical),
     ("How fast products ran (all ranks; over their own time)", products),

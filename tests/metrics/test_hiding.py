@@ -1,0 +1,67 @@
+"""What hiding costs: the same kernel alone and beside communication."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tracekit.metrics.hiding import BESIDE, LEAST, SCATTER, hiding, hiding_costs
+from tracekit.metrics.lanes import Lanes
+
+
+def costs(labelled, alone, beside, *, cover=1.0, **more):
+    """Kernels of these lengths, first alone, then each beside a collective that covers a share of it."""
+    rows, at = [], 0
+    for lengths, share in ((alone, 0.0), (beside, cover)):
+        for ns in lengths:
+            rows.append({"label": "forward", "name": "gemm", "start_ns": at, "end_ns": at + ns, **more})
+            if share:
+                end = at + round(ns * share)
+                rows.append({"label": "dp_comm", "name": "nccl", "stream": 9, "start_ns": at, "end_ns": end})
+            at += ns + 10
+    events = labelled(*rows)
+    return hiding_costs(events, Lanes.of(events))
+
+
+def test_the_slow_down_and_the_net_gain(labelled):
+    found = hiding([costs(labelled, [100] * 3, [120] * 4)] * 2, saved_ns=960)
+    assert found.costs.rows() == [("forward", 8, 960, 800, 960)]
+    assert found.to_dict()["by_label"][0]["slowdown"] == pytest.approx(1.2)
+    assert (found.extra_ns, found.net_ns, found.compared) == (160, 800, 1.0)
+
+
+@pytest.mark.parametrize(("alone", "kernels"), [([100] * LEAST, LEAST), ([100] * (LEAST - 1), 0)])
+def test_few_kernels_alone_are_not_enough(labelled, alone, kernels):
+    assert costs(labelled, alone, [120] * LEAST)["kernels"].to_list() == [kernels]
+
+
+@pytest.mark.parametrize(("longest", "kernels"), [(100 * SCATTER, LEAST), (100 * SCATTER + 10, 0)])
+def test_times_that_scatter_alone_say_nothing(labelled, longest, kernels):
+    found = costs(labelled, [100, 100, 100, int(longest), int(longest)], [120] * LEAST)
+    assert found["kernels"].to_list() == [kernels]
+
+
+@pytest.mark.parametrize(("cover", "counted"), [(BESIDE, 1), (BESIDE - 0.05, 0)])
+def test_kernels_that_are_only_partly_beside_do_not_count(labelled, cover, counted):
+    assert len(costs(labelled, [1000] * 3, [1200] * 3, cover=cover)) == counted
+
+
+def test_other_shapes_are_other_kernels(labelled):
+    small = [{"label": "forward", "name": "gemm", "op": "aten::mm", "shapes": "[[8,8]]", "start_ns": 200 * i,
+              "end_ns": 200 * i + 100} for i in range(3)]  # fmt: skip
+    large = [{**row, "shapes": "[[9,9]]", "start_ns": row["start_ns"] + 1000, "end_ns": row["start_ns"] + 1180}
+             for row in small]  # fmt: skip
+    events = labelled(
+        *small, *large, {"label": "dp_comm", "name": "nccl", "stream": 9, "start_ns": 1000, "end_ns": 1600}
+    )
+    assert hiding_costs(events, Lanes.of(events))["kernels"].to_list() == [0]
+
+
+def test_where_little_can_be_compared_there_is_no_net_gain(labelled):
+    known, other = costs(labelled, [100] * 3, [120] * 3), costs(labelled, [100], [200] * 6)
+    found = hiding([known, other], saved_ns=999)
+    assert found.compared == pytest.approx(360 / 1560)
+    assert found.extra_ns == 60
+    assert found.net_ns is None
+    assert hiding([], saved_ns=0) is None
+    assert hiding([pl.DataFrame(schema=known.schema)], saved_ns=0) is None
