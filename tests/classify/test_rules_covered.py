@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tests.classify.conftest import ENGINE, Program, undescribed
+from tests.classify.conftest import ENGINE, NODE, Program, undescribed
 from tracekit.classify import builtin_rules, classify
 
 DEEPEP = "void deep_ep::intranode::dispatch<8>(int4*)"
@@ -101,6 +101,7 @@ called("group-expert-gather-dispatch", "all_gather", group_desc=EXPERT)
 called("group-expert-gather-combine", "all_gather", group_desc=EXPERT, node="GatherBackward")
 called("group-expert-scatter-combine", "reduce_scatter", group_desc=EXPERT)
 called("group-expert-scatter-dispatch", "reduce_scatter", group_desc=EXPERT, node="ScatterBackward")
+called("group-expert-counts", "all_gather", group_desc=EXPERT, bytes=64)
 called("group-tensor", "all_reduce", group_desc="TENSOR_MODEL_PARALLEL_GROUP")
 called("group-data", "all_reduce", group_desc="DATA_PARALLEL_GROUP_WITH_CP")
 called("group-several", "all_reduce", group_desc="MODEL_PARALLEL_GROUP")
@@ -130,6 +131,7 @@ inside("custom-attention-dgrad", "MyFnBackward", "void flash::flash_bwd_dot_do_o
 inside("custom-input-grad", "MyFnBackward", "fused_dgrad")
 inside("custom-dgrad-deferred", "MyFnBackward", deferred=True)
 inside("custom-backward", "MyFnBackward")
+inside("torch-attention-operator", "CompiledFunctionBackward", op="aten::_cudnn_attention_backward")
 
 
 def _launched_alone(p):
@@ -376,6 +378,13 @@ def between(p, node):
     return p.kernel("add", 21, tid=ENGINE)
 
 
+@example("torch-hook-zero")
+def _(p):
+    p.op(NODE + "AddBackward0", 0, 10, tid=ENGINE, sequence=5)
+    p.op("aten::_foreach_zero_", 1, 9, tid=ENGINE)
+    return p.kernel("multi_tensor_apply", 2, tid=ENGINE)
+
+
 @example("neighbour-backward")
 def _(p):
     return between(p, "ReluBackward0")
@@ -393,23 +402,101 @@ def _(p):
     return p.kernel("fill", 21)
 
 
-@example("neighbour-dgrad")
+@example("neighbour-recompute")
 def _(p):
-    return between(p.deferred(), "ReluBackward0")
+    between(p, "CheckpointFunctionBackward")
+    return p.kernel("k", 90, launched=False)
 
 
-@example("neighbour-wgrad-product")
+@example("expert-counts")
 def _(p):
     p.trained()
-    p.kernel("fused_wgrad", 1)
-    product = p.kernel("gemm_kernel", 11)
-    p.kernel("fused_wgrad", 21)
+    counts = p.nccl("_allgather_base", 1, group="4", group_ranks="[0, 1]", bytes=64)
+    for k, exchange in enumerate(("all_to_allv",) * 2):
+        p.nccl(exchange, 3 + 2 * k, group="5", group_ranks="[0, 1]", bytes=LARGE)
+    return counts
+
+
+@example("foreach-copy")
+def _(p):
+    p.op("aten::_foreach_copy_", 1, 9)
+    return p.kernel("multi_tensor_apply", 2)
+
+
+@example("parameter-sum")
+def _(p):
+    p.node("torch::autograd::AccumulateGrad", 0, 10)
+    p.rows[-1]["shapes"] = "[[4,8]]"
+    p.kernel("k", 1, tid=ENGINE)
+    p.op("aten::add_", 20, 30, shapes="[[32],[32],[]]")
+    return p.kernel("add", 21)
+
+
+@example("parameter-copy")
+def _(p):
+    p.node("torch::autograd::AccumulateGrad", 0, 10)
+    p.rows[-1]["shapes"] = "[[4,8]]"
+    p.note("Optimizer.step#Adam.step", 20, 30)
+    p.kernel("adam", 21)
+    p.op("aten::copy_", 40, 50, shapes="[[4,8],[4,8],[]]")
+    return p.kernel("copy", 41)
+
+
+def batched(p, *, weight):
+    """The backward of a batched product that is followed by a parameter's gradient, or not."""
+    p.op("aten::bmm", 0, 10, sequence=5, shapes="[[4,16,8],[4,8,2]]")
+    p.node("BmmBackward0", 20, 30, 5)
+    p.op("aten::bmm", 21, 24, tid=ENGINE, shapes="[[4,8,16],[4,16,2]]")
+    product = p.kernel("gemm", 22, tid=ENGINE)
+    p.op("aten::bmm", 25, 29, tid=ENGINE, shapes="[[4,16,2],[4,2,8]]")
+    p.kernel("gemm", 26, tid=ENGINE)
+    if weight:
+        p.node("torch::autograd::AccumulateGrad", 31, 35)
+        p.rows[-1]["shapes"] = "[[4,8,2]]"
     return product
 
 
-@example("neighbour-recompute")
+def fed(node):
+    def write(p):
+        p.node(node, 20, 30, 5)
+        handed_on = p.kernel("k", 22, tid=ENGINE)
+        p.node("torch::autograd::AccumulateGrad", 31, 35)
+        return handed_on
+
+    return write
+
+
+EXAMPLES["torch-weight-cast"], EXAMPLES["torch-rows-backward"] = fed("ToCopyBackward0"), fed("IndexSelectBackward0")
+
+
+@example("matmul-wgrad-operands")
 def _(p):
-    return between(p, "CheckpointFunctionBackward")
+    return batched(p, weight=True)
+
+
+@example("matmul-dgrad-operands")
+def _(p):
+    return batched(p, weight=False)
+
+
+@example("pipeline-scalar")
+def _(p):
+    p.trained().nccl("send", 1, peer=1, group="0", group_ranks="[0, 1]")
+    return p.nccl("allreduce", 3, group="2", group_ranks="[0, 1]", bytes=4)
+
+
+def same_ranks(description):
+    """An all-reduce on a group of several kinds that has the ranks of a described one."""
+
+    def write(p):
+        p.trained().nccl("broadcast", 1, group="1", group_desc=description, group_ranks="[0, 1]")
+        return p.nccl("allreduce", 3, group="2", group_desc="MODEL_PARALLEL_GROUP", group_ranks="[0, 1]", bytes=LARGE)
+
+    return write
+
+
+for kind, group in (("pipeline", "PIPELINE_MODEL"), ("tensor", "TENSOR_MODEL"), ("data", "DATA")):
+    EXAMPLES[f"several-{kind}"] = same_ranks(f"{group}_PARALLEL_GROUP")
 
 
 @example("gradient-reduction")
@@ -445,7 +532,7 @@ def _(p):
 
 @example("inference")
 def _(p):
-    p.op("aten::relu", 0, 2)
+    p.op("aten::add", 0, 2)
     return p.kernel("anything", 1)
 
 

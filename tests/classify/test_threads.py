@@ -65,8 +65,10 @@ def test_captures_without_their_operators_keep_their_passes(samples, load, name)
     bare = classify(events.filter(~pl.col("kind").is_in(["cpu_op", "annotation"])))
     both = classify(events).filter(pl.col("label").is_in(["forward", *PASSES])).join(bare, on="id", suffix="_bare")
     length = pl.col("end_ns") - pl.col("start_ns")
-    same = pl.col("pass").eq_missing(pl.col("pass_bare"))
-    assert both.filter(same).select(length.sum()).item() > 0.98 * both.select(length.sum()).item()
+    whole = both.select(length.sum()).item()
+    same, silent = pl.col("pass").eq_missing(pl.col("pass_bare")), pl.col("label_bare") == "other"
+    assert both.filter(same | silent).select(length.sum()).item() > 0.99 * whole
+    assert both.filter(same).select(length.sum()).item() > 0.9 * whole
 
 
 def test_inference_is_no_optimizer_though_it_copies_many_tensors_at_once():

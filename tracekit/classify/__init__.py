@@ -7,7 +7,7 @@ import polars as pl
 from tracekit.classify._nest import Ints
 from tracekit.classify._p2p import point_to_point
 from tracekit.classify._text import Text
-from tracekit.classify.engine import Decisions, decide_all
+from tracekit.classify.engine import Decisions, decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
 from tracekit.classify.explain import Explanation, Tried, explain
 from tracekit.classify.microbatch import Places, find_places
@@ -38,8 +38,7 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
 def _table(evidence: Evidence, decisions: Decisions, modules: Text, places: Places) -> pl.DataFrame:
     comm, own = evidence.collectives, evidence.gpu
     words = ("op", "chain", "annotation", "annotations", "node", "fwd_op")
-    spoken = evidence.text("exchange_pass").fill(evidence.text("comm_pass"))
-    passes = decisions.passes.fill(spoken.where(~decisions.label.map(lambda v: v == "broadcast")))
+    passes = find_passes(evidence, decisions)
     return own.with_columns(
         **{name: evidence.text(name).series(name) for name in words},
         collective=pl.coalesce("collective", comm.call.series("call")),

@@ -12,6 +12,16 @@ from tracekit.classify._text import Bools, Text
 from tracekit.classify.ranges import NODE, Launches, Ranges
 
 _BACKWARD = r"(Backward\d*|Backwards|BackwardHook|AccumulateGrad|CopySlices)$"
+_CHECKPOINT = r"(?i)checkpoint|recompute"
+"""Nodes of functions that people write to run a forward again."""
+
+FORWARD_ONLY = (
+    r"^aten::(conv(olution|\dd|_transpose\dd)?|_convolution|(cudnn|miopen|mkldnn)_convolution|(cudnn_|miopen_|native_|_)?"
+    r"(batch|layer|group|instance)_norm\w*(?<!backward)|(_fused_)?rms_norm|_?(log_)?softmax|\w+_loss(\d?d?_forward)?|gelu|silu_?"
+    r"|relu_?|threshold_?|leaky_relu_?|\w*(max|avg)_pool\dd(_with_indices)?|embedding(_bag)?|dropout|native_dropout|linear"
+    r"|_?scaled_dot_product_(?!\w*backward)\w*|_(flash|efficient|cudnn)_attention_forward|upsample_\w+(?<!backward))$"
+)
+"""Operators that only a forward calls, as long as no node does."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +75,21 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     answered[rows] = _among(ranges.sequence[rows], node_sequence[is_node])
     differentiable = ranges.nearest_op(answered)
     made_row = ranges.nearest_op(makers & used)
-    again = _reruns(ranges, is_node, inside)
+    again = _reruns(ranges, names, is_node, node_of)
+    ahead = ranges.nearest_op(ranges.name.matches(FORWARD_ONLY) & ~inside)
 
     op = launches.op
     node_row = _at(node_of, op)
     made = _at(differentiable, op)
-    sequence = np.where(node_row >= 0, _at(node_sequence, node_row), _at(ranges.sequence, made))
+    # A backward inside a node, as a checkpoint's, counts anew on its thread: the outer node's number is the forward's.
+    outer = ranges.nearest_op(is_node & (_at(node_of, ranges.op_of) < 0))
+    sequence = np.where(node_row >= 0, _at(node_sequence, _at(outer, op)), _at(ranges.sequence, made))
     site = Text.choose(
         len(op),
         [
             ("recompute", (node_row >= 0) & (_at(again, op) >= 0)),
             ("backward", node_row >= 0),
-            ("forward", made >= 0),
+            ("forward", (made >= 0) | (_at(ahead, op) >= 0)),
         ],
     )
     fwd = _forward_ops(ranges, forward_op, names, is_node, node_sequence)
@@ -179,16 +192,44 @@ def _makers(ranges: Ranges, candidates: Bools, numbered: Bools) -> tuple[Bools, 
     return makers & candidates, taken
 
 
-def _reruns(ranges: Ranges, is_node: Bools, inside: Bools) -> Ints:
+def _reruns(ranges: Ranges, names: Text, is_node: Bools, node_of: Ints) -> Ints:
     """Ops that run forward again inside a node.
 
     Backward formulas run with gradients off, so their ops carry no sequence number; a checkpoint re-runs its forward
-    with gradients on. A node's own inner range repeats the node's number and is no re-run.
+    with gradients on. A node's own inner range repeats the node's number and is no re-run. A function written in Python
+    always gets a number, so it counts inside a checkpoint alone, or where its own node runs later.
     """
     nodes = {v.removeprefix(NODE) for v in ranges.name.values if v.startswith(NODE)}
     own = ranges.name.matches(_BACKWARD) | ranges.name.map(lambda v: v.startswith(NODE) or v in nodes)
-    numbered = inside & ~is_node & ~own & (ranges.sequence >= 0) & ~_bookkeeping(ranges)
-    return inherit_below(ranges, numbered, is_node)
+    numbered = (node_of >= 0) & ~is_node & ~own & (ranges.sequence >= 0) & ~_bookkeeping(ranges)
+    python = numbered & ranges.name.map(lambda v: "::" not in v)
+    checkpoint = names.matches(_CHECKPOINT)
+    believed = np.append(checkpoint, False)[node_of] | _answered_later(ranges, names, is_node, python)
+    return inherit_below(ranges, numbered & (~python | believed), is_node)
+
+
+def _answered_later(ranges: Ranges, names: Text, is_node: Bools, functions: Bools) -> Bools:
+    """Which *functions* have a node of their name and number run after them."""
+    out = np.zeros(len(ranges), np.bool_)
+    rows, nodes = np.flatnonzero(functions), np.flatnonzero(is_node & (ranges.sequence >= 0))
+    if not len(rows) or not len(nodes):
+        return out
+    called = ranges.name.replace([f"{v}Backward" for v in ranges.name.values])
+    asked = pl.DataFrame(
+        {"name": called.take(rows).series("name").cast(pl.String), "sequence": ranges.sequence[rows], "row": rows}
+    )
+    ran = pl.DataFrame(
+        {
+            "name": names.take(nodes).series("name").cast(pl.String),
+            "sequence": ranges.sequence[nodes],
+            "at": ranges.start[nodes],
+        }
+    )
+    last = ran.group_by("name", "sequence").agg(pl.col("at").max())
+    found = asked.join(last, on=("name", "sequence"))
+    row = found["row"].to_numpy()
+    out[row] = found["at"].to_numpy() > ranges.start[row]
+    return out
 
 
 def _bookkeeping(ranges: Ranges) -> Bools:

@@ -106,14 +106,14 @@ def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> C
     own = Text.of(gpu["collective"]).present
     named = [(lib, names.matches(p) & kernel) for lib, p in LIBRARIES]
     plain = names.replace([own_name(v) for v in names.values])
-    # Copy engines may do what a collective asks for: then the call itself launched copies between devices.
+    # What the call itself launches moves its data, whatever it is named; copies between devices are a copy engine's.
     asked = ranges.name.take(launches.op).matches(r"^(record_param_comms|c10d::)")
     copied = (gpu["kind"] == "memcpy").to_numpy() & names.matches(r"(?i)PtoP|Peer") & asked
     library = Text.choose(
         len(gpu),
         [
             *named,
-            ("nccl", (own & kernel) | copied),
+            ("nccl", (kernel & (own | asked)) | copied),
             ("custom", plain.matches(_WORDS) & ~plain.matches(_NO_WORDS) & kernel),
         ],
     )

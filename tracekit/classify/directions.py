@@ -1,8 +1,4 @@
-"""Forward, backward or optimizer for work the autograd engine did not place: by name, then by its neighbours.
-
-Neighbours are counted in the order the host launched, over all threads: that order is the program's, while the order on
-the GPU mixes streams.
-"""
+"""Forward, backward or optimizer for work the autograd engine did not place: by name, then by its neighbours."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.matmul import Matmuls
+from tracekit.classify.neighbours import GRADIENTS, B, F, O, R, W, shared
 from tracekit.classify.ranges import Launches, Ranges
 
 WGRAD = (
@@ -43,7 +40,6 @@ OPTIMIZER_ANNOTATION = (
 )
 
 _VALUES = ("forward", "backward", "wgrad", "recompute", "optimizer")
-_F, _B, _W, _R, _O = range(5)
 
 
 @dataclass(frozen=True)
@@ -51,9 +47,7 @@ class Directions:
     """For every GPU event the direction of the work around it, and how that is known."""
 
     value: Text  # "forward", "backward", "wgrad", "recompute", "optimizer"
-    source: (
-        Text  # "autograd", "seed", "matmul", "name", "between", "next", "previous", "namesake", "no backward in trace"
-    )
+    source: Text  # "autograd", "seed", "matmul", "name", "parameters", "between", "namesake", "no backward in trace"
 
 
 def read_directions(
@@ -74,30 +68,31 @@ def read_directions(
         source[new] = sources.index(why)
 
     site = autograd.site
-    say("autograd", site.map(lambda v: v == "recompute"), _R)
-    say("autograd", site.map(lambda v: v == "backward"), _B)
-    say("autograd", site.map(lambda v: v == "forward"), _F)
+    say("autograd", site.map(lambda v: v == "recompute"), R)
+    say("autograd", site.map(lambda v: v == "backward"), B)
+    say("autograd", site.map(lambda v: v == "forward"), F)
     ops = ranges.paths(launches.op, ranges.op_of, ranges.op_path)
-    say("seed", compute & ops.matches(r"^aten::ones_like > ") & _before_engine(launches, autograd), _B)
-    say("matmul", matmuls.role.map(lambda v: v == "wgrad"), _W)
-    say("autograd", autograd.made & ~matmuls.role.present, _F)
-    say("matmul", matmuls.role.map(lambda v: v == "forward"), _F)
-    say("matmul", matmuls.role.map(lambda v: v == "dgrad"), _B)
+    say("seed", compute & ops.matches(r"^aten::ones_like > ") & _before_engine(launches, autograd), B)
+    say("matmul", matmuls.role.map(lambda v: v == "wgrad"), W)
+    say("autograd", autograd.made & ~matmuls.role.present, F)
+    say("matmul", matmuls.role.map(lambda v: v == "forward"), F)
+    say("matmul", matmuls.role.map(lambda v: v == "dgrad"), B)
     annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
     opted = annotations.map(lambda v: any(_search(OPTIMIZER_ANNOTATION, part) for part in v.split(" > ")))
     alone = compute & (launches.op < 0)
-    say("name", opted | ops.matches(OPTIMIZER_OP) | (names.matches(OPTIMIZER) & alone), _O)
-    say("name", alone & names.matches(WGRAD), _W)
-    say("name", alone & names.matches(BACKWARD), _B)
-    say("name", alone & names.matches(FORWARD), _F)
-    if autograd.active or bool(opted.any()) or bool(np.isin(value, (_B, _W))[compute].any()):
-        _neighbours(say, value, launches, ranges, autograd, comm=comm, anchors=alone & (value >= 0))
+    say("name", opted | ops.matches(OPTIMIZER_OP) | (names.matches(OPTIMIZER) & alone), O)
+    say("name", alone & names.matches(WGRAD), W)
+    say("name", alone & names.matches(BACKWARD), B)
+    say("name", alone & names.matches(FORWARD), F)
+    if autograd.active or bool(opted.any()) or bool(np.isin(value, (B, W))[compute].any()):
+        for why, what, hit in shared(value, gpu, ranges, launches, autograd, comm=comm):
+            say(why, hit, what)
         _unlaunched(say, value, gpu, names, launches)
     else:
-        value[value == _O] = -1  # without a backward, what updates many tensors at once is no optimizer
+        value[value == O] = -1  # without a backward, what updates many tensors at once is no optimizer
         # Without an operator or a kernel of a framework's, nothing says that this is a model at all.
         if bool((launches.op >= 0).any()) or bool((names.matches(FRAMEWORK) & compute).any()):
-            say("no backward in trace", np.ones(n, np.bool_), _F)
+            say("no backward in trace", np.ones(n, np.bool_), F)
     return Directions(Text(_VALUES, value), Text(tuple(sources), source))
 
 
@@ -114,58 +109,6 @@ def _search(pattern: str, text: str) -> bool:
 
 
 Say = Callable[[str, Bools, int | Ints], None]
-
-
-def _neighbours(
-    say: Say, value: Ints, launches: Launches, ranges: Ranges, autograd: Autograd, *, comm: Bools, anchors: Bools
-) -> None:
-    """Share the direction of both neighbours, else of what launches of the same kind do next, or did last.
-
-    A stretch ends at a communication launch and where the engine's threads take over.
-    """
-    order = np.argsort(np.where(launches.at >= 0, launches.at, np.iinfo(np.int64).max), kind="stable")
-    order = order[launches.at[order] >= 0]
-    known = (value >= 0)[order]
-    runs = autograd.site.map(lambda v: v in ("backward", "recompute"))
-    nodes = np.zeros(int(max(ranges.thread.max(initial=-1), launches.thread.max(initial=-1))) + 2, np.bool_)
-    nodes[ranges.thread[autograd.is_node]] = True
-    nodes[launches.thread[runs]] = True
-    nodes[[ranges.main, -1]] = False
-    engine = nodes[launches.thread][order]
-    turn = np.concatenate([[False], engine[1:] != engine[:-1]]) if len(order) else engine
-    stretch: Ints = np.cumsum(comm[order] | turn, dtype=np.int64)
-    dirs = value[order]
-
-    def nearest(mask: Bools, step: int, stretch: Ints = stretch) -> Ints:
-        """Look up the nearest row of *mask* before (-1) or after (1), in the same stretch; -1 where none."""
-        rows = np.arange(len(order))
-        if step < 0:
-            place = np.maximum.accumulate(np.where(mask, rows, -1))
-        else:
-            place = np.minimum.accumulate(np.where(mask, rows, len(order))[::-1])[::-1]
-        ok = (place >= 0) & (place < len(order))
-        place = np.where(ok, place, 0)
-        return np.where(ok & (stretch[place] == stretch) if len(order) else ok, dirs[place] if len(order) else -1, -1)
-
-    before, after = nearest(known, -1), nearest(known, 1)
-    own_before, own_after = nearest(anchors[order], -1), nearest(anchors[order], 1)
-
-    def spread(values: Ints) -> Ints:
-        out = np.full(len(value), -1, np.int64)
-        out[order] = values
-        return out
-
-    agreed = spread(np.where(before == after, before, -1))
-    say("between", agreed >= 0, agreed)
-    graded = spread(np.where((before == _B) & (after == _O), _O, -1))
-    say("between", graded >= 0, graded)
-    # What the caller does after the backward and before the optimizer prepares the gradients for it.
-    whole = np.zeros(len(order), np.int64)
-    ended = np.isin(nearest(known, -1, whole), (_B, _W)) & (nearest(known, 1, whole) == _O) & ~engine
-    say("between", spread(np.where(ended, _O, -1)) == _O, _O)
-    for why, values in (("next", own_after), ("previous", own_before), ("next", after), ("previous", before)):
-        found = spread(values)
-        say(why, found >= 0, found)
 
 
 def _unlaunched(say: Say, value: Ints, gpu: pl.DataFrame, names: Text, launches: Launches) -> None:
@@ -185,5 +128,5 @@ def _unlaunched(say: Say, value: Ints, gpu: pl.DataFrame, names: Text, launches:
         after=held.backward_fill().over("device", "stream").fill_null(-1),
     )
     before, after = table["before"].to_numpy(), table["after"].to_numpy()
-    say("between", lost & (before == after) & (before >= 0), before)
-    say("between", lost & np.isin(before, (_B, _W)) & np.isin(after, (_B, _W)), _B)
+    say("between", lost & np.isin(before, GRADIENTS) & np.isin(after, GRADIENTS), B)
+    say("between", lost & (before == F) & (after == F), F)

@@ -79,3 +79,14 @@ def decide_all(evidence: Evidence, book: RuleBook) -> Decisions:
     named = Text((*(r.name for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
     confidence = np.array([*(r.confidence for r in rules), 0.0], np.float32)[winner]
     return Decisions(winner, label, stated.fill(implied), module, named, confidence)
+
+
+def find_passes(evidence: Evidence, decisions: Decisions) -> Text:
+    """Pass of every event: as its rule says, else what is known of communication.
+
+    Weights that are sent round, and a norm or a loss that a pipeline's ranks agree on, are of no pass.
+    """
+    spoken = evidence.text("exchange_pass").fill(evidence.text("comm_pass"))
+    moves = evidence.text("call").map(lambda v: v in ("send", "recv", "sendrecv", "coalesced"))
+    agreed = decisions.label.map(lambda v: v == "pp_comm") & evidence.text("call").present & ~moves
+    return decisions.passes.fill(spoken.where(~decisions.label.map(lambda v: v == "broadcast") & ~agreed))

@@ -13,13 +13,15 @@ import polars as pl
 from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd, Nodes, read_autograd
+from tracekit.classify.batched import feeding
 from tracekit.classify.collectives import Collectives, read_collectives
+from tracekit.classify.compiled import with_recomputed
 from tracekit.classify.convolution import read_convolutions
 from tracekit.classify.copies import read_copies
 from tracekit.classify.directions import read_directions
 from tracekit.classify.experts import Marks, comm_passes, read_exchanges
 from tracekit.classify.gradients import read_gradients
-from tracekit.classify.groups import group_uses
+from tracekit.classify.groups import group_holds, group_uses
 from tracekit.classify.matmul import Matmuls, read_matmuls
 from tracekit.classify.ranges import Launches, Ranges, read_ranges, with_op_facts
 from tracekit.classify.rules import COMPARISON, Condition, Kind
@@ -28,6 +30,8 @@ from tracekit.classify.threads import read_threads
 
 Column = Text | Bools | Ints
 _HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
+_SHARDS = r"fsdp::(all_gather_copy_in|chunk_cat)"
+"""What fills the buffer of a collective on sharded weights or gradients."""
 COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
 """ROCm's runtime fills and copies buffers with kernels."""
 ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
@@ -96,8 +100,9 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     gpu, ranges, launches = read_ranges(events)
     gpu = with_op_facts(gpu, ranges, launches)
     comm = read_collectives(gpu, ranges, launches)
-    autograd = read_threads(gpu, launches, read_autograd(ranges, launches), comm=comm.library.present)
-    matmuls = read_matmuls(gpu, ranges, launches, autograd)
+    autograd, doubtful = with_recomputed(ranges, launches, read_autograd(ranges, launches))
+    autograd = read_threads(gpu, launches, autograd, comm=comm.library.present)
+    matmuls = read_matmuls(gpu, ranges, launches, autograd, doubtful=doubtful)
     matmuls = matmuls.with_convolutions(read_convolutions(gpu, ranges, launches))
     directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm=comm.library.present)
     kernel = (gpu["kind"] == "kernel").to_numpy()
@@ -110,6 +115,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "node": autograd.node,
         "fwd_op": autograd.fwd_op,
         "site": autograd.site,
+        "feeds": feeding(ranges, autograd),
         "gemm": matmuls.is_gemm,
         "role": matmuls.role,
         "role_from": matmuls.evidence,
@@ -153,11 +159,15 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
     summed = autograd.node.map(lambda v: v == "AccumulateGrad") | found.text("annotations").matches(_HOOKS)
     summed &= comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter", "reduce"))
+    summed |= _after(launches, chain.matches(_SHARDS)) & comm.call.map(lambda v: v in ("all_gather", "reduce_scatter"))
+    uses = group_uses(gpu, comm, kinds, summed=summed, lost=launches.at < 0)
     base |= {
         "group_kind": kinds,
-        "group_use": group_uses(gpu, comm, kinds, summed=summed, lost=launches.at < 0),
+        "group_use": uses,
+        "group_holds": group_holds(comm, kinds, uses),
         "exchange": exchanges.role,
         "exchange_pass": exchanges.direction,
+        "leads_to": _leads_to(launches, comm, exchanges.role),
         "stream_pass": _stream_passes(gpu, exchanges.direction),
     }
     return found
@@ -219,6 +229,26 @@ def _classes(gpu: pl.DataFrame, comm: Collectives, names: Text) -> Text:
             ("compute", np.ones(len(gpu), np.bool_)),
         ],
     )
+
+
+def _after(launches: Launches, mask: Bools) -> Bools:
+    """Events launched right after one of *mask* on the same thread."""
+    order = np.lexsort((launches.at, launches.thread))
+    out = np.zeros(len(mask), np.bool_)
+    same = launches.thread[order[1:]] == launches.thread[order[:-1]]
+    out[order[1:]] = mask[order[:-1]] & same & (launches.at[order[:-1]] >= 0)
+    return out
+
+
+def _leads_to(launches: Launches, comm: Collectives, role: Text) -> Text:
+    """Of communication, the role of the next one launched, where that is on a group of the same ranks."""
+    rows = np.flatnonzero(comm.library.present & (launches.at >= 0))
+    rows = rows[np.argsort(launches.at[rows], kind="stable")]
+    out = np.full(len(role), -1, np.int64)
+    ranks = comm.group_ranks.codes[rows]
+    same = (ranks[1:] == ranks[:-1]) & (ranks[1:] >= 0)
+    out[rows[:-1]] = np.where(same, role.codes[rows[1:]], -1)
+    return Text(role.values, out)
 
 
 def _stream_passes(gpu: pl.DataFrame, direction: Text) -> Text:

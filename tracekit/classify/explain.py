@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify._text import Text
-from tracekit.classify.engine import Matcher, decide_all
+from tracekit.classify.engine import Matcher, decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
 from tracekit.classify.microbatch import find_places
 from tracekit.classify.modules import find_modules
@@ -117,7 +117,7 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     labels, counts = np.unique(decisions.label.codes[rows], return_counts=True)
     spread = sorted(zip(labels.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1])
     modules = find_modules(evidence, decisions, book)
-    passes = decisions.passes.fill(evidence.text("exchange_pass")).fill(evidence.text("comm_pass"))
+    passes = find_passes(evidence, decisions)
     matcher = Matcher(evidence)
     return Explanation(
         str(selector),

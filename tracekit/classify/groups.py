@@ -6,6 +6,8 @@ is asked on it. A kernel whose launch the file lost belongs to the one group its
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import polars as pl
 
@@ -14,12 +16,16 @@ from tracekit.classify._text import Bools, Text
 from tracekit.classify.collectives import Collectives
 
 _KINDS = ("dp", "pp", "tp", "cp", "ep")
+_ONE_TO_ONE = ("send", "recv", "coalesced")
+_NO_PEERS = ("tp", "cp", "ep", "dp")
+"""Kinds of groups whose messages between two ranks are not a pipeline's."""
 
 
 def group_uses(gpu: pl.DataFrame, comm: Collectives, kinds: Text, *, summed: Bools, lost: Bools) -> Text:
     """Kind of every communication kernel's group as its use shows; null where the group's own description speaks.
 
-    *summed* are the kernels that sum gradients for a parameter's hook, *lost* those whose launch is not in the file.
+    *summed* are the kernels that sum gradients for a parameter's hook, *lost* those whose launch is not in the file. A
+    group that spans several ways of splitting the model is of the kind of another group with the same ranks.
     """
     group = np.where(lost & (comm.group.codes < 0), _stream_groups(gpu, comm), comm.group.codes)
     known = np.full(len(comm.group.values) + 1, -1, np.int64)
@@ -28,7 +34,34 @@ def group_uses(gpu: pl.DataFrame, comm: Collectives, kinds: Text, *, summed: Boo
     described = (kind >= 0) & (comm.group.codes >= 0)
     known[comm.group.codes[described]] = kind[described]
     known[-1] = -1
-    return Text(_KINDS, np.where(comm.library.present & ~kinds.present, known[group], -1))
+    alike = np.where(kinds.map(lambda v: v == "several"), _same_ranks(comm, known), -1)
+    own = np.where(comm.library.present & ~kinds.present, known[group], -1)
+    return Text(_KINDS, np.where(alike >= 0, alike, own))
+
+
+def _same_ranks(comm: Collectives, known: Ints) -> Ints:
+    """For every event the kind of a group with the same ranks as its own, -1 where none is *known*."""
+    of_ranks = np.full(len(comm.group_ranks.values) + 1, -1, np.int64)
+    found = known[comm.group.codes]
+    told = (found >= 0) & comm.group_ranks.present
+    of_ranks[comm.group_ranks.codes[told]] = found[told]
+    of_ranks[-1] = -1
+    return of_ranks[comm.group_ranks.codes]
+
+
+def group_holds(comm: Collectives, kinds: Text, uses: Text) -> Text:
+    """``pp`` for communication on a group that holds a rank this one exchanges a pipeline's messages with.
+
+    Not on a group that holds replicas too: it spans more than the pipeline.
+    """
+    kind = kinds.fill(uses)
+    messages = comm.call.map(lambda v: v in _ONE_TO_ONE) & ~kind.map(lambda v: v in _NO_PEERS)
+    peers = {int(peer) for peer in np.unique(comm.peer[messages & (comm.peer >= 0)])}
+    members = [frozenset(int(n) for n in re.findall(r"\d+", v)) for v in comm.group_ranks.values]
+    replicas = {members[code] for code in np.unique(comm.group_ranks.codes[kind.map(lambda v: v == "dp")]) if code >= 0}
+    spans = [any(len(other) > 1 and other <= group for other in replicas) for group in members]
+    holds = ["pp" if peers & group and not wide else None for group, wide in zip(members, spans, strict=True)]
+    return comm.group_ranks.replace(holds).where(comm.library.present)
 
 
 def _stream_groups(gpu: pl.DataFrame, comm: Collectives) -> Ints:

@@ -17,6 +17,7 @@ import polars as pl
 from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
+from tracekit.classify.batched import BATCHED, batched_roles
 from tracekit.classify.ranges import Launches, Ranges
 from tracekit.classify.shapes import roles_by_shape
 from tracekit.classify.tallies import owed, places, shares
@@ -52,7 +53,7 @@ class Matmuls:
     share: Text  # of a node's products: how they number against the forward's
     role: Text  # "forward", "dgrad", "wgrad"
     after: Text  # of any event: the role of the product its op comes right after
-    evidence: Text  # "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"
+    evidence: Text  # "operands", "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"
 
     def with_convolutions(self, role: Text) -> Matmuls:
         """Put the roles of convolutions' kernels in front."""
@@ -60,8 +61,10 @@ class Matmuls:
         return replace(self, role=role.fill(self.role), evidence=why.fill(self.evidence))
 
 
-def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd) -> Matmuls:
-    """Give every matrix multiplication its role."""
+def read_matmuls(
+    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd, *, doubtful: Bools
+) -> Matmuls:
+    """Give every matrix multiplication its role; shapes say nothing of ranges that are *doubtful*."""
     names = Text.of(gpu["name"])
     is_call = ranges.is_op & ranges.name.matches(OPS)
     call_of = ranges.nearest_op(is_call)
@@ -74,7 +77,7 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
     whole = is_gemm & ~names.matches(r"(?i)split_?k")
     nameless = whole & (call < 0)
     share = shares(whole, autograd.node_row, autograd.sequence, autograd.site.map(lambda v: v == "forward"))
-    role, evidence = _call_roles(ranges, autograd, calls, paid=np.unique(autograd.node_row[nameless]))
+    role, evidence = _call_roles(ranges, autograd, calls, doubtful[calls], paid=np.unique(autograd.node_row[nameless]))
     place = np.searchsorted(calls, call) if len(calls) else np.zeros(len(call), np.int64)
     place = np.where((call >= 0) & is_gemm, np.minimum(place, max(len(calls) - 1, 0)), -1)
     after = _after(ranges, calls, role, launches.op)
@@ -83,8 +86,8 @@ def read_matmuls(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd
 
     site = autograd.site
     backward, forward = site.map(lambda v: v == "backward"), site.map(lambda v: v == "forward")
-    convolves = autograd.node.matches(r"(?i)conv")
-    layout = layouts(names).where(is_gemm & ~convolves)
+    silent = autograd.node.matches(rf"(?i)conv|{BATCHED}")  # there layouts do not tell the gradients apart
+    layout = layouts(names).where(is_gemm & ~silent)
     role, evidence = _fill(role, evidence, layout.where(backward & ~layout.map(lambda v: v == "forward")), "layout")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", forward & is_gemm)]), "pass")
     host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0) & autograd.active
@@ -153,14 +156,17 @@ def layouts(names: Text) -> Text:
     return names.replace([layout(v) for v in names.values])
 
 
-def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints, *, paid: Ints) -> tuple[Text, Text]:
+def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints, doubtful: Bools, *, paid: Ints) -> tuple[Text, Text]:
     node = np.where(autograd.again[calls] >= 0, -1, autograd.node_of[calls])  # a re-run is no part of its node
     rerun = autograd.again[calls] >= 0
     in_node, forward = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
     none = Text.constant(None, len(calls))
     role, evidence = none, none
     role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", forward & ~in_node)]), "pass")
-    role, evidence = _fill(role, evidence, roles_by_shape(ranges, autograd, calls, node, rerun=rerun), "shapes")
+    operands, batched = batched_roles(ranges, autograd, calls, node)
+    role, evidence = _fill(role, evidence, operands, "operands")
+    by_shape = roles_by_shape(ranges, autograd, calls, node, rerun=rerun).where(~batched & ~doubtful)
+    role, evidence = _fill(role, evidence, by_shape, "shapes")
     role, evidence = _fill(role, evidence, _by_order(ranges, autograd, node, in_node), "order")
     consumed, transposed = _by_use(ranges, calls, node, in_node)
     role, evidence = _fill(role, evidence, consumed, "consumer")
@@ -185,7 +191,6 @@ def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) ->
     name = autograd.names.take(np.where(in_node, node, -1))
     mm, addmm = name.matches(r"^MmBackward"), name.matches(r"^Addmm(Activation)?Backward")
     linear = mm | addmm
-    batched = name.matches(r"^(Bmm|Baddbmm)Backward")
     pair, single = linear & (count == 2), linear & (count == 1)
     alone = in_node & (count == 1)
     unnumbered = in_node & (np.append(autograd.node_sequence, -1)[node] < 0)
@@ -202,7 +207,6 @@ def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) ->
             ("wgrad", last & _met(_goes_on_to(ranges, autograd, r"^AccumulateGrad$"), node)),
             ("dgrad", alone & _met(autograd.runs_again, node)),
             ("dgrad", single),
-            ("dgrad", batched),
         ],
     )
 

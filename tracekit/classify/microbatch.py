@@ -1,8 +1,7 @@
 """Stage and micro-batch, where annotations or autograd's numbers give them.
 
-PyTorch's pipelining writes them out: ``PP:2F0`` is stage 2, forward, micro-batch 0, ``PP:2SEND_F0`` passes its result
-on, and ``PP:(0F7;7B3)`` runs the forward of one beside the backward of another. Without annotations, one backward call
-differentiates one micro-batch: the sequence numbers it runs through are that micro-batch's forward.
+PyTorch's pipelining writes them out (``pipeline_ranges``). Without annotations, one backward call differentiates one
+micro-batch: the sequence numbers it runs through are that micro-batch's forward.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import polars as pl
 from tracekit.classify._nest import Ints
 from tracekit.classify.engine import Decisions
 from tracekit.classify.evidence import Evidence
+from tracekit.classify.pipeline_ranges import parse_path
 
-_SINGLE = re.compile(r"PP:(\d+)((?:SEND_|RECV_)?[FBIW])(\d+)(?= > |$)")
-_DOUBLE = re.compile(r"PP:\((\d+)F(\d+);(\d+)[BIW](\d+)\)")
 _PLAIN = re.compile(r"(?:^| > )(Forward|Backward) (\d+)(?= > |$)")
 
 
@@ -45,21 +43,16 @@ def find_places(evidence: Evidence, decisions: Decisions) -> Places:
 def _read(path: str) -> tuple[int, int, int, int]:
     """Stage and micro-batch for forward work, and for backward work.
 
-    >>> _read("ProfilerStep#2 > PP:2F0"), _read("PP:(0F7;7B3)OVERLAP_F_B")
-    ((2, 0, 2, 0), (0, 7, 7, 3))
+    >>> _read("ProfilerStep#2 > PP:2F0"), _read("PP:(0F7;7B3)OVERLAP_F_B"), _read("Backward 3")
+    ((2, 0, 2, 0), (0, 7, 7, 3), (-1, 3, -1, 3))
     """
-    double = _DOUBLE.search(path)
-    if double:
-        a, b, c, d = (int(g) for g in double.groups())
-        return a, b, c, d
-    single = _SINGLE.search(path)
-    if single:
-        stage, batch = int(single[1]), int(single[3])
-        return stage, batch, stage, batch
+    ranges = parse_path(path)
+    one = [ranges.place(backward=backward) or ranges.message for backward in (False, True)]
+    if one[0] and one[1]:
+        return one[0].stage, one[0].microbatch, one[1].stage, one[1].microbatch
     plain = _PLAIN.search(path)
-    if plain:
-        return -1, int(plain[2]), -1, int(plain[2])
-    return -1, -1, -1, -1
+    number = int(plain[2]) if plain else -1
+    return -1, number, -1, number
 
 
 def _by_backward_calls(evidence: Evidence) -> Ints:

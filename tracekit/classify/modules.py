@@ -25,11 +25,13 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Te
     optimizer = decisions.label.map(lambda v: v == "optimizer")
     spoken = decisions.module.fill(decide(evidence, book.modules)).where(compute & ~optimizer)
     forward = decisions.label.map(lambda v: v == "forward") & compute
-    gemm = evidence.columns["gemm"]
-    assert isinstance(gemm, np.ndarray)
-    placed = _beside(evidence, spoken, forward, forward & gemm.astype(np.bool_))
+    gemm = np.asarray(evidence.columns["gemm"]).astype(np.bool_)
+    # A layer that normalizes and multiplies in one function has both names; its products are no norm.
+    spoken = spoken.where(~(gemm & spoken.map(lambda v: v == "norm")))
+    placed = _beside(evidence, spoken, forward, forward & gemm)
     known = spoken.fill(placed)
-    return known.fill(_through_autograd(evidence, known, forward).where(compute & ~optimizer))
+    found = _through_autograd(evidence, known, forward).where(compute & ~optimizer)
+    return known.fill(found.where(~(gemm & found.map(lambda v: v == "norm"))))
 
 
 def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -> Text:
@@ -52,10 +54,16 @@ def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -
 
 
 def _through_autograd(evidence: Evidence, module: Text, forward: Bools) -> Text:
-    """Backward events share the module of the forward they differentiate."""
-    told = np.flatnonzero(forward & module.present & (evidence.sequence >= 0))
+    """Backward events share the module of the forward they differentiate, where all of that is one module's."""
+    told = np.flatnonzero(forward & (evidence.sequence >= 0))
     sequence: Ints = evidence.sequence
-    table = pl.DataFrame({"sequence": sequence[told], "code": module.codes[told]}).unique("sequence", keep="first")
+    code = pl.col("code").filter(pl.col("code") >= 0)
+    table = (
+        pl.DataFrame({"sequence": sequence[told], "code": module.codes[told]})
+        .group_by("sequence")
+        .agg(pl.when(code.n_unique() == 1).then(code.first()))
+        .drop_nulls()
+    )
     asked = pl.DataFrame({"sequence": np.where(forward, -1, sequence)})
     found = asked.join(table, on="sequence", how="left", maintain_order="left")["code"].fill_null(-1)
     return Text(module.values, found.to_numpy().astype(np.int64))

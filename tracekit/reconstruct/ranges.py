@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from tracekit.classify.pipeline_ranges import parse_path
 from tracekit.reconstruct.chunks import SURE, Segments
 from tracekit.reconstruct.walks import ENGINE, FORWARD, LOOSE, Bools, Ints
 
-_RANGE = r"PP:(\d+)([FIWB])(\d+)"
-_BLOCK = r"PP:\((\d+)F(\d+);(\d+)B(\d+)\)"
 ENOUGH = 0.9
 """Share of the forward and of the backward kernels' time that must lie under ranges for these to decide."""
 
@@ -26,27 +25,23 @@ def names(text: pl.Series, *, backward: pl.Series) -> pl.DataFrame:
     >>> names(text, backward=pl.Series([False, False, True, False])).rows()[:3]
     [('F', 2, 7, None), ('F', 0, 7, 'PP:(0F7;3B1)'), ('B', 3, 1, 'PP:(0F7;3B1)')]
     """
-    kinds = text.rename("text").unique().to_frame()
-    one, two = pl.col("text").str.extract_groups(_RANGE), pl.col("text").str.extract_groups(_BLOCK)
-    known = kinds.select(
-        "text",
-        one.struct.field("2").alias("op"),
-        one.struct.field("1").cast(pl.Int32).alias("stage"),
-        one.struct.field("3").cast(pl.Int32).alias("microbatch"),
-        pl.col("text").str.extract(_BLOCK, 0).alias("block"),
-        *(two.struct.field(str(k)).cast(pl.Int32).alias(f"half{k}") for k in (1, 2, 3, 4)),
-    )
-    rows = pl.DataFrame({"text": text, "backward": backward}).join(
-        known, on="text", how="left", nulls_equal=True, maintain_order="left"
-    )
-    half = pl.when("backward")
-    kind = pl.when(pl.col("block").is_not_null()).then(half.then(pl.lit("B")).otherwise(pl.lit("F")))
-    return rows.select(
-        pl.coalesce("op", kind).alias("op"),
-        pl.coalesce("stage", half.then("half3").otherwise("half1")).alias("stage"),
-        pl.coalesce("microbatch", half.then("half4").otherwise("half2")).alias("microbatch"),
-        "block",
-    )
+    known = pl.DataFrame(
+        [(value, side, *_told(value, backward=side)) for value in text.unique().drop_nulls() for side in (False, True)],
+        schema={
+            "text": text.dtype, "backward": pl.Boolean(), "op": pl.String(), "stage": pl.Int32(),
+            "microbatch": pl.Int32(), "block": pl.String(),
+        },
+        orient="row",
+    )  # fmt: skip
+    rows = pl.DataFrame({"text": text, "backward": backward})
+    return rows.join(known, on=("text", "backward"), how="left", maintain_order="left").drop("text", "backward")
+
+
+def _told(path: str, *, backward: bool) -> tuple[str | None, int | None, int | None, str | None]:
+    """Op, stage and micro-batch of work under a path of ranges, and the block it is in."""
+    ranges = parse_path(path)
+    place = ranges.place(backward=backward)
+    return (place.op, place.stage, place.microbatch, ranges.block) if place else (None, None, None, ranges.block)
 
 
 def by_ranges(rows: pl.DataFrame) -> Segments | None:

@@ -1,0 +1,54 @@
+"""Work on whole parameters outside the engine: gradients that the caller adds up, weights that it copies.
+
+An optimizer with weights of its own keeps gradients and weights in another type: after every backward it adds the
+gradients to its own, and after its step it copies the weights back. Both run on tensors of the parameters' sizes, which
+may be views of one flat buffer.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+import numpy as np
+
+from tracekit.classify._nest import Ints
+from tracekit.classify._text import Bools, Text
+from tracekit.classify.autograd import Autograd
+from tracekit.classify.ranges import NODE, Launches, Ranges
+
+_SUMS = r"^aten::(add_|_foreach_add_)$"
+_COPIES = r"^aten::copy_$"
+
+
+def parameter_work(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Bools, Bools]:
+    """Events that add to, and that copy, tensors of a parameter's size, launched outside the engine."""
+    grads = np.flatnonzero(ranges.name.map(lambda v: v.endswith("AccumulateGrad") and not v.startswith(NODE)))
+    sizes = {size for text in Text.of(ranges.column("shapes", grads)).values if (size := _size(text))}
+    none = np.zeros(len(launches.op), np.bool_)
+    if not sizes:
+        return none, none
+    outside = (launches.op >= 0) & (autograd.node_row < 0)
+    return _of(ranges, launches.op, outside, _SUMS, sizes), _of(ranges, launches.op, outside, _COPIES, sizes)
+
+
+def _of(ranges: Ranges, op: Ints, outside: Bools, names: str, sizes: set[int]) -> Bools:
+    out = np.zeros(len(op), np.bool_)
+    rows = np.flatnonzero(outside & ranges.name.take(op).matches(names))
+    out[rows] = Text.of(ranges.column("shapes", op[rows])).map(lambda v: _size(v) in sizes)
+    return out
+
+
+def _size(shapes: str) -> int:
+    """How many numbers the first tensor holds, of a list of tensors its first; 0 where there is none.
+
+    >>> _size("[[8,2],[8,2],[]]"), _size("[[[4],[8,2]],[]]"), _size("[]")
+    (16, 4, 0)
+    """
+    try:
+        found = json.loads(shapes)
+    except ValueError:
+        return 0
+    while isinstance(found, list) and found and isinstance(found[0], list):
+        found = found[0]
+    return prod(found) if isinstance(found, list) and found and all(isinstance(n, int) for n in found) else 0
