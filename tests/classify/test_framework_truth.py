@@ -40,7 +40,7 @@ def labels(events):
 
 
 def exchanges():
-    """A layer of experts takes tokens and probabilities out and brings results back; its backward goes the other way."""
+    """A layer of experts sends tokens out and brings results back; its backward goes the other way."""
     ahead, back = (
         cycle(["ep_dispatch", "ep_dispatch", "ep_combine"]),
         cycle(["ep_combine", "ep_dispatch", "ep_dispatch"]),

@@ -1,7 +1,7 @@
 """What programs ran, worked out from their recordings by other means than tracekit's: the labels are held against it.
 
-Reads PyTorch's JSON with the standard library alone. What is known comes from the frameworks' own code: which functions a
-backward calls in which order, which operators only a forward calls, and what a training loop does between its passes.
+Reads PyTorch's JSON with the standard library alone. What is known comes from the frameworks' own code: which functions
+a backward calls in which order, which operators only a forward calls, and what a training loop does between its passes.
 """
 
 from __future__ import annotations
@@ -131,26 +131,28 @@ def _recomputed(recording, nodes):
 def _gradient(event, stack, products):
     """Labels that are right for work of a backward."""
     node = _node(stack)["name"].removeprefix(NODE)
-    key, product = id(_node(stack)), next((e for e in stack if e["name"] in ("aten::mm", "aten::bmm")), None)
     if node.endswith("AccumulateGrad") or node.startswith("Embedding") or "GammaBeta" in event["name"]:
         return {"wgrad"}
-    if product and node.startswith(("Bmm", "Baddbmm")):
-        return {"dgrad"}
-    if product and ("nvjet" in event["name"] or "gemm" in event["name"].lower()):
-        count, products[key] = products[key], products[key] + 1
-        if node.startswith("LinearWithGradAccumulation"):  # grad_output × weight, then grad_outputᵀ × input
-            return {"dgrad" if count == 0 else "wgrad"}
-        if node.startswith("CompiledFunction"):
-            return {{"NNN": "dgrad", "NTN": "wgrad"}.get(event["name"][-3:], "backward")}
-        if node.startswith("Mm"):  # the formula of the second operand runs first
-            return {"wgrad" if count == 0 else "dgrad"}
-        if node.startswith("Addmm"):
-            return {"dgrad" if count == 0 else "wgrad"}
-    return ANY_GRADIENT
+    if not any(e["name"] in ("aten::mm", "aten::bmm") for e in stack) or "nvjet" not in event["name"]:
+        return ANY_GRADIENT
+    key = id(_node(stack))
+    count, products[key] = products[key], products[key] + 1
+    orders = {  # as the formulas run their products
+        "Bmm": ["dgrad", "dgrad"],
+        "Baddbmm": ["dgrad", "dgrad"],
+        "LinearWithGradAccumulation": ["dgrad", "wgrad"],  # grad_output × weight, then grad_outputᵀ × input
+        "Mm": ["wgrad", "dgrad"],  # that of the second operand first
+        "Addmm": ["dgrad", "wgrad"],
+    }
+    order = next((order for name, order in orders.items() if node.startswith(name)), None)
+    if order:
+        return {order[count]}
+    compiled = {"NNN": {"dgrad"}, "NTN": {"wgrad"}}  # there only the kernel says how its operands lie
+    return compiled.get(event["name"][-3:], ANY_GRADIENT) if node.startswith("CompiledFunction") else ANY_GRADIENT
 
 
 def agreement(recording, labels, right):
-    """Share of the time in which labels are right, of all the time that the program tells of, and the worst mistakes."""
+    """Share of the time in which labels are right, of all the time the program tells of, and the worst mistakes."""
     good = known = 0.0
     wrong = defaultdict(float)
     for event, label, allowed in zip(recording.gpu, labels, right, strict=True):
