@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tracekit import classify, metrics, schedules
     from tracekit.analysis import Analysis
     from tracekit.doctor.diagnose import diagnose
+    from tracekit.record import handler, profiler
     from tracekit.run.analyze import analyze
     from tracekit.run.ingest import ingest
     from tracekit.run.load import load
@@ -30,6 +31,8 @@ _HOMES = {
     "Store": "tracekit.store.files",
     "Trace": "tracekit.store.trace",
     "diagnose": "tracekit.doctor.diagnose",
+    "handler": "tracekit.record",
+    "profiler": "tracekit.record",
     "ingest": "tracekit.run.ingest",
     "load": "tracekit.run.load",
     "open_store": "tracekit.store.files",
@@ -47,10 +50,12 @@ __all__ = [
     "analyze",
     "classify",
     "diagnose",
+    "handler",
     "ingest",
     "load",
     "metrics",
     "open_store",
+    "profiler",
     "schedules",
 ]
 

@@ -1,0 +1,200 @@
+"""The recorder around a stand-in for PyTorch: what it switches on, when, and what training notices of a failure."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import tracekit
+from tracekit.errors import OptionError
+from tracekit.record import handler, lightning_callback, profiler, transformers_callback
+from tracekit.record.gather import packed, unpacked
+from tracekit.record.recorder import WARM_UP, _running
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+
+
+class FakeProfile:
+    """Counts what it is asked for, as torch.profiler.profile would be."""
+
+    made: ClassVar[list[FakeProfile]] = []
+
+    def __init__(self, *, activities, schedule, on_trace_ready, **options):
+        self.activities, self.options, self.when, self.ready = activities, options, schedule, on_trace_ready
+        self.steps = 0
+        self.running = False
+        FakeProfile.made.append(self)
+
+    def start(self):
+        self.running = True
+
+    def step(self):
+        self.steps += 1
+
+    def stop(self):
+        self.running = False
+        self.ready(self)
+
+    def export_chrome_trace(self, path):
+        shutil.copy(SAMPLES / "steps" / "a" / "rank0.pt.trace.json.gz", path)
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    FakeProfile.made = []
+    fake = types.ModuleType("torch")
+    fake.cuda = types.SimpleNamespace(is_available=lambda: True)
+    fake.distributed = types.SimpleNamespace(is_available=lambda: False)
+    fake.profiler = types.SimpleNamespace(
+        ProfilerActivity=types.SimpleNamespace(CPU="cpu", CUDA="cuda"),
+        schedule=lambda **kw: kw,
+        profile=FakeProfile,
+    )
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    yield fake
+    _running.clear()
+
+
+def test_only_the_asked_steps_are_recorded(torch, tmp_path):
+    with profiler(tmp_path / "t", steps=(3, 2), answer=False) as recorder:
+        begun = []
+        for _ in range(8):
+            begun.append(len(FakeProfile.made))
+            recorder.step()
+    [made] = FakeProfile.made
+    assert begun == [0, 0, 1, 1, 1, 1, 1, 1]  # from the step before the first: its warm-up
+    assert made.when == {"wait": 0, "warmup": WARM_UP, "active": 2, "repeat": 1}
+    assert (made.steps, made.running) == (WARM_UP + 2, False)
+    assert made.options == {"record_shapes": True, "with_stack": False, "profile_memory": False}
+    assert (tmp_path / "t" / "rank0.pt.trace.json.gz").exists()
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["rank0.pt.trace.json.gz"]
+
+
+def test_recording_from_the_first_step_has_no_warm_up_to_give(torch, tmp_path):
+    with profiler(tmp_path / "t", steps=(0, 1), answer=False) as recorder:
+        recorder.step()
+    assert FakeProfile.made[0].when["warmup"] == 0
+    assert FakeProfile.made[0].steps == 1
+
+
+def test_an_exception_in_training_still_leaves_a_file(torch, tmp_path):
+    def train():
+        with profiler(tmp_path / "t", steps=(0, 5), answer=False) as recorder:
+            recorder.step()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert tracekit.load(tmp_path / "t").ranks == (0,)
+
+
+def test_a_full_disk_is_one_line_and_training_goes_on(torch, tmp_path, monkeypatch, capsys):
+    def full(self, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FakeProfile, "export_chrome_trace", full)
+    with profiler(tmp_path / "t", steps=(0, 1), answer=False) as recorder:
+        recorder.step()
+        recorder.step()
+    assert "tracekit: the trace could not be written" in capsys.readouterr().err
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+def test_a_trace_that_is_too_large_is_thrown_away_with_a_word(torch, tmp_path, capsys):
+    with profiler(tmp_path / "t", steps=(0, 1), answer=False, most_mb=0) as recorder:
+        recorder.step()
+    assert "record fewer steps" in capsys.readouterr().err
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+def test_rank_0_prints_the_answer_and_logs_figures(torch, tmp_path, capsys):
+    logged = []
+    ready = handler(tmp_path / "t", rank=0, world_size=2, log=logged.append, background=False, wait_s=0.0)
+    (tmp_path / "t").mkdir()
+    shutil.copy(SAMPLES / "steps" / "a" / "rank1.pt.trace.json.gz", tmp_path / "t" / "rank1.pt.trace.json.gz")
+    ready(FakeProfile(activities=[], schedule=None, on_trace_ready=None))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("tracekit: [rank 0] wrote ")
+    assert any("A step takes" in line for line in lines)
+    assert logged[0]["tracekit/step_ms"] > 0
+
+
+def test_a_rank_that_never_comes_is_named(torch, tmp_path, capsys):
+    ready = handler(tmp_path / "t", rank=0, world_size=3, background=False, wait_s=0.0)
+    ready(FakeProfile(activities=[], schedule=None, on_trace_ready=None))
+    assert "2 ranks of 3 wrote no trace" in capsys.readouterr().err
+
+
+def test_tables_travel_as_bytes():
+    data = packed(SAMPLES / "reload" / "rank2.pt.trace.json.gz")
+    assert unpacked(data).source.rank == 2
+
+
+def test_without_a_gpu_it_says_so(torch, tmp_path, capsys):
+    torch.cuda.is_available = lambda: False
+    with profiler(tmp_path / "t", steps=(0, 1), answer=False) as recorder:
+        recorder.step()
+    assert "no GPU is visible" in capsys.readouterr().err
+    assert FakeProfile.made[0].activities == ["cpu"]
+
+
+def test_two_recorders_at_once_are_refused(torch, tmp_path):
+    with profiler(tmp_path / "a", answer=False), pytest.raises(OptionError, match="already"):  # noqa: SIM117
+        with profiler(tmp_path / "b", answer=False):
+            pass
+
+
+def test_a_folder_of_another_run_is_refused(torch, tmp_path):
+    shutil.copy(SAMPLES / "steps" / "a" / "rank0.pt.trace.json.gz", tmp_path / "rank0.pt.trace.json.gz")
+    with pytest.raises(OptionError, match="name a new folder"):
+        profiler(tmp_path)
+
+
+def test_without_pytorch_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(OptionError, match="needs PyTorch"):
+        profiler(tmp_path)
+
+
+@pytest.mark.parametrize("steps", [(-1, 2), (0, 0)])
+def test_steps_that_record_nothing_are_refused(tmp_path, steps):
+    with pytest.raises(OptionError, match="nothing to record"):
+        profiler(tmp_path, steps=steps, rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "base", "events"),
+    [
+        (transformers_callback, "transformers:TrainerCallback", ("on_train_begin", "on_step_end", "on_train_end")),
+        (lightning_callback, "lightning.pytorch:Callback", ("on_train_start", "on_train_batch_end", "on_train_end")),
+    ],
+)
+@pytest.mark.usefixtures("torch")
+def test_callbacks_step_with_their_trainer(tmp_path, monkeypatch, make, base, events):
+    module, _, base = base.partition(":")
+    fake = types.ModuleType(module)
+    setattr(fake, base, object)
+    for name in (module.split(".", maxsplit=1)[0], module):
+        monkeypatch.setitem(sys.modules, name, fake)
+    callback = make(tmp_path / "t", steps=(1, 1), answer=False)
+    getattr(callback, events[0])()
+    for _ in range(4):
+        getattr(callback, events[1])()
+    getattr(callback, events[2])()
+    assert [made.steps for made in FakeProfile.made] == [2]
+    assert (tmp_path / "t" / "rank0.pt.trace.json.gz").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "package"), [(transformers_callback, "transformers"), (lightning_callback, "lightning")]
+)
+def test_a_callback_without_its_trainer_says_so(monkeypatch, tmp_path, make, package):
+    for name in ("transformers", "lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(OptionError, match=f"needs {package}"):
+        make(tmp_path)

@@ -1,0 +1,51 @@
+"""SQL over a store."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tracekit import ingest
+from tracekit.classify import classify
+from tracekit.errors import InputError, OptionError
+from tracekit.run.load import load
+from tracekit.run.query import query
+
+pytest.importorskip("duckdb")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, samples):
+    return ingest(samples / "reload", tmp_path_factory.mktemp("sql") / "store")[0].path
+
+
+def test_counts_are_those_of_the_tables(store, samples):
+    rows = query(store, "select label, count(*) n from labelled where rank = 0 group by label order by label")
+    own = classify(load(samples / "reload", ranks=[0]).rank(0).events)
+    assert dict(rows.iter_rows()) == dict(own["label"].cast(str).value_counts().iter_rows())
+
+
+def test_every_table_can_be_named(store):
+    for table in ("events", "labelled", "ranks"):
+        assert query(store, f"select count(*) from {table}").item() > 0
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("select * from nothing", "nothing"),
+        ("selekt 1", "selekt"),
+        ("select * from read_csv('/etc/passwd')", "query:"),
+        ("copy (select 1) to '/tmp/tracekit-query-test'", "query:"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(store, sql, reason):
+    with pytest.raises(InputError, match=reason):
+        query(store, sql)
+
+
+def test_without_duckdb_it_says_what_to_install(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(OptionError, match=r"tracekit-ml\[sql\]"):
+        query(store, "select 1")

@@ -1,0 +1,67 @@
+"""Recordings as they land."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tracekit.errors import InputError
+from tracekit.report.scalars import prometheus
+from tracekit.report.terminal.watch import line, run_of
+from tracekit.run.watch import SETTLED_S, watch
+
+STEPS = Path(__file__).parents[2] / "sample_traces" / "steps"
+
+
+def aged(path, seconds):
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_a_slower_recording_is_marked_and_an_equal_one_is_not():
+    landed = {one.name: one for one in watch(STEPS, idle_s=0)}
+    first = run_of(landed["a"])
+    assert "slower" not in line(landed["b"], first=first)
+    assert "slower than a" in line(landed["straggler"], first=first)
+
+
+def test_a_file_still_being_written_waits(tmp_path):
+    for rank in (0, 1):
+        shutil.copy(STEPS / "a" / f"rank{rank}.pt.trace.json.gz", tmp_path)
+    aged(tmp_path / "rank0.pt.trace.json.gz", 60)
+    aged(tmp_path / "rank1.pt.trace.json.gz", 0)
+    assert list(watch(tmp_path, idle_s=0)) == []
+    aged(tmp_path / "rank1.pt.trace.json.gz", SETTLED_S + 1)
+    assert [one.name for one in watch(tmp_path, idle_s=0)] == [tmp_path.name]
+
+
+def test_files_of_one_rank_are_recordings_one_after_another(tmp_path):
+    for n, name in enumerate(("a", "b")):
+        for rank in (0, 1):
+            file = tmp_path / f"rank{rank}.{n}.pt.trace.json.gz"
+            shutil.copy(STEPS / name / f"rank{rank}.pt.trace.json.gz", file)
+            aged(file, 60 - n)
+    landed = list(watch(tmp_path, idle_s=0))
+    assert [len(one.files) for one in landed] == [2, 2]
+    assert [one.name.partition(" ")[2] for one in landed] == ["#1", "#2"]
+
+
+def test_what_cannot_be_read_is_a_line(tmp_path):
+    broken = tmp_path / "rank0.json"
+    broken.write_text("{")
+    aged(broken, 60)
+    [landed] = watch(tmp_path, idle_s=0)
+    assert landed.analysis is None
+    assert "rank0.json" in line(landed)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        list(watch(tmp_path / "none"))
+
+
+def test_labels_of_prometheus_hold_no_quotes():
+    assert prometheus({'tracekit/overlap.a"b': 1.0}).splitlines()[1] == 'tracekit_overlap{of="a_b"} 1.0'

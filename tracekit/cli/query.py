@@ -1,0 +1,36 @@
+"""``tracekit query``: SQL over a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MOST_ROWS = 200
+"""Rows printed; --output writes all."""
+
+
+def query(
+    store: Annotated[Path, typer.Argument(help="A store that ingest wrote.", metavar="STORE")],
+    sql: Annotated[str, typer.Argument(help="A SELECT over events, labelled and ranks.", metavar="SQL")],
+    *,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the rows: .csv, .json or .parquet.", metavar="FILE")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """Answer SQL over the tables of a store; nothing is written, and nothing outside the store is read."""
+    from tracekit.report.rows import check_rows, rows_text, write_rows
+    from tracekit.run.query import query as run
+
+    if output is not None:
+        check_rows(output)
+    rows = run(store, sql)
+    if output is not None:
+        write_rows(rows, output)
+        typer.echo(f"wrote {output}", err=True)
+    elif json:
+        typer.echo(rows.write_json())
+    else:
+        typer.echo(rows_text(rows, most=MOST_ROWS))

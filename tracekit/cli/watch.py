@@ -1,0 +1,44 @@
+"""``tracekit watch``: new recordings as they land."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="The folder that traces land in.", metavar="FOLDER")],
+    *,
+    every: Annotated[float, typer.Option(help="Seconds between looks.", metavar="SECONDS", min=0.1)] = 2.0,
+    idle: Annotated[
+        float | None, typer.Option(help="Stop after so many seconds without a new recording.", metavar="SECONDS", min=0)
+    ] = None,
+    prometheus: Annotated[
+        Path | None,
+        typer.Option(help="Keep the last recording's figures here, as Prometheus reads them.", metavar="FILE"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print each recording's figures as a line of JSON.")] = False,
+) -> None:
+    """Analyse each recording as it lands and print one line; one that is slower than the first is marked."""
+    from tracekit._util.files import atomic_write, check_target
+    from tracekit.report.scalars import json_line, scalars
+    from tracekit.report.scalars import prometheus as as_prometheus
+    from tracekit.report.terminal.watch import line, run_of
+    from tracekit.run.watch import watch as recordings
+
+    if prometheus is not None:
+        check_target(prometheus)
+    first = None
+    for landed in recordings(folder, every_s=every, idle_s=idle):
+        if landed.analysis is not None and (json or prometheus is not None):
+            figures = scalars(landed.analysis)
+            if prometheus is not None:
+                with atomic_write(prometheus) as part:
+                    part.write_text(as_prometheus(figures) + "\n", encoding="utf-8")
+        if json:
+            typer.echo(json_line(figures) if landed.analysis is not None else json_line({}))
+        else:
+            typer.echo(line(landed, first=first))
+        first = first or run_of(landed)

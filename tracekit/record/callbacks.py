@@ -1,0 +1,79 @@
+"""Callbacks for trainers that own the loop: each a few lines over the recorder."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from tracekit.errors import OptionError
+from tracekit.record.recorder import Recorder, profiler
+
+
+class _Loop:
+    """A recorder that enters with the training and leaves with it."""
+
+    def __init__(self, folder: str | os.PathLike[str], options: dict[str, Any]) -> None:
+        self._folder, self._options = folder, options
+        self._recorder: Recorder | None = None
+
+    def begin(self) -> None:
+        self._recorder = profiler(self._folder, **self._options).__enter__()
+
+    def step(self) -> None:
+        if self._recorder is not None:
+            self._recorder.step()
+
+    def end(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.__exit__(None, None, None)
+
+
+def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
+    """Return a callback for Hugging Face's ``Trainer``; takes what ``profiler`` takes. A step is an optimizer step."""
+    base = _base("TrainerCallback", ("transformers",), package="transformers")
+    loop = _Loop(folder, options)
+
+    class TracekitCallback(base):  # type: ignore[misc,valid-type]
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            loop.begin()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            loop.step()
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            loop.end()
+
+    return TracekitCallback()
+
+
+def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
+    """Return a callback for Lightning's ``Trainer``; takes what ``profiler`` takes. A step is a training batch."""
+    base = _base("Callback", ("lightning.pytorch", "pytorch_lightning"), package="lightning")
+    loop = _Loop(folder, options)
+
+    class TracekitCallback(base):  # type: ignore[misc,valid-type]
+        def on_train_start(self, *_: Any) -> None:
+            loop.begin()
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            loop.step()
+
+        def on_train_end(self, *_: Any) -> None:
+            loop.end()
+
+        def on_exception(self, *_: Any) -> None:
+            loop.end()
+
+    return TracekitCallback()
+
+
+def _base(name: str, modules: tuple[str, ...], *, package: str) -> Any:
+    """Return the class to derive from, out of the first module that is installed."""
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+    raise OptionError(f"this callback needs {package}", hint=f"pip install {package}")

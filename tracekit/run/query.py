@@ -1,0 +1,76 @@
+"""SQL over a store: its tables as DuckDB sees them, read and never written."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit.errors import InputError, OptionError
+from tracekit.store.files import Store, open_store, rank_folder
+
+TABLES = {
+    "events": "every event of every rank, columns as in tracekit.schema.EVENTS",
+    "labelled": "GPU events with label, pass, module and evidence, columns as in tracekit.schema.LABELLED",
+    "ranks": "one row per rank: rank, rows, start_ns, end_ns, path, reader, world_size, device",
+}
+
+
+def query(store: str | Path, sql: str) -> pl.DataFrame:
+    """Return the answer to *sql* over a store's tables (``TABLES``). Files outside the store cannot be reached.
+
+    >>> import tempfile
+    >>> from tracekit import ingest
+    >>> store, _ = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 1])
+    >>> query(store.path, "select rank, count(*) from labelled where label = 'reload' group by 1 order by 1").rows()
+    [(0, 8), (1, 8)]
+    """
+    try:
+        duckdb: Any = importlib.import_module("duckdb")
+    except ImportError:
+        raise OptionError("query needs DuckDB", hint="pip install 'tracekit-ml[sql]'") from None
+    opened = open_store(store)
+    connection = duckdb.connect(":memory:")
+    try:
+        for name, table in _tables(opened).items():
+            connection.register(name, table)
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        answer: pl.DataFrame = connection.sql(sql).pl()
+    except duckdb.Error as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"query: {reason}", hint=f"tables: {', '.join(TABLES)}") from error
+    except AttributeError as error:  # a statement without rows has no answer
+        raise InputError("query: this statement returns no rows", hint="write a SELECT") from error
+    finally:
+        connection.close()
+    return answer
+
+
+def _tables(store: Store) -> dict[str, Any]:
+    """Return what SQL can name: datasets that are scanned when asked, and the list of ranks."""
+    datasets: Any = importlib.import_module("pyarrow.dataset")
+    files = {
+        name: [
+            str(file) for rank in store.ranks if (file := rank_folder(store.path, rank) / f"{name}.parquet").exists()
+        ]
+        for name in ("events", "labelled")
+    }
+    tables: dict[str, Any] = {name: datasets.dataset(paths, format="parquet") for name, paths in files.items() if paths}
+    rows = [
+        {
+            "rank": entry.rank,
+            "rows": entry.rows,
+            "start_ns": entry.start_ns,
+            "end_ns": entry.end_ns,
+            "path": entry.source.path,
+            "reader": entry.source.reader,
+            "world_size": entry.source.world_size,
+            "device": next(iter(entry.source.devices), None),
+        }
+        for entry in store.entries
+    ]
+    tables["ranks"] = pl.DataFrame(rows).to_arrow()
+    return tables
