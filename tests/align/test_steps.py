@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
-from tracekit.align.steps import assign_parts, parse_steps, select_steps
+from tracekit.align.steps import assign_parts, number_steps, parse_steps, select_steps, step_times
+from tracekit.analysis.combine import combine
+from tracekit.analysis.tables import rank_tables
+from tracekit.diff.samples import from_analysis
 from tracekit.errors import OptionError
+from tracekit.report.view.ranks import step_time
+from tracekit.run.load import load
+from tracekit.schema import RankEvents
 
 
 def test_a_step_runs_to_the_end_of_its_last_kernel_even_past_the_next_start(labelled):
@@ -90,3 +97,87 @@ def test_words_that_select_nothing_readable(text):
 def test_asking_for_steps_where_there_are_none_is_an_error(labelled):
     with pytest.raises(OptionError, match="no step marks"):
         assign_parts(labelled(("forward", 0, 5)), "2")
+
+
+def unmarked(labelled, *labels):
+    return labelled(*({"label": label, "start_ns": 10 * n, "end_ns": 10 * n + 5} for n, label in enumerate(labels)))
+
+
+def test_without_marks_a_forward_after_an_optimizer_begins_a_step(labelled):
+    events = unmarked(
+        labelled, "forward", "dgrad", "optimizer", "dp_comm", "forward", "backward", "optimizer", "memory"
+    )
+    found, notices = number_steps(events)
+    assert found["step"].to_list() == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert [notice.code for notice in notices] == ["steps-by-optimizer"]
+    assert assign_parts(found)[1]["step"].to_list() == [0, 1]
+
+
+def test_gradients_scaled_between_backwards_end_no_step(labelled):
+    found, notices = number_steps(unmarked(labelled, "forward", "dgrad", "optimizer", "dgrad", "wgrad", "optimizer"))
+    assert found["step"].null_count() == 6
+    assert not notices
+
+
+def test_it_is_the_order_of_launches_that_counts(labelled):
+    rows = [
+        {"label": "forward", "start_ns": 0, "end_ns": 5, "launch_ns": 0},
+        {"label": "forward", "start_ns": 10, "end_ns": 15, "launch_ns": 9},
+        {"label": "optimizer", "start_ns": 20, "end_ns": 25, "launch_ns": 4},
+    ]
+    assert number_steps(labelled(*rows))[0]["step"].to_list() == [0, 1, 0]
+
+
+def test_marks_are_never_overruled(labelled):
+    events = unmarked(labelled, "forward", "optimizer", "forward").with_columns(
+        step=pl.Series([4, 4, None], dtype=pl.Int64)
+    )
+    found, notices = number_steps(events)
+    assert found["step"].to_list() == [4, 4, None]
+    assert not notices
+
+
+@pytest.mark.parametrize(("events", "partial"), [(5, False), (4, True)])
+def test_a_step_with_less_than_half_the_usual_events_is_cut(labelled, events, partial):
+    rows = [
+        {"label": "forward", "start_ns": 100 * s + i, "end_ns": 100 * s + i + 1, "step": s}
+        for s in range(4)
+        for i in range(10 if s < 3 else events)
+    ]
+    assert assign_parts(labelled(*rows))[1]["partial"].to_list() == [False, False, False, partial]
+
+
+def test_a_step_takes_as_long_as_on_its_slowest_rank():
+    assert step_times({}) == {}
+    assert step_times({0: {None: 5}, 1: {None: 7}}) == {None: (7, 1)}
+    assert step_times({0: {1: 5, 2: 6}, 1: {2: 4, 3: 9}}) == {2: (6, 0)}
+
+
+@pytest.fixture(scope="module")
+def cut_marks(samples):
+    """Two ranks of several steps, as they are and without their marks."""
+    trace = load(samples / "steps/a")
+    whole = [trace.rank(rank) for rank in trace.ranks]
+    bare = [RankEvents(one.events.with_columns(step=pl.lit(None, pl.Int64)), one.source) for one in whole]
+    return [combine([rank_tables(one) for one in ranks], schedule="auto") for ranks in (whole, bare)]
+
+
+def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
+    marked, bare = cut_marks
+    codes = {notice.code for notice in bare.notices}
+    assert "steps-by-optimizer" in codes
+    assert "no-steps" not in codes
+    steps = list(range(len(marked.ranks[0].steps)))
+    assert len(steps) == 8
+    assert [list(one.steps) for one in bare.ranks] == [steps, steps]
+    assert sorted({held.pipeline.step for held in bare.schedule.all}) == steps
+    assert [held.measured_ns for held in bare.schedule.all] == [held.measured_ns for held in marked.schedule.all]
+    assert bare.tables["operations"]["wait_ns"].to_list() == marked.tables["operations"]["wait_ns"].to_list()
+
+
+def test_report_and_gate_agree_on_how_long_a_step_takes(cut_marks):
+    for found in cut_marks:
+        ns, count, _ = step_time(found)
+        samples = from_analysis(found.to_dict(), name="run").samples["step_ms"]
+        assert len(samples) == count == 8
+        assert ns / 1e6 == pytest.approx(sum(samples) / len(samples))

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from tests.compare.conftest import SAMPLES, strip
+from tracekit.align.steps import number_steps
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
 from tracekit.reconstruct import rank_pipeline
@@ -31,7 +32,10 @@ def run(request):
 
 
 def held(ranks, **options):
-    found, notices = compare_pipelines([rank_pipeline(classify(e), s) for e, s in ranks], **options)
+    numbered = [number_steps(classify(events)) for events, _ in ranks]
+    parts = [rank_pipeline(labelled, source) for (labelled, _), (_, source) in zip(numbered, ranks, strict=True)]
+    found, notices = compare_pipelines(parts, **options)
+    notices = [*notices, *(notice for _, said in numbered for notice in said)]
     for one in found.all if found else ():
         assert one.gap_ns is None or sum(one.gap_ns.values()) == one.measured_ns - one.ideal_ns
     return found, {n.code for n in notices}

@@ -54,8 +54,10 @@ class Matching:
     notices: tuple[Notice, ...] = ()
 
 
-def match(operations: pl.DataFrame) -> Matching:
+def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     """Return which operations of several ranks are one (*operations*: ``OPERATIONS`` of all ranks below each other).
+
+    Operations of different steps are different ones, unless *by_step* is false: ranks may count steps differently.
 
     >>> from tracekit.metrics.operations import OPERATIONS
     >>> from tracekit.schema import conform
@@ -65,7 +67,8 @@ def match(operations: pl.DataFrame) -> Matching:
     [(0, 0, True, 1, 5, 3), (0, 1, False, 0, 5, 0)]
     """
     rows = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    collectives = rows.filter(pl.col("what") != "p2p").select(
+    keyed = rows if by_step else rows.with_columns(step=pl.lit(None, pl.Int64))
+    collectives = keyed.filter(pl.col("what") != "p2p").select(
         "row",
         "rank",
         *_KEY[:4],
@@ -76,7 +79,7 @@ def match(operations: pl.DataFrame) -> Matching:
         target=pl.lit(None, pl.Int32),
         sends=pl.lit(None, pl.Boolean),
     )
-    members = pl.concat([collectives, _messages(rows).select(collectives.columns)])
+    members = pl.concat([collectives, _messages(keyed).select(collectives.columns)])
     members = members.sort("order_ns", "row", maintain_order=True).with_columns(
         n=pl.int_range(pl.len()).over([*_KEY, "rank", "sends"]).cast(pl.Int64)
     )
@@ -93,14 +96,18 @@ def _described(members: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """Return MEMBERS: what each member is, and how its time divides into transfer and waiting."""
     own_ns = pl.col("end_ns") - pl.col("start_ns")
     shortest_ns = own_ns.min().over("match")
-    names = ("id", "label", "bytes", "messages")
+    names = ("id", "step", "label", "bytes", "messages")
     carried = pl.col("p2p").cast(pl.String).str.count_matches(",") + 1
     about = rows.with_columns(messages=pl.when(pl.col("what") == "p2p").then(carried)).select("row", *names)
-    described = members.join(about, on="row", how="left", maintain_order="left").with_columns(
-        peer=pl.when("sends").then("target").otherwise("source"),
-        bytes=pl.when(pl.col("messages").fill_null(1) == 1).then("bytes"),
-        transfer_ns=shortest_ns,
-        wait_ns=own_ns - shortest_ns,
+    described = (
+        members.drop("step")
+        .join(about, on="row", how="left", maintain_order="left")
+        .with_columns(
+            peer=pl.when("sends").then("target").otherwise("source"),
+            bytes=pl.when(pl.col("messages").fill_null(1) == 1).then("bytes"),
+            transfer_ns=shortest_ns,
+            wait_ns=own_ns - shortest_ns,
+        )
     )
     return conform(described, MEMBERS)
 

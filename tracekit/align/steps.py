@@ -1,13 +1,16 @@
 """Which GPU events belong to which step, and how long each step took on its rank.
 
-A step on a rank runs from the start of the first to the end of the last GPU event launched in it. With no step
-marks the whole trace is one step, whose number is null. Time between two steps belongs to the window, to no step.
+A step on a rank runs from the start of the first to the end of the last GPU event launched in it. The parsers stamp
+each event with the step whose mark contains its launch. Without marks, a forward launched after an optimizer begins the
+next step; where there is no optimizer either, the whole trace is one step, whose number is null. Time between two steps
+belongs to the window, to no step. Whatever counts by step (budget, pipeline, gate) takes this one answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import numpy as np
 import polars as pl
 
 from tracekit._util.text import listing
@@ -25,6 +28,8 @@ STEPS = pl.Schema(
     }
 )
 
+
+_BACKWARD = ("dgrad", "wgrad", "backward", "recompute")
 
 Steps = str | int | slice | Iterable[int]
 """Which steps: in the words of the command line, or as Python has them."""
@@ -101,6 +106,51 @@ def _number(text: str, present: list[int]) -> int | None:
     if value >= 0 or not present:
         return value
     return present[max(len(present) + value, 0)]
+
+
+def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
+    """Return one rank's labelled events with their steps; without marks, as its optimizer tells them apart.
+
+    Gradients may be scaled, stage by stage, while others still run backwards: that is not the end of a step yet.
+
+    >>> labels = ["forward", "dgrad", "optimizer", "optimizer", "forward"]
+    >>> events = pl.DataFrame({"label": labels, "start_ns": range(5), "launch_ns": range(5)})
+    >>> found, (notice,) = number_steps(events.with_columns(step=pl.lit(None, pl.Int64)))
+    >>> found["step"].to_list(), notice.message
+    ([0, 0, 0, 0, 1], 'there are no step marks: 2 steps are told apart by their optimizer')
+    """
+    if labelled.is_empty() or labelled["step"].null_count() < len(labelled):
+        return labelled, []
+    order = labelled.select(pl.coalesce("launch_ns", "start_ns").arg_sort()).to_series().to_numpy()
+    label = labelled["label"].cast(pl.String)
+    forward, update = ((label == name).to_numpy()[order] for name in ("forward", "optimizer"))
+    work = forward | label.is_in(_BACKWARD).to_numpy()[order]
+    met = np.flatnonzero(work | update)
+    begins = np.zeros(len(order), np.int64)
+    begins[met[:-1][update[met[:-1]] & forward[met[1:]]] + 1] = 1
+    number = np.cumsum(begins)
+    last = int(number[work].max(initial=0))
+    if last == 0:
+        return labelled, []
+    steps = np.empty(len(order), np.int64)
+    steps[order] = number
+    text = f"there are no step marks: {last + 1} steps are told apart by their optimizer"
+    return labelled.with_columns(step=pl.Series(steps, dtype=pl.Int64)), [Notice("steps-by-optimizer", text)]
+
+
+def step_times(spans: Mapping[int, Mapping[int | None, int]]) -> dict[int | None, tuple[int, int]]:
+    """Return, for each step that every rank has, how long it took on its slowest rank, and which that is.
+
+    *spans* gives each rank's spans by step, in nanoseconds.
+
+    >>> step_times({0: {2: 90, 3: 80}, 1: {2: 70, 3: 95, 4: 10}})
+    {2: (90, 0), 3: (95, 1)}
+    """
+    if not spans:
+        return {}
+    common = set.intersection(*(set(of) for of in spans.values()))
+    ordered = sorted(common, key=lambda step: (step is None, step or 0))
+    return {step: max((of[step], rank) for rank, of in spans.items()) for step in ordered}
 
 
 def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.DataFrame, pl.DataFrame, list[Notice]]:

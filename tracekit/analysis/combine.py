@@ -46,7 +46,7 @@ def combine(
     """Reduce the ranks' tables to one analysis; *notices* are what reading them said."""
     parts = sorted(parts, key=lambda part: part.source.rank)
     operations = pl.concat([part.operations for part in parts])
-    matching = match(operations)
+    matching = match(operations, by_step=all(part.steps_marked for part in parts))
     clocks = align(matching.members, [part.source.rank for part in parts])
     waited = waits(operations, matching.members, clocks)
     by_rank = {key[0]: rows for key, rows in waited.group_by("rank", maintain_order=True)}

@@ -13,6 +13,7 @@ import polars as pl
 from tracekit._util.text import json_text, percent
 from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
+from tracekit.align.steps import step_times
 from tracekit.errors import Notice
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
@@ -208,6 +209,11 @@ class Analysis:
     def total(self) -> Measured:
         """All ranks together."""
         return Measured.total(rank.whole for rank in self.ranks)
+
+    @cached_property
+    def step_times(self) -> dict[int | None, tuple[int, int]]:
+        """How long each step took on its slowest rank, and which that is; a step takes the mean of them."""
+        return step_times({one.rank: {s.step: s.budget.span_ns for s in one.per_step} for one in self.ranks})
 
     @property
     def world_size(self) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from tracekit.align.steps import assign_parts
+from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.damage import refuse_damaged
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.errors import Notice
@@ -91,6 +91,8 @@ class RankTables:
     """How long kernels took beside communication, and the same alone."""
     launches_known: bool = True
     """False where the file has no GPU event's launch."""
+    steps_marked: bool = True
+    """False where no mark says which step is which: ranks may count theirs differently."""
     idle_known: bool = True
     """False where work ran on the GPU that the trace does not show."""
     messages_issued: int = 0
@@ -120,6 +122,7 @@ def rank_tables(
         labelled = classify(rank.events, rules=load_rules(rules) if isinstance(rules, str | Path) else rules)
     held = recorded(rank.events, labelled)
     labelled = with_slow_calls(labelled, launches(rank.events))
+    labelled, unmarked = number_steps(labelled)
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     parts = max(1, len(table))
@@ -155,9 +158,10 @@ def rank_tables(
         inside_launch_ns=inside_launches(rank.events, kept, holes),
         hiding=hiding_costs(kept, whole),
         launches_known=bool(work.launched.any()) or not len(kept),
+        steps_marked=not unmarked,
         idle_known=held.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),
-        notices=(*damaged, *held.notices, *notices, *_notices(kept, table, rank.source.notices)),
+        notices=(*damaged, *held.notices, *unmarked, *notices, *_notices(kept, table, rank.source.notices)),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracekit.align.steps import step_times
 from tracekit.diff.metrics import Metric
 from tracekit.errors import InputError
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
@@ -104,8 +105,8 @@ def _per_step(ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]
     """One value per step that every rank has; an analysis without steps is one sample."""
     by_rank = [{s["step"]: s for s in r["per_step"]} if r.get("per_step") else {} for r in ranks]
     if by_rank and all(by_rank):
-        common = sorted(set.intersection(*(set(b) for b in by_rank)), key=lambda s: (s is None, s))
-        rows = [step_values([b[s] for b in by_rank]) for s in common]
+        times = step_times({at: {step: s["span_ns"] for step, s in by.items()} for at, by in enumerate(by_rank)})
+        rows = [{**step_values([by[step] for by in by_rank]), "step_ms": ns / 1e6} for step, (ns, _) in times.items()]
     else:
         count = max(len(ranks[0].get("steps") or ()), 1) if ranks else 1
         rows = [step_values(ranks, steps=count)] if ranks else []

@@ -20,7 +20,7 @@ from tracekit.reconstruct.chunks import POSITION, SURE, Segments
 from tracekit.reconstruct.lanes import LANES, lanes
 from tracekit.reconstruct.segment import prepare, segment
 from tracekit.reconstruct.stalls import Timeline, find_stalls
-from tracekit.reconstruct.walks import ENGINE, FORWARD, LOOSE
+from tracekit.reconstruct.walks import LOOSE
 from tracekit.schema import COMPUTE_LABELS, STALL_CAUSES, ProcessGroup, Source
 
 Ints = npt.NDArray[np.int64]
@@ -110,7 +110,9 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     """
     everything = labelled if around is None else around
     labelled, sampled = sample_steps(labelled)
-    rows, unmarked = by_optimizer(prepare(labelled))
+    rows = prepare(labelled)
+    if rows["step"].null_count() == rows.height:  # the whole trace is one step
+        rows = rows.with_columns(step=pl.lit(0, pl.Int64))
     found = [_step(step, part) for step, part in _steps(rows)]
     chunks = _stack([c for c, _ in found], CHUNKS)
     used = np.zeros(rows.height, bool)
@@ -130,7 +132,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
         group=_group(rows),
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
-        notices=(*sampled, *unmarked, *_notices(rows, chunks)),
+        notices=(*sampled, *_notices(rows, chunks)),
     )
 
 
@@ -156,32 +158,6 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.
     kept = labelled.filter(pl.col("step").is_null() | pl.col("step").is_in(wanted.implode()))
     text = f"one step in {stride} is held against its ideal, {len(wanted)} of {len(steps)}; name others with --steps"
     return kept, (Notice("steps-sampled", text),)
-
-
-def by_optimizer(rows: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
-    """Number the iterations of a trace without step marks: a forward after an optimizer begins one.
-
-    Gradients may be scaled, stage by stage, while others still run backwards: that is not the end yet.
-
-    >>> labels = ["forward", "dgrad", "optimizer", "optimizer", "forward"]
-    >>> rows = pl.DataFrame({"label": labels, "side": [1, 2, 0, 0, 1]}).with_columns(step=pl.lit(None, pl.Int64))
-    >>> by_optimizer(rows)[0]["step"].to_list()
-    [0, 0, 0, 0, 1]
-    """
-    if not rows.height or rows["step"].null_count() < rows.height:
-        return rows, ()
-    work = rows["side"].is_in([FORWARD, ENGINE, LOOSE]).to_numpy()
-    update = (rows["label"] == "optimizer").to_numpy()
-    forward = (rows["side"] == FORWARD).to_numpy()
-    met = np.flatnonzero(work | update)
-    begins = np.zeros(rows.height, np.int64)
-    begins[met[:-1][update[met[:-1]] & forward[met[1:]]] + 1] = 1
-    step = np.cumsum(begins)
-    rows = rows.with_columns(step=pl.Series(step, dtype=pl.Int64))
-    if not work.any() or step[work].max() == 0:
-        return rows, ()
-    text = f"no step marks: {step[work].max() + 1} iterations are told apart by their optimizer"
-    return rows, (Notice("steps-by-optimizer", text),)
 
 
 def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:

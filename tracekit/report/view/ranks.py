@@ -95,12 +95,7 @@ def step_time(analysis: Analysis) -> tuple[float, int, int | None]:
 
     A trace without step marks is one step.
     """
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for one in analysis.ranks:
-        for at, step in enumerate(one.per_step):
-            key = at if step.step is None else step.step
-            spans.setdefault(key, []).append((step.budget.span_ns, one.rank))
-    slowest = [max(each) for each in spans.values()]
+    slowest = list(analysis.step_times.values())
     if not slowest:
         return float(max((one.whole.budget.span_ns for one in analysis.ranks), default=0)), 1, None
     ranks = [rank for _, rank in slowest]
