@@ -9,8 +9,9 @@ import pytest
 from tracekit.compare.replay import Graph
 from tracekit.errors import OptionError
 from tracekit.reconstruct.lanes import lanes
+from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.place import forward_peers, place
-from tracekit.reconstruct.rank import MESSAGES, rank_pipeline, sample_steps
+from tracekit.reconstruct.rank import rank_pipeline, sample_steps
 from tracekit.reconstruct.roles import find_roles, mesh_positions, parse_layout
 from tracekit.schedules import Times, generate, names, simulate
 from tracekit.schedules.registry import describe

@@ -15,6 +15,7 @@ from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
 from tracekit.analysis.kernels import all_shapes, together
+from tracekit.analysis.peers import with_peers
 from tracekit.analysis.rates import run_rates
 from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.scopes import rank_result
@@ -44,7 +45,7 @@ def combine(
     path: bool = False,
 ) -> Analysis:
     """Reduce the ranks' tables to one analysis; *notices* are what reading them said."""
-    parts = sorted(parts, key=lambda part: part.source.rank)
+    parts, ordered = with_peers(sorted(parts, key=lambda part: part.source.rank), layout)
     operations = pl.concat([part.operations for part in parts])
     matching = match(operations, by_step=all(part.steps_marked for part in parts))
     clocks = align(matching.members, [part.source.rank for part in parts])
@@ -85,6 +86,7 @@ def combine(
         notices=(
             *notices,
             *own,
+            *ordered,
             *matching.notices,
             *_clock_notices(parts, clocks),
             *_wait_notices(parts, waited),

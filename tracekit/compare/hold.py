@@ -20,9 +20,10 @@ from tracekit.compare.judge import doubt
 from tracekit.compare.sizes import size_from_order
 from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
 from tracekit.errors import Notice
+from tracekit.reconstruct.peers import name_peers
 from tracekit.reconstruct.pipeline import Pipeline, assemble, renamed
 from tracekit.reconstruct.rank import RankPipeline
-from tracekit.reconstruct.roles import find_roles, with_global_peers, with_pipelines
+from tracekit.reconstruct.roles import find_roles, with_pipelines
 from tracekit.schedules import Times, simulate
 from tracekit.schema import PHASES, conform
 
@@ -56,7 +57,7 @@ def _compare(
     *,
     what_if: bool,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
-    with_work = with_global_peers([r for r in ranks if r.chunks.height])
+    with_work, matched = name_peers([r for r in ranks if r.chunks.height], layout)
     if not with_work:
         return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
     by_rank = {r.rank: r for r in with_work}
@@ -65,7 +66,7 @@ def _compare(
     if roles.unsized:
         sized_lines, sized = size_from_order([by_rank[r] for r in sorted(roles.unsized)], schedule)
         roles = with_pipelines(roles, sized_lines)
-    said: list[Notice] = [*roles.notices, *sized, *_merged(with_work)]
+    said: list[Notice] = [*matched, *roles.notices, *sized, *_merged(with_work)]
     held: list[Held] = []
     cut: Counter[int] = Counter()
     finder = Finder(schedule)

@@ -103,6 +103,8 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
         for at, table in sorted(chunks.items())
     ]
     detail = pl.concat(tables) if tables else pl.DataFrame(schema=DETAILED)
+    if stages_from == "messages" and any(ranks[r].peers_by_order for r in pipeline if r in ranks):
+        detail = detail.with_columns(pl.min_horizontal("confidence", pl.lit(COUNTED, pl.Float32)).alias("confidence"))
     notices = []
     if not placement.places and not told:
         notices.append(Notice("stages-unknown", f"stages and micro-batches cannot be told: {placement.reason}"))

@@ -18,6 +18,7 @@ from tracekit.intervals import Intervals, union
 from tracekit.reconstruct.beside import beside
 from tracekit.reconstruct.chunks import POSITION, SURE, Segments
 from tracekit.reconstruct.lanes import LANES, lanes
+from tracekit.reconstruct.messages import read_messages
 from tracekit.reconstruct.segment import prepare, segment
 from tracekit.reconstruct.stalls import Timeline, find_stalls
 from tracekit.reconstruct.walks import LOOSE
@@ -43,17 +44,6 @@ CHUNKS = pl.Schema(
         "confidence": pl.Float64(),
     }
 )
-MESSAGES = pl.Schema(
-    {
-        "step": pl.Int64(),
-        "kernel": pl.Int64(),  # messages of one batch share their kernel
-        "send": pl.Boolean(),
-        "peer": pl.Int32(),
-        "launch_ns": pl.Int64(),
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
-    }
-)
 STALLS = pl.Schema({"cause": pl.Enum(STALL_CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
 
 
@@ -74,6 +64,7 @@ class RankPipeline:
     group: str | None  # the communicator its messages went through
     world_size: int | None
     peers_local: bool = False  # peers are counted within the communicator, as NCCL does in Nsight's traces
+    peers_by_order: bool = False  # nothing recorded says to whom messages went: order and time do
     cut: tuple[int | None, ...] = ()  # steps the recording holds only a part of; None: the trace has no step marks
     notices: tuple[Notice, ...] = ()
 
@@ -121,7 +112,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     ran = Timeline.of(rows)
     stalls = find_stalls(ran, used, everything, chunks)
     chunks = _measured(chunks, ran, stalls)
-    messages = _messages(rows)
+    messages = read_messages(rows, chunks)
     return RankPipeline(
         rank=source.rank,
         chunks=chunks,
@@ -245,29 +236,6 @@ def _spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
     both = np.minimum(start[paired], start[other]), np.maximum(end[paired], end[other])
     start[paired], end[paired] = both
     return start, end
-
-
-def _messages(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row a send or receive, in the order they were issued."""
-    part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("p2p").is_not_null())
-    split = part.select(
-        "step",
-        pl.col("host_ns").alias("launch_ns"),
-        "start_ns",
-        "end_ns",
-        pl.col("p2p").cast(pl.String).str.split(",").alias("message"),
-        kernel="id",
-    ).explode("message")
-    way = pl.col("message").str.split(":")
-    return split.select(
-        "step",
-        "kernel",
-        (way.list.get(0) == "send").alias("send"),
-        way.list.get(1).cast(pl.Int32, strict=False).alias("peer"),
-        "launch_ns",
-        "start_ns",
-        "end_ns",
-    ).select(pl.col(name).cast(kind) for name, kind in MESSAGES.items())
 
 
 def _groups(source: Source, rows: pl.DataFrame) -> tuple[ProcessGroup, ...]:

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import polars as pl
-
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import MOST_RANKS
 from tracekit.reconstruct.rank import RankPipeline
@@ -68,27 +66,18 @@ def mesh_positions(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
     return dict(reversed(list(place.items())))
 
 
-def with_global_peers(ranks: Sequence[RankPipeline]) -> list[RankPipeline]:
-    """Return the ranks with the peers of their messages as ranks of the run.
+def mesh_lines(ranks: Sequence[int], layout: str | Mapping[str, int]) -> list[list[int]]:
+    """Return the pipelines of a mesh that have any of the *ranks*, each in stage order.
 
-    In Nsight's traces a peer is counted within its communicator. Ranks that share one, in order, are its members; where
-    some of them have no trace the count does not fit and the peers are left unknown.
+    >>> mesh_lines([0, 1], "pp=2,ep=2")
+    [[0, 2], [1, 3]]
     """
-    members: dict[str | None, list[int]] = {}
-    for r in ranks:
-        if r.peers_local and r.messages.height:
-            members.setdefault(r.group, []).append(r.rank)
-    found = []
-    for r in ranks:
-        mine = sorted(members.get(r.group, [])) if r.peers_local and r.messages.height else []
-        if mine:
-            peers = pl.col("peer").replace_strict(dict(enumerate(mine)), default=None, return_dtype=pl.Int32)
-            highest = r.messages["peer"].max()
-            fits = isinstance(highest, int) and highest < len(mine)
-            known = peers if fits else pl.lit(None, pl.Int32)
-            r = replace(r, messages=r.messages.with_columns(peer=known), peers_local=False)  # noqa: PLW2901
-        found.append(r)
-    return found
+    sizes = parse_layout(layout) if isinstance(layout, str) else dict(layout)
+    lines: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for rank in range(prod(sizes.values())):
+        place = mesh_positions(sizes, rank)
+        lines.setdefault(tuple((k, v) for k, v in place.items() if k != "pp"), []).append(rank)
+    return [line for line in lines.values() if set(line) & set(ranks)]
 
 
 def find_roles(ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | None = None) -> Roles:
@@ -128,11 +117,8 @@ def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles
     if world >= MOST_RANKS:
         raise OptionError(f"the layout has {world} ranks, more than any run", hint="write sizes such as pp=4,ep=2")
     places = {rank: mesh_positions(sizes, rank) for rank in range(world)}
-    lines: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for rank, place in places.items():
-        lines.setdefault(tuple((k, v) for k, v in place.items() if k != "pp"), []).append(rank)
     present = {r.rank for r in ranks}
-    pipelines = tuple(tuple(line) for line in lines.values() if present & set(line))
+    pipelines = tuple(tuple(line) for line in mesh_lines(sorted(present), sizes))
     against = {line: _leaving(ranks, line) for line in pipelines}
     fitting = tuple(line for line, notice in against.items() if notice is None)
     return Roles(fitting, {rank: places[rank] for rank in sorted(present)}, tuple(filter(None, against.values())))

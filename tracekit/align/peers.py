@@ -1,0 +1,217 @@
+"""To whom a message went, where the recording does not say it in ranks of the run.
+
+NCCL numbers peers inside a communicator: the ranks that share its ID are its members, in an order that the messages
+themselves must bear out. Without payloads only the direction is known. Then the work around a message tells what it
+carries (activations go on, gradients go back), the k-th send on an edge meets the k-th receive, and the two must have
+run at the same time: that check decides which ranks form a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+MESSAGES = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "step": pl.Int64(),
+        "group": pl.String(),  # the communicator
+        "send": pl.Boolean(),
+        "peer": pl.Int32(),  # as recorded: in ranks of the communicator, or null
+        "made": pl.String(),  # of a send: F or B, the work whose result it carries; null where nothing tells
+        "launch_ns": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+    }
+)
+"""What is asked of every message, in the order it was issued on its rank."""
+
+MOST_MEMBERS = 7
+"""Communicators of more members are taken to be in order of rank where that fits, and not tried in any other."""
+MET = 0.5
+"""Share of messages whose two sides must have run at the same time for an order of ranks to be believed.
+
+A message may lie in a buffer until it is asked for, so its send may end before the receive begins.
+"""
+EARLY = 0.05
+"""Share of messages that may seem to arrive before they were sent, as clocks differ a little."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """``peer`` of every message in ranks of the run, null where it cannot be told; and by which pipelines it was."""
+
+    peer: pl.Series
+    lines: tuple[tuple[int, ...], ...] = ()
+    met: float = 0.0  # share of the messages whose two sides ran at the same time
+
+
+def by_communicator(messages: pl.DataFrame) -> pl.Series:
+    """Return the peers as ranks of the run, where *messages* (``MESSAGES``) number them inside their communicator.
+
+    >>> rows = {"rank": [2, 6], "group": "77", "send": [True, False], "peer": [1, 0], "launch_ns": [0, 0]}
+    >>> by_communicator(pl.DataFrame(rows)).to_list()
+    [6, 2]
+    """
+    table = messages.select("rank", "group", "send", "peer").with_row_index("at")
+    found = np.full(len(table), -1, np.int64)
+    for part in table.drop_nulls("peer").partition_by("group", maintain_order=True):
+        members = sorted(part["rank"].unique().to_list())
+        order = _member_order(part, members)
+        if order is not None:
+            found[part["at"].to_numpy()] = np.array(order)[part["peer"].to_numpy()]
+    return pl.Series("peer", found, dtype=pl.Int32).replace(-1, None)
+
+
+def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | None:
+    """Return the members of one communicator in NCCL's order; None where those recorded are not all or fit none."""
+    highest = part["peer"].max()
+    if not isinstance(highest, int) or highest >= len(members):
+        return None
+    place = {rank: i for i, rank in enumerate(members)}
+    who = part["rank"].replace_strict(place, return_dtype=pl.Int64).to_numpy()
+    peer, send = part["peer"].to_numpy().astype(np.int64), part["send"].to_numpy()
+    count = len(members)
+    sent = np.bincount(who[send] * count + peer[send], minlength=count * count).reshape(count, count)
+    got = np.bincount(who[~send] * count + peer[~send], minlength=count * count).reshape(count, count)
+
+    def fits(order: tuple[int, ...]) -> bool:
+        """Say whether everyone receives as much as was sent, and nobody writes to themselves."""
+        at = np.empty(count, np.int64)  # of each member: its number
+        at[list(order)] = np.arange(count)
+        # sent[a, at[b]] went from a to b, and got[b, at[a]] is what b says it had from a.
+        return bool((sent[:, at] == got[:, at].T).all() and not sent[np.arange(count), at].any())
+
+    first = tuple(range(count))
+    orders = permutations(first) if count <= MOST_MEMBERS else iter([first])
+    chosen = next((order for order in orders if fits(order)), None)
+    return None if chosen is None else [members[i] for i in chosen]
+
+
+def along_pipelines(messages: pl.DataFrame, lines: Sequence[Sequence[int]] | None = None) -> Named:
+    """Return the peers of messages that only say their direction, by their order along a pipeline.
+
+    *lines* are the pipelines, ranks in stage order; without them the ways to lay out all ranks are tried, and the one
+    whose messages meet best is taken.
+    """
+    nobody = pl.repeat(None, len(messages), dtype=pl.Int32, eager=True).alias("peer")
+    ranks = sorted(messages["rank"].unique().to_list())
+    best = Named(nobody)
+    for tried in [lines] if lines is not None else _layouts(ranks):
+        peers, met = _along(messages, tried)
+        if met > best.met:
+            best = Named(pl.Series("peer", peers, dtype=pl.Int32), tuple(tuple(line) for line in tried), met)
+    return best if best.met >= MET else Named(nobody, met=best.met)
+
+
+def _layouts(ranks: list[int]) -> Iterator[list[list[int]]]:
+    """Yield the ways to cut the ranks into pipelines of equal length, the longest first: every so many, or in a row."""
+    for length in range(len(ranks), 1, -1):
+        if len(ranks) % length:
+            continue
+        apart = len(ranks) // length
+        yield [ranks[i::apart] for i in range(apart)]
+        if apart > 1:
+            yield [ranks[i : i + length] for i in range(0, len(ranks), length)]
+
+
+def _along(messages: pl.DataFrame, lines: Sequence[Sequence[int]]) -> tuple[Ints, float]:
+    """Return each message's peer if *lines* are the pipelines, and the share of messages that then meet."""
+    view = _View.of(messages)
+    peer = np.full(len(messages), -1, np.int64)
+    met, early = 0, 0
+    for line in lines:
+        after = dict(zip(line, [*line[1:], line[0]], strict=True))
+        before = {b: a for a, b in after.items()}
+        for rank in line:
+            mine = view.sends.get(rank, view.none)
+            peer[mine] = np.where(view.forward[mine], after[rank], before[rank])
+        for rank in line:
+            for step in view.steps:
+                got = view.received(rank, step)
+                sources = dict.fromkeys((before[rank], after[rank]))
+                queues = [view.sent(source, step)[peer[view.sent(source, step)] == rank] for source in sources]
+                if sum(map(len, queues)) != len(got):
+                    return peer, 0.0
+                chosen = _merge(view, got, queues)
+                peer[got] = np.array([*sources])[chosen]
+                together, late = _meetings(view, got, queues, chosen)
+                met, early = met + together, early + late
+    count = len(messages) / 2
+    return peer, met / count if early <= EARLY * count else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """Messages as arrays, and the rows of each rank's sends and receives in the order they were issued."""
+
+    step: Ints
+    start: Ints
+    end: Ints
+    forward: Bools
+    sends: dict[int, Ints]
+    receives: dict[int, Ints]
+    steps: list[int]
+    none: Ints
+
+    @classmethod
+    def of(cls, messages: pl.DataFrame) -> _View:
+        rank, send = messages["rank"].to_numpy(), messages["send"].to_numpy()
+        order = np.argsort(messages["launch_ns"].to_numpy(), kind="stable")
+        step = messages["step"].fill_null(-1).to_numpy()
+        rows = {r: order[rank[order] == r] for r in np.unique(rank).tolist()}
+        return cls(
+            step,
+            messages["start_ns"].to_numpy(),
+            messages["end_ns"].to_numpy(),
+            (messages["made"] == "F").fill_null(False).to_numpy(),
+            {r: mine[send[mine]] for r, mine in rows.items()},
+            {r: mine[~send[mine]] for r, mine in rows.items()},
+            np.unique(step).tolist(),
+            np.zeros(0, np.int64),
+        )
+
+    def sent(self, rank: int, step: int) -> Ints:
+        return self._of(self.sends, rank, step)
+
+    def received(self, rank: int, step: int) -> Ints:
+        return self._of(self.receives, rank, step)
+
+    def _of(self, rows_by_rank: dict[int, Ints], rank: int, step: int) -> Ints:
+        rows = rows_by_rank.get(rank, self.none)
+        mine: Ints = rows[self.step[rows] == step]
+        return mine
+
+
+def _merge(view: _View, got: Ints, queues: list[Ints]) -> Ints:
+    """Return, for each receive in turn, which queue of sends it takes from: the one whose next ends nearest to it."""
+    if len(queues) == 1 or not len(queues[1]):
+        return np.zeros(len(got), np.int64)
+    if not len(queues[0]):
+        return np.ones(len(got), np.int64)
+    first, second = (view.end[queue].tolist() for queue in queues)
+    chosen, i, j = np.zeros(len(got), np.int64), 0, 0
+    for k, end in enumerate(view.end[got].tolist()):
+        takes = i == len(first) or (j < len(second) and abs(second[j] - end) < abs(first[i] - end))
+        chosen[k] = takes
+        i, j = i + (not takes), j + takes
+    return chosen
+
+
+def _meetings(view: _View, got: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
+    """Count the receives that ran at the same time as their send, and those that ended before it began."""
+    met, early = 0, 0
+    for at, queue in enumerate(queues):
+        mine = got[chosen == at]
+        after = view.start[queue] < view.end[mine]
+        met += int((after & (view.start[mine] < view.end[queue])).sum())
+        early += int((~after).sum())
+    return met, early

@@ -1,0 +1,59 @@
+"""One rank's point-to-point messages, and which of its chunks made what each of them sends."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+MESSAGES = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "kernel": pl.Int64(),  # messages of one batch share their kernel
+        "send": pl.Boolean(),
+        "peer": pl.Int32(),
+        "launch_ns": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "group": pl.String(),  # the communicator
+        "made": pl.String(),  # of a send: F or B, the chunk whose result it carries; null where none came before it
+    }
+)
+"""Sends and receives in the order they were issued."""
+
+
+def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
+    """Return the messages (``MESSAGES``) among a rank's *rows*; *chunks* are its forwards and backwards."""
+    part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("p2p").is_not_null())
+    split = part.select(
+        "step",
+        pl.col("host_ns").alias("launch_ns"),
+        "start_ns",
+        "end_ns",
+        pl.col("p2p").cast(pl.String).str.split(",").alias("message"),
+        pl.col("group").cast(pl.String),
+        kernel="id",
+    ).explode("message")
+    way = pl.col("message").str.split(":")
+    found = split.with_columns(
+        send=way.list.get(0) == "send", peer=way.list.get(1).cast(pl.Int32, strict=False)
+    ).with_row_index("at")
+    sends = found.filter("send")
+    made = sends.select("at", made=_makers(sends["step"], sends["launch_ns"], chunks))
+    joined = found.join(made, on="at", how="left", maintain_order="left")
+    return joined.select(pl.col(name).cast(kind) for name, kind in MESSAGES.items())
+
+
+def _makers(step: pl.Series, launch_ns: pl.Series, chunks: pl.DataFrame) -> pl.Series:
+    """Return F or B for each send: the chunk launched last before it, or, of several sends at once, one chunk each."""
+    made = np.full(len(launch_ns), "", dtype="<U1")
+    steps, at = step.fill_null(-1).to_numpy(), launch_ns.to_numpy()
+    for number in np.unique(steps).tolist():
+        mine = np.flatnonzero(steps == number)
+        work = chunks.filter((pl.col("op") != "W") & (pl.col("step") == number)).sort("last_ns")
+        ops = work["op"].replace("I", "B").to_numpy().astype("<U1")
+        done = np.searchsorted(work["last_ns"].to_numpy(), at[mine], side="right")
+        _, first, run, count = np.unique(done, return_index=True, return_inverse=True, return_counts=True)
+        chunk = done - count[run] + np.arange(len(mine)) - first[run]
+        known = chunk >= 0
+        made[mine[known]] = ops[chunk[known]]
+    return pl.Series("made", made).replace("", None)
