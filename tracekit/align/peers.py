@@ -27,6 +27,7 @@ MESSAGES = pl.Schema(
         "send": pl.Boolean(),
         "peer": pl.Int32(),  # as recorded: in ranks of the communicator, or null
         "made": pl.String(),  # of a send: F or B, the work whose result it carries; null where nothing tells
+        "stream": pl.Int64(),  # a communicator of two ranks has a stream of its own
         "launch_ns": pl.Int64(),
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
@@ -141,7 +142,9 @@ def _along(messages: pl.DataFrame, lines: Sequence[Sequence[int]]) -> tuple[Ints
                 queues = [view.sent(source, step)[peer[view.sent(source, step)] == rank] for source in sources]
                 if sum(map(len, queues)) != len(got):
                     return peer, 0.0
-                chosen = _merge(view, got, queues)
+                chosen = _by_stream(view, rank, got, [*sources], peer)
+                if chosen is None or any((chosen == i).sum() != len(queue) for i, queue in enumerate(queues)):
+                    chosen = _merge(view, got, queues)
                 peer[got] = np.array([*sources])[chosen]
                 together, late = _meetings(view, got, queues, chosen)
                 met, early = met + together, early + late
@@ -156,6 +159,7 @@ class _View:
     step: Ints
     start: Ints
     end: Ints
+    stream: Ints
     forward: Bools
     sends: dict[int, Ints]
     receives: dict[int, Ints]
@@ -172,6 +176,7 @@ class _View:
             step,
             messages["start_ns"].to_numpy(),
             messages["end_ns"].to_numpy(),
+            messages["stream"].fill_null(-1).to_numpy(),
             (messages["made"] == "F").fill_null(False).to_numpy(),
             {r: mine[send[mine]] for r, mine in rows.items()},
             {r: mine[~send[mine]] for r, mine in rows.items()},
@@ -191,18 +196,39 @@ class _View:
         return mine
 
 
+def _by_stream(view: _View, rank: int, got: Ints, sources: list[int], peer: Ints) -> Ints | None:
+    """Return, for each receive, the place of its source where all messages with one peer share a stream; else None."""
+    mine = view.sends.get(rank, view.none)
+    pairs = np.unique(np.stack([view.stream[mine], peer[mine]]), axis=1)
+    if len(pairs[0]) < 2 or len(np.unique(pairs[0])) < len(pairs[0]) or (pairs[0] < 0).any():
+        return None
+    known = dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
+    found = [known.get(stream) for stream in view.stream[got].tolist()]
+    return None if None in found else np.array([sources.index(source) for source in found], np.int64)  # type: ignore[arg-type]
+
+
 def _merge(view: _View, got: Ints, queues: list[Ints]) -> Ints:
-    """Return, for each receive in turn, which queue of sends it takes from: the one whose next ends nearest to it."""
+    """Return, for each receive in turn, which queue of sends it takes from: so that all end as near as can be."""
     if len(queues) == 1 or not len(queues[1]):
         return np.zeros(len(got), np.int64)
-    if not len(queues[0]):
-        return np.ones(len(got), np.int64)
-    first, second = (view.end[queue].tolist() for queue in queues)
-    chosen, i, j = np.zeros(len(got), np.int64), 0, 0
-    for k, end in enumerate(view.end[got].tolist()):
-        takes = i == len(first) or (j < len(second) and abs(second[j] - end) < abs(first[i] - end))
-        chosen[k] = takes
-        i, j = i + (not takes), j + takes
+    first, second, ends = (view.end[rows] for rows in (*queues, got))
+    # least[i, j]: the first i + j receives took i of the first queue's and j of the second's.
+    places = np.arange(len(first) + 1)[:, None] + np.arange(len(second) + 1)[None, :]
+    padded = np.append(ends, ends[-1:])
+    of_first = np.abs(padded[places[:-1]] - first[:, None])  # receive i + j takes first[i]
+    of_second = np.abs(padded[places[:, :-1]] - second[None, :])
+    least = np.full(places.shape, np.inf)
+    least[0] = np.concatenate([[0], np.cumsum(of_second[0])])
+    for i in range(1, len(first) + 1):
+        down = least[i - 1] + of_first[i - 1]
+        # Going along the row adds up of_second: the best place to have come down is a running minimum.
+        along = np.concatenate([[0], np.cumsum(of_second[i])])
+        least[i] = np.minimum.accumulate(down - along) + along
+    chosen, i, j = np.zeros(len(got), np.int64), len(first), len(second)
+    while i or j:
+        back = i and (not j or least[i - 1, j] + of_first[i - 1, j] <= least[i, j - 1] + of_second[i, j - 1])
+        i, j = (i - 1, j) if back else (i, j - 1)
+        chosen[i + j] = 0 if back else 1
     return chosen
 
 

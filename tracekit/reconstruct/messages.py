@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
+
+Ints = npt.NDArray[np.int64]
 
 MESSAGES = pl.Schema(
     {
@@ -15,6 +18,7 @@ MESSAGES = pl.Schema(
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
         "group": pl.String(),  # the communicator
+        "stream": pl.Int64(),
         "made": pl.String(),  # of a send: F or B, the chunk whose result it carries; null where none came before it
     }
 )
@@ -31,6 +35,7 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
         "end_ns",
         pl.col("p2p").cast(pl.String).str.split(",").alias("message"),
         pl.col("group").cast(pl.String),
+        "stream",
         kernel="id",
     ).explode("message")
     way = pl.col("message").str.split(":")
@@ -51,9 +56,24 @@ def _makers(step: pl.Series, launch_ns: pl.Series, chunks: pl.DataFrame) -> pl.S
         mine = np.flatnonzero(steps == number)
         work = chunks.filter((pl.col("op") != "W") & (pl.col("step") == number)).sort("last_ns")
         ops = work["op"].replace("I", "B").to_numpy().astype("<U1")
-        done = np.searchsorted(work["last_ns"].to_numpy(), at[mine], side="right")
-        _, first, run, count = np.unique(done, return_index=True, return_inverse=True, return_counts=True)
-        chunk = done - count[run] + np.arange(len(mine)) - first[run]
+        chunk = _senders(work["last_ns"].to_numpy(), at[mine])
         known = chunk >= 0
         made[mine[known]] = ops[chunk[known]]
     return pl.Series("made", made).replace("", None)
+
+
+def senders(work: pl.DataFrame, sends: pl.DataFrame) -> Ints:
+    """Return the row of *work* (chunks in order of ``last_ns``) that made what each of the *sends* carries, else -1.
+
+    >>> work = pl.DataFrame({"last_ns": [10, 20]})
+    >>> senders(work, pl.DataFrame({"launch_ns": [12, 25]})), senders(work, pl.DataFrame({"launch_ns": [25, 25]}))
+    (array([0, 1]), array([0, 1]))
+    """
+    return _senders(work["last_ns"].to_numpy(), np.sort(sends["launch_ns"].to_numpy()))
+
+
+def _senders(last_ns: Ints, launch_ns: Ints) -> Ints:
+    done = np.searchsorted(last_ns, launch_ns, side="right")
+    _, first, run, count = np.unique(done, return_index=True, return_inverse=True, return_counts=True)
+    chunk: Ints = np.maximum(done - count[run] + np.arange(len(done)) - first[run], -1)
+    return chunk

@@ -11,6 +11,7 @@ import polars as pl
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import COUNTED, POSITION, SURE
+from tracekit.reconstruct.pairing import tied_by_messages
 from tracekit.reconstruct.place import Place, Placement, place
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.schedules import Op, Schedule
@@ -88,6 +89,7 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
     messages = {at: table.with_columns(places) for at, (_, table) in parts.items()}
     told = all(c["stage"].null_count() == 0 and c["microbatch"].null_count() == 0 for c in chunks.values())
     placement = Placement("annotated", 1, {}) if told else place(chunks, messages, len(pipeline))
+    chunks = dict(tied_by_messages(chunks, messages, placement, len(pipeline)))
     stages_from = "annotations" if told else "messages" if placement.places else "nothing"
     if len(pipeline) == 1 and placement.places and not told:
         stages_from = "order"
