@@ -90,15 +90,24 @@ def _around_broadcasts(launches: Launches, comm: Collectives, way: Text) -> tupl
 
 
 def _streams(gpu: pl.DataFrame, copy: Bools, comm: Collectives) -> Text:
-    """Name a stream for what fills three quarters of its busy time."""
+    """Name a stream for what fills three quarters of its busy time; the one with most of the compute is compute's.
+
+    Slow communication that runs on the compute stream fills it, and what is computed there is no part of it.
+    """
     duration = (gpu["end_ns"] - gpu["start_ns"]).to_numpy()
     number: Ints = gpu.select(pl.struct("device", "stream").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
     if not len(number):
         return Text.constant(None, 0)
     total = np.bincount(number, weights=duration)
 
+    computed = np.bincount(number, weights=np.where(copy | comm.library.present, 0, duration), minlength=len(total))
+    home = (computed > 0.5 * computed.sum())[number]
+
     def mostly(mask: Bools) -> Bools:
-        return (np.bincount(number, weights=np.where(mask, duration, 0), minlength=len(total)) > 0.75 * total)[number]
+        return (
+            ~home
+            & (np.bincount(number, weights=np.where(mask, duration, 0), minlength=len(total)) > 0.75 * total)[number]
+        )
 
     return Text.choose(
         len(gpu),
