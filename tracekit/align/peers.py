@@ -42,6 +42,8 @@ MET = 0.5
 
 A message may lie in a buffer until it is asked for, so its send may end before the receive begins.
 """
+EARLIER, NEVER = 4.0, 1e15
+"""Weight of a receive that ends before its send does, and what one costs that ends before its send began."""
 EARLY = 0.05
 """Share of messages that may seem to arrive before they were sent, as clocks differ a little."""
 
@@ -208,15 +210,15 @@ def _by_stream(view: _View, rank: int, got: Ints, sources: list[int], peer: Ints
 
 
 def _merge(view: _View, got: Ints, queues: list[Ints]) -> Ints:
-    """Return, for each receive in turn, which queue of sends it takes from: so that all end as near as can be."""
+    """Return, for each receive in turn, which queue of sends it takes from, so that all fit as well as can be."""
     if len(queues) == 1 or not len(queues[1]):
         return np.zeros(len(got), np.int64)
-    first, second, ends = (view.end[rows] for rows in (*queues, got))
+    first, second = queues
     # least[i, j]: the first i + j receives took i of the first queue's and j of the second's.
     places = np.arange(len(first) + 1)[:, None] + np.arange(len(second) + 1)[None, :]
-    padded = np.append(ends, ends[-1:])
-    of_first = np.abs(padded[places[:-1]] - first[:, None])  # receive i + j takes first[i]
-    of_second = np.abs(padded[places[:, :-1]] - second[None, :])
+    padded = np.append(got, got[-1:])
+    of_first = _misfit(view, padded[places[:-1]], first[:, None])  # receive i + j takes first[i]
+    of_second = _misfit(view, padded[places[:, :-1]], second[None, :])
     least = np.full(places.shape, np.inf)
     least[0] = np.concatenate([[0], np.cumsum(of_second[0])])
     for i in range(1, len(first) + 1):
@@ -230,6 +232,14 @@ def _merge(view: _View, got: Ints, queues: list[Ints]) -> Ints:
         i, j = (i - 1, j) if back else (i, j - 1)
         chosen[i + j] = 0 if back else 1
     return chosen
+
+
+def _misfit(view: _View, got: Ints, sent: Ints) -> npt.NDArray[np.float64]:
+    """Return how ill each receive fits each send: it ends soon after both are there, never before its message was."""
+    late = np.maximum(0, view.end[got] - np.maximum(view.end[sent], view.start[got]))
+    early = np.maximum(0, view.end[sent] - view.end[got])
+    misfit: npt.NDArray[np.float64] = late + EARLIER * early + np.where(view.end[got] < view.start[sent], NEVER, 0.0)
+    return misfit
 
 
 def _meetings(view: _View, got: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:

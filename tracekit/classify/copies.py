@@ -104,10 +104,9 @@ def _streams(gpu: pl.DataFrame, copy: Bools, comm: Collectives) -> Text:
     home = (computed > 0.5 * computed.sum())[number]
 
     def mostly(mask: Bools) -> Bools:
-        return (
-            ~home
-            & (np.bincount(number, weights=np.where(mask, duration, 0), minlength=len(total)) > 0.75 * total)[number]
-        )
+        filled = np.bincount(number, weights=np.where(mask, duration, 0), minlength=len(total)) > 0.75 * total
+        mine: Bools = ~home & filled[number]
+        return mine
 
     return Text.choose(
         len(gpu),
