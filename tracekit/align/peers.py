@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import numpy.typing as npt
@@ -137,6 +137,8 @@ def _along(messages: pl.DataFrame, lines: Sequence[Sequence[int]]) -> tuple[Ints
         for rank in line:
             mine = view.sends.get(rank, view.none)
             peer[mine] = np.where(view.forward[mine], after[rank], before[rank])
+        if not all((peer[view.sends.get(a, view.none)] == b).any() for a, b in pairwise(line)):
+            return peer, 0.0  # ranks that never speak to each other are two pipelines
         for rank in line:
             for step in view.steps:
                 got = view.received(rank, step)

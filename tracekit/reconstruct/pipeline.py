@@ -18,6 +18,8 @@ from tracekit.schedules import Op, Schedule
 from tracekit.schedules.ops import from_columns
 from tracekit.schema import CELLS, STALL_CAUSES, conform
 
+BORNE_OUT = 0.85
+"""Confidence of cells tied by position whose order a schedule and the recorded peers of their messages both explain."""
 INSIDE = tuple(f"{cause}_ns" for cause in STALL_CAUSES)
 DETAILED = pl.Schema(
     {
@@ -50,6 +52,7 @@ class Pipeline:
     detail: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DETAILED), repr=False)
     weights_counted: bool = False
     traffic: Mapping[int, Mapping[int, int]] = field(default_factory=dict, repr=False)
+    peers_told: bool = False  # the recording says to whom messages went
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -105,7 +108,8 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
         for at, table in sorted(chunks.items())
     ]
     detail = pl.concat(tables) if tables else pl.DataFrame(schema=DETAILED)
-    if stages_from == "messages" and any(ranks[r].peers_by_order for r in pipeline if r in ranks):
+    by_order = any(ranks[r].peers_by_order for r in pipeline if r in ranks)
+    if stages_from == "messages" and by_order:
         detail = detail.with_columns(pl.min_horizontal("confidence", pl.lit(COUNTED, pl.Float32)).alias("confidence"))
     notices = []
     if not placement.places and not told:
@@ -122,6 +126,7 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
         detail,
         counted,
         _traffic(messages),
+        stages_from == "messages" and not by_order,
     )
 
 
@@ -197,7 +202,8 @@ def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
     same = all(own[at] == list(schedule.ranks[at]) for at in pipeline.positions)
     fresh = pipeline.detail if same else _with_names_of(schedule, pipeline)
     # An order that fits a schedule on every rank makes a pair tied by position likely, not certain.
-    lifted = pl.max_horizontal("confidence", pl.lit(COUNTED))
+    # Where messages were recorded with their peers, they bear it out a second time.
+    lifted = pl.max_horizontal("confidence", pl.lit(BORNE_OUT if pipeline.peers_told else COUNTED))
     by_pattern = pipeline.stages_from == "nothing" or not _same_names(pipeline.detail, fresh)
     limit = COUNTED if by_pattern else SURE
     fresh = fresh.with_columns(confidence=pl.min_horizontal(lifted, pl.lit(limit)))

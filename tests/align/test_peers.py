@@ -1,0 +1,146 @@
+"""Peers of messages: numbers inside a communicator as ranks of the run, and order and time where there are none."""
+
+from __future__ import annotations
+
+import itertools
+
+import polars as pl
+import pytest
+
+from tracekit.align.peers import EARLY, MESSAGES, MET, along_pipelines, by_communicator
+from tracekit.schedules import Times, generate, simulate
+from tracekit.schema import conform
+
+LASTS, HOP = 10, 2
+
+
+def table(rows):
+    return conform(pl.DataFrame(rows, infer_schema_length=None), MESSAGES)
+
+
+def chatter(order, group="7"):
+    """Everyone in *order* sends to the next and hears from the one before, a different number of times each."""
+    rows = []
+    for at, rank in enumerate(order[:-1]):
+        for k in range(at + 1):
+            time = 100 * at + k
+            rows.append({"rank": rank, "group": group, "send": True, "peer": at + 1, "launch_ns": time})
+            rows.append({"rank": order[at + 1], "group": group, "send": False, "peer": at, "launch_ns": time})
+    return rows
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations((1, 3, 4))])
+def test_a_communicator_has_the_order_that_its_messages_bear_out(order):
+    rows = chatter(order)
+    found = by_communicator(table(rows)).to_list()
+    assert found == [order[row["peer"]] for row in rows]
+
+
+def test_every_communicator_counts_for_itself():
+    """A pair of ranks has one of its own: both call the other by 0 or 1."""
+    rows = chatter((0, 2), "a") + chatter((2, 5), "b") + chatter((0, 2, 5), "c")
+    assert by_communicator(table(rows)).to_list()[:4] == [2, 0, 5, 2]
+
+
+def test_a_member_without_a_trace_leaves_peers_unknown():
+    rows = [row for row in chatter((0, 1, 2)) if row["rank"] != 2]
+    assert by_communicator(table(rows)).to_list() == [None] * len(rows)
+
+
+def test_counts_that_fit_no_order_leave_peers_unknown():
+    rows = [{"rank": r, "group": "7", "send": True, "peer": p, "launch_ns": 0} for r, p in ((0, 1), (1, 0))]
+    assert by_communicator(table(rows)).to_list() == [None, None]
+
+
+def test_ranks_in_order_where_any_order_would_do():
+    rows = [
+        {"rank": 4, "group": "7", "send": True, "peer": 1, "launch_ns": 0},
+        {"rank": 8, "group": "7", "send": False, "peer": 0, "launch_ns": 0},
+    ]
+    assert by_communicator(table(rows)).to_list() == [8, 4]
+
+
+# --- without any number ---
+
+
+def run(lines, name="1f1b", *, microbatches=8, streams=False, **sizes):
+    """Messages of pipelines that run a schedule: each is sent when its cell ends; its receive was posted long before.
+
+    One tick a cell, in the schedule's own simulated times. Returns the messages and the peers they had.
+    """
+    schedule = generate(name, pp=len(lines[0]), microbatches=microbatches, **sizes)
+    rows, peers = [], []
+    for number, line in enumerate(lines):
+        for rank, kind, stage, end in simulate(schedule, Times()).cells.select("rank", "op", "stage", "end").rows():
+            last = schedule.pp * schedule.virtual - 1
+            to_stage = stage + 1 if kind == "F" else stage - 1
+            if kind not in ("F", "B") or not 0 <= to_stage <= last:
+                continue
+            to = to_stage % schedule.pp
+            if to == rank:
+                continue
+            start = (end + number) * 100
+            common = {"step": 0, "start_ns": start, "end_ns": start + LASTS}
+            stream = {"stream": 1000 + to if streams else 20}, {"stream": 1000 + rank if streams else 20}
+            rows.append({"rank": line[rank], "send": True, "made": kind, "launch_ns": start, **common, **stream[0]})
+            rows.append({"rank": line[to], "send": False, "launch_ns": start + HOP, **common, **stream[1]})
+            peers += [line[to], line[rank]]
+    return table(rows), peers
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("lines", "name", "sizes"),
+    [
+        ([[0, 1, 2, 3]], "1f1b", {}),
+        ([[0, 1, 2, 3]], "gpipe", {}),
+        ([[0, 1, 2, 3]], "interleaved", {"virtual": 2}),
+        ([[0, 2, 4, 6], [1, 3, 5, 7]], "1f1b", {}),
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], "1f1b", {}),
+        ([[0, 4], [1, 5], [2, 6], [3, 7]], "1f1b", {}),
+        ([[0, 2, 4, 6], [1, 3, 5, 7]], "interleaved", {"virtual": 2}),
+    ],
+)
+def test_order_and_time_tell_who_spoke_to_whom(lines, name, sizes, streams):
+    messages, peers = run(lines, name, streams=streams, **sizes)
+    found = along_pipelines(messages)
+    assert found.lines == tuple(map(tuple, lines))
+    assert found.met == 1.0
+    if streams or name != "interleaved":
+        assert found.peer.to_list() == peers
+    else:  # two that end together may be taken for each other
+        assert (found.peer == pl.Series(peers, dtype=pl.Int32)).mean() > 0.95
+
+
+def test_a_layout_that_is_given_is_taken():
+    messages, peers = run([[0, 1, 2, 3]])
+    found = along_pipelines(messages, [[0, 1, 2, 3]])
+    assert found.peer.to_list() == peers
+    assert along_pipelines(messages, [[3, 2, 1, 0]]).lines == ()
+
+
+def shifted(share, by):
+    """A share of the receives, every so many, moved in time."""
+    messages, _ = run([[0, 1]], microbatches=20)
+    receives = pl.col("send").not_()
+    every = pl.int_range(pl.len()).over("send") < share * pl.len().over("send")
+    moved = pl.when(receives & every).then(by).otherwise(0)
+    return messages.with_columns(pl.col("start_ns", "end_ns") + moved)
+
+
+def test_sides_that_did_not_meet_are_not_believed():
+    late = 3 * LASTS
+    assert along_pipelines(shifted(1 - MET - 0.05, late)).lines
+    assert not along_pipelines(shifted(1 - MET + 0.05, late)).lines
+
+
+def test_messages_that_arrive_before_they_were_sent_are_not_believed():
+    assert along_pipelines(shifted(EARLY - 0.02, -20 * LASTS)).lines
+    assert not along_pipelines(shifted(EARLY + 0.06, -20 * LASTS)).lines
+
+
+def test_sends_and_receives_that_do_not_come_out_even_say_nothing():
+    messages, _ = run([[0, 1, 2, 3]])
+    found = along_pipelines(messages[1:])
+    assert found.lines == ()
+    assert found.peer.null_count() == len(messages) - 1

@@ -1,0 +1,76 @@
+"""Pipelines recorded under Nsight Systems without operators: from threads, kernel names and messages alone."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from tracekit import analyze
+from tracekit.schedules import generate
+
+PYTORCH = {"forward": 29.9, "dgrad": 36.6, "wgrad": 18.3, "optimizer": 15.1}
+"""Shares of rank 1's compute in a PyTorch profile of the same program on the same card: by autograd's nodes, attention's
+own products (which have no weights) as dgrad."""
+
+
+@pytest.fixture(scope="module")
+def recorded(corpus):
+    return corpus / "frameworks" / "nsys-meg-1f1b-payloads"
+
+
+@pytest.fixture(scope="module")
+def told(recorded):
+    return analyze(recorded)
+
+
+@pytest.fixture(scope="module")
+def untold(recorded, tmp_path_factory):
+    """The same recording exported without payloads and without Megatron's ranges."""
+    folder = tmp_path_factory.mktemp("plain")
+    for path in sorted(recorded.glob("rank*.sqlite")):
+        copy = folder / path.name
+        shutil.copyfile(path, copy)
+        with closing(sqlite3.connect(copy)) as connection, connection:
+            connection.execute("UPDATE NVTX_EVENTS SET jsonText = NULL, jsonTextId = NULL, binaryData = NULL")
+            connection.execute("DELETE FROM NVTX_EVENTS WHERE text LIKE 'megatron%' OR textId IN "
+                               "(SELECT id FROM StringIds WHERE value LIKE 'megatron%')")  # fmt: skip
+    return analyze(folder)
+
+
+@pytest.mark.parametrize("which", ["told", "untold"])
+def test_the_schedule_is_1f1b_in_both_steps(request, which):
+    found = request.getfixturevalue(which).schedule
+    data = found.to_dict()
+    assert (data["name"], data["pp"], data["microbatches"], data["virtual"]) == ("1f1b", 4, 8, 1)
+    assert data["exact"]
+    assert data["ranks"] == generate("1f1b", pp=4, microbatches=8).orders()
+    assert [(held.pipeline.step, held.match.exact) for held in found.all] == [(0, True), (1, True)]
+    assert abs(data["gap_ns"]["unexplained"]) < 0.01 * data["measured"]["makespan_ns"]
+
+
+def test_payloads_change_the_confidence_and_not_the_answer(told, untold):
+    with_them, without = told.to_dict(), untold.to_dict()
+    assert with_them["total"]["bubble"] == without["total"]["bubble"]
+    assert with_them["total"]["wait_ns"] == without["total"]["wait_ns"]
+    assert not without["total"]["bubble"]["lower_bound"]
+    assert with_them["total"]["label_ns"] == without["total"]["label_ns"]
+    assert with_them["schedule"]["ranks"] == without["schedule"]["ranks"]
+    assert with_them["schedule"]["confidence"] > without["schedule"]["confidence"]
+    assert {note.code for note in untold.notices} - {note.code for note in told.notices} >= {"peers-by-order"}
+
+
+@pytest.mark.parametrize("which", ["told", "untold"])
+def test_passes_are_those_of_the_pytorch_profiler_within_two_points(request, which):
+    times = request.getfixturevalue(which).rank(1).whole.label_ns
+    compute = sum(times[label] for label in PYTORCH)
+    assert {label: 100 * times[label] / compute for label in PYTORCH} == pytest.approx(PYTORCH, abs=2)
+
+
+def test_the_bubble_of_the_plain_recording_is_about_half(corpus):
+    found = analyze(corpus / "frameworks" / "nsys-meg-1f1b")
+    assert not found.total.lower_bound
+    assert found.total.bubble_fraction == pytest.approx(0.5, abs=0.03)
+    assert found.schedule.to_dict()["exact"]
