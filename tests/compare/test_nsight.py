@@ -12,13 +12,16 @@ from tracekit import analyze
 from tracekit.schedules import generate
 
 PYTORCH = {"forward": 29.9, "dgrad": 36.6, "wgrad": 18.3, "optimizer": 15.1}
-"""Shares of rank 1's compute in a PyTorch profile of the same program on the same card: by autograd's nodes, attention's
-own products (which have no weights) as dgrad."""
+"""Shares of rank 1's compute in a PyTorch profile of the same program on the same card, by autograd's nodes; products
+of attention, which have no weights, as dgrad."""
 
 
 @pytest.fixture(scope="module")
 def recorded(corpus):
-    return corpus / "frameworks" / "nsys-meg-1f1b-payloads"
+    folder = corpus.parent / "frameworks" / "nsys-meg-1f1b-payloads"
+    if not folder.exists():
+        pytest.skip("the recordings of frameworks are not here")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +72,8 @@ def test_passes_are_those_of_the_pytorch_profiler_within_two_points(request, whi
     assert {label: 100 * times[label] / compute for label in PYTORCH} == pytest.approx(PYTORCH, abs=2)
 
 
-def test_the_bubble_of_the_plain_recording_is_about_half(corpus):
-    found = analyze(corpus / "frameworks" / "nsys-meg-1f1b")
+def test_the_bubble_of_the_plain_recording_is_about_half(samples):
+    found = analyze(samples / "nsys-meg-1f1b")
     assert not found.total.lower_bound
     assert found.total.bubble_fraction == pytest.approx(0.5, abs=0.03)
     assert found.schedule.to_dict()["exact"]
