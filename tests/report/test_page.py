@@ -9,8 +9,8 @@ import shutil
 
 import pytest
 
-from tracekit.report.html.data import schedule_data
 from tracekit.report.html.page import render_html
+from tracekit.report.html.schedules import schedule_data
 from tracekit.report.palette import IDLE_COLOUR
 from tracekit.report.schedule.plot import colour
 from tracekit.run.analyze import analyze
@@ -44,7 +44,7 @@ def pages(tmp_path_factory, samples):
     folder = tmp_path_factory.mktemp("pages")
 
     def write(name):
-        path = folder / f"{name}.html"
+        path = folder / f"{name.replace('/', '-')}.html"
         if not path.exists():
             path.write_text(render_html(analyze(samples / name)), encoding="utf-8")
         return path
@@ -149,11 +149,12 @@ def test_keys_step_through_cells_and_say_each(browser, pages):
         page.keyboard.press(key)
         said.append(page.locator("#said").inner_text())
     told = [
-        re.match(r"(\w+) · rank (\d) · measured(?:\s+stage 0, micro-batch (\d))?", text).groups() for text in said[:5]
+        re.match(r"([\w ]+) · rank (\d) · measured(?:\s+stage 0, micro-batch (\d))?", text).groups()
+        for text in said[:5]
     ]
-    first, hair, second = ("forward", "0", "0"), ("bubble", "0", None), ("forward", "0", "1")
+    first, hair, second = ("forward", "0", "0"), ("outside cells", "0", None), ("forward", "0", "1")
     assert told == [first, hair, first, hair, second]
-    assert said[5].startswith("bubble · rank 1 · measured")
+    assert said[5].startswith("outside cells · rank 1 · measured")
     assert page.locator("#tip").is_visible()
     page.locator("#schedule-chart").blur()
     assert not page.locator("#tip").is_visible()
@@ -203,7 +204,7 @@ def test_the_legend_switches_cells_off(browser, pages):
 
 def test_the_legend_names_only_what_ran(browser, pages):
     page = opened(browser, pages("1f1b"))
-    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "bubble"]
+    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "outside cells"]
     page.close()
 
 
@@ -350,20 +351,79 @@ def test_every_budget_bar_adds_up_on_the_page(pages):
 def test_cells_have_the_colours_of_the_pictures(samples):
     """Chunks are told apart by shade, on the page as in a plot; legend entries are ops."""
     found = schedule_data(analyze(samples / "vpp-overlap"))
-    assert [(kind["name"], kind["colour"]) for kind in found["kinds"]] == [
+    assert [(kind["name"], kind["colour"]) for kind in found["choices"][0]["kinds"]] == [
         ("forward", colour("F", 0, 2)),
         ("forward", colour("F", 1, 2)),
         ("backward", colour("B", 0, 2)),
         ("backward", colour("B", 1, 2)),
-        ("bubble", IDLE_COLOUR),
+        ("outside cells", IDLE_COLOUR),
     ]
+
+
+def lanes_window(page):
+    look = "echarts.getInstanceByDom(document.getElementById('lanes-chart')).getOption().dataZoom[0]"
+    return page.evaluate(f"[{look}.start, {look}.end]")
+
+
+def test_a_cell_opens_its_moment_in_the_lanes_and_says_what_it_waited_for(browser, pages, samples):
+    page = opened(browser, pages("1f1b"))
+    page.focus("#schedule-chart")
+    page.keyboard.press("ArrowDown")  # rank 1: outside cells until its first forward
+    page.keyboard.press("n")
+    said = page.locator("#said").inner_text()
+    assert re.search(r"forward · rank 1 · measured\s+stage 1, micro-batch 0", said)
+    assert "after 0F0 on rank 0" in said
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.getElementById('said').textContent === 'lanes of rank 1'")
+    assert page.input_value("#lanes-rank") == "1"
+    start, end = lanes_window(page)
+    held = analyze(samples / "1f1b").schedule.head
+    cell = held.cells.filter(rank=1).sort("start_ns").row(0, named=True)
+    share = 100 * 2 * (cell["end_ns"] - cell["start_ns"]) / held.measured_ns  # the cell and half of it on both sides
+    assert end - start == pytest.approx(share, rel=0.1)
+    page.close()
+
+
+def test_every_rank_on_the_page_opens_its_lanes(browser, pages):
+    page = opened(browser, pages("1f1b"))
+    for section in ("#budget", "#stragglers", "#idle"):
+        link = page.locator(f"{section} a[data-rank]").last
+        rank = link.get_attribute("data-rank")
+        link.click()
+        page.wait_for_function(f"document.getElementById('said').textContent === 'lanes of rank {rank}'")
+        assert page.input_value("#lanes-rank") == rank
+        page.evaluate("document.getElementById('said').textContent = ''")
+    assert lanes_window(page) == [0, 100]
+    page.close()
+
+
+def test_commands_are_whole_and_copied(browser, pages, samples):
+    page = opened(browser, pages("1f1b"))
+    commands = [one.get_attribute("data-copy") for one in page.locator("[data-copy]").all()]
+    assert f"tracekit analyze {samples / '1f1b'} --what-if" in commands
+    assert sum("--explain" in words for words in commands) == page.locator("#kernels tbody tr").count()
+    page.locator("[data-copy]").first.click()
+    page.wait_for_function("document.getElementById('said').textContent === 'copied'")
+    page.close()
+
+
+def test_pipelines_and_steps_can_be_chosen(browser, pages):
+    page = opened(browser, pages("steps/a"))
+    names = page.locator("#schedule-which option").all_inner_texts()
+    assert sorted(names) == [f"step {n}" for n in range(2, 10)]
+    before = page.locator("#schedule-chart").screenshot()
+    page.select_option("#schedule-which", index=3)
+    page.wait_for_timeout(400)
+    assert page.locator("#schedule-chart").screenshot() != before
+    assert page.said == []
+    page.close()
 
 
 def test_a_legend_entry_switches_every_chunk(browser, pages):
     page = opened(browser, pages("vpp-overlap"))
-    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "bubble"]
+    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "outside cells"]
     page.locator("#schedule-legend button").first.click()
     page.focus("#schedule-chart")
     page.keyboard.press("n")
-    assert page.locator("#said").inner_text().startswith("bubble · rank 0")
+    assert page.locator("#said").inner_text().startswith("outside cells · rank 0")
     page.close()

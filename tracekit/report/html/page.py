@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections.abc import Collection
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -14,9 +15,10 @@ from markupsafe import Markup, escape
 
 from tracekit._util.text import at_least, counted, ms, percent, signed_ms, terminal_lines, unbroken
 from tracekit.analysis import Analysis
-from tracekit.report.html.data import lanes_data, schedule_data
 from tracekit.report.html.fleet import page_fleet
-from tracekit.report.view import view_of
+from tracekit.report.html.lanes import lanes_data
+from tracekit.report.html.schedules import schedule_data
+from tracekit.report.view import View, view_of
 
 
 def render_html(analysis: Analysis) -> str:
@@ -37,11 +39,26 @@ def render_html(analysis: Analysis) -> str:
         script=_asset("boxes.js") + _asset("page.js"),
         data=_inert(data),
         v=view,
+        sections=_sections(view, lanes["ranks"]),
         fleet=page_fleet(view.fleet),
-        lanes=bool(lanes["ranks"]),
-        lanes_of=len(lanes["ranks"]),
+        lanes=[int(rank) for rank in lanes["ranks"]],
+        choices=len(data["schedule"]["choices"]) if data["schedule"] else 0,
     )
     return page
+
+
+def _sections(view: View, lanes: Collection[Any]) -> set[str]:
+    """Return the sections that this page has, for links to lead only to them."""
+    there = {
+        "budget": view.labels,
+        "overlap": view.labels,
+        "schedule": view.schedule,
+        "lanes": lanes,
+        "stragglers": view.stragglers,
+        "reload": view.reload,
+        "warnings": view.warnings,
+    }
+    return {name for name, found in there.items() if found}
 
 
 def _inert(data: dict[str, Any]) -> str:

@@ -19,10 +19,12 @@ def exposure(view: View, width: int) -> RenderableType | None:
         return None
     waited = any(row.wait_ns is not None for row in rows)
     caused = any(row.because_ns for row in rows)
-    last = [*(["wait ms"] if waited else []), *(["because"] if caused else [])]
+    blocks = width >= WIDE and any(row.blocking_ns is not None for row in rows)
+    last = [*(["blocking ms"] if blocks else []), *(["wait ms"] if waited else []), *(["because"] if caused else [])]
     made = table("label", "ms per rank", "hidden", "exposed ms", "of span", *last, left=("label", "because"))
     for row in rows:
         figures = [bare_ms(row.ns), percent(row.hidden), bare_ms(row.exposed_ns), percent(row.exposed_share)]
+        figures += [bare_ms(row.blocking_ns)] if blocks else []
         figures += [bare_ms(row.wait_ns)] if waited else []
         causes = row.causes(most=2 if width >= WIDE else 1)
         figures += [", ".join(f"{cause} {percent(share, digits=0)}" for cause, share in causes)] if caused else []

@@ -96,6 +96,7 @@ def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
                 exposed_share=exposed / span,
                 wait_ns=None if wait is None else wait / ranks,
                 loud=label == "other" and ns > LOUD * span,
+                blocking_ns=None if (blocks := total.blocking_ns.get(label)) is None else blocks / ranks,
                 because_ns={cause: each / ranks for cause, each in total.because_ns.get(label, {}).items() if each},
             )
         )

@@ -20,7 +20,7 @@
     return echarts.init(element, null, { renderer: "canvas" });
   }
 
-  function timeline(element, { rows, kinds, sections, end, describe, number, hidden }) {
+  function timeline(element, { rows, kinds, sections, end, describe, number, hidden, open }) {
     const rowHeight = Math.max(9, Math.min(34, 640 / (rows.length * sections.length)));
     const gridHeight = Math.max(rows.length * rowHeight, 30), gap = 46;
     element.style.height = `${sections.length * (gridHeight + gap) + 60}px`;
@@ -102,10 +102,15 @@
     const zr = chart.getZr();
     const hover = ({ offsetX: x, offsetY: y }) => show(across(sections).map((index) => shownAt(index, x, y)).find(Boolean), x, y);
     const leave = () => show(null);
+    const press = ({ offsetX: x, offsetY: y }) => {
+      const hit = across(sections).map((index) => shownAt(index, x, y)).find(Boolean);
+      if (hit && open) open(hit);
+    };
     element.letGo?.(); // only what was put there: ECharts listens for drags on the same events
-    element.letGo = () => { zr.off("mousemove", hover); zr.off("globalout", leave); };
+    element.letGo = () => { zr.off("mousemove", hover); zr.off("globalout", leave); zr.off("click", press); };
     zr.on("mousemove", hover);
     zr.on("globalout", leave);
+    zr.on("click", press);
 
     const zoom = (from, to) => chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 0, start: Math.max(0, from), end: Math.min(100, to) });
     const window = () => { const { start, end: stop } = chart.getOption().dataZoom[0]; return [start, stop]; };
@@ -141,6 +146,7 @@
         "+": () => zoom(middle - width / 3, middle + width / 3), "=": () => zoom(middle - width / 3, middle + width / 3),
         "-": () => zoom(middle - width * 0.75, middle + width * 0.75), 0: () => zoom(0, 100),
         n: () => step(1), p: () => step(-1), Escape: () => show(null),
+        Enter: () => { if (at !== null && open) open({ section: sections[index], row, boxes: sections[index].boxes, i: at }); },
       };
       const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
       if (!move) return;
@@ -176,18 +182,39 @@
   const time = (all, i) => `${all.start[i].toFixed(3)} to ${all.end[i].toFixed(3)} ms\n${(all.end[i] - all.start[i]).toFixed(3)} ms long`;
   const charts = [];
 
-  async function schedule({ kinds, rows, sections, end_ns, shaded }) {
-    const unpacked = await Promise.all(sections.map(async (s) => ({ name: s.name, boxes: await boxes.unpack(s.boxes) })));
-    const describe = ({ section, row, boxes: all, i }) => {
-      const cell = all.stage[i] >= 0 ? `\nstage ${all.stage[i]}, micro-batch ${all.microbatch[i]}` : "";
-      return `${kinds[all.kind[i]].name}${all.half[i] ? " (overlapped pair)" : ""} · ${rows[row]} · ${section.name}${cell}\n${time(all, i)}`;
+  let openLanes = null; // (rank, from, to in ms) shows a rank's lanes, and a moment of them
+
+  async function schedule({ causes, choices }) {
+    const hidden = new Set(), at = charts.push(null) - 1, box = document.getElementById("schedule-which");
+    const show = async (which) => {
+      const { kinds, rows, ranks, cells, sections, end_ns, shaded } = choices[which];
+      const unpacked = await Promise.all(sections.map(async (s) => ({ name: s.name, boxes: await boxes.unpack(s.boxes) })));
+      const inLanes = (rank) => which === 0 && data.lanes?.ranks[rank]?.cells_at_ns != null;
+      const describe = ({ section, row, boxes: all, i }) => {
+        const cell = all.stage[i] >= 0 ? `\nstage ${all.stage[i]}, micro-batch ${all.microbatch[i]}` : "";
+        let said = `${kinds[all.kind[i]].name}${all.half[i] ? " (overlapped pair)" : ""} · ${rows[row]} · ${section.name}${cell}\n${time(all, i)}`;
+        if (all.waiting && all.stage[i] >= 0) {
+          if (all.waiting.after[i] >= 0) said += `\nafter ${cells[all.waiting.after[i]]}`;
+          if (all.waiting.cause[i] >= 0) said += `\nthen held up ${all.waiting.wait[i].toFixed(3)} ms: ${causes[all.waiting.cause[i]]}`;
+          if (inLanes(ranks[row])) said += "\nclick: its moment in the lanes";
+        }
+        return said;
+      };
+      const open = ({ section, row, boxes: all, i }) => {
+        if (section.name !== "measured" || !inLanes(ranks[row])) return;
+        const shift = data.lanes.ranks[ranks[row]].cells_at_ns / 1e6, around = (all.end[i] - all.start[i]) * 0.5;
+        openLanes(ranks[row], all.start[i] + shift - around, all.end[i] + shift + around);
+      };
+      charts[at] = timeline(document.getElementById("schedule-chart"), {
+        rows, kinds, sections: unpacked, end: end_ns / 1e6, describe, hidden, open, number: (all, i) => (all.microbatch[i] >= 0 ? all.microbatch[i] : ""),
+      });
+      legend(document.getElementById("schedule-legend"), kinds, hidden, (same, on) => charts[at].toggle(same, on), shaded);
     };
-    const hidden = new Set();
-    const chart = timeline(document.getElementById("schedule-chart"), {
-      rows, kinds, sections: unpacked, end: end_ns / 1e6, describe, hidden, number: (all, i) => (all.microbatch[i] >= 0 ? all.microbatch[i] : ""),
-    });
-    legend(document.getElementById("schedule-legend"), kinds, hidden, chart.toggle, shaded);
-    charts.push(chart);
+    if (box) {
+      box.replaceChildren(...choices.map(({ name }, which) => new Option(name, which)));
+      box.onchange = () => { hidden.clear(); show(Number(box.value)); };
+    }
+    await show(0);
   }
 
   async function lanes({ kinds, rows, ranks }) {
@@ -220,7 +247,36 @@
     rankBox.onchange = show;
     phaseBox.onchange = phase;
     await show();
+    openLanes = async (rank, from, to) => {
+      rankBox.value = rank;
+      if (from !== undefined) phaseBox.value = "";
+      await show();
+      if (from !== undefined) charts[at].zoom(100 * from * 1e6 / ranks[rank].end_ns, 100 * to * 1e6 / ranks[rank].end_ns);
+      document.getElementById("lanes").scrollIntoView();
+      document.getElementById("lanes-chart").focus({ preventScroll: true });
+      said.textContent = `lanes of rank ${rank}`;
+    };
   }
+
+  // Every number leads somewhere: a rank to its lanes, a command to the clipboard.
+  document.addEventListener("click", async (event) => {
+    const rank = event.target.closest("[data-rank]"), command = event.target.closest("[data-copy]");
+    if (rank && openLanes) {
+      event.preventDefault();
+      await openLanes(rank.dataset.rank);
+    } else if (command) {
+      event.preventDefault();
+      try {
+        await navigator.clipboard.writeText(command.dataset.copy);
+      } catch { // a page from a file may not write there: mark the words instead
+        const words = command.closest(".command")?.querySelector("code");
+        if (words) getSelection().selectAllChildren(words);
+      }
+      command.classList.add("done");
+      setTimeout(() => command.classList.remove("done"), 1500);
+      said.textContent = "copied";
+    }
+  });
 
   try {
     if (data.schedule) await schedule(data.schedule);

@@ -1,0 +1,98 @@
+"""What the page's lanes draw: computation, communication and copies of some ranks in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis import Analysis
+from tracekit.report.html.pack import pack
+from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.view.lanes import labels_of, lanes_for
+
+MOST_LANE_RANKS = 16
+"""Ranks whose lanes the page holds: the first, the last, and those that differ most."""
+
+
+def lanes_data(analysis: Analysis) -> dict[str, Any] | None:
+    """Some ranks' lanes in one step: computation, communication, copies."""
+    table = analysis.tables["timeline"]
+    if table.is_empty():
+        return None
+    present = labels_of(table)
+    lanes = lanes_for(present)
+    ranks = {rank: _rank_lanes(analysis, rank, lanes, present) for rank in _shown_ranks(analysis)}
+    return {
+        "kinds": [{"name": label, "colour": LABEL_COLOURS[label]} for label in present],
+        "rows": list(lanes),
+        "ranks": {str(rank): found for rank, found in ranks.items() if found is not None},
+    }
+
+
+def _rank_lanes(
+    analysis: Analysis, rank: int, lanes: Mapping[str, Mapping[str, int]], present: Sequence[str]
+) -> dict[str, Any] | None:
+    steps = analysis.tables["steps"].filter(pl.col("rank") == rank)
+    wanted = analysis.schedule.head.pipeline.step if analysis.schedule is not None else None
+    step = steps.filter(pl.col("step") == wanted) if wanted is not None else steps.head(1)
+    if step.is_empty():
+        step = steps.head(1)
+    if step.is_empty():
+        return None  # nothing ran on this rank's GPU
+    begin, end = step["start_ns"][0], step["end_ns"][0]
+    rows = analysis.tables["timeline"].filter(
+        (pl.col("rank") == rank) & (pl.col("end_ns") > begin) & (pl.col("start_ns") < end)
+    )
+    if rows.is_empty():
+        return None
+    place = {label: (at, half) for at, halves in enumerate(lanes.values()) for label, half in halves.items()}
+    label = pl.col("label").cast(pl.String)
+    boxes = rows.select(
+        label.replace_strict({k: v[0] for k, v in place.items()}, return_dtype=pl.UInt16).alias("row"),
+        label.replace_strict({k: i for i, k in enumerate(present)}, return_dtype=pl.UInt8).alias("kind"),
+        label.replace_strict({k: v[1] for k, v in place.items()}, return_dtype=pl.UInt8).alias("half"),
+        pl.col("start_ns").clip(begin) - begin,
+        pl.col("end_ns").clip(None, end) - begin,
+        pl.col("pass").to_physical().cast(pl.Int16).alias("stage"),  # the page reads it back as the pass
+        pl.lit(None, pl.Int16).alias("microbatch"),
+    )
+    about = {"end_ns": end - begin, "phases": _phases(analysis, rank, step["step"][0])}
+    return {**about, "boxes": pack(boxes), "cells_at_ns": _cells_at(analysis, rank, begin, step["step"][0])}
+
+
+def _cells_at(analysis: Analysis, rank: int, begin: int, step: int | None) -> int | None:
+    """Return when the schedule's time 0 is on this rank's lanes; None where the lanes are of another step."""
+    if analysis.schedule is None:
+        return None
+    held = analysis.schedule.head
+    if rank not in held.pipeline.ranks or (held.pipeline.step is not None and step != held.pipeline.step):
+        return None
+    first = held.cells.filter(rank=rank)
+    if first.is_empty():
+        return None
+    # The first cell's own first kernel, on the rank's own clock and on the pipeline's, is the same moment.
+    shift = held.pipeline.clocks.offset_ns.get(rank, 0)
+    origin = int(held.cells["start_ns"].to_numpy().min())
+    return origin - shift - begin
+
+
+def _phases(analysis: Analysis, rank: int, step: int | None) -> list[dict[str, Any]]:
+    table = analysis.tables["phases"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(step))
+    ends = table["span_ns"].cum_sum().to_list()
+    return [
+        {"name": name, "start_ns": end - span, "end_ns": end}
+        for name, span, end in zip(table["phase"], table["span_ns"], ends, strict=True)
+    ]
+
+
+def _shown_ranks(analysis: Analysis) -> list[int]:
+    """The first and last rank, then those whose bubble is furthest from the median."""
+    ranks = [one.rank for one in analysis.ranks]
+    if len(ranks) <= MOST_LANE_RANKS:
+        return ranks
+    bubbles = np.array([one.whole.bubble_fraction or 0.0 for one in analysis.ranks])
+    far = [ranks[i] for i in np.argsort(-np.abs(bubbles - np.median(bubbles)), kind="stable")]
+    return sorted(list(dict.fromkeys([ranks[0], ranks[-1], *far]))[:MOST_LANE_RANKS])
