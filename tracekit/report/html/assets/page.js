@@ -107,10 +107,10 @@
       if (hit && open) open(hit);
     };
     element.letGo?.(); // only what was put there: ECharts listens for drags on the same events
-    element.letGo = () => { zr.off("mousemove", hover); zr.off("globalout", leave); zr.off("click", press); };
+    element.letGo = () => { zr.off("mousemove", hover); zr.off("globalout", leave); zr.off("dblclick", press); };
     zr.on("mousemove", hover);
     zr.on("globalout", leave);
-    zr.on("click", press);
+    zr.on("dblclick", press);
 
     const zoom = (from, to) => chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 0, start: Math.max(0, from), end: Math.min(100, to) });
     const window = () => { const { start, end: stop } = chart.getOption().dataZoom[0]; return [start, stop]; };
@@ -196,7 +196,7 @@
         if (all.waiting && all.stage[i] >= 0) {
           if (all.waiting.after[i] >= 0) said += `\nafter ${cells[all.waiting.after[i]]}`;
           if (all.waiting.cause[i] >= 0) said += `\nthen held up ${all.waiting.wait[i].toFixed(3)} ms: ${causes[all.waiting.cause[i]]}`;
-          if (inLanes(ranks[row])) said += "\nclick: its moment in the lanes";
+          if (inLanes(ranks[row])) said += "\ndouble-click: its moment in the lanes";
         }
         return said;
       };
