@@ -8,11 +8,12 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+import tracekit
 from tests.reference import read
 from tests.stores import write_store
 from tracekit.errors import InputError, Notice, OutputError
 from tracekit.schema import EVENTS, LABELLED, ProcessGroup, RankEvents, Source, conform
-from tracekit.store.files import MANIFEST, is_store, open_store, write_manifest, write_rank
+from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_manifest, write_rank
 from tracekit.store.growing import building
 
 
@@ -121,13 +122,13 @@ def test_damage_is_one_line(store):
         store.rank(7)
     file = store.path / "rank=1/events.parquet"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(InputError, match=r"events\.parquet: cannot be read"):
+    with pytest.raises(InputError, match=r"events\.parquet: is damaged"):
         store.rank(1)
     (store.path / "rank=0/events.parquet").unlink()
     with pytest.raises(InputError, match="cannot be read"):
         store.rank(0)
     EVENTS.to_frame().write_parquet(file)
-    with pytest.raises(InputError, match="is not what the manifest lists"):
+    with pytest.raises(InputError, match="is damaged"):
         store.rank(1)
 
 
@@ -141,6 +142,56 @@ def test_a_folder_without_or_with_another_manifest_is_no_store(tmp_path, store):
     (store.path / MANIFEST).write_text(json.dumps(manifest | {"format": "tracekit.store/9"}))
     with pytest.raises(InputError, match=r"format tracekit\.store/9"):
         open_store(store.path)
-    (store.path / MANIFEST).write_text('{"format": "tracekit.store/1"')
+    (store.path / MANIFEST).write_text('{"format": "tracekit.store/2"')
     with pytest.raises(InputError, match="is damaged"):
         open_store(store.path)
+
+
+def flipped(raw, place):
+    """The same bytes with one bit turned over, *place* of the way through."""
+    changed = bytearray(raw)
+    at = int(place * (len(raw) * 8 - 1))
+    changed[at // 8] ^= 1 << (at % 8)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("name", ["events.parquet", "labelled.parquet"])
+def test_every_flipped_bit_is_found_before_it_is_read(tmp_path, ranks, name):
+    labelled = [conform(ranks[0].events.with_columns(label=pl.lit("other")), LABELLED)]
+    store = write_store(tmp_path / "store", ranks[:1], labelled=labelled)
+    file = store.path / "rank=0" / name
+    raw = file.read_bytes()
+    read_back = store.rank if name == "events.parquet" else store.labelled
+    for place in range(88):
+        file.write_bytes(flipped(raw, place / 87))
+        with pytest.raises(InputError, match="is damaged: its bytes are not those that were written"):
+            read_back(0)
+    file.write_bytes(raw)
+    assert read_back(0) is not None
+
+
+def test_a_flipped_bit_in_what_lists_the_files_is_found(store):
+    manifest, entry = store.path / MANIFEST, store.path / "rank=1/entry.json"
+    raw, one = manifest.read_bytes(), entry.read_bytes()
+    blank = {at for at in range(len(raw)) if raw[at : at + 1].isspace()}
+    for place in range(88):
+        at = int(place / 87 * (len(raw) * 8 - 1)) // 8
+        if at in blank:
+            continue
+        manifest.write_bytes(flipped(raw, place / 87))
+        with pytest.raises(InputError, match=r"is damaged|of format"):
+            open_store(store.path)
+    assert read_entry(entry.parent) is not None
+    entry.write_bytes(one.replace(b'"rows": ', b'"rows": 1'))
+    assert read_entry(entry.parent) is None
+
+
+def test_damaged_tables_are_measured_again_from_the_labels(samples, tmp_path):
+    path = tmp_path / "store"
+    tracekit.ingest(samples / "reload", path, ranks=[0])
+    whole = tracekit.analyze(path, schedule="none").to_dict()
+    file = path / "rank=0/tables.zip"
+    raw = file.read_bytes()
+    for place in (0.1, 0.5, 0.9):
+        file.write_bytes(flipped(raw, place))
+        assert tracekit.analyze(path, schedule="none").to_dict() == whole

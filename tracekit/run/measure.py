@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.analysis.persist import read_tables
+from tracekit.analysis.persist import FILE, read_tables
 from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import TracekitError
 from tracekit.metrics.host import BLOCKS, WAITS
@@ -56,10 +56,12 @@ class Options:
 
     def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:
-            stored = read_tables(rank_folder(Path(ref.path), ref.rank)) if self.steps is None else None
+            store = open_store(ref.path)
+            stored = None
+            if self.steps is None and store.intact(ref.rank, FILE):  # else the labelled events say the same
+                stored = read_tables(rank_folder(Path(ref.path), ref.rank))
             if stored is not None:
                 return [stored if self.pipeline else replace(stored, pipeline=None)]
-            store = open_store(ref.path)
             labelled = store.labelled(ref.rank)
             if labelled is not None:
                 source = next(s for s in store.sources if s.rank == ref.rank)

@@ -6,8 +6,9 @@
     STORE/rank=3/tables.zip            what an analysis takes from rank 3, where it was measured
     STORE/rank=3/entry.json            rank 3's line of the manifest, and the key of the trace it was made from
 
-A rank is built beside its place and renamed when it is whole; what the manifest does not list does not exist. How a
-store comes to be, rank by rank, is in ``tracekit.store.growing``.
+Every file's digest is in its rank's entry and is checked before the file is read; the manifest and the entries carry
+one of their own. A rank is built beside its place and renamed when it is whole; what the manifest does not list does not
+exist. How a store comes to be, rank by rank, is in ``tracekit.store.growing``.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from tracekit._util.faults import unreadable, unwritable
 from tracekit._util.files import atomic_write
 from tracekit._version import __version__
-from tracekit.errors import InputError, Notice, OutputError
+from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.schema import EVENTS, LABELLED, RankEvents, Source
+from tracekit.store.seals import SEAL, check_seal, digest, same_digest, sealed
 
-FORMAT = "tracekit.store/1"
+FORMAT = "tracekit.store/2"
 MANIFEST = STORE_MANIFEST
 SOURCE_KEY = "tracekit.source"
 ENTRY = "entry.json"
+_AGAIN = "ingest the traces again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Entry:
     """What it was made from: the trace's path, size and time, and how it was read. The same key, the same content."""
     together: tuple[int, ...] = ()
     """All ranks that the same trace gave."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """What the bytes of each of its files hash to: a bit that has flipped since is found before it is read."""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Entry:
@@ -89,13 +95,13 @@ class Store:
 
     def scan(self, rank: int) -> pl.LazyFrame:
         """Return one rank's events, unread: columns and rows are fetched when collected."""
-        return pl.scan_parquet(self._file(rank, "events"), hive_partitioning=False)
+        return pl.scan_parquet(self._checked(rank, "events"), hive_partitioning=False)
 
     def scan_labelled(self, rank: int) -> pl.LazyFrame | None:
         """Return one rank's labelled events, unread; None where they were not written."""
         if self._entry(rank).labelled_rows is None:
             return None
-        return pl.scan_parquet(self._file(rank, "labelled"), hive_partitioning=False)
+        return pl.scan_parquet(self._checked(rank, "labelled"), hive_partitioning=False)
 
     def rank(self, rank: int) -> RankEvents:
         """Read one rank: its events table and its source."""
@@ -115,9 +121,27 @@ class Store:
         except KeyError:
             raise unknown_rank([rank], self.ranks, where=str(self.path)) from None
 
+    def intact(self, rank: int, name: str) -> bool:
+        """Return whether a file of a rank is there and holds what was written."""
+        try:
+            return same_digest(rank_folder(self.path, rank) / name, self._entry(rank).digests.get(name))
+        except OSError:
+            return False
+
     def _file(self, rank: int, name: str) -> Path:
         self._entry(rank)
         return rank_folder(self.path, rank) / f"{name}.parquet"
+
+    def _checked(self, rank: int, name: str) -> Path:
+        """Return a file's path once its bytes are known to be those that were written."""
+        file = self._file(rank, name)
+        try:
+            same = same_digest(file, self._entry(rank).digests.get(file.name))
+        except OSError as error:
+            raise unreadable(error, file, hint=_AGAIN) from error
+        if not same:
+            raise InputError(f"{file}: is damaged: its bytes are not those that were written", hint=_AGAIN)
+        return file
 
 
 def rank_folder(store: Path, rank: int) -> Path:
@@ -158,6 +182,7 @@ def _opened(root: Path, *_: int) -> Store:
                 f"{root}: is a store of format {manifest['format']}, this version reads {FORMAT}",
                 hint="ingest the traces again",
             )
+        check_seal(manifest)
         entries = tuple(Entry.from_dict(one) for one in manifest["ranks"])
         notices = tuple(Notice(**one) for one in manifest.get("notices", ()))
     except FileNotFoundError:
@@ -203,15 +228,13 @@ def write_rank(
             labelled.write_parquet(part / "labelled.parquet", compression="zstd", metadata=metadata)
         if beside is not None:
             beside(part)
-        (part / ENTRY).write_text(json.dumps(asdict(entry), indent=1), encoding="utf-8")
+        entry = replace(entry, digests={file.name: digest(file) for file in sorted(part.iterdir())})
+        (part / ENTRY).write_text(json.dumps(sealed(asdict(entry)), indent=1), encoding="utf-8")
         part.chmod(0o755)
         if not _move_in(part, target, key):
             raise InputError(f"rank {number} was found twice", hint="name one trace per rank")
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
-    except pl.exceptions.ComputeError as error:  # how polars says that the disk is full
-        reason = str(error).splitlines()[0]
-        raise OutputError(f"{target}: cannot be written: {reason}", hint="choose another place") from error
+    except (OSError, pl.exceptions.ComputeError) as error:  # polars says so in errors of its own
+        raise unwritable(error, target) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return entry
@@ -232,7 +255,9 @@ def _move_in(part: Path, target: Path, key: str | None) -> bool:
 def read_entry(folder: Path) -> Entry | None:
     """Read the entry in a rank's folder; None where there is no whole one."""
     try:
-        return Entry.from_dict(json.loads((folder / ENTRY).read_text(encoding="utf-8")))
+        found = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
+        check_seal(found)
+        return Entry.from_dict({key: value for key, value in found.items() if key != SEAL})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -271,7 +296,7 @@ def write_manifest(
         "ranks": ranks,
     }
     with atomic_write(folder / MANIFEST) as part:
-        part.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        part.write_text(json.dumps(sealed(document), indent=1), encoding="utf-8")
 
 
 def _root(path: Path) -> Path:
@@ -283,8 +308,7 @@ def _collect(lazy: pl.LazyFrame, file: Path, schema: pl.Schema, rows: int) -> pl
     try:
         frame = lazy.collect()
     except (pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise InputError(f"{file}: cannot be read: {reason}", hint="ingest the traces again") from error
+        raise unreadable(error, file, hint=_AGAIN) from error
     if frame.schema != schema or frame.height != rows:
         raise InputError(f"{file}: is not what the manifest lists", hint="ingest the traces again")
     return frame

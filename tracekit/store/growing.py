@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tracekit._util.faults import unwritable
 from tracekit._util.pool import Done
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.refs import SourceRef
@@ -53,7 +54,7 @@ def building(path: str | Path) -> Iterator[Path]:
     try:
         part = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
     except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror}", hint="choose another place") from error
+        raise unwritable(error, target) from error
     try:
         yield part
         part.chmod(0o755)
