@@ -62,9 +62,12 @@ def content(path):
 
 
 def same_events(first, second):
-    """Equal but for Python frames, which are gone, and the positions in the file, which they shift."""
+    """Equal but for Python frames, which are gone, the positions in the file, and words of ranges that nobody knows."""
     for one, other in zip(first.parts, second.parts, strict=True):
-        assert one.events.filter(pl.col("kind") != "python").drop("id").equals(other.events.drop("id"))
+        before, after = one.events.filter(pl.col("kind") != "python"), other.events
+        assert before.drop("id", "name").equals(after.drop("id", "name"))
+        named = ~pl.col("kind").is_in(["annotation", "gpu_annotation", "cpu_op", "overhead"])
+        assert before.filter(named)["name"].equals(after.filter(named)["name"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -87,12 +90,12 @@ def test_no_secret_is_left(tmp_path, layout, suffix):
         "from <address> on <name>",
         "read <path>",
         "Torch-Compiled Region: 0/0",
-        "process_name",
     ]
     assert data["traceEvents"][0]["args"] == {"External id": 1}
     assert data["traceEvents"][1]["args"] == {"External id": 2}
     assert data["traceEvents"][2]["args"] == {}
-    assert data["traceEvents"][6] == SECRETIVE["traceEvents"][7]
+    compiled = {**SECRETIVE["traceEvents"][7], "args": {"memory bandwidth (GB/s)": 1.5}}
+    assert data["traceEvents"][6] == compiled  # an argument that nobody knows goes
 
 
 def test_real_traces_read_the_same(samples, tmp_path):
@@ -151,18 +154,17 @@ def test_events_that_are_not_quite_json_are_kept_and_cleaned(tmp_path):
     source.write_text(body)
     run(source, tmp_path / "out.json")
     text = content(tmp_path / "out.json")
-    assert "N/A" in text
-    assert "inf" in text
-    assert "fine" in text
+    assert [(e["ts"], e["dur"]) for e in json.loads(text)["traceEvents"][:1]] == [(1, None)]
+    assert len(json.loads(text)["traceEvents"]) == 3
     assert "zoe" not in text
     assert "model.py" not in text
 
 
-def test_bytes_that_are_no_text_come_out_as_they_went_in(tmp_path):
+def test_bytes_that_are_no_text_go_like_other_unknown_words(tmp_path):
     source = tmp_path / "in.json"
-    source.write_bytes(b'{"traceEvents": [{"ph": "X", "name": "caf\xc3\xa9 \xff\xfe", "ts": 1, "dur": 1}]}')
+    source.write_bytes(b'{"traceEvents": [{"ph": "X", "name": "caf\xc3\xa9 step \xff\xfe", "ts": 1, "dur": 1}]}')
     run(source, tmp_path / "out.json")
-    assert b"caf\xc3\xa9 \xff\xfe" in (tmp_path / "out.json").read_bytes()
+    assert json.loads((tmp_path / "out.json").read_bytes())["traceEvents"][0]["name"] == "x1 step x2"
 
 
 def test_a_cut_trace_keeps_its_whole_events(tmp_path, samples):
@@ -257,7 +259,7 @@ def test_what_cannot_be_redacted_is_one_line(samples, tmp_path):
     with pytest.raises(OutputError, match="is a file, and there are 4"):
         run(samples / "reload", source)
     (tmp_path / "bad.sqlite").write_bytes(b"SQLite format 3\0garbage")
-    with pytest.raises(InputError, match="no readable sqlite"):
+    with pytest.raises(InputError, match="not a readable sqlite"):
         run(tmp_path / "bad.sqlite", tmp_path / "out.sqlite")
     (tmp_path / "bad.json").write_text('{"traceEvents": [], 7: 8}')
     with pytest.raises(InputError, match="cannot be followed at byte 20"):

@@ -20,9 +20,17 @@ def redact(
         list[str] | None,
         typer.Option("--word", help="Also replace this word, wherever it stands; may be repeated.", metavar="WORD"),
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep",
+            help="Let this stay: annotations, arguments, frames, header or metadata; may be repeated.",
+            metavar="WHAT",
+        ),
+    ] = None,
 ) -> None:
     """Write the same trace without environment, paths, host and user names, and Python stacks."""
     from tracekit.redact import redact
 
-    for done in redact(path, output, words=words or ()):
+    for done in redact(path, output, words=words or (), keep=keep or ()):
         say(f"Wrote {done.path} ({size(done.bytes)}): {done.summary()}")

@@ -1,6 +1,6 @@
-"""A PyTorch trace rewritten as a stream: kept events are copied byte for byte, whatever the file's size.
+"""A PyTorch trace rewritten as a stream, event by event, whatever the file's size; what stays is in ``allowed``.
 
-Text is handled as Latin-1, in which every byte is a character and comes out as it went in.
+Text is handled as Latin-1, in which every byte is a character; numbers are written as they were.
 """
 
 from __future__ import annotations
@@ -9,47 +9,42 @@ import contextlib
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from zlib_ng import gzip_ng
 
 from tracekit.errors import InputError
-from tracekit.redact.text import NAMING_KEY, Scrubber
+from tracekit.redact.events import Keeper, Written, written
+from tracekit.redact.text import Scrubber, names_in
 
 CHUNK = 1 << 20
 LONGEST_VALUE = 1 << 25
 """An event or header entry longer than this is damage, not data."""
 
-HEADER_KEYS = re.compile(
-    r"schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds|trace_id|with_\w+"
-    r"|record_shapes|profile_memory|\w+_version|traceEvents"
-)
-"""Header entries known to be harmless; all others go, whatever they are."""
-
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # possessive: a string that never ends must not pile up choices
-_STACK = r'"(?:Call stack|call_stack|Python stack|stack)"\s*:\s*' + _STRING
-_STACK_ARG = re.compile(rf",\s*{_STACK}|{_STACK}\s*,?\s*", re.DOTALL)
-_STACK_KEYS = frozenset(("Call stack", "call_stack", "Python stack", "stack"))
-_PYTHON = re.compile(r'"cat"\s*:\s*"(?i:python_function)"')
+_ODD = re.compile(_STRING + r"|(?<=[:\[,\s])-?(?:N/A|inf|nan|Inf|INF|n/a|undefined|None)(?=[\s,\]}])", re.DOTALL)
+"""Strings, and words that are no JSON and that profilers write all the same."""
 _SPACE = re.compile(r"[\s,]*")
 _TOKEN = re.compile(_STRING + r'|["{}\[\]]', re.DOTALL)
 _NATIVE_END = re.compile(r"\n  \}(?=\s*[,\]])")
 
 
-def rewrite(source: Path, target: Path, scrubber: Scrubber, *, compress: bool) -> dict[str, int]:
+def rewrite(
+    source: Path, target: Path, scrubber: Scrubber, *, compress: bool, keep: Collection[str] = ()
+) -> dict[str, int]:
     """Write *source* without what is sensitive to *target*; return how much went, by kind.
 
     A header after the events may name hosts that the events name too: then the file is read once more.
     """
     while True:
-        one = _Pass(source, scrubber)
+        one = _Pass(source, scrubber, frozenset(keep))
         with _writer(target, compress=compress) as write:
             for text in one.pieces():
                 write(text)
-        more = scrubber.with_words(one.names)
-        if more.words == scrubber.words:
+        more = scrubber.with_found(one.names)
+        if more.found == scrubber.found:
             return one.dropped | {"texts replaced": scrubber.replaced}
         scrubber = more
 
@@ -57,10 +52,10 @@ def rewrite(source: Path, target: Path, scrubber: Scrubber, *, compress: bool) -
 class _Pass:
     """One reading of the file."""
 
-    def __init__(self, source: Path, scrubber: Scrubber) -> None:
-        self.dropped: dict[str, int] = {"Python frames": 0, "stacks": 0, "header entries": 0, "broken events": 0}
+    def __init__(self, source: Path, scrubber: Scrubber, keep: frozenset[str]) -> None:
         self.names: set[str] = set()
-        self._scrub = scrubber
+        self._keeper = Keeper(scrubber, keep)
+        self.dropped = self._keeper.dropped
         self._text = _Text(source)
 
     def pieces(self) -> Iterator[str]:
@@ -95,14 +90,10 @@ class _Pass:
         yield "\n}\n"
 
     def _header(self, key: str) -> str | None:
-        raw, value = self._text.value()
-        if key == "traceName":
-            return '"trace.json"'
-        self.names.update(_names({key: value}))
-        if not HEADER_KEYS.fullmatch(key):
-            self.dropped["header entries"] += 1
-            return None
-        return self._scrub(raw)
+        _, value = self._text.value()
+        self.names.update(names_in({key: value}))
+        kept = self._keeper.header(key, value)
+        return None if kept is None else written(kept)
 
     def _events(self) -> Iterator[str]:
         text = self._text
@@ -115,39 +106,27 @@ class _Pass:
                 self.dropped["broken events"] += 1
                 text.give_up()
                 break
-            kept = self._event(raw, value)
+            kept = self._keeper.event(_mended(raw) if value is None else value)
             if kept is not None:
                 yield separator
-                yield kept
+                yield written(kept)
                 separator = ",\n  "
         if text.peek() == "]":
             text.skip(1)
         yield "[]" if separator.startswith("[") else "\n  ]"
 
-    def _event(self, raw: str, value: Any) -> str | None:
-        category = value.get("cat") if isinstance(value, dict) else None
-        if category == "python_function" or (value is None and _PYTHON.search(raw)):
-            self.dropped["Python frames"] += 1
-            return None
-        args = value.get("args") if isinstance(value, dict) else None
-        if (isinstance(args, dict) and not _STACK_KEYS.isdisjoint(args)) or value is None:
-            raw, count = _STACK_ARG.subn("", raw)
-            self.dropped["stacks"] += count
-        return self._scrub(raw)
+
+def _mended(raw: str) -> Any:
+    """Read an event whose values are not all JSON, each such value as none; None where that does not help."""
+    try:
+        return _decode(_ODD.sub(lambda found: found[0] if found[0].startswith('"') else "null", raw), 0)[0]
+    except (ValueError, RecursionError):
+        return None
 
 
-def _names(value: Any) -> Iterator[str]:
-    """Yield the texts that stand under a key which names a host, a user or a job."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if isinstance(inner, str):
-                if NAMING_KEY.search(key):
-                    yield inner
-            else:
-                yield from _names(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _names(inner)
+_decode = json.JSONDecoder(
+    strict=False, parse_float=Written, parse_int=Written, parse_constant=lambda _: None
+).raw_decode
 
 
 class _EndedError(Exception):
@@ -160,7 +139,7 @@ class _Text:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._chunks = _chunks(path)
-        self._decode = json.JSONDecoder(strict=False).raw_decode
+        self._decode = _decode
         self._window = ""
         self._at = 0
         self._passed = 0

@@ -7,8 +7,8 @@
     STORE/rank=3/entry.json            rank 3's line of the manifest, and the key of the trace it was made from
 
 Every file's digest is in its rank's entry and is checked before the file is read; the manifest and the entries carry
-one of their own. A rank is built beside its place and renamed when it is whole; what the manifest does not list does not
-exist. How a store comes to be, rank by rank, is in ``tracekit.store.growing``.
+one of their own. A rank is built beside its place and renamed when it is whole; what the manifest does not list does
+not exist. How a store comes to be, rank by rank, is in ``tracekit.store.growing``.
 """
 
 from __future__ import annotations
