@@ -32,7 +32,7 @@ def export(
     stacks: bool = False,
     lenient: bool = True,
 ) -> Exported:
-    """Write traces with tracks of labels, pipeline cells and ideal cells to *output*: .json, or .json.gz compressed.
+    """Write traces with tracks of labels, cells, ideal cells and the critical path to *output*: .json or .json.gz.
 
     >>> import tempfile
     >>> done = export("sample_traces/reload", tempfile.mkdtemp() + "/reload.json.gz")
@@ -42,7 +42,7 @@ def export(
     check_output(output)
     reading = {"rank": rank, "workers": workers, "stacks": stacks, "lenient": lenient}
     with _stored(paths, ranks=ranks, rules=rules, reading=reading) as (store, notices):
-        found = analyze(store.path, ranks=ranks, schedule=schedule, workers=workers)
+        found = analyze(store.path, ranks=ranks, schedule=schedule, workers=workers, critical_path=True)
         done = write_perfetto(store, found, output, ranks=ranks)
         return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 

@@ -1,8 +1,8 @@
 """The trace with what tracekit found in it, as Chrome's JSON for ui.perfetto.dev.
 
-Above every rank's own events stand the pipeline as it ran, its ideal, and the labels. Ranks are read from a store and
-written one after the other, a stretch of time at once, so that memory does not grow with the number of ranks, and only
-by a few columns with the length of a trace.
+Above every rank's own events stand the pipeline as it ran, its ideal, the critical path, and the labels. Ranks are read
+from a store and written one after the other, a stretch of time at once, so that memory does not grow with the number of
+ranks, and only by a few columns with the length of a trace.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tracekit.compare.comparison import Held
 from tracekit.errors import Notice, OptionError
 from tracekit.intervals import union
 from tracekit.report.perfetto.events import event_lines, flow_lines
+from tracekit.report.perfetto.path import arrows, path_lines
 from tracekit.report.perfetto.tracks import Numbers, Tracks, joined, nested_lines, tracks
 from tracekit.schedules import Op
 from tracekit.schema import GPU_KINDS, LABELS
@@ -90,6 +91,7 @@ class _Export:
     def run(self, target: Path) -> Exported:
         self.write(self._head())
         self._pipeline()
+        self._critical()
         for number in self.ranks:
             self._labels(number)
             self._rank(number)
@@ -103,6 +105,8 @@ class _Export:
             for entry in self.store.entries
             if entry.start_ns is not None and entry.rank in self.ranks
         ]
+        if self.analysis.critical is not None and not self.analysis.critical.segments.is_empty():
+            starts.append(int(self.analysis.critical.segments["start_ns"].to_numpy().min()))
         starts += [int(one.cells["start_ns"].to_numpy().min()) for one in self.held if one.cells.height]
         return min(starts, default=0) // 1000 * 1000
 
@@ -138,6 +142,18 @@ class _Export:
             self._put(self.numbers.taken())
             self._put(_cell_line(row, args, name, self.base_ns) for row in placed.iter_rows(named=True))
             self.cells += table.height
+
+    def _critical(self) -> None:
+        """Write the critical path, a thread a rank, with arrows where it goes on elsewhere."""
+        path = self.analysis.critical
+        if path is None or path.segments.is_empty():
+            return
+        pid = self.numbers.process("critical path")
+        ranks = sorted(path.segments["rank"].unique().to_list())
+        tids = {number: self.numbers.thread(pid, f"rank {number}") for number in ranks}
+        self._put(self.numbers.taken())
+        self._put(path_lines(path.segments, pid, tids, self.base_ns, self.flows + 1))
+        self.flows += arrows(path.segments)
 
     def _placed(self, table: pl.DataFrame, pid: int, names: Mapping[int, str], column: str) -> pl.DataFrame:
         """Give each row its thread: one for each value of *column*, more where rows overlap only in part."""

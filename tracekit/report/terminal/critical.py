@@ -30,7 +30,8 @@ def critical(view: View, width: int) -> RenderableType | None:
     longest = shown.sort("ns", descending=True).head(LONGEST).sort("start_ns")
     for row in longest.iter_rows(named=True):
         peer = f", rank {row['peer']} came last" if row["peer"] is not None else ""
-        what = f"{(row['what'] or '')[: max(12, min(_WIDEST, width - 56))]}{peer}"
+        until = "until it launched " if row["kind"] == "host" and row["what"] else ""
+        what = f"{until}{(row['what'] or '')[: max(12, min(_WIDEST, width - 56))]}{peer}"
         times = (bare_ms(row["start_ns"] - begin), bare_ms(row["ns"]), percent(row["ns"], span))
         made.add_row(*times, str(row["rank"]), row["kind"], row["label"] or "", what)
     where = f" of step {step}, the slowest of {len(spans)}" if len(spans) > 1 else ""
