@@ -24,7 +24,7 @@ from tracekit.report.perfetto.export import export
 from tracekit.report.perfetto.tracks import nested_lines
 from tracekit.schema import GPU_KINDS
 
-OWN = ("label", "cell_measured", "cell_ideal")
+OWN = ("label", "cell_measured", "cell_ideal", "critical_path")
 
 
 def read(path):
@@ -172,7 +172,7 @@ def test_cells_stand_where_the_comparison_has_them(exported, analysis, which):
 
 def test_the_pipeline_stands_above_the_ranks(exported):
     first = [e["args"]["name"] for e in exported[1]["traceEvents"] if e["name"] == "process_name"]
-    assert first[:3] == ["pipeline · measured", "pipeline · ideal", "rank 0 · labels"]
+    assert first[:4] == ["pipeline · measured", "pipeline · ideal", "critical path", "rank 0 · labels"]
 
 
 def test_arrows_lead_from_a_launch_to_what_it_launched(exported):
@@ -183,7 +183,7 @@ def test_arrows_lead_from_a_launch_to_what_it_launched(exported):
             slices[e["tid"], ns(e["ts"])].append(e)
     ends = defaultdict(dict)
     for e in events:
-        if e["ph"] in "sf":
+        if e["ph"] in "sf" and e["cat"] != "critical_path":
             ends[e["id"]][e["ph"]] = e
     assert len(ends) > 1000
     for pair in ends.values():
@@ -223,7 +223,7 @@ def test_a_store_is_exported_as_it_is(samples, tmp_path):
     ingest(samples / "reload", tmp_path / "store", ranks=[1, 2])
     export(tmp_path / "store", tmp_path / "a.json", ranks=[2])
     shown = owners(read(tmp_path / "a.json")["traceEvents"]).values()
-    assert {name.split(" · ")[0] for name in shown} == {"rank 2"}
+    assert {name.split(" · ")[0] for name in shown} == {"critical path", "rank 2"}
 
 
 HOSTILE = ["</script><script>alert(1)</script>", 'a"b\\c', "line\nbreak\t\u2028", "日本 🚀", "\x01"]

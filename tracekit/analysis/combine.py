@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -43,15 +43,17 @@ def combine(
     layout: str | None = None,
     what_if: bool = False,
     path: bool = False,
+    show: int | None = None,
 ) -> Analysis:
-    """Reduce the ranks' tables to one analysis; *notices* are what reading them said."""
+    """Reduce the ranks' tables to one analysis; *notices* are what reading them said, *show* the pipeline asked for."""
     parts, ordered = with_peers(sorted(parts, key=lambda part: part.source.rank), layout)
     operations = pl.concat([part.operations for part in parts])
     matching = match(operations, by_step=all(part.steps_marked for part in parts))
     clocks = align(matching.members, [part.source.rank for part in parts])
     waited = waits(operations, matching.members, clocks)
     by_rank = {key[0]: rows for key, rows in waited.group_by("rank", maintain_order=True)}
-    compared, reasons = _compare(parts, clocks, schedule=schedule, layout=layout, what_if=what_if)
+    asked: dict[str, Any] = {"schedule": schedule, "layout": layout, "what_if": what_if, "pipeline": show}
+    compared, reasons = _compare(parts, clocks, **asked)
     pipeline = compared is not None or _has_messages(parts, waited)
     ranks = tuple(rank_result(part, by_rank.get(part.source.rank, waited.clear()), pipeline=pipeline) for part in parts)
     critical = critical_path(parts, operations, matching.members, clocks)
@@ -258,7 +260,7 @@ def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:
 
 
 def _compare(
-    parts: Sequence[RankTables], clocks: Clocks, *, schedule: str, layout: str | None, what_if: bool
+    parts: Sequence[RankTables], clocks: Clocks, *, schedule: str, **asked: Any
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     """Hold the run against its ideal, where that was asked for; a reason where it cannot be."""
     pipelines = [part.pipeline for part in parts if part.pipeline is not None]
@@ -266,7 +268,7 @@ def _compare(
         return None, ()
     from tracekit.compare import compare_pipelines
 
-    return compare_pipelines(pipelines, schedule=schedule, layout=layout, what_if=what_if, clocks=clocks)
+    return compare_pipelines(pipelines, schedule=schedule, clocks=clocks, **asked)
 
 
 def _merge(said: Iterable[tuple[int, Sequence[Notice]]]) -> list[Notice]:

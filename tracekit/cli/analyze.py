@@ -48,6 +48,9 @@ def analyze(
         typer.Option(help="How ranks are arranged, where tracekit has it wrong: pp=4,ep=2.", metavar="SIZES"),
     ] = None,
     what_if: Annotated[bool, typer.Option("--what-if", help="Rank the schedules this run could use.")] = False,
+    pipeline: Annotated[
+        int | None, typer.Option(help="Show this pipeline, counted from 0; else the slowest.", metavar="N")
+    ] = None,
     critical_path: Annotated[
         bool, typer.Option("--critical-path", help="Show the chain of work across ranks that the step had to wait for.")
     ] = False,
@@ -95,6 +98,7 @@ def analyze(
             layout=layout,
             what_if=what_if,
             critical_path=critical_path,
+            pipeline=pipeline,
             store=store,
             resume=resume,
             workers=workers or size_of_cluster,

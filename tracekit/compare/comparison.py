@@ -79,7 +79,7 @@ class Held:
 class ScheduleComparison:
     """Every pipeline and step held against the ideal; ``head`` is the one the numbers are of.
 
-    That is the first pipeline's step of median makespan.
+    That is the slowest pipeline's, or the one that was asked for, and of it the step of median makespan.
     """
 
     head: Held
@@ -88,6 +88,13 @@ class ScheduleComparison:
     positions: Mapping[int, Mapping[str, int]]
     what_if: tuple[WhatIf, ...] = ()
     factors: Mapping[str, Any] = field(default_factory=dict)
+    chosen: bool = False
+    """Whether the pipeline was asked for."""
+
+    @property
+    def pipelines(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each pipeline; a pipeline's number is its place here."""
+        return tuple(dict.fromkeys(held.pipeline.ranks for held in self.all))
 
     @property
     def name(self) -> str:

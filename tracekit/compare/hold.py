@@ -19,7 +19,7 @@ from tracekit.compare.identify import Match
 from tracekit.compare.judge import doubt
 from tracekit.compare.sizes import size_from_order
 from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
-from tracekit.errors import Notice
+from tracekit.errors import Notice, OptionError
 from tracekit.reconstruct.peers import name_peers
 from tracekit.reconstruct.pipeline import Pipeline, assemble, renamed
 from tracekit.reconstruct.rank import RankPipeline
@@ -37,16 +37,19 @@ def compare_pipelines(
     layout: str | Mapping[str, int] | None = None,
     what_if: bool = False,
     clocks: Clocks | None = None,
+    pipeline: int | None = None,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     """Name the schedule the ranks followed and hold them against its ideal; None with a reason where there is none.
 
     *schedule* is ``auto``, a schedule's name, a file of orders or ``none``; *layout* (``pp=4,ep=2``) says which ranks
-    form a pipeline; *clocks* sets the ranks' clocks to one (else: times as recorded).
+    form a pipeline; *clocks* sets the ranks' clocks to one (else: times as recorded); *pipeline* is the one to show,
+    counted from 0 (else: the slowest).
     """
     if schedule == "none":
         return None, ()
     with no_collecting():
-        return _compare(ranks, schedule, layout, clocks or Clocks.recorded(r.rank for r in ranks), what_if=what_if)
+        clocks = clocks or Clocks.recorded(r.rank for r in ranks)
+        return _compare(ranks, schedule, layout, clocks, what_if=what_if, pipeline=pipeline)
 
 
 def _compare(
@@ -56,6 +59,7 @@ def _compare(
     clocks: Clocks,
     *,
     what_if: bool,
+    pipeline: int | None,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     with_work, matched = name_peers([r for r in ranks if r.chunks.height], layout)
     if not with_work:
@@ -81,11 +85,12 @@ def _compare(
         held = [h for h in held if 2 * cut[h.pipeline.step] < len(roles.pipelines)]
     if not held:
         return None, (*_once(said), *_reason(said, roles.pipelines))
-    head, differing = _head(held)
+    head, differing = _head(held, pipeline)
     lines = tuple(_what_if(head)) if what_if else ()
     lanes = pl.concat([r.lanes.with_columns(rank=pl.lit(r.rank, pl.Int32)) for r in with_work])
     result = ScheduleComparison(
         head=head,
+        chosen=pipeline is not None,
         all=tuple(held),
         lanes=lanes.select("rank", pl.exclude("rank")),
         positions=roles.positions,
@@ -308,12 +313,24 @@ def _shifts(pipeline: Pipeline, r: Replays, ideal: _Ideal) -> pl.DataFrame:
     )
 
 
-def _head(held: Sequence[Held]) -> tuple[Held, list[Notice]]:
-    """Return the step the numbers are of: of those of the first pipeline that ran what most did, the median one.
+def _head(held: Sequence[Held], pipeline: int | None = None) -> tuple[Held, list[Notice]]:
+    """Return what the numbers are of: the pipeline asked for, or the one whose usual step takes longest."""
+    lines = list(dict.fromkeys(h.pipeline.ranks for h in held))
+    if pipeline is not None and not 0 <= pipeline < len(lines):
+        hint = (
+            f"pipelines 0 to {len(lines) - 1} were found" if len(lines) > 1 else "one pipeline was found: leave it out"
+        )
+        raise OptionError(f"--pipeline {pipeline}: there is no such pipeline", hint=hint)
+    asked = lines if pipeline is None else [lines[pipeline]]
+    heads = [_usual([h for h in held if h.pipeline.ranks == ranks]) for ranks in asked]
+    return max(heads, key=lambda one: one[0].measured_ns)
+
+
+def _usual(mine: Sequence[Held]) -> tuple[Held, list[Notice]]:
+    """Return a pipeline's step that the numbers are of: of those that ran what most did, the median one.
 
     Whole steps that follow a schedule go before others: a trace may begin or end inside a step, or with a warm-up.
     """
-    mine = [h for h in held if h.pipeline.ranks == held[0].pipeline.ranks]
     kinds = Counter(_kind(h) for h in mine)
     last = {_kind(h): k for k, h in enumerate(mine)}
     usual = max(kinds, key=lambda kind: (kind[0], kinds[kind], last[kind]))

@@ -9,6 +9,7 @@ DEFINITIONS = (
     ("hidden", "|U(X) ∩ U(compute)| / |U(X)|"),
     ("exposed", "|U(X) − U(compute)|; two labels at once: charged to the first. compute + exposed + idle = span"),
     ("wait", "own duration − shortest duration among the ranks of the same operation"),
+    ("because", "what the next compute waited for while the label was exposed; the causes sum to the exposed time"),
     ("bubble", "(idle + exposed wait of pp_comm) / span; a run without a pipeline has idle and no bubble"),
 )
 SCHEDULE_DEFINITIONS = (

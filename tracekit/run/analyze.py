@@ -36,6 +36,7 @@ def analyze(
     layout: str | None = None,
     what_if: bool = False,
     critical_path: bool = False,
+    pipeline: int | None = None,
     store: str | os.PathLike[str] | None = None,
     resume: bool = False,
     workers: int | None = None,
@@ -47,7 +48,8 @@ def analyze(
 
     *steps* selects steps (``"2:4"`` is 2 and 3, as is ``[2, 3]``), *ranks* reads only those, *rules* is a rules file
     (or a ``RuleBook``), *schedule* is ``auto``, a name, an order file or ``none``, *layout* overrides how ranks are
-    arranged (``pp=4,ep=2``), *critical_path* adds the path across ranks. Ranks are measured by
+    arranged (``pp=4,ep=2``), *critical_path* adds the path across ranks, *pipeline* is the one to
+    show (else: the slowest). Ranks are measured by
     *workers* processes, or by any ``concurrent.futures`` *executor* (*workers* is then how many it has). A rank that
     cannot be read is left out and listed among the notices; with *strict* that, and a missing rank, is an error. With
     *store* what is read is kept there, and *resume* goes on with a store that was interrupted.
@@ -63,7 +65,7 @@ def analyze(
         common: dict[str, Any] = {"ranks": ranks, "workers": workers, "executor": executor}
         reading: dict[str, Any] = {"rank": rank, "rules": rules, "lenient": lenient, "strict": strict, "resume": resume}
         kept, _ = ingest(traces, store, **reading, **common)
-        asked: dict[str, Any] = {"what_if": what_if, "critical_path": critical_path}
+        asked: dict[str, Any] = {"what_if": what_if, "critical_path": critical_path, "pipeline": pipeline}
         result = analyze(kept.path, steps=steps, schedule=schedule, layout=layout, **asked, **common)
         return replace(result, paths=tuple(ref.path for ref in find_sources(traces, ranks=ranks, rank=rank)[0]))
     if resume:
@@ -76,7 +78,7 @@ def analyze(
         ranks=None if ranks is None else frozenset(ranks),
         lenient=lenient,
     )
-    reduce = partial(combine, schedule=schedule, layout=layout, what_if=what_if, path=critical_path)
+    reduce = partial(combine, schedule=schedule, layout=layout, what_if=what_if, path=critical_path, show=pipeline)
     if isinstance(traces, Trace):
         chosen = [part for part in traces.parts if ranks is None or part.source.rank in ranks]
         if absent := set(ranks or ()) - {part.source.rank for part in chosen}:

@@ -43,11 +43,24 @@ def answer(
     return (*said, *(Line("Next", one.text, "next") for one in advice[:1]))
 
 
+def elsewhere(analysis: Analysis, rank: int | None) -> str:
+    """Return which pipeline a rank is in, where another one is shown; else nothing.
+
+    A story that names a rank which its picture does not show has to say where that rank is to be seen.
+    """
+    found = analysis.schedule
+    if found is None or rank is None or rank in found.head.pipeline.ranks:
+        return ""
+    number = next((at for at, ranks in enumerate(found.pipelines) if rank in ranks), None)
+    return "" if number is None else f" (in pipeline {number}; to see it: --pipeline {number})"
+
+
 def _spent(analysis: Analysis) -> Line:
     total, span = analysis.total, analysis.total.budget.span_ns
     ns, steps, slowest = step_time(analysis)
     marked = any(one.steps for one in analysis.ranks)
-    about = [f"rank {slowest}, the slowest of {len(analysis.ranks)}"] if len(analysis.ranks) > 1 else []
+    named = f"rank {slowest}{elsewhere(analysis, slowest)}"
+    about = [f"{named}, the slowest of {len(analysis.ranks)}"] if len(analysis.ranks) > 1 else []
     about += [f"mean of {counted(steps, 'step')}"] if steps > 1 else []
     lead = f"{'A step takes' if marked else 'The trace spans'} {ms(ns)}" + (f" ({'; '.join(about)})" if about else "")
     exposed = sum(total.budget.exposed_ns.values())
@@ -118,5 +131,6 @@ def _waited(analysis: Analysis, stragglers: Sequence[Straggler]) -> list[Line]:
     late = next((one for one in stragglers if one.label == label), None)
     if late is not None:
         many = counted(late.operations, "operation")
-        said += f"; the others wait longest for rank {late.rank} ({ms(late.caused_ns)} in {many})"
+        named = f"rank {late.rank}{elsewhere(analysis, late.rank)}"
+        said += f"; the others wait longest for {named} ({ms(late.caused_ns)} in {many})"
     return [Line("Waits", f"{said}.", "stragglers")]

@@ -68,7 +68,10 @@ def which(found: ScheduleComparison) -> str:
     pipelines = len({ranks for ranks, _ in runs})
     steps = len(runs) // max(1, pipelines)
     said = [f"step {found.head.pipeline.step}, the median of {steps}"] if steps > 1 else []
-    said += [f"the first of {pipelines} pipelines"] if pipelines > 1 else []
+    if pipelines > 1:
+        number = found.pipelines.index(found.head.pipeline.ranks)
+        which_one = f"pipeline {number}" if found.chosen else f"the slowest (pipeline {number})"
+        said.append(f"{which_one} of {pipelines} pipelines")
     return ", ".join(said)
 
 
