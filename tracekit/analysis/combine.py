@@ -67,6 +67,8 @@ def combine(
     if compared is not None:
         tables |= {"cells": compared.cells, "lanes": compared.lanes}
         critical = in_cells(critical, compared)
+    elif any(notice.code == "overlap-seen" for notice in reasons):
+        tables["lanes"] = _lanes(parts)
     if path:
         critical = critical.because(parts, waited)
         tables |= {"critical_path": critical.segments, "slack": critical.slack}
@@ -93,7 +95,7 @@ def combine(
             *_clock_notices(parts, clocks),
             *_wait_notices(parts, waited),
             *_other_notices(ranks),
-            *reasons,
+            *(reasons if pipeline or _trains(ranks) else _without(reasons, *PIPELINE_NOTICES)),
             *(critical.notices if path else ()),
         ),
         paths=tuple(paths),
@@ -269,6 +271,26 @@ def _compare(
     from tracekit.compare import compare_pipelines
 
     return compare_pipelines(pipelines, schedule=schedule, clocks=clocks, **asked)
+
+
+PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
+"""What says nothing to whoever runs a model without training it: no pipeline was to be expected."""
+
+
+def _trains(ranks: Sequence[RankResult]) -> bool:
+    """Return whether anything runs backwards or updates weights; a trace without GPU work may be of training."""
+    trained = {"dgrad", "wgrad", "backward", "optimizer"}
+    return any(trained & one.whole.label_ns.keys() or not one.whole.budget.span_ns for one in ranks)
+
+
+def _without(notices: Iterable[Notice], *codes: str) -> tuple[Notice, ...]:
+    return tuple(notice for notice in notices if notice.code not in codes)
+
+
+def _lanes(parts: Sequence[RankTables]) -> pl.DataFrame:
+    """Return what each rank hid in each phase: known from the rank alone, without its schedule."""
+    known = [(part.source.rank, part.pipeline.lanes) for part in parts if part.pipeline is not None]
+    return pl.concat([table.select(pl.lit(rank, pl.Int32).alias("rank"), pl.all()) for rank, table in known])
 
 
 def _merge(said: Iterable[tuple[int, Sequence[Notice]]]) -> list[Notice]:

@@ -244,6 +244,7 @@ class Analysis:
             "ranks": [one.to_dict() for one in self.ranks],
             "total": self.total.to_dict(),
             "schedule": self.schedule.to_dict() if self.schedule is not None else None,
+            **({"lanes": self.tables["lanes"].to_dicts()} if self.schedule is None and "lanes" in self.tables else {}),
             **(self.critical.to_dict() if self.critical is not None else {}),
             "hiding": self.hiding.to_dict() if self.hiding is not None else None,
             "stragglers": self.tables["stragglers"].to_dicts(),

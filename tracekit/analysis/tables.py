@@ -11,6 +11,7 @@ import polars as pl
 
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.damage import refuse_damaged
+from tracekit.analysis.foreign import why_no_gpu
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
@@ -161,7 +162,7 @@ def rank_tables(
         steps_marked=not unmarked,
         idle_known=held.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),
-        notices=(*damaged, *held.notices, *unmarked, *notices, *_notices(kept, table, rank.source.notices)),
+        notices=(*damaged, *held.notices, *unmarked, *notices, *_notices(kept, table, rank)),
     )
 
 
@@ -197,13 +198,10 @@ def _pipeline(kept: pl.DataFrame, labelled: pl.DataFrame, source: Source, cut: t
     return replace(made, cut=cut)
 
 
-def _notices(kept: pl.DataFrame, steps: pl.DataFrame, read: tuple[Notice, ...]) -> list[Notice]:
-    notes = []
+def _notices(kept: pl.DataFrame, steps: pl.DataFrame, rank: RankEvents) -> list[Notice]:
     if kept.is_empty():
-        cut = any(notice.code == "truncated" for notice in read)
-        why = "the file ends before them" if cut else "record with CUDA activities on"
-        notes.append(Notice("no-gpu-events", f"there are no GPU events: {why}"))
-        return notes
+        return [Notice("no-gpu-events", f"there are no GPU events: {why_no_gpu(rank)}")]
+    notes = []
     if kept["step"].null_count() == len(kept):
         notes.append(Notice("no-steps", "there are no step marks: the whole trace is taken as one step"))
     for row in steps.filter("partial").iter_rows(named=True):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.text import percent
 from tracekit.align.clocks import Clocks
 from tracekit.compare._collecting import no_collecting
 from tracekit.compare.comparison import SHIFT, Held, RankBubble, ScheduleComparison, factors
@@ -20,6 +21,7 @@ from tracekit.compare.judge import doubt
 from tracekit.compare.sizes import size_from_order
 from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
 from tracekit.errors import Notice, OptionError
+from tracekit.reconstruct.lanes import CROSSED, crossed_share
 from tracekit.reconstruct.peers import name_peers
 from tracekit.reconstruct.pipeline import Pipeline, assemble, renamed
 from tracekit.reconstruct.rank import RankPipeline
@@ -84,7 +86,7 @@ def _compare(
     ):  # a recording that cuts half of the pipelines cuts all: the others' short orders fit by chance
         held = [h for h in held if 2 * cut[h.pipeline.step] < len(roles.pipelines)]
     if not held:
-        return None, (*_once(said), *_reason(said, roles.pipelines))
+        return None, (*_once(said), *_reason(said, roles.pipelines, with_work))
     head, differing = _head(held, pipeline)
     lines = tuple(_what_if(head)) if what_if else ()
     lanes = pl.concat([r.lanes.with_columns(rank=pl.lit(r.rank, pl.Int32)) for r in with_work])
@@ -154,9 +156,17 @@ _REASONS = (
 """Notices that say themselves why there is no schedule."""
 
 
-def _reason(said: Sequence[Notice], lines: Sequence[Sequence[int]]) -> tuple[Notice, ...]:
+def _reason(
+    said: Sequence[Notice], lines: Sequence[Sequence[int]], ranks: Sequence[RankPipeline]
+) -> tuple[Notice, ...]:
     if any(n.code in _REASONS for n in said):
         return ()
+    crossed = {r.rank: share for r in ranks if (share := crossed_share(r.lanes)) > CROSSED}
+    if crossed:
+        most = max(crossed, key=lambda rank: crossed[rank])
+        text = f"rank {most} runs {percent(crossed[most])} of its communication beside compute of the other pass: it "
+        text += "overlaps micro-batches; which schedule that is part of cannot be told without its messages"
+        return (Notice("overlap-seen", text),)
     if all(len(line) == 1 for line in lines):
         return (Notice("no-pipeline", "the ranks exchange no pipeline messages and overlap no micro-batches"),)
     return (Notice("no-pipeline", "the ranks of a pipeline have no step in common"),)

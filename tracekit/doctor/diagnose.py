@@ -15,6 +15,7 @@ import polars as pl
 
 from tracekit.doctor.recording import Finding, RankFacts, findings
 from tracekit.errors import Notice
+from tracekit.metrics.recorded import recorded, with_launches
 from tracekit.parsers.refs import SourceRef
 from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.schema import GPU_KINDS, RankEvents
@@ -139,8 +140,10 @@ def examine(part: RankEvents) -> RankFacts:
     )
     launched = gpu.join(known, on="correlation", how="semi").select(pl.len())
     total, busy, joined = (frame.row(0, named=True) for frame in pl.collect_all([one, on_gpu, launched]))
+    held = recorded(events, with_launches(events))
     return RankFacts(
         source=part.source,
+        lost=held.notices,
         counts={str(name): count for name, count in events["kind"].value_counts().iter_rows()},
         start_ns=total["start"],
         end_ns=total["end"],

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tracekit._util.text import listing
+from tracekit.errors import Notice
 from tracekit.parsers.ranks import absent
 from tracekit.schema import Source
 from tracekit.store.sources import without_rank
@@ -60,6 +61,7 @@ class RankFacts:
     with_sequence: int
     collectives: int  # NCCL or RCCL kernels
     groups: Mapping[str, str | None] = field(default_factory=dict)  # name → description
+    lost: tuple[Notice, ...] = ()  # launches without their GPU events
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ def findings(
     ranks: Sequence[int] | None = None,
 ) -> list[Finding]:
     """Return what the ranks lack, the gravest first; a lack that several ranks share is one finding."""
-    found = [*_unreadable(unreadable), *_missing(facts, ranks), *_damaged(facts), *_lacking(facts)]
+    found = [*_unreadable(unreadable), *_missing(facts, ranks), *_damaged(facts), *_lost(facts), *_lacking(facts)]
     order = {"blocks": 0, "limits": 1, "note": 2}
     return sorted(found, key=lambda finding: order[finding.severity])
 
@@ -275,6 +277,31 @@ def _damaged(facts: Sequence[RankFacts]) -> Iterable[Finding]:
     for (code, message), ranks in about.items():
         rules_out, fix = NOTICED.get(code, damage)
         yield Finding(code, "limits", message, tuple(ranks), rules_out, fix)
+
+
+LOST: Mapping[str, tuple[str, tuple[str, ...], str]] = {
+    "gpu-events-lost": (
+        "limits",
+        ("idle time (a bound, or null)", "causes of the gap"),
+        "record fewer steps, or less beside the GPU (no stacks, no memory)",
+    ),
+    "recording-cut": ("note", ("the part of the step that is not there",), "synchronize before the profiler stops"),
+    "graph-captured": ("note", (), "nothing to change: a captured launch runs later, in its graph"),
+    "graphs-unseen": ("blocks", ("idle time and the bubble",), "nsys profile --cuda-graph-trace=node"),
+    "graph-nodes-missing": ("limits", ("idle time (a bound)",), "nsys profile --cuda-graph-trace=node"),
+}
+"""What launches without a GPU event cost, and what would help."""
+
+
+def _lost(facts: Sequence[RankFacts]) -> Iterable[Finding]:
+    """Report launches whose work is not in the file: one finding for each kind, in the first rank's numbers."""
+    about: dict[str, list[tuple[int, str]]] = {}
+    for fact in facts:
+        for notice in fact.lost:
+            about.setdefault(notice.code, []).append((fact.source.rank, notice.message))
+    for code, told in about.items():
+        severity, rules_out, fix = LOST[code]
+        yield Finding(code, severity, told[0][1], tuple(rank for rank, _ in told), rules_out, fix)
 
 
 def _unreadable(files: Sequence[tuple[str, str]]) -> Iterable[Finding]:

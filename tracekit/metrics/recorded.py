@@ -58,6 +58,20 @@ def launches(events: pl.DataFrame) -> pl.DataFrame:
     return _calls(events, LAUNCHES).filter(pl.col("correlation").is_not_null())
 
 
+def with_launches(events: pl.DataFrame) -> pl.DataFrame:
+    """Return what ran on the GPU with the start of the call that launched it, as ``recorded`` reads it.
+
+    >>> events = pl.DataFrame({"kind": ["runtime", "kernel"], "name": ["cudaLaunchKernel", "k"], "correlation": [1, 1],
+    ...                        "start_ns": [3, 9], "end_ns": [4, 12]})
+    >>> with_launches(events).select("start_ns", "launch_ns").rows()
+    [(9, 3)]
+    """
+    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null())
+    begun = calls.select("correlation", launch_ns="start_ns").unique("correlation", keep="last")
+    gpu = events.filter(pl.col("kind").is_in(GPU_KINDS))
+    return gpu.join(begun, on="correlation", how="left", maintain_order="left")
+
+
 def recorded(events: pl.DataFrame, labelled: pl.DataFrame) -> Recorded:
     """Return what the file lacks: *events* hold the host's calls, *labelled* what ran on the GPU.
 
@@ -74,6 +88,8 @@ def recorded(events: pl.DataFrame, labelled: pl.DataFrame) -> Recorded:
     if calls.is_empty() or gpu.is_empty():
         return Recorded()
     lost = calls.join(gpu.select("correlation"), on="correlation", how="anti")
+    if len(lost) <= gpu["launch_ns"].null_count():  # events of which no launch is known may well be theirs
+        lost = lost.clear()
     captured = _captured(_calls(events, CAPTURES), lost)
     notices = _capture_notice(int(captured.sum()))
     lost = lost.filter(pl.Series(~captured))
@@ -140,7 +156,7 @@ def _windows(inside: pl.DataFrame, calls: pl.DataFrame, gpu: pl.DataFrame) -> In
     turn = calls.select("correlation", turn=pl.int_range(pl.len(), dtype=pl.Int64))
     lost = inside.join(turn, on="correlation").select("turn", launch_ns="start_ns").sort("turn")
     ran = gpu.join(turn, on="correlation").sort("turn").select("device", "stream", "turn", "start_ns", "end_ns")
-    found = []
+    found = [lost.select("launch_ns", since="launch_ns", until=pl.lit(None, pl.Int64))] if ran.is_empty() else []
     for part in ran.partition_by("device", "stream"):
         before = part.select("turn", since="end_ns", last="turn")
         after = part.select("turn", until="start_ns", next="turn")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.intervals import Intervals, union
+from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, PHASES
 
 Ints = npt.NDArray[np.int64]
@@ -26,8 +26,12 @@ LANES = pl.Schema(
         "total_ns": pl.Int64(),
         "hidden_ns": pl.Int64(),  # under compute
         "beside_wgrad_ns": pl.Int64(),
+        "beside_other_pass_ns": pl.Int64(),  # under compute of the other pass: another micro-batch's
     }
 )
+MEASURED = ("total_ns", "hidden_ns", "beside_wgrad_ns", "beside_other_pass_ns")
+CROSSED = 0.1
+"""Share of communication that must run beside the other pass's compute for micro-batches to overlap on a rank."""
 _LANE = {
     **dict.fromkeys((*COMPUTE_LABELS, "other"), "computation"),
     **dict.fromkeys(COMMUNICATION_LABELS, "communication"),
@@ -55,11 +59,16 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     label = keys["label"]
     compute = _time(start, end, label.is_in([*COMPUTE_LABELS, "other"]))
     weights = _time(start, end, label == "wgrad")
-    found: dict[str, list[Ints]] = {"total_ns": [], "hidden_ns": [], "beside_wgrad_ns": []}
+    others = {
+        "forward": _time(start, end, label.is_in(["dgrad", "wgrad", "backward", "recompute"])),
+        "backward": _time(start, end, label == "forward"),
+    }
+    found: dict[str, list[Ints]] = {name: [] for name in MEASURED}
     known = [(name, pass_) for name, pass_ in kinds if name in _LANE]
     for name, pass_ in known:
         mine = _time(start, end, (label == name) & keys["pass"].eq_missing(pass_))
-        for part, time in zip(found.values(), (mine, mine & compute, mine & weights), strict=True):
+        crossed = mine & others[pass_] if pass_ in others else EMPTY
+        for part, time in zip(found.values(), (mine, mine & compute, mine & weights, crossed), strict=True):
             part.append(time.covered_ns(low, high))
     if not known:
         return pl.DataFrame(schema=LANES)
@@ -73,9 +82,7 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
         span_ns=pl.col("end_ns") - pl.col("start_ns"),
     )
     by = ["step", "phase", "lane", "label", "pass"]
-    summed = table.group_by(by, maintain_order=True).agg(
-        pl.col("span_ns", "total_ns", "hidden_ns", "beside_wgrad_ns").sum()
-    )
+    summed = table.group_by(by, maintain_order=True).agg(pl.col("span_ns", *MEASURED).sum())
     return summed.filter(pl.col("total_ns") > 0).select(pl.col(n).cast(kind) for n, kind in LANES.items())
 
 
@@ -114,3 +121,16 @@ def _blocks(part: pl.DataFrame) -> list[tuple[int, int]]:
     """Where a forward and a backward ran as one block."""
     blocks: Intervals = union(*_spans(part))
     return list(zip(blocks.start_ns.tolist(), blocks.end_ns.tolist(), strict=True))
+
+
+def crossed_share(table: pl.DataFrame) -> float:
+    """Return the share of a rank's communication, of known pass, that runs beside compute of the other pass.
+
+    >>> crossed_share(pl.DataFrame({"phase": ["steady"], "lane": ["communication"], "pass": ["forward"],
+    ...                             "total_ns": [10], "beside_other_pass_ns": [7]}))
+    0.7
+    """
+    phases = pl.col("phase").cast(pl.String) != "FB"  # blocks are measured again inside their phases
+    known = table.filter((pl.col("lane").cast(pl.String) == "communication") & pl.col("pass").is_not_null() & phases)
+    whole = int(known["total_ns"].sum())
+    return int(known["beside_other_pass_ns"].sum()) / whole if whole else 0.0

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
 from tracekit.report.remedies import BECAUSE, FIXES, main_cause
-from tracekit.schema import GAP_CAUSES
+from tracekit.schema import GAP_CAUSES, IDLE_CAUSES
+
+WORTH = 0.05
+"""Share of the span (of the makespan, of compute) below which time is not worth a line."""
+_HIDEABLE = {"exposed_ep": ("ep_dispatch", "ep_combine"), "exposed_comm": ("tp_comm", "dp_comm", "cp_comm", "comm")}
+"""Causes of a gap that compute could hide, and the labels they are made of."""
+_BY_OVERLAP = ("nothing_to_hide", "same_stream", "one_queue", "compute_waited", "unknown")
+"""Causes of exposure whose remedy needs compute to put beside it."""
 
 
 def advice(analysis: Analysis) -> list[str]:
@@ -20,8 +29,11 @@ def advice(analysis: Analysis) -> list[str]:
     if not span:
         if any(notice.code == "truncated" for notice in analysis.notices):
             return ["record again, or copy the file again: it ends before its GPU events"]
+        if any(notice.code == "no-gpu-events" and "are read here" in notice.message for notice in analysis.notices):
+            return ["give a trace of PyTorch's profiler or of Nsight Systems, recorded on CUDA or ROCm"]
         return ["record with CUDA activities on; `tracekit doctor` says how"]
     found = [*(_gap(analysis) or _exposed(analysis, span)), *_launches(analysis, span), *_unknown(analysis, span)]
+    found += _longest_gap(analysis, span)
     if analysis.total.lower_bound:
         nameless = any(n.code == "wait-unknown" and "do not say" in n.message for n in analysis.notices)
         first = "record to whom messages go (`tracekit doctor` says how)" if nameless else "add the other ranks' traces"
@@ -37,27 +49,64 @@ def _gap(analysis: Analysis) -> list[tuple[float, str]]:
     held = analysis.schedule
     gap = {cause: ns for cause, ns in ((held and held.gap_ns) or {}).items() if GAP_CAUSES[cause].remedy}
     cause = max(gap, key=lambda name: gap[name], default=None)
-    if held is None or cause is None or gap[cause] <= 0.05 * held.head.measured_ns:
+    if held is None or cause is None or gap[cause] <= WORTH * held.head.measured_ns:
         return []
     total = sum((held.gap_ns or {}).values())
     why = GAP_CAUSES[cause]
-    return [(1.0, f"{ms(gap[cause])} of the {ms(total)} to the ideal is {why.words}: {why.remedy}")]
+    remedy = cannot_fit(analysis, _HIDEABLE[cause]) if cause in _HIDEABLE else None
+    return [(1.0, f"{ms(gap[cause])} of the {ms(total)} to the ideal is {why.words}: {remedy or why.remedy}")]
 
 
 def _exposed(analysis: Analysis, span: int) -> list[tuple[float, str]]:
     total = analysis.total
     if analysis.reload is not None:
         return [(1.0, _reload(analysis, analysis.reload))]
-    worst = max(total.budget.exposed_ns.items(), key=lambda item: item[1], default=None)
-    if worst is None or worst[1] <= 0.05 * span:
+    asked = {label: ns for label, ns in total.budget.exposed_ns.items() if label != "memory"}  # memsets, device copies
+    label = max(asked, key=lambda name: asked[name], default=None)
+    if label is None or asked[label] <= WORTH * span:
         return []
-    label, ns = worst
+    ns = asked[label]
     text = f"{label} is exposed for {percent(ns / span)} of the span"
     found = main_cause(total, label)
-    if found is not None:
+    if found is not None and found[0] in _BY_OVERLAP and (remedy := cannot_fit(analysis, (label,))):
+        text += f": {remedy}"
+    elif found is not None:
         cause, share = found
         text += f", {percent(share)} of that because {BECAUSE[cause]}: {FIXES[cause]}"
     return [(ns / span, text)]
+
+
+def cannot_fit(analysis: Analysis, labels: Sequence[str]) -> str | None:
+    """Return by how much these labels' exposed time exceeds the compute that could still hide it; None where it fits.
+
+    >>> from tracekit import analyze
+    >>> cannot_fit(analyze("sample_traces/1f1b", schedule="none"), ["pp_comm"]) is None
+    True
+    """
+    total, ranks = analysis.total, max(1, len(analysis.ranks))
+    exposed = sum(total.budget.exposed_ns.get(label, 0) for label in labels)
+    time = sum(total.label_ns.get(label, 0) for label in labels)
+    room = max(0, total.budget.compute_ns - sum(total.hidden_ns.get(name, 0) for name in ("communication", "copy")))
+    if exposed <= room:
+        return None
+    already = " (it runs beside compute already)" if time - exposed > WORTH * total.budget.compute_ns else ""
+    said = f"it takes {ms(time / ranks)} per rank where there are {ms(total.budget.compute_ns / ranks)} of compute"
+    said += f"{already}: {ms((exposed - room) / ranks)} cannot be hidden, whatever the order; "
+    return said + "move fewer bytes, use faster links, or compute more per byte"
+
+
+def _longest_gap(analysis: Analysis, span: int) -> list[tuple[float, str]]:
+    """Name the longest gap and what ended it, where idle time is more than anything else."""
+    total, gaps = analysis.total, analysis.tables["gaps"]
+    idle = total.budget.idle_ns
+    rest = max(total.budget.compute_ns, *total.budget.exposed_ns.values(), 0)
+    if not total.idle_known or gaps.is_empty() or idle <= rest:
+        return []
+    worst = gaps.sort("ns", descending=True).row(0, named=True)
+    why = max(IDLE_CAUSES, key=lambda cause: worst[f"{cause}_ns"])
+    text = f"idle is most of the span, {percent(idle / span)}: the longest gap, {ms(worst['ns'])} on rank "
+    text += f"{worst['rank']}, was {IDLE_CAUSES[why]} and ended with {worst['next_name'][:60]} ({worst['next_label']})"
+    return [(idle / span, text)]
 
 
 def _launches(analysis: Analysis, span: int) -> list[tuple[float, str]]:

@@ -104,8 +104,9 @@ def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list
 
 
 def _without_gpu(frames: list[pl.DataFrame], asked: Path, *, damaged: bool) -> list[tuple[int, int | None]]:
-    """Name the processes of a file without GPU events: ranks all the same, with a notice each."""
-    found = sorted({process for frame in frames for process in frame["process"].unique().drop_nulls()})
+    """Name the process of a file without GPU events: of several, the one that did most. The others are not ranks."""
+    rows = [frame.select(pl.col("process").cast(pl.Int64)) for frame in frames]
+    found = pl.concat(rows).drop_nulls()["process"].mode().sort().to_list()[:1] if rows else []
     if not found and damaged:
         raise InputError(f"{asked}: is damaged; no event could be read", hint="export the report again")
     if not found:

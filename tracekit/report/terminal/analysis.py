@@ -17,7 +17,7 @@ from tracekit.report.terminal.critical import critical
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.overlap import exposure, hiders
 from tracekit.report.terminal.rates import communication, experts, products
-from tracekit.report.terminal.schedule import render_schedule
+from tracekit.report.terminal.schedule import render_schedule, unnamed
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.sections import bubbles, copies, reload, spread, stragglers, warnings
 from tracekit.report.terminal.why import hiding, instead
@@ -94,6 +94,7 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     (_bubble_title, bubbles),
     ("What the host did instead of launching (launch-bound idle, all ranks)", instead),
     ("Against its ideal schedule", render_schedule),
+    ("Micro-batches overlap: what compute hides, by phase", unnamed),
     ("Critical path: what the step had to wait for, in order of time", critical),
     ("How fast products ran (all ranks; over their own time)", products),
     ("How fast communication ran (bytes over transfer, waiting apart)", communication),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -11,7 +13,7 @@ from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.terminal.gantt import gantt
 from tracekit.report.terminal.table import MANY, SHOWN, note, table
 from tracekit.report.view import View
-from tracekit.report.view.model import Rung, ScheduleView, WhatIfRow
+from tracekit.report.view.model import PhaseRow, Rung, ScheduleView, WhatIfRow
 from tracekit.schema import PHASES
 
 ALTERNATIVES = 6
@@ -29,7 +31,7 @@ def render_schedule(view: View, width: int) -> RenderableType | None:
         _sides(found),
         _waterfall(found, width),
         gantt(held.head, width),
-        _phases(found),
+        _phases(found.phases),
         _what_if(found.what_if, width),
     ]
     return Group(*(part for part in parts if part is not None))
@@ -87,12 +89,17 @@ def _bar(rung: Rung, top: int, room: int) -> Text:
     return Text(" " * left + "█" * max(right - left, least), style=LABEL_COLOURS["pp_comm"])
 
 
-def _phases(found: ScheduleView) -> RenderableType | None:
+def unnamed(view: View, width: int) -> RenderableType | None:
+    """Show what a rank that overlaps micro-batches hid by phase, where no schedule could be named."""
+    return _phases(view.phases)
+
+
+def _phases(rows: Sequence[PhaseRow]) -> RenderableType | None:
     """Show what was hidden by phase, where there is more than pipeline transfers."""
-    if not found.phases:
+    if not rows:
         return None
     made = table("hidden by phase", *PHASES, "inside FB", left=("hidden by phase",))
-    for row in found.phases:
+    for row in rows:
         made.add_row(row.name, *(percent(share) for share in row.shares))
     said = "shares of each label's time that compute ran beside; the overlapped schedule's ideal is all of it"
     return Group(made, note(said))

@@ -350,6 +350,8 @@ class View:
     bubbles: tuple[BubbleRow, ...]
     more_bubbles: int
     schedule: ScheduleView | None
+    phases: tuple[PhaseRow, ...]
+    """What a rank that overlaps micro-batches hid in each phase, where no schedule could be named."""
     stragglers: tuple[Straggler, ...]
     clock_note: str
     steps: Steps | None

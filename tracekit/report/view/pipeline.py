@@ -100,6 +100,13 @@ def waterfall(ideal_ns: int, measured_ns: int, gap_ns: Mapping[str, int] | None)
     return (*rungs, Rung("measured", measured_ns, 0, measured_ns, "total", None))
 
 
+def unnamed_phases(analysis: Analysis) -> tuple[PhaseRow, ...]:
+    """Return what was hidden by phase on ranks whose schedule could not be named."""
+    if analysis.schedule is not None or "lanes" not in analysis.tables:
+        return ()
+    return _phases(analysis.tables["lanes"])
+
+
 def _phases(lanes: pl.DataFrame) -> tuple[PhaseRow, ...]:
     """Return the share of expert communication and copies that compute hides, phase by phase."""
     rows = []
