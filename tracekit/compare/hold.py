@@ -81,9 +81,7 @@ def _compare(
         held += found
         said += [notice for each in notices.values() for notice in each]
         cut.update(step for step, each in notices.items() if any(notice.code == "step-cut" for notice in each))
-    if (
-        schedule == "auto"
-    ):  # a recording that cuts half of the pipelines cuts all: the others' short orders fit by chance
+    if schedule == "auto":  # what cuts half of the pipelines cuts all: the short orders of the others fit by chance
         held = [h for h in held if 2 * cut[h.pipeline.step] < len(roles.pipelines)]
     if not held:
         return None, (*_once(said), *_reason(said, roles.pipelines, with_work))
