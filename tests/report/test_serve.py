@@ -121,3 +121,14 @@ def test_the_command_prints_the_link_and_ends_once_read(samples):
         _, said = running.communicate(timeout=60)
         assert running.returncode == 0
         assert said.endswith("read; done\n")
+
+
+def test_an_exported_file_is_known_and_a_trace_is_not(samples, tmp_path):
+    from tracekit.report.perfetto.export import export
+    from tracekit.report.perfetto.serve import is_export
+
+    for name in ("out.json.gz", "out.json"):
+        export([samples / "reload"], tmp_path / name, schedule="none", ranks=(0,))
+        assert is_export(tmp_path / name)
+    assert not is_export(next((samples / "reload").glob("rank0*")))
+    assert not is_export(tmp_path / "nowhere.json")

@@ -16,7 +16,7 @@ import typer
 
 from tracekit._util.faults import as_tracekit_error
 from tracekit._version import __version__
-from tracekit.cli import analyze, diff, doctor, export, gate, ingest, redact, schedule
+from tracekit.cli import analyze, demo, diff, doctor, export, gate, ingest, redact, schedule
 from tracekit.cli import mcp as mcp_module
 from tracekit.cli import open as open_module
 from tracekit.cli import query as query_module
@@ -59,6 +59,7 @@ for _name, _run, _kind, _summary in (
     ("doctor", doctor.doctor, Command, "What traces hold, what is missing, and how to record better."),
     ("redact", redact.redact, Command, "The same trace without environment, paths, names and stacks."),
     ("schedule", schedule.schedule, Command, "An ideal schedule by name: order, times, bubbles, picture."),
+    ("demo", demo.demo, Command, "A sample run made and analysed: the first minute without a trace."),
     ("watch", watch_module.watch, Command, "New recordings as they land, one line each."),
     ("query", query_module.query, Command, "SQL over a store's tables."),
     ("mcp", mcp_module.mcp, Command, "Tools for agents, over standard input and output."),

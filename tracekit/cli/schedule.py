@@ -144,7 +144,8 @@ def _list(as_json: bool) -> None:
     from tracekit.report.schedule.text import list_text
     from tracekit.report.terminal.screen import Screen
 
-    Screen(highlight=True).print(list_text(entries))
+    console = Screen(highlight=False)
+    console.print(list_text(entries, width=console.width))
 
 
 def _show(done: Simulation | WeightReload) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import secrets
 import shutil
+import zlib
 from pathlib import Path
 from types import TracebackType
 
@@ -39,6 +40,11 @@ class OneReader:
                 f"port {port} of this machine cannot be used: {error.strerror}",
                 hint=f"close what uses it: {VIEWER} reads from no other port",
             ) from error
+
+    @property
+    def port(self) -> int:
+        """The port it serves on."""
+        return int(self._server.server_port)
 
     @property
     def url(self) -> str:
@@ -109,3 +115,25 @@ def _handler(offer: OneReader) -> type[http.server.BaseHTTPRequestHandler]:
             """Say nothing: who reads is known."""
 
     return Handler
+
+
+_HEAD = 1 << 16
+
+
+def is_export(path: str | Path) -> bool:
+    """Return whether *path* is a file that ``tracekit export`` wrote: it can be served as it is.
+
+    >>> is_export("README.md")
+    False
+    """
+    file = Path(path)
+    if not file.is_file() or not file.name.endswith((".json", ".json.gz")):
+        return False
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_HEAD)
+        head = zlib.decompressobj(31).decompress(raw, _HEAD) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, zlib.error):
+        return False
+    before = head.partition(b'"traceEvents"')[0]
+    return b'"tracekit"' in before

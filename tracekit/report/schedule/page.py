@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tracekit._util.text import html
+from tracekit._util.text import html, percent
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
 from tracekit.report.schedule.plot import INK, NAMES, Parts, chunks, colour, facts, headline, parts, shaded
 from tracekit.schedules.weight_reload import WeightReload
+from tracekit.schema import PHASES
 
 if TYPE_CHECKING:
     from tracekit.schedules import Simulation
@@ -165,20 +166,20 @@ def _key(done: Simulation) -> str:
     shown = [(f'style="background:{colour}"', text) for colour, text in keys]
     if shaded(done.schedule) and chunks(done.schedule).any():
         shown.append((f'style="border:1px solid {IDLE_COLOUR}"', "lighter: later chunk"))
-    shown.append(('class="idle"', "idle"))
+    shown.append(('class="idle"', "outside cells"))
     return "<div>" + " ".join(f'<span class="key"><i {look}></i>{text}</span>' for look, text in shown) + "</div>"
 
 
 def _table(done: Simulation) -> str:
-    heads = ("rank", "work", "bubble", "idle in warm-up", "in steady", "in cool-down", "peak chunks")
+    heads = ("rank", "work", "outside cells", *PHASES, "peak chunks")
     rows = zip(done.idle_by_phase.iter_rows(), done.busy, done.bubble, done.peak_activations, strict=True)
     body = "".join(
         "<tr>" + "".join(f"<td>{value:g}</td>" for value in (idle[0], work, bubble, *idle[1:], peak)) + "</tr>"
         for idle, work, bubble, peak in rows
     )
     line = (
-        f"bubble / (ranks × makespan) {done.bubble_fraction:.4f} · zero-bubble rate {done.bubble_rate_zb:.4f} · "
-        f"bubble / work {done.bubble_over_work:.4f}"
+        f"outside cells: {percent(done.bubble_fraction, digits=2)} of ranks × makespan, "
+        f"{percent(done.bubble_over_work, digits=2)} of the work · zero-bubble rate {done.bubble_rate_zb:.4f}"
     )
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     caption = f"<caption>A rank's {_UNITS}; peak: activations held at once</caption>"

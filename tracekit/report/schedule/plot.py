@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.text import percent
 from tracekit.report.legend import rows_of
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
 
@@ -157,8 +158,8 @@ def facts(done: Simulation) -> str:
     """Say in one line what came out."""
     peaks = done.peak_activations
     peak = f"{peaks[0]}" if len(set(peaks)) == 1 else f"{min(peaks)}–{max(peaks)}"
-    idle = f"idle {done.bubble_fraction:.1%} of ranks × makespan"
-    return f"makespan {done.makespan:g} · {idle} · peak {peak} chunks per rank"
+    outside = f"{percent(done.bubble_fraction)} of ranks × makespan outside cells"
+    return f"makespan {done.makespan:g} · {outside} · peak {peak} chunks per rank"
 
 
 def _subtitle(axes: Axes, done: Simulation) -> None:
@@ -276,4 +277,4 @@ def cell_handles(plan: Schedule, ran: Collection[str] | None = None) -> list[Pat
         handles.append(Patch(facecolor="none", edgecolor=INK, label="overlapped pair (FB), F above B"))
     if shaded(plan) and chunks(plan).any():
         handles.append(Patch(facecolor="white", edgecolor=FAINT, label="lighter: later chunk"))
-    return [*handles, Patch(facecolor=IDLE_COLOUR, label="idle")]
+    return [*handles, Patch(facecolor=IDLE_COLOUR, label="outside cells")]

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from tracekit._util.text import percent
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
 from tracekit.report.schedule.plot import NAMES, headline
 from tracekit.schedules.weight_reload import LANES, WeightReload
+from tracekit.schema import PHASES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from tracekit.schedules import Entry, Simulation
 
 _MOST_RANKS = 32
+_WIDE_LIST = 140
+"""Columns from which a list shows sizes and sources in columns of their own."""
 _LONGEST_ORDER = 200
 _INK = "#16191C"
 
@@ -34,15 +39,18 @@ def schedule_text(done: Simulation | WeightReload, *, width: int, letters: bool 
     return Group(*shown)
 
 
-def list_text(entries: list[Entry]) -> RenderableType:
-    """All schedules, what they are and where they come from."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "what it is", "sizes", "source"):
+def list_text(entries: list[Entry], *, width: int = 80) -> RenderableType:
+    """Return all schedules as a table, a row each; a wide one also says what sizes each takes and where it is from."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_lines=False, show_edge=False)
+    wide = width >= _WIDE_LIST
+    for column in ("name", "what it is", *(("sizes", "source") if wide else ())):
         table.add_column(column, no_wrap=column == "name")
     for entry in entries:
         needs = entry.constraint.removeprefix(f"{entry.name} needs ")
-        table.add_row(entry.name, entry.summary, needs or "any", entry.source)
-    return table
+        table.add_row(entry.name, entry.summary, *((needs or "any", Text(entry.source, style="dim")) if wide else ()))
+    if wide:
+        return table
+    return Group(table, Text("sizes and sources: in a terminal of 140 columns, or with --json", style="dim"))
 
 
 def gantt(done: Simulation, *, width: int, letters: bool = True) -> Text | None:
@@ -114,15 +122,16 @@ def _summary(done: Simulation) -> list[Text]:
         Text(f"times     {times}"),
         Text(f"makespan  {done.makespan:g}"),
         Text(
-            f"bubble    {done.bubble_fraction:.2%} of ranks × makespan · zero-bubble rate {done.bubble_rate_zb:.4f} "
-            f"(of the longest rank's span) · {done.bubble_over_work:.2%} of work"
+            f"outside   {percent(done.bubble_fraction, digits=2)} of ranks × makespan in no cell · "
+            f"{percent(done.bubble_over_work, digits=2)} of the work · zero-bubble rate {done.bubble_rate_zb:.4f} "
+            "(of the longest rank's span)"
         ),
     ]
 
 
 def _ranks(done: Simulation) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("rank", "work", "bubble", "idle: warm-up", "steady", "cool-down", "peak chunks"):
+    for column in ("rank", "work", "outside cells", *PHASES, "peak chunks"):
         table.add_column(column, justify="right")
     rows = list(zip(done.idle_by_phase.iter_rows(), done.busy, done.bubble, done.peak_activations, strict=True))
     if len(rows) > _MOST_RANKS:

@@ -1,0 +1,30 @@
+"""``tracekit demo``: a small sample run, made here and analysed, so that the first minute needs no trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekit.cli._base import say
+
+
+def demo(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder to write the sample run and its page into.", metavar="FOLDER")
+    ] = Path("tracekit-demo"),
+) -> None:
+    """Write a sample run of four ranks, analyse it, and write its page."""
+    from tracekit.report.terminal.analysis import render
+    from tracekit.report.terminal.screen import Screen
+    from tracekit.report.write import write
+    from tracekit.run.analyze import analyze
+    from tracekit.synthetic.sample import write_sample
+
+    files = write_sample(output)
+    found = analyze([str(output)])
+    write(found, output / "report.html")
+    render(found, Screen(), brief=True)
+    say(f"wrote {len(files)} traces and report.html into {output}", err=True)
+    say(f"everything: tracekit analyze {output}", err=True)
