@@ -52,7 +52,7 @@ def torch(monkeypatch):
     fake.distributed = types.SimpleNamespace(is_available=lambda: False)
     fake.profiler = types.SimpleNamespace(
         ProfilerActivity=types.SimpleNamespace(CPU="cpu", CUDA="cuda"),
-        schedule=lambda **kw: kw,
+        schedule=lambda **asked: lambda step: (asked, step),
         profile=FakeProfile,
     )
     monkeypatch.setitem(sys.modules, "torch", fake)
@@ -68,7 +68,8 @@ def test_only_the_asked_steps_are_recorded(torch, tmp_path):
             recorder.step()
     [made] = FakeProfile.made
     assert begun == [0, 0, 1, 1, 1, 1, 1, 1]  # from the step before the first: its warm-up
-    assert made.when == {"wait": 0, "warmup": WARM_UP, "active": 2, "repeat": 1}
+    assert made.when(made.step_num) == ({"wait": 0, "warmup": WARM_UP, "active": 2, "repeat": 1}, 0)
+    assert made.step_num == 3 - WARM_UP  # the trace numbers its steps as the training does
     assert (made.steps, made.running) == (WARM_UP + 2, False)
     assert made.options == {"record_shapes": True, "with_stack": False, "profile_memory": False}
     assert (tmp_path / "t" / "rank0.pt.trace.json.gz").exists()
@@ -78,7 +79,7 @@ def test_only_the_asked_steps_are_recorded(torch, tmp_path):
 def test_recording_from_the_first_step_has_no_warm_up_to_give(torch, tmp_path):
     with profiler(tmp_path / "t", steps=(0, 1), answer=False) as recorder:
         recorder.step()
-    assert FakeProfile.made[0].when["warmup"] == 0
+    assert FakeProfile.made[0].when(0)[0]["warmup"] == 0
     assert FakeProfile.made[0].steps == 1
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -77,10 +76,14 @@ class Recorder:
             say(self._handler.place, "no GPU is visible: the trace will hold CPU events alone")
         warm = min(WARM_UP, self._first)
         when = torch.profiler.schedule(wait=0, warmup=warm, active=self._count, repeat=1)
-        ready: Callable[[Any], None] = self._handler
+        began = self._at
         self._profile = torch.profiler.profile(
-            activities=activities, schedule=when, on_trace_ready=ready, **self._options
+            activities=activities,
+            schedule=lambda step: when(max(0, step - began)),
+            on_trace_ready=self._handler,
+            **self._options,
         )
+        self._profile.step_num = began  # so that steps are called in the trace what the training calls them
         self._inside_s = time.perf_counter()
         self._profile.start()
 
