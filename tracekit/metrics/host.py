@@ -30,13 +30,17 @@ def host_calls(events: pl.DataFrame) -> pl.DataFrame:
     columns = {"kind", "name", "tid", "start_ns", "end_ns"}
     if not columns <= set(events.columns):
         return CALLS.to_frame()
-    calls = events.filter(pl.col("kind").cast(pl.String).is_in(["runtime", "driver"]))
-    names = calls["name"].cast(pl.String).unique().drop_nulls()
+    wanted = pl.col("kind").is_in(["runtime", "driver"])
+    calls = events.lazy().filter(wanted).select("name", "tid", "start_ns", "end_ns").collect()
+    names = calls["name"].unique().cast(pl.String).drop_nulls()
     waits = names.filter(names.str.contains(WAITS))
     blocks = names.filter(names.str.contains(BLOCKS))
+    every = waits.append(blocks).to_list()
+    if not every:
+        return CALLS.to_frame()
     return (
-        calls.select(pl.col("name").cast(pl.String), "tid", "start_ns", "end_ns")
-        .filter(pl.col("name").is_in(waits.append(blocks).to_list()))
+        calls.filter(pl.col("name").is_in(every))
+        .with_columns(pl.col("name").cast(pl.String))
         .with_columns(blocks=pl.col("name").is_in(blocks.to_list()))
         .sort("start_ns")
     )
