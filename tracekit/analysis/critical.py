@@ -328,6 +328,7 @@ def _walk(
     end, rank, row = max(ends, key=lambda one: (one[0], -one[1]))
     walk = _Walk(step, min(ranks[r].first[step] for _, r, _ in ends), end)
     here = {r for _, r, _ in ends}
+    seen = set()  # clocks that disagree a little could send the walk in a circle: each arrival is gone to once
     while walk.at > walk.begin:
         nodes = ranks[rank]
         kind, until, peer, further = NODE_KINDS[nodes.kind[row]], int(nodes.start[row]), None, (nodes, row)
@@ -335,7 +336,10 @@ def _walk(
             event = int(nodes.table["id"][row])
             kind = "message" if (rank, event) in arrivals.message else "collective"
             last = arrivals.last.get((rank, event))
-            if last is not None and last[0] != rank and last[0] in here and last[1] in ranks[last[0]].row:
+            seen.add((rank, event))
+            known = last is not None and last[0] != rank and last[0] in here and last[1] in ranks[last[0]].row
+            if last is not None and known and last[:2] not in seen:
+                seen.add(last[:2])
                 walk.margins.setdefault(rank, []).append(max(last[2] - arrivals.start[rank, event], 0))
                 peer, until, further = last[0], last[2], (ranks[last[0]], ranks[last[0]].row[last[1]])
         walk.take(until, kind, nodes, row, peer)
