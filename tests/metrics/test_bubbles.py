@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
 from tracekit.intervals import EMPTY, union
 from tracekit.metrics.bubbles import Bubble, exposed_waits, phases
+from tracekit.metrics.budget import budgets
 from tracekit.metrics.copies import copies
-from tracekit.metrics.gaps import gap_causes, gaps
+from tracekit.metrics.gaps import SLOW_CALL_NS, gap_causes, gaps, with_slow_calls
 from tracekit.metrics.lanes import Lanes
 from tracekit.metrics.overlap import label_times
 from tracekit.metrics.reload import reload_events, reload_report, two_buffer_ideal
@@ -138,3 +140,34 @@ def test_no_reload_where_nothing_is_reloaded(labelled):
 
 def test_the_published_reload_figure():
     assert two_buffer_ideal(2, 4, 4, 1, 1) == 17
+
+
+@pytest.mark.parametrize(("took", "warm"), [(100_000, 0), (100_001, 100_001)])
+def test_time_inside_a_slow_launch_call_is_warm_up(labelled, took, warm):
+    """A kernel that starts 1 ms after its launch: what of that the call itself took is no dependency."""
+    events = labelled(
+        {"label": "forward", "start_ns": 0, "end_ns": 10, "launch_ns": 0, "correlation": 1},
+        {"label": "forward", "start_ns": 1_000_010, "end_ns": 1_000_020, "launch_ns": 10, "correlation": 2},
+    )
+    calls = pl.DataFrame({"name": "hipLaunchKernel", "correlation": [2], "start_ns": [10], "end_ns": [10 + took]})
+    found = gaps(with_slow_calls(events, calls), Lanes.of(events))
+    assert SLOW_CALL_NS == 100_000
+    assert found.select("ns", "warm_up_ns", "dependency_ns").rows() == [(1_000_000, warm, 1_000_000 - warm)]
+
+
+def test_a_wait_unknown_on_one_rank_is_unknown_in_the_sum_and_what_is_known_stays_a_bound():
+    total = Bubble(100, 5, 20) + Bubble(100, 5, None, 3)
+    assert total.wait_ns is None
+    assert total.fraction == (10 + 23) / 200
+
+
+def test_idle_in_which_lost_work_may_have_run_is_a_part_of_its_own(labelled):
+    events = labelled(
+        {"label": "forward", "start_ns": 0, "end_ns": 10, "launch_ns": 0},
+        {"label": "forward", "start_ns": 30, "end_ns": 40, "launch_ns": 5},
+    )
+    lanes = Lanes.of(events)
+    lost = union([15], [22])
+    (one,) = budgets(lanes, unrecorded=lost)
+    assert (one.idle_ns, one.unrecorded_ns, one.conserved) == (13, 7, True)
+    assert gaps(events, lanes, unrecorded=lost)["ns"].sum() == 13

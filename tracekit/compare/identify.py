@@ -140,6 +140,49 @@ Traffic = Mapping[int, Mapping[int, int]]
 """Messages each rank sent, by position: ``traffic[from][to]``."""
 
 
+class _Equal:
+    """One run's order, to be held against many schedules: each rank's pattern is made once."""
+
+    def __init__(self, orders: Orders, traffic: Traffic | None, *, stages_known: bool, weights_by_count: bool) -> None:
+        self.orders = orders
+        self.traffic = traffic
+        self.stages_known = stages_known
+        self.weights_by_count = weights_by_count
+        self.apart = not any(op.kind == "FB" for order in orders.values() for op in order)
+        self._kinds = {rank: _kinds(order) for rank, order in orders.items()}
+        self._patterns: dict[int, list[Op]] = {}
+
+    def same(self, schedule: Schedule) -> bool:
+        """Return whether the run is the schedule to the letter, stages and micro-batches too."""
+        ranks = schedule.ranks
+        return self.stages_known and all(list(own) == list(ranks[rank]) for rank, own in self.orders.items())
+
+    def explains(self, schedule: Schedule) -> bool:
+        """Return whether the schedule's messages are those that were sent, where that is known."""
+        return not self.traffic or _explains(schedule, self.traffic)
+
+    def fits(self, schedule: Schedule) -> bool:
+        """Return whether every rank's order has the schedule's pattern."""
+        return all(self._rank_fits(rank, schedule.ranks[rank]) for rank in self.orders)
+
+    def _rank_fits(self, rank: int, planned: Sequence[Op]) -> bool:
+        own, other = self._kinds[rank], _kinds(planned)
+        if own is not None and other is not None and own != other:
+            return False
+        if rank not in self._patterns:
+            self._patterns[rank] = pattern(self.orders[rank])
+        return same_work(self._patterns[rank], pattern(planned), weights_by_count=self.weights_by_count)
+
+    def match(self, schedule: Schedule) -> tuple[tuple[bool, bool, int], Match]:
+        """Return a fitting schedule as a match, and how well it fits: the smaller, the better."""
+        own, ranks = self.orders, schedule.ranks
+        lost = [grain(own[r], ranks[r]) for r in own]
+        other = self.stages_known and not all(_same_stages(own[r], ranks[r]) for r in own)
+        off = sum(abs(_blocks(own[r]) - _blocks(ranks[r])) + abs(_split(own[r]) - _split(ranks[r])) for r in own)
+        match = Match(schedule, 0, (), sum(g["FB"] for g in lost), sum(g["I"] for g in lost))
+        return (other, self.apart and match.unfused > 0, off), match
+
+
 def exact_match(
     orders: Orders,
     known: Sequence[Schedule],
@@ -154,35 +197,17 @@ def exact_match(
     one nearest in grain. A schedule that contradicts the messages is none. Where the run had no block at all, a
     schedule of blocks comes last.
     """
-    patterns: dict[int, list[Op]] = {}
-    kinds = {rank: _kinds(order) for rank, order in orders.items()}
+    run = _Equal(orders, traffic, stages_known=stages_known, weights_by_count=weights_by_count)
     found: list[tuple[tuple[bool, bool, int], Match]] = []
-    apart = not any(op.kind == "FB" for order in orders.values() for op in order)
-
-    def fits(rank: int, planned: Sequence[Op]) -> bool:
-        own = orders[rank]
-        if kinds[rank] is not None and (other := _kinds(planned)) is not None and kinds[rank] != other:
-            return False
-        if rank not in patterns:
-            patterns[rank] = pattern(own)
-        return same_work(patterns[rank], pattern(planned), weights_by_count=weights_by_count)
-
     for schedule in known:
-        ranks = schedule.ranks
-        equal = stages_known and all(list(own) == list(ranks[rank]) for rank, own in orders.items())
-        if equal and not (traffic and not _explains(schedule, traffic)):
+        if run.same(schedule) and run.explains(schedule):
             return Match(schedule, 0)
-        if not all(fits(rank, ranks[rank]) for rank in orders) or (traffic and not _explains(schedule, traffic)):
+        if not run.fits(schedule) or not run.explains(schedule):
             continue
-        lost = [grain(orders[r], ranks[r]) for r in orders]
-        other = stages_known and not all(_same_stages(orders[r], ranks[r]) for r in orders)
-        off = sum(
-            abs(_blocks(orders[r]) - _blocks(ranks[r])) + abs(_split(orders[r]) - _split(ranks[r])) for r in orders
-        )
-        match = Match(schedule, 0, (), sum(g["FB"] for g in lost), sum(g["I"] for g in lost))
-        if not other and not off:
+        rank, match = run.match(schedule)
+        if not rank[0] and not rank[2]:
             return match
-        found.append(((other, apart and match.unfused > 0, off), match))
+        found.append((rank, match))
     return min(found, key=lambda m: m[0])[1] if found else None
 
 

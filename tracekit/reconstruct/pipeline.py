@@ -93,28 +93,15 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
     told = all(c["stage"].null_count() == 0 and c["microbatch"].null_count() == 0 for c in chunks.values())
     placement = Placement("annotated", 1, {}) if told else place(chunks, messages, len(pipeline))
     chunks = dict(tied_by_messages(chunks, messages, placement, len(pipeline)))
-    stages_from = "annotations" if told else "messages" if placement.places else "nothing"
-    if len(pipeline) == 1 and placement.places and not told:
-        stages_from = "order"
+    stages_from = "annotations" if told else _stages_from(placement, len(pipeline))
+    by_order = any(ranks[r].peers_by_order for r in pipeline if r in ranks)
     tables = [
-        _cells(
-            table,
-            rank=pipeline[at],
-            position=at,
-            placement=placement,
-            clocks=clocks,
-            step=step,
-        )
+        _cells(table, rank=pipeline[at], position=at, placement=placement, clocks=clocks, step=step)
         for at, table in sorted(chunks.items())
     ]
     detail = pl.concat(tables) if tables else pl.DataFrame(schema=DETAILED)
-    by_order = any(ranks[r].peers_by_order for r in pipeline if r in ranks)
     if stages_from == "messages" and by_order:
         detail = detail.with_columns(pl.min_horizontal("confidence", pl.lit(COUNTED, pl.Float32)).alias("confidence"))
-    notices = []
-    if not placement.places and not told:
-        notices.append(Notice("stages-unknown", f"stages and micro-batches cannot be told: {placement.reason}"))
-    counted = any((c.filter(pl.col("op") == "W")["confidence"] <= COUNTED).any() for c in chunks.values())
     return Pipeline(
         tuple(pipeline),
         step,
@@ -122,12 +109,25 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
         placement,
         clocks,
         stages_from,
-        tuple(notices),
+        () if told else _unplaced(placement),
         detail,
-        counted,
+        any((c.filter(pl.col("op") == "W")["confidence"] <= COUNTED).any() for c in chunks.values()),
         _traffic(messages),
         stages_from == "messages" and not by_order,
     )
+
+
+def _stages_from(placement: Placement, ranks: int) -> str:
+    """Return where stages come from that no annotation tells."""
+    if not placement.places:
+        return "nothing"
+    return "order" if ranks == 1 else "messages"
+
+
+def _unplaced(placement: Placement) -> tuple[Notice, ...]:
+    if placement.places:
+        return ()
+    return (Notice("stages-unknown", f"stages and micro-batches cannot be told: {placement.reason}"),)
 
 
 def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
