@@ -1,0 +1,215 @@
+"""JSON Schema of everything ``--json`` prints, made from the lists of ``tracekit.schema``.
+
+A key that stands in a schema keeps its name and meaning within its format's number; new keys may be added at any time.
+Null means not known, or not there; a number is never a stand-in for it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS
+
+Schema = dict[str, Any]
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+EXPOSABLE = (*COMMUNICATION_LABELS, *COPY_LABELS)
+INT: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+TEXT: Schema = {"type": "string"}
+BOOL: Schema = {"type": "boolean"}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _list(of: Schema) -> Schema:
+    return {"type": "array", "items": of}
+
+
+def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
+    return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
+
+
+def _by_name(names: Sequence[str], of: Schema) -> Schema:
+    """An object whose keys are among *names*."""
+    return {"type": "object", "propertyNames": {"enum": list(names)}, "additionalProperties": of}
+
+
+def _measured() -> dict[str, Schema]:
+    """What is said of a rank, a step, or all ranks together."""
+    return {
+        "span_ns": INT,
+        "budget_ns": _object(
+            {"compute": INT, "exposed": _by_name(EXPOSABLE, INT), "idle": _or_null(INT)}, not_recorded=INT
+        ),
+        "label_ns": _by_name(LABELS, INT),
+        "label_count": _by_name(LABELS, INT),
+        "overlap": _by_name(
+            ("communication", "copy", *LABELS), _or_null({"type": "number", "minimum": 0, "maximum": 1})
+        ),
+        "hidden_ns": _by_name(EXPOSABLE, {"type": "object", "additionalProperties": INT}),
+        "wait_ns": _by_name(COMMUNICATION_LABELS, _or_null(INT)),
+        "blocking_ns": _by_name(EXPOSABLE, _or_null(INT)),
+        "exposed_because_ns": _by_name(EXPOSABLE, _by_name(EXPOSURE_CAUSES, INT)),
+        "bubble": _object(
+            {
+                "idle_ns": _or_null(INT),
+                "wait_ns": _or_null(INT),
+                "fraction": _or_null(NUMBER),
+                "lower_bound": BOOL,
+            }
+        ),
+    }
+
+
+def _schedule() -> Schema:
+    side = _object({"makespan_ns": INT, "outside_cells": NUMBER})
+    change = _object({"change": TEXT, "name": TEXT, "saves_ns": _or_null(INT)})
+    return _object(
+        {
+            "name": TEXT,
+            "pp": INT,
+            "microbatches": INT,
+            "virtual": INT,
+            "ranks": _list(_list(TEXT)),
+            "measured": side,
+            "ideal": side,
+            "gap_ns": _or_null(_by_name(tuple(GAP_CAUSES), INT)),
+            "exact": BOOL,
+            "step": _or_null(INT),
+            "pipeline_ranks": _list(INT),
+            "what_if": _list(change),
+        }
+    )
+
+
+def _warnings() -> Schema:
+    return _list(_object({"code": TEXT, "message": TEXT}))
+
+
+def analysis() -> Schema:
+    """The schema of ``tracekit analyze --json``."""
+    rank = _object({"rank": INT, "steps": _list(INT), **_measured(), "per_step": _list(_object(_measured()))})
+    source = _object({"paths": _list(TEXT), "reader": TEXT, "ranks": _list(INT), "world_size": _or_null(INT)})
+    return _object(
+        {
+            "tracekit": TEXT,
+            "format": {"const": "tracekit.analysis/1"},
+            "source": source,
+            "ranks": _list(rank),
+            "total": _object(_measured()),
+            "schedule": _or_null(_schedule()),
+            "stragglers": _list(_object({"rank": INT, "label": TEXT, "caused_ns": INT, "operations": INT})),
+            "clocks": {"type": "object"},
+            "kernels": _list(_object({"name": TEXT, "label": TEXT, "count": NUMBER, "ns": INT})),
+            "copies": _list({"type": "object"}),
+            "reload": _or_null({"type": "object"}),
+            "rates": _or_null({"type": "object"}),
+            "warnings": _warnings(),
+        }
+    )
+
+
+def schedule() -> Schema:
+    """The schema of ``tracekit schedule --json``."""
+    return _object(
+        {
+            "format": {"const": "tracekit.schedule/1"},
+            "name": TEXT,
+            "time": {"type": "object"},
+            "ranks": _list(_list(TEXT)),
+            "cells": _list(_object({"rank": INT, "op": TEXT, "start": NUMBER, "end": NUMBER})),
+            "makespan": NUMBER,
+        },
+        pp=INT,
+        microbatches=INT,
+        virtual=INT,
+        bubble=_list(NUMBER),
+        bubble_fraction=NUMBER,
+        bubble_rate_zb=NUMBER,
+        peak_activations=_list(NUMBER),
+    )
+
+
+def diff() -> Schema:
+    """The schema of ``tracekit diff --json``."""
+    return _object(
+        {
+            "tracekit": TEXT,
+            "format": {"const": "tracekit.diff/1"},
+            "before": {"type": "object"},
+            "after": {"type": "object"},
+            "metrics": _list({"type": "object"}),
+            "labels": _list({"type": "object"}),
+            "ranks": _list({"type": "object"}),
+        }
+    )
+
+
+def gate() -> Schema:
+    """The schema of ``tracekit gate --json``."""
+    verdicts = ["pass", "regressed", "inconclusive"]
+    check = _object({"metric": TEXT, "verdict": {"enum": [*verdicts, "improved", "waived", "unusable"]}})
+    return _object(
+        {
+            "tracekit": TEXT,
+            "format": {"const": "tracekit.gate/1"},
+            "verdict": {"enum": [*verdicts, "unusable"]},
+            "exit_code": {"enum": [0, 1, 2, 3]},
+            "checks": _list(check),
+        }
+    )
+
+
+def doctor() -> Schema:
+    """The schema of ``tracekit doctor --json``."""
+    return _object(
+        {
+            "format": {"const": "tracekit.doctor/1"},
+            "paths": _list(TEXT),
+            "reader": TEXT,
+            "ranks": _list(INT),
+            "world_size": _or_null(INT),
+            "steps": _list(INT),
+            "counts": {"type": "object", "additionalProperties": INT},
+            "findings": _list(_object({"code": TEXT})),
+            "warnings": _warnings(),
+        }
+    )
+
+
+SCHEMAS: dict[str, Callable[[], Schema]] = {
+    "analysis": analysis,
+    "schedule": schedule,
+    "diff": diff,
+    "gate": gate,
+    "doctor": doctor,
+}
+
+
+def json_schema(name: str) -> Schema:
+    """Return the JSON Schema of a format.
+
+    >>> json_schema("analysis")["title"]
+    'tracekit.analysis/1'
+    """
+    made = SCHEMAS[name]()
+    return {"$schema": DRAFT, "title": made["properties"]["format"]["const"], **made}
+
+
+def write_schemas(folder: str | Path) -> None:
+    """Write every schema into *folder*, a file per format."""
+    for name in SCHEMAS:
+        made = json_schema(name)
+        file = Path(folder) / f"{made['title'].replace('/', '-')}.json"
+        file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_schemas(sys.argv[1])
