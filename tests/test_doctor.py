@@ -154,3 +154,37 @@ def test_every_lack_says_what_to_do():
         assert lack.severity in ("blocks", "limits", "note")
         assert lack.fixes
         assert lack.rules_out or lack.severity == "note"
+
+
+def test_an_nsight_recording_says_first_what_it_answers_then_what_one_option_more_gives(samples):
+    diagnosis = diagnose(samples / "nsys-meg-1f1b")
+    page = text(diagnosis)
+    assert page.index("Answered as it is") < page.index("One option more") < page.index("Missing")
+    told = diagnosis.to_dict()
+    assert any("launching threads" in answer for answer in told["answers"])
+    assert any("order along the pipeline" in answer for answer in told["answers"])
+    command = told["export_again"]["command"].split()
+    assert command[:2] == ["nsys", "export"]
+    assert "--include-blobs=true" in command
+    assert command[-1].endswith("rank0.nsys-rep")
+    assert {"no-operators", "no-peers", "no-steps"} <= {finding.code for finding in diagnosis.findings}
+
+
+def test_with_operators_the_answers_rest_on_them(samples):
+    told = diagnose(samples / "nsys-1f1b").to_dict()
+    assert any("autograd's numbers" in answer for answer in told["answers"])
+    assert "steps, by marks" in told["answers"]
+
+
+def test_a_recording_with_communicators_needs_no_other_export(corpus):
+    folder = corpus.parent / "frameworks" / "nsys-meg-1f1b-payloads"
+    if not folder.exists():
+        pytest.skip("the recordings of frameworks are not here")
+    told = diagnose(folder, ranks=[0]).to_dict()
+    assert told["export_again"] is None
+    assert any("recorded peers" in answer for answer in told["answers"])
+
+
+def test_a_pytorch_trace_has_no_export_to_repeat(samples):
+    told = diagnose(samples / "1f1b-noshapes").to_dict()
+    assert (told["answers"], told["export_again"]) == (None, None)

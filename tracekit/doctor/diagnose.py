@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.doctor.answers import again, answers
 from tracekit.doctor.recording import Finding, RankFacts, findings
 from tracekit.errors import Notice
 from tracekit.metrics.recorded import recorded, with_launches
@@ -84,6 +85,8 @@ class Diagnosis:
             "counts": self.counts(),
             "skipped": _total(fact.source.skipped for fact in self.facts),
             "by_rank": [_rank_dict(fact) for fact in self.facts],
+            "answers": answers(self.facts) if self.reader == "nsight" else None,
+            "export_again": None if (more := again(self.facts)) is None else asdict(more),
             "findings": [asdict(finding) for finding in self.findings],
             "warnings": [asdict(notice) for notice in self.notices],
         }
@@ -159,6 +162,7 @@ def examine(part: RankEvents) -> RankFacts:
         with_sequence=total["with_sequence"],
         collectives=_named(gpu, _COLLECTIVE),
         groups=_groups(events),
+        **_nccl_calls(events),
     )
 
 
@@ -170,6 +174,18 @@ def _named(rows: pl.LazyFrame, pattern: str) -> int:
     """Count rows by name; the pattern is tried once for each distinct name."""
     names = rows.group_by("name").len().with_columns(pl.col("name").cast(pl.String))
     return int(names.filter(pl.col("name").str.contains(pattern)).select(pl.col("len").sum()).collect().item())
+
+
+def _nccl_calls(events: pl.DataFrame) -> dict[str, int]:
+    """Count the calls of NCCL's own, the sends and receives among them, and those that say to whom."""
+    domain, collective = (pl.col(name).cast(pl.String) for name in ("domain", "collective"))
+    message = collective.is_in(["send", "recv"]) & (pl.col("kind").cast(pl.String) == "cpu_op")
+    asked = events.lazy().select(
+        nccl_calls=(domain == "NCCL").sum(),
+        messages=message.sum(),
+        peers=(message & pl.col("peer").is_not_null()).sum(),
+    )
+    return asked.collect().row(0, named=True)
 
 
 def _groups(events: pl.DataFrame) -> dict[str, str | None]:

@@ -62,6 +62,9 @@ class RankFacts:
     collectives: int  # NCCL or RCCL kernels
     groups: Mapping[str, str | None] = field(default_factory=dict)  # name → description
     lost: tuple[Notice, ...] = ()  # launches without their GPU events
+    nccl_calls: int = 0  # calls of NCCL's own that were recorded
+    messages: int = 0  # sends and receives among the calls
+    peers: int = 0  # of these, those that say to whom
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,14 @@ LACKS = (
         {"nsight": "nsys profile --trace=cuda,nvtx, with torch.autograd.profiler.emit_nvtx(record_shapes=True)"},
     ),
     Lack(
+        "no-operators",
+        "limits",
+        lambda f: f.source.reader == "nsight" and f.gpu_events > 0 and f.with_sequence == 0 and f.nccl_calls > 0,
+        "no operators were recorded (emit_nvtx was off)",
+        ("modules and layers", "rates from shapes", "dgrad and wgrad told apart by shape"),
+        {"nsight": "with torch.autograd.profiler.emit_nvtx(record_shapes=True): around the steps"},
+    ),
+    Lack(
         "no-launches",
         "limits",
         lambda f: f.gpu_events > 0 and not (f.in_graphs or f.graph_launches) and f.launched < 0.8 * f.gpu_events,
@@ -158,7 +169,7 @@ LACKS = (
     Lack(
         "no-shapes",
         "limits",
-        lambda f: f.with_shapes == 0 and (f.cpu_ops > 0 or (f.source.reader == "nsight" and f.with_sequence > 0)),
+        lambda f: f.with_shapes == 0 and (f.cpu_ops > 0 if f.source.reader == "kineto" else f.with_sequence > 0),
         "input shapes were not recorded",
         ("dgrad and wgrad told apart by shape (order and kernel names decide)", "modules by shape"),
         {"kineto": "profile(record_shapes=True)", "nsight": "emit_nvtx(record_shapes=True)"},
@@ -166,7 +177,12 @@ LACKS = (
     Lack(
         "no-autograd",
         "limits",
-        lambda f: f.with_sequence == 0 and f.gpu_events > 0 and (f.cpu_ops > 0 or f.counts.get("annotation", 0) > 0),
+        lambda f: (
+            f.with_sequence == 0
+            and f.gpu_events > 0
+            and not f.nccl_calls
+            and (f.cpu_ops > 0 or f.counts.get("annotation", 0) > 0)
+        ),
         "no autograd sequence numbers: inference, or operations that autograd did not see",
         ("forward and backward of one micro-batch paired without annotations",),
         {
@@ -178,8 +194,8 @@ LACKS = (
         "no-steps",
         "limits",
         lambda f: f.gpu_events > 0 and not f.steps,
-        "no step marks: the whole trace counts as one step",
-        ("per-step budgets", "variation between steps", "--steps"),
+        "no step marks: steps are told apart by their optimizer, and without one the whole trace is one step",
+        ("the program's own numbers of its steps",),
         {
             "kineto": "call prof.step() after each step",
             "nsight": 'with torch.cuda.nvtx.range(f"ProfilerStep#{step}"): around each step',
@@ -193,7 +209,7 @@ LACKS = (
         ("expert, tensor, data and pipeline traffic told apart by group", "waits of matched operations"),
         {
             "kineto": "PyTorch 2.4 or newer, with the profiler started after init_process_group",
-            "nsight": "name the ranges around them, for instance torch.cuda.nvtx.range('moe_dispatch forward')",
+            "nsight": "nsys export --type=sqlite --include-blobs=true: it names NCCL's communicators",
         },
     ),
     Lack(
@@ -259,7 +275,10 @@ def _missing(facts: Sequence[RankFacts], asked: Sequence[int] | None) -> Iterabl
 
 
 NOTICED = {
-    "no-peers": (("who waits for whom in point-to-point traffic",), "nsys export --type=sqlite --include-blobs=true"),
+    "no-peers": (
+        ("peers as recorded: order and time tell who spoke to whom",),
+        "nsys export --type=sqlite --include-blobs=true",
+    ),
     "no-clock": (("ranks aligned by the clock (matched collectives decide)",), "export with a newer nsys"),
 }
 """What some notices of the readers cost, and what would help; all others are damage."""

@@ -8,9 +8,14 @@ from tracekit.schema import GPU_KINDS
 
 _PATTERNS = (
     r"^ProfilerStep#(\d+)$",
-    r"(?i)^(?:train(?:ing)?[ _])?step[ _#:=]*(\d+)$",
-    r"(?i)^(?:train(?:ing)?[ _])?iter(?:ation)?[ _#:=]*(\d+)$",
+    r"(?i)^(?:global[ _]?|train(?:ing)?[ _])?step[ _#:=\[]*(\d+)\]?$",
+    r"(?i)^(?:global[ _]?|train(?:ing)?[ _])?iter(?:ation)?[ _#:=\[]*(\d+)\]?$",
 )
+_UNNUMBERED = r"(?i)(?:^|[.\]:/ ])(?:run_training_batch|train_batch|train_step|training_iteration|train_iteration)$"
+"""Ranges that trainers put around each whole step, without its number."""
+_CAPTURE = r"^(?:cuda|cu)Profiler(Start|Stop)"
+MOST = 0.9
+"""Share of the launches between the first and the last of unnumbered ranges that must lie inside one of them."""
 
 
 def step_marks(frame: pl.DataFrame) -> pl.DataFrame | None:
@@ -37,6 +42,48 @@ def step_marks(frame: pl.DataFrame) -> pl.DataFrame | None:
             if found.height:
                 return _ranges(found) if kind == "annotation" else _between(found)
     return None
+
+
+def unnumbered_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame | None:
+    """Return the steps that ranges without a number mark, or the program's own starts and stops of the profiler.
+
+    They are steps only where there are several, one after the other, and hardly a launch lies between them: a range
+    around the forward alone is none.
+
+    >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 2, "start_ns": [5, 25], "end_ns": [6, 26]})
+    >>> both = {"start_ns": [0, 20], "end_ns": [9, 29]}
+    >>> ranges = pl.DataFrame({"kind": "annotation", "name": ["train_step"] * 2, **both})
+    >>> unnumbered_steps(ranges, calls).rows()
+    [(0, 0, 9), (1, 20, 29)]
+    """
+    name = pl.col("name").cast(pl.String)
+    named = ranges.filter(pl.col("kind") == "annotation", name.str.contains(_UNNUMBERED))
+    for found in (named.select("start_ns", "end_ns"), _captures(calls)):
+        steps = found.unique().sort("start_ns")
+        apart = bool((steps["start_ns"].shift(-1) >= steps["end_ns"]).fill_null(True).all())
+        if len(steps) > 1 and apart and _cover(steps, calls):
+            return steps.select(pl.int_range(pl.len(), dtype=pl.Int64).alias("step"), "start_ns", "end_ns")
+    return None
+
+
+def _captures(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the times from each start of the profiler to the stop after it."""
+    what = pl.col("name").cast(pl.String).str.extract(_CAPTURE)
+    asked = calls.select("start_ns", "end_ns", what=what).drop_nulls("what").sort("start_ns")
+    stop = pl.col("start_ns").shift(-1).alias("stop_ns")
+    begun = asked.with_columns(stop, after=pl.col("what").shift(-1)).filter(what="Start", after="Stop")
+    return begun.select("start_ns", end_ns="stop_ns")
+
+
+def _cover(steps: pl.DataFrame, calls: pl.DataFrame) -> bool:
+    """Say whether nearly all launches between the first and the last of the *steps* lie inside one."""
+    launches = calls.filter(pl.col("name").cast(pl.String).str.contains("Launch")).select("start_ns").sort("start_ns")
+    first, last = steps["start_ns"].min(), steps["end_ns"].max()
+    between = launches.filter(pl.col("start_ns").is_between(first, last))
+    inside = between.join_asof(steps.rename({"end_ns": "until"}), on="start_ns").filter(
+        pl.col("start_ns") <= pl.col("until")
+    )
+    return bool(between.height) and inside.height >= MOST * between.height
 
 
 def used_steps(events: pl.DataFrame) -> pl.DataFrame:

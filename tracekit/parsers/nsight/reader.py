@@ -14,7 +14,7 @@ from tracekit.parsers.nsight import about, emit, nccl
 from tracekit.parsers.nsight.api import api_events
 from tracekit.parsers.nsight.build import events_table
 from tracekit.parsers.nsight.gpu import gpu_events
-from tracekit.parsers.nsight.marks import step_marks, used_steps
+from tracekit.parsers.nsight.marks import step_marks, unnumbered_steps, used_steps
 from tracekit.parsers.nsight.names import Strings
 from tracekit.parsers.nsight.notices import rank_notices
 from tracekit.parsers.nsight.nvtx import nvtx_events
@@ -127,7 +127,10 @@ def _rank(owner: Owner, file: _File) -> RankEvents:
     frames = [frame.drop("process") for frame in (*gpu, *calls, nvtx) if frame.height]
     pid = owner.process & 0xFFFFFF
     events = events_table(frames, rank=owner.rank, pid=pid)
-    events = used_steps(assign_steps(events, marks=step_marks(nvtx)))
+    marks = step_marks(nvtx)
+    if marks is None:
+        marks = unnumbered_steps(nvtx, calls[0])
+    events = used_steps(assign_steps(events, marks=marks))
     kinds = dict(sorted(events["kind"].value_counts().rows()))
     device = file.gpus.get((pid, owner.device)) or file.gpus.get((-1, owner.device))
     source = Source(

@@ -36,12 +36,27 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     parts: list[RenderableType] = [Text("Found", style="bold"), Padding(_found(diagnosis), (0, 0, 1, 2))]
     if not diagnosis.findings:
         return Group(*parts, Text("Nothing is missing: every answer can be had from these traces.", style="bold green"))
+    parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
     parts += [Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2)) for finding in diagnosis.findings]
     if any(finding.severity != "note" for finding in diagnosis.findings):
         parts.append(Text("A recording with everything", style="bold"))
         parts.append(Padding(Text(RECIPES[diagnosis.reader], style="cyan"), (0, 0, 0, 2)))
     return Group(*parts)
+
+
+def _answers(diagnosis: Diagnosis) -> list[RenderableType]:
+    """Return what an Nsight recording answers as it is, and what exporting it again would add."""
+    facts = diagnosis.to_dict()
+    if not facts["answers"]:
+        return []
+    lines = Text("\n".join(f"✓ {answer}" for answer in facts["answers"]))
+    parts: list[RenderableType] = [Text("Answered as it is", style="bold"), Padding(lines, (0, 0, 1, 2))]
+    if more := facts["export_again"]:
+        told = Text(f"{more['option']}: {more['gives']}\n")
+        told.append(terminal(more["command"]), style="cyan")
+        parts += [Text("One option more at the export, without a new run", style="bold"), Padding(told, (0, 0, 1, 2))]
+    return parts
 
 
 def _found(diagnosis: Diagnosis) -> Table:
