@@ -56,8 +56,7 @@ def unnumbered_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame 
     >>> unnumbered_steps(ranges, calls).rows()
     [(0, 0, 9), (1, 20, 29)]
     """
-    name = pl.col("name").cast(pl.String)
-    named = ranges.filter(pl.col("kind") == "annotation", name.str.contains(_UNNUMBERED))
+    named = _called(ranges.filter(pl.col("kind") == "annotation"), _UNNUMBERED)
     for found in (named.select("start_ns", "end_ns"), _captures(calls)):
         steps = found.unique().sort("start_ns")
         apart = bool((steps["start_ns"].shift(-1) >= steps["end_ns"]).fill_null(True).all())
@@ -66,10 +65,17 @@ def unnumbered_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame 
     return None
 
 
+def _called(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
+    """Return the rows whose name has the *pattern*, which is tried once for each distinct name."""
+    names = frame.select(pl.col("name").unique())["name"]
+    wanted = names.filter(names.cast(pl.String).str.contains(pattern))
+    return frame.filter(pl.col("name").is_in(wanted.implode())) if len(wanted) else frame.clear()
+
+
 def _captures(calls: pl.DataFrame) -> pl.DataFrame:
     """Return the times from each start of the profiler to the stop after it."""
     what = pl.col("name").cast(pl.String).str.extract(_CAPTURE)
-    asked = calls.select("start_ns", "end_ns", what=what).drop_nulls("what").sort("start_ns")
+    asked = _called(calls, _CAPTURE).select("start_ns", "end_ns", what=what).sort("start_ns")
     stop = pl.col("start_ns").shift(-1).alias("stop_ns")
     begun = asked.with_columns(stop, after=pl.col("what").shift(-1)).filter(what="Start", after="Stop")
     return begun.select("start_ns", end_ns="stop_ns")
@@ -77,7 +83,7 @@ def _captures(calls: pl.DataFrame) -> pl.DataFrame:
 
 def _cover(steps: pl.DataFrame, calls: pl.DataFrame) -> bool:
     """Say whether nearly all launches between the first and the last of the *steps* lie inside one."""
-    launches = calls.filter(pl.col("name").cast(pl.String).str.contains("Launch")).select("start_ns").sort("start_ns")
+    launches = _called(calls, "Launch").select("start_ns").sort("start_ns")
     first, last = steps["start_ns"].min(), steps["end_ns"].max()
     between = launches.filter(pl.col("start_ns").is_between(first, last))
     inside = between.join_asof(steps.rename({"end_ns": "until"}), on="start_ns").filter(
