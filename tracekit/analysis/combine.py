@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 LOUD_OTHER = 0.01
 """Share of a window above which unlabelled work is worth a warning."""
+LOUD_WEAK = 0.01
+"""Share of the GPU's time above which labels by weak evidence are worth a warning."""
 
 
 def combine(
@@ -95,6 +97,7 @@ def combine(
             *_clock_notices(parts, clocks),
             *_wait_notices(parts, waited),
             *_other_notices(ranks),
+            *_weak_notices(ranks),
             *(reasons if pipeline or _trains(ranks) else _without(reasons, *PIPELINE_NOTICES)),
             *(critical.notices if path else ()),
         ),
@@ -259,6 +262,15 @@ def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:
         + "): it counts as compute; name it in a rules file (--rules), see --explain other"
     )
     return [Notice("unlabelled", text)]
+
+
+def _weak_notices(ranks: Sequence[RankResult]) -> list[Notice]:
+    """Return a notice that says how much of the GPU's time is labelled by what stood around it alone."""
+    share = Measured.total(one.whole for one in ranks).weak_share
+    if share is None or share <= LOUD_WEAK:
+        return []
+    text = f"{share:.1%} of GPU time is labelled by weak evidence (what ran around it): record operators and shapes"
+    return [Notice("weak-labels", f"{text}, or name it in a rules file (--rules); --explain says which rule decided")]
 
 
 def _compare(

@@ -55,6 +55,8 @@ class Measured:
     """Of each label of the budget's exposed time: why no compute hid it (``metrics.causes``); sums to it."""
     blocking_ns: Mapping[str, int | None] = field(default_factory=dict)
     """Of each label of the budget's exposed time: the part on the critical path; None where that is not known."""
+    weak_ns: int = 0
+    """Time whose label rests on weak evidence (``metrics.weak``)."""
     idle_known: bool = True
     lower_bound: bool = False
     """True where some pipeline waiting could not be measured, or work may be missing from the recording."""
@@ -68,6 +70,11 @@ class Measured:
     def overlap(self) -> dict[str, float | None]:
         """Share of each label's (and set's) own time that compute hides; None where it never ran."""
         return {name: ratio(ns, self.label_ns.get(name, 0)) for name, ns in self.hidden_ns.items()}
+
+    @property
+    def weak_share(self) -> float | None:
+        """Share of the time the GPU is busy whose label rests on weak evidence; None where it never is."""
+        return ratio(self.weak_ns, self.budget.compute_ns + sum(self.budget.exposed_ns.values()))
 
     @property
     def bubble_fraction(self) -> float | None:
@@ -101,6 +108,8 @@ class Measured:
             "label_ns": {k: v for k, v in self.label_ns.items() if k not in sets},
             "set_ns": {k: v for k, v in self.label_ns.items() if k in sets},
             "label_count": dict(self.label_count),
+            "weak_ns": self.weak_ns,
+            "weak_share": self.weak_share,
             "overlap": self.overlap,
             "hidden_ns": {k: dict(v) for k, v in self.hidden_by_ns.items()},
             "wait_ns": dict(self.wait_ns),
@@ -131,6 +140,7 @@ class Measured:
             bubble=bubble,
             because_ns=_sum_nested(one.because_ns for one in several),
             blocking_ns=_sum_known(one.blocking_ns for one in several),
+            weak_ns=sum(one.weak_ns for one in several),
             idle_known=all(one.idle_known for one in several),
             lower_bound=any(one.lower_bound for one in several),
             pipeline=any(one.pipeline for one in several),

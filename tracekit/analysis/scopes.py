@@ -89,6 +89,7 @@ def measured(
                 },
                 hidden_by_ns=_matrix(rows, matrix[part]),
                 wait_ns=waits[part],
+                weak_ns=measures.weak[part],
                 because_ns=_because(budget.exposed_ns, because[part]),
                 bubble=Bubble(budget.span_ns, budget.idle_ns, None if least else wait, wait if least else 0),
                 idle_known=idle_known,

@@ -34,6 +34,7 @@ from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.recorded import launches, recorded
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.timeline import timeline
+from tracekit.metrics.weak import weak_ns
 from tracekit.schema import COPY_LABELS, RankEvents, Source
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Measures:
     """Where compute runs beside communication."""
     exposed: pl.DataFrame
     """Exposed time by cause, before the peers were heard."""
+    weak: tuple[int, ...]
+    """Of each part, the time whose label rests on weak evidence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +190,7 @@ def _measure(work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None, un
         copies=copies(times, stalls),
         covered=lanes.compute & lanes.communication,
         exposed=exposure_causes(work, paid, parts=part is not None),
+        weak=weak_ns(labelled, parts=lanes.parts, part=part),
     )
 
 

@@ -78,8 +78,15 @@ def _shapes(text: str) -> list[list[int]]:
 
 
 def feeding(ranges: Ranges, autograd: Autograd) -> Text:
-    """``parameter`` for GPU events of nodes right after which a parameter's gradient is accumulated."""
-    feeds = np.append(_parameter_sizes(ranges, autograd) != _NONE, False)[autograd.node_row]
+    """``parameter`` for GPU events of nodes right after which a parameter's gradient is accumulated.
+
+    Nodes that hand gradients on may be of different branches, so here none may stand between.
+    """
+    rows = np.flatnonzero(autograd.is_node)  # in order of thread and time
+    accumulates = autograd.names.take(rows).map(lambda v: v == "AccumulateGrad")
+    direct = np.zeros(len(ranges) + 1, np.bool_)
+    direct[rows[:-1]] = accumulates[1:] & (ranges.thread[rows[1:]] == ranges.thread[rows[:-1]])
+    feeds = direct[autograd.node_row]
     return Text.choose(len(feeds), [("parameter", feeds & (autograd.node_row >= 0))])
 
 

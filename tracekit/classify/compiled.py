@@ -2,7 +2,8 @@
 
 A compiled backward is one node with many products. Each forward product has an input's and a weight's gradient in it;
 what is there beyond these, in the shape of the forward's own, was computed again. It comes first, in the forward's
-order; where it does not, as in a graph of several checkpointed blocks, nothing is said of the products in doubt.
+order, and the inputs' gradients follow in the reverse of it; where they do not, as in a graph of several checkpointed
+blocks, nothing is said of the products in doubt.
 """
 
 from __future__ import annotations
@@ -81,36 +82,38 @@ def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...])
     ([True, False, False], [False, False, False])
     """
     again, doubtful = np.zeros((2, len(backward)), np.bool_)
-    wanted = Counter((rows, columns, inner) for rows, inner, columns in forward)
-    wanted += Counter((min(inner, columns), rows, max(inner, columns)) for rows, inner, columns in forward)
-    turned = [(min(a, c), b, max(a, c)) for a, b, c in backward]
-    tokens = {rows for rows, _, _ in forward}
-    kinds = [turned[i] if b not in wanted and b[1] in tokens else b for i, b in enumerate(backward)]
-    there, ran = Counter(kinds), Counter(forward)
+    inputs = [(rows, columns, inner) for rows, inner, columns in reversed(forward)]
+    weights = [(min(inner, columns), rows, max(inner, columns)) for rows, inner, columns in forward]
+    kinds = [_kind(shape, set(inputs), set(weights)) for shape in backward]
+    there, wanted, ran = Counter(kinds), Counter(inputs + weights), Counter(forward)
     more = {shape: min(there[shape] - wanted[shape], count) for shape, count in ran.items()}
     left = {shape: count for shape, count in more.items() if count > 0}
     for place, kind in enumerate(kinds):
         if left.get(kind, 0):
             left[kind] -= 1
             again[place] = True
-    if not again.any():
+    repeated, rest = _parts(kinds, again, True), [k for k in _parts(kinds, again, False) if k in set(inputs)]
+    if not repeated or (_in_turn(repeated, forward) and rest == inputs):
         return again, doubtful
     unsure = {shape for shape, count in more.items() if 0 < count < there[shape]}
-    if not _in_turn([k for k, a in zip(kinds, again, strict=True) if a], forward) or _interrupted(again, kinds, unsure):
-        doubtful = np.array([kind in unsure for kind in kinds], np.bool_)
+    doubtful = np.array([kind in unsure for kind in kinds], np.bool_)
     return again & ~doubtful, doubtful
+
+
+def _kind(shape: Shape, inputs: set[Shape], weights: set[Shape]) -> Shape:
+    """Return a product's shape; a weight's gradient may be computed transposed, and is then turned back."""
+    turned = (min(shape[0], shape[2]), shape[1], max(shape[0], shape[2]))
+    return turned if shape not in inputs and turned in weights else shape
+
+
+def _parts(kinds: list[Shape], again: Bools, which: bool) -> list[Shape]:
+    return [kind for kind, repeats in zip(kinds, again.tolist(), strict=True) if repeats is which]
 
 
 def _in_turn(part: list[Shape], whole: tuple[Shape, ...]) -> bool:
     """Whether *part* can be had from *whole* by leaving some out."""
     rest = iter(whole)
     return all(shape in rest for shape in part)
-
-
-def _interrupted(again: Bools, kinds: list[Shape], unsure: set[Shape]) -> bool:
-    """Whether a gradient's product stands before the last one computed again, where one may be taken for the other."""
-    last = int(np.flatnonzero(again)[-1])
-    return any(kinds[place] in unsure for place in np.flatnonzero(~again[:last]).tolist())
 
 
 def _leading_up(ranges: Ranges, autograd: Autograd, compiled: Bools, again: Bools) -> Bools:

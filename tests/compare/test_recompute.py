@@ -1,0 +1,23 @@
+"""Layers that are run again inside their backward leave the pipeline what it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import tracekit
+
+ROOT = Path(os.environ.get("TRACEKIT_CORPUS", "")) / "frameworks"
+
+
+@pytest.mark.skipif(not ROOT.is_dir(), reason="TRACEKIT_CORPUS is not set: recordings are not here")
+def test_a_checkpoint_that_differentiates_inside_its_node_is_one_backward():
+    """Megatron-Core, 1F1B of eight micro-batches, every layer recomputed: a backward inside each layer's node."""
+    analysis = tracekit.analyze(ROOT / "meg-recompute")
+    found = analysis.to_dict()["schedule"]
+    assert (found["name"], found["pp"], found["microbatches"], found["exact"]) == ("1f1b", 4, 8, True)
+    assert not {"step-cut", "pairs-by-order"} & {notice.code for notice in analysis.notices}
+    recompute, forward = (analysis.total.label_ns[label] for label in ("recompute", "forward"))
+    assert 0.9 < recompute / forward < 1.05

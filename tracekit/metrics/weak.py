@@ -1,0 +1,23 @@
+"""Time whose label rests on weak evidence: on what stood around the work, not on what it said of itself."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.intervals import union_of
+
+WEAK = 0.65
+"""Confidence below which a label's evidence is weak: neighbours and order alone give less, names and operators more."""
+
+
+def weak_ns(labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) -> tuple[int, ...]:
+    """Time in each part in which some label rests on weak evidence; what no rule knows has no label and is left out.
+
+    >>> events = pl.DataFrame(
+    ...     {"label": ["forward", "backward", "other"], "confidence": [0.9, 0.6, 0.0], "start_ns": [0, 4, 8],
+    ...      "end_ns": [4, 7, 9]})
+    >>> weak_ns(events)
+    (3,)
+    """
+    decided = (pl.col("confidence") < WEAK) & (pl.col("label").cast(pl.String) != "other")
+    return tuple(int(ns) for ns in union_of(labelled.filter(decided), part).totals_ns(parts))
