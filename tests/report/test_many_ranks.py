@@ -143,7 +143,7 @@ def test_a_thousand_ranks_stay_readable(small):
     noisy = [Notice("cut", f"rank {rank}: ends early") for rank in range(1024)]
     many = replace(many, notices=(*noisy, Notice("rank-failed", "rank 7 is left out: a/b.json: ends early")))
     text, page = text_of(many), render_html(many)
-    assert len(text.splitlines()) < 150
+    assert len(text.splitlines()) < 160  # a section a line of thought: the host's is one of them
     assert max(map(len, text.splitlines())) <= 80
     assert "1019 more like this" in text
     assert "a/b.json" in text
