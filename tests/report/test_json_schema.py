@@ -37,6 +37,12 @@ def test_analyses_of_samples_fit(folder):
     check("analysis", analyze(ROOT / "sample_traces" / folder).to_dict())
 
 
+def test_what_if_fits():
+    data = analyze(ROOT / "sample_traces" / "1f1b", what_if=True).to_dict()
+    assert {row["change"] for row in data["schedule"]["what_if"]} >= {"schedule", "without", "microbatches"}
+    check("analysis", data)
+
+
 def test_other_outputs_fit():
     steps = ROOT / "sample_traces" / "steps"
     sides = [read_side([str(steps / name)], what="run") for name in ("a", "straggler")]

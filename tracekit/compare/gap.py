@@ -72,11 +72,11 @@ class Replays:
             duration = duration + self.inside.get(cause, 0)
         return duration, delay
 
-    def without(self, cause: str) -> int:
-        """Makespan if this cause alone were gone."""
+    def run_without(self, cause: str) -> tuple[Ints, Ints]:
+        """Start and end of every cell if this cause alone were gone."""
         kept = tuple(c for c in (*STALL_CAUSES, "unexplained") if c != cause)
         work = {"imbalance": self._evened, "variation": self.typical}.get(cause, self.work)
-        return self.graph.makespan(*self.with_causes(work, kept), self.early)
+        return self.graph.run(*self.with_causes(work, kept), self.early)
 
     @property
     def _evened(self) -> Ints:

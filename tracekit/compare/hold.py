@@ -18,6 +18,7 @@ from tracekit.compare.finder import Finder, orders_differ
 from tracekit.compare.gap import Replays, replays, split_gap
 from tracekit.compare.identify import Match
 from tracekit.compare.judge import doubt
+from tracekit.compare.predict.predictor import predictor
 from tracekit.compare.sizes import size_from_order
 from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_search, what_if
 from tracekit.errors import Notice, OptionError
@@ -86,7 +87,7 @@ def _compare(
     if not held:
         return None, (*_once(said), *_reason(said, roles.pipelines, with_work))
     head, differing = _head(held, pipeline)
-    lines = tuple(_what_if(head)) if what_if else ()
+    lines, unpredicted = _what_if(head, by_rank) if what_if else ((), [])
     lanes = pl.concat([r.lanes.with_columns(rank=pl.lit(r.rank, pl.Int32)) for r in with_work])
     result = ScheduleComparison(
         head=head,
@@ -98,7 +99,7 @@ def _compare(
         factors=factors(head.replays, head.pipeline),
     )
     untried = _untried(head) if what_if else []
-    return result, _once([*said, *head.notices, *differing, *untried])
+    return result, _once([*said, *head.notices, *differing, *untried, *unpredicted])
 
 
 def _hold_line(
@@ -358,8 +359,15 @@ def _kind(held: Held) -> tuple[bool, str, int, int]:
     return held.match.exact, plan.name, plan.microbatches, plan.virtual
 
 
-def _what_if(held: Held) -> list[WhatIf]:
-    return list(what_if(held.replays, held.pipeline.detail, len(held.pipeline.ranks), held.match))
+def _what_if(held: Held, ranks: Mapping[int, RankPipeline]) -> tuple[tuple[WhatIf, ...], list[Notice]]:
+    """Return the rows of ``--what-if``, and why they are ideals alone where they are."""
+    own, pipeline = held.match.schedule, held.pipeline
+    found = predictor(pipeline, ranks, own, exact=held.match.exact, measured_ns=held.measured_ns)
+    said = []
+    if isinstance(found, str):
+        text = f"no schedule's makespan could be predicted, only its ideal: {found}"
+        said.append(Notice("what-if-ideal-only", text))
+    return tuple(what_if(held.replays, pipeline.detail, len(pipeline.ranks), held.match, found)), said
 
 
 def _untried(held: Held) -> list[Notice]:

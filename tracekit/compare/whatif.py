@@ -1,8 +1,8 @@
-"""What another schedule, or one trouble less, would have bought: the run's own measured times, other assumptions."""
+"""What another schedule, or one trouble less, would have bought: this run's own times, messages and machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,10 @@ import polars as pl
 
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match
+from tracekit.compare.predict.curves import by_chunks, by_microbatches
+from tracekit.compare.predict.layout import propose, stage_layers
+from tracekit.compare.predict.predictor import Prediction, Predictor
+from tracekit.compare.predict.without import removed
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Schedule, Times, generate, names, simulate
 from tracekit.schedules.registry import describe
@@ -34,20 +38,36 @@ def too_large_to_search(pp: int, microbatches: int) -> bool:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One line: what would change, what it would come to, what that takes for granted."""
+    """One line: what would change, what it would come to, and what that rests on.
 
-    change: str  # "schedule" or "without"
+    ``predicted_ns`` is simulated with this run's messages and machine, ``ideal_ns`` with free messages and balanced
+    stages. ``saves_ns`` is the measured makespan less the predicted; below 0 it would be slower.
+    """
+
+    change: str  # "schedule", "without", "layout", "microbatches" or "chunks"
     name: str
-    virtual: int | None
-    makespan_ns: int
-    saves_ns: int  # a schedule: against the ideal of the run's own; without a cause: against the measured makespan
-    bubble_fraction: float | None
-    peak_activations: float | None  # most a rank holds, in micro-batches of all its layers
-    assumption: str
+    virtual: int | None = None
+    ideal_ns: int | None = None
+    predicted_ns: int | None = None
+    predicted_range_ns: tuple[int, int] | None = None
+    saves_ns: int | None = None
+    outside_cells: float | None = None  # share of ranks × predicted makespan in no cell
+    peak_activations: float | None = None  # most a rank holds, in micro-batches of all its layers
+    ran: bool = False  # this run's own: measured, not predicted
+    microbatches: int | None = None
+    layout: str | None = None  # for Megatron-Core's --pipeline-model-parallel-layout
+    rests_on: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def slower(self) -> bool:
+        """Whether it would take longer than the run did."""
+        return self.saves_ns is not None and self.saves_ns < 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return asdict(self)
+        made = asdict(self) | {"slower": self.slower}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in made.items()}
 
 
 @dataclass(frozen=True)
@@ -91,39 +111,74 @@ def _weight_share(r: Replays, cells: pl.DataFrame) -> tuple[float, bool]:
     return (min(weight / total, 0.9), True) if weight and total else (0.5, False)
 
 
-def what_if(r: Replays, cells: pl.DataFrame, pp: int, match: Match) -> list[WhatIf]:
-    """Schedules the run could use, best first, then what each trouble costs, dearest first."""
-    own, microbatches = match.schedule, match.schedule.microbatches
+def what_if(r: Replays, cells: pl.DataFrame, pp: int, match: Match, predicted: Predictor | str) -> list[WhatIf]:
+    """Schedules the run could use, best first, then what each trouble costs, dearest first.
+
+    *predicted* runs other schedules on this run's machine, or says why it cannot: then rows have their ideal alone.
+    """
+    own = match.schedule
     times = stage_times(r, cells, pp)
-    rows = []
-    for schedule in _usable(own, pp, microbatches, times):
-        chunks = schedule.stages / pp
-        done = simulate(schedule, times.of_chunks(chunks))
-        rows.append((schedule, done.makespan, done.bubble_fraction, max(done.peak_activations) / chunks))
-    base = next((m for s, m, _, _ in rows if (s.name, s.virtual) == (own.name, own.virtual)), None)
-    if base is None:
-        base = simulate(own, times.of_chunks(own.stages / pp)).makespan
-    lines = [
-        WhatIf("schedule", s.name, s.virtual, int(m), int(base - m), b, peak, _assumption(s, own, times))
-        for s, m, b, peak in rows
-    ]
-    lines.sort(key=lambda line: (line.makespan_ns, line.peak_activations or 0))
-    return lines + _without(r)
+    rows = [_schedule_row(schedule, own, times, r, predicted) for schedule in _usable(own, pp, times)]
+    rows.sort(key=_rank)
+    more = [] if isinstance(predicted, str) else [*_layout(predicted, cells), *_curves(predicted, cells, times)]
+    return [*rows, *_without(r, predicted), *more]
 
 
-def _usable(own: Schedule, pp: int, microbatches: int, times: StageTimes) -> Iterator[Schedule]:
+def _rank(line: WhatIf) -> tuple[bool, int, float]:
+    """Best prediction first; those without one after them, by their ideal."""
+    by = line.ideal_ns if line.predicted_ns is None else line.predicted_ns
+    return line.predicted_ns is None, by or 0, line.peak_activations or 0
+
+
+def _schedule_row(
+    schedule: Schedule, own: Schedule, times: StageTimes, r: Replays, predicted: Predictor | str
+) -> WhatIf:
+    chunks = schedule.stages / schedule.pp
+    done = simulate(schedule, times.of_chunks(chunks))
+    mine = (schedule.name, schedule.virtual) == (own.name, own.virtual)
+    common: dict[str, Any] = {
+        "change": "schedule",
+        "name": schedule.name,
+        "virtual": schedule.virtual,
+        "ideal_ns": int(done.makespan),
+        "peak_activations": max(done.peak_activations) / chunks,
+        "microbatches": schedule.microbatches,
+    }
+    if mine:
+        busy = float(np.sum(r.end - r.start)) / max(1, schedule.pp * r.makespan)
+        return WhatIf(
+            **common, predicted_ns=r.makespan, predicted_range_ns=(r.makespan, r.makespan), saves_ns=0, ran=True,
+            outside_cells=max(0.0, 1 - busy), rests_on=("this run, measured",),
+        )  # fmt: skip
+    found = predicted if isinstance(predicted, str) else predicted.predict(schedule)
+    said, unknown = _said(schedule, own, times, predicted)
+    if isinstance(found, str):
+        return WhatIf(**common, rests_on=said, unknown=(f"the makespan: {found}",))
+    return WhatIf(**common, **_numbers(found, r.makespan), rests_on=said, unknown=unknown)
+
+
+def _numbers(found: Prediction, measured_ns: int) -> dict[str, Any]:
+    return {
+        "predicted_ns": found.ns,
+        "predicted_range_ns": (found.low_ns, found.high_ns),
+        "saves_ns": measured_ns - found.ns,
+        "outside_cells": found.outside,
+    }
+
+
+def _usable(own: Schedule, pp: int, times: StageTimes) -> Iterator[Schedule]:
     for name in names():
         entry = describe(name)
         searched = name in SEARCHED
-        if not entry.pipeline or (searched and too_large_to_search(pp, microbatches)):
+        if not entry.pipeline or (searched and too_large_to_search(pp, own.microbatches)):
             continue
-        options = sorted({2, own.virtual}) if entry.virtual is None else [None]
+        options = sorted({2, own.virtual} - {1}) if entry.virtual is None else [None]  # one chunk: the plain schedule
         for virtual in options:
             try:
                 yield generate(
                     name,
                     pp=pp,
-                    microbatches=microbatches,
+                    microbatches=own.microbatches,
                     virtual=virtual,
                     times=times.of_chunks(1) if searched else None,
                 )
@@ -131,31 +186,118 @@ def _usable(own: Schedule, pp: int, microbatches: int, times: StageTimes) -> Ite
                 continue
 
 
-def _assumption(schedule: Schedule, own: Schedule, times: StageTimes) -> str:
-    said = ["balanced stages, free transfers"]
+def _said(
+    schedule: Schedule, own: Schedule, times: StageTimes, predicted: Predictor | str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a row rests on, and what could not be known."""
+    said: list[str] = []
+    unknown: list[str] = []
     chunks, own_chunks = schedule.stages / schedule.pp, own.stages / own.pp
     if chunks != own_chunks:
         said.append(f"a rank's layers cut into {chunks:g} equal chunk{'s' * (chunks != 1)}")
     if any(op.kind == "FB" for op in schedule.ranks[0]):
-        said.append(
-            "FB takes F + B" if times.overlap is None else f"FB takes {times.overlap:.0%} of F + B, as measured"
-        )
-    if any(op.kind == "W" for op in schedule.ranks[0]) and not times.split_known:
+        apart = times.overlap is None or not isinstance(predicted, str)
+        said.append("FB takes F + B" if apart else f"FB takes {times.overlap:.0%} of F + B, as measured")
+    split = any(op.kind == "W" for op in schedule.ranks[0])
+    if split and not times.split_known:
         said.append("backward halves into I and W")
     if schedule.name in ("dualpipe", "chimera"):
         said.append("every rank holds two stages' weights")
-    return "; ".join(said)
+    if not isinstance(predicted, str):
+        said.append(predicted.runtime.words())
+        unknown += predicted.fitted.unknown
+        if split and not predicted.cells[1].split_ran:
+            unknown.append("what splitting the backward costs the host: this run did not")
+    return tuple(said), tuple(unknown)
 
 
-def _without(r: Replays) -> list[WhatIf]:
-    lines = []
+def _without(r: Replays, predicted: Predictor | str) -> list[WhatIf]:
+    """Return what each trouble costs, dearest first; only those that cost anything."""
+    measured, found = r.makespan, []
     for cause, words in GAP_CAUSES.items():
         if words.change is None:
             continue
-        makespan = r.without(cause)
-        saves = r.makespan - makespan
-        if saves:
-            busy = float(np.sum(r.end - r.start)) / max(1, len(np.unique(r.graph.position)) * makespan)
-            outside = max(0.0, 1 - busy)
-            lines.append(WhatIf("without", words.change, None, makespan, saves, outside, None, words.assumption))
-    return sorted(lines, key=lambda line: -line.saves_ns)
+        if isinstance(predicted, str):
+            makespan, outside = _replayed(r, cause)
+            low = high = makespan
+            rests = (words.assumption or "", "messages and waiting as in this run")
+        else:
+            played = removed(predicted, cause, _inside(r, cause))
+            if played is None:
+                continue
+            makespan, low, high, outside = played.ns, played.low_ns, played.high_ns, played.outside
+            rests = (words.assumption or "", predicted.runtime.words())
+        if measured > makespan:
+            found.append(
+                WhatIf(
+                    "without",
+                    words.change,
+                    None,
+                    None,
+                    makespan,
+                    (low, high),
+                    measured - makespan,
+                    outside,
+                    rests_on=rests,
+                )
+            )
+    return sorted(found, key=lambda line: -(line.saves_ns or 0))
+
+
+def _layout(predicted: Predictor, cells: pl.DataFrame) -> list[WhatIf]:
+    """Return the split of layers over stages that would be faster, where there is one."""
+    made = propose(predicted, cells)
+    if made is None:
+        return []
+    name = "layers per stage " + ",".join(map(str, made.layers))
+    said = "a layer takes its stage's share of the stage; what the ends take beside their layers stays there"
+    numbers = _numbers(made.found, predicted.measured_ns)
+    return [WhatIf("layout", name, predicted.own.virtual, **numbers, layout=made.megatron(), rests_on=(said,))]
+
+
+def _curves(predicted: Predictor, cells: pl.DataFrame, times: StageTimes) -> list[WhatIf]:
+    """Return the run's schedule over numbers of micro-batches, and 1F1B over numbers of chunks."""
+    own = predicted.own
+    layers = stage_layers(cells, own.stages)
+    held = None if layers is None else int(layers.sum()) // own.pp
+    found = [_point("microbatches", s, predicted, times) for s in by_microbatches(own)]
+    found += [_point("chunks", s, predicted, times) for s in by_chunks(own, held)]
+    return [line for line in found if line is not None]
+
+
+def _point(change: str, schedule: Schedule, predicted: Predictor, times: StageTimes) -> WhatIf | None:
+    made = predicted.predict(schedule)
+    if isinstance(made, str):
+        return None
+    chunks = schedule.stages / schedule.pp
+    done = simulate(schedule, times.of_chunks(chunks))
+    numbers = _numbers(made, predicted.measured_ns)
+    if change == "microbatches":  # another amount of work: nothing to hold it against
+        numbers["saves_ns"] = None
+    return WhatIf(
+        change,
+        schedule.name,
+        schedule.virtual,
+        ideal_ns=int(done.makespan),
+        peak_activations=max(done.peak_activations) / chunks,
+        microbatches=schedule.microbatches,
+        rests_on=("micro-batches of this run's size", predicted.runtime.words()),
+        **numbers,
+    )
+
+
+def _replayed(r: Replays, cause: str) -> tuple[int, float]:
+    """Return makespan and share outside cells of the run's own order without *cause*."""
+    start, end = r.run_without(cause)
+    makespan = int(end.max(initial=0))
+    ranks = max(1, len(np.unique(r.graph.position)))
+    return makespan, max(0.0, 1 - float((end - start).sum()) / max(1, ranks * makespan))
+
+
+def _inside(r: Replays, cause: str) -> Mapping[tuple[str, int, int], float]:
+    """Return the time of each cell that *cause* stopped it for, by kind, stage and micro-batch."""
+    if cause not in r.inside:
+        return {}
+    g = r.graph
+    keys = zip(g.op.tolist(), g.stage.tolist(), g.microbatch.tolist(), strict=True)
+    return dict(zip(keys, r.inside[cause].astype(float).tolist(), strict=True))

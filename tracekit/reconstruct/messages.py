@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.reconstruct.walks import ENGINE, FORWARD, LOOSE
+
 Ints = npt.NDArray[np.int64]
 
 MESSAGES = pl.Schema(
@@ -19,6 +21,8 @@ MESSAGES = pl.Schema(
         "end_ns": pl.Int64(),
         "group": pl.String(),  # the communicator
         "stream": pl.Int64(),
+        "inline": pl.Boolean(),  # on a stream that runs compute too
+        "bytes": pl.Int64(),  # of the kernel, all its messages; null where the trace does not say
         "made": pl.String(),  # of a send: F or B, the chunk whose result it carries; null where none came before it
     }
 )
@@ -28,6 +32,7 @@ MESSAGES = pl.Schema(
 def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     """Return the messages (``MESSAGES``) among a rank's *rows*; *chunks* are its forwards and backwards."""
     part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("p2p").is_not_null())
+    computing = rows.filter(pl.col("side").is_in([FORWARD, ENGINE, LOOSE]))["stream"].unique()
     split = part.select(
         "step",
         pl.col("host_ns").alias("launch_ns"),
@@ -36,6 +41,8 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
         pl.col("p2p").cast(pl.String).str.split(",").alias("message"),
         pl.col("group").cast(pl.String),
         "stream",
+        "bytes",
+        inline=pl.col("stream").is_in(computing.implode()),
         kernel="id",
     ).explode("message")
     way = pl.col("message").str.split(":")

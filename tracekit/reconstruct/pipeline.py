@@ -28,11 +28,13 @@ DETAILED = pl.Schema(
         "pair": pl.Int64(),
         "b_pair": pl.Int64(),
         "launch_ns": pl.Int64(),
+        "last_ns": pl.Int64(),
+        "layers": pl.Int64(),
         "wgrad_ns": pl.Int64(),
         **dict.fromkeys(INSIDE, pl.Int64()),
     }
 )
-"""Cells with their place, their pair (see ``CHUNKS``), launch time, weight gradients and stalls inside."""
+"""Cells with their place, their pair (see ``CHUNKS``), first and last launch, layers, weight gradients and stalls."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +148,9 @@ def _cells(
     chunks = _named(chunks, places)
     table = _with_blocks(chunks) if (chunks["beside"] >= 0).any() else chunks
     placed = table.with_columns(rank=pl.lit(rank, pl.Int32), position=pl.lit(position), step=pl.lit(step))
-    return conform(clocks.align(placed, "start_ns", "end_ns", "launch_ns").sort("start_ns", "end_ns"), DETAILED)
+    return conform(
+        clocks.align(placed, "start_ns", "end_ns", "launch_ns", "last_ns").sort("start_ns", "end_ns"), DETAILED
+    )
 
 
 def _with_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
@@ -167,7 +171,7 @@ def _with_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
         pl.col("stage_b").alias("b_stage"),
         pl.col("microbatch_b").alias("b_microbatch"),
         *(pl.min_horizontal(n, f"{n}_b").alias(n) for n in ("start_ns", "launch_ns", "confidence")),
-        pl.max_horizontal("end_ns", "end_ns_b").alias("end_ns"),
+        *(pl.max_horizontal(n, f"{n}_b").alias(n) for n in ("end_ns", "last_ns")),
         *(pl.max_horizontal(n, f"{n}_b").alias(n) for n in ("busy_ns", "wgrad_ns", *INSIDE)),
     )
     used = set(blocks["index"].to_list()) | set(blocks["index_b"].to_list())
@@ -259,7 +263,7 @@ def _fused(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     summed = ("busy_ns", "wgrad_ns", *INSIDE)
     fused = joined.with_columns(
         pl.when("first").then(pl.lit("B")).otherwise(pl.col("op").cast(pl.String)).alias("op"),
-        pl.when("first").then(pl.col("end_ns").shift(-1)).otherwise("end_ns").alias("end_ns"),
+        *(pl.when("first").then(pl.col(n).shift(-1)).otherwise(n).alias(n) for n in ("end_ns", "last_ns")),
         *(pl.when("first").then(pl.col(n) + pl.col(n).shift(-1)).otherwise(n).alias(n) for n in summed),
     )
     return conform(fused.filter(~pl.col("first").shift(1).fill_null(False)), DETAILED)

@@ -6,7 +6,7 @@ those come when the ranks of a pipeline meet in ``assemble``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -17,8 +17,10 @@ from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union
 from tracekit.reconstruct.beside import beside
 from tracekit.reconstruct.chunks import POSITION, SURE, Segments
+from tracekit.reconstruct.contention import CONTENTION, contention
 from tracekit.reconstruct.lanes import LANES, lanes
 from tracekit.reconstruct.messages import read_messages
+from tracekit.reconstruct.repeats import repeats
 from tracekit.reconstruct.segment import prepare, segment
 from tracekit.reconstruct.stalls import Timeline, find_stalls
 from tracekit.reconstruct.walks import LOOSE
@@ -39,6 +41,7 @@ CHUNKS = pl.Schema(
         "busy_ns": pl.Int64(),  # union of compute inside it
         "wgrad_ns": pl.Int64(),  # of that, weight gradients
         **{f"{cause}_ns": pl.Int64() for cause in STALL_CAUSES},
+        "layers": pl.Int64(),  # how many times its kernels come again
         "stage": pl.Int32(),
         "microbatch": pl.Int32(),
         "confidence": pl.Float64(),
@@ -67,6 +70,7 @@ class RankPipeline:
     peers_by_order: bool = False  # nothing recorded says to whom messages went: order and time do
     cut: tuple[int | None, ...] = ()  # steps the recording holds only a part of; None: the trace has no step marks
     notices: tuple[Notice, ...] = ()
+    contention: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CONTENTION))
 
     @cached_property
     def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
@@ -105,9 +109,9 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     if rows["step"].null_count() == rows.height:  # the whole trace is one step
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
     found = [_step(step, part) for step, part in _steps(rows)]
-    chunks = _stack([c for c, _ in found], CHUNKS)
+    chunks = _stack([c for c, _, _ in found], CHUNKS)
     used = np.zeros(rows.height, bool)
-    for _, mine in found:
+    for _, mine, _ in found:
         used[mine] = True
     ran = Timeline.of(rows)
     stalls = find_stalls(ran, used, everything, chunks)
@@ -124,7 +128,23 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
         notices=(*sampled, *_notices(rows, chunks)),
+        contention=_contention(rows, found, ran),
     )
+
+
+def _contention(rows: pl.DataFrame, found: list[_Found], ran: Timeline) -> pl.DataFrame:
+    """Return what communication cost the kernels of the chunks of all steps."""
+    mine, chunk, op, before = [], [], [], 0
+    for table, at, number in found:
+        mine.append(at)
+        chunk.append(number + before)
+        op.append(table["op"].to_numpy().astype(str)[number])
+        before += table.height
+    if not before:
+        return pl.DataFrame(schema=CONTENTION)
+    used = rows[np.concatenate(mine)].select("host_ns", "start_ns", "end_ns")
+    named = used.with_columns(chunk=pl.Series(np.concatenate(chunk)), op=pl.Series(np.concatenate(op), dtype=pl.String))
+    return contention(named, ran.time(("pp_comm",)))
 
 
 def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
@@ -157,14 +177,26 @@ def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
     return sorted(((int(part["step"][0]), part) for part in parts), key=lambda found: found[0])
 
 
-def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.int64]]:
+_Found = tuple[pl.DataFrame, Ints, Ints]
+"""Chunks of one step, the rows they are made of, and which chunk each row is in."""
+
+
+def _step(step: int, rows: pl.DataFrame) -> _Found:
     """Chunks of one step, and the rows they are made of."""
     cut = segment(rows)
     inside = np.flatnonzero(cut.chunk >= 0)
     if not len(inside):
-        return pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64)
+        return pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64), np.zeros(0, np.int64)
     used = rows[inside].select(
-        "host_ns", "side", "start_ns", "end_ns", "stage", "microbatch", "block", chunk=pl.Series(cut.chunk[inside])
+        "name",
+        "host_ns",
+        "side",
+        "start_ns",
+        "end_ns",
+        "stage",
+        "microbatch",
+        "block",
+        chunk=pl.Series(cut.chunk[inside]),
     )
     chunks = (
         used.group_by("chunk")
@@ -179,6 +211,7 @@ def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.i
             pl.col("microbatch").drop_nulls().first(),
             pl.col("block").drop_nulls().first(),
         )
+        .join(repeats(used), on="chunk", how="left")
         .sort("chunk")
         .with_columns(
             step=pl.lit(step, pl.Int64),
@@ -188,7 +221,8 @@ def _step(step: int, rows: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.i
         )
     )
     chunks = _shared_names(chunks, cut)
-    return chunks.with_columns(beside=beside(chunks, told=cut.told)), rows["row"].to_numpy()[inside]
+    numbers = np.searchsorted(chunks["chunk"].to_numpy(), cut.chunk[inside])
+    return chunks.with_columns(beside=beside(chunks, told=cut.told)), rows["row"].to_numpy()[inside], numbers
 
 
 def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:

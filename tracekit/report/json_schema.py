@@ -70,7 +70,25 @@ def _measured() -> dict[str, Schema]:
 
 def _schedule() -> Schema:
     side = _object({"makespan_ns": INT, "outside_cells": NUMBER})
-    change = _object({"change": TEXT, "name": TEXT, "saves_ns": _or_null(INT)})
+    change = _object(
+        {
+            "change": {"enum": ["schedule", "without", "layout", "microbatches", "chunks"]},
+            "name": TEXT,
+            "virtual": _or_null(INT),
+            "ideal_ns": _or_null(INT),
+            "predicted_ns": _or_null(INT),
+            "predicted_range_ns": _or_null(_list(INT)),
+            "saves_ns": _or_null(INT),
+            "slower": BOOL,
+            "ran": BOOL,
+            "outside_cells": _or_null(NUMBER),
+            "peak_activations": _or_null(NUMBER),
+            "microbatches": _or_null(INT),
+            "layout": _or_null(TEXT),
+            "rests_on": _list(TEXT),
+            "unknown": _list(TEXT),
+        }
+    )
     return _object(
         {
             "name": TEXT,

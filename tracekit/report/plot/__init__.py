@@ -19,11 +19,12 @@ from tracekit.errors import OptionError
 from tracekit.report.plot.bars import budget, gap, overlap
 from tracekit.report.plot.schedule import schedule
 from tracekit.report.plot.time import lanes, timeline
+from tracekit.report.plot.whatif import curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PLOTS", "budget", "draw", "gap", "lanes", "overlap", "save", "schedule", "timeline"]
+__all__ = ["PLOTS", "budget", "curve", "draw", "gap", "lanes", "overlap", "save", "schedule", "timeline"]
 
 PLOTS: dict[str, Callable[[Analysis], Figure]] = {
     "schedule": schedule,
@@ -34,6 +35,7 @@ PLOTS: dict[str, Callable[[Analysis], Figure]] = {
     "gap": gap,
     "lanes": lanes,
     "timeline": timeline,
+    "curve": curve,
 }
 """What ``--plot`` can name."""
 

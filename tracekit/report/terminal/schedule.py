@@ -12,13 +12,10 @@ from tracekit._util.text import bare_ms, counted, percent
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.terminal.gantt import gantt
 from tracekit.report.terminal.table import MANY, SHOWN, note, table
+from tracekit.report.terminal.whatif import render_what_if
 from tracekit.report.view import View
-from tracekit.report.view.model import PhaseRow, Rung, ScheduleView, WhatIfRow
+from tracekit.report.view.model import PhaseRow, Rung, ScheduleView
 from tracekit.schema import PHASES
-
-ALTERNATIVES = 6
-ROOM_FOR_ASSUMPTIONS = 120
-"""Columns from which a what-if also says what it takes for granted."""
 
 
 def render_schedule(view: View, width: int) -> RenderableType | None:
@@ -32,7 +29,7 @@ def render_schedule(view: View, width: int) -> RenderableType | None:
         _waterfall(found, width),
         gantt(held.head, width),
         _phases(found.phases),
-        _what_if(found.what_if, width),
+        render_what_if(found.what_if),
     ]
     return Group(*(part for part in parts if part is not None))
 
@@ -103,21 +100,3 @@ def _phases(rows: Sequence[PhaseRow]) -> RenderableType | None:
         made.add_row(row.name, *(percent(share) for share in row.shares))
     said = "shares of each label's time that compute ran beside; the overlapped schedule's ideal is all of it"
     return Group(made, note(said))
-
-
-def _what_if(lines: tuple[WhatIfRow, ...], width: int) -> RenderableType | None:
-    if not lines:
-        return None
-    wide = width >= ROOM_FOR_ASSUMPTIONS
-    last = ["taken for granted"] if wide else []
-    made = table("what if", "makespan ms", "saves ms", "outside cells", "peak", *last, left=("what if", *last))
-    made.columns[0].no_wrap = True
-    schedules = [line for line in lines if line.change == "schedule"][:ALTERNATIVES]
-    for line in [*schedules, *(line for line in lines if line.change == "without")]:
-        name = line.name + (f" (virtual {line.virtual})" if line.virtual and line.virtual > 1 else "")
-        peak = "" if line.peak_activations is None else f"{line.peak_activations:g}"
-        figures = (bare_ms(line.makespan_ns), bare_ms(line.saves_ns), percent(line.outside_cells), peak)
-        made.add_row(name, *figures, *([line.assumption] if wide else []))
-    said = "saves: against the measured run; a schedule's time is ideal (messages free); peak: micro-batches held"
-    more = "" if wide else ". What each takes for granted: a wider terminal, or -o report.html"
-    return Group(made, note(said + more))

@@ -290,13 +290,21 @@ class WhatIfRow:
     name: str
     change: str
     virtual: int | None
-    makespan_ns: int
-    saves_ns: int
+    predicted_ns: int | None
+    """On this run's machine; None where that cannot be told."""
+    range_ns: tuple[int, int] | None
+    """Where the prediction may lie."""
+    ideal_ns: int | None
+    """With free messages and balanced stages."""
+    saves_ns: int | None
+    slower: bool
+    ran: bool
+    """The run's own schedule: measured, not predicted."""
     outside_cells: float | None
     peak_activations: float | None
-    assumption: str
-    range_ns: tuple[int, int] | None = None
-    """Where the makespan may lie, where it is predicted."""
+    layout: str | None
+    rests_on: tuple[str, ...]
+    unknown: tuple[str, ...]
     command: str | None = None
     """Draws that schedule."""
 

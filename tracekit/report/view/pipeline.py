@@ -52,7 +52,7 @@ def schedule_view(analysis: Analysis) -> ScheduleView | None:
         ),
         orders=tuple(zip(ranks, held.orders(), strict=True)),
         phases=_phases(found.lanes),
-        what_if=tuple(_what_if(line, held, pp=plan.pp, microbatches=plan.microbatches) for line in found.what_if),
+        what_if=tuple(_what_if(line, pp=plan.pp, microbatches=plan.microbatches) for line in found.what_if),
     )
 
 
@@ -125,7 +125,7 @@ def _shares(part: pl.DataFrame, by: str) -> tuple[float | None, ...]:
     return tuple(hidden / total if total else None for hidden, total in sums)
 
 
-def _what_if(line: WhatIf, held: Held, *, pp: int, microbatches: int) -> WhatIfRow:
+def _what_if(line: WhatIf, *, pp: int, microbatches: int) -> WhatIfRow:
     """Return one line with what it saves against the measured run, whatever it changes."""
     command = None
     if line.change == "schedule":
@@ -135,11 +135,17 @@ def _what_if(line: WhatIf, held: Held, *, pp: int, microbatches: int) -> WhatIfR
         name=line.name,
         change=line.change,
         virtual=line.virtual,
-        makespan_ns=line.makespan_ns,
-        saves_ns=held.measured_ns - line.makespan_ns,
-        outside_cells=line.bubble_fraction,
+        predicted_ns=line.predicted_ns,
+        range_ns=line.predicted_range_ns,
+        ideal_ns=line.ideal_ns,
+        saves_ns=line.saves_ns,
+        slower=line.slower,
+        ran=line.ran,
+        outside_cells=line.outside_cells,
         peak_activations=line.peak_activations,
-        assumption=line.assumption,
+        layout=line.layout,
+        rests_on=line.rests_on,
+        unknown=line.unknown,
         command=command,
     )
 

@@ -1,0 +1,161 @@
+"""Predict what a schedule would take on this run's machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.compare.predict.engine import Outcome, run
+from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, Fitted, Machine, fit, match_messages
+from tracekit.compare.predict.programs import RUN, Program
+from tracekit.compare.predict.ran import Ran, ran
+from tracekit.compare.predict.runtime import Runtime, find_runtime
+from tracekit.reconstruct.pipeline import Pipeline
+from tracekit.reconstruct.rank import RankPipeline
+from tracekit.schedules import Schedule
+
+Floats = npt.NDArray[np.float64]
+
+MOST_OPS = 4_000
+"""Ops of a schedule up to which it is run message by message."""
+
+MOST_MISS = 0.15
+"""Share of the run's own makespan by which the engine may miss it; beyond, something is not understood."""
+
+ROUNDS = 3
+"""Steps run one after the other at most: a host begins a step when its rank has ended the one before."""
+
+SETTLED = 0.002
+"""Share of a step by which the next one may differ for it to count as the same."""
+
+
+class Prediction(NamedTuple):
+    """What a schedule would take, at least and at most, and the share of it outside cells."""
+
+    ns: int
+    low_ns: int
+    high_ns: int
+    outside: float
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A run's machine and cells, ready to run other schedules."""
+
+    own: Schedule
+    runtime: Runtime
+    fitted: Fitted
+    cells: tuple[Ran, Ran, Ran]  # lower quartiles, medians, upper quartiles
+    measured_ns: int
+
+    def predict(self, schedule: Schedule) -> Prediction | str:
+        """Return what *schedule* would take, or why that cannot be said."""
+        if too_many := _too_many(schedule):
+            return too_many
+        program = self.runtime.program(schedule, self.own)
+        found = [self.play(program, schedule, level) for level in (LOW, MIDDLE, HIGH)]
+        if any(outcome is None for outcome in found):
+            return "its messages would wait for each other in the order this runtime posts them"
+        spans = [outcome.makespan for outcome in found if outcome is not None]
+        middle = found[MIDDLE]
+        assert middle is not None
+        busy = float((middle.end - middle.start).sum())
+        outside = max(0.0, 1 - busy / (schedule.pp * spans[MIDDLE])) if spans[MIDDLE] else 0.0
+        low, high = min(spans) * (1 - self.miss), max(spans) * (1 + self.miss)
+        return Prediction(round(spans[MIDDLE]), round(low), round(high), outside)
+
+    @property
+    def miss(self) -> float:
+        """By what share the run's own makespan is missed; every range is widened by it."""
+        if "_miss" not in self.__dict__:
+            program = self.runtime.program(self.own, self.own)
+            outcome = self.play(program, self.own, MIDDLE)
+            found = abs(outcome.makespan / self.measured_ns - 1) if outcome is not None and self.measured_ns else 0.0
+            self.__dict__["_miss"] = min(found, 1.0)
+        return float(self.__dict__["_miss"])
+
+    def play(
+        self,
+        program: Program,
+        schedule: Schedule,
+        level: int = MIDDLE,
+        *,
+        machine: Machine | None = None,
+        work: Sequence[float] | None = None,
+        host: bool = True,
+    ) -> Outcome | None:
+        """Run *program* step after step until hosts begin as they would; None where it gets stuck.
+
+        *work* says what each piece takes where that is not what such a piece took in this run.
+        """
+        cells = self.cells[level]
+        machine = machine or self.fitted.machines[level]
+        times = cells.work_of(program, schedule) if work is None else work
+        done = run(program, times, machine, cells.launches_of(program, schedule) if host else None)
+        for _ in range(ROUNDS - 1 if host and not done.stuck else 0):
+            before, ends = done.makespan, _ends(program, done)
+            done = run(program, times, machine, cells.launches_of(program, schedule, begins=ends - ends.min()))
+            if abs(done.makespan - before) <= SETTLED * before:
+                break
+        return None if done.stuck else done
+
+
+def _too_many(schedule: Schedule) -> str | None:
+    """Return why a schedule is too large to run, None where it is not."""
+    few = sum(len(order) for order in schedule.ranks) <= MOST_OPS
+    return None if few else f"more than {MOST_OPS:,} ops are too many to run message by message"
+
+
+def _ends(program: Program, done: Outcome) -> Floats:
+    """Return when each rank's last piece ended."""
+    return np.array([max((done.end[at] for code, at in steps if code == RUN), default=0.0) for steps in program.steps])
+
+
+def predictor(
+    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], own: Schedule, *, exact: bool, measured_ns: int
+) -> Predictor | str:
+    """Return what this run says about its machine, or why it says too little."""
+    if reason := _unfit(pipeline, own, exact=exact):
+        return reason
+    messages = _messages(pipeline, ranks)
+    matched = match_messages(messages)
+    if matched is None:
+        return "not every message could be matched with its other side"
+    runtime = find_runtime(own, messages, pipeline.detail)
+    contention = [ranks[r].contention for r in pipeline.ranks]
+    fitted = fit(matched, contention, runtime.queues)
+    cells = [
+        ran(pipeline.detail, messages, fitted.machines[MIDDLE], stages=own.stages, level=level)
+        for level in (LOW, MIDDLE, HIGH)
+    ]
+    made = Predictor(own, runtime, fitted, (cells[0], cells[1], cells[2]), measured_ns)
+    if made.miss > MOST_MISS:
+        return f"run again with its own messages and host, this run would differ by {made.miss:.0%}"
+    return made
+
+
+def _unfit(pipeline: Pipeline, own: Schedule, *, exact: bool) -> str | None:
+    """Return why a run says too little about its machine, None where it may say enough."""
+    if len(pipeline.ranks) < 2:
+        return "one rank sends no messages"
+    if len(pipeline.positions) < len(pipeline.ranks):
+        return "traces of some of the pipeline's ranks are missing"
+    if not exact or pipeline.stages_from == "nothing":
+        return "the run's own order is not one of the schedules known"
+    return _too_many(own)
+
+
+def _messages(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> dict[int, pl.DataFrame]:
+    """Return each position's messages of the step, on the pipeline's clock, peers as positions."""
+    position = {rank: at for at, rank in enumerate(pipeline.ranks)}
+    found = {}
+    for rank, at in position.items():
+        table = ranks[rank].by_step[pipeline.step][1]
+        peers = pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32)
+        found[at] = table.with_columns(*pipeline.clocks.moved(rank, "launch_ns", "start_ns", "end_ns"), peers)
+    return found
