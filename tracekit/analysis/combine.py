@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit._util.notices import merge_notices
 from tracekit._util.text import listing
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
@@ -65,7 +64,7 @@ def combine(
     tables["clocks"] = clocks.table
     tables["matched"] = clocks.align(matching.members, "start_ns", "end_ns").drop("row")
     tables["kernels"] = together([part.kernels for part in parts])
-    own = _merge((part.source.rank, part.notices) for part in parts)
+    own = merge_notices(((part.source.rank, part.notices) for part in parts), ranks=len(parts))
     if compared is not None:
         tables |= {"cells": compared.cells, "lanes": compared.lanes}
         critical = in_cells(critical, compared)
@@ -303,24 +302,3 @@ def _lanes(parts: Sequence[RankTables]) -> pl.DataFrame:
     """Return what each rank hid in each phase: known from the rank alone, without its schedule."""
     known = [(part.source.rank, part.pipeline.lanes) for part in parts if part.pipeline is not None]
     return pl.concat([table.select(pl.lit(rank, pl.Int32).alias("rank"), pl.all()) for rank, table in known])
-
-
-def _merge(said: Iterable[tuple[int, Sequence[Notice]]]) -> list[Notice]:
-    """One notice for each code and text, with the ranks it is about; texts that differ in their numbers are one."""
-    about: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
-    for rank, notes in said:
-        for note in notes:
-            about[note.code, re.sub(r"\d[\d.,]*", "#", note.message)].append((rank, note.message))
-    every = len({rank for ranks in about.values() for rank, _ in ranks})
-    merged = []
-    for (code, _), several in about.items():
-        alike = len({message for _, message in several}) == 1
-        ranks, message = [rank for rank, _ in several], several[0][1]
-        if alike and len(ranks) == every > 1:
-            merged.append(Notice(code, message))
-        elif alike:
-            merged.append(Notice(code, f"rank {listing(map(str, ranks), most=8)}: {message}"))
-        else:
-            others = listing(map(str, ranks[1:]), most=8)
-            merged.append(Notice(code, f"rank {ranks[0]}: {message} (rank {others} too, with other numbers)"))
-    return merged

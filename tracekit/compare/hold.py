@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.notices import merge_notices
 from tracekit._util.text import percent
 from tracekit.align.clocks import Clocks
 from tracekit.compare._collecting import no_collecting
@@ -73,7 +74,12 @@ def _compare(
     if roles.unsized:
         sized_lines, sized = size_from_order([by_rank[r] for r in sorted(roles.unsized)], schedule)
         roles = with_pipelines(roles, sized_lines)
-    said: list[Notice] = [*matched, *roles.notices, *sized, *_merged(with_work)]
+    said: list[Notice] = [
+        *matched,
+        *roles.notices,
+        *sized,
+        *merge_notices((one.rank, one.notices) for one in with_work),
+    ]
     held: list[Held] = []
     cut: Counter[int] = Counter()
     finder = Finder(schedule)
@@ -377,19 +383,6 @@ def _untried(held: Held) -> list[Notice]:
         return []
     text = "are not among the schedules tried: searching their order takes too long for a run of this size"
     return [Notice("what-if-limited", f"{' and '.join(SEARCHED)} {text}")]
-
-
-def _merged(ranks: Sequence[RankPipeline]) -> list[Notice]:
-    """One notice for each thing said, with the ranks that said it."""
-    about: dict[Notice, list[int]] = {}
-    for r in ranks:
-        for notice in r.notices:
-            about.setdefault(notice, []).append(r.rank)
-    merged = []
-    for notice, who in about.items():
-        named = ", ".join(map(str, who[:8])) + (" …" if len(who) > 8 else "")
-        merged.append(Notice(notice.code, f"rank {named}: {notice.message}"))
-    return merged
 
 
 def _once(notices: Sequence[Notice]) -> tuple[Notice, ...]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tracekit._util.notices import without_rank
 from tracekit._util.text import listing
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import absent
 from tracekit.schema import Source
-from tracekit.store.sources import without_rank
 
 KINETO_CALL = """\
 from torch.profiler import ProfilerActivity, profile, schedule

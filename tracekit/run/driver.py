@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from tracekit._util.notices import merge_notices
 from tracekit._util.pool import Done, executor_size, iter_map
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import Source
 from tracekit.store.reading import SPAWN_PAYS_BYTES, prepare, worker_count
-from tracekit.store.sources import Paths, check_one_run, check_strict, find, merged_notices, missing_notice
+from tracekit.store.sources import Paths, check_one_run, check_strict, find, missing_notice
 
 R = TypeVar("R")
 
@@ -92,4 +93,4 @@ def check_run(
     missing = () if ranks is not None else missing_notice(sources)
     if strict:
         check_strict(missing)
-    return (*merged_notices(sources), *missing)
+    return (*merge_notices((source.rank, source.notices) for source in sources), *missing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -96,31 +95,6 @@ def span(part: RankEvents) -> tuple[Source, int | None, int | None]:
     """Return a rank's source, first and last time."""
     first, last = part.events.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
     return part.source, first, last
-
-
-def merged_notices(sources: Sequence[Source]) -> tuple[Notice, ...]:
-    """Return the sources' notices, one for each code, with the ranks it is about.
-
-    >>> a = Source("a", "kineto", 0, "name", notices=(Notice("cut", "ends early"),))
-    >>> merged_notices([a, replace(a, rank=1)])[0].message
-    'rank 0, 1: ends early'
-    """
-    about: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for source in sources:
-        for notice in source.notices:
-            about[notice.code, without_rank(notice.message)].append(source.rank)
-    return tuple(
-        Notice(code, f"rank {listing(map(str, ranks))}: {message}") for (code, message), ranks in about.items()
-    )
-
-
-def without_rank(message: str) -> str:
-    """Return a notice without the rank it begins with, so that ranks with the same one can share it.
-
-    >>> without_rank("rank 3: ends early")
-    'ends early'
-    """
-    return re.sub(r"^rank \d+: ", "", message)
 
 
 def missing_notice(sources: Sequence[Source]) -> tuple[Notice, ...]:
