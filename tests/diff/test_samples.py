@@ -103,3 +103,14 @@ def test_the_gap_of_every_step(make):
 def test_a_damaged_analysis_is_refused(make, damage):
     with pytest.raises(InputError, match="x: "):
         from_analysis({**make(), **damage}, name="x")
+
+
+@pytest.mark.parametrize(("least", "there"), [(False, True), (True, False)])
+def test_a_lower_bound_of_the_bubble_is_no_sample(least, there):
+    """It could break a limit and never keep one: gate calls the limit inconclusive, diff shows no change."""
+    bubble = {"idle_ns": 10, "wait_ns": None if least else 0, "fraction": 0.1, "lower_bound": least}
+    budget = {"compute": 90, "exposed": {}, "idle": 10}
+    step = {"span_ns": 100, "budget_ns": budget, "label_ns": {}, "overlap": {}, "bubble": bubble}
+    rank = {"rank": 0, "steps": [2], **step, "per_step": [{"step": 2, **step}]}
+    run = from_analysis({"format": "tracekit.analysis/1", "source": {}, "ranks": [rank]}, name="demo")
+    assert ("bubble_fraction" in run.samples) is there
