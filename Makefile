@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format clean fuzz faults
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("tracekit needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -31,6 +31,17 @@ lint: $(VENV)/.installed-dev
 
 test: lint
 	$(BIN)/pytest -q -n $(JOBS)
+
+# Inputs nobody wrote, for SECONDS; each follows from SEED and its number. What fails is kept in tests/fuzz/found.
+SECONDS ?= 3600
+SEED ?= $(shell date +%Y%m%d)
+fuzz: $(VENV)/.installed-dev
+	nice -n 19 $(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED)
+
+# Kills, full disks and files that go away: KILLS of each, three times in a row.
+KILLS ?= 50
+faults: $(VENV)/.installed-dev
+	for again in 1 2 3; do TRACEKIT_KILLS=$(KILLS) $(BIN)/pytest -q tests/faults -o timeout=3600 || exit 1; done
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import glob
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,20 +27,77 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     'done'
     """
     target = check_target(path)
+    sweep(target)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name[:40]}.", suffix=target.suffix, dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=part_prefix(target), suffix=target.suffix, dir=target.parent)
     except OSError as error:
         raise unwritable(error, target) from error
     os.close(handle)
     part = Path(name)
     try:
-        yield part
+        with held(part):
+            yield part
         part.chmod(0o666 & ~_umask())
         part.replace(target)
     except OSError as error:
         raise unwritable(error, target) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def part_prefix(target: Path) -> str:
+    """Return how the hidden name begins under which *target* is built."""
+    return f".{target.name[:40]}.tracekit-"
+
+
+@contextlib.contextmanager
+def held(part: Path) -> Iterator[None]:
+    """Hold a file or folder that is being built, for as long as this process lives: ``sweep`` leaves it alone."""
+    try:
+        handle = os.open(part, os.O_RDONLY)
+    except OSError:  # folders are not opened everywhere
+        yield
+        return
+    try:
+        _lock(handle)
+        yield
+    finally:
+        os.close(handle)
+
+
+def sweep(target: Path) -> None:
+    """Remove what processes that were killed left of *target* beside it; what somebody still builds stays."""
+    for left in target.parent.glob(f"{glob.escape(part_prefix(target))}*"):
+        with contextlib.suppress(OSError):
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                if _lock(handle):
+                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+            finally:
+                os.close(handle)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two folders change places at once, so that neither place is ever empty; False where the system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(one.absolute()), here, os.fsencode(other.absolute()), swap) == 0)
+
+
+def _lock(handle: int) -> bool:
+    """Take a lock that ends with the process; False where another has it, or there are none here."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

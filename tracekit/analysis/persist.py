@@ -48,12 +48,17 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     value = _encode(tables, "", frames, {})
     document = {"format": FORMAT, "tracekit": __version__, "tables": value}
     with zipfile.ZipFile(folder / FILE, "w") as packed:
-        packed.writestr(_JSON, json.dumps(document))
+        packed.writestr(_member(_JSON), json.dumps(document))
         for name, frame in frames.items():
             buffer = io.BytesIO()
             frame.write_parquet(buffer, compression="zstd", statistics=False)
-            packed.writestr(f"{name}.parquet", buffer.getvalue())
+            packed.writestr(_member(f"{name}.parquet"), buffer.getvalue())
     return folder / FILE
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    """Name a member without a time: the same tables are the same bytes, and no clock is too early for the format."""
+    return zipfile.ZipInfo(name)
 
 
 def read_tables(folder: Path) -> RankTables | None:

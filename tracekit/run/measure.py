@@ -11,8 +11,6 @@ import polars as pl
 from tracekit.analysis.persist import FILE, read_tables
 from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import TracekitError
-from tracekit.metrics.host import BLOCKS, WAITS
-from tracekit.metrics.recorded import CAPTURES, LAUNCHES
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store.files import open_store, rank_folder
@@ -64,19 +62,6 @@ class Options:
                 return [stored if self.pipeline else replace(stored, pipeline=None)]
             labelled = store.labelled(ref.rank)
             if labelled is not None:
-                source = next(s for s in store.sources if s.rank == ref.rank)
-                return [self.measure(RankEvents(_what_labels_lack(store.scan(ref.rank)), source), labelled)]
+                return [self.measure(store.rank(ref.rank), labelled)]
         parts = read_ref(ref, lenient=self.lenient)
         return [self.measure(part) for part in parts if self.ranks is None or part.source.rank in self.ranks]
-
-
-def _what_labels_lack(events: pl.LazyFrame) -> pl.DataFrame:
-    """Read what labelled events do not hold and the measures need: the host's calls, its messages, and shapes."""
-    kind = pl.col("kind")
-    columns = ("kind", "name", "correlation", "start_ns", "end_ns", "tid", "step")
-    calls = events.select(columns).filter(kind.is_in(["runtime", "driver"]))
-    ops = events.select("kind", "name", "shapes").filter((kind == "cpu_op") & pl.col("shapes").is_not_null())
-    sends = events.select("kind", "name", "collective").filter(kind.is_in(["cpu_op", "annotation"])).unique()
-    found = pl.collect_all([calls, ops.unique(), sends])
-    needed = pl.col("name").cast(pl.String).str.contains(f"{LAUNCHES}|{CAPTURES}|{WAITS}|{BLOCKS}")
-    return pl.concat([found[0].filter(needed), *found[1:]], how="diagonal")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracekit._util.faults import unwritable
+from tracekit._util.files import exchange, held, part_prefix, sweep
 from tracekit._util.pool import Done
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.refs import SourceRef
@@ -51,13 +52,15 @@ def building(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     check_target(target)
+    sweep(target)
     try:
-        part = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
+        part = Path(tempfile.mkdtemp(prefix=part_prefix(target), dir=target.parent))
     except OSError as error:
         raise unwritable(error, target) from error
     try:
-        yield part
-        part.chmod(0o755)
+        with held(part):
+            yield part
+            part.chmod(0o755)
         _take_place(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -77,6 +80,8 @@ def _take_place(part: Path, target: Path) -> None:
     try:
         if not target.exists():
             part.rename(target)
+            return
+        if exchange(part, target):  # the old one goes with the part's folder
             return
         old = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent))
         try:

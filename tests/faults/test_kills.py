@@ -1,0 +1,202 @@
+"""Processes that are killed, disks that are full, files that go away: nothing lost, nobody left, nothing lying around.
+
+``TRACEKIT_KILLS`` says how often each is killed; ``make faults`` does it fifty times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tracekit
+from tracekit._util.files import atomic_write, held, part_prefix, sweep
+from tracekit.store.files import open_store
+
+KILLS = int(os.environ.get("TRACEKIT_KILLS", "2"))
+SOON_S = 120
+"""Far more than anything here takes: what takes longer hangs."""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+def start(*words, **options):
+    """The command line in a session of its own, so that all its processes can be found."""
+    command = [sys.executable, "-m", "tracekit", *map(str, words)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, start_new_session=True, text=True, **pipes, **options)
+
+
+def members(session):
+    """Processes of a session that still run: pid, and whether it is a worker."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, IndexError):
+            if entry.name.isdecimal():
+                state, _, _, its = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(its) == session and state != "Z":
+                    words = (entry / "cmdline").read_bytes()
+                    found.append((int(entry.name), b"spawn_main" in words))
+    return found
+
+
+def gone(session):
+    """Whether all processes of a session end by themselves."""
+    until = time.monotonic() + SOON_S
+    while members(session) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not members(session)
+
+
+def wait_for(condition):
+    until = time.monotonic() + SOON_S
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture(scope="module")
+def traces(samples, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    for rank in range(4):
+        shutil.copy(samples / f"reload/rank{rank}.pt.trace.json.gz", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answer(traces):
+    return tracekit.analyze(traces, schedule="none").to_json()
+
+
+def test_a_killed_parent_leaves_no_worker_and_the_work_goes_on(traces, tmp_path):
+    choose = random.Random(1)
+    store = tmp_path / "store"
+    for _ in range(KILLS):
+        running = start("ingest", traces, "-o", store, "--workers", 2, "--resume")
+        wait_for(lambda running=running: running.poll() is not None or any(w for _, w in members(running.pid)))
+        time.sleep(choose.uniform(0, 1.5))
+        running.kill()
+        running.communicate()
+        assert gone(running.pid)
+    done = start("ingest", traces, "-o", store, "--workers", 2, "--resume")
+    assert done.wait(SOON_S) == 0, done.stderr.read()
+    done.communicate()
+    found = open_store(store)
+    assert found.complete
+    assert found.ranks == (0, 1, 2, 3)
+    assert all(found.intact(rank, name) for rank in found.ranks for name in ("events.parquet", "tables.zip"))
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert not [path for path in store.iterdir() if path.name.startswith(".")]
+
+
+def test_a_killed_worker_costs_nothing(traces, answer):
+    for _ in range(KILLS):
+        running = start("analyze", traces, "--json", "--schedule", "none", "--workers", 2)
+        workers = wait_for(lambda running=running: [pid for pid, worker in members(running.pid) if worker])
+        time.sleep(random.Random(2).uniform(0, 0.5))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(workers[0], signal.SIGKILL)
+        out, err = running.communicate(timeout=SOON_S)
+        assert running.returncode == 0, err
+        assert out.strip() == answer.strip()
+        assert gone(running.pid)
+
+
+def test_ctrl_c_ends_everything(traces):
+    choose = random.Random(3)
+    for _ in range(KILLS):
+        running = start("analyze", traces, "--json", "--workers", 2)
+        wait_for(lambda running=running: running.poll() is not None or any(w for _, w in members(running.pid)))
+        time.sleep(choose.uniform(0, 1))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGINT)
+        _, err = running.communicate(timeout=SOON_S)
+        assert running.returncode in (0, 130)
+        assert "Traceback" not in err
+        assert gone(running.pid)
+
+
+def small_files():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ingest", "{traces}", "-o", "{folder}/out"],
+        ["export", "{traces}", "-o", "{folder}/out.json"],
+        ["redact", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out.json"],
+        ["analyze", "{traces}", "-o", "{folder}/out.html"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(traces, tmp_path, words):
+    words = [word.format(traces=traces, folder=tmp_path) for word in words]
+    running = start(*words, preexec_fn=small_files)
+    _, err = running.communicate(timeout=SOON_S)
+    assert running.returncode == 2, err
+    assert err.count("\n") == 1
+    assert "may not grow this large" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch):
+    folder = tmp_path / "traces"
+    shutil.copytree(traces, folder)
+    from tracekit.run import analyze as module
+
+    found = module.find_sources
+
+    def find(*args, **options):
+        sources = found(*args, **options)
+        (folder / "rank2.pt.trace.json.gz").unlink()  # a network's file, after it was listed
+        return sources
+
+    monkeypatch.setattr(module, "find_sources", find)
+    result = tracekit.analyze(folder, schedule="none")
+    assert [one.rank for one in result.ranks] == [0, 1, 3]
+    assert any(n.code == "rank-failed" and "rank2.pt.trace.json.gz" in n.message for n in result.notices)
+
+
+def test_a_clock_that_jumps_changes_no_answer(traces, tmp_path, answer, monkeypatch):
+    jumps = iter(range(10**6, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
+    tracekit.ingest(traces, tmp_path / "store")
+    from_store = tracekit.analyze(tmp_path / "store", schedule="none").to_dict()
+    assert from_store["total"] == tracekit.analyze(traces, schedule="none").to_dict()["total"]
+
+
+def test_what_a_killed_process_left_is_swept_and_what_is_being_built_is_not(tmp_path):
+    target = tmp_path / "out.json"
+    left, other = tmp_path / f"{part_prefix(target)}dead.json", tmp_path / ".out.json.swp"
+    left.write_text("half")
+    other.write_text("an editor's")
+    with held(tmp_path / other.name):
+        sweep(target)
+    assert not left.exists()
+    assert other.exists()
+    with atomic_write(target) as part:
+        sweep(target)
+        assert part.exists()
+        part.write_text("whole")
+    assert target.read_text() == "whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.json.swp", "out.json"]
+
+
+def test_a_store_that_is_replaced_is_never_missing(traces, tmp_path):
+    """The old store and the new one change places in one step."""
+    tracekit.ingest(traces, tmp_path / "store", ranks=[0])
+    before = (tmp_path / "store").stat().st_ino
+    tracekit.ingest(traces, tmp_path / "store", ranks=[0, 1])
+    assert (tmp_path / "store").stat().st_ino != before
+    assert open_store(tmp_path / "store").ranks == (0, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]

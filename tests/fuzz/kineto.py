@@ -1,0 +1,164 @@
+"""PyTorch traces nobody wrote: valid ones against the independent reader, and damaged ones against what must hold."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+
+import polars as pl
+
+from tests import reference
+from tests.parsers.tokens import TOKENS
+from tracekit.classify import classify
+from tracekit.errors import InputError
+from tracekit.parsers import kineto
+from tracekit.parsers.kineto.table import LATEST_NS
+from tracekit.schema import EVENTS
+
+WORDS = (
+    "aten::mm",
+    "ncclDevKernel_AllReduce",
+    "ProfilerStep#3",
+    "",
+    "a\tb",
+    "é\u2028",
+    "x" * 70,
+    '"\\/',
+    "nccl:send 0->1",
+)
+CATEGORIES = ("kernel", "cpu_op", "cuda_runtime", "Memcpy", "user_annotation", "gpu_memset", "python_function", "new")
+ODD = (
+    *(None, True, "", "x", "-5000", "9" * 30, [], [1], {}, {"a": []}, -1, -(2**63), 2**63, 2**64, 10**40, 1e308, 0.1),
+    *("\ud800", "\x00", "[" * 500, [[[[[1]]]]], "stream 7", "inf", 1.5e-300, 2**31, -(2**31) - 1),
+)
+ARGS = (
+    *("correlation", "External id", "Sequence number", "Fwd thread id", "Input Dims", "Collective name", "bytes"),
+    *("Process Group Name", "Process Group Description", "Process Group Ranks", "Dst Rank", "Src Rank", "stream"),
+    *(
+        "device",
+        "In msg nelems",
+        "Out msg nelems",
+        "dtype",
+        "graph id",
+        "graph node id",
+        "Process Group ID",
+        "Input type",
+    ),
+)
+
+
+def valid(choose: random.Random) -> tuple[bytes, int]:
+    """A trace that both readers must understand alike, and its base time."""
+    events = [_event(choose) for _ in range(choose.randrange(1, 9))]
+    base = choose.choice((0, 1_700_000_000_000_000_000, choose.randrange(-(10**17), 10**17)))
+    pairs = [("baseTimeNanoseconds", base), ("traceEvents", events), ("displayTimeUnit", "ms")]
+    choose.shuffle(pairs)
+    form = choose.choice(({}, {"indent": 1}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}))
+    return json.dumps(dict(pairs), **form).encode(), base
+
+
+def _event(choose: random.Random) -> dict[str, object]:
+    one: dict[str, object] = {
+        "ph": choose.choice("XXXXXsfMi"),
+        "cat": choose.choice(CATEGORIES[:6]),
+        "name": choose.choice(WORDS),
+        "pid": choose.choice((0, 1, 7, "Spans")),
+        "tid": choose.choice((0, 7, "stream 3")),
+        "ts": choose.choice((0, 5, 1.5, 1e3, 123456789.125, choose.randrange(10**12))),
+    }
+    if choose.random() < 0.9:
+        one["dur"] = choose.choice((0, 1, 2.25, choose.randrange(10**6)))
+    args: dict[str, object] = {}
+    for key in choose.sample(
+        ("correlation", "External id", "stream", "device", "bytes", "Dst Rank"), choose.randrange(5)
+    ):
+        args[key] = choose.randrange(100)
+    for key in choose.sample(
+        ("Collective name", "Process Group Name", "Process Group Description"), choose.randrange(3)
+    ):
+        args[key] = choose.choice(WORDS)
+    if choose.random() < 0.3:
+        args["Input Dims"] = [
+            [choose.randrange(9) for _ in range(choose.randrange(4))] for _ in range(choose.randrange(3))
+        ]
+    if args or choose.random() < 0.5:
+        one["args"] = args
+    pairs = list(one.items())
+    choose.shuffle(pairs)
+    return dict(pairs)
+
+
+def odd(choose: random.Random) -> bytes:
+    """Valid JSON with values that have no business where they stand."""
+    events = [_event(choose) for _ in range(choose.randrange(1, 9))]
+    head: dict[str, object] = {"baseTimeNanoseconds": choose.choice((0, 5, *ODD))}
+    for one in events:
+        while choose.random() < 0.5:
+            if choose.random() < 0.5:
+                one[choose.choice(("ph", "cat", "name", "pid", "tid", "ts", "dur", "args"))] = choose.choice(ODD)
+            elif isinstance(one.get("args"), dict):
+                one["args"][choose.choice(ARGS)] = choose.choice(ODD)
+    info = {key: choose.choice((0, 2, *ODD)) for key in ("rank", "world_size", "pg_config", "nccl_version")}
+    info["pg_config"] = choose.choice(([{"pg_name": choose.choice(ODD), "ranks": choose.choice(ODD)}], *ODD))
+    head["distributedInfo"] = choose.choice((info, *ODD))
+    head["deviceProperties"] = choose.choice(([{"name": choose.choice(ODD)}], *ODD))
+    return json.dumps({**head, "traceEvents": choose.choice((events, events, events, *ODD))}).encode()
+
+
+def damaged(choose: random.Random) -> bytes:
+    """A trace whose bytes were changed here and there."""
+    data = bytearray(valid(choose)[0] if choose.random() < 0.7 else odd(choose))
+    for _ in range(choose.randrange(1, 8)):
+        at, kind = choose.randrange(len(data) + 1), choose.randrange(6)
+        if kind == 0 and at < len(data):
+            data[at] = choose.randrange(256)
+        elif kind == 1:
+            data[at:at] = choose.choice(TOKENS)
+        elif kind == 2:
+            del data[at : at + choose.randrange(1, 40)]
+        elif kind == 3:
+            other = choose.randrange(len(data) + 1)
+            data[at:at] = data[other : other + choose.randrange(1, 200)]
+        elif kind == 4:
+            del data[at:]
+        else:
+            data[at:at] = bytes(choose.randrange(256) for _ in range(choose.randrange(1, 9)))
+        if not data:
+            data += b"{"
+    return bytes(data)
+
+
+def make(choose: random.Random) -> bytes:
+    """One input of any kind; the first byte says which."""
+    kind = choose.randrange(4)
+    return b"V" + valid(choose)[0] if kind == 0 else b"O" + odd(choose) if kind == 1 else b"D" + damaged(choose)
+
+
+def check(raw: bytes, folder) -> None:
+    """Read an input; raise where anything that must hold does not."""
+    kind, text = raw[:1], raw[1:]
+    try:
+        got = kineto.read(io.BytesIO(text), lenient=kind != b"V")
+    except InputError:
+        assert kind != b"V", "a valid trace was refused"
+        return
+    events = got.events
+    assert events.schema == EVENTS
+    assert (events["end_ns"] >= events["start_ns"]).all()
+    assert events["start_ns"].is_between(-LATEST_NS, LATEST_NS).all()
+    assert events["id"].n_unique() == events.height
+    lost = sum(got.source.skipped.get(key, 0) for key in got.source.skipped if "usable" in key or "damaged" in key)
+    codes = {notice.code for notice in got.source.notices}
+    assert not lost or "bad-events" in codes, "events were lost without a word"
+    json.dumps(got.source.to_dict()).encode("utf-8")
+    if kind == b"V":
+        path = folder / "rank0.json"
+        path.write_bytes(text)
+        expected = reference.read(path, rank=0).filter(pl.col("kind") != "python")
+        for column in EVENTS:
+            if column != "id":
+                same = events[column].cast(pl.String).equals(expected[column].cast(pl.String))
+                assert same, f"{column} differs from the independent reader"
+    if len(text) % 8 == 0:
+        assert classify(events)["label"].null_count() == 0

@@ -1,0 +1,215 @@
+"""Reports, stores and rules nobody wrote: damage is an error in one line, or changes nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sqlite3
+from functools import cache
+from pathlib import Path
+
+import polars as pl
+
+from tests.stores import write_store
+from tracekit.classify import classify, load_rules
+from tracekit.errors import InputError, RuleError, TracekitError
+from tracekit.parsers import nsight
+from tracekit.schema import EVENTS, LABELLED, RankEvents, Source, conform
+from tracekit.store.files import open_store
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+VALUES = (
+    None,
+    "",
+    "abc",
+    -1,
+    0,
+    1,
+    2**31,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+    0.5,
+    1e300,
+    b"",
+    b"\xff" * 40,
+    "9" * 40,
+    "\x1b[2J",
+)
+
+
+def _one_line(error: TracekitError) -> None:
+    if "\n" in error.message:
+        raise AssertionError(f"an error of several lines: {error.message}")
+
+
+@cache
+def _report() -> bytes:
+    """A real report cut down to a few rows a table."""
+    raw = SAMPLES / "nsys-1f1b/rank0.sqlite"
+    small = sqlite3.connect(":memory:")
+    with sqlite3.connect(raw) as whole:
+        whole.backup(small)
+    whole.close()
+    for (name,) in small.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        if not name.startswith(("ENUM", "StringIds", "sqlite", "META", "TARGET")):
+            small.execute(f'DELETE FROM "{name}" WHERE rowid > (SELECT min(rowid) + 30 FROM "{name}")')
+    small.execute("DELETE FROM StringIds WHERE id > 400")
+    small.commit()
+    small.execute("VACUUM")
+    return small.serialize()
+
+
+def make_nsight(choose: random.Random) -> bytes:
+    """The report with cells, columns or tables changed, or bytes."""
+    if choose.random() < 0.2:
+        data = bytearray(_report())
+        for _ in range(choose.randrange(1, 30)):
+            data[choose.randrange(len(data))] = choose.randrange(256)
+        return bytes(data[: choose.randrange(len(data))] if choose.random() < 0.2 else data)
+    made = sqlite3.connect(":memory:")
+    made.deserialize(_report())
+    tables = [name for (name,) in made.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    used = [t for t in tables if t.startswith(("CUPTI", "NVTX", "StringIds", "TARGET", "META", "PROC", "DIAG"))]
+    for _ in range(choose.randrange(1, 6)):
+        table = choose.choice(used)
+        columns = [row[1] for row in made.execute(f'PRAGMA table_info("{table}")')]
+        kind = choose.randrange(12)
+        try:
+            if kind == 0:
+                made.execute(f'DROP TABLE "{table}"')
+                used.remove(table)
+            elif kind == 1:
+                made.execute(f'ALTER TABLE "{table}" DROP COLUMN "{choose.choice(columns)}"')
+            elif kind == 2:
+                made.execute(f'DELETE FROM "{table}"')
+            elif kind == 3:
+                made.execute(f'INSERT INTO "{table}" SELECT * FROM "{table}"')
+            else:
+                where = choose.choice(("", f" WHERE rowid % {choose.randrange(1, 5)} = 0"))
+                made.execute(f'UPDATE "{table}" SET "{choose.choice(columns)}" = ?{where}', (choose.choice(VALUES),))
+        except sqlite3.Error:
+            continue
+    made.commit()
+    return made.serialize()
+
+
+def check_nsight(raw: bytes, folder: Path) -> None:
+    path = folder / "rank0.sqlite"
+    path.write_bytes(raw)
+    try:
+        parts = nsight.read(path)
+    except InputError as error:
+        _one_line(error)
+        return
+    for part in parts:
+        assert part.events.schema == EVENTS
+        assert (part.events["end_ns"] >= part.events["start_ns"]).all()
+        json.dumps(part.source.to_dict()).encode("utf-8")
+
+
+@cache
+def _store() -> tuple[RankEvents, pl.DataFrame]:
+    rows = [
+        {"id": i, "kind": "kernel", "name": f"k{i % 7}", "start_ns": 10 * i, "end_ns": 10 * i + 5} for i in range(300)
+    ]
+    events = conform(pl.DataFrame(rows), EVENTS)
+    return RankEvents(events, Source("rank0.json", "kineto", 0, "name")), conform(events, LABELLED)
+
+
+def make_store(choose: random.Random) -> bytes:
+    """Which file, and what to do to it, as JSON."""
+    name = choose.choice(
+        ("tracekit-store.json", "rank=0/events.parquet", "rank=0/labelled.parquet", "rank=0/entry.json")
+    )
+    changes = [(choose.random(), choose.choice("fidc"), choose.randrange(256)) for _ in range(choose.randrange(1, 4))]
+    return json.dumps([name, changes]).encode()
+
+
+def check_store(raw: bytes, folder: Path) -> None:
+    name, changes = json.loads(raw)
+    rank, labelled = _store()
+    whole = folder / "whole"
+    if not whole.exists():
+        write_store(whole, [rank], labelled=[labelled])
+    place = folder / "store"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(whole, place)
+    data = bytearray((place / name).read_bytes())
+    for share, kind, value in changes:
+        at = int(share * (len(data) - 1))
+        if kind == "f":
+            data[at] ^= 1 << (value % 8)
+        elif kind == "i":
+            data.insert(at, value)
+        elif kind == "d":
+            del data[at : at + 1 + value % 50]
+        else:
+            del data[at:]
+        data = data or bytearray(b" ")
+    (place / name).write_bytes(data)
+    try:
+        found = open_store(place)
+        events, labels = found.rank(0).events, found.labelled(0)
+    except InputError as error:
+        _one_line(error)
+        return
+    assert events.equals(rank.events), "other events were read"
+    assert labels is not None
+    assert labels.equals(labelled), "other labels were read"
+
+
+PIECES = (
+    *(
+        "a",
+        ".",
+        "x*",
+        "(a+)+",
+        "[a-z]",
+        "\\w+",
+        "^",
+        "$",
+        "|",
+        "(",
+        ")",
+        "{3}",
+        "{1000}",
+        "?",
+        "(?i)",
+        "(?=x)",
+        "\\1",
+        "[",
+        "\\d",
+    ),
+    *("nccl", "gemm", " ", "\\", "é", "(?P<n>a)", "(a|aa)*", "\\b", "(?:", "[[:alpha:]]", "\\p{L}", "(?<!a)", "*", "+"),
+)
+
+
+def make_rules(choose: random.Random) -> bytes:
+    pattern = "".join(choose.choice(PIECES) for _ in range(choose.randrange(1, 12)))
+    label = choose.choice(("forward", "dgrad", "other", "nonsense"))
+    column = choose.choice(("name", "name", "name", "op", "stream", "nonsense"))
+    text = f"[[rule]]\nname = \"mine\"\nlabel = \"{label}\"\nwhen = {{ {column} = '''{pattern}''' }}\n"
+    data = bytearray(text.encode())
+    while choose.random() < 0.3:
+        data[choose.randrange(len(data))] = choose.randrange(256)
+    return bytes(data)
+
+
+@cache
+def _kernels() -> pl.DataFrame:
+    names = ["a" * 3000 + "!", "x" * 3000, "ncclDevKernel_AllReduce", "void gemm<1>(a b c)", "é" * 500, ""]
+    rows = [{"id": i, "kind": "kernel", "name": n, "start_ns": i, "end_ns": i + 1} for i, n in enumerate(names)]
+    return conform(pl.DataFrame(rows), EVENTS)
+
+
+def check_rules(raw: bytes, folder: Path) -> None:
+    path = folder / "rules.toml"
+    path.write_bytes(raw)
+    try:
+        book = load_rules(path)
+    except RuleError as error:
+        _one_line(error)
+        return
+    assert classify(_kernels(), rules=book)["label"].null_count() == 0

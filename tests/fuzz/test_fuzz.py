@@ -1,0 +1,23 @@
+"""A short run of every target, and every input that ever failed. ``make fuzz`` runs for longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.run import FOUND, TARGETS, inputs
+
+COUNTS = {"kineto": 400, "nsight": 40, "store": 80, "rules": 80}
+KEPT = sorted(path for path in FOUND.iterdir() if not path.name.startswith("."))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_inputs_nobody_wrote(tmp_path, target):
+    for number, raw in inputs(target, seed=0):
+        if number >= COUNTS[target]:
+            break
+        TARGETS[target][1](raw, tmp_path)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
+def test_inputs_that_once_failed(tmp_path, path):
+    TARGETS[path.name.partition("-")[0]][1](path.read_bytes(), tmp_path)

@@ -1,0 +1,48 @@
+"""The pages in a real browser, with names that try to run, in every place a trace has for names."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.injections import MARK, trace
+from tests.report.test_page import browser  # noqa: F401  (a fixture)
+from tracekit.gate import diff, read_side
+from tracekit.report.html import diff as diff_page
+from tracekit.report.html.page import render_html
+from tracekit.run.analyze import analyze
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    for name, scale in (("a <img src=x onerror=window.PWNED=5>", 1), ("b</title><script>window.PWNED=6</script>", 1.5)):
+        run = folder / name.replace("/", "\N{DIVISION SLASH}")
+        run.mkdir()
+        for rank in (0, 1):
+            text = trace(rank, scale=scale)
+            (run / f"<svg onload=window.PWNED=7> rank{rank}.json").write_text(text, encoding="utf-8")
+    runs = sorted(path for path in folder.iterdir() if path.is_dir())
+    changed = diff(*(read_side([str(run)], what="run") for run in runs))
+    texts = {"report": render_html(analyze(runs[0])), "diff": diff_page.render(changed)}
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["report", "diff"])
+def test_nothing_that_a_trace_says_is_run(browser, pages, name):  # noqa: F811
+    path = pages / f"{name}.html"
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    page.goto(path.as_uri())
+    page.wait_for_load_state("load")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.PWNED") is None
+    assert page.title() != MARK
+    assert asked == [path.as_uri()]
+    assert page.locator("a[href^='javascript:']").count() == 0
+    assert page.locator("img").count() == 0
+    assert MARK in page.inner_text("body")  # it is there, as text
+    page.close()
