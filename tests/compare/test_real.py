@@ -9,6 +9,8 @@ import pytest
 
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
+from tracekit.compare.predict.layout import stage_layers
+from tracekit.compare.predict.predictor import predictor
 from tracekit.reconstruct import rank_pipeline
 from tracekit.run.load import load
 from tracekit.schedules import generate
@@ -150,6 +152,19 @@ def test_other_peoples_traces_never_break_it(corpus):
         ranks = [rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks]
         found, notices = compare_pipelines(ranks, what_if=True)
         assert found is not None or notices
+
+
+@pytest.mark.parametrize(("name", "way"), [("1f1b", "grouped"), ("interleaved", "posted")])
+def test_the_engine_under_what_if_runs_a_real_run_again(ran, held, name, way):
+    """PyTorch's 1F1B groups a send with the next receive, its runtime for chunks posts receives with their sends."""
+    found, _ = held(name)
+    ranks = {one.rank: one for one in ran(name)}
+    head = found.head
+    made = predictor(head.pipeline, ranks, head.match.schedule, exact=True, measured_ns=head.measured_ns)
+    assert (made.runtime.way, made.runtime.queues) == (way, "one")
+    assert made.miss < 0.1
+    assert made.fitted.machines[1].eager  # senders are gone before late receivers come
+    assert stage_layers(head.pipeline.detail, head.match.schedule.stages).tolist() == [3] * head.match.schedule.stages
 
 
 def test_no_pipeline_is_said(held):

@@ -71,11 +71,11 @@ class Predictor:
 
     @property
     def miss(self) -> float:
-        """By what share the run's own makespan is missed; every range is widened by it."""
+        """By what share the run's own makespan is missed, 1 where it gets stuck; every range is widened by it."""
         if "_miss" not in self.__dict__:
             program = self.runtime.program(self.own, self.own)
             outcome = self.play(program, self.own, MIDDLE)
-            found = abs(outcome.makespan / self.measured_ns - 1) if outcome is not None and self.measured_ns else 0.0
+            found = 1.0 if outcome is None else abs(outcome.makespan / max(self.measured_ns, 1) - 1)
             self.__dict__["_miss"] = min(found, 1.0)
         return float(self.__dict__["_miss"])
 
