@@ -122,3 +122,31 @@ def test_a_stretch_of_the_forward_on_the_engines_thread_is_run_again():
     assert found[:6] == ["forward"] * 6
     assert found[6:12] == ["recompute"] * 6
     assert found[12:] == ["dgrad", "wgrad", "wgrad", "dgrad", "dgrad", "dgrad", "wgrad", "wgrad"]
+
+
+def summed(program, at, group, size, *, tid, call="allreduce"):
+    """An NCCL call in a range of its own, and its kernel."""
+    facts = {"collective": call, "group": group, "bytes": size}
+    program.op("record_param_comms", at, at + 2, tid=tid, **facts)
+    kernel = {"allreduce": "AllReduce", "reduce_scatter": "ReduceScatter", "all_gather": "AllGather"}[call]
+    return program.kernel(f"ncclDevKernel_{kernel}_Sum(args)", at + 1, tid=tid, stream=20, **facts)
+
+
+def test_communicators_are_told_by_what_is_summed_on_them_and_when():
+    """Activations are summed in both passes, gradients at the end; what replicas gather is theirs too."""
+    program, large = Program(), 4 << 20
+    kinds: dict[str, list[int]] = {"tp_comm": [], "dp_comm": []}
+    for step in range(3):
+        at = 200 * step
+        for k, name in enumerate((FORWARD, TN)):
+            program.kernel(name, at + 10 * k)
+            kinds["tp_comm"].append(summed(program, at + 10 * k + 4, "tensor", large, tid=MAIN))
+        for k, name in enumerate((BACKWARD, NN, NT, SUM)):
+            program.kernel(name, at + 50 + 10 * k, tid=ENGINE)
+        kinds["tp_comm"].append(summed(program, at + 64, "tensor", large, tid=ENGINE))
+        kinds["dp_comm"].append(summed(program, at + 95, "data", large, tid=MAIN, call="reduce_scatter"))
+        program.kernel("multi_tensor_apply_kernel<Adam>", at + 110)
+        kinds["dp_comm"].append(summed(program, at + 120, "data", large, tid=MAIN, call="all_gather"))
+    found = dict(classify(program.events()).select("id", pl.col("label").cast(pl.String)).rows())
+    for label, ids in kinds.items():
+        assert {found[i] for i in ids} == {label}

@@ -14,7 +14,7 @@ from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
 from tracekit.analysis.kernels import all_shapes, together
-from tracekit.analysis.peers import with_peers
+from tracekit.analysis.peers import with_peers, without_settled
 from tracekit.analysis.rates import run_rates
 from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.scopes import rank_result
@@ -89,7 +89,7 @@ def combine(
         critical=critical if path else None,
         hiding=hiding([part.hiding for part in parts], sum(one.whole.hidden_ns["communication"] for one in ranks)),
         notices=(
-            *notices,
+            *without_settled(notices, operations),
             *own,
             *ordered,
             *matching.notices,

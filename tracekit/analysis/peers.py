@@ -62,3 +62,14 @@ def _exploded(operations: pl.DataFrame) -> pl.DataFrame:
 
 def _placed(messages: pl.DataFrame) -> pl.DataFrame:
     return messages.select(pl.col("peer").alias("ordered"), id="kernel", place=pl.int_range(pl.len()).over("kernel"))
+
+
+def without_settled(notices: Sequence[Notice], operations: pl.DataFrame) -> list[Notice]:
+    """Leave out what readers said of peers that are known by now.
+
+    >>> said = [Notice("peers-in-communicator", "peers are numbered within their communicator")]
+    >>> without_settled(said, pl.DataFrame({"p2p": ["send:1"]})), len(without_settled(said, pl.DataFrame({"p2p": "?"})))
+    ([], 1)
+    """
+    settled = not operations["p2p"].cast(pl.String).str.contains("?", literal=True).any()
+    return [note for note in notices if not (settled and note.code == "peers-in-communicator")]

@@ -21,7 +21,7 @@ from tracekit.classify.copies import read_copies
 from tracekit.classify.directions import read_directions
 from tracekit.classify.experts import Marks, comm_passes, read_exchanges
 from tracekit.classify.gradients import read_gradients
-from tracekit.classify.groups import group_holds, group_uses
+from tracekit.classify.groups import group_holds, group_uses, reducing_groups
 from tracekit.classify.matmul import Matmuls, read_matmuls
 from tracekit.classify.ranges import Launches, Ranges, read_ranges, with_op_facts
 from tracekit.classify.rules import COMPARISON, Condition, Kind
@@ -160,7 +160,10 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     summed = autograd.node.map(lambda v: v == "AccumulateGrad") | found.text("annotations").matches(_HOOKS)
     summed &= comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter", "reduce"))
     summed |= _after(launches, chain.matches(_SHARDS)) & comm.call.map(lambda v: v in ("all_gather", "reduce_scatter"))
-    uses = group_uses(gpu, comm, kinds, summed=summed, lost=launches.at < 0)
+    reducing = None
+    if not autograd.active and autograd.site.present.any():  # without operators: by who sums what, and when
+        reducing = reducing_groups(comm, passes.known, autograd.site, _ints(gpu["bytes"]))
+    uses = group_uses(gpu, comm, kinds, summed=summed, lost=launches.at < 0, reducing=reducing)
     base |= {
         "group_kind": kinds,
         "group_use": uses,

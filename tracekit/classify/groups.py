@@ -21,14 +21,44 @@ _NO_PEERS = ("tp", "cp", "ep", "dp")
 """Kinds of groups whose messages between two ranks are not a pipeline's."""
 
 
-def group_uses(gpu: pl.DataFrame, comm: Collectives, kinds: Text, *, summed: Bools, lost: Bools) -> Text:
+_LARGE = 1 << 20
+"""Bytes of a sum that can be one of activations; losses and norms are a few."""
+_OFTEN = 4
+"""One sum in so many must be in the forward for a group to share tensors."""
+
+
+def reducing_groups(comm: Collectives, passes: Text, site: Text, size: Ints) -> Ints:
+    """Return the kind of each group (by its code) that sums show where nothing describes it: tensor, data, or -1.
+
+    Ranks that share tensors sum activations, in the forward as well as in the backward. Gradients are summed when the
+    backward is under way or over, so a group that sums only then is of replicas.
+    """
+    groups = len(comm.group.values)
+    sums = comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter")) & comm.group.present
+    scatters = comm.call.map(lambda v: v == "reduce_scatter")
+    forward, backward = (passes.map(lambda v, way=way: v == way) for way in ("forward", "backward"))  # type: ignore[misc]
+    ahead = sums & forward & (scatters | (size >= _LARGE))
+
+    def count(mask: Bools) -> Ints:
+        return np.bincount(comm.group.codes[mask], minlength=groups)
+
+    shares = (count(ahead) >= 2) & (_OFTEN * count(ahead) >= count(sums))
+    replicas = ~shares & (count(sums & backward & ~site.present) > 0) & (count(ahead) == 0)
+    kind = np.where(shares, _KINDS.index("tp"), np.where(replicas, _KINDS.index("dp"), -1))
+    return np.append(kind, -1).astype(np.int64)
+
+
+def group_uses(
+    gpu: pl.DataFrame, comm: Collectives, kinds: Text, *, summed: Bools, lost: Bools, reducing: Ints | None = None
+) -> Text:
     """Kind of every communication kernel's group as its use shows; null where the group's own description speaks.
 
-    *summed* are the kernels that sum gradients for a parameter's hook, *lost* those whose launch is not in the file. A
-    group that spans several ways of splitting the model is of the kind of another group with the same ranks.
+    *summed* are the kernels that sum gradients for a parameter's hook, *lost* those whose launch is not in the file,
+    *reducing* the kinds that sums show. A group that spans several ways of splitting the model is of the kind of
+    another group with the same ranks.
     """
     group = np.where(lost & (comm.group.codes < 0), _stream_groups(gpu, comm), comm.group.codes)
-    known = np.full(len(comm.group.values) + 1, -1, np.int64)
+    known = np.full(len(comm.group.values) + 1, -1, np.int64) if reducing is None else reducing.copy()
     known[comm.group.codes[summed & (comm.group.codes >= 0)]] = _KINDS.index("dp")
     kind = np.array([*(_KINDS.index(v) if v in _KINDS else -1 for v in kinds.values), -1], np.int64)[kinds.codes]
     described = (kind >= 0) & (comm.group.codes >= 0)
