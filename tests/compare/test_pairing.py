@@ -1,4 +1,4 @@
-"""Backwards tied to their forwards by who sends what, where ranks hold several stages and nothing recorded ties them."""
+"""Backwards tied to their forwards by who sends what: several stages per rank, and nothing recorded that ties them."""
 
 from __future__ import annotations
 
