@@ -149,6 +149,14 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(traces, tmp_path, wo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_worker_that_runs_out_of_memory_is_one_line(traces):
+    """A library that cannot allocate ends its process: where that may happen, the process is not ours."""
+    from tracekit._util.pool import iter_map
+
+    (done,) = iter_map(eval, ["__import__('os').abort()"], workers=1, apart=True)
+    assert "memory ran out" in done.error.hint
+
+
 def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch):
     folder = tmp_path / "traces"
     shutil.copytree(traces, folder)

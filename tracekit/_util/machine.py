@@ -24,15 +24,29 @@ def available_memory() -> int:
     >>> available_memory() > 0
     True
     """
-    bounds = [_container_memory()]
+    bounds = [_container_memory(), _limited_memory()]
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         bounds.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
-    if len(bounds) == 1:
+    if len(bounds) == 2:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     known = [bound for bound in bounds if bound is not None]
     return max(1, min(known)) if known else 4 << 30
+
+
+def _limited_memory() -> int | None:
+    """What the shell's limit (``ulimit -v``) leaves of this process's addresses."""
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            return None
+        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    except (ImportError, OSError, ValueError, IndexError):
+        return None
+    return limit - used
 
 
 def _container_memory() -> int | None:

@@ -76,8 +76,11 @@ def iter_map(
     workers: int | None = None,
     executor: Executor | None = None,
     progress: str | None = None,
+    apart: bool = False,
 ) -> Iterator[Done[T, R]]:
     """Like ``run_map``, but yield each item as it is done, in whatever order that is.
+
+    *apart*: even one worker is a process of its own, so that one that dies of its item can be reported.
 
     >>> sorted(done.value for done in iter_map(len, ["a", "bb"], workers=1))
     [1, 2]
@@ -89,7 +92,7 @@ def iter_map(
     stream: Generator[Done[T, R], None, None]
     if executor is not None:
         stream = _on_executor(function, pending, executor, IN_FLIGHT * (workers or executor_size(executor)))
-    elif count == 1:
+    elif count == 1 and not apart:
         stream = (_attempt(function, index, item) for index, item in pending)
     else:
         stream = _in_processes(function, pending, count)

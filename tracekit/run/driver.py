@@ -18,7 +18,7 @@ from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import Source
-from tracekit.store.reading import SPAWN_PAYS_BYTES, prepare, worker_count
+from tracekit.store.reading import SPAWN_PAYS_BYTES, may_not_fit, prepare, worker_count
 from tracekit.store.sources import Paths, check_one_run, check_strict, find, missing_notice
 
 R = TypeVar("R")
@@ -66,7 +66,8 @@ def map_sources(
         if count > 1:
             prepare(refs)
     done = []
-    stream = iter_map(work, refs, workers=count, executor=executor, progress=progress)
+    apart = executor is None and any(may_not_fit(ref) for ref in refs)
+    stream = iter_map(work, refs, workers=count, executor=executor, progress=progress, apart=apart)
     with contextlib.closing(stream):  # type: ignore[type-var]  # a generator in truth, which stops its workers
         for one in stream:
             done.append(one)

@@ -24,6 +24,10 @@ from tracekit.store.files import open_store
 
 GZIP_RATIO = 15
 """Traces are repetitive: a gzip file holds about this many times its size."""
+FULL = 4
+"""Memory that reading and measuring takes, in sizes of a trace's text, at most."""
+WORKER_BYTES = 300 << 20
+"""Memory that a worker takes before it has read anything."""
 SPAWN_PAYS_BYTES = 1 << 30
 """JSON below which starting processes costs more than it saves."""
 
@@ -77,7 +81,7 @@ def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, pays:
     sizes = [estimated_bytes(ref) for ref in refs]
     if len(refs) < 2 or sum(sizes) < pays or all(ref.reader == "store" for ref in refs):
         return 1
-    each = max(sizes) + (300 << 20)
+    each = max(sizes) + WORKER_BYTES
     return max(1, min(cores(), len(refs), available_memory() * 3 // 4 // each))
 
 
@@ -88,6 +92,15 @@ def estimated_bytes(ref: SourceRef) -> int:
     1500
     """
     return ref.bytes * (GZIP_RATIO if ref.path.endswith(".gz") else 1)
+
+
+def may_not_fit(ref: SourceRef) -> bool:
+    """Return whether reading a source may take all the memory there is: then nobody else should die of it.
+
+    >>> may_not_fit(SourceRef("a.json", "kineto", bytes=1 << 60))
+    True
+    """
+    return FULL * estimated_bytes(ref) + WORKER_BYTES > available_memory()
 
 
 def read_to_files(ref: SourceRef, *, folder: str, stacks: bool, lenient: bool) -> list[tuple[str, Source]]:
