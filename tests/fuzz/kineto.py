@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
@@ -89,6 +90,10 @@ def _event(choose: random.Random) -> dict[str, object]:
     return dict(pairs)
 
 
+def _odd(choose: random.Random) -> object:
+    return copy.deepcopy(choose.choice(ODD))  # what is put into it must not be in the next input too
+
+
 def odd(choose: random.Random) -> bytes:
     """Valid JSON with values that have no business where they stand."""
     events = [_event(choose) for _ in range(choose.randrange(1, 9))]
@@ -96,13 +101,13 @@ def odd(choose: random.Random) -> bytes:
     for one in events:
         while choose.random() < 0.5:
             if choose.random() < 0.5:
-                one[choose.choice(("ph", "cat", "name", "pid", "tid", "ts", "dur", "args"))] = choose.choice(ODD)
+                one[choose.choice(("ph", "cat", "name", "pid", "tid", "ts", "dur", "args"))] = _odd(choose)
             elif isinstance(one.get("args"), dict):
-                one["args"][choose.choice(ARGS)] = choose.choice(ODD)
+                one["args"][choose.choice(ARGS)] = _odd(choose)
     info = {key: choose.choice((0, 2, *ODD)) for key in ("rank", "world_size", "pg_config", "nccl_version")}
-    info["pg_config"] = choose.choice(([{"pg_name": choose.choice(ODD), "ranks": choose.choice(ODD)}], *ODD))
+    info["pg_config"] = choose.choice(([{"pg_name": _odd(choose), "ranks": _odd(choose)}], *ODD))
     head["distributedInfo"] = choose.choice((info, *ODD))
-    head["deviceProperties"] = choose.choice(([{"name": choose.choice(ODD)}], *ODD))
+    head["deviceProperties"] = choose.choice(([{"name": _odd(choose)}], *ODD))
     return json.dumps({**head, "traceEvents": choose.choice((events, events, events, *ODD))}).encode()
 
 

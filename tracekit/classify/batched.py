@@ -6,11 +6,11 @@ the gradient goes: a weight's is taken up by ``AccumulateGrad``.
 
 from __future__ import annotations
 
-import json
 from math import prod
 
 import numpy as np
 
+from tracekit._util.shapes import MOST_ELEMENTS, is_shape, parsed
 from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
@@ -66,15 +66,11 @@ def _result_size(shapes: str) -> int:
     operands = [shape for shape in _shapes(shapes) if len(shape) == 3][-2:]
     if len(operands) < 2 or operands[0][2] != operands[1][1]:
         return -1
-    return operands[0][0] * operands[0][1] * operands[1][2]
+    return min(operands[0][0] * operands[0][1] * operands[1][2], MOST_ELEMENTS)
 
 
 def _shapes(text: str) -> list[list[int]]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return []
-    return [d for d in found if isinstance(d, list) and all(isinstance(n, int) for n in d)]
+    return [d for d in parsed(text) if is_shape(d)]
 
 
 def feeding(ranges: Ranges, autograd: Autograd) -> Text:

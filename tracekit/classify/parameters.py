@@ -7,11 +7,12 @@ may be views of one flat buffer.
 
 from __future__ import annotations
 
-import json
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from tracekit._util.shapes import is_shape, parsed
 from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
@@ -45,10 +46,7 @@ def _size(shapes: str) -> int:
     >>> _size("[[8,2],[8,2],[]]"), _size("[[[4],[8,2]],[]]"), _size("[]")
     (16, 4, 0)
     """
-    try:
-        found = json.loads(shapes)
-    except ValueError:
-        return 0
+    found: Any = parsed(shapes)
     while isinstance(found, list) and found and isinstance(found[0], list):
         found = found[0]
-    return prod(found) if isinstance(found, list) and found and all(isinstance(n, int) for n in found) else 0
+    return prod(found) if found and is_shape(found) else 0

@@ -6,23 +6,18 @@ weight's the rows.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any
 
 import numpy as np
 import polars as pl
 
+from tracekit._util.shapes import is_shape, parsed
 from tracekit.classify._nest import Ints
 from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Ranges
-
-LONGEST_SIDE = 1 << 31
-MOST_ELEMENTS = 1 << 62
-"""No tensor is longer or larger: a shape that says so is damage, and its products would not fit into 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ def _product(shapes: str) -> tuple[int, int, int, int]:
     >>> _product("[[1024,2048],[2048,6144]]"), _product("[[64],[8,16],[16,64],[]]")
     ((1024, 2048, 6144, 2048), (8, 16, 64, 16))
     """
-    dims = [d for d in _parsed(shapes) if _is_shape(d)]
+    dims = [d for d in parsed(shapes) if is_shape(d)]
     matrices = [d for d in dims if len(d) >= 2]
     if len(matrices) < 2:
         return 0, 0, 0, 0
@@ -125,21 +120,5 @@ def _weight_shapes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) 
 
 
 def _first_shape(shapes: str) -> list[int]:
-    first = next(iter(_parsed(shapes)), None)
-    return list(first) if first is not None and _is_shape(first) else []
-
-
-def _parsed(shapes: str) -> list[Any]:
-    """Read a list of shapes; nothing where it is none, or one nested deeper than any (as only damage is)."""
-    try:
-        found = json.loads(shapes)
-    except (ValueError, RecursionError):
-        return []
-    return found if isinstance(found, list) else []
-
-
-def _is_shape(value: Any) -> bool:
-    """Tell a tensor's shape: dimensions whose product 64 bits hold."""
-    if not isinstance(value, list) or any(type(n) is not int or not 0 <= n < LONGEST_SIDE for n in value):
-        return False
-    return prod(n or 1 for n in value) < MOST_ELEMENTS
+    first = next(iter(parsed(shapes)), None)
+    return list(first) if first is not None and is_shape(first) else []

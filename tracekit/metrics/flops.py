@@ -6,9 +6,10 @@ attention cheaper here. A backward pass over attention multiplies five times whe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from math import prod
+
+from tracekit._util.shapes import is_shape, parsed
 
 Dims = list[list[int]]
 Formula = Callable[[Dims], int | None]
@@ -55,13 +56,8 @@ def convolution_outputs(shapes: list[str]) -> dict[str, int]:
 
 def _parsed(shapes: str) -> Dims | None:
     """Return the inputs' sizes; scalars and lists are empty, and so is what is not a size."""
-    try:
-        read = json.loads(shapes)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(read, list):
-        return None
-    return [d if isinstance(d, list) and all(isinstance(n, int) and n >= 0 for n in d) else [] for d in read]
+    read = parsed(shapes)
+    return [d if is_shape(d) else [] for d in read] if read else None
 
 
 def _product(left: int, right: int, *, transposed: bool = False) -> Formula:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit._util.shapes import parsed
 from tracekit.classify.matmul import KERNELS as GEMM_KERNELS
 from tracekit.intervals import union
 from tracekit.metrics.flops import CONVOLUTION_BACKWARD, FORMULAS, convolution_outputs, flop
@@ -169,7 +168,7 @@ def _by_kind(rows: pl.DataFrame, device: str | None, multiprocessors: int | None
         for dtype in table["dtype"].unique().to_list()
     }
     table = table.with_columns(
-        flop=pl.Series(each, dtype=pl.Int64) * pl.col("calls"),
+        flop=_times(pl.Series([None if one is None or one >= MOST_FLOP else one for one in each], dtype=pl.Int64)),
         ns=pl.Series(busy).gather(table["kind"]),
         peak=pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64),
     )
@@ -203,12 +202,18 @@ def _typed(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(dtype=dtype)
 
 
+MOST_FLOP = 1 << 62
+"""No call, and no run, does as much work: shapes that say so are damage."""
+
+
+def _times(each: pl.Series) -> pl.Expr:
+    """Return the work of all calls; nothing where 64 bits do not hold it."""
+    whole = pl.lit(each) * pl.col("calls")
+    return pl.when(pl.lit(each).cast(pl.Float64) * pl.col("calls") < MOST_FLOP).then(whole)
+
+
 def _recorded_type(text: str) -> str | None:
-    try:
-        types: Sequence[object] = json.loads(text)
-    except ValueError:
-        return None
-    known = [TYPES[t] for t in types if isinstance(t, str) and t in TYPES]
+    known = [TYPES[t] for t in parsed(text) if isinstance(t, str) and t in TYPES]
     # A bias or scale may be wider than the operands of the product itself.
     order = ("fp8", "int8", "bf16", "fp16", "fp32", "fp64")
     return min(known, key=order.index) if known else None
