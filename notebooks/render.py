@@ -1,8 +1,6 @@
-"""Run the notebooks and keep their pictures, small, for docs/notebooks.md.
+"""Run the notebooks, store what they show in them, and keep their pictures, small, for docs/notebooks.md.
 
-    python notebooks/render.py
-
-The notebooks themselves stay as they are: outputs are not kept in them.
+python notebooks/render.py
 """
 
 from __future__ import annotations
@@ -42,9 +40,30 @@ def small(png: bytes) -> Image.Image:
     return image.quantize(96, dither=Image.Dither.NONE)
 
 
+def store(notebook: nbformat.NotebookNode, path: Path) -> None:
+    """Write a notebook with what its cells show: pictures small, no messages of the machine, no times of running."""
+    for cell in notebook.cells:
+        cell.metadata.clear()
+        if cell.cell_type == "code":
+            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+            for output in cell.outputs:
+                if "image/png" in output.get("data", {}):
+                    output.data["image/png"] = base64.b64encode(_png(output.data["image/png"])).decode()
+    notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
+    nbformat.write(notebook, path)
+
+
+def _png(stored: str) -> bytes:
+    out = io.BytesIO()
+    small(base64.b64decode(stored)).save(out, format="PNG", optimize=True)
+    return out.getvalue()
+
+
 def main() -> None:
     for path in sorted(HERE.glob("*.ipynb")):
-        for number, png in enumerate(pictures(executed(path)), 1):
+        notebook = executed(path)
+        store(notebook, path)
+        for number, png in enumerate(pictures(notebook), 1):
             target = PICTURES / f"notebook-{path.stem[:2]}-{number}.png"
             small(png).save(target, optimize=True)
             print(f"{target.name}: {target.stat().st_size / 1000:.0f} kB", file=sys.stderr)

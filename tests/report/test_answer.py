@@ -65,8 +65,8 @@ def test_of_several_ranks_the_slowest_sets_the_pace_and_steps_are_a_mean(small):
         "communication and copies and 9.5 % idle."
     )
     assert said(run)["Exposed"] == (
-        "Expert combine (ep_combine) 0.6 ms per rank, 20.0 % of the span; "
-        "data-parallel communication (dp_comm) 0.3 ms per rank, 10.0 % of the span."
+        "Expert combine (ep_combine) 0.2 ms per rank and step, 20.0 % of the span; "
+        "data-parallel communication (dp_comm) 0.1 ms per rank and step, 10.0 % of the span."
     )
 
 

@@ -8,10 +8,14 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import bare_ms, ms, percent
+from tracekit._util.text import bare_ms, ms, percent, terminal
 from tracekit.report.terminal.table import table
 from tracekit.report.view import View
 
+WIDE = 90
+"""Columns from which bus bandwidths fit."""
+UNEVEN = 1.05
+"""Share of the mean from which what a rank receives is worth a table: equal shares say nothing."""
 MOST_ROWS = 8
 """Kinds of products and of operations shown, those that take longest."""
 
@@ -21,7 +25,7 @@ def products(view: View, width: int) -> RenderableType | None:
     rates = view.analysis.rates
     if rates is None or not rates.total.flop:
         return None
-    rows = table("", "shape", "TFLOP/s", "of peak", "ms")
+    rows = table("products", "shape", "TFLOP/s", "of peak", "ms", left=("products",))
     for row in rates.by("label").iter_rows(named=True):
         rows.add_row(row["label"], "", *_cells(row))
     for row in rates.products.filter(rates.products["flop"].is_not_null()).head(MOST_ROWS).iter_rows(named=True):
@@ -40,14 +44,16 @@ def communication(view: View, width: int) -> RenderableType | None:
     rates = view.analysis.rates
     if rates is None or rates.communication.is_empty():
         return None
-    rows = table("", "size", "count", "GB/s", "bus GB/s", "transfer ms", "wait ms")
+    wide = width >= WIDE
+    heads = ["operation", "size", "count", "GB/s", *(["bus GB/s"] if wide else []), "transfer ms", "wait ms"]
+    rows = table(*heads, left=("operation",))
     for row in rates.communication.sort("transfer_ns", descending=True).head(MOST_ROWS).iter_rows(named=True):
         rows.add_row(
-            f"{row['label']} {row['what']} × {row['ranks']}",
+            _operation(row),
             row["size"],
             f"{row['count']:,}",
             _number(row["algorithm_gb_s"]),
-            _number(row["bus_gb_s"]),
+            *([_number(row["bus_gb_s"])] if wide else []),
             bare_ms(row["transfer_ns"]),
             bare_ms(row["wait_ns"]),
         )
@@ -57,18 +63,24 @@ def communication(view: View, width: int) -> RenderableType | None:
 def experts(view: View, width: int) -> RenderableType | None:
     """Return what each rank's experts were sent; None where dispatches do not say how much came in."""
     rates = view.analysis.rates
-    if rates is None or rates.experts.is_empty():
+    if rates is None or rates.experts.is_empty() or (rates.experts["over_mean"].max() or 0.0) < UNEVEN:  # type: ignore[operator]
         return None
-    rows = table("", "received MB", "of mean", "largest in", "waited ms")
+    rows = table("rank", "received MB", "of mean", "largest in", "waited ms")
     for row in rates.experts.head(MOST_ROWS).iter_rows(named=True):
         rows.add_row(
-            f"rank {row['rank']}",
+            str(row["rank"]),
             f"{row['received'] / 1e6:,.1f}",
             percent(row["over_mean"]),
             f"{row['largest']} of {row['exchanges']}",
             bare_ms(row["wait_ns"]),
         )
     return rows
+
+
+def _operation(row: dict[str, Any]) -> str:
+    """Return what an operation is called, with its group where the trace names it, so that no two rows look alike."""
+    group = f" ({terminal(row['group'])})" if row["group"] else ""
+    return f"{row['label']} {row['what']} × {row['ranks']}{group}"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str]:

@@ -35,7 +35,7 @@ def answer(
     else:
         said = [
             _spent(analysis),
-            *_exposed(analysis, labels, pipeline=pipeline),
+            *_exposed(analysis, labels, pipeline=pipeline, steps=step_time(analysis)[1]),
             *_schedule(analysis, schedule),
             *_reload(analysis),
             *_waited(analysis, stragglers),
@@ -76,10 +76,10 @@ def _spent(analysis: Analysis) -> Line:
     return Line("Time", f"{text}.", "budget")
 
 
-def _exposed(analysis: Analysis, labels: Sequence[LabelRow], *, pipeline: bool) -> list[Line]:
+def _exposed(analysis: Analysis, labels: Sequence[LabelRow], *, pipeline: bool, steps: int) -> list[Line]:
     total = analysis.total
     worst = sorted((row for row in labels if row.exposed_share > WORTH_SAYING), key=lambda row: -row.exposed_ns)
-    said = [f"{LABEL_WORDS.get(row.label, row.label)} ({row.label}) {_cost(row)}" for row in worst[:2]]
+    said = [f"{LABEL_WORDS.get(row.label, row.label)} ({row.label}) {_cost(row, steps)}" for row in worst[:2]]
     text = "; ".join(said)
     if pipeline and total.bubble_fraction is not None:
         bubble = at_least(percent(total.bubble_fraction), total.lower_bound)
@@ -87,9 +87,9 @@ def _exposed(analysis: Analysis, labels: Sequence[LabelRow], *, pipeline: bool) 
     return [Line("Exposed", f"{text[:1].upper()}{text[1:]}.", "overlap")] if text else []
 
 
-def _cost(row: LabelRow) -> str:
+def _cost(row: LabelRow, steps: int) -> str:
     """Return what one exposed label costs, and why as far as that is known."""
-    said = f"{ms(row.exposed_ns)} per rank, {percent(row.exposed_share)} of the span"
+    said = f"{ms(row.exposed_ns / steps)} per rank{' and step' * (steps > 1)}, {percent(row.exposed_share)} of the span"
     for cause, share in row.causes(most=1):
         said += f", {percent(share, digits=0)} of that because {BECAUSE[cause]}"
     return said
