@@ -16,7 +16,7 @@ from tracekit.report import plot
 HERE = Path(__file__).parent
 PICTURES = HERE.parent / "docs/img"
 SAMPLE = {"schedule": "1f1b", "measured": "1f1b", "ideal": "1f1b", "budget": "vpp-overlap", "overlap": "vpp-overlap",
-          "gap": "vpp-overlap", "lanes": "vpp-overlap", "timeline": "vpp-overlap"}  # fmt: skip
+          "gap": "vpp-overlap", "lanes": "vpp-overlap", "timeline": "vpp-overlap", "curve": "1f1b"}  # fmt: skip
 """The sample each plot is shown on."""
 
 
@@ -26,7 +26,10 @@ def main() -> None:
     assert spec.loader is not None
     render = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(render)
-    found = {name: tracekit.analyze(HERE.parent / "sample_traces" / name) for name in set(SAMPLE.values())}
+    found = {
+        name: tracekit.analyze(HERE.parent / "sample_traces" / name, what_if=name == "1f1b")
+        for name in set(SAMPLE.values())
+    }
     for name, sample in SAMPLE.items():
         drawn = io.BytesIO()
         plot.draw(found[sample], name).savefig(drawn, format="png", dpi=110, facecolor="white")

@@ -29,7 +29,7 @@ def analyze(
     plot: Annotated[
         str | None,
         typer.Option(
-            help="What a picture shows: schedule, measured, ideal, budget, overlap, gap, lanes or timeline.",
+            help="What a picture shows: schedule, measured, ideal, budget, overlap, gap, lanes, timeline or curve.",
             metavar="NAME",
         ),
     ] = None,
