@@ -6,6 +6,7 @@ speed of the moment.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,10 @@ class Launches:
     first: Floats
     last: Floats
     posts: Floats
+
+    def lists(self) -> tuple[list[float], list[float], list[float]]:
+        """Return all three as lists, which one by one are read faster."""
+        return self.first.tolist(), self.last.tolist(), self.posts.tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +97,10 @@ class _Run:
             for m in kernel.receives:
                 self.receiver[m] = number
         self.links: dict[tuple[int, int], float] = {}
-        self.start = np.full(len(p.pieces), np.nan)
-        self.end = np.full(len(p.pieces), np.nan)
+        self.start, self.end = [math.nan] * len(p.pieces), [math.nan] * len(p.pieces)
+        self.first, self.last, self.posts = ([], [], []) if self.launches is None else self.launches.lists()
+        self.speeds = [1.0 / self.machine.slowdown.get(piece.kind, 1.0) for piece in p.pieces]
+        self.streams = [self._stream(number) for number in range(kernels)]
         self.count = 0
 
     def _open(self) -> None:
@@ -119,9 +126,8 @@ class _Run:
                 self._advance(which, now)
             else:
                 self._finish_kernel(which, now)
-        stuck = int(np.isnan(self.end).sum())
-        done = ~np.isnan(self.end)
-        return Outcome(self.start[done], self.end[done], 0) if not stuck else Outcome(self.start, self.end, stuck)
+        end = np.array(self.end)
+        return Outcome(np.array(self.start), end, int(np.isnan(end).sum()))
 
     def _push(self, time: float, what: int, which: int, version: int = 0) -> None:
         self.count += 1
@@ -135,8 +141,8 @@ class _Run:
         while self.at[rank] < len(steps):
             code, which = steps[self.at[rank]]
             if code == POST:
-                if self.launches is not None and float(self.launches.posts[which]) > now:
-                    self._push(float(self.launches.posts[which]), _WAKE, rank)
+                if self.posts and self.posts[which] > now:
+                    self._push(self.posts[which], _WAKE, rank)
                     return
                 if not self.loose[which]:
                     self._queue(rank, which, now)
@@ -149,9 +155,8 @@ class _Run:
                     self.blocked[rank] = which
                     return
             elif code == RUN:
-                first = now if self.launches is None else float(self.launches.first[which])
-                if first > now:
-                    self._push(first, _WAKE, rank)
+                if self.first and self.first[which] > now:
+                    self._push(self.first[which], _WAKE, rank)
                     return
                 self.at[rank] += 1
                 self.start[which], self.current[rank] = now, which
@@ -161,17 +166,14 @@ class _Run:
             self.at[rank] += 1
 
     def _speed(self, rank: int) -> float:
-        if not self.beside[rank]:
-            return 1.0
-        kind = self.program.pieces[self.current[rank]].kind
-        return 1.0 / self.machine.slowdown.get(kind, 1.0)
+        return self.speeds[self.current[rank]] if self.beside[rank] else 1.0
 
     def _plan(self, rank: int, now: float) -> None:
         """Say when the piece that runs will end, as things are."""
         self.version[rank] += 1
         end = now + self.left[rank] / self._speed(rank)
-        if self.launches is not None:
-            end = max(end, float(self.launches.last[self.current[rank]]))
+        if self.last:
+            end = max(end, self.last[self.current[rank]])
         self._push(end, _PIECE, rank, self.version[rank])
 
     def _pause(self, rank: int, now: float) -> None:
@@ -188,7 +190,7 @@ class _Run:
     # messages -----------------------------------------------------------------------------------------------------
 
     def _queue(self, rank: int, kernel: int, now: float) -> None:
-        queue = self.queues[rank].setdefault(self._stream(kernel), deque())
+        queue = self.queues[rank].setdefault(self.streams[kernel], deque())
         queue.append(kernel)
         if len(queue) == 1:
             self._begin(kernel, now)
@@ -258,7 +260,7 @@ class _Run:
             self.beside[rank] -= 1
             if self.current[rank] >= 0:
                 self._plan(rank, now)
-            queue = self.queues[rank][self._stream(kernel)]
+            queue = self.queues[rank][self.streams[kernel]]
             queue.popleft()
             if queue:
                 self._begin(queue[0], now)
