@@ -77,3 +77,19 @@ def test_the_bubble_of_the_plain_recording_is_about_half(samples):
     assert not found.total.lower_bound
     assert found.total.bubble_fraction == pytest.approx(0.5, abs=0.03)
     assert found.schedule.to_dict()["exact"]
+
+
+def test_a_bound_far_below_the_pipelines_own_table_says_so(samples, monkeypatch):
+    """Where no layout of the ranks makes the two sides of messages meet, waiting stays unknown."""
+    monkeypatch.setattr("tracekit.align.peers.MET", 2.0)
+    found = analyze(samples / "nsys-1f1b", workers=1)
+    assert found.schedule.exact
+    assert found.total.lower_bound
+    said = {note.code: note.message for note in found.notices}
+    assert "peers-by-order" not in said
+    assert "4.2%" in said["bubble-bound-low"]
+    assert "49.4%" in said["bubble-bound-low"]
+
+
+def test_a_bubble_that_is_known_has_no_bound(untold):
+    assert "bubble-bound-low" not in {note.code for note in untold.notices}

@@ -14,7 +14,7 @@ from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
 from tracekit.analysis.kernels import all_shapes, together
-from tracekit.analysis.peers import with_peers, without_settled
+from tracekit.analysis.peers import bound_notices, with_peers, without_settled
 from tracekit.analysis.rates import run_rates
 from tracekit.analysis.result import Analysis, Measured, RankResult
 from tracekit.analysis.scopes import rank_result
@@ -95,6 +95,7 @@ def combine(
             *matching.notices,
             *_clock_notices(parts, clocks),
             *_wait_notices(parts, waited),
+            *bound_notices(ranks, compared),
             *_other_notices(ranks),
             *_weak_notices(ranks),
             *(reasons if pipeline or _trains(ranks) else _without(reasons, *PIPELINE_NOTICES)),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from tracekit.align.peers import by_communicator
+from tracekit.analysis.result import Measured, RankResult
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
 from tracekit.reconstruct import RankPipeline
 from tracekit.reconstruct.peers import name_peers
+
+if TYPE_CHECKING:
+    from tracekit.compare import ScheduleComparison
 
 
 def with_peers(parts: Sequence[RankTables], layout: str | None) -> tuple[list[RankTables], tuple[Notice, ...]]:
@@ -73,3 +78,23 @@ def without_settled(notices: Sequence[Notice], operations: pl.DataFrame) -> list
     """
     settled = not operations["p2p"].cast(pl.String).str.contains("?", literal=True).any()
     return [note for note in notices if not (settled and note.code == "peers-in-communicator")]
+
+
+FAR = 2.0
+"""Times that the share outside cells must exceed the bubble's bound for that to be said."""
+
+
+def bound_notices(ranks: Sequence[RankResult], compared: ScheduleComparison | None) -> list[Notice]:
+    """Say that a bubble's bound is far below what the pipeline's own table shows, where waiting is not known."""
+    total = Measured.total(one.whole for one in ranks)
+    bound = total.bubble_fraction
+    if compared is None or not compared.exact or not total.lower_bound or bound is None:
+        return []
+    outside = compared.head.measured_bubble
+    if outside <= FAR * bound:
+        return []
+    text = (
+        f"the bubble's bound of {bound:.1%} counts idle time and known waits alone: ranks of the pipeline were in no "
+        f"cell for {outside:.1%} of its time"
+    )
+    return [Notice("bubble-bound-low", f"{text}; record the peers of messages to know how much of that is bubble")]
