@@ -1,0 +1,114 @@
+"""Thresholds of several rooms, each held from both sides: a little less is one answer, a little more the other."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tracekit.analysis.result import Measured
+from tracekit.compare import hold
+from tracekit.diff import stats, verdict
+from tracekit.diff.floors import PRIOR_DF, prior
+from tracekit.diff.metrics import resolve
+from tracekit.metrics.bubbles import Bubble
+from tracekit.metrics.budget import Budget
+from tracekit.metrics.weak import WEAK, weak_ns
+from tracekit.reconstruct import beside
+
+combining = importlib.import_module("tracekit.analysis.combine")
+
+
+def measured(**figures):
+    return Measured(Budget(1_000, 900), {"other": 0, **figures}, {}, {}, {}, {}, Bubble(1_000, 100, None))
+
+
+@pytest.mark.parametrize(("other_ns", "said"), [(10, False), (11, True)])
+def test_unlabelled_work_is_loud_above_one_percent_of_the_span(other_ns, said):
+    rank = SimpleNamespace(rank=0, whole=measured(other=other_ns))
+    assert bool(combining._other_notices([rank])) is said
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.01, False), (0.0101, True)])
+def test_weak_labels_are_loud_above_one_percent_of_gpu_time(monkeypatch, share, said):
+    monkeypatch.setattr(Measured, "weak_share", property(lambda self: share))
+    rank = SimpleNamespace(rank=0, whole=measured())
+    assert bool(combining._weak_notices([rank])) is said
+
+
+@pytest.mark.parametrize(("confidence", "ns"), [(WEAK - 0.01, 5), (WEAK, 0)])
+def test_evidence_below_the_line_is_weak(confidence, ns):
+    event = {"label": ["forward"], "confidence": [confidence], "start_ns": [0], "end_ns": [5]}
+    assert weak_ns(pl.DataFrame(event)) == (ns,)
+
+
+def chunks(gap, *, block=None, between=0):
+    """A forward and, after some chunks of neither kind, a backward whose GPU time overlaps the forward's by -gap."""
+    filler = [{"op": "W", "pair": -1, "launch_ns": 900, "last_ns": 901, "start_ns": 900, "end_ns": 901}] * between
+    rows = [
+        {"op": "F", "pair": 9, "launch_ns": 0, "last_ns": 1, "start_ns": 0, "end_ns": 100},
+        *filler,
+        {"op": "B", "pair": 8, "launch_ns": 50, "last_ns": 60, "start_ns": 100 + gap, "end_ns": 200 + gap},
+    ]
+    return pl.DataFrame([{"block": block, **row} for row in rows], schema_overrides={"block": pl.String})
+
+
+@pytest.mark.parametrize(("between", "found"), [(beside.NEAR - 1, True), (beside.NEAR, False)])
+def test_the_other_half_is_looked_for_among_the_nearest_chunks(between, found):
+    partner = beside.beside(chunks(-50, between=between), told=False)[0]
+    assert (partner >= 0) is found
+
+
+@pytest.mark.parametrize(("overlap", "met"), [(5, False), (6, True)])
+def test_halves_of_a_named_block_have_met_above_a_twentieth(overlap, met):
+    """TOUCH: 5 % of the shorter half; the two were launched apart."""
+    assert (beside.beside(chunks(-overlap, block="x"), told=True)[0] >= 0) is met
+
+
+@pytest.mark.parametrize(("blocks", "believed"), [(9, True), (10, False)])
+def test_names_are_believed_where_more_than_a_tenth_met(blocks, believed):
+    """SOME: one block of *blocks* met; with ten of them that is a tenth, and not more."""
+    rows = []
+    for n in range(blocks):
+        at = n * 1_000
+        rows += [
+            {"block": str(n), "op": "F", "pair": 100 + n, "launch_ns": at, "last_ns": at + 1,
+             "start_ns": at, "end_ns": at + 100},
+            {"block": str(n), "op": "B", "pair": n, "launch_ns": at + 300, "last_ns": at + 310,
+             "start_ns": at + 400 if n else at + 50, "end_ns": at + 500 if n else at + 150},
+        ]  # fmt: skip
+    partners = beside.beside(pl.DataFrame(rows), told=True).to_list()
+    assert (partners[-2] >= 0) is believed
+
+
+@pytest.mark.parametrize(("late_ns", "said"), [(10, False), (11, True)])
+def test_a_rank_that_begins_late_by_more_than_a_hundredth_is_named(late_ns, said):
+    replays = SimpleNamespace(
+        graph=SimpleNamespace(position=np.array([0, 0])), before={"host": np.array([late_ns, 0])}, makespan=1_000
+    )
+    pipeline = SimpleNamespace(step=0, ranks=[4])
+    assert bool(hold._late_starts(pipeline, replays)) is said
+
+
+def runs(*centres):
+    """Runs of six steps around each centre."""
+    return [[centre + 0.01 * (n % 3) for n in range(6)] for centre in centres]
+
+
+@pytest.mark.parametrize(
+    ("after", "sure"), [((102.0, 104.0, 106.0), False), ((104.0, 106.0, 108.0), True)], ids=["may be chance", "is not"]
+)
+def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
+    """STRICTER: what the runs' own spread leaves to chance counts 7.5-fold before it is held against alpha."""
+    before = runs(99.0, 101.0, 103.0)
+    case = verdict._Case(verdict.Check(resolve("step_ms")), before, runs(*after), floor=1.0, noise=None)
+    deviation = prior(case.floor, case.doubt)
+    spread = stats.between_runs(runs(*after), before, prior=deviation, prior_df=PRIOR_DF, calibrated=False)
+    chance = spread.tail(case.shift)
+    agreed = verdict._agreement(case, 0.075)
+    assert chance < 0.075
+    assert agreed.worse >= min(1.0, 7.5 * chance)
+    assert (agreed.worse <= 0.075) is sure
