@@ -59,8 +59,8 @@ def _spent(analysis: Analysis) -> Line:
     total, span = analysis.total, analysis.total.budget.span_ns
     ns, steps, slowest = step_time(analysis)
     marked = any(one.steps for one in analysis.ranks)
-    named = f"rank {slowest}{elsewhere(analysis, slowest)}"
-    about = [f"{named}, the slowest of {len(analysis.ranks)}"] if len(analysis.ranks) > 1 else []
+    about = [f"rank {slowest}, the slowest of {len(analysis.ranks)}"] if len(analysis.ranks) > 1 else []
+    about += [where.strip(" ()")] if (where := elsewhere(analysis, slowest)) else []
     about += [f"mean of {counted(steps, 'step')}"] if steps > 1 else []
     lead = f"{'A step takes' if marked else 'The trace spans'} {ms(ns)}" + (f" ({'; '.join(about)})" if about else "")
     exposed = sum(total.budget.exposed_ns.values())
