@@ -22,7 +22,7 @@ import tracekit
 from tracekit._util.files import atomic_write, held, part_prefix, sweep
 from tracekit.store.files import open_store
 
-KILLS = int(os.environ.get("TRACEKIT_KILLS", "2"))
+KILLS = int(os.environ.get("TRACEKIT_KILLS", "1"))
 SOON_S = 120
 """Far more than anything here takes: what takes longer hangs."""
 
