@@ -106,8 +106,8 @@ def test_ranges_around_a_part_alone_do_not_decide():
         ((10, 20), (99, 200), False),  # but for the last kernel's tail
     ],
 )
-@pytest.mark.parametrize("told", [True, False])
-def test_a_named_block_is_one_where_its_halves_ran_together(launched, ran, block, told):
+@pytest.mark.parametrize("from_ranges", [True, False])
+def test_a_named_block_is_one_where_its_halves_ran_together(launched, ran, block, from_ranges):
     chunks = pl.DataFrame(
         {
             "block": ["PP:(0F1;0B0)"] * 2, "op": ["F", "B"], "pair": [1, 0],
@@ -115,7 +115,7 @@ def test_a_named_block_is_one_where_its_halves_ran_together(launched, ran, block
             "start_ns": [0, ran[0]], "end_ns": [100, ran[1]],
         }
     )  # fmt: skip
-    assert beside(chunks, told=told).to_list() == ([1, 0] if block else [-1, -1])
+    assert beside(chunks, from_ranges=from_ranges).to_list() == ([1, 0] if block else [-1, -1])
 
 
 def test_a_block_whose_halves_did_not_meet_is_one_where_others_are():

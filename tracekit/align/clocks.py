@@ -124,13 +124,13 @@ def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
         return Clocks(_table(pl.DataFrame({"rank": everyone, "matches": [0] * len(everyone)})))
     origin = int(members.filter(pl.col("rank") == members["rank"].min())["end_ns"].min())  # type: ignore[arg-type]
     links = pairs(members)
-    found = _offsets(links, everyone, origin)
+    places = _offsets(links, everyone, origin)
     counts = dict(members.group_by("rank").agg(pl.col("match").n_unique()).iter_rows())
-    moved = _clocks(found, everyone, counts, origin)
+    moved = _clocks(places, everyone, counts, origin)
     refused = _refused(members, moved)
     if refused:
-        found = {rank: _Place(0, 0.0) if rank in refused else place for rank, place in found.items()}
-        moved = _clocks(found, everyone, counts, origin)
+        places = {rank: _Place(0, 0.0) if rank in refused else place for rank, place in places.items()}
+        moved = _clocks(places, everyone, counts, origin)
     return _with_residuals(moved, members, links)
 
 
@@ -146,10 +146,10 @@ def _table(frame: pl.DataFrame) -> pl.DataFrame:
     return conform(frame.sort("rank"), CLOCKS)
 
 
-def _clocks(found: dict[int, _Place], ranks: list[int], counts: dict[int, int], origin: int) -> Clocks:
+def _clocks(places: dict[int, _Place], ranks: list[int], counts: dict[int, int], origin: int) -> Clocks:
     rows = [
         (rank, place.offset_ns, place.drift * 1e6, counts.get(rank, 0))
-        if (place := found.get(rank))
+        if (place := places.get(rank))
         else (rank, None, None, counts.get(rank, 0))
         for rank in ranks
     ]

@@ -199,14 +199,14 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
             ends=(ends - pl.col("base")).filter(pl.col("surest") & pl.col("low_sends").is_null()).median(),
         )
     )
-    found = {}
+    rates = {}
     for (low, high), rows in windows.group_by("low", "high", maintain_order=True):
         fits = [_slope(rows.drop_nulls(name)["since_ns"].to_numpy(), rows[name].drop_nulls().to_numpy())
                 for name in ("bounds", "ends")]  # fmt: skip
         rate, _ = min(fits, key=lambda fit: fit[1])
         if rate:
-            found[low, high] = rate
-    return found
+            rates[low, high] = rate
+    return rates
 
 
 def _slope(at: Floats, values: Floats) -> tuple[float, float]:

@@ -65,13 +65,13 @@ def by_communicator(messages: pl.DataFrame) -> pl.Series:
     [6, 2]
     """
     table = messages.select("rank", "group", "send", "peer").with_row_index("at")
-    found = np.full(len(table), -1, np.int64)
+    peers = np.full(len(table), -1, np.int64)
     for part in table.drop_nulls("peer").partition_by("group", maintain_order=True):
         members = sorted(part["rank"].unique().to_list())
         order = _member_order(part, members)
         if order is not None:
-            found[part["at"].to_numpy()] = np.array(order)[part["peer"].to_numpy()]
-    return pl.Series("peer", found, dtype=pl.Int32).replace(-1, None)
+            peers[part["at"].to_numpy()] = np.array(order)[part["peer"].to_numpy()]
+    return pl.Series("peer", peers, dtype=pl.Int32).replace(-1, None)
 
 
 def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | None:
@@ -84,14 +84,14 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
     peer, send = part["peer"].to_numpy().astype(np.int64), part["send"].to_numpy()
     count = len(members)
     sent = np.bincount(who[send] * count + peer[send], minlength=count * count).reshape(count, count)
-    got = np.bincount(who[~send] * count + peer[~send], minlength=count * count).reshape(count, count)
+    received = np.bincount(who[~send] * count + peer[~send], minlength=count * count).reshape(count, count)
 
     def fits(order: tuple[int, ...]) -> bool:
         """Say whether everyone receives as much as was sent, and nobody writes to themselves."""
         at = np.empty(count, np.int64)  # of each member: its number
         at[list(order)] = np.arange(count)
         # sent[a, at[b]] went from a to b, and got[b, at[a]] is what b says it had from a.
-        return bool((sent[:, at] == got[:, at].T).all() and not sent[np.arange(count), at].any())
+        return bool((sent[:, at] == received[:, at].T).all() and not sent[np.arange(count), at].any())
 
     first = tuple(range(count))
     orders = permutations(first) if count <= MOST_MEMBERS else iter([first])
@@ -109,9 +109,9 @@ def along_pipelines(messages: pl.DataFrame, lines: Sequence[Sequence[int]] | Non
     ranks = sorted(messages["rank"].unique().to_list())
     best = Named(nobody)
     for tried in [lines] if lines is not None else _layouts(ranks):
-        peers, met = _along(messages, tried)
-        if met > best.met:
-            best = Named(pl.Series("peer", peers, dtype=pl.Int32), tuple(tuple(line) for line in tried), met)
+        peers, share = _along(messages, tried)
+        if share > best.met:
+            best = Named(pl.Series("peer", peers, dtype=pl.Int32), tuple(tuple(line) for line in tried), share)
     return best if best.met >= MET else Named(nobody, met=best.met)
 
 
@@ -130,30 +130,30 @@ def _along(messages: pl.DataFrame, lines: Sequence[Sequence[int]]) -> tuple[Ints
     """Return each message's peer if *lines* are the pipelines, and the share of messages that then meet."""
     view = _View.of(messages)
     peer = np.full(len(messages), -1, np.int64)
-    met, early = 0, 0
+    together_all, early = 0, 0
     for line in lines:
         after = dict(zip(line, [*line[1:], line[0]], strict=True))
         before = {b: a for a, b in after.items()}
         for rank in line:
-            mine = view.sends.get(rank, view.none)
-            peer[mine] = np.where(view.forward[mine], after[rank], before[rank])
+            sends = view.sends.get(rank, view.none)
+            peer[sends] = np.where(view.forward[sends], after[rank], before[rank])
         if not all((peer[view.sends.get(a, view.none)] == b).any() for a, b in pairwise(line)):
             return peer, 0.0  # ranks that never speak to each other are two pipelines
         for rank in line:
             for step in view.steps:
-                got = view.received(rank, step)
+                receives = view.received(rank, step)
                 sources = dict.fromkeys((before[rank], after[rank]))
                 queues = [view.sent(source, step)[peer[view.sent(source, step)] == rank] for source in sources]
-                if sum(map(len, queues)) != len(got):
+                if sum(map(len, queues)) != len(receives):
                     return peer, 0.0
-                chosen = _by_stream(view, rank, got, [*sources], peer)
+                chosen = _by_stream(view, rank, receives, [*sources], peer)
                 if chosen is None or any((chosen == i).sum() != len(queue) for i, queue in enumerate(queues)):
-                    chosen = _merge(view, got, queues)
-                peer[got] = np.array([*sources])[chosen]
-                together, late = _meetings(view, got, queues, chosen)
-                met, early = met + together, early + late
+                    chosen = _merge(view, receives, queues)
+                peer[receives] = np.array([*sources])[chosen]
+                together, late = _meetings(view, receives, queues, chosen)
+                together_all, early = together_all + together, early + late
     count = len(messages) / 2
-    return peer, met / count if early <= EARLY * count else 0.0
+    return peer, together_all / count if early <= EARLY * count else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,8 +182,8 @@ class _View:
             messages["end_ns"].to_numpy(),
             messages["stream"].fill_null(-1).to_numpy(),
             (messages["made"] == "F").fill_null(False).to_numpy(),
-            {r: mine[send[mine]] for r, mine in rows.items()},
-            {r: mine[~send[mine]] for r, mine in rows.items()},
+            {r: indices[send[indices]] for r, indices in rows.items()},
+            {r: indices[~send[indices]] for r, indices in rows.items()},
             np.unique(step).tolist(),
             np.zeros(0, np.int64),
         )
@@ -196,29 +196,29 @@ class _View:
 
     def _of(self, rows_by_rank: dict[int, Ints], rank: int, step: int) -> Ints:
         rows = rows_by_rank.get(rank, self.none)
-        mine: Ints = rows[self.step[rows] == step]
-        return mine
+        in_step: Ints = rows[self.step[rows] == step]
+        return in_step
 
 
-def _by_stream(view: _View, rank: int, got: Ints, sources: list[int], peer: Ints) -> Ints | None:
+def _by_stream(view: _View, rank: int, receives: Ints, sources: list[int], peer: Ints) -> Ints | None:
     """Return, for each receive, the place of its source where all messages with one peer share a stream; else None."""
-    mine = view.sends.get(rank, view.none)
-    pairs = np.unique(np.stack([view.stream[mine], peer[mine]]), axis=1)
+    sends = view.sends.get(rank, view.none)
+    pairs = np.unique(np.stack([view.stream[sends], peer[sends]]), axis=1)
     if len(pairs[0]) < 2 or len(np.unique(pairs[0])) < len(pairs[0]) or (pairs[0] < 0).any():
         return None
     known = dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
-    found = [known.get(stream) for stream in view.stream[got].tolist()]
-    return None if None in found else np.array([sources.index(source) for source in found], np.int64)  # type: ignore[arg-type]
+    source_of = [known.get(stream) for stream in view.stream[receives].tolist()]
+    return None if None in source_of else np.array([sources.index(source) for source in source_of], np.int64)  # type: ignore[arg-type]
 
 
-def _merge(view: _View, got: Ints, queues: list[Ints]) -> Ints:
+def _merge(view: _View, receives: Ints, queues: list[Ints]) -> Ints:
     """Return, for each receive in turn, which queue of sends it takes from, so that all fit as well as can be."""
     if len(queues) == 1 or not len(queues[1]):
-        return np.zeros(len(got), np.int64)
+        return np.zeros(len(receives), np.int64)
     first, second = queues
     # least[i, j]: the first i + j receives took i of the first queue's and j of the second's.
     places = np.arange(len(first) + 1)[:, None] + np.arange(len(second) + 1)[None, :]
-    padded = np.append(got, got[-1:])
+    padded = np.append(receives, receives[-1:])
     of_first = _misfit(view, padded[places[:-1]], first[:, None])  # receive i + j takes first[i]
     of_second = _misfit(view, padded[places[:, :-1]], second[None, :])
     least = np.full(places.shape, np.inf)
@@ -228,7 +228,7 @@ def _merge(view: _View, got: Ints, queues: list[Ints]) -> Ints:
         # Going along the row adds up of_second: the best place to have come down is a running minimum.
         along = np.concatenate([[0], np.cumsum(of_second[i])])
         least[i] = np.minimum.accumulate(down - along) + along
-    chosen, i, j = np.zeros(len(got), np.int64), len(first), len(second)
+    chosen, i, j = np.zeros(len(receives), np.int64), len(first), len(second)
     while i or j:
         back = i and (not j or least[i - 1, j] + of_first[i - 1, j] <= least[i, j - 1] + of_second[i, j - 1])
         i, j = (i - 1, j) if back else (i, j - 1)
@@ -236,20 +236,22 @@ def _merge(view: _View, got: Ints, queues: list[Ints]) -> Ints:
     return chosen
 
 
-def _misfit(view: _View, got: Ints, sent: Ints) -> npt.NDArray[np.float64]:
+def _misfit(view: _View, receives: Ints, sent: Ints) -> npt.NDArray[np.float64]:
     """Return how ill each receive fits each send: it ends soon after both are there, never before its message was."""
-    late = np.maximum(0, view.end[got] - np.maximum(view.end[sent], view.start[got]))
-    early = np.maximum(0, view.end[sent] - view.end[got])
-    misfit: npt.NDArray[np.float64] = late + EARLIER * early + np.where(view.end[got] < view.start[sent], NEVER, 0.0)
+    late = np.maximum(0, view.end[receives] - np.maximum(view.end[sent], view.start[receives]))
+    early = np.maximum(0, view.end[sent] - view.end[receives])
+    misfit: npt.NDArray[np.float64] = (
+        late + EARLIER * early + np.where(view.end[receives] < view.start[sent], NEVER, 0.0)
+    )
     return misfit
 
 
-def _meetings(view: _View, got: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
+def _meetings(view: _View, receives: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
     """Count the receives that ran at the same time as their send, and those that ended before it began."""
-    met, early = 0, 0
+    together, early = 0, 0
     for at, queue in enumerate(queues):
-        mine = got[chosen == at]
-        after = view.start[queue] < view.end[mine]
-        met += int((after & (view.start[mine] < view.end[queue])).sum())
+        taken = receives[chosen == at]
+        after = view.start[queue] < view.end[taken]
+        together += int((after & (view.start[taken] < view.end[queue])).sum())
         early += int((~after).sum())
-    return met, early
+    return together, early

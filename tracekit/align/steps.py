@@ -125,9 +125,9 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     label = labelled["label"].cast(pl.String)
     forward, update = ((label == name).to_numpy()[order] for name in ("forward", "optimizer"))
     work = forward | label.is_in(_BACKWARD).to_numpy()[order]
-    met = np.flatnonzero(work | update)
+    marked = np.flatnonzero(work | update)
     begins = np.zeros(len(order), np.int64)
-    begins[met[:-1][update[met[:-1]] & forward[met[1:]]] + 1] = 1
+    begins[marked[:-1][update[marked[:-1]] & forward[marked[1:]]] + 1] = 1
     number = np.cumsum(begins)
     last = int(number[work].max(initial=0))
     if last == 0:

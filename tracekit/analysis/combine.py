@@ -226,14 +226,14 @@ def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Not
         for part in parts
         if unseen_messages(part.messages_issued, by_rank.get(part.source.rank, waited.clear()))
     ]
-    found = []
+    notices = []
     if unseen:
         text = f"rank {listing(map(str, unseen), most=8)}: the host sends and receives, no kernel is known to do so"
-        found.append(Notice("wait-unknown", f"{text}: {least}; name the kernels in a rules file (--rules)"))
+        notices.append(Notice("wait-unknown", f"{text}: {least}; name the kernels in a rules file (--rules)"))
     messages = waited.filter(may_be_message())
     lost = messages.filter(unknown_waits())
     if lost.is_empty():
-        return found
+        return notices
     count = f"{len(lost)} of {len(messages)} sends and receives"
     roleless = lost.filter(pl.col("p2p").is_null())
     nameless = lost["p2p"].str.contains("?", literal=True).fill_null(True).all()
@@ -243,7 +243,7 @@ def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Not
         why, next_ = "do not say their peer", "record the peers"
     else:
         why, next_ = "have no peer in these traces", "give all ranks of the pipeline"
-    return [*found, Notice("wait-unknown", f"{count} {why}: {least}; {next_}")]
+    return [*notices, Notice("wait-unknown", f"{count} {why}: {least}; {next_}")]
 
 
 def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:

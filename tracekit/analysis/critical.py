@@ -73,35 +73,37 @@ class CriticalPath:
 
         None where the path could not be followed, or no peer's trace tells the label's waiting.
         """
-        mine = self.segments.filter(pl.col("rank") == rank)
+        segments = self.segments.filter(pl.col("rank") == rank)
         if step is not None:
-            mine = mine.filter(pl.col("step").eq_missing(step))
-        found = dict(mine.group_by("label").agg(pl.col("exposed_ns").sum()).iter_rows())
+            segments = segments.filter(pl.col("step").eq_missing(step))
+        on_path = dict(segments.group_by("label").agg(pl.col("exposed_ns").sum()).iter_rows())
         known = not self.broken and len(self.segments) > 0
-        return {label: found.get(label, 0) if known and label not in self.unknown_labels else None for label in labels}
+        return {
+            label: on_path.get(label, 0) if known and label not in self.unknown_labels else None for label in labels
+        }
 
     def because(self, parts: Sequence[RankTables], waited: pl.DataFrame) -> CriticalPath:
         """Return the path with the cause of exposure of each communication and copy, where it was exposed."""
         main = {part.source.rank: _main_causes(part, waited) for part in parts}
 
-        def told(table: pl.DataFrame) -> pl.DataFrame:
+        def with_cause(table: pl.DataFrame) -> pl.DataFrame:
             rows = table.select("rank", "label", "exposed_ns").iter_rows()
             causes = [main[rank].get(label) if ns else None for rank, label, ns in rows]
             return table.with_columns(cause=pl.Series(causes, dtype=pl.String))
 
-        return replace(self, segments=told(self.segments), pieces=told(self.pieces))
+        return replace(self, segments=with_cause(self.segments), pieces=with_cause(self.pieces))
 
     def totals(self) -> dict[str, dict[str, int]]:
         """Return the path's time by label, rank, stage, kind and cause; each sums to the path.
 
         Work that has no label, stage or cause counts under its kind.
         """
-        found = {}
+        sums = {}
         for by in ("label", "rank", "stage", "kind", "cause"):
             key = pl.coalesce(pl.col(by).cast(pl.String), "kind")
             rows = self.pieces.group_by(key.alias("key")).agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
-            found[f"by_{by}"] = dict(rows.sort("ns", "key", descending=[True, False]).iter_rows())
-        return found
+            sums[f"by_{by}"] = dict(rows.sort("ns", "key", descending=[True, False]).iter_rows())
+        return sums
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -124,15 +126,15 @@ def _main_causes(part: RankTables, waited: pl.DataFrame) -> dict[str, str]:
 
     On the path nobody waits for a peer: it goes on with the one who came last.
     """
-    mine = waited.filter(pl.col("rank") == part.source.rank)
-    told = with_peers(part.window.exposed, mine).filter(pl.col("cause") != "peer_late")
-    return dict(told.sort("ns").group_by("label").agg(pl.col("cause").last()).iter_rows())
+    operations = waited.filter(pl.col("rank") == part.source.rank)
+    exposed = with_peers(part.window.exposed, operations).filter(pl.col("cause") != "peer_late")
+    return dict(exposed.sort("ns").group_by("label").agg(pl.col("cause").last()).iter_rows())
 
 
 def in_cells(path: CriticalPath, compared: ScheduleComparison) -> CriticalPath:
     """Return the path with each rank's stage, and with pipeline cells in place of the kernels inside them."""
     cells = compared.cells
-    stages = {rank: at for held in compared.all for at, rank in enumerate(held.pipeline.ranks)}
+    stages = {rank: at for comparison in compared.all for at, rank in enumerate(comparison.pipeline.ranks)}
     place = pl.col("rank").replace_strict(stages, default=None, return_dtype=pl.Int32)
     pieces = path.pieces.with_columns(stage=place)
     if cells.is_empty() or pieces.is_empty():
@@ -146,7 +148,7 @@ def _joined(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
     named = cells.filter(pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()).select(
         pl.col("rank").cast(pl.Int32), "step", "start_ns", cell=name, until="end_ns"
     )
-    found = (
+    placed = (
         segments.with_row_index("row")
         .with_columns(at=(pl.col("start_ns") + pl.col("end_ns")) // 2)
         .sort("at")
@@ -163,7 +165,7 @@ def _joined(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
     longest = pl.col("end_ns") - pl.col("start_ns")
     cell = pl.col("cell").is_not_null()
     return (
-        found.with_columns(run=(~joins).cum_sum())
+        placed.with_columns(run=(~joins).cum_sum())
         .group_by("run", maintain_order=True)
         .agg(
             pl.col("step", "rank", "cause", "stage", "peer").first(),
@@ -262,11 +264,11 @@ class _Arrivals:
 
 def _steps(ranks: Mapping[int, _Nodes]) -> dict[int | None, list[tuple[int, int, int]]]:
     """Return, for each step, where each rank's work ends: (end, rank, node)."""
-    found: dict[int | None, list[tuple[int, int, int]]] = {}
+    ends: dict[int | None, list[tuple[int, int, int]]] = {}
     for rank, nodes in ranks.items():
         for row in np.flatnonzero(nodes.table["last"].to_numpy()).tolist():
-            found.setdefault(nodes.step[row], []).append((int(nodes.end[row]), rank, row))
-    return dict(sorted(found.items(), key=lambda item: (item[0] is None, item[0] or 0)))
+            ends.setdefault(nodes.step[row], []).append((int(nodes.end[row]), rank, row))
+    return dict(sorted(ends.items(), key=lambda item: (item[0] is None, item[0] or 0)))
 
 
 class _Walk:
@@ -354,13 +356,13 @@ def _walk(
 
 def _notices(walks: Sequence[_Walk], unknown: frozenset[str], blind: Sequence[int]) -> list[Notice]:
     """Say where the path could not go on, and what of it rests on launches or ranks that are not there."""
-    found = []
+    notices = []
     if blind:
         text = (
             f"rank {listing(map(str, blind), most=8)}: the file has no launches, so the critical path cannot go on "
             "from the GPU to the host and follows the streams alone; record CPU activities as well"
         )
-        found.append(Notice("path-ends", text))
+        notices.append(Notice("path-ends", text))
     ends = [walk for walk in walks if walk.ended is not None]
     if ends:
         worst = max(ends, key=lambda walk: walk.ended[1] if walk.ended else 0)
@@ -370,11 +372,11 @@ def _notices(walks: Sequence[_Walk], unknown: frozenset[str], blind: Sequence[in
             f"the critical path{where} could not go on before {ns / 1e6:.3f} ms from the step's start, on rank {rank}: "
             "the trace does not say what the work there waited for; record launches and synchronisation"
         )
-        found.append(Notice("path-ends", text))
+        notices.append(Notice("path-ends", text))
     if unknown:
         text = (
             f"the critical path stays on its rank in {', '.join(sorted(unknown))}: no peer's trace says whether it was "
             "waiting there; give all ranks"
         )
-        found.append(Notice("path-alone", text))
-    return found
+        notices.append(Notice("path-alone", text))
+    return notices

@@ -36,11 +36,11 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     if not untimed:
         return _unreadable(rank, again)
     every = untimed + len(gpu)
-    told = f"{untimed:,} of {every:,} GPU events have no usable start or end"
+    text = f"{untimed:,} of {every:,} GPU events have no usable start or end"
     if untimed > MOST_UNKNOWN * every:
-        said = next((note.message for note in rank.source.notices if note.code == "damaged-rows"), "")
-        raise InputError(f"{rank.source.path}: {said.partition(': ')[2] or told}", hint=again)
-    return [Notice("gpu-events-lost", f"{told}: idle time and the bubble are null; {again}")]
+        message = next((note.message for note in rank.source.notices if note.code == "damaged-rows"), "")
+        raise InputError(f"{rank.source.path}: {message.partition(': ')[2] or text}", hint=again)
+    return [Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; {again}")]
 
 
 def _unreadable(rank: RankEvents, again: str) -> list[Notice]:
@@ -48,10 +48,10 @@ def _unreadable(rank: RankEvents, again: str) -> list[Notice]:
     lost = rank.source.skipped.get(DAMAGED, 0)
     if not lost:
         return []
-    told = f"{lost:,} of {lost + rank.events.height:,} events are damaged and may have run on the GPU"
+    text = f"{lost:,} of {lost + rank.events.height:,} events are damaged and may have run on the GPU"
     if lost > MOST_UNKNOWN * (lost + rank.events.height):
-        raise InputError(f"{rank.source.path}: {told}", hint=again)
-    return [Notice("gpu-events-lost", f"{told}: idle time and the bubble are null; {again}")]
+        raise InputError(f"{rank.source.path}: {text}", hint=again)
+    return [Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; {again}")]
 
 
 def _refuse_nameless(rank: RankEvents, gpu: pl.DataFrame) -> None:

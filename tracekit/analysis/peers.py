@@ -27,8 +27,8 @@ def with_peers(parts: Sequence[RankTables], layout: str | None) -> tuple[list[Ra
     pipelines, notices = name_peers([part.pipeline for part in local if part.pipeline is not None], layout)
     known = {pipeline.rank: pipeline for pipeline in pipelines}
     asked = _exploded(pl.concat([part.operations for part in local]))
-    told = by_communicator(asked)
-    asked = asked.with_columns(told)
+    peers = by_communicator(asked)
+    asked = asked.with_columns(peers)
     if notices:
         by_order = pl.concat(
             [_placed(p.messages).with_columns(rank=pl.lit(p.rank, pl.Int32)) for p in pipelines if p.peers_by_order]

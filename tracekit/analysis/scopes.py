@@ -73,11 +73,11 @@ def measured(
     because = _by_part(with_peers(measures.exposed, waited))
     unknown = set(waited.filter(unknown_waits())["part"].to_list())
     exposed = exposed_waits(waited.filter(pl.col("label") == "pp_comm"), measures.covered).totals_ns(len(steps))
-    found = []
+    figures = []
     for part, step in enumerate(steps):
         budget, rows = measures.budgets[part], labels[part]
         wait, least = int(exposed[part]), unseen or part in unknown or not pipeline
-        found.append(
+        figures.append(
             Measured(
                 budget=budget,
                 label_ns=_ordered({row["label"]: row["ns"] for row in rows}),
@@ -98,7 +98,7 @@ def measured(
                 step=step,
             )
         )
-    return found
+    return figures
 
 
 def _by_part(table: pl.DataFrame) -> Rows:
@@ -122,15 +122,15 @@ def _matrix(labels: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[st
 
 def _because(exposed: Mapping[str, int], rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Return each exposed label's time by cause, in the order of the budget."""
-    found: dict[str, dict[str, int]] = {label: {} for label, ns in exposed.items() if ns}
+    by_label: dict[str, dict[str, int]] = {label: {} for label, ns in exposed.items() if ns}
     for row in rows:
-        found[row["label"]][row["cause"]] = row["ns"]
-    return found
+        by_label[row["label"]][row["cause"]] = row["ns"]
+    return by_label
 
 
 def _waits(waited: pl.DataFrame, parts: int) -> list[dict[str, int | None]]:
     """Return, for each part, the time some operation of each label was waiting; None where any wait is unknown."""
-    found: list[dict[str, int | None]] = [{} for _ in range(parts)]
+    waits: list[dict[str, int | None]] = [{} for _ in range(parts)]
     present = set(waited["label"].unique().to_list())
     for label in (label for label in COMMUNICATION_LABELS if label in present):
         rows = waited.filter(pl.col("label") == label)
@@ -139,8 +139,8 @@ def _waits(waited: pl.DataFrame, parts: int) -> list[dict[str, int | None]]:
         total = union(start, start + wait, known["part"].to_numpy()).totals_ns(parts)
         unknown = set(rows.filter(pl.col("wait_ns").is_null())["part"].to_list())
         for part in set(rows["part"].to_list()):
-            found[part][label] = None if part in unknown else int(total[part])
-    return found
+            waits[part][label] = None if part in unknown else int(total[part])
+    return waits
 
 
 def _phases(part: RankTables, waited: pl.DataFrame, steps: Sequence[int | None]) -> list[dict[str, Any]]:

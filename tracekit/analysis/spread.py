@@ -131,7 +131,11 @@ def _figures(one: RankResult, *, sure: bool) -> tuple[float | None, ...]:
 def _mesh(analysis: Analysis) -> Mesh:
     ranks = [one.rank for one in analysis.ranks]
     here = set(ranks)
-    pipelines = sorted({held.pipeline.ranks for held in analysis.schedule.all}) if analysis.schedule is not None else []
+    pipelines = (
+        sorted({comparison.pipeline.ranks for comparison in analysis.schedule.all})
+        if analysis.schedule is not None
+        else []
+    )
     placed = {rank for pipeline in pipelines for rank in pipeline}
     if not pipelines or not here <= placed or len({len(pipeline) for pipeline in pipelines}) > 1:
         lines = [tuple(ranks[at : at + ROW]) for at in range(0, len(ranks), ROW)]
@@ -157,7 +161,7 @@ def _figure(table: pl.DataFrame, name: str) -> Figure | None:
 
 def _different(table: pl.DataFrame, *, staged: bool) -> tuple[Different, ...]:
     """Find ranks far from the ranks they should be like: those of their stage, which do the same work."""
-    found: dict[int, Different] = {}
+    different: dict[int, Different] = {}
     parts = table.partition_by("stage", maintain_order=True) if staged else [table]
     if any(len(part) < 4 for part in parts):  # too few to say what is usual
         parts, staged = [table], False
@@ -168,9 +172,9 @@ def _different(table: pl.DataFrame, *, staged: bool) -> tuple[Different, ...]:
             for at, median, far in _far(known[name].to_numpy(), relative=name == "span_ns"):
                 rank = int(known["rank"][at])
                 one = Different(rank, name, float(known[name][at]), median, like, far)
-                if rank not in found or far > found[rank].deviations:
-                    found[rank] = one
-    return tuple(sorted(found.values(), key=lambda one: (-one.deviations, one.rank)))
+                if rank not in different or far > different[rank].deviations:
+                    different[rank] = one
+    return tuple(sorted(different.values(), key=lambda one: (-one.deviations, one.rank)))
 
 
 def _far(values: npt.NDArray[np.float64], *, relative: bool) -> Sequence[tuple[int, float, float]]:
@@ -183,6 +187,6 @@ def _far(values: npt.NDArray[np.float64], *, relative: bool) -> Sequence[tuple[i
     return [(int(at), median, float(far[at])) for at in np.flatnonzero(far > APART)]
 
 
-def by_rank(found: Spread) -> Mapping[int, Mapping[str, float | None]]:
+def by_rank(figures: Spread) -> Mapping[int, Mapping[str, float | None]]:
     """Return the figures of each rank by its number."""
-    return {row["rank"]: row for row in found.table.iter_rows(named=True)}
+    return {row["rank"]: row for row in figures.table.iter_rows(named=True)}

@@ -124,7 +124,7 @@ def rank_tables(
         from tracekit.classify import classify, load_rules
 
         labelled = classify(rank.events, rules=load_rules(rules) if isinstance(rules, str | Path) else rules)
-    held = recorded(rank.events, labelled)
+    recording = recorded(rank.events, labelled)
     labelled = with_slow_calls(labelled, launches(rank.events))
     labelled, unmarked = number_steps(labelled)
     kept, table, notices = assign_parts(labelled, steps)
@@ -134,13 +134,13 @@ def rank_tables(
     waits = calls.filter(~pl.col("blocks"))["start_ns"].to_numpy()
     work = Rank.of(kept, holds(kept, waits), calls)
     whole = Lanes.of(kept)
-    holes = gaps(kept, whole, unrecorded=held.unrecorded)
-    window = _measure(work, whole, holes, None, held.unrecorded)
+    holes = gaps(kept, whole, unrecorded=recording.unrecorded)
+    window = _measure(work, whole, holes, None, recording.unrecorded)
     lanes, by_step = whole, window
     if parts > 1:
         lanes = Lanes.of(kept, parts=parts, part="part")
-        each = gaps(kept, lanes, part="part", unrecorded=held.unrecorded)
-        by_step = _measure(work, lanes, each, "part", held.unrecorded)
+        each = gaps(kept, lanes, part="part", unrecorded=recording.unrecorded)
+        by_step = _measure(work, lanes, each, "part", recording.unrecorded)
     device = next(iter(rank.source.devices), None)
     multiplied, rates = products(kept, device=device, multiprocessors=rank.source.multiprocessors)
     return RankTables(
@@ -152,7 +152,7 @@ def rank_tables(
         gaps=name_gaps(holes.top_k(LONGEST_GAPS, by="ns"), kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         timeline=timeline(kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         reload=reload_events(kept),
-        pipeline=_pipeline(kept, labelled, rank.source, held.cut_steps) if pipeline else None,
+        pipeline=_pipeline(kept, labelled, rank.source, recording.cut_steps) if pipeline else None,
         products=multiplied,
         rates=rates,
         kernels=kernel_table(kept),
@@ -163,9 +163,9 @@ def rank_tables(
         hiding=hiding_costs(kept, whole),
         launches_known=bool(work.launched.any()) or not len(kept),
         steps_marked=not unmarked,
-        idle_known=held.idle_known and not damaged,
+        idle_known=recording.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),
-        notices=(*damaged, *held.notices, *unmarked, *notices, *_notices(kept, table, rank)),
+        notices=(*damaged, *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
     )
 
 

@@ -94,7 +94,7 @@ class ScheduleComparison:
     @property
     def pipelines(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each pipeline; a pipeline's number is its place here."""
-        return tuple(dict.fromkeys(held.pipeline.ranks for held in self.all))
+        return tuple(dict.fromkeys(comparison.pipeline.ranks for comparison in self.all))
 
     @property
     def name(self) -> str:
@@ -129,51 +129,51 @@ class ScheduleComparison:
     @property
     def cells(self) -> pl.DataFrame:
         """Cells of all pipelines and steps, with ideal times and shifts."""
-        return pl.concat([held.cells for held in self.all])
+        return pl.concat([comparison.cells for comparison in self.all])
 
     def __repr__(self) -> str:
-        held = self.head
+        head = self.head
         return (
             f"<ScheduleComparison: {self.name}, {self.pp} ranks, {self.microbatches} micro-batches, "
-            f"{held.measured_ns / 1e6:.1f} ms measured, {held.ideal_ns / 1e6:.1f} ms ideal>"
+            f"{head.measured_ns / 1e6:.1f} ms measured, {head.ideal_ns / 1e6:.1f} ms ideal>"
         )
 
     def _repr_html_(self) -> str:
-        held = self.head
-        gap = sorted((held.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1]))
+        head = self.head
+        gap = sorted((head.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1]))
         rows = [
-            ("ideal", f"{held.ideal_ns / 1e6:,.1f} ms"),
+            ("ideal", f"{head.ideal_ns / 1e6:,.1f} ms"),
             *((cause, f"{ns / 1e6:+,.1f} ms") for cause, ns in gap if ns),
-            ("measured", f"{held.measured_ns / 1e6:,.1f} ms"),
+            ("measured", f"{head.measured_ns / 1e6:,.1f} ms"),
         ]
         return html_table(repr(self)[1:-1], ("from the ideal to the run", "time"), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ``schedule`` object of an analysis as plain data."""
-        held, schedule = self.head, self.head.match.schedule
+        head, schedule = self.head, self.head.match.schedule
         return {
             "name": schedule.name,
             "pp": self.pp,
             "microbatches": schedule.microbatches,
             "virtual": schedule.virtual,
-            "ranks": held.orders(),
-            "measured": {"makespan_ns": held.measured_ns, "outside_cells": held.measured_bubble},
-            "ideal": {"makespan_ns": held.ideal_ns, "outside_cells": held.ideal_bubble},
-            "gap_ns": None if held.gap_ns is None else dict(held.gap_ns),
-            "exact": held.match.exact,
-            "distance": held.match.distance,
-            "differences": [asdict(d) for d in held.match.differences],
-            "fb_run_apart": held.match.unfused,
-            "step": held.pipeline.step,
-            "pipeline_ranks": list(held.pipeline.ranks),
-            "stages_from": held.pipeline.stages_from,
-            "confidence": _lowest(held.cells),
-            "by_rank": [asdict(b) for b in held.bubbles],
+            "ranks": head.orders(),
+            "measured": {"makespan_ns": head.measured_ns, "outside_cells": head.measured_bubble},
+            "ideal": {"makespan_ns": head.ideal_ns, "outside_cells": head.ideal_bubble},
+            "gap_ns": None if head.gap_ns is None else dict(head.gap_ns),
+            "exact": head.match.exact,
+            "distance": head.match.distance,
+            "differences": [asdict(d) for d in head.match.differences],
+            "fb_run_apart": head.match.unfused,
+            "step": head.pipeline.step,
+            "pipeline_ranks": list(head.pipeline.ranks),
+            "stages_from": head.pipeline.stages_from,
+            "confidence": _lowest(head.cells),
+            "by_rank": [asdict(b) for b in head.bubbles],
             "factors": dict(self.factors),
             "lanes": self.lanes.to_dicts(),
             "positions": {str(rank): dict(place) for rank, place in self.positions.items()},
             "what_if": [line.to_dict() for line in self.what_if],
-            "pipelines": [held.summary() for held in self.all],
+            "pipelines": [comparison.summary() for comparison in self.all],
         }
 
 

@@ -77,19 +77,19 @@ class _Search:
             if named:
                 text = f"{wanted} is an order of {counted(named[0].pp, 'rank')}, and the pipeline has {self.pp}"
             return None, [Notice("schedule-other", text)]
-        found = self.equal(options)
-        if found is None and self.stages_known:
-            found = min((identify.against(self.orders, s) for s in options), key=lambda m: m.distance)
-        return found, [] if found else [Notice("order-unknown", "")]
+        match = self.equal(options)
+        if match is None and self.stages_known:
+            match = min((identify.against(self.orders, s) for s in options), key=lambda m: m.distance)
+        return match, [] if match else [Notice("order-unknown", "")]
 
     def any_known(self, last: Schedule | None) -> tuple[Match | None, list[Notice]]:
         """Return the schedule with this order, or the nearest; *last* is tried first."""
-        if last is not None and last.pp == self.pp and (found := self.equal([last])):
-            return found, []
+        if last is not None and last.pp == self.pp and (match := self.equal([last])):
+            return match, []
         place = self.pipeline.placement
         likely = identify.likely(self.pp, self.forwards, place.shape, place.virtual)
-        if found := self._equal_to_any(likely):
-            return found, []
+        if match := self._equal_to_any(likely):
+            return match, []
         if reason := _cut(self.pipeline):
             return None, [reason]
         # One rank alone is near to any schedule: only an equal order says something.
@@ -100,12 +100,12 @@ class _Search:
 
     def _equal_to_any(self, likely: Sequence[Schedule]) -> Match | None:
         everything = identify.Lazy(lambda: identify.candidates(self.pp, self.forwards))
-        found = self.equal(likely) or self.equal(everything)
-        if found is None:
+        match = self.equal(likely) or self.equal(everything)
+        if match is None:
             return None
         blocks = any(op.kind == "FB" for order in self.orders.values() for op in order)
         return identify.with_others(
-            found,
+            match,
             everything,
             self.equal,
             cells=self.pp * self.forwards,
@@ -142,10 +142,10 @@ def _cut(pipeline: Pipeline) -> Notice | None:
     counts = forth.group_by("position").len()["len"].unique().sort().to_list()
     if not open_ and not lost and len(counts) == 1:
         return None
-    said = [f"{open_} forwards have no backward"] * bool(open_) + [f"{lost} backwards no forward"] * bool(lost)
+    signs = [f"{open_} forwards have no backward"] * bool(open_) + [f"{lost} backwards no forward"] * bool(lost)
     if len(counts) > 1:
-        said.append(f"the ranks ran {counts[0]} to {counts[-1]} forwards")
-    text = f"step {pipeline.step} is cut: {', '.join(said)}; what schedule it was part of cannot be told for certain"
+        signs.append(f"the ranks ran {counts[0]} to {counts[-1]} forwards")
+    text = f"step {pipeline.step} is cut: {', '.join(signs)}; what schedule it was part of cannot be told for certain"
     return Notice("step-cut", text)
 
 

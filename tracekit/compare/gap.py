@@ -94,11 +94,11 @@ def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
     before = {cause: np.zeros(len(start), np.int64) for cause in (*STALL_CAUSES, "unexplained")}
     for at in pipeline.positions:
         rank = pipeline.ranks[at]
-        mine = np.flatnonzero(graph.position == at)
-        low = pipeline.clocks.to_recorded(rank, ready[mine])
-        high = pipeline.clocks.to_recorded(rank, np.maximum(start[mine], ready[mine]))
+        at_position = np.flatnonzero(graph.position == at)
+        low = pipeline.clocks.to_recorded(rank, ready[at_position])
+        high = pipeline.clocks.to_recorded(rank, np.maximum(start[at_position], ready[at_position]))
         for cause, stall in ranks[rank].stalled.items():
-            before[cause][mine] = stall.covered_ns(low, high)
+            before[cause][at_position] = stall.covered_ns(low, high)
     before["unexplained"] = start - ready - sum(before[cause] for cause in STALL_CAUSES)
     inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _INSIDE}
     work = np.maximum(end - start - sum(inside.values()), 0)

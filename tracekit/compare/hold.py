@@ -74,47 +74,49 @@ def _compare(
     if roles.unsized:
         sized_lines, sized = size_from_order([by_rank[r] for r in sorted(roles.unsized)], schedule)
         roles = with_pipelines(roles, sized_lines)
-    said: list[Notice] = [
+    notices: list[Notice] = [
         *matched,
         *roles.notices,
         *sized,
-        *merge_notices((one.rank, one.notices) for one in with_work),
+        *merge_notices((rank.rank, rank.notices) for rank in with_work),
     ]
-    held: list[Held] = []
+    compared: list[Held] = []
     cut: Counter[int] = Counter()
     finder = Finder(schedule)
     for line in roles.pipelines:
-        found, notices = _hold_line(line, by_rank, finder, clocks)
-        held += found
-        said += [notice for each in notices.values() for notice in each]
-        cut.update(step for step, each in notices.items() if any(notice.code == "step-cut" for notice in each))
+        of_line, by_step = _compare_line(line, by_rank, finder, clocks)
+        compared += of_line
+        notices += [notice for step_notices in by_step.values() for notice in step_notices]
+        cut.update(
+            step for step, step_notices in by_step.items() if any(notice.code == "step-cut" for notice in step_notices)
+        )
     if schedule == "auto":  # what cuts half of the pipelines cuts all: the short orders of the others fit by chance
-        held = [h for h in held if 2 * cut[h.pipeline.step] < len(roles.pipelines)]
-    if not held:
-        return None, (*_once(said), *_reason(said, roles.pipelines, with_work))
-    head, differing = _head(held, pipeline)
+        compared = [h for h in compared if 2 * cut[h.pipeline.step] < len(roles.pipelines)]
+    if not compared:
+        return None, (*_once(notices), *_reason(notices, roles.pipelines, with_work))
+    head, differing = _head(compared, pipeline)
     lines, unpredicted = _what_if(head, by_rank) if what_if else ((), [])
     lanes = pl.concat([r.lanes.with_columns(rank=pl.lit(r.rank, pl.Int32)) for r in with_work])
     result = ScheduleComparison(
         head=head,
         chosen=pipeline is not None,
-        all=tuple(held),
+        all=tuple(compared),
         lanes=lanes.select("rank", pl.exclude("rank")),
         positions=roles.positions,
         what_if=lines,
         factors=factors(head.replays, head.pipeline),
     )
     untried = _untried(head) if what_if else []
-    return result, _once([*said, *head.notices, *differing, *untried, *unpredicted])
+    return result, _once([*notices, *head.notices, *differing, *untried, *unpredicted])
 
 
-def _hold_line(
+def _compare_line(
     line: Sequence[int], by_rank: Mapping[int, RankPipeline], finder: Finder, clocks: Clocks
 ) -> tuple[list[Held], dict[int, list[Notice]]]:
     """Hold every step of one pipeline against its ideal; return also what is to be said about each step."""
     present = [by_rank[r] for r in line if r in by_rank]
-    held: list[Held] = []
-    said: dict[int, list[Notice]] = {}
+    compared: list[Held] = []
+    notices: dict[int, list[Notice]] = {}
     steps = _steps(present)
     cut = _cut_steps(present, steps) if finder.wanted == "auto" else set()
     for step in steps:
@@ -122,12 +124,12 @@ def _hold_line(
         if not _worth(pipeline):
             continue
         if step in cut:
-            said[step] = [Notice("step-cut", f"step {step} is cut: a part of what it launched was not recorded")]
+            notices[step] = [Notice("step-cut", f"step {step} is cut: a part of what it launched was not recorded")]
             continue
-        one, said[step] = _hold(pipeline, by_rank, finder)
-        if one is not None:
-            held.append(one)
-    return held, said
+        comparison, notices[step] = _compare_step(pipeline, by_rank, finder)
+        if comparison is not None:
+            compared.append(comparison)
+    return compared, notices
 
 
 def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:
@@ -162,9 +164,9 @@ _REASONS = (
 
 
 def _reason(
-    said: Sequence[Notice], lines: Sequence[Sequence[int]], ranks: Sequence[RankPipeline]
+    notices: Sequence[Notice], lines: Sequence[Sequence[int]], ranks: Sequence[RankPipeline]
 ) -> tuple[Notice, ...]:
-    if any(n.code in _REASONS for n in said):
+    if any(n.code in _REASONS for n in notices):
         return ()
     crossed = {r.rank: share for r in ranks if (share := crossed_share(r.lanes)) > CROSSED}
     if crossed:
@@ -177,7 +179,9 @@ def _reason(
     return (Notice("no-pipeline", "the ranks of a pipeline have no step in common"),)
 
 
-def _hold(pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: Finder) -> tuple[Held | None, list[Notice]]:
+def _compare_step(
+    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: Finder
+) -> tuple[Held | None, list[Notice]]:
     match, notices = finder.match(pipeline)
     if match is None:
         return None, [*pipeline.notices, *notices]
@@ -216,35 +220,35 @@ def _asked(reason: Notice) -> str:
 
 def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
     """Return what the comparison must say about itself."""
-    said = []
+    notices = []
     if match.exact and match.unfused:
         text = f"{match.unfused} overlapped FB blocks of {match.schedule.name} ran as an F and a B, one after the other"
-        said.append(Notice("fb-run-apart", text))
+        notices.append(Notice("fb-run-apart", text))
     if match.exact and match.fused:
-        said.append(
+        notices.append(
             Notice("backward-fused", f"{match.fused} split backwards of {match.schedule.name} ran in one piece")
         )
     if not match.exact:
-        said.append(orders_differ(match, pipeline))
+        notices.append(orders_differ(match, pipeline))
     if match.also:
         names = ", ".join(match.also)
         some = len(pipeline.positions) < len(pipeline.ranks)
         text = f"on the ranks there are traces of, {names}" if some else f"at this size {names}"
         more = "; traces of more ranks would tell" if some else ""
-        said.append(Notice("schedule-ambiguous", f"{text} would have the same order as {match.schedule.name}{more}"))
+        notices.append(Notice("schedule-ambiguous", f"{text} would have the same order as {match.schedule.name}{more}"))
     if pipeline.stages_from == "pattern":
-        said.append(
+        notices.append(
             Notice(
                 "stages-from-pattern", "stages and micro-batches are those of the schedule whose pattern the order has"
             )
         )
     if pipeline.weights_counted:
-        said.append(
+        notices.append(
             Notice(
                 "weights-counted", "weight gradients ran outside autograd: which backward each belongs to is counted"
             )
         )
-    return said
+    return notices
 
 
 LATE = 0.01
@@ -291,9 +295,9 @@ def _ideal(pipeline: Pipeline, r: Replays, match: Match, *, complete: bool) -> _
     done = simulate(match.schedule, times)
     table = match.schedule.table
     for at in pipeline.positions if match.exact else ():
-        mine, there = np.flatnonzero(r.graph.position == at), np.flatnonzero(table.rank == at)
-        if len(mine) == len(there):
-            start[mine], end[mine] = done.start[there], done.end[there]
+        ran, planned = np.flatnonzero(r.graph.position == at), np.flatnonzero(table.rank == at)
+        if len(ran) == len(planned):
+            start[ran], end[ran] = done.start[planned], done.end[planned]
     idle = {int(row[0]): [int(ns) for ns in row[1:]] for row in done.idle_by_phase.rows()}
     return _Ideal(int(done.makespan), done.bubble_fraction, (start, end), idle)
 
@@ -328,57 +332,57 @@ def _shifts(pipeline: Pipeline, r: Replays, ideal: _Ideal) -> pl.DataFrame:
     )
 
 
-def _head(held: Sequence[Held], pipeline: int | None = None) -> tuple[Held, list[Notice]]:
+def _head(compared: Sequence[Held], pipeline: int | None = None) -> tuple[Held, list[Notice]]:
     """Return what the numbers are of: the pipeline asked for, or the one whose usual step takes longest."""
-    lines = list(dict.fromkeys(h.pipeline.ranks for h in held))
+    lines = list(dict.fromkeys(h.pipeline.ranks for h in compared))
     if pipeline is not None and not 0 <= pipeline < len(lines):
         hint = (
             f"pipelines 0 to {len(lines) - 1} were found" if len(lines) > 1 else "one pipeline was found: leave it out"
         )
         raise OptionError(f"--pipeline {pipeline}: there is no such pipeline", hint=hint)
     asked = lines if pipeline is None else [lines[pipeline]]
-    heads = [_usual([h for h in held if h.pipeline.ranks == ranks]) for ranks in asked]
-    return max(heads, key=lambda one: one[0].measured_ns)
+    heads = [_usual([h for h in compared if h.pipeline.ranks == ranks]) for ranks in asked]
+    return max(heads, key=lambda head: head[0].measured_ns)
 
 
-def _usual(mine: Sequence[Held]) -> tuple[Held, list[Notice]]:
+def _usual(steps_of_line: Sequence[Held]) -> tuple[Held, list[Notice]]:
     """Return a pipeline's step that the numbers are of: of those that ran what most did, the median one.
 
     Whole steps that follow a schedule go before others: a trace may begin or end inside a step, or with a warm-up.
     """
-    kinds = Counter(_kind(h) for h in mine)
-    last = {_kind(h): k for k, h in enumerate(mine)}
+    kinds = Counter(_kind(h) for h in steps_of_line)
+    last = {_kind(h): k for k, h in enumerate(steps_of_line)}
     usual = max(kinds, key=lambda kind: (kind[0], kinds[kind], last[kind]))
-    same = [h for h in mine if _kind(h) == usual]
-    others = [h for h in mine if _kind(h) != usual]
-    said = []
+    same = [h for h in steps_of_line if _kind(h) == usual]
+    others = [h for h in steps_of_line if _kind(h) != usual]
+    notices = []
     if others:
         steps = ", ".join(str(h.pipeline.step) for h in others[:8]) + (" …" if len(others) > 8 else "")
         plan = others[0].match.schedule
         ran = f"{'' if others[0].match.exact else 'not quite '}{plan.name} with {plan.microbatches} micro-batches"
-        said.append(Notice("steps-differ", f"step(s) {steps} ran another order than the step shown ({ran})"))
-    return sorted(same, key=lambda h: h.measured_ns)[(len(same) - 1) // 2], said
+        notices.append(Notice("steps-differ", f"step(s) {steps} ran another order than the step shown ({ran})"))
+    return sorted(same, key=lambda h: h.measured_ns)[(len(same) - 1) // 2], notices
 
 
-def _kind(held: Held) -> tuple[bool, str, int, int]:
-    plan = held.match.schedule
-    return held.match.exact, plan.name, plan.microbatches, plan.virtual
+def _kind(comparison: Held) -> tuple[bool, str, int, int]:
+    plan = comparison.match.schedule
+    return comparison.match.exact, plan.name, plan.microbatches, plan.virtual
 
 
-def _what_if(held: Held, ranks: Mapping[int, RankPipeline]) -> tuple[tuple[WhatIf, ...], list[Notice]]:
+def _what_if(head: Held, ranks: Mapping[int, RankPipeline]) -> tuple[tuple[WhatIf, ...], list[Notice]]:
     """Return the rows of ``--what-if``, and why they are ideals alone where they are."""
-    own, pipeline = held.match.schedule, held.pipeline
-    found = predictor(pipeline, ranks, own, exact=held.match.exact, measured_ns=held.measured_ns)
-    said = []
-    if isinstance(found, str):
-        text = f"no schedule's makespan could be predicted, only its ideal: {found}"
-        said.append(Notice("what-if-ideal-only", text))
-    return tuple(what_if(held.replays, pipeline.detail, len(pipeline.ranks), held.match, found)), said
+    own, pipeline = head.match.schedule, head.pipeline
+    predicted = predictor(pipeline, ranks, own, exact=head.match.exact, measured_ns=head.measured_ns)
+    notices = []
+    if isinstance(predicted, str):
+        text = f"no schedule's makespan could be predicted, only its ideal: {predicted}"
+        notices.append(Notice("what-if-ideal-only", text))
+    return tuple(what_if(head.replays, pipeline.detail, len(pipeline.ranks), head.match, predicted)), notices
 
 
-def _untried(held: Held) -> list[Notice]:
+def _untried(head: Held) -> list[Notice]:
     """Return which schedules ``--what-if`` left out."""
-    plan = held.match.schedule
+    plan = head.match.schedule
     if not too_large_to_search(plan.pp, plan.microbatches):
         return []
     text = "are not among the schedules tried: searching their order takes too long for a run of this size"

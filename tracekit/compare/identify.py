@@ -198,7 +198,7 @@ def exact_match(
     schedule of blocks comes last.
     """
     run = _Equal(orders, traffic, stages_known=stages_known, weights_by_count=weights_by_count)
-    found: list[tuple[tuple[bool, bool, int], Match]] = []
+    fitting: list[tuple[tuple[bool, bool, int], Match]] = []
     for schedule in known:
         if run.same(schedule) and run.explains(schedule):
             return Match(schedule, 0)
@@ -207,8 +207,8 @@ def exact_match(
         rank, match = run.match(schedule)
         if not rank[0] and not rank[2]:
             return match
-        found.append((rank, match))
-    return min(found, key=lambda m: m[0])[1] if found else None
+        fitting.append((rank, match))
+    return min(fitting, key=lambda m: m[0])[1] if fitting else None
 
 
 def with_others(
@@ -301,16 +301,16 @@ def against(orders: Orders, schedule: Schedule, *, known_distance: int | None = 
             )
     off = {rank: order for rank, order in orders.items() if not same_work(order, schedule.ranks[rank])}
     total = sum(distance(order, schedule.ranks[rank]) for rank, order in off.items())
-    found: list[Difference] = []
+    places: list[Difference] = []
     for rank, order in off.items():
-        found += differences(rank, order, schedule.ranks[rank], most=max(1, 20 - len(found)))
-        if len(found) >= 20:
+        places += differences(rank, order, schedule.ranks[rank], most=max(1, 20 - len(places)))
+        if len(places) >= 20:
             break
     lost = [grain(orders[r], schedule.ranks[r]) for r in orders]
     return Match(
         schedule,
         total if off else 0,
-        tuple(found),
+        tuple(places),
         sum(g["FB"] for g in lost),
         sum(g["I"] for g in lost),
     )

@@ -161,10 +161,10 @@ def differences(rank: int, measured: Sequence[Op], expected: Sequence[Op], *, mo
     ('0B0',)
     """
     a, b = [str(op) for op in measured], [str(op) for op in expected]
-    found = []
+    places = []
     for tag, i, j, k, n in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag != "equal":
-            found.append(Difference(rank, i, tuple(a[i:j]), tuple(b[k:n])))
-            if len(found) == most:
+            places.append(Difference(rank, i, tuple(a[i:j]), tuple(b[k:n])))
+            if len(places) == most:
                 break
-    return found
+    return places

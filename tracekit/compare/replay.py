@@ -81,35 +81,35 @@ class Graph:
     @cached_property
     def is_forward(self) -> Bools:
         """Cells with a forward in them."""
-        found: Bools = (self.op == "F") | (self.op == "FB")
-        return found
+        has_forward: Bools = (self.op == "F") | (self.op == "FB")
+        return has_forward
 
     @cached_property
     def is_backward(self) -> Bools:
         """Cells with a backward in them."""
-        found: Bools = self.op != "F"
-        return found
+        has_backward: Bools = self.op != "F"
+        return has_backward
 
     def idle_by_phase(self, start: Ints, end: Ints) -> dict[int, tuple[int, int, int]]:
         """Return idle time per position: before its first backward, up to its last forward, after it."""
         low, high = int(start.min(initial=0)), int(end.max(initial=0))
-        found = {}
+        idle = {}
         for at in np.unique(self.position):
-            mine = self.position == at
-            back, forth = start[mine & self.is_backward], end[mine & self.is_forward]
+            here = self.position == at
+            back, forth = start[here & self.is_backward], end[here & self.is_forward]
             warm = int(back.min()) if len(back) else high
             cool = max(warm, int(forth.max()) if len(forth) else warm)
             edges = ((low, warm), (warm, cool), (cool, high))
-            found[int(at)] = tuple(_idle(start[mine], end[mine], a, b) for a, b in edges)
-        return found  # type: ignore[return-value]
+            idle[int(at)] = tuple(_idle(start[here], end[here], a, b) for a, b in edges)
+        return idle  # type: ignore[return-value]
 
     def peak_activations(self) -> dict[int, int]:
         """Per position: most forwards held at once, each until its B or W."""
         freed = (self.op == "B") | (self.op == "W") | (self.op == "FB")
         peaks = {}
         for at in np.unique(self.position):
-            mine = self.position == at
-            taken, back = self.is_forward[mine].astype(int), freed[mine].astype(int)
+            here = self.position == at
+            taken, back = self.is_forward[here].astype(int), freed[here].astype(int)
             before = np.concatenate([[0], np.cumsum(taken - back)[:-1]])
             peaks[int(at)] = int((before + taken).max(initial=0))
         return peaks

@@ -60,11 +60,11 @@ def size_from_order(ranks: Sequence[RankPipeline], wanted: str) -> tuple[Lines, 
     top, rest = [f for f in fits if f.doubts == best], [f for f in fits if f.doubts != best]
     if len(top) > 1:
         return (), [_unknown(f"{untold}, and the order is that of {_listed(top)}")]
-    said = f"{untold}; its order is that of {_listed(top)}"
+    finding = f"{untold}; its order is that of {_listed(top)}"
     if rest:
-        text = f"{said}, and less likely (blocks run apart, or other stages than the ranges say) of {_listed(rest)}"
+        text = f"{finding}, and less likely (blocks run apart, or other stages than the ranges say) of {_listed(rest)}"
         return top[0].lines, [Notice("schedule-ambiguous", f"{text}; traces of more ranks, or --layout, would tell")]
-    return top[0].lines, [Notice("size-from-order", f"{said} and of no other size tried; --layout says otherwise")]
+    return top[0].lines, [Notice("size-from-order", f"{finding} and of no other size tried; --layout says otherwise")]
 
 
 def _unknown(text: str) -> Notice:
@@ -78,13 +78,13 @@ def _listed(fits: Sequence[_Fit]) -> str:
         for name in fit.names:
             sizes.setdefault(name, []).append(fit.size)
     return ", ".join(
-        f"{name} of {', '.join(map(str, found[:4]))}{' …' * (len(found) > 4)} ranks" for name, found in sizes.items()
+        f"{name} of {', '.join(map(str, counts[:4]))}{' …' * (len(counts) > 4)} ranks" for name, counts in sizes.items()
     )
 
 
 def _fits(ranks: Sequence[RankPipeline], wanted: str) -> Iterator[_Fit]:
     peers = {r.rank: set(r.messages["peer"].drop_nulls().to_list()) - {r.rank} for r in ranks}
-    stride = gcd(*(abs(peer - rank) for rank, mine in peers.items() for peer in mine))
+    stride = gcd(*(abs(peer - rank) for rank, rank_peers in peers.items() for peer in rank_peers))
     worlds = {r.world_size for r in ranks if r.world_size}
     by_rank = {r.rank: r for r in ranks}
     for size in SIZES:
@@ -94,9 +94,9 @@ def _fits(ranks: Sequence[RankPipeline], wanted: str) -> Iterator[_Fit]:
         if any(not peers[rank] <= set(line) for rank, line in lines.items()):
             continue
         whole = tuple(dict.fromkeys(lines.values()))
-        found = [_match(by_rank, line, wanted) for line in whole]
-        if all(found):
-            matches = [one for one in found if one]
+        tried = [_match(by_rank, line, wanted) for line in whole]
+        if all(tried):
+            matches = [fit for fit in tried if fit]
             names = tuple(dict.fromkeys(match.schedule.name for match, _ in matches))
             yield _Fit(size, names, whole, max(doubts for _, doubts in matches))
 
@@ -115,14 +115,14 @@ def _match(
     forwards = max(sum(op.kind in ("F", "FB") for op in order) for order in orders.values())
     if len(line) * forwards > MOST_CELLS:
         return None
-    found = identify.exact_match(
+    match = identify.exact_match(
         orders,
         identify.Lazy(lambda: _known(len(line), forwards, wanted)),
         traffic=pipeline.traffic,
         stages_known=pipeline.stages_from != "nothing",
         weights_by_count=pipeline.weights_counted,
     )
-    return (found, _doubts(found, pipeline)) if found else None
+    return (match, _doubts(match, pipeline)) if match else None
 
 
 def _known(pp: int, forwards: int, wanted: str) -> Iterator[Schedule]:

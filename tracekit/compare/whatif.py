@@ -135,7 +135,7 @@ def _schedule_row(
 ) -> WhatIf:
     chunks = schedule.stages / schedule.pp
     done = simulate(schedule, times.of_chunks(chunks))
-    mine = (schedule.name, schedule.virtual) == (own.name, own.virtual)
+    is_own = (schedule.name, schedule.virtual) == (own.name, own.virtual)
     common: dict[str, Any] = {
         "change": "schedule",
         "name": schedule.name,
@@ -144,25 +144,25 @@ def _schedule_row(
         "peak_activations": max(done.peak_activations) / chunks,
         "microbatches": schedule.microbatches,
     }
-    if mine:
+    if is_own:
         busy = float(np.sum(r.end - r.start)) / max(1, schedule.pp * r.makespan)
         return WhatIf(
             **common, predicted_ns=r.makespan, predicted_range_ns=(r.makespan, r.makespan), saves_ns=0, ran=True,
             outside_cells=max(0.0, 1 - busy), rests_on=("this run, measured",),
         )  # fmt: skip
-    found = predicted if isinstance(predicted, str) else predicted.predict(schedule)
-    said, unknown = _said(schedule, own, times, predicted)
-    if isinstance(found, str):
-        return WhatIf(**common, rests_on=said, unknown=(f"the makespan: {found}",))
-    return WhatIf(**common, **_numbers(found, r.makespan), rests_on=said, unknown=unknown)
+    prediction = predicted if isinstance(predicted, str) else predicted.predict(schedule)
+    rests_on, unknown = _basis(schedule, own, times, predicted)
+    if isinstance(prediction, str):
+        return WhatIf(**common, rests_on=rests_on, unknown=(f"the makespan: {prediction}",))
+    return WhatIf(**common, **_numbers(prediction, r.makespan), rests_on=rests_on, unknown=unknown)
 
 
-def _numbers(found: Prediction, measured_ns: int) -> dict[str, Any]:
+def _numbers(prediction: Prediction, measured_ns: int) -> dict[str, Any]:
     return {
-        "predicted_ns": found.ns,
-        "predicted_range_ns": (found.low_ns, found.high_ns),
-        "saves_ns": measured_ns - found.ns,
-        "outside_cells": found.outside,
+        "predicted_ns": prediction.ns,
+        "predicted_range_ns": (prediction.low_ns, prediction.high_ns),
+        "saves_ns": measured_ns - prediction.ns,
+        "outside_cells": prediction.outside,
     }
 
 
@@ -186,34 +186,34 @@ def _usable(own: Schedule, pp: int, times: StageTimes) -> Iterator[Schedule]:
                 continue
 
 
-def _said(
+def _basis(
     schedule: Schedule, own: Schedule, times: StageTimes, predicted: Predictor | str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a row rests on, and what could not be known."""
-    said: list[str] = []
+    rests_on: list[str] = []
     unknown: list[str] = []
     chunks, own_chunks = schedule.stages / schedule.pp, own.stages / own.pp
     if chunks != own_chunks:
-        said.append(f"a rank's layers cut into {chunks:g} equal chunk{'s' * (chunks != 1)}")
+        rests_on.append(f"a rank's layers cut into {chunks:g} equal chunk{'s' * (chunks != 1)}")
     if any(op.kind == "FB" for op in schedule.ranks[0]):
         apart = times.overlap is None or not isinstance(predicted, str)
-        said.append("FB takes F + B" if apart else f"FB takes {times.overlap:.0%} of F + B, as measured")
+        rests_on.append("FB takes F + B" if apart else f"FB takes {times.overlap:.0%} of F + B, as measured")
     split = any(op.kind == "W" for op in schedule.ranks[0])
     if split and not times.split_known:
-        said.append("backward halves into I and W")
+        rests_on.append("backward halves into I and W")
     if schedule.name in ("dualpipe", "chimera"):
-        said.append("every rank holds two stages' weights")
+        rests_on.append("every rank holds two stages' weights")
     if not isinstance(predicted, str):
-        said.append(predicted.runtime.words())
+        rests_on.append(predicted.runtime.words())
         unknown += predicted.fitted.unknown
         if split and not predicted.cells[1].split_ran:
             unknown.append("what splitting the backward costs the host: this run did not")
-    return tuple(said), tuple(unknown)
+    return tuple(rests_on), tuple(unknown)
 
 
 def _without(r: Replays, predicted: Predictor | str) -> list[WhatIf]:
     """Return what each trouble costs, dearest first; only those that cost anything."""
-    measured, found = r.makespan, []
+    measured, rows = r.makespan, []
     for cause, words in GAP_CAUSES.items():
         if words.change is None:
             continue
@@ -228,7 +228,7 @@ def _without(r: Replays, predicted: Predictor | str) -> list[WhatIf]:
             makespan, low, high, outside = played.ns, played.low_ns, played.high_ns, played.outside
             rests = (words.assumption or "", predicted.runtime.words())
         if measured > makespan:
-            found.append(
+            rows.append(
                 WhatIf(
                     "without",
                     words.change,
@@ -241,7 +241,7 @@ def _without(r: Replays, predicted: Predictor | str) -> list[WhatIf]:
                     rests_on=rests,
                 )
             )
-    return sorted(found, key=lambda line: -(line.saves_ns or 0))
+    return sorted(rows, key=lambda line: -(line.saves_ns or 0))
 
 
 def _layout(predicted: Predictor, cells: pl.DataFrame) -> list[WhatIf]:
@@ -250,19 +250,19 @@ def _layout(predicted: Predictor, cells: pl.DataFrame) -> list[WhatIf]:
     if made is None:
         return []
     name = "layers per stage " + ",".join(map(str, made.layers))
-    said = "a layer takes its stage's share of the stage; what the ends take beside their layers stays there"
-    numbers = _numbers(made.found, predicted.measured_ns)
-    return [WhatIf("layout", name, predicted.own.virtual, **numbers, layout=made.megatron(), rests_on=(said,))]
+    basis = "a layer takes its stage's share of the stage; what the ends take beside their layers stays there"
+    numbers = _numbers(made.prediction, predicted.measured_ns)
+    return [WhatIf("layout", name, predicted.own.virtual, **numbers, layout=made.megatron(), rests_on=(basis,))]
 
 
 def _curves(predicted: Predictor, cells: pl.DataFrame, times: StageTimes) -> list[WhatIf]:
     """Return the run's schedule over numbers of micro-batches, and 1F1B over numbers of chunks."""
     own = predicted.own
     layers = stage_layers(cells, own.stages)
-    held = None if layers is None else int(layers.sum()) // own.pp
-    found = [_point("microbatches", s, predicted, times) for s in by_microbatches(own)]
-    found += [_point("chunks", s, predicted, times) for s in by_chunks(own, held)]
-    return [line for line in found if line is not None]
+    layers_per_rank = None if layers is None else int(layers.sum()) // own.pp
+    points = [_point("microbatches", s, predicted, times) for s in by_microbatches(own)]
+    points += [_point("chunks", s, predicted, times) for s in by_chunks(own, layers_per_rank)]
+    return [line for line in points if line is not None]
 
 
 def _point(change: str, schedule: Schedule, predicted: Predictor, times: StageTimes) -> WhatIf | None:

@@ -75,13 +75,13 @@ class Rank:
     waits_recorded: bool
 
     @classmethod
-    def of(cls, labelled: pl.DataFrame, held: Holds, calls: pl.DataFrame) -> Rank:
+    def of(cls, labelled: pl.DataFrame, holds: Holds, calls: pl.DataFrame) -> Rank:
         """Take a labelled table (with ``part``, if it has parts), its holds and the host's calls apart."""
         launch = labelled["launch_ns"].cast(pl.Int64)
         part = labelled["part"] if "part" in labelled.columns else pl.zeros(len(labelled), pl.Int64, eager=True)
         return cls(
             labelled,
-            held,
+            holds,
             labelled["start_ns"].to_numpy(),
             labelled["end_ns"].to_numpy(),
             launch.fill_null(0).to_numpy(),
@@ -100,8 +100,8 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     """
     group = rank.part if parts else np.zeros_like(rank.part)
     compute = _compute(rank)
-    found = [_of_label(rank, label, lane, group, compute) for label, lane in paid.items() if len(lane)]
-    return pl.concat(found) if found else PIECES.to_frame()
+    pieces = [_of_label(rank, label, lane, group, compute) for label, lane in paid.items() if len(lane)]
+    return pl.concat(pieces) if pieces else PIECES.to_frame()
 
 
 def _compute(rank: Rank) -> Longs:
@@ -174,7 +174,7 @@ def _judge(rank: Rank, start: Longs, end: Longs, owner: Longs, compute: Longs) -
     """Return the cause of each piece [start, end) of the events *owner*, as far as this rank alone can tell."""
     if not rank.launched.any():
         return np.full(len(start), _UNKNOWN, np.int8)
-    held, stream = rank.holds, rank.holds.stream
+    holds, stream = rank.holds, rank.holds.stream
     begins = rank.start_ns[compute]
     at = np.searchsorted(begins, start)
     ahead, behind = _pick(compute, at), _pick(compute, at - 1)
@@ -182,16 +182,16 @@ def _judge(rank: Rank, start: Longs, end: Longs, owner: Longs, compute: Longs) -
     earlier = (behind >= 0) & (rank.part[behind] == rank.part[owner])
     same = np.where(there, stream[ahead] == stream[owner], earlier & (stream[behind] == stream[owner]))
     blocker, by = _walk(rank, np.where(there, ahead, -1), start, end)
-    how, sure = held.how[blocker], held.sure[blocker]
+    how, sure = holds.how[blocker], holds.sure[blocker]
     waiting_host = rank.blocked.covered_ns(start, end) * 2 >= end - start
     launch_bound = sure & (how == LAUNCH)
     tied = sure & (by == owner)
-    unasked = tied & (how == OTHER) & np.isin(blocker, compute) & ~held.waits[blocker]
+    unasked = tied & (how == OTHER) & np.isin(blocker, compute) & ~holds.waits[blocker]
     queue = unasked & rank.waits_recorded & (rank.launch_ns[blocker] > rank.launch_ns[owner])
     waits = (tied & ~unasked) | (launch_bound & waiting_host)
     tail = _after_step_work(rank, start, owner)
     missed = _beside(rank, compute, rank.start_ns[owner]) >= end - start
-    begun_late = (held.how[owner] == LAUNCH) & held.sure[owner] & missed
+    begun_late = (holds.how[owner] == LAUNCH) & holds.sure[owner] & missed
     between = _launched_between(rank, compute, owner, ahead)
     # The first that holds decides.
     return np.select(
@@ -223,10 +223,10 @@ def _pick(rows: Longs, at: Longs) -> Longs:
 
 def _walk(rank: Rank, row: Longs, start: Longs, end: Longs) -> tuple[Longs, Longs]:
     """Follow the holders back from *row* to the event that was being held at the piece; return it and its holder."""
-    held = rank.holds
+    holds = rank.holds
     row = row.copy()
     for _ in range(LONGEST_CHAIN):
-        by = np.where(row >= 0, held.by[row], -1)
+        by = np.where(row >= 0, holds.by[row], -1)
         # The holder began after the middle of the piece: it was itself waiting then.
         on = (by >= 0) & (rank.start_ns[by] * 2 > start + end)
         if not on.any():

@@ -108,12 +108,12 @@ def _following(labelled: pl.DataFrame, holes: Intervals, part: str | None) -> tu
     order = order[frame["real"].to_numpy()[order]]
     # Within a part starts ascend, so the first event at or after a gap's end is the one that ended it.
     edges = np.searchsorted(group[order], np.arange(int(holes.group[-1]) + 2))
-    found = np.empty(len(holes), np.int64)
+    follower = np.empty(len(holes), np.int64)
     for g in np.unique(holes.group):
         rows = slice(*np.searchsorted(holes.group, [g, g + 1]))
         stretch = order[edges[g] : edges[g + 1]]
-        found[rows] = stretch[np.searchsorted(start[stretch], holes.end_ns[rows])]
-    return found, launch[found]
+        follower[rows] = stretch[np.searchsorted(start[stretch], holes.end_ns[rows])]
+    return follower, launch[follower]
 
 
 def name_gaps(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:

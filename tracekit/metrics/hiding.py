@@ -57,13 +57,13 @@ def hiding_costs(labelled: pl.DataFrame, lanes: Lanes) -> pl.DataFrame:
         alone=alone.sum(), kernels=busy.sum(), all_ns=pl.col("ns").filter(busy).sum(), **quantiles
     )
     fits = (pl.col("alone") >= LEAST) & (pl.col("kernels") >= LEAST) & (pl.col("q90") <= SCATTER * pl.col("q10"))
-    told = groups.with_columns(
+    compared = groups.with_columns(
         kernels=pl.when(fits).then("kernels").otherwise(0),
         beside_ns=pl.when(fits).then("all_ns").otherwise(0),
         alone_ns=pl.when(fits).then((pl.col("q50") * pl.col("kernels")).round()).otherwise(0),
     )
     return (
-        told.group_by("label", maintain_order=True)
+        compared.group_by("label", maintain_order=True)
         .agg(pl.col("kernels", "beside_ns", "alone_ns", "all_ns").sum())
         .filter(pl.col("all_ns") > 0)
         .select(pl.col(c).cast(t) for c, t in COSTS.items())

@@ -71,7 +71,7 @@ def holds(labelled: pl.DataFrame, waits_ns: Longs | None = None) -> Holds:
     before, free = _before(stream, start, end)
     other = _other(stream, start, end)
     released = np.where(other >= 0, np.minimum(end[other], start), _NEVER)
-    told = np.where(known, np.minimum(launch, start), _NEVER)
+    launched_ns = np.where(known, np.minimum(launch, start), _NEVER)
     waits = _waits(before, launch, known, waits_ns)
     queued = before >= 0
     # Compute right behind its neighbour on the stream, or with no word that its stream should wait: other ends are
@@ -79,9 +79,9 @@ def holds(labelled: pl.DataFrame, waits_ns: Longs | None = None) -> Holds:
     compute = _is_compute(labelled)
     chance = compute & queued & ((start - free <= NEXT_NS) | (~waits & (start - free <= HELD_NS)))
     released = np.where(chance, _NEVER, released)
-    last = np.maximum(np.maximum(np.where(queued, free, _NEVER), told), released)
+    last = np.maximum(np.maximum(np.where(queued, free, _NEVER), launched_ns), released)
     how = np.select(
-        [last == _NEVER, ~compute & (released == last), queued & (free == last), told == last],
+        [last == _NEVER, ~compute & (released == last), queued & (free == last), launched_ns == last],
         [NOTHING, OTHER, STREAM, LAUNCH],
         default=OTHER,
     )
@@ -106,13 +106,13 @@ def _waits(before: Longs, launch: Longs, known: Bools, waits_ns: Longs | None) -
         return np.ones(len(before), np.bool_)
     both = known & (before >= 0) & known[before]
     since = np.where(both, launch[before], launch)
-    told = np.searchsorted(waits_ns, launch) - np.searchsorted(waits_ns, since)
+    asked = np.searchsorted(waits_ns, launch) - np.searchsorted(waits_ns, since)
     every = np.sort(launch[known], kind="stable")
     every = every[np.diff(every, prepend=every[0] - 1) > 0] if len(every) else every
     between = np.searchsorted(every, launch) - np.searchsorted(every, since, side="right")
     latest = np.searchsorted(every, launch, side="left") - 1
     own = np.searchsorted(waits_ns, launch) - np.searchsorted(waits_ns, every[np.maximum(latest, 0)], side="right")
-    waits: Bools = ~both | (told > np.maximum(between, 0)) | ((latest >= 0) & (own > 0))
+    waits: Bools = ~both | (asked > np.maximum(between, 0)) | ((latest >= 0) & (own > 0))
     return waits
 
 
@@ -154,17 +154,17 @@ def _before(stream: Longs, start: Longs, end: Longs) -> tuple[Longs, Longs]:
 def _other(stream: Longs, start: Longs, end: Longs) -> Longs:
     """Return, for each event, the row of the latest event of another stream to end before it started; -1 for none."""
     order = np.argsort(end, kind="stable")
-    mine = stream[order]
-    turns = np.diff(mine, prepend=-1) != 0
+    streams = stream[order]
+    turns = np.diff(streams, prepend=-1) != 0
     # Where the latest to end is of the same stream, the last one before its unbroken run is of another.
     place = np.where(turns, np.arange(len(order)), 0)
     run = np.maximum.accumulate(place) if len(order) else place
     latest = np.searchsorted(end[order], start + EARLY_NS, side="right") - 1
-    found = np.full(len(start), -1, np.int64)
+    other = np.full(len(start), -1, np.int64)
     some = np.flatnonzero(latest >= 0)
     at = latest[some]
-    at = np.where(mine[at] == stream[some], run[at] - 1, at)
-    found[some] = np.where(at >= 0, order[at], -1)
+    at = np.where(streams[at] == stream[some], run[at] - 1, at)
+    other[some] = np.where(at >= 0, order[at], -1)
     # An event cannot have waited for one that started with it or after it.
-    found[(found >= 0) & (start[found] >= start)] = -1
-    return found
+    other[(other >= 0) & (start[other] >= start)] = -1
+    return other

@@ -64,8 +64,8 @@ def instead_of_launching(events: pl.DataFrame, labelled: pl.DataFrame, holes: pl
     host = _ranges(events, stretches, threads)
     if host.is_empty():
         return ROWS.to_frame()
-    cuts, found = _innermost(host, stretches, threads)
-    return _summed(cuts, *_said(host, found), _frames(events, stretches, threads))
+    cuts, innermost = _innermost(host, stretches, threads)
+    return _summed(cuts, *_kinds_and_names(host, innermost), _frames(events, stretches, threads))
 
 
 def shortened(rows: pl.DataFrame, most: int = MOST) -> pl.DataFrame:
@@ -110,16 +110,16 @@ class _Stretches:
 def _ranges(events: pl.DataFrame, stretches: _Stretches, threads: list[int]) -> pl.DataFrame:
     kinds = pl.col("kind").is_in(HOST_KINDS) & pl.col("tid").is_in(threads)
     host = events.lazy().filter(kinds).select("kind", "name", "tid", "start_ns", "end_ns").collect()
-    met = stretches.touched(host["start_ns"].to_numpy(), host["end_ns"].to_numpy())
-    found = host.filter(pl.Series(met)).sort("tid", "start_ns", -pl.col("end_ns"))
-    return found.with_columns(pl.col("kind").cast(pl.String))
+    touching = stretches.touched(host["start_ns"].to_numpy(), host["end_ns"].to_numpy())
+    ranges = host.filter(pl.Series(touching)).sort("tid", "start_ns", -pl.col("end_ns"))
+    return ranges.with_columns(pl.col("kind").cast(pl.String))
 
 
 def _frames(events: pl.DataFrame, stretches: _Stretches, threads: list[int]) -> pl.DataFrame:
     kinds = (pl.col("kind") == "python") & pl.col("tid").is_in(threads)
     frames = events.lazy().filter(kinds).select("name", "tid", "start_ns", "end_ns").collect()
-    met = stretches.touched(frames["start_ns"].to_numpy(), frames["end_ns"].to_numpy())
-    return frames.filter(pl.Series(met)).sort("tid", "start_ns", -pl.col("end_ns"))
+    touching = stretches.touched(frames["start_ns"].to_numpy(), frames["end_ns"].to_numpy())
+    return frames.filter(pl.Series(touching)).sort("tid", "start_ns", -pl.col("end_ns"))
 
 
 def _innermost(host: pl.DataFrame, stretches: _Stretches, threads: list[int]) -> tuple[pl.DataFrame, Longs]:
@@ -132,12 +132,12 @@ def _innermost(host: pl.DataFrame, stretches: _Stretches, threads: list[int]) ->
     which = at[inside]
     begin = edges[inside]
     end = np.minimum(edges[np.minimum(np.flatnonzero(inside) + 1, len(edges) - 1)], stretches.end[which])
-    found = _ask(host, stretches.tid[which], begin)
+    innermost = _ask(host, stretches.tid[which], begin)
     for tid in threads:  # no range open on the launching thread: another one may be at work for it
-        open_ = np.flatnonzero(found < 0)
+        open_ = np.flatnonzero(innermost < 0)
         if len(open_):
-            found[open_] = _ask(host, np.full(len(open_), tid, np.int64), begin[open_])
-    return pl.DataFrame({"tid": stretches.tid[which], "begin": begin, "ns": end - begin}), found
+            innermost[open_] = _ask(host, np.full(len(open_), tid, np.int64), begin[open_])
+    return pl.DataFrame({"tid": stretches.tid[which], "begin": begin, "ns": end - begin}), innermost
 
 
 def _ask(ranges: pl.DataFrame, tid: Longs, at: Longs) -> Longs:
@@ -167,7 +167,7 @@ def _summed(cuts: pl.DataFrame, code: Longs, what: pl.Series, frames: pl.DataFra
     )
 
 
-def _said(host: pl.DataFrame, found: Longs) -> tuple[Longs, pl.Series]:
+def _kinds_and_names(host: pl.DataFrame, innermost: Longs) -> tuple[Longs, pl.Series]:
     """Return what each cut counts as and the name to give it."""
     names = host["name"].cast(pl.String)
     keys = host.select("kind", name=names)
@@ -180,13 +180,13 @@ def _said(host: pl.DataFrame, found: Longs) -> tuple[Longs, pl.Series]:
     nothing = np.zeros(0, np.int64)
     around = _nested(host, nothing, nothing).op_of
     carrier = _carrier(each, around)
-    at = carrier[np.maximum(found, 0)]
-    code = np.where(found >= 0, each[at], INSTEAD.index("python"))
+    at = carrier[np.maximum(innermost, 0)]
+    code = np.where(innermost >= 0, each[at], INSTEAD.index("python"))
     sync = code == INSTEAD.index("sync")
     outer = np.maximum(around[at], 0)
     item = names.is_in(_ITEM).to_numpy()
     shown = np.where(sync & (around[at] >= 0) & item[outer], outer, at)
-    named = pl.Series((found >= 0) & (code != INSTEAD.index("python")))
+    named = pl.Series((innermost >= 0) & (code != INSTEAD.index("python")))
     return code, pl.select(pl.when(named).then(names.gather(shown))).to_series()
 
 

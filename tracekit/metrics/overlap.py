@@ -90,13 +90,13 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
     hiding = frame.filter(pl.col("label").is_in(COMPUTE_SET))
     if asked.is_empty() or hiding.is_empty():
         return pl.DataFrame(schema=HIDDEN)
-    found = []
+    sums = []
     for detail in (False, True):
         of = ["label", "pass"] if detail else ["label"]
         by = ["label", "pass", "module"] if detail else ["label"]
         pieces = pl.concat(_pieces(rows, of) for rows in asked.partition_by(of, maintain_order=True))
-        found += [_beside(pieces, rows, by) for rows in hiding.partition_by(by, maintain_order=True)]
-    beside = conform(pl.concat(found, how="diagonal").filter(pl.col("ns") > 0), HIDDEN)
+        sums += [_beside(pieces, rows, by) for rows in hiding.partition_by(by, maintain_order=True)]
+    beside = conform(pl.concat(sums, how="diagonal").filter(pl.col("ns") > 0), HIDDEN)
     table = pl.concat([beside, _alone(pieces, beside)])
     order = pl.col("label").cast(pl.Enum(LABELS))
     return table.sort("part", "detail", order, "pass", -pl.col("ns"), "by", "by_pass", "by_module")
@@ -107,15 +107,15 @@ def _alone(pieces: pl.DataFrame, beside: pl.DataFrame) -> pl.DataFrame:
     every = pieces.group_by(pl.col("group").alias("part"), "label", "pass").agg(
         ns=pl.lit(0), of_ns=(pl.col("end_ns") - pl.col("start_ns")).sum(), detail=pl.lit(True)
     )
-    found = beside.filter("detail")
-    return conform(every.join(found, on=["part", "label", "pass"], how="anti", nulls_equal=True), HIDDEN)
+    covered = beside.filter("detail")
+    return conform(every.join(covered, on=["part", "label", "pass"], how="anti", nulls_equal=True), HIDDEN)
 
 
 def _pieces(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Return the disjoint pieces of one label (and pass), with its keys beside them."""
-    found = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), rows["part"].to_numpy())
+    pieces = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), rows["part"].to_numpy())
     first = rows.row(0, named=True)
-    return found.to_frame().with_columns(pl.lit(first[key], pl.String).alias(key) for key in keys)
+    return pieces.to_frame().with_columns(pl.lit(first[key], pl.String).alias(key) for key in keys)
 
 
 def _beside(pieces: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:

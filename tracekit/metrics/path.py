@@ -46,18 +46,18 @@ def path_nodes(rank: Rank, calls: pl.DataFrame, paid: Mapping[str, Intervals]) -
     """Return NODES of one rank; *paid* is its exposed time over the whole window, by label."""
     if not len(rank.start_ns):
         return NODES.to_frame()
-    held = rank.holds
+    holds = rank.holds
     order = in_order(rank.start_ns, rank.end_ns)
     comm = np.isin(rank.label, [LABELS.index(label) for label in COMMUNICATION_LABELS])
     last = _last(rank)
     let_go, released = _let_go(rank, calls)
-    by = np.where(held.how == LAUNCH, let_go, held.by)
+    by = np.where(holds.how == LAUNCH, let_go, holds.by)
     by = np.where((by >= 0) & (rank.start_ns[by] > rank.start_ns), -1, by)
     needed = (comm | last).astype(np.int64)
     _mark(whole(order), whole(by), needed)
     on = needed > 0
     children = np.bincount(by[on & (by >= 0)], minlength=len(by))
-    join = on & (held.how == STREAM) & held.sure & ~comm & (by >= 0)
+    join = on & (holds.how == STREAM) & holds.sure & ~comm & (by >= 0)
     join &= (children[by] == 1) & (rank.label[by] == rank.label) & (rank.part[by] == rank.part) & ~last[by]
     run = np.full(len(by), -1, np.int64)
     _number(whole(order), whole(by), needed, join.astype(np.int64), run)
@@ -72,7 +72,7 @@ class _Forest:
 
 
 def _table(rank: Rank, forest: _Forest, paid: Mapping[str, Intervals]) -> pl.DataFrame:
-    held = rank.holds
+    holds = rank.holds
     rows = forest.order[forest.on[forest.order]]
     run = forest.run[rows]
     count = int(run.max(initial=-1)) + 1
@@ -80,8 +80,8 @@ def _table(rank: Rank, forest: _Forest, paid: Mapping[str, Intervals]) -> pl.Dat
     head[run[~forest.join[rows]]] = rows[~forest.join[rows]]
     tail = np.empty(count, np.int64)
     tail[run] = rows  # rows ascend: the last one stays
-    how, sure = held.how[head], held.sure[head]
-    begin = np.where(sure & (how != LAUNCH), held.since_ns[head], rank.start_ns[head])
+    how, sure = holds.how[head], holds.sure[head]
+    begin = np.where(sure & (how != LAUNCH), holds.since_ns[head], rank.start_ns[head])
     code = rank.label[head]
     copies = np.isin(code, [LABELS.index(label) for label in COPY_LABELS])
     ran = np.bincount(run, weights=(rank.end_ns - rank.start_ns)[rows], minlength=count).astype(np.int64)
@@ -108,8 +108,8 @@ def _table(rank: Rank, forest: _Forest, paid: Mapping[str, Intervals]) -> pl.Dat
 
 def _between(rank: Rank, forest: _Forest, head: Longs) -> tuple[pl.DataFrame, Longs]:
     """Return what lies between pieces of GPU work (launches, host work, what is not known), and what each follows."""
-    held, count = rank.holds, len(head)
-    how, sure = held.how[head], held.sure[head]
+    holds, count = rank.holds, len(head)
+    how, sure = holds.how[head], holds.sure[head]
     by = forest.by[head]
     earlier = np.where(by >= 0, forest.run[by], -1)
     launched = how == LAUNCH
@@ -125,7 +125,7 @@ def _between(rank: Rank, forest: _Forest, head: Longs) -> tuple[pl.DataFrame, Lo
     gaps = pl.DataFrame(
         {
             "kind": np.where(unsure[gap], _UNKNOWN, _LAUNCH),
-            "start_ns": held.since_ns[head[gap]],
+            "start_ns": holds.since_ns[head[gap]],
             "end_ns": rank.start_ns[head[gap]],
             "part": rank.part[head[gap]],
             "named": head[gap],
@@ -137,7 +137,7 @@ def _between(rank: Rank, forest: _Forest, head: Longs) -> tuple[pl.DataFrame, Lo
         {
             "kind": np.full(len(hosts), _HOST),
             "start_ns": np.where(by[hosts] >= 0, forest.released[at], SINCE_EVER),
-            "end_ns": held.since_ns[at],
+            "end_ns": holds.since_ns[at],
             "part": rank.part[at],
             "named": at,
             "before": earlier[hosts],
@@ -171,28 +171,28 @@ def _finished(rank: Rank, table: pl.DataFrame) -> pl.DataFrame:
 
 def _last(rank: Rank) -> np.ndarray:
     """Mark the event that ends last in each part."""
-    found = np.zeros(len(rank.part), np.bool_)
+    last = np.zeros(len(rank.part), np.bool_)
     order = np.lexsort((rank.end_ns, rank.part))
     final = np.append(np.flatnonzero(np.diff(rank.part[order])), len(order) - 1)
-    found[order[final]] = True
-    return found
+    last[order[final]] = True
+    return last
 
 
 def _longest(rank: Rank, rows: Longs, run: Longs, count: int) -> Longs:
     """Return the row of the longest event of each run."""
     order = np.lexsort(((rank.end_ns - rank.start_ns)[rows], run))
-    found = np.empty(count, np.int64)
-    found[run[order]] = rows[order]
-    return found
+    longest = np.empty(count, np.int64)
+    longest[run[order]] = rows[order]
+    return longest
 
 
 def _exposed(rank: Rank, rows: Longs, run: Longs, count: int, paid: Mapping[str, Intervals]) -> Longs:
     """Return how much of each run's communication and copies the budget calls exposed."""
     total = np.zeros(count, np.int64)
     for label, lane in paid.items():
-        mine = rank.label[rows] == LABELS.index(label)
-        at = rows[mine]
-        np.add.at(total, run[mine], lane.covered_ns(rank.start_ns[at], rank.end_ns[at]))
+        of_label = rank.label[rows] == LABELS.index(label)
+        at = rows[of_label]
+        np.add.at(total, run[of_label], lane.covered_ns(rank.start_ns[at], rank.end_ns[at]))
     return total
 
 
@@ -203,12 +203,12 @@ def _let_go(rank: Rank, calls: pl.DataFrame) -> tuple[Longs, Longs]:
     """
     nothing = np.full(len(rank.start_ns), -1, np.int64)
     threads = _launching(rank)
-    mine = calls.filter("blocks")
+    blocking = calls.filter("blocks")
     if threads is not None:
-        mine = mine.filter(pl.col("tid").is_in(threads) | pl.col("tid").is_null())
-    if mine.is_empty():
+        blocking = blocking.filter(pl.col("tid").is_in(threads) | pl.col("tid").is_null())
+    if blocking.is_empty():
         return nothing, nothing
-    began, ended = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
+    began, ended = blocking["start_ns"].to_numpy(), blocking["end_ns"].to_numpy()
     order = np.argsort(rank.end_ns, kind="stable")
     ends = rank.end_ns[order]
     latest = np.searchsorted(ends, ended + EARLY_NS, side="right") - 1
@@ -220,8 +220,8 @@ def _let_go(rank: Rank, calls: pl.DataFrame) -> tuple[Longs, Longs]:
     event, ended = event[by_end], ended[by_end]
     which = np.searchsorted(ended, rank.launch_ns, side="right") - 1
     there = rank.launched & (which >= 0)
-    found = np.where(there, event[np.maximum(which, 0)], -1)
-    return found, np.where(there, np.minimum(rank.end_ns[found], rank.launch_ns), -1)
+    released_by = np.where(there, event[np.maximum(which, 0)], -1)
+    return released_by, np.where(there, np.minimum(rank.end_ns[released_by], rank.launch_ns), -1)
 
 
 def _launching(rank: Rank) -> list[int] | None:

@@ -146,8 +146,8 @@ def _matching(column: pl.Series, pattern: str) -> pl.Series:
     """Return which rows match; every distinct text is tried once."""
     texts = column.cast(pl.String)
     distinct = texts.unique().drop_nulls()
-    found = distinct.filter(pl.Series([bool(re.search(pattern, text)) for text in distinct], dtype=pl.Boolean))
-    return texts.is_in(found.to_list()).fill_null(False)
+    matches = distinct.filter(pl.Series([bool(re.search(pattern, text)) for text in distinct], dtype=pl.Boolean))
+    return texts.is_in(matches.to_list()).fill_null(False)
 
 
 def _by_kind(rows: pl.DataFrame, device: str | None, multiprocessors: int | None) -> pl.DataFrame:
@@ -193,9 +193,9 @@ def _one_label_per_call(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _typed(rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``dtype``: of the operator's inputs as recorded, else as the kernel's name says."""
-    said = {text: _recorded_type(text) for text in rows["dtypes"].unique().drop_nulls().to_list()}
+    types = {text: _recorded_type(text) for text in rows["dtypes"].unique().drop_nulls().to_list()}
     named = {name: _named_type(name) for name in rows["name"].unique().to_list()}
-    recorded = pl.col("dtypes").replace_strict(said, default=None, return_dtype=pl.String)
+    recorded = pl.col("dtypes").replace_strict(types, default=None, return_dtype=pl.String)
     by_name = pl.col("name").replace_strict(named, default=None, return_dtype=pl.String)
     # Products of 32-bit inputs may run on tensor cores in TF32: only the kernel's name tells.
     dtype = pl.when((recorded == "fp32") & (by_name == "tf32")).then(by_name).otherwise(pl.coalesce(recorded, by_name))

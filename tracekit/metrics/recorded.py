@@ -156,14 +156,14 @@ def _windows(inside: pl.DataFrame, calls: pl.DataFrame, gpu: pl.DataFrame) -> In
     turn = calls.select("correlation", turn=pl.int_range(pl.len(), dtype=pl.Int64))
     lost = inside.join(turn, on="correlation").select("turn", launch_ns="start_ns").sort("turn")
     ran = gpu.join(turn, on="correlation").sort("turn").select("device", "stream", "turn", "start_ns", "end_ns")
-    found = [lost.select("launch_ns", since="launch_ns", until=pl.lit(None, pl.Int64))] if ran.is_empty() else []
+    windows = [lost.select("launch_ns", since="launch_ns", until=pl.lit(None, pl.Int64))] if ran.is_empty() else []
     for part in ran.partition_by("device", "stream"):
         before = part.select("turn", since="end_ns", last="turn")
         after = part.select("turn", until="start_ns", next="turn")
         near = lost.join_asof(before, on="turn").join_asof(after, on="turn", strategy="forward")
         used = (pl.col("turn") - pl.col("last") <= BESIDE) | (pl.col("next") - pl.col("turn") <= BESIDE)
-        found.append(near.filter(used).select("launch_ns", "since", "until"))
-    table = pl.concat(found)
+        windows.append(near.filter(used).select("launch_ns", "since", "until"))
+    table = pl.concat(windows)
     start = table.select(pl.max_horizontal("launch_ns", "since")).to_series().to_numpy()
     end = table["until"].fill_null(gpu["end_ns"].to_numpy().max()).to_numpy()
     return union(start, np.maximum(start, end))
@@ -206,12 +206,12 @@ def _capture_notice(count: int) -> tuple[Notice, ...]:
 
 
 def _cut_notice(early: int, late: int) -> tuple[Notice, ...]:
-    said = []
+    texts = []
     if late:
-        said.append(f"the last {late} launches have no GPU event: the recording ends before they ran")
+        texts.append(f"the last {late} launches have no GPU event: the recording ends before they ran")
     if early:
-        said.append(f"the first {early} launches have no GPU event: the recording begins after they ran")
-    return tuple(Notice("recording-cut", f"{text}; figures are of the part that was recorded") for text in said)
+        texts.append(f"the first {early} launches have no GPU event: the recording begins after they ran")
+    return tuple(Notice("recording-cut", f"{text}; figures are of the part that was recorded") for text in texts)
 
 
 def _lost_notice(lost: int, launched: int, *, known: bool) -> Notice:

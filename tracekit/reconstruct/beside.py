@@ -16,7 +16,7 @@ SOME = 0.1
 _Spans = list[tuple[int, int]]
 
 
-def beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
+def beside(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
     """For each forward the backward it ran together with, and the other way round.
 
     Together: launched interleaved, or on the GPU at once for a third of the shorter one. Where annotations say all,
@@ -24,7 +24,7 @@ def beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
 
     >>> chunks = pl.DataFrame({"block": [None, None], "op": ["F", "B"], "pair": [1, 0], "launch_ns": [0, 5],
     ...     "last_ns": [9, 14], "start_ns": [0, 5], "end_ns": [10, 15]})
-    >>> beside(chunks, told=False).to_list()
+    >>> beside(chunks, from_ranges=False).to_list()
     [1, 0]
     """
     block = chunks["block"].to_list()
@@ -32,7 +32,7 @@ def beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
     host = list(zip(chunks["launch_ns"].to_list(), chunks["last_ns"].to_list(), strict=True))
     gpu = list(zip(chunks["start_ns"].to_list(), chunks["end_ns"].to_list(), strict=True))
     partner = [-1] * len(op)
-    meeting = _meeting(chunks, told=told)
+    meeting = _meeting(chunks, from_ranges=from_ranges)
     real = _real_blocks(meeting, block, op, host, gpu)
     for i in meeting:
         best, most = -1, 0.0
@@ -40,7 +40,7 @@ def beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
             apart = host[j][0] > host[i][1] or host[i][0] > host[j][1]
             apart &= gpu[j][0] >= gpu[i][1] or gpu[i][0] >= gpu[j][1]
             same = block[i] is not None and block[i] == block[j] and real
-            if (told or (apart and block[i] is None)) and not same:
+            if (from_ranges or (apart and block[i] is None)) and not same:
                 continue
             if op[j] in ("B", "I") and pair[j] != pair[i] and partner[j] < 0:
                 share = max(2.0 * same, _share(host[i], host[j], inner=True), _share(gpu[i], gpu[j]))
@@ -51,10 +51,10 @@ def beside(chunks: pl.DataFrame, *, told: bool) -> pl.Series:
     return pl.Series("beside", partner, dtype=pl.Int64)
 
 
-def _meeting(chunks: pl.DataFrame, *, told: bool) -> list[int]:
+def _meeting(chunks: pl.DataFrame, *, from_ranges: bool) -> list[int]:
     """Return the forwards that may have run beside another chunk: named as one block, or near it in time."""
     named = chunks["block"].is_not_null().to_numpy()
-    if told:
+    if from_ranges:
         near = named
     else:
         host, last, start, end = (chunks[n].to_numpy() for n in ("launch_ns", "last_ns", "start_ns", "end_ns"))
@@ -72,13 +72,13 @@ def _real_blocks(meeting: list[int], block: list[str | None], op: list[str], hos
 
     One runtime runs all of them the same way, so a block whose halves happened not to meet is one where others are.
     """
-    found, touched = 0, 0
+    named, touched = 0, 0
     for i in meeting:
         for j in range(max(0, i - NEAR), min(len(block), i + NEAR + 1)):
             if block[i] is not None and block[i] == block[j] and op[j] in ("B", "I"):
-                found += 1
+                named += 1
                 touched += _share(host[i], host[j]) > 0 or _share(gpu[i], gpu[j]) > TOUCH
-    return touched > SOME * found
+    return touched > SOME * named
 
 
 def _share(a: tuple[int, int], b: tuple[int, int], *, inner: bool = False) -> float:

@@ -21,7 +21,7 @@ class Segments:
     pair: Ints  # which forward (numbered in launch order) the chunk belongs to
     confidence: list[float]
     chunk: Ints  # of every row given: its chunk, -1 for none
-    told: bool = False  # ranges of the run itself say all this
+    from_ranges: bool = False  # cut by the ranges of the run itself
 
 
 @dataclass(eq=False)
@@ -48,15 +48,15 @@ class Work:
         work = cls(np.zeros(count, np.int64), [], [])
         weights: dict[int, int] = {}
         for w in range(count):
-            mine = int(owner[w])
-            if mine == w:
+            first = int(owner[w])
+            if first == w:
                 work.chunk[w] = work.add(None)
-            elif apart[mine]:
-                if mine not in weights:
-                    weights[mine] = work.add(int(work.chunk[mine]))
-                work.chunk[w] = weights[mine]
+            elif apart[first]:
+                if first not in weights:
+                    weights[first] = work.add(int(work.chunk[first]))
+                work.chunk[w] = weights[first]
             else:  # more of the same backward
-                work.chunk[w] = work.chunk[mine]
+                work.chunk[w] = work.chunk[first]
         return work
 
     def add(self, pair: int | None) -> int:
@@ -133,15 +133,15 @@ class Assembly:
 
     def _pieces(self) -> dict[int, dict[int, Ints]]:
         """Rows of every chunk, its forward and its engine part apart."""
-        found: dict[int, dict[int, Ints]] = {FORWARD: {}, ENGINE: {}}
-        for side, parts in found.items():
+        pieces: dict[int, dict[int, Ints]] = {FORWARD: {}, ENGINE: {}}
+        for side, parts in pieces.items():
             rows = np.flatnonzero((self.side == side) & (self.chunk_of >= 0))
             order = rows[np.argsort(self.chunk_of[rows], kind="stable")]
             if not len(order):
                 continue
             chunks, first = np.unique(self.chunk_of[order], return_index=True)
             parts.update(zip(chunks.tolist(), split_at(order, first[1:]), strict=True))
-        return found
+        return pieces
 
     def _loose(self, loose: Ints, pieces: dict[int, dict[int, Ints]]) -> list[tuple[int, Ints, float]]:
         """(pair, rows, confidence) of the weight gradients that ran outside autograd."""
@@ -170,10 +170,10 @@ class Assembly:
         backwards = [c for c in pieces[ENGINE] if not self.work.is_w[c] and c not in self.absorbed]
         inside = {c: float(self.took[rows][self.is_wgrad[rows]].sum()) for c, rows in pieces[ENGINE].items()}
         outside = float(sum(self.took[rows].sum() for rows in runs))
-        found = backwards
+        candidates = backwards
         for _ in range(2):
-            found = [c for c in backwards if inside[c] < 0.5 * outside / max(1, len(found))]
-        return sorted(found, key=lambda c: int(self.host[pieces[ENGINE][c][-1]]))
+            candidates = [c for c in backwards if inside[c] < 0.5 * outside / max(1, len(candidates))]
+        return sorted(candidates, key=lambda c: int(self.host[pieces[ENGINE][c][-1]]))
 
     def _at_once(self, at: np.int64, c: int, pieces: dict[int, dict[int, Ints]], placed: Ints) -> bool:
         """Whether weight gradients launched *at* follow directly on a backward, so that they can only be its own."""

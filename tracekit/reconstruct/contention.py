@@ -47,14 +47,14 @@ def contention(used: pl.DataFrame, messages: Intervals) -> pl.DataFrame:
     covered = messages.covered_ns(rows["start_ns"].to_numpy(), rows["until"].to_numpy())
     rows = rows.with_columns(took=pl.col("until") - pl.col("start_ns"), covered=pl.Series(covered))
     free = pl.col("covered") == 0
-    found = rows.group_by("op", "size", "place").agg(
+    by_place = rows.group_by("op", "size", "place").agg(
         alone=free.sum(),
         alone_ns=pl.col("took").filter(free).median(),
         beside=(~free).sum(),
         took_ns=pl.col("took").filter(~free).sum(),
         beside_ns=pl.col("covered").sum(),
     )
-    return found.select(pl.col(name).cast(kind) for name, kind in CONTENTION.items()).sort("op", "size", "place")
+    return by_place.select(pl.col(name).cast(kind) for name, kind in CONTENTION.items()).sort("op", "size", "place")
 
 
 def lost(ranks: Sequence[pl.DataFrame]) -> pl.DataFrame:

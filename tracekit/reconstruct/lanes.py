@@ -63,12 +63,14 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
         "forward": _time(start, end, label.is_in(["dgrad", "wgrad", "backward", "recompute"])),
         "backward": _time(start, end, label == "forward"),
     }
-    found: dict[str, list[Ints]] = {name: [] for name in MEASURED}
+    measured: dict[str, list[Ints]] = {name: [] for name in MEASURED}
     known = [(name, pass_) for name, pass_ in kinds if name in _LANE]
     for name, pass_ in known:
-        mine = _time(start, end, (label == name) & keys["pass"].eq_missing(pass_))
-        crossed = mine & others[pass_] if pass_ in others else EMPTY
-        for part, time in zip(found.values(), (mine, mine & compute, mine & weights, crossed), strict=True):
+        own_time = _time(start, end, (label == name) & keys["pass"].eq_missing(pass_))
+        crossed = own_time & others[pass_] if pass_ in others else EMPTY
+        for part, time in zip(
+            measured.values(), (own_time, own_time & compute, own_time & weights, crossed), strict=True
+        ):
             part.append(time.covered_ns(low, high))
     if not known:
         return pl.DataFrame(schema=LANES)
@@ -78,7 +80,7 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
             pl.Series(n, [kind[k] for kind in known for _ in range(windows.height)], pl.String)
             for k, n in enumerate(("label", "pass"))
         ),
-        *(pl.Series(n, np.concatenate(parts)) for n, parts in found.items()),
+        *(pl.Series(n, np.concatenate(parts)) for n, parts in measured.items()),
         span_ns=pl.col("end_ns") - pl.col("start_ns"),
     )
     by = ["step", "phase", "lane", "label", "pass"]

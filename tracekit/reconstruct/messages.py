@@ -46,12 +46,12 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
         kernel="id",
     ).explode("message")
     way = pl.col("message").str.split(":")
-    found = split.with_columns(
+    messages = split.with_columns(
         send=way.list.get(0) == "send", peer=way.list.get(1).cast(pl.Int32, strict=False)
     ).with_row_index("at")
-    sends = found.filter("send")
+    sends = messages.filter("send")
     made = sends.select("at", made=_makers(sends["step"], sends["launch_ns"], chunks))
-    joined = found.join(made, on="at", how="left", maintain_order="left")
+    joined = messages.join(made, on="at", how="left", maintain_order="left")
     return joined.select(pl.col(name).cast(kind) for name, kind in MESSAGES.items())
 
 
@@ -60,12 +60,12 @@ def _makers(step: pl.Series, launch_ns: pl.Series, chunks: pl.DataFrame) -> pl.S
     made = np.full(len(launch_ns), "", dtype="<U1")
     steps, at = step.fill_null(-1).to_numpy(), launch_ns.to_numpy()
     for number in np.unique(steps).tolist():
-        mine = np.flatnonzero(steps == number)
+        in_step = np.flatnonzero(steps == number)
         work = chunks.filter((pl.col("op") != "W") & (pl.col("step") == number)).sort("last_ns")
         ops = work["op"].replace("I", "B").to_numpy().astype("<U1")
-        chunk = _senders(work["last_ns"].to_numpy(), at[mine])
+        chunk = _senders(work["last_ns"].to_numpy(), at[in_step])
         known = chunk >= 0
-        made[mine[known]] = ops[chunk[known]]
+        made[in_step[known]] = ops[chunk[known]]
     return pl.Series("made", made).replace("", None)
 
 

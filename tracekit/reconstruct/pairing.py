@@ -32,11 +32,9 @@ def tied_by_messages(
     order = _chunk_order(silent.tolist(), placement.virtual, pp)
     if order is None:
         return chunks
-    found = {at: _tied(table, order, placement.places[at], at, pp) for at, table in chunks.items()}
+    tied = {at: _tied(table, order, placement.places[at], at, pp) for at, table in chunks.items()}
     return (
-        chunks
-        if any(table is None for table in found.values())
-        else {at: t for at, t in found.items() if t is not None}
+        chunks if any(table is None for table in tied.values()) else {at: t for at, t in tied.items() if t is not None}
     )
 
 
@@ -80,10 +78,10 @@ def _tied(
     new: dict[int, int] = {}  # by the pair it was tied to before
     for before, chunk in zip(rows["pair"].to_list(), order, strict=True):
         stage = chunk * pp + at
-        found = pair_of.get((stage, seen.get(stage, 0)))
-        if found is None:
+        forward_pair = pair_of.get((stage, seen.get(stage, 0)))
+        if forward_pair is None:
             return None
-        new[before] = found
+        new[before] = forward_pair
         seen[stage] = seen.get(stage, 0) + 1
     if len(new) != len(order):
         return None

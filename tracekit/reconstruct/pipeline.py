@@ -92,10 +92,10 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
     chunks = {at: table for at, (table, _) in parts.items()}
     places = pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32)
     messages = {at: table.with_columns(places) for at, (_, table) in parts.items()}
-    told = all(c["stage"].null_count() == 0 and c["microbatch"].null_count() == 0 for c in chunks.values())
-    placement = Placement("annotated", 1, {}) if told else place(chunks, messages, len(pipeline))
+    named = all(c["stage"].null_count() == 0 and c["microbatch"].null_count() == 0 for c in chunks.values())
+    placement = Placement("annotated", 1, {}) if named else place(chunks, messages, len(pipeline))
     chunks = dict(tied_by_messages(chunks, messages, placement, len(pipeline)))
-    stages_from = "annotations" if told else _stages_from(placement, len(pipeline))
+    stages_from = "annotations" if named else _stages_from(placement, len(pipeline))
     by_order = any(ranks[r].peers_by_order for r in pipeline if r in ranks)
     tables = [
         _cells(table, rank=pipeline[at], position=at, placement=placement, clocks=clocks, step=step)
@@ -111,7 +111,7 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
         placement,
         clocks,
         stages_from,
-        () if told else _unplaced(placement),
+        () if named else _unplaced(placement),
         detail,
         any((c.filter(pl.col("op") == "W")["confidence"] <= COUNTED).any() for c in chunks.values()),
         _traffic(messages),

@@ -58,31 +58,31 @@ def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | No
     sends = messages.filter("send").sort("launch_ns", maintain_order=True)
     done = np.searchsorted(work["last_ns"].to_numpy(), sends["launch_ns"].to_numpy(), side="right")
     op, pairs, to = work["op"].to_list(), work["pair"].to_list(), sends["peer"].to_list()
-    found: dict[int, int] = {}
+    peer_of: dict[int, int] = {}
     mixed: list[tuple[list[tuple[str, int]], list[int]]] = []
     before = 0
     counts, first = np.unique(done, return_index=True)  # launch order: done never falls
     for count, a, b in zip(counts.tolist(), first.tolist(), [*first.tolist(), len(to)][1:], strict=True):
         if b - a == 1 and count:  # a message by itself is of the chunk before it
             if op[count - 1] == "F":
-                found[pairs[count - 1]] = to[a]
+                peer_of[pairs[count - 1]] = to[a]
             before = count
             continue
         peers = to[a:b]
         span = slice(before, count)
-        mine, before = list(zip(op[span], pairs[span], strict=True))[-len(peers) :], count
-        if len(mine) == 1 or len(set(peers)) == 1:
-            found |= {pair: peer for (kind, pair), peer in zip(mine, peers, strict=False) if kind == "F"}
-        elif mine:
-            mixed.append((mine, peers))
-    usual = set(found.values())
-    for mine, peers in mixed:
+        launched, before = list(zip(op[span], pairs[span], strict=True))[-len(peers) :], count
+        if len(launched) == 1 or len(set(peers)) == 1:
+            peer_of |= {pair: peer for (kind, pair), peer in zip(launched, peers, strict=False) if kind == "F"}
+        elif launched:
+            mixed.append((launched, peers))
+    usual = set(peer_of.values())
+    for launched, peers in mixed:
         left = [p for p in peers if p in usual] or list(peers)
-        for kind, pair in mine:
+        for kind, pair in launched:
             if kind == "F":
-                found[pair] = left.pop(0) if left else peers[0]
+                peer_of[pair] = left.pop(0) if left else peers[0]
     count = chunks.filter(pl.col("op") == "F")["pair"].to_list()
-    return [found.get(pair) for pair in count]
+    return [peer_of.get(pair) for pair in count]
 
 
 def _both_ways(goes: Mapping[int, list[int | None]], pp: int) -> bool:

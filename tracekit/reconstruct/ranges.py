@@ -26,7 +26,7 @@ def names(text: pl.Series, *, backward: pl.Series) -> pl.DataFrame:
     [('F', 2, 7, None), ('F', 0, 7, 'PP:(0F7;3B1)'), ('B', 3, 1, 'PP:(0F7;3B1)')]
     """
     known = pl.DataFrame(
-        [(value, side, *_told(value, backward=side)) for value in text.unique().drop_nulls() for side in (False, True)],
+        [(value, side, *_name(value, backward=side)) for value in text.unique().drop_nulls() for side in (False, True)],
         schema={
             "text": text.dtype, "backward": pl.Boolean(), "op": pl.String(), "stage": pl.Int32(),
             "microbatch": pl.Int32(), "block": pl.String(),
@@ -37,7 +37,7 @@ def names(text: pl.Series, *, backward: pl.Series) -> pl.DataFrame:
     return rows.join(known, on=("text", "backward"), how="left", maintain_order="left").drop("text", "backward")
 
 
-def _told(path: str, *, backward: bool) -> tuple[str | None, int | None, int | None, str | None]:
+def _name(path: str, *, backward: bool) -> tuple[str | None, int | None, int | None, str | None]:
     """Op, stage and micro-batch of work under a path of ranges, and the block it is in."""
     ranges = parse_path(path)
     place = ranges.place(backward=backward)
@@ -113,4 +113,4 @@ def _whole_backwards(cells: list[tuple[str, int]], chunk: Ints, rows: pl.DataFra
     engine = np.unique(chunk[(chunk >= 0) & (side == ENGINE) & (rows["label"].cast(pl.String) != "wgrad").to_numpy()])
     whole = {c for c in engine.tolist() if cells[c][0] == "W" and cells[c][1] not in halves}
     ops = ["B" if c in whole else op for c, (op, _) in enumerate(cells)]
-    return Segments(ops, np.array([pair for _, pair in cells], np.int64), [SURE] * len(cells), chunk, told=True)
+    return Segments(ops, np.array([pair for _, pair in cells], np.int64), [SURE] * len(cells), chunk, from_ranges=True)

@@ -108,11 +108,11 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     rows = prepare(labelled)
     if rows["step"].null_count() == rows.height:  # the whole trace is one step
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
-    found = [_step(step, part) for step, part in _steps(rows)]
-    chunks = _stack([c for c, _, _ in found], CHUNKS)
+    segmented = [_step(step, part) for step, part in _steps(rows)]
+    chunks = _stack([c for c, _, _ in segmented], CHUNKS)
     used = np.zeros(rows.height, bool)
-    for _, mine, _ in found:
-        used[mine] = True
+    for _, at, _ in segmented:
+        used[at] = True
     ran = Timeline.of(rows)
     stalls = find_stalls(ran, used, everything, chunks)
     chunks = _measured(chunks, ran, stalls)
@@ -128,21 +128,21 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
         notices=(*sampled, *_notices(rows, chunks)),
-        contention=_contention(rows, found, ran),
+        contention=_contention(rows, segmented, ran),
     )
 
 
-def _contention(rows: pl.DataFrame, found: list[_Found], ran: Timeline) -> pl.DataFrame:
+def _contention(rows: pl.DataFrame, segmented: list[_Segmented], ran: Timeline) -> pl.DataFrame:
     """Return what communication cost the kernels of the chunks of all steps."""
-    mine, chunk, op, before = [], [], [], 0
-    for table, at, number in found:
-        mine.append(at)
+    places, chunk, op, before = [], [], [], 0
+    for table, at, number in segmented:
+        places.append(at)
         chunk.append(number + before)
         op.append(table["op"].to_numpy().astype(str)[number])
         before += table.height
     if not before:
         return pl.DataFrame(schema=CONTENTION)
-    used = rows[np.concatenate(mine)].select("host_ns", "start_ns", "end_ns")
+    used = rows[np.concatenate(places)].select("host_ns", "start_ns", "end_ns")
     named = used.with_columns(chunk=pl.Series(np.concatenate(chunk)), op=pl.Series(np.concatenate(op), dtype=pl.String))
     return contention(named, ran.time(("pp_comm",)))
 
@@ -174,14 +174,14 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.
 def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
     """Return the rows of each step."""
     parts = rows.filter(pl.col("step").is_not_null()).partition_by("step", maintain_order=True)
-    return sorted(((int(part["step"][0]), part) for part in parts), key=lambda found: found[0])
+    return sorted(((int(part["step"][0]), part) for part in parts), key=lambda item: item[0])
 
 
-_Found = tuple[pl.DataFrame, Ints, Ints]
+_Segmented = tuple[pl.DataFrame, Ints, Ints]
 """Chunks of one step, the rows they are made of, and which chunk each row is in."""
 
 
-def _step(step: int, rows: pl.DataFrame) -> _Found:
+def _step(step: int, rows: pl.DataFrame) -> _Segmented:
     """Chunks of one step, and the rows they are made of."""
     cut = segment(rows)
     inside = np.flatnonzero(cut.chunk >= 0)
@@ -222,16 +222,20 @@ def _step(step: int, rows: pl.DataFrame) -> _Found:
     )
     chunks = _shared_names(chunks, cut)
     numbers = np.searchsorted(chunks["chunk"].to_numpy(), cut.chunk[inside])
-    return chunks.with_columns(beside=beside(chunks, told=cut.told)), rows["row"].to_numpy()[inside], numbers
+    return (
+        chunks.with_columns(beside=beside(chunks, from_ranges=cut.from_ranges)),
+        rows["row"].to_numpy()[inside],
+        numbers,
+    )
 
 
 def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
     """Return a forward's annotation names its backward too, where that one has none of its own."""
-    told = chunks["stage"].is_not_null() & chunks["microbatch"].is_not_null()
-    if not told.any():
+    has_names = chunks["stage"].is_not_null() & chunks["microbatch"].is_not_null()
+    if not has_names.any():
         return chunks
     names = ("stage", "microbatch")
-    own = chunks.filter(told & (pl.col("op") == "F")).group_by("pair").agg(pl.col(n).first() for n in names)
+    own = chunks.filter(has_names & (pl.col("op") == "F")).group_by("pair").agg(pl.col(n).first() for n in names)
     joined = chunks.join(own, on="pair", how="left", suffix="_of_f", maintain_order="left")
     named = joined.with_columns(pl.coalesce(n, f"{n}_of_f").alias(n) for n in names).drop(f"{n}_of_f" for n in names)
     return named.with_columns(
@@ -292,19 +296,19 @@ def _group(rows: pl.DataFrame) -> str | None:
 
 
 def _notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, ...]:
-    found = []
+    notices = []
     if chunks.height and not rows["number"].is_not_null().any():
-        found.append(
+        notices.append(
             Notice("no-sequence-numbers", "no autograd sequence numbers: backwards are tied to forwards by order alone")
         )
     guessed = chunks.filter((pl.col("op") == "B") & (pl.col("confidence") <= POSITION))
-    if guessed.height and not found:
+    if guessed.height and not notices:
         text = "backwards share no sequence number with a forward (recomputed layers do that): tied by order alone"
-        found.append(Notice("pairs-by-order", text))
+        notices.append(Notice("pairs-by-order", text))
     alone = chunks.filter(pl.col("op") == "F").join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="anti")
     if alone.height and alone.height < chunks.filter(pl.col("op") == "F").height:
-        found.append(Notice("forward-without-backward", "some forwards have no backward in the trace"))
-    return tuple(found)
+        notices.append(Notice("forward-without-backward", "some forwards have no backward in the trace"))
+    return tuple(notices)
 
 
 def _stack(frames: list[pl.DataFrame], schema: pl.Schema) -> pl.DataFrame:

@@ -93,11 +93,11 @@ def find_roles(ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | 
 def with_pipelines(roles: Roles, more: Sequence[tuple[int, ...]]) -> Roles:
     """Return the roles with more pipelines, and what is missing of these said."""
     positions = {rank: dict(place) for rank, place in roles.positions.items()}
-    said = [_missing(pipeline, roles.positions) for pipeline in more]
+    missing = [_missing(pipeline, roles.positions) for pipeline in more]
     for pipeline in more:
         for place, rank in enumerate(pipeline):
             positions.setdefault(rank, {})["pp"] = place
-    notices = (*roles.notices, *(n for n in said if n))
+    notices = (*roles.notices, *(n for n in missing if n))
     return replace(roles, pipelines=(*roles.pipelines, *more), positions=positions, notices=notices)
 
 
@@ -158,34 +158,34 @@ def _from_messages(
     if nameless:
         by_root = {k: m for k, m in by_root.items() if not set(m) <= {r.rank for r in nameless}}
         for k, (shared, members) in enumerate(_nameless(nameless).items()):
-            notices.append(_untold(members, shared))
+            notices.append(_nameless_notice(members, shared))
             if notices[-1].code == "peers-unknown":
                 by_root[-1 - k] = members
-    found, unsized = [], []
+    pipelines, unsized = [], []
     for members in by_root.values():
         full = _complete(members, [known[m] for m in members if m in known])
         if full is not None:
-            found.append(tuple(full))
+            pipelines.append(tuple(full))
         elif all(m in known for m in members):
-            found.append(tuple(members))
+            pipelines.append(tuple(members))
         else:  # those without a trace may have talked to others still
             unsized += [m for m in members if m in known]
     # Parts that never talk to each other may be one pipeline all the same.
-    return tuple(dict.fromkeys(found)), tuple(unsized)
+    return tuple(dict.fromkeys(pipelines)), tuple(unsized)
 
 
 def _nameless(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]:
     """Return the ranks whose messages do not say to whom by the group they share, () where none is known."""
     lines: dict[tuple[int, ...], list[int]] = {}
     for r in ranks:
-        mine = [g for g in r.groups if len(g.ranks) > 1 and r.rank in g.ranks]
-        described = [g.ranks for g in mine if _kind(g.description) == "pp"]
-        used = [g.ranks for g in mine if g.name == r.group]
+        groups = [g for g in r.groups if len(g.ranks) > 1 and r.rank in g.ranks]
+        described = [g.ranks for g in groups if _kind(g.description) == "pp"]
+        used = [g.ranks for g in groups if g.name == r.group]
         lines.setdefault(next(iter(described + used), ()), []).append(r.rank)
     return {shared: sorted(line) for shared, line in lines.items()}
 
 
-def _untold(members: list[int], shared: tuple[int, ...]) -> Notice:
+def _nameless_notice(members: list[int], shared: tuple[int, ...]) -> Notice:
     """Return what is made of ranks whose messages do not say to whom; without all of them nothing can be."""
     if not shared and members != list(range(len(members))):
         text = f"messages do not say to whom, and not all ranks are here (only {_few(members)})"
@@ -224,12 +224,12 @@ def _kind(description: str | None) -> str | None:
 
 
 def _group_positions(rank: RankPipeline) -> dict[str, int]:
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for group in rank.groups:
         kind = _kind(group.description)
-        if kind and kind not in found and rank.rank in group.ranks:
-            found[kind] = group.ranks.index(rank.rank)
-    return found
+        if kind and kind not in positions and rank.rank in group.ranks:
+            positions[kind] = group.ranks.index(rank.rank)
+    return positions
 
 
 def _few(ranks: Iterable[int]) -> str:

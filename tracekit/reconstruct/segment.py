@@ -42,15 +42,15 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     )
     text = pl.coalesce(pl.col("annotations").cast(pl.String), pl.col("annotation").cast(pl.String))
     rows = labelled.with_columns(side=side.cast(pl.Int8), text=text)
-    told = ranges.names(rows["text"], backward=rows["side"].is_in([ENGINE, LOOSE]))
+    named = ranges.names(rows["text"], backward=rows["side"].is_in([ENGINE, LOOSE]))
     # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
     both = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
     return (
         rows.drop("text")
         .with_columns(
-            *(pl.coalesce(told[n], pl.when(both).then(pl.col(n))).alias(n) for n in ("stage", "microbatch")),
-            told_op=told["op"],
-            block=told["block"],
+            *(pl.coalesce(named[n], pl.when(both).then(pl.col(n))).alias(n) for n in ("stage", "microbatch")),
+            told_op=named["op"],
+            block=named["block"],
             host_ns=pl.coalesce("launch_ns", "start_ns"),
             number=pl.when(pl.col("autograd_sequence").is_between(0, 2**62) & (label != "recompute")).then(
                 "autograd_sequence"
@@ -87,18 +87,18 @@ def by_evidence(rows: pl.DataFrame) -> Segments:
 def _forwards(forward: Ints, number: Ints, chunk_of: Ints, engine: Ints, work: Work) -> Ints:
     """Return the backward whose numbers each forward kernel's falls among, -1 for none."""
     numbers = number[forward]
-    mine = engine[(number[engine] >= 0)]
-    mine = mine[~np.array(work.is_w, bool)[chunk_of[mine]]]
-    if not len(mine):
+    numbered = engine[(number[engine] >= 0)]
+    numbered = numbered[~np.array(work.is_w, bool)[chunk_of[numbered]]]
+    if not len(numbered):
         return np.full(len(numbers), -1, np.int64)
     low, high = np.full(work.count, np.iinfo(np.int64).max), np.full(work.count, -1, np.int64)
-    np.minimum.at(low, chunk_of[mine], number[mine])
-    np.maximum.at(high, chunk_of[mine], number[mine])
+    np.minimum.at(low, chunk_of[numbered], number[numbered])
+    np.maximum.at(high, chunk_of[numbered], number[numbered])
     order = np.argsort(low, kind="stable")
     place = np.searchsorted(low[order], numbers, side="right") - 1
-    found = order[np.maximum(place, 0)]
-    inside = (place >= 0) & (numbers >= 0) & (numbers <= high[found])
-    return np.where(inside, found, -1)
+    nearest = order[np.maximum(place, 0)]
+    inside = (place >= 0) & (numbers >= 0) & (numbers <= high[nearest])
+    return np.where(inside, nearest, -1)
 
 
 def _leftovers(chunk_of: Ints, forward: Ints, took: Ints, view: View, work: Work) -> Ints:
@@ -146,9 +146,9 @@ def _orphans(chunk_of: Ints, side: npt.NDArray[np.int8], view: View, work: Work)
     kept = np.array([work.is_w[c] or c in owned for c in range(work.count)], bool)
     orphan = np.flatnonzero(engine & (chunk_of >= 0) & ~kept[chunk_of]) if work.count else np.zeros(0, np.int64)
     with_backward = set(np.unique(chunk_of[engine & (chunk_of >= 0)]).tolist())
-    mine = np.flatnonzero(forward & (chunk_of >= 0))
-    chunks, first = np.unique(chunk_of[mine], return_index=True)
-    launched = {c: int(at) for c, at in zip(chunks.tolist(), view.host[mine[first]], strict=True)}
+    placed = np.flatnonzero(forward & (chunk_of >= 0))
+    chunks, first = np.unique(chunk_of[placed], return_index=True)
+    launched = {c: int(at) for c, at in zip(chunks.tolist(), view.host[placed[first]], strict=True)}
     lonely = deque(sorted(owned - with_backward, key=lambda c: launched[c]))
     if not len(orphan) or not lonely:
         return chunk_of, set()

@@ -65,14 +65,14 @@ def find_stalls(
     """
     covered = ran.time(_WORK, among=used)
     beside = Timeline.of(everything)
-    found: dict[str, Intervals] = {}
+    stalls: dict[str, Intervals] = {}
     for cause, labels in _LABELS.items():
         before = covered | _breaths(covered)
         covered = covered | beside.time(labels)
-        found[cause] = (covered | _breaths(covered)) - before
+        stalls[cause] = (covered | _breaths(covered)) - before
     windows = _windows(chunks)
-    found["host"] = _host_gaps(everything, covered | _breaths(covered), windows)
-    return {cause: stall & windows for cause, stall in found.items()}
+    stalls["host"] = _host_gaps(everything, covered | _breaths(covered), windows)
+    return {cause: stall & windows for cause, stall in stalls.items()}
 
 
 def _breaths(covered: Intervals) -> Intervals:
@@ -101,11 +101,11 @@ def _host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals) -> 
     ends = covered.start_ns
     begins = np.concatenate([[min(windows.start_ns[0], ends[0])], covered.end_ns[:-1]])
     at = np.minimum(np.searchsorted(starts, ends), len(starts) - 1)
-    told, launched = starts[at] == ends, launches[at]
-    late = told & (launched > begins)
-    late[0] = told[0]
+    before_kernel, launched = starts[at] == ends, launches[at]
+    late = before_kernel & (launched > begins)
+    late[0] = before_kernel[0]
     took = (ends - launched)[1:][late[1:]]
     usual = max(0, int(np.median(took))) if len(took) else 0
     reached = np.where(late, ends, np.minimum(ends, launched + usual))
-    waited = told & (reached > begins)
+    waited = before_kernel & (reached > begins)
     return union(begins[waited], reached[waited])

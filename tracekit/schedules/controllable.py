@@ -113,7 +113,7 @@ def _squeeze(ops: Any, ranks: Any, done: Any, rules: Any) -> int:  # noqa: PLR09
     before W, because other ranks wait for I alone.
     """
     kind, stage, microbatch, following, order = ops[0], ops[1], ops[2], ops[3], ops[4]
-    head, end, placed, forwards, held = ranks[0], ranks[1], ranks[2], ranks[3], ranks[4]
+    head, end, placed, forwards, activations = ranks[0], ranks[1], ranks[2], ranks[3], ranks[4]
     done_f, done_i = done[0], done[1]
     limit, window, eager = rules[0], rules[1], rules[2]
     count, now, left = len(head), 0, len(kind)
@@ -122,11 +122,11 @@ def _squeeze(ops: Any, ranks: Any, done: Any, rules: Any) -> int:  # noqa: PLR09
         for rank in range(count):
             best, best_worth, best_before = -1, 9, -1
             before, op, at = -1, head[rank], 0
-            mine = peak = held[rank]
+            running = peak = activations[rank]
             while op < end[rank] and at < window:
                 what, cell = kind[op], stage[op] * batches + microbatch[op]
                 if what == 0:
-                    ready = at == 0 or max(peak, held[rank]) < limit
+                    ready = at == 0 or max(peak, activations[rank]) < limit
                     ready = ready and (stage[op] == 0 or done_f[cell - batches] <= now)
                 elif what == 1:
                     ready = done_f[cell] <= now and (stage[op] == 2 * count - 1 or done_i[cell + batches] <= now)
@@ -145,8 +145,8 @@ def _squeeze(ops: Any, ranks: Any, done: Any, rules: Any) -> int:  # noqa: PLR09
                         best, best_worth, best_before = op, worth, before
                     if best_worth <= min(at, 1):
                         break
-                mine += (1, 0, -1)[what]
-                peak = max(peak, mine)
+                running += (1, 0, -1)[what]
+                peak = max(peak, running)
                 before, op, at = op, following[op], at + 1
             if best < 0:
                 continue
@@ -155,7 +155,7 @@ def _squeeze(ops: Any, ranks: Any, done: Any, rules: Any) -> int:  # noqa: PLR09
             else:
                 following[best_before] = following[best]
             what, cell = kind[best], stage[best] * batches + microbatch[best]
-            held[rank] += (1, 0, -1)[what]
+            activations[rank] += (1, 0, -1)[what]
             if what == 0:
                 forwards[rank] -= 1
                 done_f[cell] = now + 1

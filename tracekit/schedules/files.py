@@ -33,8 +33,8 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
     if not ops:
         raise ScheduleError(f"{file}: has no ops", hint="write one line per rank, as in 0F0 0F1 0B0 0B1")
     microbatches = 1 + max(max(op.microbatch, op.b_microbatch or 0) for op in ops)
-    held = max(len({op.stage for op in rank}) for rank in ranks)
-    schedule = Schedule(file.stem, len(ranks), microbatches, held, ranks)
+    virtual = max(len({op.stage for op in rank}) for rank in ranks)
+    schedule = Schedule(file.stem, len(ranks), microbatches, virtual, ranks)
     _ = schedule.edges  # every op once, or an error that names it
     return schedule
 

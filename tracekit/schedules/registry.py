@@ -170,7 +170,7 @@ def _group(entry: Entry, pp: int, microbatches: int, group: int | None) -> int:
 
 
 def _refusal(entry: Entry, sizes: Sizes, group: int | None) -> ScheduleError:
-    got = f"pp={sizes.pp}, microbatches={sizes.microbatches}"
-    got += f", virtual={sizes.virtual}" if entry.virtual is None else ""
-    got += f", group={group}" if group is not None else ""
-    return ScheduleError(f"{entry.constraint}; got {got}")
+    requested = f"pp={sizes.pp}, microbatches={sizes.microbatches}"
+    requested += f", virtual={sizes.virtual}" if entry.virtual is None else ""
+    requested += f", group={group}" if group is not None else ""
+    return ScheduleError(f"{entry.constraint}; got {requested}")

@@ -219,14 +219,14 @@ def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> Sc
 def _mentions(schedule: Schedule, letter: str, stage: int, microbatch: int) -> list[str]:
     """Where the ops stand that all do this one piece of work."""
     kinds = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W")}[letter]
-    found = []
+    mentions = []
     for rank, ops in enumerate(schedule.ranks):
         for op in ops:
             plain = op.kind in kinds and (op.stage, op.microbatch) == (stage, microbatch)
             half = (op.stage, op.microbatch) if letter == "F" else (op.b_stage, op.b_microbatch)
             if plain or (op.kind == "FB" and half == (stage, microbatch)):
-                found.append(f"{op} on rank {rank}")
-    return found
+                mentions.append(f"{op} on rank {rank}")
+    return mentions
 
 
 def _check_placement(schedule: Schedule, *made: Ints) -> None:

@@ -115,7 +115,7 @@ def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
     Traceback (most recent call last):
     tracekit.errors.OptionError: time 'F=fast' is not NAME=number (names: F, I, W, B, FB, P2P)
     """
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         key, _, number = word.partition("=")
         key = key.strip().upper()
@@ -125,11 +125,11 @@ def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
             value = float("nan")
         if key not in keys or not math.isfinite(value):
             raise OptionError(f"time {word!r} is not NAME=number", hint=f"names: {', '.join(keys)}")
-        if key in found:
+        if key in times:
             raise OptionError(f"time {key} is given twice", hint="which one is meant?")
-        found[key] = int(value) if value.is_integer() else value
-        _freeze(key, found[key])
-    return found
+        times[key] = int(value) if value.is_integer() else value
+        _freeze(key, times[key])
+    return times
 
 
 def _freeze(key: str, value: Any) -> Any:

@@ -53,7 +53,7 @@ class _Writer:
     rows: list[Row] = field(default_factory=list)
     correlation: int = 0
     sequence: int = 1000
-    held: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # numbers of each forward's ops
+    numbers: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # numbers of each forward's ops
     number: int = 0
     host: int = 0
 
@@ -63,7 +63,7 @@ class _Writer:
         table = recipe.schedule.table
         first, last = table.offsets[self.position], table.offsets[self.position + 1]
         self.number, self.host = number, max(self.host, origin - LEAD_NS)
-        self.held.clear()
+        self.numbers.clear()
         begin = origin
         receives, sends = self._messages()
         free = origin
@@ -148,22 +148,22 @@ class _Writer:
 
     def _stalls(self, op: Op, pieces: int) -> dict[int, list[tuple[str, int]]]:
         """Before which piece each injected stall goes."""
-        found: dict[int, list[tuple[str, int]]] = {}
+        stalls: dict[int, list[tuple[str, int]]] = {}
         recipe = self.recipe
         if recipe.ep_ns and op.kind != "W":
             names = {"F": ("dispatch", "combine"), "FB": ("dispatch", "combine", "combine", "dispatch")}
             for k, name in enumerate(names.get(op.kind, ("combine", "dispatch"))):
-                found.setdefault(min(1 + k % max(1, pieces - 1), pieces - 1), []).append((name, recipe.ep_exposed_ns))
+                stalls.setdefault(min(1 + k % max(1, pieces - 1), pieces - 1), []).append((name, recipe.ep_exposed_ns))
         if recipe.offload_exposed_ns and op.kind in ("B", "I", "FB"):
-            found.setdefault(pieces - 1, []).append(("onload", recipe.offload_exposed_ns))
+            stalls.setdefault(pieces - 1, []).append(("onload", recipe.offload_exposed_ns))
         if recipe.host_ns:
-            found.setdefault(pieces - 1, []).append(("host", recipe.host_ns))
-        return found
+            stalls.setdefault(pieces - 1, []).append(("host", recipe.host_ns))
+        return stalls
 
     def piece(self, piece: tuple[str, int, int, int], start: int, end: int, late: int) -> None:
         """One GEMM with the ops around its launch."""
         what, stage, microbatch, layer = piece
-        numbers = self.held.setdefault((stage, microbatch), [])
+        numbers = self.numbers.setdefault((stage, microbatch), [])
         if what == "F":
             self.sequence += 1
             numbers.append(self.sequence)
@@ -246,7 +246,7 @@ class _Writer:
     def exchange(self, what: str, start: int, end: int, piece: tuple[str, int, int, int]) -> None:
         """Write an all-to-all of the expert group."""
         ranks = [self.recipe.rank(self.position, r) for r in range(self.recipe.replicas)]
-        said: dict[str, Any] = {
+        args: dict[str, Any] = {
             "collective": "all_to_allv",
             "group": f"ep{self.position}",
             "group_desc": "EXPERT_MODEL_PARALLEL_GROUP",
@@ -254,21 +254,21 @@ class _Writer:
         }
         at = self.host + 10
         self.annotated(f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", at, at + 1_000)
-        self.kernel("ncclDevKernel_SendRecv", start, end, op="record_param_comms", stream=EXPERT, **said)
-        self.rows[-3].update(said)
+        self.kernel("ncclDevKernel_SendRecv", start, end, op="record_param_comms", stream=EXPERT, **args)
+        self.rows[-3].update(args)
 
     def message(self, way: str, position: int, start: int, end: int) -> None:
         """Write a send or receive between neighbours in the pipeline."""
         peer = self.recipe.rank(position, self.replica) if self.recipe.peers else None
         ranks = [self.recipe.rank(at, self.replica) for at in range(self.recipe.schedule.pp)]
         at = self.host + 10
-        said = {
+        args = {
             "collective": way,
             "peer": peer,
             "group": f"pp{self.replica}",
             "group_ranks": json.dumps(ranks, separators=(",", ":")),
         }
-        self.rows.append(self._cpu("cpu_op", "record_param_comms", at, at + 500, MAIN, **said))
+        self.rows.append(self._cpu("cpu_op", "record_param_comms", at, at + 500, MAIN, **args))
         self.host = at + 600
         self.annotated("nccl:coalesced", at + 600, at + 1_800)
         self.kernel("ncclDevKernel_SendRecv", start, max(end, start + 1), op="c10d::batch", stream=COMMUNICATION)

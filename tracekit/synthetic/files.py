@@ -29,11 +29,11 @@ def groups(recipe: Recipe, rank: int) -> list[dict[str, Any]]:
     """Return the process groups a rank's file lists."""
     position, replica = divmod(rank, recipe.replicas)
     pipeline = [recipe.rank(at, replica) for at in range(recipe.schedule.pp)]
-    found = [{"pg_name": f"pp{replica}", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": pipeline}]
+    listed = [{"pg_name": f"pp{replica}", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": pipeline}]
     if recipe.replicas > 1:
         experts = [recipe.rank(position, r) for r in range(recipe.replicas)]
-        found.append({"pg_name": f"ep{position}", "pg_desc": "EXPERT_MODEL_PARALLEL_GROUP", "ranks": experts})
-    return found
+        listed.append({"pg_name": f"ep{position}", "pg_desc": "EXPERT_MODEL_PARALLEL_GROUP", "ranks": experts})
+    return listed
 
 
 def write_kineto(recipe: Recipe, rank: int, path: str | os.PathLike[str]) -> Path:
@@ -70,7 +70,7 @@ def _event(row: dict[str, Any]) -> dict[str, Any]:
         "group_desc": "Process Group Description",
         "group_ranks": "Process Group Ranks",
     }
-    args |= {said: row[name] for name, said in names.items() if row[name] is not None}
+    args |= {key: row[name] for name, key in names.items() if row[name] is not None}
     if row["shapes"]:
         args["Input Dims"] = json.loads(row["shapes"])
     if row["peer"] is not None:

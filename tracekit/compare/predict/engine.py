@@ -234,17 +234,17 @@ class _Run:
         for m in k.sends:
             end = self.leaves[m] + machine.send_ns
             if not machine.eager:
-                got = self.got[m]
-                if got is None:
+                received = self.got[m]
+                if received is None:
                     return
-                end = max(self.leaves[m], got) + machine.send_ns
+                end = max(self.leaves[m], received) + machine.send_ns
             last = max(last, end)
         for m in k.receives:
-            sent, got = self.sent[m], self.got[m]
-            if sent is None or got is None:
+            sent, received = self.sent[m], self.got[m]
+            if sent is None or received is None:
                 return
             duplex = machine.duplex if both or self._both(self.sender[m]) else 1.0
-            last = max(last, self.leaves[m] + machine.latency_ns * duplex, got + machine.receive_ns)
+            last = max(last, self.leaves[m] + machine.latency_ns * duplex, received + machine.receive_ns)
         self.over[kernel] = True
         self._push(last, _KERNEL, kernel)
 

@@ -23,7 +23,7 @@ class Layout:
     """Layers of every stage, and what the run would take with them."""
 
     layers: tuple[int, ...]
-    found: Prediction
+    prediction: Prediction
 
     def megatron(self) -> str:
         """Return the value of Megatron-Core's ``--pipeline-model-parallel-layout``.

@@ -68,9 +68,9 @@ def match_messages(parts: Mapping[int, pl.DataFrame]) -> pl.DataFrame | None:
         of=pl.len().over("rank", "kernel"),
     ).sort("launch_ns")
     rows = rows.with_columns(n=pl.int_range(pl.len()).over("source", "target", "send"))
-    sent, got = rows.filter("send"), rows.filter(~pl.col("send"))
-    joined = sent.join(got, on=["source", "target", "n"], suffix="_r")
-    if joined.height < max(sent.height, got.height):
+    sent, received = rows.filter("send"), rows.filter(~pl.col("send"))
+    joined = sent.join(received, on=["source", "target", "n"], suffix="_r")
+    if joined.height < max(sent.height, received.height):
         return None
     return joined.select(
         "source",
@@ -111,8 +111,8 @@ def fit(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queues: str)
     if duplex is None:
         unknown.append("what messages both ways at once cost each other: none crossed")
         duplex = UNKNOWN_DUPLEX
-    slow, told = _slowdown(contention)
-    if not told:
+    slow, slowdown_known = _slowdown(contention)
+    if not slowdown_known:
         unknown.append("what messages cost the compute beside them: hardly any ran beside it")
     sizes = messages["bytes"].drop_nulls().unique()
     made = [
@@ -124,8 +124,8 @@ def fit(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queues: str)
 
 def _three(rows: pl.DataFrame, took: pl.Expr) -> tuple[float, float, float]:
     """Lower quartile, median and upper quartile, none below 0."""
-    found = rows.select(took.clip(0).quantile(q, "linear").alias(str(q)) for q in (0.25, 0.5, 0.75)).row(0)
-    return float(found[0]), float(found[1]), float(found[2])
+    quartiles = rows.select(took.clip(0).quantile(q, "linear").alias(str(q)) for q in (0.25, 0.5, 0.75)).row(0)
+    return float(quartiles[0]), float(quartiles[1]), float(quartiles[2])
 
 
 def _duplex(crossed: pl.DataFrame, latency: float) -> tuple[float, float, float] | None:
@@ -142,8 +142,8 @@ def _slowdown(contention: Sequence[pl.DataFrame]) -> tuple[dict[str, tuple[float
     by_op = {str(op): row for op, *row in lost(contention).rows()}
     every = [sum(row[k] for row in by_op.values()) for k in range(3)] if by_op else [0, 0, 0]
     pooled = _factor(*every)
-    found = {op: _factor(*by_op.get(op, (0, 0, 0))) or pooled or UNKNOWN_SLOWDOWN for op in OPS}
-    return found, pooled is not None
+    factors = {op: _factor(*by_op.get(op, (0, 0, 0))) or pooled or UNKNOWN_SLOWDOWN for op in OPS}
+    return factors, pooled is not None
 
 
 def _factor(kernels: int, beside_ns: int, lost_ns: int) -> tuple[float, float, float] | None:

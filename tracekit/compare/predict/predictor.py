@@ -58,11 +58,11 @@ class Predictor:
         if too_many := _too_many(schedule):
             return too_many
         program = self.runtime.program(schedule, self.own)
-        found = [self.play(program, schedule, level) for level in (LOW, MIDDLE, HIGH)]
-        if any(outcome is None for outcome in found):
+        outcomes = [self.play(program, schedule, level) for level in (LOW, MIDDLE, HIGH)]
+        if any(outcome is None for outcome in outcomes):
             return "its messages would wait for each other in the order this runtime posts them"
-        spans = [outcome.makespan for outcome in found if outcome is not None]
-        middle = found[MIDDLE]
+        spans = [outcome.makespan for outcome in outcomes if outcome is not None]
+        middle = outcomes[MIDDLE]
         assert middle is not None
         busy = float((middle.end - middle.start).sum())
         outside = max(0.0, 1 - busy / (schedule.pp * spans[MIDDLE])) if spans[MIDDLE] else 0.0
@@ -75,8 +75,8 @@ class Predictor:
         if "_miss" not in self.__dict__:
             program = self.runtime.program(self.own, self.own)
             outcome = self.play(program, self.own, MIDDLE)
-            found = 1.0 if outcome is None else abs(outcome.makespan / max(self.measured_ns, 1) - 1)
-            self.__dict__["_miss"] = min(found, 1.0)
+            share = 1.0 if outcome is None else abs(outcome.makespan / max(self.measured_ns, 1) - 1)
+            self.__dict__["_miss"] = min(share, 1.0)
         return float(self.__dict__["_miss"])
 
     def play(
@@ -153,9 +153,9 @@ def _unfit(pipeline: Pipeline, own: Schedule, *, exact: bool) -> str | None:
 def _messages(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> dict[int, pl.DataFrame]:
     """Return each position's messages of the step, on the pipeline's clock, peers as positions."""
     position = {rank: at for at, rank in enumerate(pipeline.ranks)}
-    found = {}
+    messages = {}
     for rank, at in position.items():
         table = ranks[rank].by_step[pipeline.step][1]
         peers = pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32)
-        found[at] = table.with_columns(*pipeline.clocks.moved(rank, "launch_ns", "start_ns", "end_ns"), peers)
-    return found
+        messages[at] = table.with_columns(*pipeline.clocks.moved(rank, "launch_ns", "start_ns", "end_ns"), peers)
+    return messages

@@ -174,14 +174,14 @@ def grouped(schedule: Schedule) -> Program:
     first = 0
     for rank, order in enumerate(schedule.ranks):
         parts = [(p, first + i) for i, op in enumerate(order) for p in _parts(op)]
-        held: int | None = None  # a send kept for the next receive
+        pending: int | None = None  # a send kept for the next receive
         loose: int | None = None  # a send on its way that nobody waits for yet
         for at, ((kind, way, stage, microbatch), op) in enumerate(parts):
             need = w.needed(way, stage, microbatch) if way else None
-            sends = [] if held is None else [held]
+            sends = [] if pending is None else [pending]
             if sends or need is not None:
                 w.wait(rank, w.post(rank, sends, [] if need is None else [need]))
-            held = None
+            pending = None
             w.run(rank, kind, stage, microbatch, op)
             made = w.sent(way, stage, microbatch) if way else None
             if loose is not None and way:
@@ -191,7 +191,7 @@ def grouped(schedule: Schedule) -> Program:
                 continue
             following = next((p[1] for p, _ in parts[at + 1 :] if p[1]), None)
             if following is not None and following != way:
-                held = made
+                pending = made
             else:
                 loose = w.post(rank, [made], [])
         if loose is not None:

@@ -143,14 +143,14 @@ def ran(
 
 def _beside(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> pl.Series:
     """Time of each cell in which a message kernel ran on its rank."""
-    found = np.zeros(cells.height, np.int64)
+    beside_ns = np.zeros(cells.height, np.int64)
     position = cells["position"].to_numpy()
     start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
     for at, table in messages.items():
-        mine = position == at
+        at_position = position == at
         busy = union(table["start_ns"].to_numpy(), table["end_ns"].to_numpy())
-        found[mine] = busy.covered_ns(start[mine], end[mine])
-    return pl.Series("beside", found)
+        beside_ns[at_position] = busy.covered_ns(start[at_position], end[at_position])
+    return pl.Series("beside", beside_ns)
 
 
 def _by_kind(
@@ -166,11 +166,11 @@ def _by_kind(
 
     A whole backward is *of_split* I and W, or what its kernels' labels say, times *dearer*.
     """
-    found = {kind: _typical(rows, kind, column, stages, level) for kind in ("F", "I", "W", "B")}
+    typical = {kind: _typical(rows, kind, column, stages, level) for kind in ("F", "I", "W", "B")}
     block = rows.filter(pl.col("op") == "FB")
     together = float(block[column].median() or 0) if block.height else None  # type: ignore[arg-type]
     share, known = _weight_share(rows)
-    f, whole, i, w = (found[k] for k in ("F", "B", "I", "W"))
+    f, whole, i, w = (typical[k] for k in ("F", "B", "I", "W"))
     if whole is None and i is not None and w is not None:
         whole = i / dearer[0] + w / dearer[1] if of_split is None else (i + w) / sum(of_split)
     if whole is None:

@@ -70,12 +70,12 @@ def issued(messages: Mapping[int, pl.DataFrame]) -> dict[int, list[frozenset[tup
     >>> [sorted(kernel) for kernel in issued({0: rows})[0]]
     [[(False, 1), (True, 1)], [(True, 2)]]
     """
-    found = {}
+    by_position = {}
     for at, table in messages.items():
         kernels = table.group_by("kernel", maintain_order=True).agg("send", "peer", pl.col("launch_ns").min())
         ordered = kernels.sort("launch_ns", maintain_order=True).select("send", "peer").rows()
-        found[at] = [frozenset(zip(send, peer, strict=True)) for send, peer in ordered]
-    return found
+        by_position[at] = [frozenset(zip(send, peer, strict=True)) for send, peer in ordered]
+    return by_position
 
 
 def _agreement(program: Program, ran: Issued) -> float:
@@ -105,9 +105,9 @@ def _early(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> float:
     """Return the share of receives that began before the op launched before them had ended."""
     early, known = 0, 0
     for at, table in messages.items():
-        mine = cells.filter(pl.col("position") == at).sort("launch_ns").select("launch_ns", "end_ns")
+        ops = cells.filter(pl.col("position") == at).sort("launch_ns").select("launch_ns", "end_ns")
         receives = table.filter(~pl.col("send")).sort("launch_ns").select("launch_ns", "start_ns")
-        met = receives.join_asof(mine, on="launch_ns", strategy="backward").drop_nulls("end_ns")
-        early += int((met["start_ns"] < met["end_ns"]).sum())
-        known += met.height
+        after_op = receives.join_asof(ops, on="launch_ns", strategy="backward").drop_nulls("end_ns")
+        early += int((after_op["start_ns"] < after_op["end_ns"]).sum())
+        known += after_op.height
     return early / known if known else 0.0
