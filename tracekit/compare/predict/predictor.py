@@ -34,6 +34,10 @@ SETTLED = 0.002
 """Share of a step by which the next one may differ for it to count as the same."""
 
 
+HOST_PACE = 1.4
+"""How much faster or slower the same host may be in another recording of the same program."""
+
+
 class Prediction(NamedTuple):
     """What a schedule would take, at least and at most, and the share of it outside cells."""
 
@@ -66,8 +70,15 @@ class Predictor:
         assert middle is not None
         busy = float((middle.end - middle.start).sum())
         outside = max(0.0, 1 - busy / (schedule.pp * spans[MIDDLE])) if spans[MIDDLE] else 0.0
-        low, high = min(spans) * (1 - self.miss), max(spans) * (1 + self.miss)
+        waits = self._host_ns(program, schedule, spans[MIDDLE])
+        low = (min(spans) - waits * (1 - 1 / HOST_PACE)) * (1 - self.miss)
+        high = (max(spans) + waits * (HOST_PACE - 1)) * (1 + self.miss)
         return Prediction(round(spans[MIDDLE]), round(low), round(high), outside)
+
+    def _host_ns(self, program: Program, schedule: Schedule, makespan: float) -> float:
+        """Return the part of a makespan that a host that launches at once would save: it goes with the host's pace."""
+        ready = self.play(program, schedule, host=False)
+        return 0.0 if ready is None else max(0.0, makespan - ready.makespan)
 
     @property
     def miss(self) -> float:
