@@ -352,6 +352,7 @@ def _(p):
 
 @example("neighbour-stream-forward")
 def _(p):
+    p.kernel("k", 100, lasts=50)  # the compute stream
     cast = p.kernel("cast_to_fp8", 1, stream=27)
     p.kernel("void deep_ep::layout::get_dispatch_layout<8>(int*)", 2, stream=27)
     p.kernel(DEEPEP, 3, stream=27, lasts=50)
@@ -361,6 +362,7 @@ def _(p):
 @example("neighbour-stream-dgrad")
 def _(p):
     p.trained()
+    p.kernel("k", 100, lasts=50)
     cast = p.kernel("cast_to_fp8", 1, stream=27)
     p.kernel("void deep_ep::intranode::cached_notify_dispatch<8>(int*)", 2, stream=27)
     p.kernel(DEEPEP, 3, stream=27, lasts=50)
