@@ -200,7 +200,7 @@ def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):
 def test_why_waiting_is_not_known(run):
     """All four ranks of the Nsight run are there, so giving more would not help; of the other, one of four is."""
     said = {n.code: n.message for n in run("nsys-1f1b").notices}["wait-unknown"]
-    assert said.startswith("60 of 60 sends and receives do not say their peer: ")
+    assert said.startswith("60 of 60 sends and receives do not name their peer: ")
     assert said.endswith("; record the peers")
     said = {n.code: n.message for n in run("1f1b", ranks=(0,)).notices}["wait-unknown"]
     assert said.startswith("11 of 11 sends and receives have no peer in these traces: ")

@@ -197,7 +197,7 @@ def test_what_if_proposes_another_split_where_a_stage_is_slow_and_draws_a_curve(
 
 @pytest.mark.parametrize(
     ("only", "options", "why"),
-    [([0, 1, 3], {}, "traces of some"), (None, {"schedule": "gpipe"}, "not one of the schedules known")],
+    [([0, 1, 3], {}, "traces of some"), (None, {"schedule": "gpipe"}, "not that of a known schedule")],
 )
 def test_what_if_gives_ideals_alone_and_says_why(trip, only, options, why):
     found, notices = trip(Recipe(PLAN, TIMES, p2p_ns=30_000), only=only, what_if=True, **options)

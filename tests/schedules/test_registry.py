@@ -143,9 +143,9 @@ def test_orders_go_to_a_file_and_back(tmp_path):
     [
         ("0F0 0B0\n1F0\n", "1B0 is missing"),
         ("0F0 0I0\n1F0 1B0\n", "0W0 is missing"),
-        ("0F0 0B0 0F0\n1F0 1B0\n", r"0F0 is there 2 times \(0F0 on rank 0, 0F0 on rank 0\)"),
-        ("0F0 0B0 0I0\n1F0 1B0\n", r"0B0 is there 2 times \(0B0 on rank 0, 0I0 on rank 0\)"),
-        ("0F0 0B0\n0F0 0B0\n", r"0F0 is there 2 times \(0F0 on rank 0, 0F0 on rank 1\)"),
+        ("0F0 0B0 0F0\n1F0 1B0\n", r"0F0 appears 2 times \(0F0 on rank 0, 0F0 on rank 0\)"),
+        ("0F0 0B0 0I0\n1F0 1B0\n", r"0B0 appears 2 times \(0B0 on rank 0, 0I0 on rank 0\)"),
+        ("0F0 0B0\n0F0 0B0\n", r"0F0 appears 2 times \(0F0 on rank 0, 0F0 on rank 1\)"),
         ("0F0 0B0 1F0\n1B0\n", "1B0 is on rank 1, its forward on rank 0"),
         ("0F0 0B0\n2F0 2B0\n", "1F0 is missing"),
         ("0F0 0B0 0F2 0B2\n", "0F1 is missing"),

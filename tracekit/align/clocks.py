@@ -86,7 +86,7 @@ class Clocks:
         common = [pl.col(column) - offset for column in columns]
         if not rate:
             return common
-        return [one - ((one - self.origin_ns) * (rate / (1 + rate))).round().cast(pl.Int64) for one in common]
+        return [time - ((time - self.origin_ns) * (rate / (1 + rate))).round().cast(pl.Int64) for time in common]
 
     def to_common(self, rank: int, times: Times) -> Times:
         """Return *rank*'s recorded times on the common clock."""
@@ -187,7 +187,7 @@ def _shared(links: list[Pair]) -> dict[int, int]:
         if not link.one_clock:
             apart[link.low].add(link.high)
             apart[link.high].add(link.low)
-    for link in sorted(links, key=lambda one: (one.width_ns, one.low, one.high)):
+    for link in sorted(links, key=lambda pair: (pair.width_ns, pair.low, pair.high)):
         keep, gone = sorted((clock[link.low], clock[link.high]))
         if not link.one_clock or keep == gone or gone in apart[keep]:
             continue
@@ -204,7 +204,7 @@ def _shared(links: list[Pair]) -> dict[int, int]:
 def _between(links: list[Pair], clock: dict[int, int]) -> dict[int, dict[int, Pair]]:
     """Return the surest link between every two clocks, from each of them to the other."""
     near: dict[int, dict[int, Pair]] = {}
-    for link in sorted(links, key=lambda one: (one.width_ns, one.low, one.high)):
+    for link in sorted(links, key=lambda pair: (pair.width_ns, pair.low, pair.high)):
         low, high = clock[link.low], clock[link.high]
         if low != high and high not in near.get(low, {}):
             near.setdefault(low, {})[high] = near.setdefault(high, {})[low] = replace(link, low=low, high=high)
@@ -221,7 +221,7 @@ def _beyond(here: _Place, link: Pair, *, forward: bool, origin: int) -> _Place:
 
 
 def _uncertainty(links: list[Pair], clocks: Clocks) -> dict[int, int]:
-    """Return how far each rank's true offset may lie from its own: the shortest way to the first rank, by bounds."""
+    """Return how far each rank's true offset may lie from its own: the shortest path to the first rank, by bounds."""
     offset = clocks.offset_ns
     near: dict[int, list[tuple[int, int]]] = {}
     for link in links:
@@ -257,9 +257,9 @@ def _refused(members: pl.DataFrame, moved: Clocks) -> set[int]:
 
 def _judged(members: pl.DataFrame) -> dict[int, tuple[int, int]]:
     """Return for each rank how many bounds its operations break, and how far apart their ends lie in all."""
-    each = differences(members)
+    compared = differences(members)
     broken = (pl.col("is_most") & (pl.col("most_ns") < 0)) | (pl.col("is_least") & (pl.col("least_ns") > 0))
-    wrong = pl.concat([each.filter(broken).select(rank=side) for side in ("low", "high")]).group_by("rank").len()
+    wrong = pl.concat([compared.filter(broken).select(rank=side) for side in ("low", "high")]).group_by("rank").len()
     spread = members.with_columns(spread=_SPREAD).group_by("rank").agg(pl.col("spread").sum())
     joined = spread.join(wrong, on="rank", how="left").select("rank", pl.col("len").fill_null(0), "spread")
     return {rank: (count, total) for rank, count, total in joined.iter_rows()}
@@ -270,14 +270,14 @@ _SPREAD = (pl.col("end_ns").max() - pl.col("end_ns").min()).over("match")
 
 def _with_residuals(clocks: Clocks, members: pl.DataFrame, links: list[Pair]) -> Clocks:
     """Return the clocks with how far apart matched ends lie on them, and how far they may be off."""
-    each = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(spread=_SPREAD)
+    ends = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(spread=_SPREAD)
     median = pl.col("spread").median().round().cast(pl.Int64)
-    own = each.group_by("rank").agg(residual_ns=median)
+    own = ends.group_by("rank").agg(residual_ns=median)
     within = _uncertainty(links, clocks)
     reach = pl.DataFrame(
         {"rank": list(within), "uncertainty_ns": [ns if ns < FAR // 2 else None for ns in within.values()]},
         schema={"rank": pl.Int32, "uncertainty_ns": pl.Int64},
     )
     table = clocks.table.drop("residual_ns", "uncertainty_ns").join(own, on="rank", how="left")
-    middle, worst = each.select(median, w=pl.col("spread").max()).row(0)
+    middle, worst = ends.select(median, w=pl.col("spread").max()).row(0)
     return Clocks(_table(table.join(reach, on="rank", how="left")), clocks.origin_ns, middle, worst)

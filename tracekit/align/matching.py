@@ -1,4 +1,4 @@
-"""Which operations of different ranks are one and the same: collectives by group and order, messages by pair and order.
+"""Which operations of different ranks are the same one: collectives by group and order, messages by pair and order.
 
 The result is ``MEMBERS``, a row for each part that a rank took in an operation: a collective's kernel is a member of
 one match; a kernel that carries several point-to-point messages is a member of one match per message.
@@ -132,7 +132,7 @@ def _messages(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _even_out(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
-    """Where ranks recorded different numbers of one operation, count from whichever end makes their ends agree."""
+    """Return operations counted from whichever end makes their ends agree, where ranks recorded different numbers."""
     counts = members.group_by([*_KEY, "rank", "sends"]).agg(count=pl.len())
     most = pl.col("count").max().over(_KEY)
     present = pl.col("rank").n_unique().over(_KEY) > 1
@@ -165,7 +165,7 @@ def _even_out(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
 
 
 def _verify(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
-    """Drop collectives of unnamed groups whose ends do not agree: they are not one operation."""
+    """Return the matches without collectives of unnamed groups whose ends do not agree: these are not one operation."""
     nameless = pl.col("group").is_null() & pl.col("group_ranks").is_null() & pl.col("source").is_null()
     loose = members.filter(nameless)
     if loose.is_empty() or loose["rank"].n_unique() < 2:
@@ -188,6 +188,6 @@ def _verify(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
 
 
 def _spread(apart: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Judge how well ends agree: scatter first (clocks may differ), then distance."""
+    """Return how well ends agree: scatter first (clocks may differ), then distance."""
     middle = float(np.median(apart))
     return float(np.mean(np.abs(apart - middle))), abs(middle)

@@ -1,4 +1,4 @@
-"""What matched operations say about the clocks of two ranks: bounds of their difference, and its drift.
+"""What matched operations show about the clocks of two ranks: bounds of their difference, and its drift.
 
 A message from one rank to the other ends there after it began here: an upper bound of the difference, and one from the
 other side a lower bound. Where it has its kernels for itself, the receive does not end before the send either. A
@@ -70,7 +70,7 @@ def differences(members: pl.DataFrame) -> pl.DataFrame:
     high's end behind low's start, and high's start behind low's end; the last two are bounds of the clocks' difference
     where ``is_most`` and ``is_least`` say so. ``alone``: a message that has its kernels for itself on both sides.
     """
-    each = (
+    ordered = (
         members.sort("match", "rank")
         .with_columns(
             alone=(pl.col("messages") == 1).all().over("match").fill_null(False),
@@ -79,8 +79,8 @@ def differences(members: pl.DataFrame) -> pl.DataFrame:
         .select("match", "rank", "start_ns", "end_ns", "sends", "alone", "meets")
     )
     columns = ("rank", "start_ns", "end_ns", "sends")
-    lowest = each.with_columns(pl.col(c).first().over("match").alias(f"low_{c}") for c in columns)
-    next_lower = each.with_columns(pl.col(c).shift(1).alias(f"low_{c}") for c in columns).filter(
+    lowest = ordered.with_columns(pl.col(c).first().over("match").alias(f"low_{c}") for c in columns)
+    next_lower = ordered.with_columns(pl.col(c).shift(1).alias(f"low_{c}") for c in columns).filter(
         (pl.col("match") == pl.col("match").shift(1)) & (pl.col("low_rank") != lowest["low_rank"])
     )
     low_sends, sends = pl.col("low_sends").fill_null(False), pl.col("sends").fill_null(False)
@@ -154,7 +154,7 @@ def _reduced(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pair(row: dict[str, Any], drift: float) -> Pair:
-    """Return what one row of ``_reduced`` says: the offset, within the bounds."""
+    """Return the pair described by one row of ``_reduced``: the offset, within the bounds."""
     least = -FAR if row["least_ns"] is None else row["least_ns"]
     most = FAR if row["most_ns"] is None else row["most_ns"]
     offset = _offset(row, least, most)

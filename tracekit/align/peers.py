@@ -1,4 +1,4 @@
-"""To whom a message went, where the recording does not say it in ranks of the run.
+"""The peers of messages, where the recording does not name them as ranks of the run.
 
 NCCL numbers peers inside a communicator: the ranks that share its ID are its members, in an order that the messages
 themselves must bear out. Without payloads only the direction is known. Then the work around a message tells what it
@@ -50,7 +50,7 @@ EARLY = 0.05
 
 @dataclass(frozen=True)
 class Named:
-    """``peer`` of every message in ranks of the run, null where it cannot be told; and by which pipelines it was."""
+    """``peer`` of every message in ranks of the run, null where not known; and the pipelines it came from."""
 
     peer: pl.Series
     lines: tuple[tuple[int, ...], ...] = ()
@@ -87,7 +87,7 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
     received = np.bincount(who[~send] * count + peer[~send], minlength=count * count).reshape(count, count)
 
     def fits(order: tuple[int, ...]) -> bool:
-        """Say whether everyone receives as much as was sent, and nobody writes to themselves."""
+        """Return whether everyone receives as much as was sent, and nobody writes to themselves."""
         at = np.empty(count, np.int64)  # of each member: its number
         at[list(order)] = np.arange(count)
         # sent[a, at[b]] went from a to b, and got[b, at[a]] is what b says it had from a.
@@ -100,7 +100,7 @@ def _member_order(part: pl.DataFrame, members: list[int]) -> Sequence[int] | Non
 
 
 def along_pipelines(messages: pl.DataFrame, lines: Sequence[Sequence[int]] | None = None) -> Named:
-    """Return the peers of messages that only say their direction, by their order along a pipeline.
+    """Return the peers of messages that only show their direction, by their order along a pipeline.
 
     *lines* are the pipelines, ranks in stage order; without them the ways to lay out all ranks are tried, and the one
     whose messages meet best is taken.
@@ -237,7 +237,7 @@ def _merge(view: _View, receives: Ints, queues: list[Ints]) -> Ints:
 
 
 def _misfit(view: _View, receives: Ints, sent: Ints) -> npt.NDArray[np.float64]:
-    """Return how ill each receive fits each send: it ends soon after both are there, never before its message was."""
+    """Return how badly each receive fits each send: it ends soon after both are there, never before its message was."""
     late = np.maximum(0, view.end[receives] - np.maximum(view.end[sent], view.start[receives]))
     early = np.maximum(0, view.end[sent] - view.end[receives])
     misfit: npt.NDArray[np.float64] = (
@@ -247,7 +247,7 @@ def _misfit(view: _View, receives: Ints, sent: Ints) -> npt.NDArray[np.float64]:
 
 
 def _meetings(view: _View, receives: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
-    """Count the receives that ran at the same time as their send, and those that ended before it began."""
+    """Return how many receives ran at the same time as their send, and how many ended before it began."""
     together, early = 0, 0
     for at, queue in enumerate(queues):
         taken = receives[chosen == at]

@@ -36,7 +36,7 @@ Steps = str | int | slice | Iterable[int]
 
 
 def parse_steps(asked: Steps) -> str:
-    """Check a selection of steps and return it in its plain form.
+    """Return a selection of steps, checked, in its plain form.
 
     ``3`` is step 3, ``2:4`` steps 2 and 3 (as a Python slice: the end is left out), ``1:`` all from 1,
     ``:-1`` all but the last recorded one; commas join several.
@@ -109,7 +109,7 @@ def _number(text: str, present: list[int]) -> int | None:
 
 
 def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
-    """Return one rank's labelled events with their steps; without marks, as its optimizer tells them apart.
+    """Return one rank's labelled events with their steps; without step marks, separated by its optimizer.
 
     Gradients may be scaled, stage by stage, while others still run backwards: that is not the end of a step yet.
 
@@ -154,7 +154,7 @@ def step_times(spans: Mapping[int, Mapping[int | None, int]]) -> dict[int | None
 
 
 def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.DataFrame, pl.DataFrame, list[Notice]]:
-    """Keep the GPU events of the steps asked for, number them by ``part``, and return them with the STEPS table.
+    """Return the GPU events of the steps asked for, numbered by ``part``, and the STEPS table.
 
     An event whose launch the file lacks (a CUDA graph's kernels, say) joins the step that was running when it
     started; one launched outside every step is left out, and a notice says how much that was.
@@ -190,7 +190,7 @@ def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.D
 
 
 def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Give events without a step and without a launch the step whose GPU work surrounds their start."""
+    """Return the events; those with neither step nor launch get the step whose GPU work surrounds their start."""
     lost = pl.col("step").is_null() & pl.col("launch_ns").is_null()
     if not labelled.select(lost.any()).item():
         return labelled
@@ -215,7 +215,7 @@ def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 def _table(kept: pl.DataFrame, present: list[int]) -> pl.DataFrame:
-    """Build the STEPS table; a first or last recorded step with under half the usual events is partial."""
+    """Return the STEPS table; a first or last recorded step with under half the usual events is partial."""
     table = (
         kept.group_by("part")
         .agg(

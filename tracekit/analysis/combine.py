@@ -46,7 +46,7 @@ def combine(
     path: bool = False,
     show: int | None = None,
 ) -> Analysis:
-    """Reduce the ranks' tables to one analysis; *notices* are what reading them said, *show* the pipeline asked for."""
+    """Return the ranks' tables as one analysis; *notices* come from reading them, *show* is the pipeline asked for."""
     parts, ordered = with_peers(sorted(parts, key=lambda part: part.source.rank), layout)
     operations = pl.concat([part.operations for part in parts])
     matching = match(operations, by_step=all(part.steps_marked for part in parts))
@@ -58,7 +58,7 @@ def combine(
     pipeline = compared is not None or _has_messages(parts, waited)
     ranks = tuple(rank_result(part, by_rank.get(part.source.rank, waited.clear()), pipeline=pipeline) for part in parts)
     critical = critical_path(parts, operations, matching.members, clocks)
-    ranks = tuple(_with_blocking(one, critical) for one in ranks)
+    ranks = tuple(_with_blocking(result, critical) for result in ranks)
     reports = [part.reload for part in parts if part.reload is not None]
     tables = _tables(parts, ranks, waited)
     tables["clocks"] = clocks.table
@@ -87,7 +87,9 @@ def combine(
         ),
         schedule=compared,
         critical=critical if path else None,
-        hiding=hiding([part.hiding for part in parts], sum(one.whole.hidden_ns["communication"] for one in ranks)),
+        hiding=hiding(
+            [part.hiding for part in parts], sum(result.whole.hidden_ns["communication"] for result in ranks)
+        ),
         notices=(
             *without_settled(notices, operations),
             *own,
@@ -106,18 +108,18 @@ def combine(
     )
 
 
-def _with_blocking(one: RankResult, critical: CriticalPath) -> RankResult:
-    """Add to a rank's figures what of its exposed time lies on the critical path."""
+def _with_blocking(result: RankResult, critical: CriticalPath) -> RankResult:
+    """Return a rank's figures with the part of its exposed time that lies on the critical path."""
 
     def add(scope: Measured, step: int | None = None) -> Measured:
         labels = [label for label, ns in scope.budget.exposed_ns.items() if ns]
-        return replace(scope, blocking_ns=critical.blocking_ns(one.rank, labels, step))
+        return replace(scope, blocking_ns=critical.blocking_ns(result.rank, labels, step))
 
-    return replace(one, whole=add(one.whole), per_step=tuple(add(scope, scope.step) for scope in one.per_step))
+    return replace(result, whole=add(result.whole), per_step=tuple(add(scope, scope.step) for scope in result.per_step))
 
 
 def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Everything as tables; columns ``rank`` and ``step`` come first (a null step is the whole window)."""
+    """Return everything as tables; columns ``rank`` and ``step`` come first (a null step is the whole window)."""
     return {
         "steps": pl.concat([p.steps for p in parts]).select("rank", pl.exclude("rank")),
         "budget": _budget_table(ranks),
@@ -137,7 +139,7 @@ def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl
 
 
 def _stacked(parts: Sequence[RankTables], name: str, *, steps: bool = True) -> pl.DataFrame:
-    """Put one table of all ranks together: the window's rows, then (where there are several) each step's."""
+    """Return one table of all ranks: the window's rows, then (where there are several) each step's."""
     frames = []
     for part in parts:
         rank = pl.lit(part.source.rank, pl.Int32).alias("rank")
@@ -146,27 +148,27 @@ def _stacked(parts: Sequence[RankTables], name: str, *, steps: bool = True) -> p
         if steps and part.by_step is not part.window:
             numbers = part.steps.select("step").with_row_index("part").with_columns(pl.col("part").cast(pl.Int64))
             by_step: pl.DataFrame = getattr(part.by_step, name)
-            each = by_step.join(numbers, on="part", how="left", maintain_order="left")
-            frames.append(each.select(rank, "step", pl.exclude("part", "step")))
+            numbered = by_step.join(numbers, on="part", how="left", maintain_order="left")
+            frames.append(numbered.select(rank, "step", pl.exclude("part", "step")))
     return pl.concat(frames)
 
 
 def _scopes(ranks: Sequence[RankResult]) -> list[tuple[int, int | None, Measured]]:
     scopes: list[tuple[int, int | None, Measured]] = []
-    for one in ranks:
-        scopes.append((one.rank, None, one.whole))
-        if len(one.per_step) > 1:
-            scopes += [(one.rank, step.step, step) for step in one.per_step]
+    for result in ranks:
+        scopes.append((result.rank, None, result.whole))
+        if len(result.per_step) > 1:
+            scopes += [(result.rank, step.step, step) for step in result.per_step]
     return scopes
 
 
 def _budget_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
     rows: list[tuple[int, int | None, str, int | None, float | None]] = []
-    for rank, step, one in _scopes(ranks):
-        span = one.budget.span_ns
-        idle = one.budget.idle_ns if one.idle_known else None
-        lost = [("not recorded", one.budget.unrecorded_ns)] * bool(one.budget.unrecorded_ns)
-        for name, ns in (("compute", one.budget.compute_ns), *one.budget.exposed_ns.items(), ("idle", idle), *lost):
+    for rank, step, scope in _scopes(ranks):
+        span = scope.budget.span_ns
+        idle = scope.budget.idle_ns if scope.idle_known else None
+        lost = [("not recorded", scope.budget.unrecorded_ns)] * bool(scope.budget.unrecorded_ns)
+        for name, ns in (("compute", scope.budget.compute_ns), *scope.budget.exposed_ns.items(), ("idle", idle), *lost):
             rows.append((rank, step, name, ns, ns / span if span and ns is not None else None))
     schema = {"rank": pl.Int32, "step": pl.Int64, "part": pl.String, "ns": pl.Int64, "share": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row")
@@ -174,9 +176,9 @@ def _budget_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
 
 def _bubble_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
     rows = [
-        (rank, step, one.budget.span_ns, one.budget.idle_ns if one.idle_known else None,
-         one.bubble.wait_ns, one.bubble_fraction, one.lower_bound)
-        for rank, step, one in _scopes(ranks)
+        (rank, step, scope.budget.span_ns, scope.budget.idle_ns if scope.idle_known else None,
+         scope.bubble.wait_ns, scope.bubble_fraction, scope.lower_bound)
+        for rank, step, scope in _scopes(ranks)
     ]  # fmt: skip
     schema = {"rank": pl.Int32, "step": pl.Int64, "span_ns": pl.Int64, "idle_ns": pl.Int64, "wait_ns": pl.Int64,
               "fraction": pl.Float64, "lower_bound": pl.Boolean}  # fmt: skip
@@ -184,14 +186,14 @@ def _bubble_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
 
 
 def _phase_table(ranks: Sequence[RankResult]) -> pl.DataFrame:
-    rows = [{"rank": one.rank, **phase} for one in ranks for phase in one.phases]
+    rows = [{"rank": result.rank, **phase} for result in ranks for phase in result.phases]
     schema = {"rank": pl.Int32, "step": pl.Int64, "phase": pl.String, "span_ns": pl.Int64, "compute_ns": pl.Int64,
               "idle_ns": pl.Int64, "wait_ns": pl.Int64}  # fmt: skip
     return pl.DataFrame(rows, schema=schema)
 
 
 def _clock_notices(parts: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
-    """Return notices that say whose trace lies so far from the others in time that it may be another run's.
+    """Return notices of ranks whose trace lies so far from the others in time that it may be of another run.
 
     Clocks of machines differ, and are aligned; a run recorded again a minute later has the same operations and would
     be aligned as well. Clocks that count from a machine's start say nothing.
@@ -204,7 +206,7 @@ def _clock_notices(parts: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
         Notice(
             "clocks-apart",
             f"rank {rank} was recorded {abs(offset) / 1e9:,.1f} s {'after' if offset > 0 else 'before'} rank {first}: "
-            "if they are of one run, their clocks differ by that much; else name the files of one run",
+            "if they belong to one run, their clocks differ by that much; if not, name the files of one run",
         )
         for first in [min(spans, default=0)]
         for rank, offset in clocks.table.select("rank", "offset_ns").drop_nulls().rows()
@@ -218,7 +220,7 @@ def _has_messages(parts: Sequence[RankTables], waited: pl.DataFrame) -> bool:
 
 
 def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Notice]:
-    """Return notices for where waiting could not be told from transfer."""
+    """Return notices of communication whose waiting could not be separated from its transfer."""
     least = "waiting inside them is not known and the bubble fraction is a lower bound"
     by_rank = {key[0]: rows for key, rows in waited.group_by("rank")}
     unseen = [
@@ -228,7 +230,7 @@ def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Not
     ]
     notices = []
     if unseen:
-        text = f"rank {listing(map(str, unseen), most=8)}: the host sends and receives, no kernel is known to do so"
+        text = f"rank {listing(map(str, unseen), most=8)}: the host sends and receives, but no kernel is known to do so"
         notices.append(Notice("wait-unknown", f"{text}: {least}; name the kernels in a rules file (--rules)"))
     messages = waited.filter(may_be_message())
     lost = messages.filter(unknown_waits())
@@ -238,9 +240,9 @@ def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Not
     roleless = lost.filter(pl.col("p2p").is_null())
     nameless = lost["p2p"].str.contains("?", literal=True).fill_null(True).all()
     if len(roleless) == len(lost):
-        why, next_ = "do not say what they carry, nor for whom", "record operators, or the peers"
+        why, next_ = "name neither what they carry nor their peer", "record operators, or the peers"
     elif nameless:
-        why, next_ = "do not say their peer", "record the peers"
+        why, next_ = "do not name their peer", "record the peers"
     else:
         why, next_ = "have no peer in these traces", "give all ranks of the pipeline"
     return [*notices, Notice("wait-unknown", f"{count} {why}: {least}; {next_}")]
@@ -248,9 +250,9 @@ def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Not
 
 def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:
     shares = {
-        one.rank: one.whole.label_ns.get("other", 0) / one.whole.budget.span_ns
-        for one in ranks
-        if one.whole.budget.span_ns
+        result.rank: result.whole.label_ns.get("other", 0) / result.whole.budget.span_ns
+        for result in ranks
+        if result.whole.budget.span_ns
     }
     loud = [rank for rank, share in shares.items() if share > LOUD_OTHER]
     if not loud:
@@ -265,8 +267,8 @@ def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:
 
 
 def _weak_notices(ranks: Sequence[RankResult]) -> list[Notice]:
-    """Return a notice that says how much of the GPU's time is labelled by what stood around it alone."""
-    share = Measured.total(one.whole for one in ranks).weak_share
+    """Return a notice of how much GPU time is labelled only by what ran around it."""
+    share = Measured.total(result.whole for result in ranks).weak_share
     if share is None or share <= LOUD_WEAK:
         return []
     text = f"{share:.1%} of GPU time is labelled by weak evidence (what ran around it): record operators and shapes"
@@ -276,7 +278,7 @@ def _weak_notices(ranks: Sequence[RankResult]) -> list[Notice]:
 def _compare(
     parts: Sequence[RankTables], clocks: Clocks, *, schedule: str, **asked: Any
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
-    """Hold the run against its ideal, where that was asked for; a reason where it cannot be."""
+    """Return the run compared with its ideal, where that was asked for; notices why where it cannot be."""
     pipelines = [part.pipeline for part in parts if part.pipeline is not None]
     if schedule == "none" or not pipelines:
         return None, ()
@@ -292,7 +294,7 @@ PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
 def _trains(ranks: Sequence[RankResult]) -> bool:
     """Return whether anything runs backwards or updates weights; a trace without GPU work may be of training."""
     trained = {"dgrad", "wgrad", "backward", "optimizer"}
-    return any(trained & one.whole.label_ns.keys() or not one.whole.budget.span_ns for one in ranks)
+    return any(trained & result.whole.label_ns.keys() or not result.whole.budget.span_ns for result in ranks)
 
 
 def _without(notices: Iterable[Notice], *codes: str) -> tuple[Notice, ...]:

@@ -143,7 +143,7 @@ def in_cells(path: CriticalPath, compared: ScheduleComparison) -> CriticalPath:
 
 
 def _joined(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
-    """Join neighbouring kernels and copies of one cell; a cell holds what begins in it."""
+    """Return the segments with neighbouring kernels and copies of one cell joined; a cell has what begins in it."""
     name = pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch")
     named = cells.filter(pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()).select(
         pl.col("rank").cast(pl.Int32), "step", "start_ns", cell=name, until="end_ns"
@@ -251,13 +251,15 @@ class _Arrivals:
         latest = moved.sort("start_ns", "rank").group_by("match", maintain_order=True).last()
         named = latest.select("match", last_rank="rank", last_id="id", last_ns="start_ns")
         # A kernel of several messages starts to transfer when the last of all its partners has come.
-        each = moved.join(named, on="match").sort("last_ns").group_by("rank", "id", maintain_order=True).last()
-        keys = list(zip(each["rank"].to_list(), each["id"].to_list(), strict=True))
-        lasts = zip(each["last_rank"].to_list(), each["last_id"].to_list(), each["last_ns"].to_list(), strict=True)
-        sent = each["sends"].is_not_null().to_list()
+        arrivals = moved.join(named, on="match").sort("last_ns").group_by("rank", "id", maintain_order=True).last()
+        keys = list(zip(arrivals["rank"].to_list(), arrivals["id"].to_list(), strict=True))
+        lasts = zip(
+            arrivals["last_rank"].to_list(), arrivals["last_id"].to_list(), arrivals["last_ns"].to_list(), strict=True
+        )
+        sent = arrivals["sends"].is_not_null().to_list()
         return cls(
             dict(zip(keys, lasts, strict=True)),
-            dict(zip(keys, each["start_ns"].to_list(), strict=True)),
+            dict(zip(keys, arrivals["start_ns"].to_list(), strict=True)),
             frozenset(key for key, message in zip(keys, sent, strict=True) if message),
         )
 
@@ -327,7 +329,7 @@ class _Walk:
 def _walk(
     step: int | None, ends: list[tuple[int, int, int]], ranks: Mapping[int, _Nodes], arrivals: _Arrivals
 ) -> _Walk:
-    end, rank, row = max(ends, key=lambda one: (one[0], -one[1]))
+    end, rank, row = max(ends, key=lambda item: (item[0], -item[1]))
     walk = _Walk(step, min(ranks[r].first[step] for _, r, _ in ends), end)
     here = {r for _, r, _ in ends}
     seen = set()  # clocks that disagree a little could send the walk in a circle: each arrival is gone to once
@@ -355,11 +357,11 @@ def _walk(
 
 
 def _notices(walks: Sequence[_Walk], unknown: frozenset[str], blind: Sequence[int]) -> list[Notice]:
-    """Say where the path could not go on, and what of it rests on launches or ranks that are not there."""
+    """Return notices of where the path ended early, and of launches or ranks missing from it."""
     notices = []
     if blind:
         text = (
-            f"rank {listing(map(str, blind), most=8)}: the file has no launches, so the critical path cannot go on "
+            f"rank {listing(map(str, blind), most=8)}: the file has no launches, so the critical path cannot cross "
             "from the GPU to the host and follows the streams alone; record CPU activities as well"
         )
         notices.append(Notice("path-ends", text))
@@ -369,8 +371,8 @@ def _notices(walks: Sequence[_Walk], unknown: frozenset[str], blind: Sequence[in
         rank, ns = worst.ended or (0, 0)
         where = f" of step {worst.step}" if worst.step is not None else ""
         text = (
-            f"the critical path{where} could not go on before {ns / 1e6:.3f} ms from the step's start, on rank {rank}: "
-            "the trace does not say what the work there waited for; record launches and synchronisation"
+            f"the critical path{where} was followed back only to {ns / 1e6:.3f} ms after the step's start, on rank "
+            f"{rank}: the trace does not say what the work there waited for; record launches and synchronisation"
         )
         notices.append(Notice("path-ends", text))
     if unknown:

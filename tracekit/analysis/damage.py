@@ -20,7 +20,7 @@ _AGAIN = {
 
 
 def refuse_damaged(rank: RankEvents) -> list[Notice]:
-    """Return what to say of a rank whose GPU events were not all readable; refuse one that lost too many.
+    """Return notices about a rank whose GPU events were not all readable; refuse one that lost too many.
 
     >>> from tracekit.schema import EVENTS, Source
     >>> lost = Source("rank0.sqlite", "nsight", 0, "name", skipped={UNTIMED: 3})
@@ -44,7 +44,7 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
 
 
 def _unreadable(rank: RankEvents, again: str) -> list[Notice]:
-    """Return what to say of events that nobody can read: any of them may have run on the GPU."""
+    """Return notices about unreadable events: any of them may have run on the GPU."""
     lost = rank.source.skipped.get(DAMAGED, 0)
     if not lost:
         return []

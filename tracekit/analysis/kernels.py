@@ -15,7 +15,7 @@ KERNELS = pl.Schema({"name": pl.String(), "label": pl.String(), "module": pl.Str
 
 
 def kernel_table(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Add up one rank's GPU events a step: how many, and the sum of their durations (not their union).
+    """Return one rank's GPU events per step: how many, and the sum of their durations (not their union).
 
     >>> events = pl.DataFrame({"name": ["k", "k"], "label": ["forward", "forward"], "module": ["mlp", "mlp"],
     ...     "step": [2, 3], "start_ns": [0, 10], "end_ns": [4, 16]})
@@ -32,7 +32,7 @@ def kernel_table(labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 def together(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Average the ranks' tables, largest first."""
+    """Return the mean of the ranks' tables, largest first."""
     if not tables:
         return KERNELS.to_frame()
     # In a fixed order, so that sums of fractions come out the same however the ranks were worked on.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def with_peers(parts: Sequence[RankTables], layout: str | None) -> tuple[list[RankTables], tuple[Notice, ...]]:
-    """Return the ranks' tables with every peer they can name, and what to say about how it was found."""
+    """Return the ranks' tables with every peer that can be named, and notices of how it was found."""
     local = [part for part in parts if part.source.reader == "nsight"]
     if not local:
         return list(parts), ()
@@ -70,7 +70,7 @@ def _placed(messages: pl.DataFrame) -> pl.DataFrame:
 
 
 def without_settled(notices: Sequence[Notice], operations: pl.DataFrame) -> list[Notice]:
-    """Leave out what readers said of peers that are known by now.
+    """Return the notices without those about peers that are known by now.
 
     >>> said = [Notice("peers-in-communicator", "peers are numbered within their communicator")]
     >>> without_settled(said, pl.DataFrame({"p2p": ["send:1"]})), len(without_settled(said, pl.DataFrame({"p2p": "?"})))
@@ -85,8 +85,8 @@ FAR = 2.0
 
 
 def bound_notices(ranks: Sequence[RankResult], compared: ScheduleComparison | None) -> list[Notice]:
-    """Say that a bubble's bound is far below what the pipeline's own table shows, where waiting is not known."""
-    total = Measured.total(one.whole for one in ranks)
+    """Return a notice where a bubble's bound is far below the pipeline's own table because waiting is not known."""
+    total = Measured.total(result.whole for result in ranks)
     bound = total.bubble_fraction
     if compared is None or not compared.exact or not total.lower_bound or bound is None:
         return []

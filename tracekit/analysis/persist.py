@@ -57,12 +57,12 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
 
 
 def _member(name: str) -> zipfile.ZipInfo:
-    """Name a member without a time: the same tables are the same bytes, and no clock is too early for the format."""
+    """Return a member without a time: the same tables are the same bytes, and no clock is too early for the format."""
     return zipfile.ZipInfo(name)
 
 
 def read_tables(folder: Path) -> RankTables | None:
-    """Read a rank's tables; None where there are none, or another version measured them: measure again."""
+    """Return a rank's tables; None where there are none, or another version measured them: measure again."""
     try:
         with zipfile.ZipFile(folder / FILE) as packed:
             document = json.loads(packed.read(_JSON))
@@ -79,20 +79,20 @@ def _classes() -> dict[str, type[Any]]:
     from tracekit.reconstruct import RankPipeline
 
     known = (RankTables, Measures, Budget, Rates, Source, ProcessGroup, Notice, RankPipeline)
-    return {one.__name__: one for one in known}
+    return {cls.__name__: cls for cls in known}
 
 
 def _encode(value: Any, at: str, frames: dict[str, pl.DataFrame], seen: dict[int, str]) -> Any:
-    """Turn *value* into JSON; tables go to *frames* under their place, *at*."""
+    """Return *value* as JSON data; tables go to *frames* under their place, *at*."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, pl.DataFrame | Intervals):
         frames[at] = value if isinstance(value, pl.DataFrame) else value.to_frame()
         return {_KIND: "table" if isinstance(value, pl.DataFrame) else "Intervals", "at": at}
     if isinstance(value, tuple):
-        return {_KIND: "tuple", "of": [_encode(one, f"{at}.{i}", frames, seen) for i, one in enumerate(value)]}
+        return {_KIND: "tuple", "of": [_encode(item, f"{at}.{i}", frames, seen) for i, item in enumerate(value)]}
     if isinstance(value, Mapping):
-        return {str(key): _encode(one, f"{at}.{key}", frames, seen) for key, one in value.items()}
+        return {str(key): _encode(item, f"{at}.{key}", frames, seen) for key, item in value.items()}
     return _encode_object(value, at, frames, seen)
 
 
@@ -117,9 +117,9 @@ def _decode(value: Any, packed: zipfile.ZipFile, seen: dict[str, Any]) -> Any:
         return value
     kind = value.get(_KIND)
     if kind is None:
-        return {key: _decode(one, packed, seen) for key, one in value.items()}
+        return {key: _decode(item, packed, seen) for key, item in value.items()}
     if kind == "tuple":
-        return tuple(_decode(one, packed, seen) for one in value["of"])
+        return tuple(_decode(item, packed, seen) for item in value["of"])
     if kind in ("table", "Intervals"):
         frame = pl.read_parquet(packed.read(f"{value['at']}.parquet"), hive_partitioning=False)
         return frame if kind == "table" else _intervals(frame)
@@ -131,6 +131,6 @@ def _intervals(frame: pl.DataFrame) -> Intervals:
 
 
 def _decode_object(kind: str, value: Any, packed: zipfile.ZipFile, seen: dict[str, Any]) -> Any:
-    made = _classes()[kind](**{name: _decode(one, packed, seen) for name, one in value["of"].items()})
+    made = _classes()[kind](**{name: _decode(item, packed, seen) for name, item in value["of"].items()})
     seen[value["at"]] = made
     return made

@@ -52,17 +52,17 @@ class RunRates:
 def run_rates(
     tables: Sequence[pl.DataFrame], rates: Sequence[Rates], operations: pl.DataFrame, members: pl.DataFrame
 ) -> RunRates:
-    """Put the ranks' products together; *operations* and *members* are the run's matched communication."""
+    """Return the rates of all ranks together; *operations* and *members* are the run's matched communication."""
     keys = ["label", "module", "op", "shapes", "dtype"]
     products = rated(_summed(pl.concat([PRODUCTS.to_frame(), *tables]), keys))
-    peaks = [one.at_peak_ns for one in rates]
+    peaks = [rate.at_peak_ns for rate in rates]
     total = Rates(
-        flop=sum(one.flop for one in rates),
-        model_flop=sum(one.model_flop for one in rates),
-        product_ns=sum(one.product_ns for one in rates),
-        uncounted_ns=sum(one.uncounted_ns for one in rates),
+        flop=sum(rate.flop for rate in rates),
+        model_flop=sum(rate.model_flop for rate in rates),
+        product_ns=sum(rate.product_ns for rate in rates),
+        uncounted_ns=sum(rate.uncounted_ns for rate in rates),
         at_peak_ns=None if any(peak is None for peak in peaks) or not peaks else sum(peak or 0.0 for peak in peaks),
-        span_ns=sum(one.span_ns for one in rates),
+        span_ns=sum(rate.span_ns for rate in rates),
     )
     return RunRates(total, products, bandwidth(members), expert_balance(operations, members))
 
@@ -75,7 +75,7 @@ def below_peak_ns(products: pl.DataFrame) -> int | None:
 
 
 def _summed(products: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Add up rows alike in *keys*; a sum with an unknown part is unknown."""
+    """Return the sums of rows alike in *keys*; a sum with an unknown part is unknown."""
 
     def whole(name: str) -> pl.Expr:
         return pl.when(pl.col(name).is_not_null().all()).then(pl.col(name).sum()).alias(name)

@@ -128,22 +128,22 @@ class Measured:
         """Sum over ranks: nanoseconds add up, ratios are of the sums."""
         several = list(parts)
         budget, bubble = Budget(0, 0), Bubble(0, 0, 0)
-        for one in several:
-            budget, bubble = budget + one.budget, bubble + one.bubble
+        for part in several:
+            budget, bubble = budget + part.budget, bubble + part.bubble
         return cls(
             budget=budget,
-            label_ns=_sum(one.label_ns for one in several),
-            label_count=_sum(one.label_count for one in several),
-            hidden_ns={"communication": 0, "copy": 0, **_sum(one.hidden_ns for one in several)},
-            hidden_by_ns=_sum_nested(one.hidden_by_ns for one in several),
-            wait_ns=_sum_known(one.wait_ns for one in several),
+            label_ns=_sum(part.label_ns for part in several),
+            label_count=_sum(part.label_count for part in several),
+            hidden_ns={"communication": 0, "copy": 0, **_sum(part.hidden_ns for part in several)},
+            hidden_by_ns=_sum_nested(part.hidden_by_ns for part in several),
+            wait_ns=_sum_known(part.wait_ns for part in several),
             bubble=bubble,
-            because_ns=_sum_nested(one.because_ns for one in several),
-            blocking_ns=_sum_known(one.blocking_ns for one in several),
-            weak_ns=sum(one.weak_ns for one in several),
-            idle_known=all(one.idle_known for one in several),
-            lower_bound=any(one.lower_bound for one in several),
-            pipeline=any(one.pipeline for one in several),
+            because_ns=_sum_nested(part.because_ns for part in several),
+            blocking_ns=_sum_known(part.blocking_ns for part in several),
+            weak_ns=sum(part.weak_ns for part in several),
+            idle_known=all(part.idle_known for part in several),
+            lower_bound=any(part.lower_bound for part in several),
+            pipeline=any(part.pipeline for part in several),
         )
 
 
@@ -181,7 +181,7 @@ class RankResult:
             "idle_host": [dict(row) for row in self.instead if row["what"] or row["instead"] == "python"][:TOP_HOST],
             "inside_launch_ns": self.inside_launch_ns,
             "idle_causes_ns": dict(self.idle_causes) if self.whole.idle_known else None,
-            "per_step": [{"step": one.step, "partial": one.partial, **one.to_dict()} for one in self.per_step],
+            "per_step": [{"step": scope.step, "partial": scope.partial, **scope.to_dict()} for scope in self.per_step],
         }
 
 
@@ -223,19 +223,19 @@ class Analysis:
     @cached_property
     def step_times(self) -> dict[int | None, tuple[int, int]]:
         """How long each step took on its slowest rank, and which that is; a step takes the mean of them."""
-        return step_times({one.rank: {s.step: s.budget.span_ns for s in one.per_step} for one in self.ranks})
+        return step_times({result.rank: {s.step: s.budget.span_ns for s in result.per_step} for result in self.ranks})
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the run, as far as the files say."""
+        """Number of ranks in the run, as far as the files show."""
         return max((s.world_size for s in self.sources if s.world_size is not None), default=None)
 
     def rank(self, rank: int) -> RankResult:
         """Return one rank's result."""
-        for one in self.ranks:
-            if one.rank == rank:
-                return one
-        raise unknown_rank([rank], (one.rank for one in self.ranks))
+        for result in self.ranks:
+            if result.rank == rank:
+                return result
+        raise unknown_rank([rank], (result.rank for result in self.ranks))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""
@@ -246,12 +246,12 @@ class Analysis:
             "source": {
                 "paths": list(self.paths) or [source.path for source in self.sources],
                 "reader": "+".join(readers),
-                "ranks": [one.rank for one in self.ranks],
+                "ranks": [result.rank for result in self.ranks],
                 "world_size": self.world_size,
                 "devices": sorted({name for source in self.sources for name in source.devices}),
                 "shapes": list(self.shapes),
             },
-            "ranks": [one.to_dict() for one in self.ranks],
+            "ranks": [result.to_dict() for result in self.ranks],
             "total": self.total.to_dict(),
             "schedule": self.schedule.to_dict() if self.schedule is not None else None,
             **({"lanes": self.tables["lanes"].to_dicts()} if self.schedule is None and "lanes" in self.tables else {}),
@@ -271,7 +271,7 @@ class Analysis:
         }
 
     def _kernels(self) -> list[dict[str, Any]]:
-        """Return the largest kernels, a step, averaged over ranks."""
+        """Return the largest kernels, per step, averaged over ranks."""
         largest = self.tables["kernels"].head(LARGEST_KERNELS)
         return largest.with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64)).to_dicts()
 
@@ -284,7 +284,9 @@ class Analysis:
         return {name: table.to_pandas() for name, table in self.tables.items()}
 
     def _repr_html_(self) -> str:
-        rows = [(str(one.rank), one.whole, 1) for one in self.ranks[:64]] + [("mean", self.total, len(self.ranks) or 1)]
+        rows = [(str(result.rank), result.whole, 1) for result in self.ranks[:64]] + [
+            ("mean", self.total, len(self.ranks) or 1)
+        ]
         body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(*row))}</tr>" for row in rows)
         more = f"<p>… and {len(self.ranks) - 64} more ranks</p>" if len(self.ranks) > 64 else ""
         heads = ("rank", "span ms", "compute", "exposed", "idle", *(["bubble"] if self.total.pipeline else []))
@@ -295,14 +297,14 @@ class Analysis:
         return f"<Analysis: {len(self.ranks)} ranks, {self.total.budget.span_ns / 1e6:.3f} ms of GPU time>"
 
 
-def _cells(name: str, one: Measured, of: int) -> list[str]:
+def _cells(name: str, figures: Measured, of: int) -> list[str]:
     """Return a row of the notebook's table: shares are of the span, the span is a mean of so many ranks."""
-    span, cost = one.budget.span_ns, one.budget
-    idle = cost.idle_ns if one.idle_known else None
+    span, cost = figures.budget.span_ns, figures.budget
+    idle = cost.idle_ns if figures.idle_known else None
     shares = [ratio(cost.compute_ns, span), ratio(sum(cost.exposed_ns.values()), span)]
     shares += [None if idle is None else ratio(idle, span)]
     cells = ["–" if share is None else f"{share:.1%}" for share in shares]
-    return [name, f"{span / of / 1e6:,.3f}", *cells, *([one.bubble_words] if one.pipeline else [])]
+    return [name, f"{span / of / 1e6:,.3f}", *cells, *([figures.bubble_words] if figures.pipeline else [])]
 
 
 def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -322,7 +324,7 @@ def _sum_nested(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, d
 
 
 def _sum_known(parts: Iterable[Mapping[str, int | None]]) -> dict[str, int | None]:
-    """Add up by key; None where any part is."""
+    """Return the sums by key; None where any part is."""
     total: dict[str, int | None] = {}
     for part in parts:
         for key, value in part.items():

@@ -26,7 +26,7 @@ Rows = dict[int, list[dict[str, Any]]]
 
 
 def rank_result(part: RankTables, waited: pl.DataFrame, *, pipeline: bool = True) -> RankResult:
-    """Put one rank together; *waited* are its operations with what they waited, *pipeline* whether the run has one."""
+    """Return one rank's result; *waited* are its operations with their waits, *pipeline*: whether the run has one."""
     steps = part.steps["step"].to_list() or [None]
     known = {
         "idle_known": part.idle_known,
@@ -40,8 +40,8 @@ def rank_result(part: RankTables, waited: pl.DataFrame, *, pipeline: bool = True
         steps=tuple(step for step in steps if step is not None),
         whole=whole[0],
         per_step=tuple(
-            replace(one, partial=partial)
-            for one, partial in zip(
+            replace(scope, partial=partial)
+            for scope, partial in zip(
                 measured(part.by_step, waited, steps, **known),
                 part.steps["partial"].to_list() or [False],
                 strict=True,

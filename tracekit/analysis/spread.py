@@ -68,7 +68,7 @@ class Different:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Where ranks stand: a row a stage and a column a pipeline, or rows of consecutive ranks."""
+    """Where ranks stand: one row per stage and one column per pipeline, or rows of consecutive ranks."""
 
     rows: tuple[str, ...]
     cells: tuple[tuple[int | None, ...], ...]
@@ -77,7 +77,7 @@ class Mesh:
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """Number of columns."""
         return max((len(row) for row in self.cells), default=0)
 
 
@@ -94,7 +94,7 @@ class Spread:
     @property
     def heat(self) -> Figure | None:
         """The figure a heat map shows: the bubble, or idle time where there is no pipeline."""
-        return next((one for one in self.figures if one.name in ("bubble", "idle")), None)
+        return next((figure for figure in self.figures if figure.name in ("bubble", "idle")), None)
 
 
 def spread(analysis: Analysis) -> Spread:
@@ -109,27 +109,27 @@ def spread(analysis: Analysis) -> Spread:
     """
     mesh = _mesh(analysis)
     place = {rank: (row, col) for row, ranks in enumerate(mesh.cells) for col, rank in enumerate(ranks)}
-    sure = not all(one.whole.lower_bound for one in analysis.ranks)
-    rows = [(one.rank, *place[one.rank], *_figures(one, sure=sure)) for one in analysis.ranks]
+    sure = not all(result.whole.lower_bound for result in analysis.ranks)
+    rows = [(result.rank, *place[result.rank], *_figures(result, sure=sure)) for result in analysis.ranks]
     columns = {"rank": pl.Int64, "stage": pl.Int64, "replica": pl.Int64, **dict.fromkeys(FIGURES, pl.Float64)}
     table = pl.DataFrame(rows, schema=columns, orient="row")
     figures = tuple(made for name in FIGURES if (made := _figure(table, name)) is not None)
     return Spread(table, figures, _different(table, staged=mesh.column == "replica"), mesh)
 
 
-def _figures(one: RankResult, *, sure: bool) -> tuple[float | None, ...]:
-    """Return a rank's figures; where others' bubbles are *sure*, a lower bound is no figure to compare with them."""
-    span = one.whole.budget.span_ns
-    talk = sum(ns for label, ns in one.whole.budget.exposed_ns.items() if label in COMMUNICATION_LABELS)
+def _figures(result: RankResult, *, sure: bool) -> tuple[float | None, ...]:
+    """Return a rank's figures; where others' bubbles are *sure*, a lower bound is not compared with them."""
+    span = result.whole.budget.span_ns
+    talk = sum(ns for label, ns in result.whole.budget.exposed_ns.items() if label in COMMUNICATION_LABELS)
     if not span:
         return None, None, None, None, 0.0
-    bubble = None if sure and one.whole.lower_bound else one.whole.bubble_fraction
-    idle = None if one.whole.pipeline or not one.whole.idle_known else one.whole.budget.idle_ns / span
-    return one.whole.budget.compute_ns / span, talk / span, bubble, idle, float(span)
+    bubble = None if sure and result.whole.lower_bound else result.whole.bubble_fraction
+    idle = None if result.whole.pipeline or not result.whole.idle_known else result.whole.budget.idle_ns / span
+    return result.whole.budget.compute_ns / span, talk / span, bubble, idle, float(span)
 
 
 def _mesh(analysis: Analysis) -> Mesh:
-    ranks = [one.rank for one in analysis.ranks]
+    ranks = [result.rank for result in analysis.ranks]
     here = set(ranks)
     pipelines = (
         sorted({comparison.pipeline.ranks for comparison in analysis.schedule.all})
@@ -160,7 +160,7 @@ def _figure(table: pl.DataFrame, name: str) -> Figure | None:
 
 
 def _different(table: pl.DataFrame, *, staged: bool) -> tuple[Different, ...]:
-    """Find ranks far from the ranks they should be like: those of their stage, which do the same work."""
+    """Return ranks far from the ranks they should be like: those of their stage, which do the same work."""
     different: dict[int, Different] = {}
     parts = table.partition_by("stage", maintain_order=True) if staged else [table]
     if any(len(part) < 4 for part in parts):  # too few to say what is usual
@@ -171,10 +171,10 @@ def _different(table: pl.DataFrame, *, staged: bool) -> tuple[Different, ...]:
             known = part.filter(pl.col(name).is_not_null())
             for at, median, far in _far(known[name].to_numpy(), relative=name == "span_ns"):
                 rank = int(known["rank"][at])
-                one = Different(rank, name, float(known[name][at]), median, like, far)
+                candidate = Different(rank, name, float(known[name][at]), median, like, far)
                 if rank not in different or far > different[rank].deviations:
-                    different[rank] = one
-    return tuple(sorted(different.values(), key=lambda one: (-one.deviations, one.rank)))
+                    different[rank] = candidate
+    return tuple(sorted(different.values(), key=lambda candidate: (-candidate.deviations, candidate.rank)))
 
 
 def _far(values: npt.NDArray[np.float64], *, relative: bool) -> Sequence[tuple[int, float, float]]:

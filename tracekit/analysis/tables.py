@@ -112,7 +112,7 @@ def rank_tables(
     steps: str | None = None,
     pipeline: bool = True,
 ) -> RankTables:
-    """Label and measure one rank. *labelled* saves labelling where a store already holds it.
+    """Return one rank labelled and measured. *labelled* saves labelling where a store already has it.
 
     >>> from tracekit.run.load import load
     >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
@@ -139,8 +139,8 @@ def rank_tables(
     lanes, by_step = whole, window
     if parts > 1:
         lanes = Lanes.of(kept, parts=parts, part="part")
-        each = gaps(kept, lanes, part="part", unrecorded=recording.unrecorded)
-        by_step = _measure(work, lanes, each, "part", recording.unrecorded)
+        step_holes = gaps(kept, lanes, part="part", unrecorded=recording.unrecorded)
+        by_step = _measure(work, lanes, step_holes, "part", recording.unrecorded)
     device = next(iter(rank.source.devices), None)
     multiplied, rates = products(kept, device=device, multiprocessors=rank.source.multiprocessors)
     return RankTables(

@@ -1,4 +1,4 @@
-"""The trace against its ideal, and what something else would have bought.
+"""The trace compared with its ideal, and what something else would have saved.
 
 ``compare_pipelines`` takes every rank's pipeline tables, finds stages and micro-batches, names the schedule, simulates
 its ideal from the run's own times and gives every part of the gap a cause.

@@ -1,4 +1,4 @@
-"""No garbage is collected while very many small objects, and no garbage, are made."""
+"""Garbage collection switched off while very many small objects, and no garbage, are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collecting() -> Iterator[None]:
-    """Keep the collector from looking at every op of a large schedule again and again: half the time it takes.
+    """Switch the garbage collector off for a block: it would look at every op of a large schedule again and again.
 
     >>> with no_collecting():
     ...     gc.isenabled()

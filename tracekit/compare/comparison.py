@@ -1,4 +1,4 @@
-"""The run held against its ideal: what everything downstream renders."""
+"""The run compared with its ideal: what everything downstream renders."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class RankBubble:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """One pipeline in one step against its ideal."""
+    """One pipeline in one step, compared with its ideal."""
 
     pipeline: Pipeline
     match: Match
     replays: Replays
     ideal_ns: int
     ideal_bubble: float
-    gap_ns: Mapping[str, int] | None  # None: ranks are missing, so the causes cannot be told
+    gap_ns: Mapping[str, int] | None  # None: ranks are missing, so the causes are not known
     bubbles: tuple[RankBubble, ...]
     cells: pl.DataFrame  # SHIFT
     notices: tuple[Any, ...] = ()
@@ -77,7 +77,7 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class ScheduleComparison:
-    """Every pipeline and step held against the ideal; ``head`` is the one the numbers are of.
+    """Every pipeline and step compared with its ideal; ``head`` is the one the numbers describe.
 
     That is the slowest pipeline's, or the one that was asked for, and of it the step of median makespan.
     """
@@ -103,17 +103,17 @@ class ScheduleComparison:
 
     @property
     def pp(self) -> int:
-        """Ranks of the pipeline."""
+        """Number of ranks in the pipeline."""
         return len(self.head.pipeline.ranks)
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches of a step."""
+        """Number of micro-batches per step."""
         return self.head.match.schedule.microbatches
 
     @property
     def virtual(self) -> int:
-        """Chunks that a rank holds."""
+        """Number of chunks per rank."""
         return self.head.match.schedule.virtual
 
     @property

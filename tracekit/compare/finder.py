@@ -25,7 +25,7 @@ class Finder:
         self._last: Schedule | None = None
 
     def match(self, pipeline: Pipeline) -> tuple[Match | None, list[Notice]]:
-        """Return the match of this pipeline's order, and what is to be said about it."""
+        """Return the match of this pipeline's order, and the notices about it."""
         key = (
             len(pipeline.ranks),
             tuple((at, *order) for at, order in pipeline.orders().items()),
@@ -41,7 +41,7 @@ class Finder:
 
 @dataclass(frozen=True)
 class _Search:
-    """One pipeline's order, ready to be held against schedules."""
+    """One pipeline's order, ready to be compared with schedules."""
 
     pipeline: Pipeline
     orders: identify.Orders
@@ -69,9 +69,9 @@ class _Search:
         )
 
     def asked_for(self, wanted: str) -> tuple[Match | None, list[Notice]]:
-        """Return the order held against the schedule a user names."""
+        """Return the match of the order with the schedule that the user named."""
         named = identify.named(wanted, self.pp, self.forwards)
-        options = [one for one in named if one.pp == self.pp]
+        options = [plan for plan in named if plan.pp == self.pp]
         if not options:
             text = f"{wanted} cannot run {self.forwards} forwards on each of {self.pp} ranks"
             if named:
@@ -121,16 +121,16 @@ def _match(pipeline: Pipeline, wanted: str, last: Schedule | None) -> tuple[Matc
 
 def _too_far(match: Match, pipeline: Pipeline) -> Notice:
     text = f"step {pipeline.step}: its order is nearest to {match.schedule.name}'s, but {_places(match, pipeline)}"
-    return Notice("schedule-doubtful", f"{text}: no schedule is named; --schedule FILE gives another order")
+    return Notice("schedule-doubtful", f"{text}: no schedule is named; give another order with --schedule FILE")
 
 
 def _places(match: Match, pipeline: Pipeline) -> str:
     whole = sum(unit_count(match.schedule.ranks[at]) for at in pipeline.orders())
-    return f"{match.distance} of its {whole} units of work stand elsewhere"
+    return f"{match.distance} of its {whole} units of work are elsewhere"
 
 
 def _cut(pipeline: Pipeline) -> Notice | None:
-    """Return what shows that the trace holds only a part of the step's work; None where nothing does."""
+    """Return a notice of what shows that the trace has only part of the step's work; None where nothing does."""
     cells = pipeline.detail.with_columns(pl.col("op").cast(pl.String))
     forth = cells.filter(pl.col("op").is_in(["F", "FB"])).select("position", "pair")
     block = cells.filter(pl.col("op") == "FB").select("position", pair="b_pair")
@@ -142,10 +142,10 @@ def _cut(pipeline: Pipeline) -> Notice | None:
     counts = forth.group_by("position").len()["len"].unique().sort().to_list()
     if not open_ and not lost and len(counts) == 1:
         return None
-    signs = [f"{open_} forwards have no backward"] * bool(open_) + [f"{lost} backwards no forward"] * bool(lost)
+    signs = [f"{open_} forwards have no backward"] * bool(open_) + [f"{lost} backwards have no forward"] * bool(lost)
     if len(counts) > 1:
         signs.append(f"the ranks ran {counts[0]} to {counts[-1]} forwards")
-    text = f"step {pipeline.step} is cut: {', '.join(signs)}; what schedule it was part of cannot be told for certain"
+    text = f"step {pipeline.step} is cut: {', '.join(signs)}; which schedule it was part of is not certain"
     return Notice("step-cut", text)
 
 
@@ -156,5 +156,5 @@ def orders_differ(match: Match, pipeline: Pipeline) -> Notice:
 
 def _unknown(pipeline: Pipeline) -> str:
     named = ", ".join(map(str, pipeline.ranks[:8])) + (" …" if len(pipeline.ranks) > 8 else "")
-    stages = " and its stages cannot be told" if pipeline.stages_from == "nothing" else ""
-    return f"pipeline of rank(s) {named}: its order is no known schedule's{stages}; --schedule FILE gives another order"
+    stages = " and its stages are not known" if pipeline.stages_from == "nothing" else ""
+    return f"pipeline of rank(s) {named}: its order is not a known schedule's{stages}; give one with --schedule FILE"

@@ -1,4 +1,4 @@
-"""Measured against ideal: every nanosecond between them given a cause.
+"""Measured and ideal makespan: every nanosecond between them given a cause.
 
 The cells are replayed in the order they ran, with one cause more each time. At the end every cell has its own duration
 and its own delay, so the last replay is the run itself, to the nanosecond, and the parts sum to the gap.
@@ -86,7 +86,7 @@ class Replays:
 
 
 def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
-    """Measure what held up every cell of *pipeline*."""
+    """Return what every cell of *pipeline* took and what held it up."""
     cells = pipeline.detail
     graph = Graph.of(cells)
     start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()

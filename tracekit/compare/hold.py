@@ -1,4 +1,4 @@
-"""Hold a run against its ideal: from the ranks' small tables to one comparison."""
+"""A run compared with its ideal: from the ranks' small tables to one comparison."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def compare_pipelines(
     clocks: Clocks | None = None,
     pipeline: int | None = None,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
-    """Name the schedule the ranks followed and hold them against its ideal; None with a reason where there is none.
+    """Return the ranks compared with the ideal of the schedule they followed; None, with notices why, without one.
 
     *schedule* is ``auto``, a schedule's name, a file of orders or ``none``; *layout* (``pp=4,ep=2``) says which ranks
     form a pipeline; *clocks* sets the ranks' clocks to one (else: times as recorded); *pipeline* is the one to show,
@@ -113,7 +113,7 @@ def _compare(
 def _compare_line(
     line: Sequence[int], by_rank: Mapping[int, RankPipeline], finder: Finder, clocks: Clocks
 ) -> tuple[list[Held], dict[int, list[Notice]]]:
-    """Hold every step of one pipeline against its ideal; return also what is to be said about each step."""
+    """Return every step of one pipeline compared with its ideal, and the notices about each step."""
     present = [by_rank[r] for r in line if r in by_rank]
     compared: list[Held] = []
     notices: dict[int, list[Notice]] = {}
@@ -133,13 +133,13 @@ def _compare_line(
 
 
 def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:
-    """Return the steps that some rank's recording holds only a part of: without step marks, the first and the last."""
+    """Return the steps that some rank recorded only in part: without step marks, the first and the last."""
     cut = {step for rank in ranks for step in rank.cut if step is not None}
     return cut | ({steps[0], steps[-1]} if steps and any(None in rank.cut for rank in ranks) else set())
 
 
 def _steps(ranks: Sequence[RankPipeline]) -> list[int]:
-    """Return steps that every one of the ranks has."""
+    """Return the steps that all of the ranks have."""
     common = set.intersection(*(set(r.chunks["step"].unique().to_list()) for r in ranks)) if ranks else set()
     return sorted(common)
 
@@ -160,7 +160,7 @@ _REASONS = (
     "pipeline-size-unknown",
     "layout-contradicted",
 )
-"""Notices that say themselves why there is no schedule."""
+"""Notices that already explain why there is no schedule."""
 
 
 def _reason(
@@ -172,7 +172,7 @@ def _reason(
     if crossed:
         most = max(crossed, key=lambda rank: crossed[rank])
         text = f"rank {most} runs {percent(crossed[most])} of its communication beside compute of the other pass: it "
-        text += "overlaps micro-batches; which schedule that is part of cannot be told without its messages"
+        text += "overlaps micro-batches; which schedule that belongs to cannot be known without its messages"
         return (Notice("overlap-seen", text),)
     if all(len(line) == 1 for line in lines):
         return (Notice("no-pipeline", "the ranks exchange no pipeline messages and overlap no micro-batches"),)
@@ -219,7 +219,7 @@ def _asked(reason: Notice) -> str:
 
 
 def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
-    """Return what the comparison must say about itself."""
+    """Return notices of how the match was made and how sure it is."""
     notices = []
     if match.exact and match.unfused:
         text = f"{match.unfused} overlapped FB blocks of {match.schedule.name} ran as an F and a B, one after the other"
@@ -234,29 +234,25 @@ def _about(match: Match, pipeline: Pipeline) -> list[Notice]:
         names = ", ".join(match.also)
         some = len(pipeline.positions) < len(pipeline.ranks)
         text = f"on the ranks there are traces of, {names}" if some else f"at this size {names}"
-        more = "; traces of more ranks would tell" if some else ""
+        more = "; traces of more ranks would decide it" if some else ""
         notices.append(Notice("schedule-ambiguous", f"{text} would have the same order as {match.schedule.name}{more}"))
     if pipeline.stages_from == "pattern":
         notices.append(
-            Notice(
-                "stages-from-pattern", "stages and micro-batches are those of the schedule whose pattern the order has"
-            )
+            Notice("stages-from-pattern", "stages and micro-batches are taken from the schedule that has this pattern")
         )
     if pipeline.weights_counted:
         notices.append(
-            Notice(
-                "weights-counted", "weight gradients ran outside autograd: which backward each belongs to is counted"
-            )
+            Notice("weights-counted", "weight gradients ran outside autograd: each is given to a backward by counting")
         )
     return notices
 
 
 LATE = 0.01
-"""Share of the makespan that a rank must begin late by for it to be said."""
+"""Share of the makespan that a rank must begin late by for a notice."""
 
 
 def _late_starts(pipeline: Pipeline, r: Replays) -> list[Notice]:
-    """Return which ranks' hosts began the step late: in a trace's first step that may be the profiler's own start."""
+    """Return notices of ranks whose host began the step late: in a first step perhaps the profiler's own start."""
     first = np.flatnonzero(np.diff(r.graph.position, prepend=-1))
     waited = r.before["host"][first]
     return [
@@ -333,11 +329,13 @@ def _shifts(pipeline: Pipeline, r: Replays, ideal: _Ideal) -> pl.DataFrame:
 
 
 def _head(compared: Sequence[Held], pipeline: int | None = None) -> tuple[Held, list[Notice]]:
-    """Return what the numbers are of: the pipeline asked for, or the one whose usual step takes longest."""
+    """Return the step that the numbers describe: of the pipeline asked for, or of the slowest."""
     lines = list(dict.fromkeys(h.pipeline.ranks for h in compared))
     if pipeline is not None and not 0 <= pipeline < len(lines):
         hint = (
-            f"pipelines 0 to {len(lines) - 1} were found" if len(lines) > 1 else "one pipeline was found: leave it out"
+            f"pipelines 0 to {len(lines) - 1} were found"
+            if len(lines) > 1
+            else "there is only one: leave --pipeline out"
         )
         raise OptionError(f"--pipeline {pipeline}: there is no such pipeline", hint=hint)
     asked = lines if pipeline is None else [lines[pipeline]]
@@ -346,7 +344,7 @@ def _head(compared: Sequence[Held], pipeline: int | None = None) -> tuple[Held, 
 
 
 def _usual(steps_of_line: Sequence[Held]) -> tuple[Held, list[Notice]]:
-    """Return a pipeline's step that the numbers are of: of those that ran what most did, the median one.
+    """Return the step that stands for a pipeline: the median one of those that ran what most did.
 
     Whole steps that follow a schedule go before others: a trace may begin or end inside a step, or with a warm-up.
     """
@@ -370,7 +368,7 @@ def _kind(comparison: Held) -> tuple[bool, str, int, int]:
 
 
 def _what_if(head: Held, ranks: Mapping[int, RankPipeline]) -> tuple[tuple[WhatIf, ...], list[Notice]]:
-    """Return the rows of ``--what-if``, and why they are ideals alone where they are."""
+    """Return the rows of ``--what-if``, and a notice where only ideals could be computed."""
     own, pipeline = head.match.schedule, head.pipeline
     predicted = predictor(pipeline, ranks, own, exact=head.match.exact, measured_ns=head.measured_ns)
     notices = []
@@ -381,7 +379,7 @@ def _what_if(head: Held, ranks: Mapping[int, RankPipeline]) -> tuple[tuple[WhatI
 
 
 def _untried(head: Held) -> list[Notice]:
-    """Return which schedules ``--what-if`` left out."""
+    """Return a notice of the schedules that ``--what-if`` left out."""
     plan = head.match.schedule
     if not too_large_to_search(plan.pp, plan.microbatches):
         return []

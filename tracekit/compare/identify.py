@@ -141,7 +141,7 @@ Traffic = Mapping[int, Mapping[int, int]]
 
 
 class _Equal:
-    """One run's order, to be held against many schedules: each rank's pattern is made once."""
+    """One run's order, to be compared with many schedules: each rank's pattern is made once."""
 
     def __init__(self, orders: Orders, traffic: Traffic | None, *, stages_known: bool, weights_by_count: bool) -> None:
         self.orders = orders
@@ -191,7 +191,7 @@ def exact_match(
     stages_known: bool = False,
     weights_by_count: bool = False,
 ) -> Match | None:
-    """Return the schedule whose pattern of forwards, backwards and pairs every rank's order has.
+    """Return the schedule that has every rank's pattern of forwards, backwards and pairs.
 
     Of several, the one that explains who sent how much to whom, then the one with the stages that were found, then the
     one nearest in grain. A schedule that contradicts the messages is none. Where the run had no block at all, a
@@ -292,12 +292,12 @@ def nearest_match(orders: Orders, known: Iterable[Schedule]) -> Match | None:
 
 
 def against(orders: Orders, schedule: Schedule, *, known_distance: int | None = None) -> Match:
-    """Return the run held against one schedule, equal or not."""
+    """Return the match of the run with one schedule, equal or not."""
     for rank in orders:
         if rank >= len(schedule.ranks):
             raise ScheduleError(
                 f"{schedule.name} is for {len(schedule.ranks)} ranks, the run has {max(orders) + 1}",
-                hint="give the schedule of this pipeline's size",
+                hint="name a schedule of this pipeline's size",
             )
     off = {rank: order for rank, order in orders.items() if not same_work(order, schedule.ranks[rank])}
     total = sum(distance(order, schedule.ranks[rank]) for rank, order in off.items())

@@ -1,4 +1,4 @@
-"""Whether the evidence allows a schedule's name: right, or none with the reason.
+"""Whether the evidence allows a schedule to be named: the right name, or none with the reason.
 
 A schedule is named only if at most a tenth of its units of work stand elsewhere, its ideal is not above the
 measurement, and little of the time between them is left unexplained.
@@ -37,7 +37,7 @@ def elsewhere(orders: Orders, match: Match) -> float:
 
 
 def doubt(match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping[str, int] | None) -> Notice | None:
-    """Return why a comparison cannot be believed; None where it can.
+    """Return a notice of why a comparison cannot be believed; None where it can.
 
     *gap_ns* is None where ranks are missing: a part of a pipeline may well be shorter than the ideal of the whole.
     """
@@ -49,10 +49,10 @@ def doubt(match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping[str,
         return Notice("schedule-doubtful", f"{text}: no schedule is named")
     if abs(gap_ns["unexplained"]) > UNEXPLAINED * measured_ns:
         share = percent(abs(gap_ns["unexplained"]), measured_ns)
-        text = f"held against {name}, {share} of the {ms(measured_ns)} measured would stay unexplained"
+        text = f"compared with {name}, {share} of the {ms(measured_ns)} measured would stay unexplained"
         return Notice("schedule-doubtful", f"{text}: no schedule is named")
     twice = -sum(min(0, ns) for ns in gap_ns.values())
     if twice > UNEXPLAINED * measured_ns:
-        text = f"held against {name}, {percent(twice, measured_ns)} of the {ms(measured_ns)} measured would have two "
+        text = f"compared with {name}, {percent(twice, measured_ns)} of the {ms(measured_ns)} measured would have two "
         return Notice("schedule-doubtful", f"{text}causes: no schedule is named")
     return None

@@ -1,4 +1,4 @@
-"""Orders held against each other: equal up to how finely a run split its work, or how far apart.
+"""Orders compared with each other: equal up to how finely a run split its work, or how far apart.
 
 An order is compared as units of work: B is I then W, FB is F then B. So a run that fused I and W, or that ran the two
 halves of an FB one after the other, still equals its schedule, and the difference in grain is counted and said.
@@ -32,7 +32,7 @@ class Difference:
 
 
 def units(op: Op) -> list[Unit]:
-    """Return what an op is made of.
+    """Return the units of work that an op is made of.
 
     >>> units(Op.parse("(0F7;3B2)"))
     [('F', 0, 7), ('I', 3, 2), ('W', 3, 2)]

@@ -1,4 +1,4 @@
-"""How many ranks a pipeline has where only some of its ranks left a trace and no process group says it.
+"""How many ranks a pipeline has where only some of its ranks left a trace and no process group shows it.
 
 The peers that messages name are a lower bound: the first rank of any pipeline talks to the second one only. So every
 size is tried, with ranks numbered as meshes do it (neighbours equally far apart), and kept where all messages stay
@@ -49,22 +49,24 @@ def line_of(rank: int, size: int, stride: int) -> tuple[int, ...]:
 
 
 def size_from_order(ranks: Sequence[RankPipeline], wanted: str) -> tuple[Lines, list[Notice]]:
-    """Return the pipelines these ranks are in, where one size explains them best, and what is to be said about it."""
+    """Return the pipelines these ranks are in, where one size explains them best, and the notices about it."""
     fits = list(_fits(ranks, wanted))
     who = f"rank{'s' * (len(ranks) > 1)} {', '.join(str(r.rank) for r in ranks[:8])}{' …' * (len(ranks) > 8)}"
-    untold = f"{who}: nothing in the trace says how many ranks the pipeline has"
+    unsized = f"{who}: nothing in the trace says how many ranks the pipeline has"
     if not fits:
         tried = "no known schedule" if wanted == "auto" else wanted
-        return (), [_unknown(f"{untold}, and {tried} of {SIZES[0]} to {SIZES[-1]} ranks has this order")]
+        return (), [_unknown(f"{unsized}, and {tried} of {SIZES[0]} to {SIZES[-1]} ranks has this order")]
     best = min(fit.doubts for fit in fits)
     top, rest = [f for f in fits if f.doubts == best], [f for f in fits if f.doubts != best]
     if len(top) > 1:
-        return (), [_unknown(f"{untold}, and the order is that of {_listed(top)}")]
-    finding = f"{untold}; its order is that of {_listed(top)}"
+        return (), [_unknown(f"{unsized}, and the order is that of {_listed(top)}")]
+    finding = f"{unsized}; its order is that of {_listed(top)}"
     if rest:
         text = f"{finding}, and less likely (blocks run apart, or other stages than the ranges say) of {_listed(rest)}"
-        return top[0].lines, [Notice("schedule-ambiguous", f"{text}; traces of more ranks, or --layout, would tell")]
-    return top[0].lines, [Notice("size-from-order", f"{finding} and of no other size tried; --layout says otherwise")]
+        return top[0].lines, [
+            Notice("schedule-ambiguous", f"{text}; traces of more ranks, or --layout, would decide it")
+        ]
+    return top[0].lines, [Notice("size-from-order", f"{finding} and of no other size tried; override with --layout")]
 
 
 def _unknown(text: str) -> Notice:

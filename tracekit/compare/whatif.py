@@ -1,4 +1,4 @@
-"""What another schedule, or one trouble less, would have bought: this run's own times, messages and machine."""
+"""What another schedule, or one trouble less, would have saved: from this run's own times, messages and machine."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _weight_share(r: Replays, cells: pl.DataFrame) -> tuple[float, bool]:
 
 
 def what_if(r: Replays, cells: pl.DataFrame, pp: int, match: Match, predicted: Predictor | str) -> list[WhatIf]:
-    """Schedules the run could use, best first, then what each trouble costs, dearest first.
+    """Return the schedules the run could use, best first, then what each trouble costs, most costly first.
 
     *predicted* runs other schedules on this run's machine, or says why it cannot: then rows have their ideal alone.
     """
@@ -207,12 +207,12 @@ def _basis(
         rests_on.append(predicted.runtime.words())
         unknown += predicted.fitted.unknown
         if split and not predicted.cells[1].split_ran:
-            unknown.append("what splitting the backward costs the host: this run did not")
+            unknown.append("what splitting the backward costs the host: this run did not split it")
     return tuple(rests_on), tuple(unknown)
 
 
 def _without(r: Replays, predicted: Predictor | str) -> list[WhatIf]:
-    """Return what each trouble costs, dearest first; only those that cost anything."""
+    """Return what each trouble costs, most costly first; only those that cost anything."""
     measured, rows = r.makespan, []
     for cause, words in GAP_CAUSES.items():
         if words.change is None:
@@ -250,7 +250,7 @@ def _layout(predicted: Predictor, cells: pl.DataFrame) -> list[WhatIf]:
     if made is None:
         return []
     name = "layers per stage " + ",".join(map(str, made.layers))
-    basis = "a layer takes its stage's share of the stage; what the ends take beside their layers stays there"
+    basis = "layers of a stage take equal time; the other work of the first and last stage stays there"
     numbers = _numbers(made.prediction, predicted.measured_ns)
     return [WhatIf("layout", name, predicted.own.virtual, **numbers, layout=made.megatron(), rests_on=(basis,))]
 

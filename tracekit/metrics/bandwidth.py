@@ -1,7 +1,7 @@
 """How fast communication moved its bytes: over the transfer alone, with waiting apart.
 
 Algorithm bandwidth is an operation's bytes over its transfer time. Bus bandwidth scales it by what each rank's link
-must carry for them, so that it can be held against the link whatever the number of ranks.
+must carry for them, so that it can be compared with the link whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ def bandwidth(members: pl.DataFrame) -> pl.DataFrame:
     """
     known = members.filter(pl.col("bytes").is_not_null().all().over("match") & (pl.col("transfer_ns") > 0))
     listed = pl.col("group_ranks").cast(pl.String).str.count_matches(",") + 1
-    each = known.group_by("match").agg(
+    matched = known.group_by("match").agg(
         pl.col("label", "what", "group").first(),
         ranks=pl.coalesce(listed.max(), pl.len()).cast(pl.Int64),
         bytes=pl.col("bytes").max(),  # ranks of an uneven exchange move different amounts: the largest takes the time
         transfer_ns=pl.col("transfer_ns").first(),
         wait_ns=pl.col("wait_ns").sum(),
     )
-    sizes = {size: bucket(size) for size in each["bytes"].unique().to_list()}
-    each = each.with_columns(
+    sizes = {size: bucket(size) for size in matched["bytes"].unique().to_list()}
+    matched = matched.with_columns(
         size=pl.col("bytes").replace_strict(sizes, return_dtype=pl.String),
         order=pl.col("bytes").log(4).fill_nan(0).floor(),
     )
     table = (
-        each.group_by("label", "what", "group", "ranks", "size")
+        matched.group_by("label", "what", "group", "ranks", "size")
         .agg(
             pl.col("bytes", "transfer_ns", "wait_ns").sum(),
             count=pl.len().cast(pl.Int64),

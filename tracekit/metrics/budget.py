@@ -49,7 +49,7 @@ class Budget:
 def budgets(
     lanes: Lanes, paid: Mapping[str, Intervals] | None = None, *, unrecorded: Intervals = EMPTY
 ) -> list[Budget]:
-    """Share out each part's span, one budget a part.
+    """Return one budget per part: where its span went.
 
     *paid* is ``exposed_in_order`` where that was computed already. Time that two exposed labels cover goes to the one
     that comes first in the order of labels. *unrecorded* is when lost work may have run.

@@ -76,7 +76,7 @@ class Rank:
 
     @classmethod
     def of(cls, labelled: pl.DataFrame, holds: Holds, calls: pl.DataFrame) -> Rank:
-        """Take a labelled table (with ``part``, if it has parts), its holds and the host's calls apart."""
+        """Return the arrays of a labelled table (with ``part``, if it has parts), its holds and the host's calls."""
         launch = labelled["launch_ns"].cast(pl.Int64)
         part = labelled["part"] if "part" in labelled.columns else pl.zeros(len(labelled), pl.Int64, eager=True)
         return cls(
@@ -94,7 +94,7 @@ class Rank:
 
 
 def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -> pl.DataFrame:
-    """Return PIECES: what of each label's exposed time (*paid*, as ``exposed_in_order`` gives it) has which cause.
+    """Return PIECES: the causes of each label's exposed time (*paid*, as ``exposed_in_order`` gives it).
 
     With *parts* the groups of *paid* are the rank's parts, else all is one group.
     """
@@ -141,7 +141,7 @@ def _of_label(rank: Rank, label: str, lane: Intervals, group: Longs, compute: Lo
 
 
 def _pieces(rank: Rank, label: str, lane: Intervals, group: Longs) -> tuple[Longs, Longs, Longs, Longs]:
-    """Cut the exposed time of a label where another event begins to carry it; return group, start, end and event.
+    """Return group, start, end and event of a label's exposed time, cut where another event begins to carry it.
 
     Of several events at once the one that ends last of those begun carries it.
     """
@@ -222,7 +222,7 @@ def _pick(rows: Longs, at: Longs) -> Longs:
 
 
 def _walk(rank: Rank, row: Longs, start: Longs, end: Longs) -> tuple[Longs, Longs]:
-    """Follow the holders back from *row* to the event that was being held at the piece; return it and its holder."""
+    """Return the event held back during the piece and its holder, following the holders back from *row*."""
     holds = rank.holds
     row = row.copy()
     for _ in range(LONGEST_CHAIN):
@@ -236,7 +236,7 @@ def _walk(rank: Rank, row: Longs, start: Longs, end: Longs) -> tuple[Longs, Long
 
 
 def _after_step_work(rank: Rank, at: Longs, owner: Longs) -> Bools:
-    """Say whether all forward and backward work of the owner's step had begun by then; no where a step has none."""
+    """Return whether all forward and backward work of the owner's step had begun by then; False where it has none."""
     rows = np.isin(rank.label, [LABELS.index(label) for label in _STEP_WORK])
     last = np.full(int(rank.part.max(initial=0)) + 1, np.iinfo(np.int64).max, np.int64)
     parts = rank.part[rows]
@@ -256,14 +256,14 @@ def _beside(rank: Rank, compute: Longs, at: Longs) -> Longs:
 
 
 def _launched_between(rank: Rank, compute: Longs, owner: Longs, ahead: Longs) -> Bools:
-    """Say whether compute was launched after the owner and before the next compute."""
+    """Return whether compute was launched after the owner and before the next compute."""
     times = np.sort(rank.launch_ns[compute[rank.launched[compute]]]) if len(compute) else EMPTY.start_ns
     first = np.searchsorted(times, rank.launch_ns[owner], side="right")
     return np.searchsorted(times, rank.launch_ns[ahead], side="left") > first
 
 
 def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
-    """Return exposed time by part, label and cause, with the peers heard; *waited* are the rank's operations.
+    """Return exposed time by part, label and cause, waiting for peers included; *waited* are the rank's operations.
 
     An operation waits at its beginning; whatever kept compute away then, the peer was late. Where no peer's trace
     tells the waiting, it may have been the peer: the cause is unknown.
@@ -276,19 +276,19 @@ def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     [(0, 'dp_comm', 'same_stream', 5), (0, 'dp_comm', 'nothing_to_hide', 15), (0, 'dp_comm', 'peer_late', 15)]
     """
     known = waited.select("id", op_ns="start_ns", wait_ns="wait_ns").unique("id", keep="first", maintain_order=True)
-    each = pieces.join(known, on="id", how="left", maintain_order="left")
+    waiting = pieces.join(known, on="id", how="left", maintain_order="left")
     until = pl.col("op_ns") + pl.col("wait_ns") - pl.col("start_ns")
     waits = pl.when(pl.col("id").is_null()).then(0).otherwise(until).clip(0, pl.col("ns"))
-    each = each.with_columns(waits=waits)
+    waiting = waiting.with_columns(waits=waits)
     silent = pl.col("waits").is_null()
     dtype = pieces.schema["cause"]
-    own = each.select(
+    own = waiting.select(
         "part",
         "label",
         cause=pl.when(silent).then(pl.lit("unknown", dtype)).otherwise("cause"),
         ns=pl.col("ns") - pl.col("waits").fill_null(0),
     )
-    late = each.filter(~silent).select("part", "label", cause=pl.lit("peer_late", dtype), ns="waits")
+    late = waiting.filter(~silent).select("part", "label", cause=pl.lit("peer_late", dtype), ns="waits")
     return (
         pl.concat([own, late])
         .filter(pl.col("ns") > 0)

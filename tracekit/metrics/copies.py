@@ -25,7 +25,7 @@ COPIES = pl.Schema(
 
 
 def copies(times: pl.DataFrame, stalls: Mapping[tuple[int, str], tuple[int, int]]) -> pl.DataFrame:
-    """Report each copy label of a ``label_times`` table; *stalls* gives (ns, how many) by part and label.
+    """Return a row per copy label of a ``label_times`` table; *stalls* gives (ns, how many) by part and label.
 
     >>> from tracekit.metrics.lanes import Lanes
     >>> from tracekit.metrics.overlap import label_times

@@ -36,7 +36,7 @@ def flop(op: str, shapes: str, *, outputs: dict[str, int] | None = None) -> int 
 
 
 def convolution_key(inputs: list[int], weight: list[int]) -> str:
-    """Return what names a convolution's sizes in forward and backward alike."""
+    """Return the key of a convolution's sizes, the same in forward and backward."""
     return f"{inputs}{weight}"
 
 
@@ -51,7 +51,7 @@ def convolution_outputs(shapes: list[str]) -> dict[str, int]:
         dims = _parsed(text)
         if dims is not None and len(dims) > 2 and dims[0]:
             sizes.setdefault(convolution_key(dims[1], dims[2]), set()).add(prod(dims[0]))
-    return {key: next(iter(each)) for key, each in sizes.items() if len(each) == 1}
+    return {key: next(iter(elements)) for key, elements in sizes.items() if len(elements) == 1}
 
 
 def _parsed(shapes: str) -> Dims | None:

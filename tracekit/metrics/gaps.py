@@ -54,7 +54,7 @@ def with_slow_calls(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame
 def gaps(
     labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None, unrecorded: Intervals = EMPTY
 ) -> pl.DataFrame:
-    """List the idle gaps inside each part with their causes, in order of time; *unrecorded* ones are left out.
+    """Return the idle gaps inside each part with their causes, in order of time, without *unrecorded* ones.
 
     >>> events = pl.DataFrame({"label": ["forward", "forward"], "start_ns": [0, 10], "end_ns": [4, 12],
     ...                        "launch_ns": [0, 7]})
@@ -96,7 +96,7 @@ def _in_call(labelled: pl.DataFrame, following: Longs, holes: Intervals, bound: 
 
 
 def _following(labelled: pl.DataFrame, holes: Intervals, part: str | None) -> tuple[Longs, Longs]:
-    """Find the event that ends each gap and its launch: of several that start together, the one launched first."""
+    """Return the event that ends each gap and its launch: of several that start together, the one launched first."""
     frame = labelled.select(
         "start_ns",
         launch=pl.col("launch_ns").fill_null(_NEVER),
@@ -117,7 +117,7 @@ def _following(labelled: pl.DataFrame, holes: Intervals, part: str | None) -> tu
 
 
 def name_gaps(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return which event ended each gap: its name and label in place of its row.
+    """Return the gaps with the name and label of the event that ended each, in place of its row.
 
     >>> events = pl.DataFrame({"label": ["forward", "dgrad"], "name": ["a", "b"], "start_ns": [0, 10],
     ...                        "end_ns": [4, 12], "launch_ns": [0, 7]})
@@ -129,7 +129,7 @@ def name_gaps(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 def gap_causes(table: pl.DataFrame) -> pl.DataFrame:
-    """Sum the causes of idleness by part.
+    """Return the idle time of each part by cause.
 
     >>> gap_causes(pl.DataFrame({"part": [0, 0], "launch_bound_ns": [3, 1], "dependency_ns": [3, 0],
     ...                          "warm_up_ns": [0, 0], "unknown_ns": [0, 2], "ns": [6, 3]})).rows()

@@ -1,6 +1,6 @@
 """What hiding costs: kernels run slower beside communication than alone, since both want memory, links and processors.
 
-A kernel's time beside communication is held against the median of the same kernel, for the same operator and input
+A kernel's time beside communication is compared with the median of the same kernel, for the same operator and input
 shapes, alone. Groups whose times alone scatter are left out: what differs there may be something else.
 """
 
@@ -116,7 +116,7 @@ class Hiding:
 
 
 def hiding(costs: Iterable[pl.DataFrame], saved_ns: int) -> Hiding | None:
-    """Put the ranks' costs together; None where no compute ran beside communication."""
+    """Return the ranks' costs together; None where no compute ran beside communication."""
     tables = list(costs)
     every = pl.concat(tables) if tables else COSTS.to_frame()
     total = every.group_by("label", maintain_order=True).agg(pl.exclude("label").sum())

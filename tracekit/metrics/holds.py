@@ -97,7 +97,7 @@ def _is_compute(labelled: pl.DataFrame) -> Bools:
 
 
 def _waits(before: Longs, launch: Longs, known: Bools, waits_ns: Longs | None) -> Bools:
-    """Say which events' streams may have been told to wait.
+    """Return which events' streams may have been told to wait.
 
     A wait right before its launch is its own; of earlier ones, since the event before it on its stream, each launch on
     another stream may have asked for one. Where the trace records no waits at all, any may have been.

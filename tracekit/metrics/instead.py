@@ -69,7 +69,7 @@ def instead_of_launching(events: pl.DataFrame, labelled: pl.DataFrame, holes: pl
 
 
 def shortened(rows: pl.DataFrame, most: int = MOST) -> pl.DataFrame:
-    """Return the longest *most* rows, and what is left of each kind as one row without a name."""
+    """Return the longest *most* rows, and the rest of each kind as one row without a name."""
     rest = rows[most:].group_by("instead", maintain_order=True).agg(pl.col("ns", "count").sum())
     return pl.concat([rows[:most], rest.select(pl.col(c) if c in rest else pl.lit(None, t).alias(c)
                                                for c, t in ROWS.items())])  # fmt: skip
@@ -85,13 +85,13 @@ def inside_launches(events: pl.DataFrame, labelled: pl.DataFrame, holes: pl.Data
     """
     if holes.is_empty() or not {"correlation", "end_ns"} <= set(events.columns):
         return 0
-    each = holes.with_columns(correlation=labelled["correlation"].gather(holes["next"]))
+    launched = holes.with_columns(correlation=labelled["correlation"].gather(holes["next"]))
     calls = events.lazy().filter(pl.col("kind").is_in(["runtime", "driver"])).select("correlation", "end_ns")
-    asked = calls.join(each.lazy().select("correlation").unique(), on="correlation", how="semi").collect()
+    asked = calls.join(launched.lazy().select("correlation").unique(), on="correlation", how="semi").collect()
     ends = asked.group_by("correlation").agg(returned=pl.col("end_ns").max())
     begun = pl.col("start_ns") + pl.col("launch_bound_ns")
     inside = (pl.min_horizontal("returned", "end_ns") - begun).clip(0)
-    return int(each.join(ends, on="correlation").select(inside.sum()).item() or 0)
+    return int(launched.join(ends, on="correlation").select(inside.sum()).item() or 0)
 
 
 class _Stretches:
@@ -102,7 +102,7 @@ class _Stretches:
         self.start, self.end, self.tid = start[order], end[order], tid[order]
 
     def touched(self, start: Longs, end: Longs) -> np.ndarray:
-        """Say which ranges meet a stretch."""
+        """Return which ranges touch a stretch."""
         at = np.searchsorted(self.end, start, side="right")
         return (at < len(self.start)) & (self.start[np.minimum(at, len(self.start) - 1)] < end)
 
@@ -123,7 +123,7 @@ def _frames(events: pl.DataFrame, stretches: _Stretches, threads: list[int]) -> 
 
 
 def _innermost(host: pl.DataFrame, stretches: _Stretches, threads: list[int]) -> tuple[pl.DataFrame, Longs]:
-    """Cut the stretches where a range begins or ends; return the cuts and the innermost range of each."""
+    """Return the stretches cut where a range begins or ends, and the innermost range of each cut."""
     edges = np.concatenate([host["start_ns"].to_numpy(), host["end_ns"].to_numpy(), stretches.start, stretches.end])
     edges = np.sort(edges, kind="stable")  # four runs that ascend, nearly
     edges = edges[np.diff(edges, prepend=edges[0] - 1) > 0]
@@ -168,7 +168,7 @@ def _summed(cuts: pl.DataFrame, code: Longs, what: pl.Series, frames: pl.DataFra
 
 
 def _kinds_and_names(host: pl.DataFrame, innermost: Longs) -> tuple[Longs, pl.Series]:
-    """Return what each cut counts as and the name to give it."""
+    """Return the kind of each cut and the name shown for it."""
     names = host["name"].cast(pl.String)
     keys = host.select("kind", name=names)
     table = keys.unique().with_columns(
@@ -176,12 +176,12 @@ def _kinds_and_names(host: pl.DataFrame, innermost: Longs) -> tuple[Longs, pl.Se
             lambda key: INSTEAD.index(_means(key["kind"], key["name"])), return_dtype=pl.Int64
         )
     )
-    each = keys.join(table, on=["kind", "name"], how="left", maintain_order="left")["code"].to_numpy()
+    codes = keys.join(table, on=["kind", "name"], how="left", maintain_order="left")["code"].to_numpy()
     nothing = np.zeros(0, np.int64)
     around = _nested(host, nothing, nothing).op_of
-    carrier = _carrier(each, around)
+    carrier = _carrier(codes, around)
     at = carrier[np.maximum(innermost, 0)]
-    code = np.where(innermost >= 0, each[at], INSTEAD.index("python"))
+    code = np.where(innermost >= 0, codes[at], INSTEAD.index("python"))
     sync = code == INSTEAD.index("sync")
     outer = np.maximum(around[at], 0)
     item = names.is_in(_ITEM).to_numpy()
@@ -190,16 +190,16 @@ def _kinds_and_names(host: pl.DataFrame, innermost: Longs) -> tuple[Longs, pl.Se
     return code, pl.select(pl.when(named).then(names.gather(shown))).to_series()
 
 
-def _carrier(each: Longs, around: Longs) -> Longs:
-    """Return the range that speaks for each: loading and collecting are what they are, whatever runs inside."""
-    special = np.isin(each, [INSTEAD.index("data_loading"), INSTEAD.index("garbage_collection")])
-    own = np.where(special, np.arange(len(each)), -1)
+def _carrier(codes: Longs, around: Longs) -> Longs:
+    """Return the range each counts as: data loading and garbage collection count, whatever runs inside them."""
+    special = np.isin(codes, [INSTEAD.index("data_loading"), INSTEAD.index("garbage_collection")])
+    own = np.where(special, np.arange(len(codes)), -1)
     for _ in range(_DEEPEST):
         up = np.where((own < 0) & (around >= 0), own[np.maximum(around, 0)], own)
         if (up == own).all():
             break
         own = up
-    return np.where(own >= 0, own, np.arange(len(each)))
+    return np.where(own >= 0, own, np.arange(len(codes)))
 
 
 def _means(kind: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""One rank's GPU time as sets of intervals: a lane a label, and the three sets every definition is made of.
+"""One rank's GPU time as sets of intervals: one lane per label, and the three sets every definition is made of.
 
 compute = forward … optimizer, and what no rule knows (``other`` occupies the GPU; reports give it a line of its own);
 communication = ep_dispatch … comm, broadcast; copy = offload, onload, reload, memory.
@@ -46,7 +46,7 @@ class Lanes:
 
     @classmethod
     def of(cls, labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) -> Lanes:
-        """Sweep a labelled table once; *part* names the column of step indices (none: all is one part)."""
+        """Return the lanes of a labelled table; *part* names the column of step indices (none: all is one part)."""
         code = labelled["label"].cast(pl.Enum(LABELS)).to_physical().to_numpy().astype(np.int64)
         group = code * parts
         if part is not None:

@@ -17,7 +17,7 @@ _SENDS = ("send", "recv", "isend", "irecv")
 
 
 def may_be_message() -> pl.Expr:
-    """Return which operations are, or may be, a send or a receive: by kind, by name, or for want of any other kind.
+    """Return which operations are, or may be, a send or a receive: by kind, by name, or because no kind is known.
 
     >>> ops = pl.DataFrame({"label": ["pp_comm", "comm", "comm", "comm", "ep_dispatch"],
     ...                     "what": ["p2p", "sendrecv", "allreduce", "device_kernel", "all_to_allv"]})
@@ -41,7 +41,7 @@ def unknown_waits() -> pl.Expr:
 
 
 def issued_messages(events: pl.DataFrame) -> int:
-    """Count the host's calls that send or receive.
+    """Return how many of the host's calls send or receive.
 
     >>> issued_messages(pl.DataFrame({"kind": ["cpu_op", "cpu_op", "kernel"], "name": ["c10d::send", "aten::mm", "k"],
     ...                               "collective": [None, None, "send"]}))

@@ -33,7 +33,7 @@ _P2P = ("send", "recv", "isend", "irecv")
 
 
 def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl.DataFrame:
-    """List the communication of one rank in the order it was launched, with the part of each that compute hides.
+    """Return the communication of one rank in launch order, with the part of each operation that compute hides.
 
     >>> from tracekit.schema import LABELLED
     >>> rows = [{"rank": 1, "label": "forward", "start_ns": 0, "end_ns": 6},

@@ -36,7 +36,7 @@ HIDDEN = pl.Schema(
 
 
 def ratio(part: int, whole: int) -> float | None:
-    """Share of *whole*; None when there is nothing to divide by.
+    """Return the share of *whole*; None where there is nothing to divide by.
 
     >>> ratio(1, 4), ratio(0, 0)
     (0.25, None)
@@ -45,7 +45,7 @@ def ratio(part: int, whole: int) -> float | None:
 
 
 def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl.DataFrame:
-    """Time, count, hidden and exposed time of every label and set; hidden / ns is the share that compute hides.
+    """Return time, count, hidden and exposed time of every label and set; hidden / ns is the share that compute hides.
 
     >>> events = pl.DataFrame(
     ...     {"label": ["forward", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8], "bytes": [None, 9]})
@@ -74,7 +74,7 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
 
 
 def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
-    """How long each compute label (with pass and module) runs beside each communication or copy label (with pass).
+    """Return how long each compute label (with pass and module) runs beside each communication or copy label and pass.
 
     Two kernels that hide the same moment both count, so a row of the matrix may sum to more than the label's
     hidden time. Rows whose ``detail`` is false are the plain label × label matrix; those with true split both by pass,
@@ -119,7 +119,7 @@ def _pieces(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
 
 
 def _beside(pieces: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Sum, for each label and part of *pieces*, the time that *rows* cover."""
+    """Return, for each label and part of *pieces*, the time that *rows* cover."""
     cover = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), rows["part"].to_numpy())
     ns = cover.covered_ns(*(pieces[c].to_numpy() for c in ("start_ns", "end_ns", "group")))
     first = rows.row(0, named=True)

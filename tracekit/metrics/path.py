@@ -1,4 +1,4 @@
-"""One rank's part of the critical path: what came before what, in as few pieces as answer for the rest.
+"""One rank's part of the critical path: what came before what, in as few pieces as possible.
 
 Following the holders back (``metrics.holds``) from an event is a walk without choices. Only events that lie on a walk
 from a communication (where a walk may arrive from another rank) or from a step's last event can be on the path; of
@@ -149,7 +149,7 @@ def _between(rank: Rank, forest: _Forest, head: Longs) -> tuple[pl.DataFrame, Lo
 
 
 def _finished(rank: Rank, table: pl.DataFrame) -> pl.DataFrame:
-    """Put words for numbers."""
+    """Return the table with names in place of numbers."""
     labelled = rank.labelled
     text = labelled["name"].cast(pl.String) if "name" in labelled.columns else pl.Series([""] * len(labelled))
     op = labelled["op"].cast(pl.String) if "op" in labelled.columns else pl.Series([None], dtype=pl.String)
@@ -170,7 +170,7 @@ def _finished(rank: Rank, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _last(rank: Rank) -> np.ndarray:
-    """Mark the event that ends last in each part."""
+    """Return which events end last in their part."""
     last = np.zeros(len(rank.part), np.bool_)
     order = np.lexsort((rank.end_ns, rank.part))
     final = np.append(np.flatnonzero(np.diff(rank.part[order])), len(order) - 1)
@@ -197,7 +197,7 @@ def _exposed(rank: Rank, rows: Longs, run: Longs, count: int, paid: Mapping[str,
 
 
 def _let_go(rank: Rank, calls: pl.DataFrame) -> tuple[Longs, Longs]:
-    """Return, for each event, the GPU event whose end let the host go on to its launch (-1: none), and when.
+    """Return, for each event, the GPU event whose end let the host continue to its launch (-1: none), and when.
 
     The host was let go by the last call before the launch that waited for the GPU: some GPU event ended inside it.
     """
@@ -233,7 +233,7 @@ def _launching(rank: Rank) -> list[int] | None:
 
 @native("void(int64[::1], int64[::1], int64[::1])")
 def _mark(order: Longs, by: Longs, needed: Longs) -> None:
-    """Mark what lies on a walk from anything marked; *order* has every event behind the one it follows."""
+    """Mark everything on a walk from a marked event; *order* has every event behind the one it follows."""
     for i in range(len(order) - 1, -1, -1):
         row = order[i]
         if needed[row] > 0 and by[row] >= 0:

@@ -1,4 +1,4 @@
-"""How fast GPUs multiply at most: dense tensor-core TFLOP/s by GPU and type, from the vendors' data sheets.
+"""Peak rates of GPUs: dense tensor-core TFLOP/s by GPU and type, from the vendors' data sheets.
 
 The figures are data (``peaks.toml``, or the file that ``TRACEKIT_PEAKS`` names, read before it). A part of a GPU (MIG,
 or processes that share one) shows fewer multiprocessors than the whole: its peak is that share.
@@ -32,7 +32,7 @@ class Gpu:
 
 
 def peak_tflop_s(device: str, dtype: str, *, multiprocessors: int | None = None) -> float | None:
-    """Return the peak of *device* for a type, in TFLOP/s; None where no data sheet is known here.
+    """Return the peak of *device* for a type, in TFLOP/s; None where it is not known.
 
     *multiprocessors* is how many this process may use, where the trace says.
 

@@ -130,7 +130,7 @@ def _span_ns(labelled: pl.DataFrame) -> int:
 
 
 def _product_rows(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return kernels that multiply: under an operator we can count, or by their own name."""
+    """Return kernels that multiply matrices: by their operator, or by their own name."""
     kernels = labelled.filter(pl.col("kind").cast(pl.String) == "kernel")
     named = _matching(kernels["name"], GEMM_KERNELS)
     counted = _matching(kernels["op"], f"^({'|'.join(map(re.escape, FORMULAS))})$")
@@ -151,7 +151,7 @@ def _matching(column: pl.Series, pattern: str) -> pl.Series:
 
 
 def _by_kind(rows: pl.DataFrame, device: str | None, multiprocessors: int | None) -> pl.DataFrame:
-    """Add up calls that are alike: one operator on inputs of one shape and type, for one label and module."""
+    """Return the sums over calls alike: one operator on inputs of one shape and type, for one label and module."""
     keys = ["label", "module", "op", "shapes", "dtype"]
     rows = _one_label_per_call(_typed(rows))
     rows = rows.with_columns(kind=pl.struct(keys).rank("dense").cast(pl.Int64) - 1)
@@ -159,7 +159,7 @@ def _by_kind(rows: pl.DataFrame, device: str | None, multiprocessors: int | None
     busy = union(*(rows[c].to_numpy() for c in ("start_ns", "end_ns", "kind"))).totals_ns(count)
     table = rows.group_by("kind", *keys).agg(calls=pl.col("op_id").n_unique().cast(pl.Int64)).sort("kind")
     outputs = convolution_outputs(table.filter(pl.col("op") == CONVOLUTION_BACKWARD)["shapes"].drop_nulls().to_list())
-    each = [
+    flops = [
         None if op is None or shapes is None else flop(op, shapes, outputs=outputs)
         for op, shapes in table.select("op", "shapes").iter_rows()
     ]
@@ -168,7 +168,7 @@ def _by_kind(rows: pl.DataFrame, device: str | None, multiprocessors: int | None
         for dtype in table["dtype"].unique().to_list()
     }
     table = table.with_columns(
-        flop=_times(pl.Series([None if one is None or one >= MOST_FLOP else one for one in each], dtype=pl.Int64)),
+        flop=_times(pl.Series([None if flop is None or flop >= MOST_FLOP else flop for flop in flops], dtype=pl.Int64)),
         ns=pl.Series(busy).gather(table["kind"]),
         peak=pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64),
     )
@@ -179,7 +179,7 @@ def _by_kind(rows: pl.DataFrame, device: str | None, multiprocessors: int | None
 
 
 def _one_label_per_call(rows: pl.DataFrame) -> pl.DataFrame:
-    """Give all kernels of a call the label of its longest, so that helpers do not count as calls of their own.
+    """Return the rows; all kernels of a call get the label of its longest, so that helpers do not count as calls.
 
     The backward of a convolution computes two gradients in one call: each keeps its label.
     """
@@ -192,7 +192,7 @@ def _one_label_per_call(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _typed(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``dtype``: of the operator's inputs as recorded, else as the kernel's name says."""
+    """Return the rows with ``dtype``: of the operator's recorded inputs, else from the kernel's name."""
     types = {text: _recorded_type(text) for text in rows["dtypes"].unique().drop_nulls().to_list()}
     named = {name: _named_type(name) for name in rows["name"].unique().to_list()}
     recorded = pl.col("dtypes").replace_strict(types, default=None, return_dtype=pl.String)
@@ -206,10 +206,10 @@ MOST_FLOP = 1 << 62
 """No call, and no run, does as much work: shapes that say so are damage."""
 
 
-def _times(each: pl.Series) -> pl.Expr:
-    """Return the work of all calls; nothing where 64 bits do not hold it."""
-    whole = pl.lit(each) * pl.col("calls")
-    return pl.when(pl.lit(each).cast(pl.Float64) * pl.col("calls") < MOST_FLOP).then(whole)
+def _times(per_call: pl.Series) -> pl.Expr:
+    """Return the FLOP of all calls; null where they do not fit in 64 bits."""
+    whole = pl.lit(per_call) * pl.col("calls")
+    return pl.when(pl.lit(per_call).cast(pl.Float64) * pl.col("calls") < MOST_FLOP).then(whole)
 
 
 def _recorded_type(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What of the GPU's work the file holds: launches without their kernel, and idle time that may be unrecorded work.
+"""How much of the GPU's work is in the file: launches without their kernel, and idle time that may be unrecorded work.
 
 A launch without a kernel is one of four things: a call between the begin and the end of a graph's capture, which runs
 nothing; one of the recording's last (or first), cut off with it; a kernel that was lost inside; or a graph whose nodes
@@ -38,7 +38,7 @@ CAPTURES = "StreamBeginCapture|StreamEndCapture"
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What a rank's file lacks of the work that was launched."""
+    """What is missing in a rank's file of the work that was launched."""
 
     idle_known: bool = True
     unrecorded: Intervals = field(default_factory=lambda: EMPTY)
@@ -73,7 +73,7 @@ def with_launches(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def recorded(events: pl.DataFrame, labelled: pl.DataFrame) -> Recorded:
-    """Return what the file lacks: *events* hold the host's calls, *labelled* what ran on the GPU.
+    """Return what is missing in the file: *events* are the host's calls, *labelled* what ran on the GPU.
 
     >>> calls = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": [1, 2, 3], "tid": 1,
     ...          "start_ns": [0, 1, 2], "end_ns": [1, 2, 3], "step": None}
@@ -170,7 +170,7 @@ def _windows(inside: pl.DataFrame, calls: pl.DataFrame, gpu: pl.DataFrame) -> In
 
 
 def _graph_holes(gpu: pl.DataFrame, graphs: pl.DataFrame) -> Intervals:
-    """Return the long idle times inside a graph launch, and around one while work was queued."""
+    """Return the long idle times inside a graph launch, and those around one while work was queued."""
     if graphs.is_empty():
         return EMPTY
     busy = union(gpu["start_ns"].to_numpy(), gpu["end_ns"].to_numpy())
@@ -217,9 +217,9 @@ def _cut_notice(early: int, late: int) -> tuple[Notice, ...]:
 def _lost_notice(lost: int, launched: int, *, known: bool) -> Notice:
     text = f"{lost} of {launched} launches have no GPU event in the file (dropped by the profiler)"
     if known:
-        text += ": idle time in which they may have run is named not recorded, compute is at least what is shown, and "
+        text += ": idle time in which they may have run counts as not recorded, compute is at least what is shown, and "
         return Notice("gpu-events-lost", f"{text}causes of idle time and of the gap are not certain")
-    return Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; record fewer steps, or again")
+    return Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; record fewer steps, or record again")
 
 
 def _unseen_graphs(unseen: int, launched: int) -> Notice:
@@ -233,5 +233,5 @@ def _hole_notice(holes: Intervals, gpu: pl.DataFrame) -> tuple[Notice, ...]:
     span = int(gpu["end_ns"].to_numpy().max() - gpu["start_ns"].to_numpy().min())
     ns = int(holes.totals_ns(1)[0])
     text = f"CUDA graphs ran for {ns / 1e6:.3f} ms ({ns / max(1, span):.1%} of the recording) without a kernel in the "
-    text += "file: this time is named not recorded, not idle; record with graph node tracing"
+    text += "file: this time counts as not recorded, not as idle; record with graph node tracing"
     return (Notice("graph-nodes-missing", text),)

@@ -78,7 +78,7 @@ def two_buffer_ideal(rounds: int, owners: int, h2d: int, broadcast: int, reload:
 
 
 def reload_events(labelled: pl.DataFrame) -> pl.DataFrame | None:
-    """Pick one rank's weight update out of its labelled table; None where there is none.
+    """Return the events of one rank's weight update; None where there is none.
 
     A device copy on the broadcasts' own stream stages a bucket; one on another stream is the reload.
     """
@@ -104,7 +104,7 @@ def reload_events(labelled: pl.DataFrame) -> pl.DataFrame | None:
 
 
 def reload_report(events: Sequence[pl.DataFrame]) -> Reload | None:
-    """Put the ranks of a weight update together.
+    """Return the report on a weight update, over all its ranks.
 
     >>> rows = [("h2d", 0, 4), ("stage", 4, 4), ("broadcast", 4, 6), ("broadcast", 6, 8), ("reload", 6, 7),
     ...         ("reload", 8, 9)]
@@ -132,7 +132,7 @@ def reload_report(events: Sequence[pl.DataFrame]) -> Reload | None:
         owners=owners,
         sources=_sources(events, buckets),
         lanes=_lanes(table),
-        hidden=pl.DataFrame([_hidden(one) for one in events]),
+        hidden=pl.DataFrame([_hidden(of_rank) for of_rank in events]),
         h2d_ns=h2d,
         broadcast_ns=broadcast,
         reload_ns=reload,
@@ -142,13 +142,13 @@ def reload_report(events: Sequence[pl.DataFrame]) -> Reload | None:
 
 
 def _sources(events: Sequence[pl.DataFrame], buckets: int) -> tuple[int | None, ...]:
-    """Name each bucket's source: the rank that staged a copy just before that broadcast."""
+    """Return each bucket's source: the rank that staged a copy just before that broadcast."""
     source: dict[int, int] = {}
-    for one in events:
-        starts = one.filter(lane="broadcast")["start_ns"]
-        staged = one.filter(lane="stage")["start_ns"]
+    for of_rank in events:
+        starts = of_rank.filter(lane="broadcast")["start_ns"]
+        staged = of_rank.filter(lane="stage")["start_ns"]
         for bucket in starts.search_sorted(staged, "left").to_list() if len(staged) else []:
-            source.setdefault(bucket, int(one["rank"][0]))
+            source.setdefault(bucket, int(of_rank["rank"][0]))
     return tuple(source.get(bucket) for bucket in range(buckets))
 
 
@@ -162,11 +162,11 @@ def _lanes(table: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None).sort("rank", order)
 
 
-def _hidden(one: pl.DataFrame) -> dict[str, Any]:
-    lanes: dict[str, Intervals] = {lane: union_of(one.filter(lane=lane)) for lane in LANES}
+def _hidden(of_rank: pl.DataFrame) -> dict[str, Any]:
+    lanes: dict[str, Intervals] = {lane: union_of(of_rank.filter(lane=lane)) for lane in LANES}
     reload, h2d = lanes["reload"], lanes["h2d"]
     return {
-        "rank": int(one["rank"][0]),
+        "rank": int(of_rank["rank"][0]),
         "reload_under_broadcast": ratio((reload & lanes["broadcast"]).total_ns, reload.total_ns),
         "h2d_under_others": ratio((h2d & (lanes["broadcast"] | reload)).total_ns, h2d.total_ns),
     }

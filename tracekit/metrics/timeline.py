@@ -18,7 +18,7 @@ TIMELINE = pl.Schema({"label": pl.Enum(LABELS), "pass": pl.Enum(PASSES), "start_
 
 
 def timeline(labelled: pl.DataFrame, *, most: int = MOST) -> pl.DataFrame:
-    """Unions by (label, pass); where there are more than *most*, those nearest to each other are joined.
+    """Return unions by (label, pass); where there are more than *most*, those nearest to each other are joined.
 
     Joining covers gaps, so this table is for drawing, never for measuring.
 

@@ -12,7 +12,7 @@ from tracekit.align.clocks import Clocks
 
 
 def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
-    """Add to each operation: wait_ns, transfer_ns (null: no peer's trace), match, last_rank, late_ns, open.
+    """Return each operation with wait_ns, transfer_ns (null: no peer's trace), match, last_rank, late_ns, open.
 
     ``late_ns`` is how long after the first of its match this rank began, on aligned clocks. ``open``: some of its
     messages has no match, so that it may have waited longer.
@@ -27,12 +27,12 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
     >>> waits(ops, found, align(found, [0, 1])).select("rank", "wait_ns", "transfer_ns", "last_rank").rows()
     [(0, 0, 3, 0), (1, 5, 3, 0)]
     """
-    each = clocks.align(members, "start_ns", "end_ns").with_columns(
+    aligned = clocks.align(members, "start_ns", "end_ns").with_columns(
         last_rank=pl.col("rank").sort_by("start_ns").last().over("match"),
         late_ns=pl.col("start_ns") - pl.col("start_ns").min().over("match"),
     )
     # A kernel of several messages waits for its slowest partner no longer than its own shortest match allows.
-    own = each.sort("row", "transfer_ns", "match").group_by("row", maintain_order=True)
+    own = aligned.sort("row", "transfer_ns", "match").group_by("row", maintain_order=True)
     columns = ("row", "match", "last_rank", "late_ns", "wait_ns", "transfer_ns")
     first = own.first().select(columns).join(own.agg(matched=pl.len()), on="row")
     numbered = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
@@ -42,7 +42,7 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
 
 
 def stragglers(waited: pl.DataFrame) -> pl.DataFrame:
-    """For whom others wait: by rank and label, the wait of all others in operations where this rank came last.
+    """Return for whom others wait: by rank and label, the wait of all others in operations where this rank came last.
 
     >>> waited = pl.DataFrame({"rank": [0, 1, 2], "label": ["dp_comm"] * 3, "wait_ns": [5, 0, 4],
     ...                        "last_rank": [1, 1, 1], "match": [7, 7, 7]})

@@ -1,4 +1,4 @@
-"""Time whose label rests on weak evidence: on what stood around the work, not on what it said of itself."""
+"""Time whose label rests on weak evidence: on what ran around the work, not on what the work itself shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WEAK = 0.65
 
 
 def weak_ns(labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) -> tuple[int, ...]:
-    """Time in each part in which some label rests on weak evidence; what no rule knows has no label and is left out.
+    """Return the time in each part whose label rests on weak evidence; what no rule knows has no label and is left out.
 
     >>> events = pl.DataFrame(
     ...     {"label": ["forward", "backward", "other"], "confidence": [0.9, 0.6, 0.0], "start_ns": [0, 4, 8],

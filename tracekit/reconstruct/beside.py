@@ -17,7 +17,7 @@ _Spans = list[tuple[int, int]]
 
 
 def beside(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
-    """For each forward the backward it ran together with, and the other way round.
+    """Return for each forward the backward it ran together with, and the other way round; -1 for none.
 
     Together: launched interleaved, or on the GPU at once for a third of the shorter one. Where annotations say all,
     only those they call a block, unless hardly any of these had its halves at once: then they ran one after the other.

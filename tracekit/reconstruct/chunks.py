@@ -34,7 +34,7 @@ class Work:
 
     @classmethod
     def of(cls, walk: Ints, owner: Ints, engine: Ints, took: Ints, is_wgrad: Bools) -> Work:
-        """Make a chunk of every first walk, and one of its later ones where these are mostly weight gradients.
+        """Return a chunk for every first walk, and one for its later ones where these are mostly weight gradients.
 
         These may be many: an engine can be called for one group of parameters after another.
         """
@@ -73,7 +73,7 @@ class Work:
 
 
 def runs(rows: Ints, host: Ints, barrier: Ints) -> Ints:
-    """Number the runs among *rows* (in launch order) that no barrier interrupts."""
+    """Return the number of each row's run: *rows* (in launch order) that no barrier interrupts are one."""
     passed = np.searchsorted(barrier, host[rows], side="right")
     return np.cumsum(np.diff(passed, prepend=passed[:1]) != 0) if len(rows) else passed
 

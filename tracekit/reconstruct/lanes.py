@@ -40,7 +40,7 @@ _LANE = {
 
 
 def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
-    """Per step, phase, label and pass: time, and time hidden under compute, of one rank.
+    """Return one rank's time, and time hidden under compute, per step, phase, label and pass.
 
     Warm-up ends where the first backward starts, cool-down begins where the last forward ends.
 

@@ -56,7 +56,7 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
 
 
 def _makers(step: pl.Series, launch_ns: pl.Series, chunks: pl.DataFrame) -> pl.Series:
-    """Return F or B for each send: the chunk launched last before it, or, of several sends at once, one chunk each."""
+    """Return F or B for each send: the kind of the chunk launched last before it; several sends at once, one each."""
     made = np.full(len(launch_ns), "", dtype="<U1")
     steps, at = step.fill_null(-1).to_numpy(), launch_ns.to_numpy()
     for number in np.unique(steps).tolist():

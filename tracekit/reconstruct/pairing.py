@@ -22,7 +22,7 @@ _BACK = ("B", "I")
 def tied_by_messages(
     chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], placement: Placement, pp: int
 ) -> Mapping[int, pl.DataFrame]:
-    """Return the chunks of all positions with the backwards' pairs as the messages tell them, where only order did."""
+    """Return the chunks of all positions, with backwards paired by their messages where only order paired them."""
     if placement.shape != "loop" or 0 not in chunks or not _guessed(chunks):
         return chunks
     first = chunks[0].filter(pl.col("op") != "W").sort("last_ns")
@@ -69,7 +69,7 @@ def _chunk_order(ends: list[bool], virtual: int, pp: int) -> list[int] | None:
 def _tied(
     chunks: pl.DataFrame, order: list[int], places: Mapping[int, tuple[int, int]], at: int, pp: int
 ) -> pl.DataFrame | None:
-    """Return one rank's chunks with its backwards tied anew; None where they are not as many as the first rank's."""
+    """Return one rank's chunks with its backwards paired anew; None where they are not as many as the first rank's."""
     rows = chunks.with_row_index("row").filter(pl.col("op").is_in(_BACK)).sort("launch_ns")
     if len(rows) != len(order):
         return None

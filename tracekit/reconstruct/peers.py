@@ -18,7 +18,7 @@ from tracekit.schema import conform
 def name_peers(
     ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | None = None
 ) -> tuple[list[RankPipeline], tuple[Notice, ...]]:
-    """Return the ranks with the peers of their messages as ranks of the run, and how they were found where by order."""
+    """Return the ranks with the peers of their messages as ranks of the run, and a notice where order gave them."""
     local = [r for r in ranks if r.peers_local and r.messages.height]
     if not local:
         return list(ranks), ()
@@ -48,7 +48,7 @@ def _by_order(named: Named, count: int) -> Notice:
     lines = "; ".join(listing(map(str, line), most=8) for line in named.lines[:4])
     more = f" and {len(named.lines) - 4} more" if len(named.lines) > 4 else ""
     text = (
-        f"messages do not say to whom: along the pipeline of ranks {lines}{more} the k-th send meets the k-th receive, "
-        f"and {named.met:.0%} of the {count:,} ran at the same time as their other side"
+        f"messages do not name their peers: along the pipeline of ranks {lines}{more} the k-th send meets the "
+        f"k-th receive, and {named.met:.0%} of the {count:,} ran at the same time as their other side"
     )
-    return Notice("peers-by-order", f"{text}; waiting rests on that (--layout says otherwise)")
+    return Notice("peers-by-order", f"{text}; waiting rests on that match (override with --layout)")

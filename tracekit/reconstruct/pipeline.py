@@ -58,7 +58,7 @@ class Pipeline:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Places in the pipeline that there are traces of."""
+        """Positions in the pipeline that have a trace."""
         return tuple(sorted(self.detail["position"].unique().to_list()))
 
     def orders(self) -> dict[int, list[Op]]:
@@ -86,7 +86,7 @@ class Pipeline:
 
 
 def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: int, clocks: Clocks) -> Pipeline:
-    """Cells of the pipeline formed by the ranks *pipeline* (in stage order; some may have no trace) in one step."""
+    """Return the pipeline that the ranks *pipeline* (in stage order; some may have no trace) form in one step."""
     position = {rank: i for i, rank in enumerate(pipeline)}
     parts = {position[r]: ranks[r].by_step[step] for r in pipeline if r in ranks and step in ranks[r].by_step}
     chunks = {at: table for at, (table, _) in parts.items()}
@@ -120,7 +120,7 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
 
 
 def _stages_from(placement: Placement, ranks: int) -> str:
-    """Return where stages come from that no annotation tells."""
+    """Return where the stages come from, without annotations."""
     if not placement.places:
         return "nothing"
     return "order" if ranks == 1 else "messages"
@@ -129,11 +129,11 @@ def _stages_from(placement: Placement, ranks: int) -> str:
 def _unplaced(placement: Placement) -> tuple[Notice, ...]:
     if placement.places:
         return ()
-    return (Notice("stages-unknown", f"stages and micro-batches cannot be told: {placement.reason}"),)
+    return (Notice("stages-unknown", f"stages and micro-batches are not known: {placement.reason}"),)
 
 
 def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
-    """Who sent how many messages to whom; empty when the trace does not say."""
+    """Return who sent how many messages to whom; empty where the trace does not show it."""
     sent = {at: table.filter("send") for at, table in messages.items()}
     if any(table["peer"].null_count() for table in sent.values()) or not any(t.height for t in sent.values()):
         return {}

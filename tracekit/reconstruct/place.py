@@ -24,7 +24,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Placement:
-    """``places[position][pair]``: stage and micro-batch; empty, with a reason, where they cannot be told."""
+    """``places[position][pair]``: stage and micro-batch; empty, with a reason, where they are not known."""
 
     shape: str  # "line", "loop", "V", "two-way" or "unknown"
     virtual: int
@@ -33,7 +33,7 @@ class Placement:
 
 
 def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], pp: int) -> Placement:
-    """Stage and micro-batch of every pair, by position in the pipeline. *messages* hold positions, not ranks."""
+    """Return stage and micro-batch of every pair, by position in the pipeline. *messages* hold positions, not ranks."""
     goes = {at: forward_peers(chunks[at], messages[at]) for at in chunks}
     if pp == 1:
         return _line(goes, chunks)
@@ -49,7 +49,7 @@ def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFram
 
 
 def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | None]:
-    """For each forward in launch order, the position its output was sent to, None for nowhere.
+    """Return, for each forward in launch order, the position its output was sent to, None for nowhere.
 
     What is sent between two chunks belongs to the chunks launched last before it. Where a forward and a backward send
     together to different ranks, forwards that sent alone tell which way forwards go.
@@ -107,7 +107,7 @@ def _count(stages: list[int], first: Mapping[int, int] | None = None) -> dict[in
 
 
 def _line(goes: Mapping[int, list[int | None]], chunks: Mapping[int, pl.DataFrame]) -> Placement:
-    """One stage a rank; backwards whose forward is not in the trace are numbered after the others."""
+    """One stage per rank; backwards whose forward is not in the trace are numbered after the others."""
     pairs = {at: chunks[at]["pair"].n_unique() for at in goes}
     return Placement("line", 1, {at: _count([at] * max(len(peers), pairs[at])) for at, peers in goes.items()})
 
@@ -140,14 +140,14 @@ def _loop(goes: Mapping[int, list[int | None]], pp: int) -> Placement:
     virtual = total // microbatches
     chunks = _chunk_order(ends, virtual, pp)
     if chunks is None:
-        return Placement("unknown", virtual, {}, f"the order of {virtual} chunks per rank is none that is known")
+        return Placement("unknown", virtual, {}, f"the order of {virtual} chunks per rank is not a known one")
     if any(len(peers) != total for peers in goes.values()):
         return Placement("unknown", virtual, {}, "the ranks ran different numbers of forwards")
     return Placement("loop", virtual, {at: _count([c * pp + at for c in chunks]) for at in goes})
 
 
 def _chunk_order(ends: list[bool], virtual: int, pp: int) -> list[int] | None:
-    """Return each forward's chunk: with two the ends say it, with more groups of micro-batches must explain them."""
+    """Return each forward's chunk: with two, from the ends; with more, groups of micro-batches must explain them."""
     if virtual == 2:
         return [int(end) for end in ends]
     microbatches = sum(ends)

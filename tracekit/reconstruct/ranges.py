@@ -1,4 +1,4 @@
-"""Cells a run names itself: ``PP:`` ranges, where they hold the work, say what is one cell, whatever ran inside."""
+"""Cells that a run names itself: where the work lies in ``PP:`` ranges, these are the cells, whatever ran inside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Key = tuple[str, int, int]
 
 
 def names(text: pl.Series, *, backward: pl.Series) -> pl.DataFrame:
-    """Return what ``PP:`` ranges say about kernels under them: op, stage, micro-batch, and the block of two it is in.
+    """Return what ``PP:`` ranges name the kernels in them: op, stage, micro-batch, and the block of two it is in.
 
     Inside a block the side tells whose a kernel is, unless a range of its own does.
 
@@ -45,7 +45,7 @@ def _name(path: str, *, backward: bool) -> tuple[str | None, int | None, int | N
 
 
 def by_ranges(rows: pl.DataFrame) -> Segments | None:
-    """Cut the rows of one step by the ranges they were launched in; None where too many were in none.
+    """Return the rows of one step cut by the ranges they were launched in; None where too many were in none.
 
     Weight gradients outside every range that follow a ``B`` are its own, held back to run beside its send.
     """

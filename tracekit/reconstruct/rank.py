@@ -90,7 +90,7 @@ class RankPipeline:
 
 
 def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFrame | None = None) -> RankPipeline:
-    """Chunks of work and messages of one rank's labelled events.
+    """Return the chunks of work and the messages of one rank's labelled events.
 
     *around* may hold more of the rank's GPU events than the steps asked for: what of them stood in the way is counted.
 
@@ -148,7 +148,7 @@ def _contention(rows: pl.DataFrame, segmented: list[_Segmented], ran: Timeline) 
 
 
 def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
-    """Keep at most *most* steps, evenly spread, and say so.
+    """Return at most *most* steps, evenly spread, with a notice where some were left out.
 
     The stride is a power of two and counts step numbers, so that ranks which differ in a step or two keep the same.
 
@@ -167,7 +167,7 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.
     if wanted.is_empty():  # numbers that skip: every second step marked, say
         wanted = steps.gather_every(stride)
     kept = labelled.filter(pl.col("step").is_null() | pl.col("step").is_in(wanted.implode()))
-    text = f"one step in {stride} is held against its ideal, {len(wanted)} of {len(steps)}; name others with --steps"
+    text = f"one step in {stride} is compared with its ideal, {len(wanted)} of {len(steps)}; choose others with --steps"
     return kept, (Notice("steps-sampled", text),)
 
 
@@ -230,7 +230,7 @@ def _step(step: int, rows: pl.DataFrame) -> _Segmented:
 
 
 def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
-    """Return a forward's annotation names its backward too, where that one has none of its own."""
+    """Return the chunks; a backward without a name of its own has its forward's."""
     has_names = chunks["stage"].is_not_null() & chunks["microbatch"].is_not_null()
     if not has_names.any():
         return chunks
@@ -303,7 +303,7 @@ def _notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, ...]:
         )
     guessed = chunks.filter((pl.col("op") == "B") & (pl.col("confidence") <= POSITION))
     if guessed.height and not notices:
-        text = "backwards share no sequence number with a forward (recomputed layers do that): tied by order alone"
+        text = "backwards share no sequence number with a forward (as with recomputed layers): tied by order alone"
         notices.append(Notice("pairs-by-order", text))
     alone = chunks.filter(pl.col("op") == "F").join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="anti")
     if alone.height and alone.height < chunks.filter(pl.col("op") == "F").height:

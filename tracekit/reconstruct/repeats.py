@@ -1,4 +1,4 @@
-"""How many times the same kernels come again in a chunk: the layers of a stage."""
+"""How often the same kernels repeat in a chunk: the layers of a stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REGULAR = 0.95
 
 
 def repeats(used: pl.DataFrame) -> pl.DataFrame:
-    """Return for every chunk how many like layers it is made of: the most that nearly all its kernels divide into.
+    """Return for every chunk how many equal layers it is made of: the most that nearly all its kernels divide into.
 
     *used* are kernels: chunk, name, start_ns, end_ns. What comes once (an embedding, a loss) counts against it.
 

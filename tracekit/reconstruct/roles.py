@@ -34,7 +34,7 @@ class Roles:
 
 
 def parse_layout(text: str) -> dict[str, int]:
-    """Read ``pp=4,ep=2``: sizes of a mesh, the last one varying fastest from rank to rank.
+    """Return the sizes of a mesh written as ``pp=4,ep=2``, the last one varying fastest from rank to rank.
 
     >>> parse_layout("pp=4,ep=2")
     {'pp': 4, 'ep': 2}
@@ -81,7 +81,7 @@ def mesh_lines(ranks: Sequence[int], layout: str | Mapping[str, int]) -> list[li
 
 
 def find_roles(ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | None = None) -> Roles:
-    """Pipelines and positions, from the layout if given, else from who sent to whom and the process groups."""
+    """Return pipelines and positions, from the layout if given, else from who sent to whom and the process groups."""
     if layout is not None:
         return _from_mesh(ranks, parse_layout(layout) if isinstance(layout, str) else dict(layout))
     notices: list[Notice] = []
@@ -91,7 +91,7 @@ def find_roles(ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | 
 
 
 def with_pipelines(roles: Roles, more: Sequence[tuple[int, ...]]) -> Roles:
-    """Return the roles with more pipelines, and what is missing of these said."""
+    """Return the roles with more pipelines, and notices of what is missing in these."""
     positions = {rank: dict(place) for rank, place in roles.positions.items()}
     missing = [_missing(pipeline, roles.positions) for pipeline in more]
     for pipeline in more:
@@ -113,7 +113,10 @@ def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles
     world, highest = prod(sizes.values()), max(r.rank for r in ranks)
     if highest >= world:
         given = ",".join(f"{name}={size}" for name, size in sizes.items())
-        raise OptionError(f"layout {given} has {world} ranks, the trace has rank {highest}", hint="multiply the sizes")
+        raise OptionError(
+            f"layout {given} has {world} ranks, the trace has rank {highest}",
+            hint="its sizes multiply to the number of ranks",
+        )
     if world >= MOST_RANKS:
         raise OptionError(f"the layout has {world} ranks, more than any run", hint="write sizes such as pp=4,ep=2")
     places = {rank: mesh_positions(sizes, rank) for rank in range(world)}
@@ -125,7 +128,7 @@ def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles
 
 
 def _leaving(ranks: Sequence[RankPipeline], line: Sequence[int]) -> Notice | None:
-    """Return which messages go to or come from ranks that the layout does not put into the same pipeline."""
+    """Return a notice of messages to or from ranks that the layout does not put into the same pipeline."""
     for r in ranks:
         others = set(r.messages["peer"].drop_nulls().to_list()) - set(line) if r.rank in line else ()
         if others:
@@ -175,7 +178,7 @@ def _from_messages(
 
 
 def _nameless(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]:
-    """Return the ranks whose messages do not say to whom by the group they share, () where none is known."""
+    """Return the ranks whose messages do not name their peers, by the group they share (() where none is known)."""
     lines: dict[tuple[int, ...], list[int]] = {}
     for r in ranks:
         groups = [g for g in r.groups if len(g.ranks) > 1 and r.rank in g.ranks]
@@ -186,16 +189,16 @@ def _nameless(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]
 
 
 def _nameless_notice(members: list[int], shared: tuple[int, ...]) -> Notice:
-    """Return what is made of ranks whose messages do not say to whom; without all of them nothing can be."""
+    """Return a notice about ranks whose messages do not name their peers; without all ranks nothing is known."""
     if not shared and members != list(range(len(members))):
-        text = f"messages do not say to whom, and not all ranks are here (only {_few(members)})"
-        return Notice("ranks-unknown", f"{text}: which form a pipeline cannot be told; give all, or --layout")
-    text = f"messages do not say to whom: ranks {_few(members)} are taken for one pipeline in this order"
-    return Notice("peers-unknown", f"{text}; --layout says otherwise")
+        text = f"messages do not name their peers, and not all ranks are here (only {_few(members)})"
+        return Notice("ranks-unknown", f"{text}: which ranks form a pipeline is not known; give all, or --layout")
+    text = f"messages do not name their peers: ranks {_few(members)} are taken as one pipeline, in this order"
+    return Notice("peers-unknown", f"{text}; override with --layout")
 
 
 def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int] | None:
-    """Return the pipeline's ranks in order: its communicator's if that is a pipeline group; None where none says."""
+    """Return the pipeline's ranks in order, from its communicator if that is a pipeline group; None where unknown."""
     for r in ranks:
         for group in r.groups:
             if len(group.ranks) < 2 or not set(members) <= set(group.ranks):

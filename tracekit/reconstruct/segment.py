@@ -62,12 +62,12 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 def segment(rows: pl.DataFrame) -> Segments:
-    """Cut the rows of one step (as ``prepare`` gives them) into chunks: by the run's own ranges, else by evidence."""
+    """Return the chunks of one step's rows (as ``prepare`` gives them): by the run's own ranges, else by evidence."""
     return ranges.by_ranges(rows) or by_evidence(rows)
 
 
 def by_evidence(rows: pl.DataFrame) -> Segments:
-    """Cut the rows of one step into chunks without a look at ranges."""
+    """Return the chunks of one step's rows without using ranges."""
     side = rows["side"].to_numpy()
     took = (rows["end_ns"] - rows["start_ns"]).to_numpy()
     is_wgrad = (rows["label"].cast(pl.String) == "wgrad").to_numpy()

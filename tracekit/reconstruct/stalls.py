@@ -31,7 +31,7 @@ _LABELS = {
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """A rank's GPU events as arrays, to be asked for the time of some labels."""
+    """A rank's GPU events as arrays, from which the time of any labels can be read."""
 
     code: npt.NDArray[np.uint8]
     start_ns: Ints
@@ -58,7 +58,7 @@ class Timeline:
 def find_stalls(
     ran: Timeline, used: npt.NDArray[np.bool_], everything: pl.DataFrame, chunks: pl.DataFrame
 ) -> dict[str, Intervals]:
-    """Disjoint sets of time outside the chunks' compute, by cause.
+    """Return disjoint sets of time outside the chunks' compute, by cause.
 
     *ran* (the events *used* are in chunks) is of the steps that are looked at; *everything* are all of the rank's GPU
     events, because work of the step before can stand in the way of this one's.
@@ -82,7 +82,7 @@ def _breaths(covered: Intervals) -> Intervals:
 
 
 def _windows(chunks: pl.DataFrame) -> Intervals:
-    """Return the steps' time, each with as much again before it, when other ranks may have begun already."""
+    """Return the time of the steps, each with as much again before it, when other ranks may already have begun."""
     edges = chunks.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     start, end = edges["start_ns"].to_numpy(), edges["end_ns"].to_numpy()
     return union(2 * start - end, end)

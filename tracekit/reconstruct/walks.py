@@ -37,7 +37,7 @@ class View:
 
 
 def _received(rows: pl.DataFrame) -> int:
-    """Messages received by a rank with one neighbour alone; 0 for any other."""
+    """Return the number of messages received by a rank with only one neighbour; 0 for any other."""
     sent = rows.filter(pl.col("side") == MESSAGE)["p2p"].value_counts().rows()
     words = [(word.partition(":"), count) for text, count in sent for word in str(text).split(",")]
     peers = {peer for (_, _, peer), _ in words}

@@ -28,7 +28,7 @@ BlockKind = Literal["F", "B", "FB"]
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """Durations of one layer's tasks, and of what happens once a block: PP, offload and onload."""
+    """Durations of one layer's tasks, and of what happens once per block: PP, offload and onload."""
 
     attention: float = 2
     mlp: float = 2
@@ -76,7 +76,7 @@ class Block:
 
     @cached_property
     def cells(self) -> pl.DataFrame:
-        """One row a task: lane, task, label, start, end."""
+        """One row per task: lane, task, label, start, end."""
         ends = _run(self.tasks)
         rows = [(t.lane, t.name, t.label, ends[t.name] - t.duration, ends[t.name]) for t in self.tasks]
         return pl.DataFrame(rows, schema=["lane", "task", "label", "start", "end"], orient="row").sort(
@@ -96,7 +96,7 @@ class Block:
 
 
 def block(kind: BlockKind, times: BlockTimes | None = None, *, layers: int = 1) -> Block:
-    """Build the block of a phase: F (warm-up), FB (steady) or B (cool-down), of so many layers.
+    """Return the block of a phase: F (warm-up), FB (steady) or B (cool-down), of so many layers.
 
     >>> block("F", layers=2).cells.filter(pl.col("lane") == "Computation")["task"].to_list()
     ['attn(F) 0', 'mlp(F) 0', 'attn(F) 1', 'mlp(F) 1']
@@ -113,7 +113,7 @@ def block(kind: BlockKind, times: BlockTimes | None = None, *, layers: int = 1) 
 
 
 def block_times(times: BlockTimes | None = None, *, layers: int = 1) -> Times:
-    """Derive times of whole ops from the tasks inside them, for ``simulate``.
+    """Return times of whole ops, from the tasks inside them, for ``simulate``.
 
     >>> block_times().FB < block_times().F + block_times().B
     True
@@ -164,7 +164,7 @@ def _pair(t: BlockTimes, layer: int, layers: int) -> list[Task]:
 
 
 def _ends(kind: str, t: BlockTimes, layers: int) -> list[Task]:
-    """Add what happens once a block: PP beside the last attn(W), offload and onload beside everything."""
+    """Add what happens once per block: PP beside the last attn(W), offload and onload beside everything."""
     last = layers - 1
     results = {"F": ("combine(F)",), "B": ("attn(B)",), "FB": ("combine(F)", "attn(B)")}[kind]
     tasks = [Task("PP", LANES[1], "pp_comm", t.pp, tuple(_name(x, last, layers) for x in results))]
@@ -176,7 +176,7 @@ def _ends(kind: str, t: BlockTimes, layers: int) -> list[Task]:
 
 
 def _run(tasks: Sequence[Task]) -> dict[str, float]:
-    """End of every task; lanes in order, tasks when what they need is there."""
+    """Return the end of every task: lanes run in order, tasks start when what they need is ready."""
     lanes = {lane: [task for task in tasks if task.lane == lane] for lane in {task.lane: None for task in tasks}}
     ends: dict[str, float] = {}
     free = dict.fromkeys(lanes, 0.0)

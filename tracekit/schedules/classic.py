@@ -14,8 +14,8 @@ def gpipe(pp: int, microbatches: int) -> list[list[Op]]:
     >>> gpipe(1, 2)
     [[Op(0F0), Op(0F1), Op(0B0), Op(0B1)]]
     """
-    each = range(microbatches)
-    return [[*(forward(rank, i) for i in each), *(backward(rank, i) for i in each)] for rank in range(pp)]
+    batches = range(microbatches)
+    return [[*(forward(rank, i) for i in batches), *(backward(rank, i) for i in batches)] for rank in range(pp)]
 
 
 def one_f_one_b(pp: int, microbatches: int) -> list[list[Op]]:

@@ -57,7 +57,7 @@ class _Ops:
 
 
 def _repeat(blocks: list[tuple[int, int, int, int]], microbatches: int) -> _Ops:
-    """Lay the block down once for each micro-batch: the slots of F0, F1, I1, I0, and W where there is room."""
+    """Return the block repeated for each micro-batch: the slots of F0, F1, I1, I0, and W where there is room."""
     pp = len(blocks)
     ops = _Ops([0], [], [], [])
     for rank, block in enumerate(blocks):
@@ -82,7 +82,7 @@ def _repeat(blocks: list[tuple[int, int, int, int]], microbatches: int) -> _Ops:
 
 
 def _best_squeeze(ops: _Ops, *, limit: int) -> list[list[Op]]:
-    """Take the shorter of two ways to fill gaps."""
+    """Return the orders of the shorter of two ways to fill gaps."""
     tries = [_squeezed(ops, limit, eager=eager) for eager in (False, True)]
     _, order = min(tries, key=lambda done: done[0])
     kind, stage, microbatch = (np.array(c)[order].tolist() for c in (ops.kind, ops.stage, ops.microbatch))
@@ -91,7 +91,7 @@ def _best_squeeze(ops: _Ops, *, limit: int) -> list[list[Op]]:
 
 
 def _squeezed(ops: _Ops, limit: int, *, eager: bool) -> tuple[int, Any]:
-    """Return the slots it takes, and the ops in the order they run, rank after rank."""
+    """Return how many slots it takes, and the ops in the order they run, rank after rank."""
     total, ranks = len(ops.kind), len(ops.first) - 1
     forwards = [ops.kind[a:b].count(_F) for a, b in pairwise(ops.first)]
     tables: list[Any] = [
@@ -107,7 +107,7 @@ def _squeezed(ops: _Ops, limit: int, *, eager: bool) -> tuple[int, Any]:
 
 
 def _squeeze(ops: Any, ranks: Any, done: Any, rules: Any) -> int:  # noqa: PLR0912, PLR0915 - native code is one function
-    """Run the ranks slot by slot; a rank whose next op is not ready takes a later one that is, if memory allows.
+    """Return how many slots the ranks take; one whose next op is not ready takes a later one that is, if memory allows.
 
     With forwards left, a rank leaves its order only for a gap (*eager*: also to run I before W); with none left, I goes
     before W, because other ranks wait for I alone.

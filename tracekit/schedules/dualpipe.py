@@ -53,7 +53,7 @@ class _Streams:
         self.weights: deque[Op] = deque()
 
     def eight_steps(self, h: int, q: int, *, repeats: int) -> list[Op]:
-        """Walk through the paper's steps; *h* ranks a side, *q* ranks between this one and its side's end."""
+        """Walk through the paper's steps; *h* ranks per side, *q* ranks between this one and its side's end."""
         # 1. F0
         for _ in range(2 * (h - q - 1)):
             self.ops.append(self.f(0))

@@ -12,7 +12,7 @@ from tracekit.schedules.schedule import Schedule
 
 
 def read_orders(path: str | os.PathLike[str]) -> Schedule:
-    r"""Read a schedule from a text file: one line per rank, ops between blanks; ``#`` starts a comment.
+    r"""Return the schedule in a text file: one line per rank, ops separated by blanks; ``#`` starts a comment.
 
     >>> import tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "mine.txt"
@@ -54,7 +54,7 @@ def write_orders(schedule: Schedule, path: str | os.PathLike[str]) -> None:
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
-    """Lines that hold ops, with their numbers; a rank without ops is not possible."""
+    """Lines with ops, and their numbers; a rank without ops is not possible."""
     lines = ((number, line.split("#", 1)[0].strip()) for number, line in enumerate(text.splitlines(), 1))
     return [(number, line) for number, line in lines if line]
 

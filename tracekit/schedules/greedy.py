@@ -16,7 +16,7 @@ from tracekit.schedules.times import Times
 
 
 def search(pp: int, microbatches: int, times: Times, *, limit: int) -> list[list[Op]]:
-    """Find the order whose longest rank is shortest, holding activations of at most *limit* micro-batches per rank.
+    """Return the order whose longest rank is shortest, with activations of at most *limit* micro-batches per rank.
 
     >>> " ".join(map(str, search(2, 2, Times(), limit=2)[1]))
     '1F0 1I0 1F1 1I1 1W0 1W1'
@@ -82,7 +82,7 @@ class _Plan:
                 self.weight(rank)
 
     def warmup(self, overfill: bool) -> list[int]:
-        """Count the forwards each rank can place after its first before its first backward arrives."""
+        """Return how many forwards each rank can place after its first before its first backward arrives."""
         more = [0] * self.pp
         arrival = self.at[-1] + self.i_time + self.p2p
         for rank in reversed(range(self.pp - 1)):

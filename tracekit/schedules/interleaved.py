@@ -105,7 +105,7 @@ def interleaved_zero_bubble(pp: int, microbatches: int, virtual: int, group: int
 
 
 def _passes(pp: int, rank: int, microbatches: int, virtual: int, group: int) -> tuple[list[Op], list[Op]]:
-    """List a rank's forwards and backwards, each in the order they run; backwards take the chunks from the last."""
+    """Return a rank's forwards and backwards, each in the order they run; backwards take the chunks from the last."""
     order = chunk_order(microbatches, virtual, group)
     forwards = [forward(chunk * pp + rank, i) for chunk, i in order]
     backwards = [backward((virtual - 1 - chunk) * pp + rank, i) for chunk, i in order]

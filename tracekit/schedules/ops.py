@@ -44,7 +44,7 @@ class Op(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Op:
-        """Read the notation back; PyTorch's ``(0F7;7B3)OVERLAP_F_B`` is understood too.
+        """Return the op written in the notation; PyTorch's ``(0F7;7B3)OVERLAP_F_B`` is understood too.
 
         >>> Op.parse("4B1") == Op("B", 4, 1)
         True
@@ -62,7 +62,7 @@ class Op(NamedTuple):
 
 
 def parse_orders(line: str) -> tuple[Op, ...]:
-    """Read one rank's order: ops between blanks.
+    """Return one rank's order, read from ops separated by blanks.
 
     >>> parse_orders("0F0 0F1 0B0 0B1")
     (Op(0F0), Op(0F1), Op(0B0), Op(0B1))
@@ -100,7 +100,7 @@ def from_columns(
     b_stage: Sequence[int | None] | None = None,
     b_microbatch: Sequence[int | None] | None = None,
 ) -> list[Op]:
-    """Make many ops at once.
+    """Return many ops at once.
 
     >>> from_columns(["F", "B"], [0, 0], [3, 2])
     [Op(0F3), Op(0B2)]

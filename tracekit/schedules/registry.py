@@ -85,7 +85,7 @@ def unregister(name: str) -> None:
 
 
 def add_entry(entry: Entry) -> Entry:
-    """Add an entry as it is; one of the same name gives way."""
+    """Add an entry as it is; one of the same name is replaced."""
     _ENTRIES[entry.name] = entry
     return entry
 
@@ -100,7 +100,7 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> Entry:
-    """Look up what the registry knows of a schedule; an unknown name gets the nearest one suggested.
+    """Return what the registry knows about a schedule; for an unknown name the error suggests the nearest.
 
     >>> describe("1f1b").summary
     'one forward, one backward: warm up, alternate, drain'
@@ -124,7 +124,7 @@ def generate(
     group: int | None = None,
     times: Times | None = None,
 ) -> Schedule:
-    """Make the order of every rank. Only the searched schedules (zb-1p, zb-2p) look at *times*.
+    """Return the schedule with the order of every rank. Only the searched schedules (zb-1p, zb-2p) look at *times*.
 
     >>> generate("1f1b", pp=2, microbatches=2).orders()
     [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
@@ -143,7 +143,7 @@ microbatches=12
     if pp * microbatches * sizes.virtual > MOST_CHUNKS:
         raise ScheduleError(
             f"pp={pp} × microbatches={microbatches} × virtual={sizes.virtual} is more than {MOST_CHUNKS:,} forwards",
-            hint="ask for less",
+            hint="use smaller sizes",
         )
     if not entry.holds(sizes):
         raise _refusal(entry, sizes, group)

@@ -192,7 +192,7 @@ def _check_once(schedule: Schedule, letter: str, counts: Ints) -> None:
         stage, microbatch = (int(n) for n in doubled[0])
         where = ", ".join(_mentions(schedule, letter, stage, microbatch))
         raise ScheduleError(
-            f"{schedule.name}: {stage}{letter}{microbatch} is there {counts[stage, microbatch]} times ({where})",
+            f"{schedule.name}: {stage}{letter}{microbatch} appears {counts[stage, microbatch]} times ({where})",
             hint="every op runs once",
         )
     absent = np.argwhere(counts == 0)
@@ -217,7 +217,7 @@ def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> Sc
 
 
 def _mentions(schedule: Schedule, letter: str, stage: int, microbatch: int) -> list[str]:
-    """Where the ops stand that all do this one piece of work."""
+    """Return where the ops are that all do this one piece of work."""
     kinds = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W")}[letter]
     mentions = []
     for rank, ops in enumerate(schedule.ranks):
@@ -244,7 +244,7 @@ def _check_placement(schedule: Schedule, *made: Ints) -> None:
 
 
 def align(schedule: Schedule, values: Any) -> list[Any]:
-    """Flatten one sequence per rank, aligned to ``schedule.ranks``, into the order of ``schedule.table``.
+    """Return one sequence per rank, aligned to ``schedule.ranks``, flattened into the order of ``schedule.table``.
 
     >>> from tracekit.schedules.ops import parse_orders
     >>> s = Schedule("mine", 2, 1, 1, (parse_orders("0F0 0B0"), parse_orders("1F0 1B0")))

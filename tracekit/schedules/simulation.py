@@ -1,4 +1,4 @@
-"""What a simulated schedule tells: cells, makespan, three bubbles, memory, idle by phase."""
+"""The results of a simulated schedule: cells, makespan, three bubbles, memory, idle by phase."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Simulation:
 
     @cached_property
     def cells(self) -> pl.DataFrame:
-        """One row an op: rank, op, stage, microbatch, b_stage, b_microbatch (of FB), start, end."""
+        """One row per op: rank, op, stage, microbatch, b_stage, b_microbatch (of FB), start, end."""
         table = self.schedule.table
         pair = table.kind == s.FB
         return pl.DataFrame(
@@ -163,7 +163,7 @@ class Simulation:
 
 
 def _ratio(part: Any, whole: Any) -> float:
-    """Divide; a schedule that takes no time has no idle time either."""
+    """Return the ratio; a schedule that takes no time has no idle time either."""
     return float(part / whole) if whole else 0.0
 
 

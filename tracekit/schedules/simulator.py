@@ -27,7 +27,7 @@ def simulate(
     forward_latency: Sequence[Sequence[Any]] | None = None,
     backward_latency: Sequence[Sequence[Any]] | None = None,
 ) -> Simulation:
-    """Start and end of every op of *schedule*.
+    """Return start and end of every op of *schedule*.
 
     *durations* replaces the times op by op, and the latencies the p2p time of what an op receives (the activation
     from the stage before, the gradient from the stage after); each is one sequence per rank, aligned to
@@ -92,7 +92,7 @@ def _sweep(order: Sequence[int], edges: Edges, taken: list[Any], arrive_f: list[
 def _sweep_whole(  # noqa: PLR0917 - compiled code takes no keywords
     order: Ints, waits: Ints, taken: Ints, arrive_f: Ints, arrive_b: Ints, start: Ints
 ) -> None:
-    """Do what ``_sweep`` does, in whole numbers."""
+    """Return what ``_sweep`` does, in whole numbers."""
     for k in range(len(order)):
         i = order[k]
         ready = 0
@@ -105,7 +105,7 @@ def _sweep_whole(  # noqa: PLR0917 - compiled code takes no keywords
 
 
 def _running_order(schedule: Schedule) -> list[int]:
-    """Find an order of all ops in which every op follows what it waits for; kept with the schedule for replays."""
+    """Return an order of all ops in which every op follows what it waits for; kept with the schedule for replays."""
     kept: list[int] | None = schedule.__dict__.get("_running_order")
     if kept is None:
         large = len(schedule.table.kind) >= NATIVE_OPS
@@ -115,7 +115,7 @@ def _running_order(schedule: Schedule) -> list[int]:
 
 
 def _find_order_whole(schedule: Schedule) -> list[int] | None:
-    """Do what ``_find_order`` does; None where it must say who waits for whom."""
+    """Return what ``_find_order`` does; None where ops wait for each other."""
     edges, offsets = schedule.edges, whole(schedule.table.offsets)
     waits = np.stack([edges.forward, edges.backward, edges.own])
     order, at = np.empty(len(edges.own), np.int64), offsets[:-1].copy()
@@ -189,7 +189,7 @@ def _find_order(schedule: Schedule) -> list[int]:
 
 
 def _deadlock(schedule: Schedule, at: list[int], missing: dict[int, int]) -> DeadlockError:
-    """Follow who waits for whom until a rank comes up twice: that is the ring."""
+    """Return the error of a ring: who waits for whom, until a rank comes up twice."""
     ring: list[int] = []
     rank = next(iter(missing))
     while rank not in ring:

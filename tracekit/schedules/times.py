@@ -21,7 +21,7 @@ KEYS = ("F", "I", "W", "B", "FB", "P2P")
 
 @dataclass(frozen=True)
 class Times:
-    """Durations in any unit. F, I, W, B and FB are numbers, one number a stage, or a table stages × micro-batches.
+    """Durations in any unit. F, I, W, B and FB are numbers, one number per stage, or a table stages × micro-batches.
 
     B is I + W and FB is F + B unless given. ``rank_factor`` slows single ranks down. A transfer between two ranks
     takes P2P (a number, or a table from rank × to rank) plus ``p2p_bytes / p2p_bandwidth``.
@@ -56,7 +56,7 @@ class Times:
 
     @classmethod
     def parse(cls, text: str) -> Times:
-        """Read the command line's ``F=1,I=1,W=1,FB=3,P2P=0``; what is not named keeps its default.
+        """Return the times in the command line's ``F=1,I=1,W=1,FB=3,P2P=0``; what is not named keeps its default.
 
         >>> Times.parse("F=2,B=5").scalars()
         {'F': 2, 'I': 1, 'W': 1, 'B': 5, 'FB': 7, 'P2P': 0}
@@ -107,7 +107,7 @@ class Times:
 
 
 def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """Read ``KEY=number,…`` with *keys* allowed.
+    """Return the times in ``KEY=number,…``, with *keys* allowed.
 
     >>> parse_times("H2D=4,RELOAD=0.5", ("H2D", "BROADCAST", "RELOAD"))
     {'H2D': 4, 'RELOAD': 0.5}
@@ -126,14 +126,14 @@ def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
         if key not in keys or not math.isfinite(value):
             raise OptionError(f"time {word!r} is not NAME=number", hint=f"names: {', '.join(keys)}")
         if key in times:
-            raise OptionError(f"time {key} is given twice", hint="which one is meant?")
+            raise OptionError(f"time {key} is given twice", hint="give it once")
         times[key] = int(value) if value.is_integer() else value
         _freeze(key, times[key])
     return times
 
 
 def _freeze(key: str, value: Any) -> Any:
-    """Check *value* and turn it into numbers or nested tuples, so that Times stay hashable."""
+    """Return *value*, checked, as numbers or nested tuples, so that Times stay hashable."""
     try:
         array = np.asarray(value)
         numeric = array.dtype.kind in "iuf" and array.ndim <= 2 and array.size > 0

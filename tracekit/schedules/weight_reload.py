@@ -42,7 +42,7 @@ class ReloadTimes:
 
     @classmethod
     def parse(cls, text: str) -> ReloadTimes:
-        """Read the command line's ``H2D=4,BROADCAST=1,RELOAD=1``."""
+        """Return the times in the command line's ``H2D=4,BROADCAST=1,RELOAD=1``."""
         return cls(**parse_times(text, ("H2D", "BROADCAST", "RELOAD")))
 
 
@@ -72,7 +72,7 @@ class WeightReload:
 
     @cached_property
     def cells(self) -> pl.DataFrame:
-        """One row a device and op: rank, lane, op, role (of a broadcast), bucket, round, start, end."""
+        """One row per device and op: rank, lane, op, role (of a broadcast), bucket, round, start, end."""
         rows = []
         for op, bucket, start, end in self.steps:
             turn, owner = divmod(bucket, self.ranks)
@@ -85,7 +85,7 @@ class WeightReload:
         return pl.DataFrame(rows, schema=columns, orient="row").sort("rank", "start", "lane", maintain_order=True)
 
     def orders(self) -> list[list[str]]:
-        """List what every device does, in order of start, as in ``H2D0 BROADCAST0 RELOAD0``."""
+        """Return what every device does, in order of start, as in ``H2D0 BROADCAST0 RELOAD0``."""
         orders: list[list[str]] = [[] for _ in range(self.ranks)]
         for rank, op, bucket in self.cells.select("rank", "op", "bucket").iter_rows():
             orders[rank].append(f"{op}{bucket}")
@@ -106,7 +106,7 @@ class WeightReload:
 
 
 def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> WeightReload:
-    """Simulate an update of *rounds* rounds, every device the owner of one bucket a round.
+    """Return a simulated update of *rounds* rounds; every device owns one bucket per round.
 
     >>> weight_reload(2, 1, ReloadTimes(H2D=1, BROADCAST=1, RELOAD=3)).makespan
     8
@@ -115,7 +115,9 @@ def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> 
         if value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")
     if ranks * ranks * rounds > 2_000_000:
-        raise ScheduleError(f"ranks={ranks}, rounds={rounds}: more than 2,000,000 broadcasts", hint="ask for less")
+        raise ScheduleError(
+            f"ranks={ranks}, rounds={rounds}: more than 2,000,000 broadcasts", hint="use fewer ranks or rounds"
+        )
     times = times or ReloadTimes()
     steps: list[tuple[str, int, float, float]] = []
     now: float = 0

@@ -58,7 +58,7 @@ class _Writer:
     host: int = 0
 
     def step(self, number: int, origin: int) -> None:
-        """One step: cells where the simulation puts them, messages between, an optimizer at the end."""
+        """Write one step: cells where the simulation puts them, messages between, an optimizer at the end."""
         recipe, done = self.recipe, self.recipe.simulation()
         table = recipe.schedule.table
         first, last = table.offsets[self.position], table.offsets[self.position + 1]
@@ -87,7 +87,7 @@ class _Writer:
             row.setdefault("step", number)
 
     def _messages(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Per cell of this rank: cells of other ranks it receives from, and sends to."""
+        """Return, per cell of this rank, the cells of other ranks it receives from and sends to."""
         kept = self.recipe.__dict__.setdefault("_messages", {})
         if not kept:
             table, edges = self.recipe.schedule.table, self.recipe.schedule.edges
@@ -105,7 +105,7 @@ class _Writer:
     # Cells
 
     def cell(self, op: Op, start: int, end: int, work: int) -> None:
-        """One cell's kernels, its stalls spread between them."""
+        """Write one cell's kernels, with its stalls spread between them."""
         pieces = self._pieces(op)
         stalls = self._stalls(op, len(pieces))
         shares = np.diff(np.rint(np.linspace(0, work, len(pieces) + 1))).astype(np.int64).tolist()
@@ -147,7 +147,7 @@ class _Writer:
         return {"F": forward, "I": inputs, "W": weights, "B": both}[op.kind]
 
     def _stalls(self, op: Op, pieces: int) -> dict[int, list[tuple[str, int]]]:
-        """Before which piece each injected stall goes."""
+        """Return the injected stalls by the piece they precede."""
         stalls: dict[int, list[tuple[str, int]]] = {}
         recipe = self.recipe
         if recipe.ep_ns and op.kind != "W":
@@ -161,7 +161,7 @@ class _Writer:
         return stalls
 
     def piece(self, piece: tuple[str, int, int, int], start: int, end: int, late: int) -> None:
-        """One GEMM with the ops around its launch."""
+        """Write one GEMM with the ops around its launch."""
         what, stage, microbatch, layer = piece
         numbers = self.numbers.setdefault((stage, microbatch), [])
         if what == "F":
@@ -238,7 +238,7 @@ class _Writer:
         )
 
     def copy(self, way: str, start: int, end: int) -> None:
-        """Activations to the host or back."""
+        """Write a copy of activations to the host or back."""
         name, stream = ("DtoH (Device -> Pinned)", D2H) if way == "offload" else ("HtoD (Pinned -> Device)", H2D)
         size = TOKENS * INNER * 2
         self.kernel(f"Memcpy {name}", start, end, op="aten::copy_", stream=stream, kind="memcpy", bytes=size)

@@ -71,7 +71,7 @@ class Recipe:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run."""
+        """Number of ranks in the run."""
         return self.schedule.pp * self.replicas
 
     def rank(self, position: int, replica: int = 0) -> int:

@@ -22,7 +22,7 @@ def sample_recipe() -> Recipe:
 
 
 def write_sample(folder: str | os.PathLike[str]) -> list[Path]:
-    """Write the sample run into *folder*, which may hold an older sample and nothing else.
+    """Write the sample run into *folder*, which must be empty or contain only an older sample.
 
     >>> import tempfile
     >>> len(write_sample(tempfile.mkdtemp()))
@@ -31,5 +31,5 @@ def write_sample(folder: str | os.PathLike[str]) -> list[Path]:
     target = Path(folder)
     wanted = {f"rank{rank}.pt.trace.json.gz" for rank in range(sample_recipe().world_size)} | {"report.html"}
     if target.exists() and (not target.is_dir() or any(file.name not in wanted for file in target.iterdir())):
-        raise OutputError(f"{target}: is there and holds other things", hint="name another folder with -o")
+        raise OutputError(f"{target}: already exists and contains other files", hint="name another folder with -o")
     return write_run(sample_recipe(), target)

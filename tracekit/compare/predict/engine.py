@@ -32,7 +32,7 @@ class Launches:
     posts: Floats
 
     def lists(self) -> tuple[list[float], list[float], list[float]]:
-        """Return all three as lists, which one by one are read faster."""
+        """Return all three as lists: single values are read faster from them."""
         return self.first.tolist(), self.last.tolist(), self.posts.tolist()
 
 
@@ -104,7 +104,7 @@ class _Run:
         self.count = 0
 
     def _open(self) -> None:
-        """Let every receive be there from the start, beside nothing."""
+        """Open every receive at the start, with nothing beside it."""
         for number, kernel in enumerate(self.program.kernels):
             if kernel.receives and not kernel.sends:
                 self.loose[number] = True
@@ -136,7 +136,7 @@ class _Run:
     # compute ------------------------------------------------------------------------------------------------------
 
     def _advance(self, rank: int, now: float) -> None:
-        """Take the rank's steps until one has to be waited for."""
+        """Run the rank's steps until one has to wait."""
         steps = self.program.steps[rank]
         while self.at[rank] < len(steps):
             code, which = steps[self.at[rank]]
@@ -169,7 +169,7 @@ class _Run:
         return self.speeds[self.current[rank]] if self.beside[rank] else 1.0
 
     def _plan(self, rank: int, now: float) -> None:
-        """Say when the piece that runs will end, as things are."""
+        """Schedule the end of the running piece, at its present speed."""
         self.version[rank] += 1
         end = now + self.left[rank] / self._speed(rank)
         if self.last:
@@ -177,7 +177,7 @@ class _Run:
         self._push(end, _PIECE, rank, self.version[rank])
 
     def _pause(self, rank: int, now: float) -> None:
-        """Book what was done at the speed so far."""
+        """Subtract the work done so far at the present speed."""
         if self.current[rank] >= 0:
             self.left[rank] = max(0.0, self.left[rank] - (now - self.since[rank]) * self._speed(rank))
             self.since[rank] = now
@@ -196,7 +196,7 @@ class _Run:
             self._begin(kernel, now)
 
     def _stream(self, kernel: int) -> int:
-        """Return the queue a kernel is on: one for all, one a peer, or one a peer and direction."""
+        """Return the queue a kernel is on: one for all, one per peer, or one per peer and direction."""
         if self.machine.queues in ("one", "compute"):
             return 0
         k, messages = self.program.kernels[kernel], self.program.messages
@@ -225,7 +225,7 @@ class _Run:
                 self._try_end(other, now)
 
     def _try_end(self, kernel: int, now: float) -> None:
-        """Say when a kernel will end, once it is known."""
+        """Schedule the end of a kernel once it is known."""
         if self.over[kernel]:
             return
         k, machine = self.program.kernels[kernel], self.machine

@@ -65,7 +65,7 @@ def best_split(per_layer: Floats, extra: Floats, total: int) -> list[int]:
 
 
 def propose(predictor: Predictor, cells: pl.DataFrame) -> Layout | None:
-    """Return the best split of this run's layers over its stages, None where the present one is (or is not known)."""
+    """Return the best split of this run's layers over its stages; None where the present one is best, or not known."""
     own, ran = predictor.own, predictor.cells[1]
     layers = stage_layers(cells, own.stages)
     if layers is None or own.stages < 2:
@@ -89,7 +89,7 @@ def propose(predictor: Predictor, cells: pl.DataFrame) -> Layout | None:
 
 
 def _per_layer(cost: Floats, layers: Ints) -> tuple[Floats, Floats]:
-    """Return each stage's time for a layer, and what the first and the last one take beside their layers."""
+    """Return each stage's time per layer, and what the first and the last stage take besides their layers."""
     share = cost / layers
     extra = np.zeros(len(cost))
     inner: Sequence[float] = share[1:-1].tolist()

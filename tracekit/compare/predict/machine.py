@@ -42,7 +42,7 @@ class Machine:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """Three machines: as cheap as the run allows, as it was, as dear; and what could not be known."""
+    """Three machines: the cheapest the run allows, as measured, the costliest it allows; and what is not known."""
 
     machines: tuple[Machine, Machine, Machine]
     unknown: tuple[str, ...]
@@ -51,7 +51,7 @@ class Fitted:
 
 
 def match_messages(parts: Mapping[int, pl.DataFrame]) -> pl.DataFrame | None:
-    """Return one row a message of one step: when its send and its receive ran (s0, s1, r0, r1), on one clock.
+    """Return one row per message of one step: when its send and its receive ran (s0, s1, r0, r1), on one clock.
 
     *parts* are each position's messages with peers as positions. None where some cannot be matched.
     """

@@ -58,7 +58,7 @@ class Predictor:
     measured_ns: int
 
     def predict(self, schedule: Schedule) -> Prediction | str:
-        """Return what *schedule* would take, or why that cannot be said."""
+        """Return what *schedule* would take, or why that is not known."""
         if too_many := _too_many(schedule):
             return too_many
         program = self.runtime.program(schedule, self.own)
@@ -82,7 +82,7 @@ class Predictor:
 
     @property
     def miss(self) -> float:
-        """By what share the run's own makespan is missed, 1 where it gets stuck; every range is widened by it."""
+        """Error of the replayed makespan, as a share of the measured one (1: it gets stuck); it widens every range."""
         if "_miss" not in self.__dict__:
             program = self.runtime.program(self.own, self.own)
             outcome = self.play(program, self.own, MIDDLE)
@@ -130,7 +130,7 @@ def _ends(program: Program, done: Outcome) -> Floats:
 def predictor(
     pipeline: Pipeline, ranks: Mapping[int, RankPipeline], own: Schedule, *, exact: bool, measured_ns: int
 ) -> Predictor | str:
-    """Return what this run says about its machine, or why it says too little."""
+    """Return a predictor fitted to this run's machine, or why the run shows too little of it."""
     if reason := _unfit(pipeline, own, exact=exact):
         return reason
     messages = _messages(pipeline, ranks)
@@ -146,18 +146,18 @@ def predictor(
     ]
     made = Predictor(own, runtime, fitted, (cells[0], cells[1], cells[2]), measured_ns)
     if made.miss > MOST_MISS:
-        return f"run again with its own messages and host, this run would differ by {made.miss:.0%}"
+        return f"a replay of this run with its own messages and host is off by {made.miss:.0%}"
     return made
 
 
 def _unfit(pipeline: Pipeline, own: Schedule, *, exact: bool) -> str | None:
-    """Return why a run says too little about its machine, None where it may say enough."""
+    """Return why a run shows too little of its machine; None where it may show enough."""
     if len(pipeline.ranks) < 2:
-        return "one rank sends no messages"
+        return "a single rank sends no messages"
     if len(pipeline.positions) < len(pipeline.ranks):
         return "traces of some of the pipeline's ranks are missing"
     if not exact or pipeline.stages_from == "nothing":
-        return "the run's own order is not one of the schedules known"
+        return "the run's own order is not that of a known schedule"
     return _too_many(own)
 
 

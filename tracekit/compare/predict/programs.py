@@ -135,7 +135,7 @@ def _parts(op: Op) -> list[tuple[str, str, int, int]]:
 
 
 def just_in_time(schedule: Schedule) -> Program:
-    """Write a program that receives right before an op and sends right after it; sends are waited for at the end.
+    """Return a program that receives right before an op and sends right after it; sends are waited for at the end.
 
     >>> from tracekit.schedules import generate
     >>> program = just_in_time(generate("gpipe", pp=2, microbatches=1))
@@ -163,7 +163,7 @@ def just_in_time(schedule: Schedule) -> Program:
 
 
 def grouped(schedule: Schedule) -> Program:
-    """Write a program in which a send goes with the receive for the next op where the direction changes between them.
+    """Return a program in which a send goes with the receive for the next op where the direction changes between them.
 
     >>> from tracekit.schedules import generate
     >>> program = grouped(generate("1f1b", pp=2, microbatches=2))
@@ -201,7 +201,7 @@ def grouped(schedule: Schedule) -> Program:
 
 
 def posted(schedule: Schedule) -> Program:
-    """Write a program in which a receive is posted at the moment its send is, the ranks taken in turn, an op each.
+    """Return a program in which a receive is posted at the moment its send is, taking the ranks in turn, one op each.
 
     Reducing a stage's gradients, after its last backward, takes a turn as well.
 

@@ -35,7 +35,7 @@ MOST_WEIGHT = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """Times in nanoseconds, one a stage of this run."""
+    """Times in nanoseconds, one per stage of this run."""
 
     work: Mapping[str, Floats]  # F, I, W and B with nothing beside them and the host in time
     launch: Mapping[str, Floats]  # the host's time for launching one
@@ -49,7 +49,7 @@ class Ran:
 
     @property
     def stages(self) -> int:
-        """Stages of this run."""
+        """Number of stages of this run."""
         return len(self.work["F"])
 
     def times(self, table: Mapping[str, Floats], stages: int) -> dict[str, Floats]:
@@ -57,12 +57,12 @@ class Ran:
         return {kind: recut(values, stages) for kind, values in table.items()}
 
     def work_of(self, program: Program, schedule: Schedule) -> list[float]:
-        """Return what each piece takes: as much as pieces like it did."""
+        """Return the time of each piece: what pieces like it took."""
         times = self.times(self.work, schedule.stages)
         return [float(times[p.kind][p.stage]) for p in program.pieces]
 
     def own_work(self, program: Program) -> list[float]:
-        """Return what each piece of the run's own program took itself."""
+        """Return the time that each piece of the run's own program took."""
         usual = self.work
         return [self.cells.get((p.kind, p.stage, p.microbatch), float(usual[p.kind][p.stage])) for p in program.pieces]
 
@@ -135,10 +135,12 @@ def ran(
     launch, _, _ = _by_kind(rows, "host", stages, level, of_split=SPLIT_HOST[level])
     between, post = _host_gaps(rows, messages)
     named = rows.select("op", "place", pl.col("microbatch").fill_null(-1), "took").rows()
-    each = {(op, stage, microbatch): took for op, stage, microbatch, took in named}
+    took_by_op = {(op, stage, microbatch): took for op, stage, microbatch, took in named}
     limited = rows.filter(pl.col("end_ns") - pl.col("last_ns") < pl.col("took"))
     tail = limited.select((pl.col("end_ns") - pl.col("last_ns")).clip(0).median()).item() if limited.height else 0
-    return Ran(work, launch, between, post, float(tail or 0), each, overlap, known, bool((rows["op"] == "W").any()))
+    return Ran(
+        work, launch, between, post, float(tail or 0), took_by_op, overlap, known, bool((rows["op"] == "W").any())
+    )
 
 
 def _beside(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> pl.Series:
@@ -185,7 +187,7 @@ def _by_kind(
 
 
 def _typical(rows: pl.DataFrame, kind: str, column: str, stages: int, level: int) -> Floats | None:
-    """Return one quartile a stage; a stage without any takes the mean of the others. None: this kind never ran."""
+    """Return one quartile per stage; a stage without any takes the mean of the others. None: this kind never ran."""
     part = rows.filter(pl.col("op") == kind)
     if part.is_empty():
         return None

@@ -48,10 +48,11 @@ class Runtime:
         return WAYS[OWN_WAYS.get(schedule.name, "posted")](schedule)
 
     def words(self) -> str:
-        """Say how messages are taken to be ordered."""
-        each = _QUEUES[self.queues]
-        how = "ordered as this run's were" if self.way else "each posted with its send: this run's order is none known"
-        return f"{each}, {how}"
+        """Return in words how messages are assumed to be ordered."""
+        queues = _QUEUES[self.queues]
+        unknown = "each posted with its send: this run's order is not a known one"
+        how = "ordered as this run's were" if self.way else unknown
+        return f"{queues}, {how}"
 
 
 def find_runtime(own: Schedule, messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> Runtime:

@@ -1,4 +1,4 @@
-"""The run's own schedule with one trouble less, on its own machine."""
+"""The run's own schedule with one trouble removed, on its own machine."""
 
 from __future__ import annotations
 
