@@ -83,8 +83,8 @@ class InternalError(TracekitError):
         "a fault in tracekit: KeyError: 'x'"
         """
         text = " ".join(str(error).split())[:MOST_TEXT]
-        said = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        made = cls(f"a fault in tracekit: {said}{_place(error)}", hint=f"please report it; {DEBUG}=1 shows where")
+        fault = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        made = cls(f"a fault in tracekit: {fault}{_place(error)}", hint=f"please report it; {DEBUG}=1 shows where")
         made.__cause__ = error  # within this process, whoever debugs still sees where it came from
         return made
 
@@ -96,13 +96,13 @@ MOST_TEXT = 300
 
 def _place(error: BaseException) -> str:
     """Name the innermost line of the package that *error* passed through."""
-    found, at = "", error.__traceback__
+    place, at = "", error.__traceback__
     while at is not None:
         module = str(at.tb_frame.f_globals.get("__name__", ""))
         if module.split(".", maxsplit=1)[0] == __name__.split(".")[0]:
-            found = f" ({module}, line {at.tb_lineno})"
+            place = f" ({module}, line {at.tb_lineno})"
         at = at.tb_next
-    return found
+    return place
 
 
 @dataclass(frozen=True, slots=True)

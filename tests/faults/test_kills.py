@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tracekit._util.files import atomic_write, held, part_prefix, sweep
+from tracekit._util.files import atomic_write, being_built, part_prefix, sweep
 from tracekit.store.files import open_store
 
 KILLS = int(os.environ.get("TRACEKIT_KILLS", "1"))
@@ -188,7 +188,7 @@ def test_what_a_killed_process_left_is_swept_and_what_is_being_built_is_not(tmp_
     left, other = tmp_path / f"{part_prefix(target)}dead.json", tmp_path / ".out.json.swp"
     left.write_text("half")
     other.write_text("an editor's")
-    with held(tmp_path / other.name):
+    with being_built(tmp_path / other.name):
         sweep(target)
     assert not left.exists()
     assert other.exists()

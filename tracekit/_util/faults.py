@@ -39,8 +39,8 @@ def refused(error: BaseException) -> tuple[str, str] | None:
     if isinstance(error, MemoryError):
         return REFUSED[errno.ENOMEM]
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and (found := _OS_ERROR.search(str(error))):
-        number = int(found.group(1))
+    if number is None and (match := _OS_ERROR.search(str(error))):
+        number = int(match.group(1))
     return REFUSED.get(number or 0)
 
 

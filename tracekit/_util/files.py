@@ -35,7 +35,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     os.close(handle)
     part = Path(name)
     try:
-        with held(part):
+        with being_built(part):
             yield part
         part.chmod(0o666 & ~_umask())
         part.replace(target)
@@ -51,8 +51,8 @@ def part_prefix(target: Path) -> str:
 
 
 @contextlib.contextmanager
-def held(part: Path) -> Iterator[None]:
-    """Hold a file or folder that is being built, for as long as this process lives: ``sweep`` leaves it alone."""
+def being_built(part: Path) -> Iterator[None]:
+    """Lock a file or folder that is being built, for as long as this process lives: ``sweep`` leaves it alone."""
     try:
         handle = os.open(part, os.O_RDONLY)
     except OSError:  # folders are not opened everywhere

@@ -21,9 +21,9 @@ def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows[:MOST_ROWS])
     if len(rows) > MOST_ROWS:
         body += f'<tr><td colspan="{len(heads)}">… and {len(rows) - MOST_ROWS} more</td></tr>'
-    said = "".join(f"<li>{html(note)}</li>" for note in notes)
+    items = "".join(f"<li>{html(note)}</li>" for note in notes)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if heads else ""
-    return f"<p><b>{html(title)}</b></p>{table}" + (f"<ul>{said}</ul>" if said else "")
+    return f"<p><b>{html(title)}</b></p>{table}" + (f"<ul>{items}</ul>" if items else "")
 
 
 def _cell(value: object) -> str:

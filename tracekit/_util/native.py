@@ -237,10 +237,10 @@ def native(signature: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
 
     >>> @native("int64(int64[::1])")
     ... def total(values):
-    ...     found = 0
+    ...     total = 0
     ...     for value in values:
-    ...         found += value
-    ...     return found
+    ...         total += value
+    ...     return total
     >>> total(np.array([1, 2, 3]))
     6
     """

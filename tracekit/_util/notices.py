@@ -13,7 +13,7 @@ MOST_RANKS = 8
 """Ranks that a notice names."""
 
 
-def merge_notices(said: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int | None = None) -> list[Notice]:
+def merge_notices(by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int | None = None) -> list[Notice]:
     """Return one notice for each code and text, with the ranks it is about; texts that differ in numbers are one.
 
     Where *ranks* says how many there are, what all of them say names none.
@@ -27,7 +27,7 @@ def merge_notices(said: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int | 
     ['rank 0: 3 events lost (rank 1 too, with other numbers)']
     """
     about: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
-    for rank, notices in said:
+    for rank, notices in by_rank:
         for notice in notices:
             text = without_rank(notice.message)
             about[notice.code, re.sub(r"\d[\d.,]*", "#", text)].append((rank, text))

@@ -109,8 +109,8 @@ def executor_size(executor: Executor) -> int:
     >>> executor_size(ThreadPoolExecutor(3))
     3
     """
-    said = getattr(executor, "num_workers", None) or getattr(executor, "_max_workers", None)  # mpi4py, and ours
-    return said if isinstance(said, int) and said > 0 else cores()
+    workers = getattr(executor, "num_workers", None) or getattr(executor, "_max_workers", None)  # mpi4py, and ours
+    return workers if isinstance(workers, int) and workers > 0 else cores()
 
 
 def _attempt(function: Callable[[T], R], index: int, item: T) -> Done[T, R]:

@@ -18,10 +18,10 @@ def parsed(text: str) -> list[Any]:
     ([[2, 3], []], [], [])
     """
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    return found if isinstance(found, list) else []
+    return value if isinstance(value, list) else []
 
 
 def is_shape(value: Any) -> bool:

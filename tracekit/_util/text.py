@@ -167,8 +167,8 @@ def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:
        12.5 ms
     """
     # What does not break is not white space to textwrap while it is another sign.
-    said = unbroken(terminal(text)).replace("\N{NO-BREAK SPACE}", "\x1f")
-    lines = textwrap.wrap(said, width, initial_indent=first, subsequent_indent=rest) or [first]
+    clean = unbroken(terminal(text)).replace("\N{NO-BREAK SPACE}", "\x1f")
+    lines = textwrap.wrap(clean, width, initial_indent=first, subsequent_indent=rest) or [first]
     return "\n".join(lines).replace("\x1f", " ")
 
 
@@ -236,10 +236,10 @@ def terminal(text: object) -> str:
     >>> terminal("a\x1b[31mb\nc"), terminal("\N{RIGHT-TO-LEFT OVERRIDE}x")
     ('a\\x1b[31mb c', '\\u202ex')
     """
-    said = " ".join(str(text).split())
-    if said.isascii() and said.isprintable():
-        return said
-    return "".join(c if unicodedata.category(c)[0] != "C" else repr(c)[1:-1] for c in said)
+    line = " ".join(str(text).split())
+    if line.isascii() and line.isprintable():
+        return line
+    return "".join(c if unicodedata.category(c)[0] != "C" else repr(c)[1:-1] for c in line)
 
 
 def terminal_lines(text: object) -> str:
@@ -266,8 +266,8 @@ def markdown(text: object) -> str:
     >>> markdown("a|b `c` <b> pp_comm: _x_\nnext")
     'a\\|b \\`c\\` &lt;b&gt; pp_comm: \\_x\\_ next'
     """
-    said = terminal(text).translate(_PLAIN)
-    return _CALLS.sub("&#8203;", _EDGE.sub(r"\\_", said))
+    clean = terminal(text).translate(_PLAIN)
+    return _CALLS.sub("&#8203;", _EDGE.sub(r"\\_", clean))
 
 
 def markdown_code(text: object) -> str:
@@ -276,10 +276,10 @@ def markdown_code(text: object) -> str:
     >>> markdown_code("f<T>(a|b)"), markdown_code("`x`")
     ('`f<T>(a\\|b)`', '`` `x` ``')
     """
-    said = terminal(text).replace("|", "\\|")
-    fence = "`" * (max((len(run) for run in re.findall("`+", said)), default=0) + 1)
-    gap = " " if said.startswith("`") or said.endswith("`") or not said else ""
-    return f"{fence}{gap}{said}{gap}{fence}"
+    clean = terminal(text).replace("|", "\\|")
+    fence = "`" * (max((len(run) for run in re.findall("`+", clean)), default=0) + 1)
+    gap = " " if clean.startswith("`") or clean.endswith("`") or not clean else ""
+    return f"{fence}{gap}{clean}{gap}{fence}"
 
 
 def html(text: object) -> str:
@@ -297,10 +297,10 @@ def workflow(text: object, *, also: str = "") -> str:
     >>> workflow("a\nb%"), workflow("x: y", also=":,")
     ('a%0Ab%25', 'x%3A y')
     """
-    said = terminal_lines(str(text).replace("\r", "\n"))
+    clean = terminal_lines(str(text).replace("\r", "\n"))
     for sign in "%\n" + also:
-        said = said.replace(sign, f"%{ord(sign):02X}")
-    return said
+        clean = clean.replace(sign, f"%{ord(sign):02X}")
+    return clean
 
 
 def csv(text: object) -> str:
@@ -309,8 +309,8 @@ def csv(text: object) -> str:
     >>> csv("=cmd|' /C calc'!A0"), csv("aten::mm"), csv("-1.5"), csv("-x")
     ("'=cmd|' /C calc'!A0", 'aten::mm', '-1.5', "'-x")
     """
-    said = terminal(text)
-    return f"'{said}" if said.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(said) else said
+    clean = terminal(text)
+    return f"'{clean}" if clean.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(clean) else clean
 
 
 def json_text(text: str) -> str:

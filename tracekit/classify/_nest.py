@@ -26,7 +26,7 @@ OP, ANNOTATION = 0, 1
 )
 def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and calls cost it
     thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, around: Ints, path: Ints, room: Ints,
-    asked_thread: Ints, asked_at: Ints, found: Ints,
+    asked_thread: Ints, asked_at: Ints, answers: Ints,
 ) -> None:  # fmt: skip
     op_of, ann_of = around[0], around[1]
     op_path, ann_path = path[0], path[1]
@@ -46,9 +46,9 @@ def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and cal
                 while n_anns > 0 and end[anns[n_anns - 1]] <= asked_at[j]:
                     n_anns -= 1
                 if n_ops > 0:
-                    found[0, j] = ops[n_ops - 1]
+                    answers[0, j] = ops[n_ops - 1]
                 if n_anns > 0:
-                    found[1, j] = anns[n_anns - 1]
+                    answers[1, j] = anns[n_anns - 1]
             j += 1
         if last:
             break
@@ -94,17 +94,17 @@ def nest(  # noqa: PLR0917 - as many columns
     it starts, not the one at which it ends.
 
     >>> one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
-    >>> found = nest(two, np.array([0, 2]), np.array([9, 5]), np.array([OP, OP]), two, one, np.array([3]))
-    >>> found.op_of.tolist(), found.asked_op.tolist(), found.asked_ann.tolist()
+    >>> nested = nest(two, np.array([0, 2]), np.array([9, 5]), np.array([OP, OP]), two, one, np.array([3]))
+    >>> nested.op_of.tolist(), nested.asked_op.tolist(), nested.asked_ann.tolist()
     ([-1, 0], [1], [-1])
     """
     around, path = np.full((2, len(start)), -1, np.int64), np.zeros((2, len(start)), np.int64)
     order = np.lexsort((asked_at, asked_thread))
-    found = np.full((2, len(order)), -1, np.int64)
+    answers = np.full((2, len(order)), -1, np.int64)
     columns = (whole(column) for column in (thread, start, end, what, name))
-    _sweep(*columns, around, path, np.empty_like(path), asked_thread[order], asked_at[order], found)
-    asked = np.empty_like(found)
-    asked[:, order] = found
+    _sweep(*columns, around, path, np.empty_like(path), asked_thread[order], asked_at[order], answers)
+    asked = np.empty_like(answers)
+    asked[:, order] = answers
     return Nested(*around, *path, *asked)
 
 
@@ -128,9 +128,9 @@ def inherit(parent: Ints, own: Bools) -> Ints:
     >>> inherit(np.array([-1, 0, 1]), np.array([False, True, False])).tolist()
     [-1, 1, 1]
     """
-    found = np.full(len(parent), -1, np.int64)
-    _inherit(whole(parent), np.ascontiguousarray(own), found)
-    return found
+    nearest = np.full(len(parent), -1, np.int64)
+    _inherit(whole(parent), np.ascontiguousarray(own), nearest)
+    return nearest
 
 
 @native("void(int64[::1], int64[::1], boolean[::1], int64[::1], int64[::1], int64[::1])")

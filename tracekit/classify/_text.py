@@ -40,8 +40,8 @@ class Linear(str):
         try:
             self.found_in([""])
         except pl.exceptions.ComputeError as error:
-            told = [line.removeprefix("error: ") for line in str(error).splitlines() if line.startswith("error: ")]
-            return (told or str(error).splitlines())[0]
+            problems = [line.removeprefix("error: ") for line in str(error).splitlines() if line.startswith("error: ")]
+            return (problems or str(error).splitlines())[0]
         return ""
 
     def found_in(self, values: Sequence[str]) -> Bools:
@@ -112,8 +112,8 @@ class Text:
     def extract(self, pattern: str, group: int | str = 1) -> Text:
         """Keep what a group of the pattern holds; null where it is not found."""
         search = re.compile(pattern).search
-        found = [search(value, 0, LONGEST) for value in self.values]
-        return self.replace([m.group(group) if m else None for m in found])
+        matches = [search(value, 0, LONGEST) for value in self.values]
+        return self.replace([m.group(group) if m else None for m in matches])
 
     def replace(self, values: Sequence[str | None]) -> Text:
         """Exchange each distinct value for another, or for null."""

@@ -118,8 +118,8 @@ def _among(values: Ints, others: Ints) -> Bools:
     ordered = np.sort(others)
     if not len(ordered):
         return np.zeros(len(values), np.bool_)
-    found: Bools = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    return found
+    contained: Bools = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return contained
 
 
 def _at(values: Ints, rows: Ints) -> Ints:
@@ -166,12 +166,12 @@ def _visits(ranges: Ranges, names: Text, is_node: Bools, node_sequence: Ints) ->
         }
     )
     keys = ("name", "sequence", "thread")
-    found = table.select(
+    visits = table.select(
         again=pl.col("start") < pl.col("start").max().over(keys),
         before=pl.col("start") > pl.col("start").min().over(keys),
     )
     again, before = np.zeros(len(is_node), np.bool_), np.zeros(len(is_node), np.bool_)
-    again[rows], before[rows] = found["again"].to_numpy(), found["before"].to_numpy()
+    again[rows], before[rows] = visits["again"].to_numpy(), visits["before"].to_numpy()
     return again, before
 
 
@@ -226,9 +226,9 @@ def _answered_later(ranges: Ranges, names: Text, is_node: Bools, functions: Bool
         }
     )
     last = ran.group_by("name", "sequence").agg(pl.col("at").max())
-    found = asked.join(last, on=("name", "sequence"))
-    row = found["row"].to_numpy()
-    out[row] = found["at"].to_numpy() > ranges.start[row]
+    answers = asked.join(last, on=("name", "sequence"))
+    row = answers["row"].to_numpy()
+    out[row] = answers["at"].to_numpy() > ranges.start[row]
     return out
 
 
@@ -242,8 +242,8 @@ def inherit_below(ranges: Ranges, own: Bools, stop: Bools) -> Ints:
     """Like ``nearest_op``, but not past a range of *stop*: a node inside a re-run is backward again."""
     nearest = ranges.nearest_op(own | stop)
     hit = nearest >= 0
-    found = np.where(hit, nearest, 0)
-    return np.where(hit & own[found] & ~stop[found], nearest, -1)
+    at = np.where(hit, nearest, 0)
+    return np.where(hit & own[at] & ~stop[at], nearest, -1)
 
 
 def _forward_ops(ranges: Ranges, forward_op: Bools, names: Text, is_node: Bools, node_sequence: Ints) -> Ints:

@@ -38,16 +38,16 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
     if not len(rows):
         return Text.constant(None, len(calls)), inside
     fed = _parameter_sizes(ranges, autograd)[node[rows]]
-    size, mine = _result_sizes(ranges, calls[rows]), node[rows]
+    size, nodes = _result_sizes(ranges, calls[rows]), node[rows]
     fits = (size == fed) & (fed > 0)
-    place, count = places(mine)
-    fitting = np.bincount(mine, weights=fits, minlength=len(ranges) + 1)[mine]
-    second = np.where(autograd.names.take(mine).matches(r"^Bmm"), place == 0, place == 1)  # as its formula runs them
+    place, count = places(nodes)
+    fitting = np.bincount(nodes, weights=fits, minlength=len(ranges) + 1)[nodes]
+    second = np.where(autograd.names.take(nodes).matches(r"^Bmm"), place == 0, place == 1)  # as its formula runs them
     weight = np.where(fitting == 1, fits, second & (count == 2))
-    told = (fitting == 1) | ((count == 2) & ((fitting == 2) | (fed == _UNKNOWN) | (size < 0)))
+    certain = (fitting == 1) | ((count == 2) & ((fitting == 2) | (fed == _UNKNOWN) | (size < 0)))
     wgrad, dgrad = np.zeros(len(calls), np.bool_), np.zeros(len(calls), np.bool_)
-    wgrad[rows] = told & weight & (fed != _NONE)
-    dgrad[rows] = (told & ~weight) | (fed == _NONE)
+    wgrad[rows] = certain & weight & (fed != _NONE)
+    dgrad[rows] = (certain & ~weight) | (fed == _NONE)
     return Text.choose(len(calls), [("wgrad", wgrad), ("dgrad", dgrad)]), inside
 
 
@@ -109,8 +109,8 @@ def _accumulated(ranges: Ranges, nodes: Ints) -> Ints:
     """Size of the first operand of each node, which for ``AccumulateGrad`` is the gradient; -1 where unknown."""
     inner = np.flatnonzero(ranges.name.map(lambda v: v.endswith("AccumulateGrad") and not v.startswith(NODE)))
     shapes = Text.of(ranges.column("shapes", inner))
-    found = [next(iter(_shapes(v)), None) for v in shapes.values]
-    size = np.array([*(_UNKNOWN if s is None else prod(s) for s in found), _UNKNOWN], np.int64)[shapes.codes]
+    first = [next(iter(_shapes(v)), None) for v in shapes.values]
+    size = np.array([*(_UNKNOWN if s is None else prod(s) for s in first), _UNKNOWN], np.int64)[shapes.codes]
     of = np.full(len(ranges), _UNKNOWN, np.int64)
     of[inner] = size
     parent = ranges.op_of[inner]

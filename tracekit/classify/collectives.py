@@ -211,8 +211,8 @@ def _around(ranges: Ranges, launches: Launches) -> Text:
 def _peers(gpu: pl.DataFrame, ranges: Ranges, calls: Ints, first: Ints, last: Ints) -> Ints:
     own = gpu["peer"].fill_null(-1).to_numpy().astype(np.int64)
     asked = ranges.column("peer", calls).fill_null(-1).to_numpy().astype(np.int64)
-    found = np.where(last >= 0, np.append(asked, -1)[last], -1)
-    return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, found))
+    from_call = np.where(last >= 0, np.append(asked, -1)[last], -1)
+    return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, from_call))
 
 
 def _spelt_peers(ranges: Ranges, launches: Launches, members: Text) -> Ints:

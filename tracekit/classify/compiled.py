@@ -37,9 +37,9 @@ def with_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
     ahead = (autograd.node_of >= 0) & ranges.is_op & ranges.name.matches(_ONLY_AHEAD)
     again = ahead & (autograd.again < 0)
     if compiled.any():
-        found, doubtful = _products(ranges, autograd, compiled)
-        again |= found
-        again |= _leading_up(ranges, autograd, compiled, found | ahead)
+        products, doubtful = _products(ranges, autograd, compiled)
+        again |= products
+        again |= _leading_up(ranges, autograd, compiled, products | ahead)
     if not again.any():
         return autograd, doubtful
     rerun = ranges.nearest_op(again | autograd.is_node)
@@ -58,19 +58,19 @@ def _products(ranges: Ranges, autograd: Autograd, compiled: Bools) -> tuple[Bool
     size = Dims.of(ranges, calls)
     made = autograd.differentiable[calls]
     ahead = (made >= 0) & (autograd.node_of[calls] < 0) & size.known
-    mine = np.flatnonzero(compiled[calls] & size.known)
+    inside = np.flatnonzero(compiled[calls] & size.known)
     shapes = list(zip(size.rows.tolist(), size.inner.tolist(), size.columns.tolist(), strict=True))
     forward: dict[int, list[Shape]] = {}
     for place in np.flatnonzero(ahead).tolist():
         forward.setdefault(int(ranges.sequence[made[place]]), []).append(shapes[place])
-    node = autograd.node_of[calls[mine]]
+    node = autograd.node_of[calls[inside]]
     known: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], tuple[Bools, Bools]] = {}
-    for part in np.split(np.arange(len(mine)), np.flatnonzero(np.diff(node)) + 1):
+    for part in np.split(np.arange(len(inside)), np.flatnonzero(np.diff(node)) + 1):
         ran = forward.get(int(autograd.node_sequence[node[part[0]]]), []) if len(part) else []
-        key = (tuple(ran), tuple(shapes[place] for place in mine[part].tolist()))
+        key = (tuple(ran), tuple(shapes[place] for place in inside[part].tolist()))
         if key not in known:
             known[key] = recomputed_products(*key)
-        again[calls[mine[part]]], doubtful[calls[mine[part]]] = known[key]
+        again[calls[inside[part]]], doubtful[calls[inside[part]]] = known[key]
     return again, doubtful
 
 

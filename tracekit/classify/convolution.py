@@ -65,18 +65,18 @@ def _by_order(call: Ints, main: Bools, known: Text) -> Text:
     pair, first = (table["total"] == 2).to_numpy(), (table["place"] == 0).to_numpy()
     ahead = (table["place"] < table["first"]).fill_null(False).to_numpy()
     behind = (table["place"] > table["first"]).fill_null(False).to_numpy()
-    found = Text.choose(
+    roles = Text.choose(
         len(rows), [("dgrad", ahead), ("wgrad", behind), ("dgrad", pair & first), ("wgrad", pair & ~first)]
     )
     codes = np.full(len(call), -1, np.int64)
-    codes[rows] = found.codes
-    return Text(found.values, codes)
+    codes[rows] = roles.codes
+    return Text(roles.values, codes)
 
 
 def _spread(call: Ints, codes: Ints, main: Bools) -> Ints:
     """Helpers share the role of the next main kernel of their call, else of the one before."""
-    held = pl.when("main").then("code")
+    known = pl.when("main").then("code")
     table = pl.DataFrame({"call": call, "code": codes, "main": main & (codes >= 0)}).select(
-        held.backward_fill().over("call").fill_null(held.forward_fill().over("call")).fill_null(-1).alias("code")
+        known.backward_fill().over("call").fill_null(known.forward_fill().over("call")).fill_null(-1).alias("code")
     )
     return table["code"].to_numpy().astype(np.int64)

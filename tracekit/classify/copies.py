@@ -105,8 +105,8 @@ def _streams(gpu: pl.DataFrame, copy: Bools, comm: Collectives) -> Text:
 
     def mostly(mask: Bools) -> Bools:
         filled = np.bincount(number, weights=np.where(mask, duration, 0), minlength=len(total)) > 0.75 * total
-        mine: Bools = ~home & filled[number]
-        return mine
+        chosen: Bools = ~home & filled[number]
+        return chosen
 
     return Text.choose(
         len(gpu),

@@ -122,10 +122,10 @@ def _unlaunched(say: Say, value: Ints, gpu: pl.DataFrame, names: Text, launches:
     np.maximum.at(high, names.codes[known], value[known])
     agreed = np.where(low == high, high, -1)[names.codes]
     say("namesake", lost & (agreed >= 0), agreed)
-    held = pl.when(pl.col("value") >= 0).then("value")
+    decided = pl.when(pl.col("value") >= 0).then("value")
     table = pl.DataFrame({"value": value, "device": gpu["device"], "stream": gpu["stream"]}).select(
-        before=held.forward_fill().over("device", "stream").fill_null(-1),
-        after=held.backward_fill().over("device", "stream").fill_null(-1),
+        before=decided.forward_fill().over("device", "stream").fill_null(-1),
+        after=decided.backward_fill().over("device", "stream").fill_null(-1),
     )
     before, after = table["before"].to_numpy(), table["after"].to_numpy()
     say("between", lost & np.isin(before, GRADIENTS) & np.isin(after, GRADIENTS), B)

@@ -142,7 +142,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "peer": comm.peer,
         "trained": np.full(len(gpu), autograd.active or _trained(directions.value)),
     }
-    found = Evidence(
+    evidence = Evidence(
         gpu,
         base,
         launches.at,
@@ -153,11 +153,11 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         autograd.nodes(ranges),
         comm,
     )
-    kinds = decide(found, groups).where(comm.library.present)
+    kinds = decide(evidence, groups).where(comm.library.present)
     attention = names.matches(ATTENTION) | chain.matches(ATTENTION)
     marks = Marks(attention, matmuls.is_gemm, kinds.map(lambda v: v == "ep"))
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
-    summed = autograd.node.map(lambda v: v == "AccumulateGrad") | found.text("annotations").matches(_HOOKS)
+    summed = autograd.node.map(lambda v: v == "AccumulateGrad") | evidence.text("annotations").matches(_HOOKS)
     summed &= comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter", "reduce"))
     summed |= _after(launches, chain.matches(_SHARDS)) & comm.call.map(lambda v: v in ("all_gather", "reduce_scatter"))
     reducing = None
@@ -173,16 +173,16 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "leads_to": _leads_to(launches, comm, exchanges.role),
         "stream_pass": _stream_passes(gpu, exchanges.direction),
     }
-    return found
+    return evidence
 
 
 def _compare(values: Column, condition: str) -> Bools:
     """Numbers that compare as asked; an unknown number never does."""
-    found = COMPARISON.fullmatch(condition)
-    assert found is not None
-    compare = {">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less}[found[1]]
+    match = COMPARISON.fullmatch(condition)
+    assert match is not None
+    compare = {">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less}[match[1]]
     numbers = np.asarray(values)
-    met: Bools = compare(numbers, int(found[2])) & (numbers >= 0)
+    met: Bools = compare(numbers, int(match[2])) & (numbers >= 0)
     return met
 
 

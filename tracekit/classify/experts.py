@@ -56,12 +56,12 @@ def comm_passes(
 ) -> Passes:
     """Pass of every communication kernel: the engine's word, else that of what uses the result or made it."""
     site = autograd.site
-    mine = comm.library.present
+    communicates = comm.library.present
     own = Text.choose(
-        len(mine),
+        len(communicates),
         [
-            ("backward", mine & site.map(lambda v: v in ("backward", "recompute"))),
-            ("forward", mine & site.map(lambda v: v == "forward")),
+            ("backward", communicates & site.map(lambda v: v in ("backward", "recompute"))),
+            ("forward", communicates & site.map(lambda v: v == "forward")),
         ],
     )
     strong = directions.value.where(directions.source.map(lambda v: v in ("autograd", "matmul", "name")) & kernel)
@@ -69,13 +69,13 @@ def comm_passes(
         [{"wgrad": "backward", "recompute": "backward", "optimizer": None}.get(v, v) for v in strong.values]
     )
     waits = _wait_times(ranges, launches, comm)
-    user = _known_after(launches, passes, np.where(waits >= 0, waits, launches.at)).where(mine & (waits >= 0))
-    maker = _known_before(launches, passes).where(mine)
+    user = _known_after(launches, passes, np.where(waits >= 0, waits, launches.at)).where(communicates & (waits >= 0))
+    maker = _known_before(launches, passes).where(communicates)
     result = passes.where(~directions.value.map(lambda v: v == "wgrad"))  # gradients of weights are not sent on
     sent = sent_passes(launches.at, result, comm.call.map(lambda v: v == "send"), comm.peer)
     sent = sent.fill(maker.where(comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter", "reduce"))))
     received = _answers(comm, sent).fill(user.where(comm.call.map(lambda v: v in ("recv", "all_gather"))))
-    idle = Text.choose(len(mine), [("forward", mine & directions.value.map(lambda v: v == "forward"))])
+    idle = Text.choose(len(communicates), [("forward", communicates & directions.value.map(lambda v: v == "forward"))])
     again = directions.value.map(lambda v: v == "recompute") | site.map(lambda v: v == "recompute")
     return Passes(own.fill(sent).fill(received).fill(idle), own, maker, user, passes, again)
 
@@ -211,8 +211,8 @@ def _spoken(kernel: str) -> str | None:
     >>> _spoken("void mori::moe::EpDispatchIntraNodeKernel<T>(mori::moe::EpDispatchCombineArgs<T>)"), _spoken("barrier")
     ('dispatch', None)
     """
-    found = re.search(r"(?i)dispatch|combine", own_name(kernel).rsplit("::", 1)[-1])
-    return found[0].lower() if found else None
+    match = re.search(r"(?i)dispatch|combine", own_name(kernel).rsplit("::", 1)[-1])
+    return match[0].lower() if match else None
 
 
 def _dispatch_backward(
@@ -226,8 +226,8 @@ def _dispatch_backward(
     np.logical_or.at(reused, since[cached], True)
     site = autograd.site.take(order)
     engine = site.map(lambda v: v == "backward")
-    told = site.map(lambda v: v in ("forward", "recompute"))
-    return dispatches & (engine | (~told & autograd.active & reused[since] & ~prepared[since]))
+    ahead = site.map(lambda v: v in ("forward", "recompute"))
+    return dispatches & (engine | (~ahead & autograd.active & reused[since] & ~prepared[since]))
 
 
 def _match_combines(autograd: Autograd, order: Ints, combines: Bools, dispatches: Bools, backward: Bools) -> Bools:

@@ -37,13 +37,13 @@ def read_gradients(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, ma
     names = Text.of(gpu["name"])
     sums = (names.matches(SUMS) & ~matmuls.is_gemm)[rows]
     summed_by = _summed_by(matmuls.is_gemm[rows], sums, launches.thread[rows])
-    mine = weights[rows]
-    if (summed_by[mine] >= 0).mean() < MOST:  # nothing tells sums of weight gradients from the rest
+    of_weights = weights[rows]
+    if (summed_by[of_weights] >= 0).mean() < MOST:  # nothing tells sums of weight gradients from the rest
         return Text.constant(None, n)
-    mine = mine & _usually(summed_by >= 0, mine, ~sums, names.codes[rows])
-    weight, found = np.zeros(n, np.bool_), summed_by[mine & (summed_by >= 0)]
-    weight[rows[mine]] = True
-    weight[rows[found]] = True
+    of_weights = of_weights & _usually(summed_by >= 0, of_weights, ~sums, names.codes[rows])
+    weight, sum_places = np.zeros(n, np.bool_), summed_by[of_weights & (summed_by >= 0)]
+    weight[rows[of_weights]] = True
+    weight[rows[sum_places]] = True
     return Text.choose(n, [("weight", weight), ("input", back)])
 
 
@@ -51,17 +51,19 @@ def _summed_by(product: Bools, sums: Bools, thread: Ints) -> Ints:
     """Return, for each product, the place of the sum that takes its result: the first that is no product after it."""
     places = np.arange(len(product))
     following = np.minimum.accumulate(np.where(product, len(product), places)[::-1])[::-1]
-    found = np.minimum(following, max(len(product) - 1, 0))
-    near = (following < len(product)) & (found - places <= _AHEAD) & (thread[found] == thread)
-    return np.where(product & near & sums[found], found, -1)
+    candidate = np.minimum(following, max(len(product) - 1, 0))
+    near = (following < len(product)) & (candidate - places <= _AHEAD) & (thread[candidate] == thread)
+    return np.where(product & near & sums[candidate], candidate, -1)
 
 
-def _usually(summed: Bools, mine: Bools, kept: Bools, name: Ints) -> Bools:
+def _usually(summed: Bools, of_weights: Bools, kept: Bools, name: Ints) -> Bools:
     """Say whether most products of the same name between the same kernels, sums left out, are summed."""
     at = np.flatnonzero(kept)
     codes = np.concatenate([[-1], name[at], [-1]])
     table = pl.DataFrame({"before": codes[:-2], "own": codes[1:-1], "after": codes[2:], "summed": summed[at]})
-    usual = table.filter(pl.Series(mine[at])).group_by("before", "own", "after").agg(pl.col("summed").mean() >= MOST)
+    usual = (
+        table.filter(pl.Series(of_weights[at])).group_by("before", "own", "after").agg(pl.col("summed").mean() >= MOST)
+    )
     known = table.drop("summed").join(usual, on=["before", "own", "after"], how="left", maintain_order="left")
     out = np.zeros(len(kept), np.bool_)
     out[at] = known["summed"].fill_null(False).to_numpy()

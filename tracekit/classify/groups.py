@@ -72,9 +72,9 @@ def group_uses(
 def _same_ranks(comm: Collectives, known: Ints) -> Ints:
     """For every event the kind of a group with the same ranks as its own, -1 where none is *known*."""
     of_ranks = np.full(len(comm.group_ranks.values) + 1, -1, np.int64)
-    found = known[comm.group.codes]
-    told = (found >= 0) & comm.group_ranks.present
-    of_ranks[comm.group_ranks.codes[told]] = found[told]
+    kinds = known[comm.group.codes]
+    usable = (kinds >= 0) & comm.group_ranks.present
+    of_ranks[comm.group_ranks.codes[usable]] = kinds[usable]
     of_ranks[-1] = -1
     return of_ranks[comm.group_ranks.codes]
 

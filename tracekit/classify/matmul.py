@@ -120,8 +120,8 @@ def _without_ops(layout: Text) -> Text:
 
     They speak only where all three come about as often, as in training; a forward alone has mostly one.
     """
-    found = np.bincount(layout.codes[layout.present], minlength=len(layout.values))
-    ok = int((found > 0).sum()) == len(set(_LAYOUTS.values())) and 2 * found[found > 0].min() >= found.max()
+    counts = np.bincount(layout.codes[layout.present], minlength=len(layout.values))
+    ok = int((counts > 0).sum()) == len(set(_LAYOUTS.values())) and 2 * counts[counts > 0].min() >= counts.max()
     return layout if ok else Text.constant(None, len(layout))
 
 
@@ -147,10 +147,10 @@ def layouts(names: Text) -> Text:
     pattern = re.compile(_LAYOUT)
 
     def layout(name: str) -> str | None:
-        found = pattern.search(name)
-        if not found:
+        match = pattern.search(name)
+        if not match:
             return None
-        letters = next(g for g in found.groups() if g)
+        letters = next(g for g in match.groups() if g)
         return _LAYOUTS.get(letters if letters in _LAYOUTS else letters.lower())
 
     return names.replace([layout(v) for v in names.values])

@@ -44,9 +44,9 @@ def sent_passes(at: Ints, made: Text, sends: Bools, peer: Ints) -> Text:
     usual = _usual(length[known & ~mixed])
     both = np.where(place < usual, 1 - later[run], later[run])
     by_order = np.where(length[run] == 2 * usual, both, np.where(length[run] == usual, later[run], -1))
-    told = np.where(pure, later[run], -1)
-    found = _by_peer(peer[rows], told)
-    out[rows] = np.where(found >= 0, found, np.where(mixed[run], by_order, told))
+    certain = np.where(pure, later[run], -1)
+    by_peer = _by_peer(peer[rows], certain)
+    out[rows] = np.where(by_peer >= 0, by_peer, np.where(mixed[run], by_order, certain))
     return Text(_PASSES, out)
 
 
@@ -65,9 +65,9 @@ def _by_peer(peer: Ints, known: Ints) -> Ints:
     Few exceptions among the *known* do not count: a message may be sent only after the next result is there.
     """
     none = np.full(len(peer), -1, np.int64)
-    told = (peer >= 0) & (known >= 0)
+    usable = (peer >= 0) & (known >= 0)
     size = int(peer.max(initial=-1)) + 1
-    seen = np.stack([np.bincount(peer[told & (known == way)], minlength=size) for way in (0, 1)])
+    seen = np.stack([np.bincount(peer[usable & (known == way)], minlength=size) for way in (0, 1)])
     way = np.where(seen.any(axis=0), np.argmax(seen, axis=0), -1)
     apart = bool((_FEW * seen.min(axis=0) <= seen.max(axis=0)).all()) and {0, 1} <= set(way.tolist())
     return np.where(peer >= 0, np.append(way, -1)[peer], -1) if apart else none

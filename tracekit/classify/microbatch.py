@@ -80,11 +80,11 @@ def _by_backward_calls(evidence: Evidence) -> Ints:
         return none
     # An event belongs to the call its number lies in; the engine's unnumbered work, to the call then running.
     sequence, at = evidence.sequence, evidence.launch_at
-    found = np.searchsorted(calls["low"].to_numpy(), sequence, side="right") - 1
-    inside = (sequence >= 0) & (found >= 0) & (sequence <= calls["high"].to_numpy()[np.maximum(found, 0)])
+    nearest = np.searchsorted(calls["low"].to_numpy(), sequence, side="right") - 1
+    inside = (sequence >= 0) & (nearest >= 0) & (sequence <= calls["high"].to_numpy()[np.maximum(nearest, 0)])
     running = np.searchsorted(starts, at, side="right") - 1
     engine = (evidence.node_row >= 0) & (sequence < 0) & (running >= 0)
-    place = np.where(inside, found, np.where(engine, call[np.maximum(running, 0)], -1))
+    place = np.where(inside, nearest, np.where(engine, call[np.maximum(running, 0)], -1))
     return _within_steps(evidence.gpu["step"], place)
 
 

@@ -30,8 +30,8 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Te
     spoken = spoken.where(~(gemm & spoken.map(lambda v: v == "norm")))
     placed = _beside(evidence, spoken, forward, forward & gemm)
     known = spoken.fill(placed)
-    found = _through_autograd(evidence, known, forward).where(compute & ~optimizer)
-    return known.fill(found.where(~(gemm & found.map(lambda v: v == "norm"))))
+    inherited = _through_autograd(evidence, known, forward).where(compute & ~optimizer)
+    return known.fill(inherited.where(~(gemm & inherited.map(lambda v: v == "norm"))))
 
 
 def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -> Text:
@@ -39,31 +39,31 @@ def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -
     rows = np.flatnonzero(forward & (evidence.launch_at >= 0))
     rows = rows[np.lexsort((evidence.launch_at[rows], evidence.launch_thread[rows]))]
     codes = np.where(module.codes[rows] >= 0, module.codes[rows], -1)
-    held = pl.when(pl.col("code") >= 0).then("code")
+    known = pl.when(pl.col("code") >= 0).then("code")
     table = pl.DataFrame({"code": codes, "thread": evidence.launch_thread[rows]}).select(
-        before=held.forward_fill().over("thread").fill_null(-1),
-        after=held.backward_fill().over("thread").fill_null(-1),
+        before=known.forward_fill().over("thread").fill_null(-1),
+        after=known.backward_fill().over("thread").fill_null(-1),
     )
     draws = np.array([*(v in _DRAWS for v in module.values), False], np.bool_)
     before, after = table["before"].to_numpy(), table["after"].to_numpy()
     chosen = np.where(draws[after], after, np.where(draws[before], before, -1))
     out = np.full(len(evidence), -1, np.int64)
-    mine = products[rows] & (codes < 0)
-    out[rows[mine]] = chosen[mine]
+    missing = products[rows] & (codes < 0)
+    out[rows[missing]] = chosen[missing]
     return Text(module.values, out)
 
 
 def _through_autograd(evidence: Evidence, module: Text, forward: Bools) -> Text:
     """Backward events share the module of the forward they differentiate, where all of that is one module's."""
-    told = np.flatnonzero(forward & (evidence.sequence >= 0))
+    ahead = np.flatnonzero(forward & (evidence.sequence >= 0))
     sequence: Ints = evidence.sequence
     code = pl.col("code").filter(pl.col("code") >= 0)
     table = (
-        pl.DataFrame({"sequence": sequence[told], "code": module.codes[told]})
+        pl.DataFrame({"sequence": sequence[ahead], "code": module.codes[ahead]})
         .group_by("sequence")
         .agg(pl.when(code.n_unique() == 1).then(code.first()))
         .drop_nulls()
     )
     asked = pl.DataFrame({"sequence": np.where(forward, -1, sequence)})
-    found = asked.join(table, on="sequence", how="left", maintain_order="left")["code"].fill_null(-1)
-    return Text(module.values, found.to_numpy().astype(np.int64))
+    inherited = asked.join(table, on="sequence", how="left", maintain_order="left")["code"].fill_null(-1)
+    return Text(module.values, inherited.to_numpy().astype(np.int64))

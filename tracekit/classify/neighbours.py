@@ -91,9 +91,9 @@ def shared(
         *_at_ends(sides, bare=bare, plain=plain & ~messages),
     )
     for why, what, hit in cases:
-        found = np.zeros(len(value), np.bool_)
-        found[order] = hit & streams
-        yield why, what, found
+        mask = np.zeros(len(value), np.bool_)
+        mask[order] = hit & streams
+        yield why, what, mask
 
 
 def _between(sides: Sides, *, engine: Bools, plain: Bools, messages: Bools) -> Iterator[tuple[str, int, Bools]]:

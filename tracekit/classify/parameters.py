@@ -46,7 +46,7 @@ def _size(shapes: str) -> int:
     >>> _size("[[8,2],[8,2],[]]"), _size("[[[4],[8,2]],[]]"), _size("[]")
     (16, 4, 0)
     """
-    found: Any = parsed(shapes)
-    while isinstance(found, list) and found and isinstance(found[0], list):
-        found = found[0]
-    return prod(found) if found and is_shape(found) else 0
+    shape: Any = parsed(shapes)
+    while isinstance(shape, list) and shape and isinstance(shape[0], list):
+        shape = shape[0]
+    return prod(shape) if shape and is_shape(shape) else 0

@@ -52,8 +52,8 @@ class Ranges:
     def text(self, name: str) -> Text:
         """One text column of all ranges."""
         if name not in self._texts:
-            found = Text.of(self.source[name])
-            self._texts[name] = Text(found.values, found.codes[self.order])
+            text = Text.of(self.source[name])
+            self._texts[name] = Text(text.values, text.codes[self.order])
         return self._texts[name]
 
     @cached_property
@@ -112,8 +112,8 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     order = _in_order(source, threads)
     threads = threads[order]
     fire = _launch_rows(gpu, calls)
-    found = Text.of(source["name"])
-    names = Text(found.values, found.codes[order])
+    unordered = Text.of(source["name"])
+    names = Text(unordered.values, unordered.codes[order])
     is_op = (source["kind"] == "cpu_op").to_numpy()[order] & ~names.matches(_MARKS)
     main = _main_thread(threads, names)
 
@@ -151,8 +151,8 @@ def with_op_facts(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> pl.D
     if not len(ranges):
         return gpu.with_columns(op_id=pl.lit(None, pl.Int64))
     mask = pl.Series(known)
-    found = {name: ranges.column(name, rows) for name in ("id", "shapes", "dtypes")}
-    kept = {name: pl.select(pl.when(mask).then(values)).to_series() for name, values in found.items()}
+    facts = {name: ranges.column(name, rows) for name in ("id", "shapes", "dtypes")}
+    kept = {name: pl.select(pl.when(mask).then(values)).to_series() for name, values in facts.items()}
     return gpu.with_columns(op_id=kept["id"], shapes=kept["shapes"], dtypes=kept["dtypes"])
 
 
@@ -244,10 +244,10 @@ def _by_external_id(
         return op, at, thread, tid
     ids = ranges.column("external_id", np.arange(len(ranges)))
     known = pl.DataFrame({"external_id": ids}).with_row_index("row").filter(pl.Series(ranges.is_op))
-    found = gpu.select("external_id").join(
+    matched = gpu.select("external_id").join(
         known.unique("external_id", keep="last"), on="external_id", how="left", maintain_order="left"
     )
-    row = np.where(lost, _ints(found["row"].cast(pl.Int64)), -1)
+    row = np.where(lost, _ints(matched["row"].cast(pl.Int64)), -1)
     use = row >= 0
     if not use.any():
         return op, at, thread, tid

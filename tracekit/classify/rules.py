@@ -75,8 +75,8 @@ class RuleBook:
 
     def before(self, other: RuleBook) -> RuleBook:
         """Put this book's rules first, then *other*'s; a rule of the same name replaces the other's."""
-        mine = {rule.name for rule in self.rules}
-        rest = tuple(rule for rule in other.rules if rule.name not in mine)
+        names = {rule.name for rule in self.rules}
+        rest = tuple(rule for rule in other.rules if rule.name not in names)
         return RuleBook(self.rules + rest, self.groups + other.groups, self.modules + other.modules)
 
 
@@ -103,8 +103,8 @@ def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> Rul
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+)", str(error))
-        line = found.group(1) if found else str(text.count("\n") + 1)
+        match = re.search(r"\(at line (\d+)", str(error))
+        line = match.group(1) if match else str(text.count("\n") + 1)
         raise RuleError(f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML") from None
     except RecursionError:
         raise RuleError(f"{source}: tables within tables without end", hint="this is no rules file") from None
@@ -141,19 +141,19 @@ def builtin_rules() -> RuleBook:
 
 
 def _problems(rule: Rule) -> list[str]:
-    found = []
+    problems = []
     if rule.label not in LABELS:
-        found.append(f"unknown label {rule.label!r}")
+        problems.append(f"unknown label {rule.label!r}")
     if rule.passes is not None and rule.passes not in PASSES:
-        found.append(f"unknown pass {rule.passes!r}")
+        problems.append(f"unknown pass {rule.passes!r}")
     if rule.tier not in TIERS:
-        found.append(f"unknown tier {rule.tier!r}")
+        problems.append(f"unknown tier {rule.tier!r}")
     if not 0 <= rule.confidence <= 1:
-        found.append(f"confidence {rule.confidence} is not between 0 and 1")
+        problems.append(f"confidence {rule.confidence} is not between 0 and 1")
     for conditions in (rule.when, rule.unless):
         for column, condition in conditions.items():
-            found += [p for p in [_condition_problem(column, condition)] if p]
-    return found
+            problems += [p for p in [_condition_problem(column, condition)] if p]
+    return problems
 
 
 def _condition_problem(column: str, condition: object) -> str | None:

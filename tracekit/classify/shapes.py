@@ -70,10 +70,10 @@ def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, 
     sequence = np.where(made >= 0, ranges.sequence[made], -1)
     table = pl.DataFrame({"sequence": sequence[forward], "call": forward}).unique("sequence", keep="none")
     asked = pl.DataFrame({"sequence": np.where(node >= 0, autograd.node_sequence[node], -2)})
-    found = asked.join(table, on="sequence", how="left", maintain_order="left")["call"].fill_null(-1).to_numpy()
+    forward_call = asked.join(table, on="sequence", how="left", maintain_order="left")["call"].fill_null(-1).to_numpy()
 
     def pick(values: Ints) -> Ints:
-        return np.where(found >= 0, np.append(values, 0)[found], 0)
+        return np.where(forward_call >= 0, np.append(values, 0)[forward_call], 0)
 
     return Dims(pick(size.rows), pick(size.inner), pick(size.columns))
 

@@ -48,9 +48,9 @@ def shares(products: Bools, node: Ints, sequence: Ints, ahead: Bools) -> Text:
     numbers, count = np.unique(sequence[products & ahead & (sequence >= 0)], return_counts=True)
     if not len(rows) or not len(numbers):
         return Text(_SHARES, np.full(len(products), -1, np.int64))
-    mine = np.bincount(node[rows])
+    per_node = np.bincount(node[rows])
     place = np.minimum(np.searchsorted(numbers, sequence[rows]), len(numbers) - 1)
-    theirs, here = count[place], mine[node[rows]]
+    theirs, here = count[place], per_node[node[rows]]
     share = np.where(here == theirs, 0, np.where(here == 2 * theirs, 1, 2))
     out = np.full(len(products), -1, np.int64)
     out[rows] = np.where(numbers[place] == sequence[rows], share, -1)

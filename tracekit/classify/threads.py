@@ -62,9 +62,9 @@ def _reruns(name: Ints, launches: Launches, engine: Bools, forward: Bools, telli
     np.add.at(inside, np.minimum(begins + REPEATED, len(behind)), -1)
     repeated = np.cumsum(inside[:-1]) > 0
     run = np.cumsum(np.diff(repeated, prepend=False) != 0)
-    told = np.bincount(run, weights=telling[behind] & repeated) > 0
+    telling_runs = np.bincount(run, weights=telling[behind] & repeated) > 0
     out = np.zeros(len(name), np.bool_)
-    out[behind[repeated & told[run]]] = True
+    out[behind[repeated & telling_runs[run]]] = True
     return out
 
 

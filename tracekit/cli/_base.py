@@ -26,8 +26,8 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options."""
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
-            found = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.param_type_name == kind]
-            records = [(_TYPE.sub("", record[0]), record[1]) for record in found if record]
+            listed = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.param_type_name == kind]
+            records = [(_TYPE.sub("", record[0]), record[1]) for record in listed if record]
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)

@@ -88,7 +88,7 @@ def analyze(
     if plot is not None and not any(path.suffix.lower() in PICTURES for path in output or []):
         raise OptionError(f"--plot {plot} needs a picture to draw", hint=f"add -o {plot}.svg (or .png, .pdf)")
     with keeping(store), cluster(dask) as (executor, size_of_cluster):
-        found = run(
+        analysis = run(
             paths,
             steps=steps,
             ranks=parse_ranks(ranks),
@@ -107,15 +107,15 @@ def analyze(
             strict=strict,
         )
     for path in output or []:
-        write(found, path, plot=plot)
+        write(analysis, path, plot=plot)
         say(f"wrote {path}", err=True)
     if json:
-        typer.echo(found.to_json())
+        typer.echo(analysis.to_json())
     else:
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen
 
-        render(found, Screen(), brief=brief, definitions=definitions)
+        render(analysis, Screen(), brief=brief, definitions=definitions)
 
 
 def _explain(
@@ -127,8 +127,8 @@ def _explain(
     from tracekit.store.sources import find
 
     refs, _ = find(paths, ranks=ranks, rank=rank)
-    found = (part for ref in refs for part in read_ref(ref) if ranks is None or part.source.rank in ranks)
-    part = next(found, None)
+    parts = (part for ref in refs for part in read_ref(ref) if ranks is None or part.source.rank in ranks)
+    part = next(parts, None)
     if part is None:
         raise unknown_rank(ranks or (), ())
     typer.echo(explain_text(part, selector, rules=rules))

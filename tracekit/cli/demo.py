@@ -23,8 +23,8 @@ def demo(
     from tracekit.synthetic.sample import write_sample
 
     files = write_sample(output)
-    found = analyze([str(output)])
-    write(found, output / "report.html")
-    render(found, Screen(), brief=True)
+    analysis = analyze([str(output)])
+    write(analysis, output / "report.html")
+    render(analysis, Screen(), brief=True)
     say(f"wrote {len(files)} traces and report.html into {output}", err=True)
     say(f"everything: tracekit analyze {output}", err=True)

@@ -202,10 +202,10 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
     side = _read(candidates, "candidate")
     noise = update(bases[0], side.runs, calibrated=calibrate)
     steps = sum(run.steps for run in side.runs)
-    held = ", ".join(
+    contents = ", ".join(
         (counted(len(side.runs), "run"), counted(steps, "step"), f"noise of {counted(len(noise), 'metric')}")
     )
-    say(f"wrote {bases[0]}: {held}")
+    say(f"wrote {bases[0]}: {contents}")
     if calibrate:
         for name, one, centre in sorted((n, *v) for n, v in noise.items() if n in ("step_ms", "bubble_fraction")):
             share = f" ({100 * one.deviation / centre:.2f} %)" if centre else ""

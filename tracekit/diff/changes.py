@@ -33,14 +33,14 @@ def diff(before: Side, after: Side) -> Row:
     [('forward', 2.0)]
     """
     check_formats(after.runs, before.runs)
-    found = obstacles(after.runs, before.runs)
+    differences = obstacles(after.runs, before.runs)
     tables = moved(before.runs, after.runs, most=100)
     return {
         "tracekit": __version__,
         "format": FORMAT,
         "before": _side(before),
         "after": _side(after),
-        "obstacles": found,
+        "obstacles": differences,
         "story": story(before.runs, after.runs),
         "waterfall": None if (fall := waterfall(before.runs, after.runs)) is None else fall.to_dict(),
         "timelines": _timelines(before.runs, after.runs),
@@ -61,7 +61,7 @@ def _timelines(before: Sequence[Run], after: Sequence[Run]) -> Row | None:
 
 def moved(before: Sequence[Run], after: Sequence[Run], *, most: int = 10) -> Row:
     """Return the kernels, modules and cells whose time changed most, and what could not be compared."""
-    found: Row = {}
+    changes: Row = {}
     notes = []
     for table, keys in _KEYS.items():
         old, new = _average(before, table, keys), _average(after, table, keys)
@@ -69,14 +69,14 @@ def moved(before: Sequence[Run], after: Sequence[Run], *, most: int = 10) -> Row
             missing = "both sides" if not old and not new else "before" if not old else "after"
             need = "traces whose pipeline can be found" if table == "cells" else "traces or stores"
             notes.append(f"no {table} to compare: {missing} did not hold them; give {need} for that")
-            found[table] = []
+            changes[table] = []
             continue
         if table == "cells":  # a cell that one side lacks is another reading of the pipeline, not a change of time
             apart = len(old.keys() ^ new.keys())
             notes += [f"{apart} cells are on one side only and are left out"] if apart else []
             old, new = ({k: v for k, v in side.items() if k in old and k in new} for side in (old, new))
-        found[table] = _changes(old, new, keys)[:most]
-    return {**found, "notes": notes}
+        changes[table] = _changes(old, new, keys)[:most]
+    return {**changes, "notes": notes}
 
 
 def _average(runs: Sequence[Run], table: str, keys: tuple[str, ...]) -> dict[tuple[Any, ...], tuple[float, float]]:
@@ -168,7 +168,7 @@ def _ranks(before: Sequence[Run], after: Sequence[Run]) -> list[Row]:
 
 
 def _by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, list[tuple[float, ...]]]] = {}
+    samples: dict[int, dict[str, list[tuple[float, ...]]]] = {}
     for run in runs:
         for entry in run.document["ranks"] if run.document else ():
             rank = int(entry["rank"])
@@ -176,9 +176,9 @@ def _by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
             for name in names:
                 values = run.values(resolve(f"{name}@{rank}", known=[name]))
                 if values:
-                    found.setdefault(rank, {}).setdefault(name, []).append(values)
+                    samples.setdefault(rank, {}).setdefault(name, []).append(values)
     centre: Callable[[list[tuple[float, ...]]], float] = stats.centre
-    return {rank: {name: centre(values) for name, values in by.items()} for rank, by in found.items()}
+    return {rank: {name: centre(values) for name, values in by.items()} for rank, by in samples.items()}
 
 
 def _side(side: Side) -> Row:

@@ -40,7 +40,7 @@ def obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: Seque
     if unknown:
         raise OptionError(f"allow: there is no {unknown[0]}", hint=f"one of {', '.join(ASPECTS)}")
     before, after = _shared(baseline), _shared(candidate)
-    found = []
+    reasons = []
     for aspect, keys in ASPECTS.items():
         if aspect in allow:
             continue
@@ -49,9 +49,9 @@ def obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: Seque
             if old is None or new is None or old == new:
                 continue
             words = f"{_WORDS[key]} differs: {old} before, {new} after"
-            found.append(words if key != "shapes" else f"model shapes differ: {_apart(old, new)}")
+            reasons.append(words if key != "shapes" else f"model shapes differ: {_apart(old, new)}")
             break  # one sentence an aspect: the rest follows from it
-    return found
+    return reasons
 
 
 def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:

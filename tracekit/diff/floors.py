@@ -139,14 +139,14 @@ def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     >>> calibrate(runs)["step_ms"]
     Noise(deviation=1.0, df=2)
     """
-    found = {}
+    noise = {}
     for name in runs[0].samples:
         centres = [stats.pseudomedian(r.samples[name]) for r in runs if r.samples.get(name)]
         if len(centres) == len(runs):
             mean = sum(centres) / len(centres)
             variance = sum((c - mean) ** 2 for c in centres) / (len(centres) - 1)
-            found[name] = Noise(math.sqrt(variance), len(centres) - 1)
-    return found
+            noise[name] = Noise(math.sqrt(variance), len(centres) - 1)
+    return noise
 
 
 def _centre(runs: Sequence[Run], name: str) -> float:

@@ -76,7 +76,7 @@ def facts(document: Mapping[str, Any]) -> dict[str, Any]:
     schedule = document.get("schedule") or {}
     if schedule.get("exact") is False:
         schedule = {"pp": schedule.get("pp")}  # the nearest name is a guess, and a guess is no reason to refuse
-    found = {
+    known = {
         "reader": source.get("reader"),
         "world_size": source.get("world_size"),
         "ranks": len(document["ranks"]),
@@ -85,7 +85,7 @@ def facts(document: Mapping[str, Any]) -> dict[str, Any]:
         "schedule": schedule.get("name"),
         **{key: schedule.get(key) for key in ("pp", "microbatches", "virtual")},
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in known.items() if value is not None}
 
 
 def _joined(devices: Iterable[str] | str | None) -> str | None:
@@ -97,8 +97,8 @@ def _joined(devices: Iterable[str] | str | None) -> str | None:
 def _tables(document: Mapping[str, Any], cells: Rows, timeline: Rows) -> dict[str, list[Mapping[str, Any]]]:
     kernels = list(document.get("kernels") or ())
     modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row.get("module")]
-    found = {"kernels": kernels, "modules": modules, "cells": list(cells), "timeline": list(timeline)}
-    return {name: rows for name, rows in found.items() if rows}
+    tables = {"kernels": kernels, "modules": modules, "cells": list(cells), "timeline": list(timeline)}
+    return {name: rows for name, rows in tables.items() if rows}
 
 
 def _per_step(ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
@@ -214,7 +214,7 @@ def _of_schedule(schedule: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
         {"measured_ns": (schedule.get("measured") or {}).get("makespan_ns"),
          "ideal_ns": (schedule.get("ideal") or {}).get("makespan_ns"), "gap_ns": schedule.get("gap_ns")}
     ]  # fmt: skip
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     for line in lines:
         gap = line.get("gap_ns") or {}
         times = {"makespan_ms": line["measured_ns"], "ideal_makespan_ms": line["ideal_ns"],
@@ -223,8 +223,8 @@ def _of_schedule(schedule: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
             times["gap_ms.total"] = sum(gap.values())
         for name, ns in times.items():
             if ns is not None:
-                found.setdefault(name, []).append(ns / 1e6)
+                samples.setdefault(name, []).append(ns / 1e6)
     measured = schedule.get("measured") or {}
     share = measured.get("outside_cells", measured.get("bubble_fraction"))  # the second: saved by an older version
     extra = {} if share is None else {"outside_cells": (share,)}
-    return {**{name: tuple(values) for name, values in found.items()}, **extra}
+    return {**{name: tuple(values) for name, values in samples.items()}, **extra}

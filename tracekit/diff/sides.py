@@ -62,8 +62,8 @@ def saved_format(path: str) -> str | None:
         head = zlib.decompressobj(31).decompress(raw, _HEAD) if raw[:2] == b"\x1f\x8b" else raw
     except (OSError, zlib.error):
         return None  # the trace reader says what is wrong with it
-    found = _FORMAT.search(head)
-    return found[1].decode() if found else None
+    match = _FORMAT.search(head)
+    return match[1].decode() if match else None
 
 
 def _grouped(paths: list[str]) -> list[list[str]]:
@@ -90,9 +90,11 @@ def _analysed(paths: list[str]) -> Run:
     """Analyse a trace or a store, and keep the tables that explain a change."""
     from tracekit.run.analyze import analyze
 
-    found = analyze(paths)
+    analysis = analyze(paths)
     name = paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
-    return from_analysis(found.to_dict(), name=name, cells=_cells(found.schedule), timeline=_timeline(found.schedule))
+    return from_analysis(
+        analysis.to_dict(), name=name, cells=_cells(analysis.schedule), timeline=_timeline(analysis.schedule)
+    )
 
 
 MOST_CELLS = 3_000

@@ -89,17 +89,17 @@ def _work(changes: Mapping[int, Parts], rank: int, modules: Mapping[str, tuple[s
 def _waiting(changes: Mapping[int, Parts], cause: int, least: float) -> list[str]:
     """Name who waits for the rank that grew, and where."""
     grew = changes[cause]["compute"] > 0
-    told: dict[tuple[str, int], float] = {}
+    waits: dict[tuple[str, int], float] = {}
     for rank, parts in changes.items():
         exposed = {name: ms for name, ms in parts.items() if name.startswith("exposed ")}
         name = max(exposed, key=lambda one: exposed[one], default=None)
         if rank != cause and name is not None and grew and exposed[name] >= least:
-            told[name.removeprefix("exposed "), rank] = exposed[name]
-    if not told:
+            waits[name.removeprefix("exposed "), rank] = exposed[name]
+    if not waits:
         return []
-    label = max(told, key=lambda one: told[one])[0]
-    ranks = sorted(rank for name, rank in told if name == label)
-    most = max(ms for (name, _), ms in told.items() if name == label)
+    label = max(waits, key=lambda one: waits[one])[0]
+    ranks = sorted(rank for name, rank in waits if name == label)
+    most = max(ms for (name, _), ms in waits.items() if name == label)
     who = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"{len(ranks)} ranks wait"
     verb = "for it in" if label in COMMUNICATION_LABELS else "beside it in"
     return [f"{who} {verb} {label} ({'' if len(ranks) == 1 else 'up to '}{signed(most)} ms)"]
@@ -118,9 +118,9 @@ def _exposed(changes: Mapping[int, Parts], least: float) -> list[str]:
         return []
     way = "grew" if ms > 0 else "shrank"
     where = f"rank {rank}'s " if len(changes) > 1 else ""
-    said = [f"the work is the same; {where}{_words(name)} {way} by {_ms(ms)}"]
+    sentences = [f"the work is the same; {where}{_words(name)} {way} by {_ms(ms)}"]
     others = [r for r, parts in changes.items() if r != rank and parts.get(name, 0.0) * (1 if ms > 0 else -1) >= least]
-    return said + ([f"so {'did that' if len(others) == 1 else 'did those'} of {_named(others)}"] if others else [])
+    return sentences + ([f"so {'did that' if len(others) == 1 else 'did those'} of {_named(others)}"] if others else [])
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -174,12 +174,12 @@ def _parts(entry: Mapping[str, Any], scale: float) -> dict[str, float]:
 def _modules(before: Sequence[Run], after: Sequence[Run]) -> dict[str, tuple[str, float]]:
     """Of each label, the module whose time changed most, and by how much."""
     sides = [_module_times(side) for side in (before, after)]
-    found: dict[str, tuple[str, float]] = {}
+    largest: dict[str, tuple[str, float]] = {}
     for module, label in {**sides[0], **sides[1]}:
         moved = sides[1].get((module, label), 0.0) - sides[0].get((module, label), 0.0)
-        if abs(moved) > abs(found.get(label, ("", 0.0))[1]):
-            found[label] = (module, moved)
-    return found
+        if abs(moved) > abs(largest.get(label, ("", 0.0))[1]):
+            largest[label] = (module, moved)
+    return largest
 
 
 def _module_times(runs: Sequence[Run]) -> dict[tuple[str, str], float]:

@@ -148,17 +148,17 @@ def judge(
 
 def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Rules) -> list[Metric]:
     """Return what is checked when nothing is named: the default families, where a change could pass its floor."""
-    found = []
+    metrics = []
     for name in dict.fromkeys(n for run in (*baseline, *candidate) for n in run.samples):
         metric = resolve(name, known=[name])
         if metric.key in metric.family.details:
             continue
         if metric.family.default and (metric.key is None or _matters(metric, candidate, baseline, rules)):
-            found.append(metric)
-    labels = [m for m in found if m.key not in SETS]
+            metrics.append(metric)
+    labels = [m for m in metrics if m.key not in SETS]
     seen = {(m.family.name, _all_values(m, candidate, baseline)) for m in labels}
     # A set of one label is that label: asking twice only costs certainty.
-    sets = [m for m in found if m.key in SETS and (m.family.name, _all_values(m, candidate, baseline)) not in seen]
+    sets = [m for m in metrics if m.key in SETS and (m.family.name, _all_values(m, candidate, baseline)) not in seen]
     return sorted([*labels, *sets], key=lambda m: m.name != "step_ms")
 
 
@@ -186,24 +186,44 @@ def _case(
     rules: Rules,
     noise: Noise | None,
 ) -> _Case:
+    """One metric's samples, its floor and its noise, ready to be judged; *sides* are the candidate and the baseline."""
     candidate, baseline = sides
-    before, after = ([list(v) for r in side if (v := r.values(metric))] for side in (baseline, candidate))
-    if metric.unit == "ms" and not metric.once_a_run:  # a label that one side never ran took no time there
-        before = before or ([[0.0] * baseline[0].steps] if after and baseline and baseline[0].steps else [])
-        after = after or ([[0.0] * candidate[0].steps] if before and candidate and candidate[0].steps else [])
+    before, after = _samples(metric, baseline, candidate)
     old, new = (stats.centre(side) if side else None for side in (before, after))
     limited = asked is not None and asked.kind == "limit"
     reference = new if limited or old is None else old
-    floor = floor_of(metric, reference or 0.0, candidate if limited else baseline, rules.floors)
     runs = (len(before), len(after))
-    if noise and metric.nature == "work":
-        noise = noise.with_prior(prior(floor))
-    if noise and all(runs):
-        floor = max(floor, noise.floor(runs))
+    floor = floor_of(metric, reference or 0.0, candidate if limited else baseline, rules.floors)
+    floor, noise = _with_noise(metric, floor, noise, runs)
     steps = (sum(map(len, before)), sum(map(len, after)))
     check = Check(metric, requirement=asked, before=old, after=new, floor=floor, steps=steps, runs=runs)
     unsure = 0.0 if noise or limited else doubt(metric, (baseline, candidate))
     return _Case(check, before, after, floor, noise, unsure)
+
+
+def _samples(
+    metric: Metric, baseline: Sequence[Run], candidate: Sequence[Run]
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the samples before and after, run by run; runs without the metric are left out."""
+    before, after = ([list(v) for r in side if (v := r.values(metric))] for side in (baseline, candidate))
+    if metric.unit == "ms" and not metric.once_a_run:  # a label that one side never ran took no time there
+        before = before or (_zeros(baseline) if after else [])
+        after = after or (_zeros(candidate) if before else [])
+    return before, after
+
+
+def _zeros(side: Sequence[Run]) -> list[list[float]]:
+    """Return zero for every step of the first run, as the only run; nothing where no steps are known."""
+    return [[0.0] * side[0].steps] if side and side[0].steps else []
+
+
+def _with_noise(metric: Metric, floor: float, noise: Noise | None, runs: tuple[int, int]) -> tuple[float, Noise | None]:
+    """Return the floor, raised to that of the calibrated noise, and the noise, steadied by its prior for work."""
+    if noise and metric.nature == "work":
+        noise = noise.with_prior(prior(floor))
+    if noise and all(runs):
+        floor = max(floor, noise.floor(runs))
+    return floor, noise
 
 
 def _settle(case: _Case, rules: Rules, obstacle: str) -> Check | None:

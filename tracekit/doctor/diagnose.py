@@ -143,10 +143,10 @@ def examine(part: RankEvents) -> RankFacts:
     )
     launched = gpu.join(known, on="correlation", how="semi").select(pl.len())
     total, busy, joined = (frame.row(0, named=True) for frame in pl.collect_all([one, on_gpu, launched]))
-    held = recorded(events, with_launches(events))
+    recording = recorded(events, with_launches(events))
     return RankFacts(
         source=part.source,
-        lost=held.notices,
+        lost=recording.notices,
         counts={str(name): count for name, count in events["kind"].value_counts().iter_rows()},
         start_ns=total["start"],
         end_ns=total["end"],

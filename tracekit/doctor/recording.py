@@ -241,9 +241,9 @@ def findings(
     ranks: Sequence[int] | None = None,
 ) -> list[Finding]:
     """Return what the ranks lack, the gravest first; a lack that several ranks share is one finding."""
-    found = [*_unreadable(unreadable), *_missing(facts, ranks), *_damaged(facts), *_lost(facts), *_lacking(facts)]
+    unsorted = [*_unreadable(unreadable), *_missing(facts, ranks), *_damaged(facts), *_lost(facts), *_lacking(facts)]
     order = {"blocks": 0, "limits": 1, "note": 2}
-    return sorted(found, key=lambda finding: order[finding.severity])
+    return sorted(unsorted, key=lambda finding: order[finding.severity])
 
 
 def _lacking(facts: Sequence[RankFacts]) -> Iterable[Finding]:
@@ -318,9 +318,9 @@ def _lost(facts: Sequence[RankFacts]) -> Iterable[Finding]:
     for fact in facts:
         for notice in fact.lost:
             about.setdefault(notice.code, []).append((fact.source.rank, notice.message))
-    for code, told in about.items():
+    for code, messages in about.items():
         severity, rules_out, fix = LOST[code]
-        yield Finding(code, severity, told[0][1], tuple(rank for rank, _ in told), rules_out, fix)
+        yield Finding(code, severity, messages[0][1], tuple(rank for rank, _ in messages), rules_out, fix)
 
 
 def _unreadable(files: Sequence[tuple[str, str]]) -> Iterable[Finding]:

@@ -80,9 +80,11 @@ def update(
                           hint=f"give at least {FEWEST_RUNS}, better 5")  # fmt: skip
     if not any(run.steps for run in runs):
         raise InputError("the runs hold no steps to make a baseline of")
-    found = obstacles(runs[1:], runs[:1]) if len(runs) > 1 else []
-    if found:
-        raise InputError(f"these runs cannot make one baseline: {'; '.join(found)}", hint="give runs of the same code")
+    differences = obstacles(runs[1:], runs[:1]) if len(runs) > 1 else []
+    if differences:
+        raise InputError(
+            f"these runs cannot make one baseline: {'; '.join(differences)}", hint="give runs of the same code"
+        )
     check_formats(runs, ())
     noise = calibrate(runs) if calibrated else _noise_of(path)
     noise = {name: one for name, one in noise.items() if name in runs[0].samples}

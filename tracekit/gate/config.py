@@ -94,9 +94,9 @@ def apply_waivers(checks: Sequence[Check], waivers: Iterable[Waiver], today: dat
     """Mark the checks that an active waiver covers; their verdict stays, it no longer decides."""
     active = [w for w in waivers if w.status(today) == "active"]
     return [
-        replace(check, waiver=found[0].to_dict(today))
+        replace(check, waiver=matches[0].to_dict(today))
         if check.verdict in ("regressed", "inconclusive")
-        and (found := [w for w in active if fnmatch.fnmatchcase(check.metric.name, w.metric)])
+        and (matches := [w for w in active if fnmatch.fnmatchcase(check.metric.name, w.metric)])
         else check
         for check in checks
     ]

@@ -81,5 +81,5 @@ def _skip(text: str, at: int) -> int:
 
 
 def _error(message: str, text: str, at: int, *, hint: str = "") -> OptionError:
-    said = f"{message}; {hint}" if hint else message
-    return OptionError(f"--require: {said}\n  {text}\n  {' ' * at}^")
+    problem = f"{message}; {hint}" if hint else message
+    return OptionError(f"--require: {problem}\n  {text}\n  {' ' * at}^")

@@ -88,17 +88,17 @@ def gate(
     _check_ranks(requirements, candidate)
     if not baseline.runs and any(r.kind != "limit" for r in requirements or [parse("step_ms < +1%")]):
         raise InputError("there is no baseline to compare with", hint="give --baseline, or only limits without a sign")
-    found = obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
+    differences = obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
     checks = judge(
         candidate.runs,
         baseline.runs,
         requirements,
         rules=config.rules,
         noise=_noise(baseline),
-        obstacle="not comparable: " + "; ".join(found) if found else "",
+        obstacle="not comparable: " + "; ".join(differences) if differences else "",
     )
     checks = apply_waivers(checks, config.waivers, today)
-    return GateResult(_verdict(checks), tuple(checks), tuple(found), candidate, baseline, config, today)
+    return GateResult(_verdict(checks), tuple(checks), tuple(differences), candidate, baseline, config, today)
 
 
 def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:

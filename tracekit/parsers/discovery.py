@@ -51,15 +51,15 @@ def discover(
     wanted = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not wanted:
         raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
-    found = [_expand(os.fspath(path)) for path in wanted]
-    refs = _unique(ref for one in found for ref in one.refs)
-    notices = tuple(notice for one in found for notice in one.notices)
+    expanded = [_expand(os.fspath(path)) for path in wanted]
+    refs = _unique(ref for one in expanded for ref in one.refs)
+    notices = tuple(notice for one in expanded for notice in one.notices)
     refs = _with_option(refs, rank)
     check_unmixed(refs)
     if ranks is not None:
         refs = _only(refs, ranks)
     order = sorted(refs, key=lambda ref: (ref.rank is None, ref.rank or 0, ref.path))
-    return Found(tuple(order), sum(one.skipped for one in found), notices)
+    return Found(tuple(order), sum(one.skipped for one in expanded), notices)
 
 
 def _with_option(refs: list[SourceRef], rank: int | None) -> list[SourceRef]:
@@ -79,10 +79,10 @@ def _with_option(refs: list[SourceRef], rank: int | None) -> list[SourceRef]:
 def _only(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceRef]:
     """Drop what is certainly not wanted; what only reading can tell stays."""
     kept = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader != "kineto"]
-    held = {ref.rank for ref in refs if ref.rank is not None}
-    missing = set(ranks) - held
+    present = {ref.rank for ref in refs if ref.rank is not None}
+    missing = set(ranks) - present
     if missing and all(ref.reader == "kineto" for ref in refs):
-        raise unknown_rank(missing, held)
+        raise unknown_rank(missing, present)
     return kept
 
 

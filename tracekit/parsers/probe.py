@@ -89,15 +89,15 @@ def _probe_json(head: bytes, tail: bytes) -> Probe:
 
 def _distributed_info(raw: bytes) -> dict[str, Any]:
     text = raw.decode("utf-8", "replace")
-    found = _DISTRIBUTED.search(text)
-    if not found:
+    match = _DISTRIBUTED.search(text)
+    if not match:
         return {}
     try:
-        info, _ = json.JSONDecoder(strict=False).raw_decode(text, found.end())
+        info, _ = json.JSONDecoder(strict=False).raw_decode(text, match.end())
         return info if isinstance(info, dict) else {}
     except (ValueError, RecursionError):
         # Cut off in the middle of a long list of groups: rank and size come before it.
-        part = text[found.end() : found.end() + 400].split("pg_config")[0]
+        part = text[match.end() : match.end() + 400].split("pg_config")[0]
         pairs = re.findall(r'"(rank|world_size)"\s*:\s*(\d{1,9})\b', part)
         return {key: int(value) for key, value in pairs}
 

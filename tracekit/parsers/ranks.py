@@ -21,18 +21,18 @@ def rank_number(value: int | None) -> int | None:
     return value if value is not None and 0 <= value < MOST_RANKS else None
 
 
-def absent(held: Collection[int], size: int, *, most: int) -> tuple[int, list[int]]:
-    """Return how many of *size* ranks are not *held*, and the first *most* of them; the rest is never listed.
+def absent(present: Collection[int], size: int, *, most: int) -> tuple[int, list[int]]:
+    """Return how many of *size* ranks are not *present*, and the first *most* of them; the rest is never listed.
 
     >>> absent({0, 2, 9}, 5, most=2)
     (3, [1, 3])
     """
-    here = {rank for rank in held if 0 <= rank < size}
+    here = {rank for rank in present if 0 <= rank < size}
     missing = (rank for rank in range(size) if rank not in here)
     return size - len(here), list(islice(missing, most))
 
 
-def unknown_rank(asked: Iterable[int], held: Iterable[int], *, where: str = "") -> InputError:
+def unknown_rank(asked: Iterable[int], present: Iterable[int], *, where: str = "") -> InputError:
     """Return the error for ranks that are not there, with the ranks that are.
 
     >>> str(unknown_rank([9], [0, 1]))
@@ -40,7 +40,7 @@ def unknown_rank(asked: Iterable[int], held: Iterable[int], *, where: str = "") 
     >>> str(unknown_rank([9], [], where="run.store"))
     'run.store: there is no rank 9 (leave out --ranks to read every rank)'
     """
-    known = listing(map(str, sorted(held)), most=8)
+    known = listing(map(str, sorted(present)), most=8)
     text = f"there is no rank {listing(map(str, sorted(asked)), most=8)}"
     return InputError(
         f"{where}: {text}" if where else text,

@@ -27,14 +27,14 @@ def expand(url: str, *, depth: int) -> list[RemoteFile]:
     with _one_line_errors(url):
         system, path = _system(url)
         if any(sign in path for sign in "*?["):
-            found = system.glob(path, detail=True)
+            listed = system.glob(path, detail=True)
         elif path.endswith(_FOLDER_SUFFIXES) or (not url.startswith("http") and system.isdir(path)):
-            found = system.find(path, maxdepth=depth, detail=True)
+            listed = system.find(path, maxdepth=depth, detail=True)
         else:
             info = system.info(path)
             return [RemoteFile(url, int(info.get("size") or 0))]
         sizes: dict[str, int] = {}
-        for name, info in sorted(found.items()):
+        for name, info in sorted(listed.items()):
             whole = _exported_folder(name) or name
             sizes[whole] = sizes.get(whole, 0) + int(info.get("size") or 0)
         if not sizes:

@@ -29,7 +29,7 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
     starts, numbers = events["start_ns"].to_numpy(), marks["step"].to_numpy()
-    row, found = _containing(marks, starts)
+    row, marked = _containing(marks, starts)
     steps = numbers[row]
     del row
     gpu = _of_kind(kind, *GPU_KINDS, "gpu_annotation")
@@ -37,9 +37,9 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     known = launch >= 0
     launched = np.flatnonzero(gpu)[known]
     row, inside = _containing(marks, starts[launch[known]])
-    found[gpu] = False
-    steps[launched], found[launched] = numbers[row], inside
-    return events.with_columns(pl.Series("step", steps, dtype=pl.Int64).set(pl.Series(~found), None))
+    marked[gpu] = False
+    steps[launched], marked[launched] = numbers[row], inside
+    return events.with_columns(pl.Series("step", steps, dtype=pl.Int64).set(pl.Series(~marked), None))
 
 
 def _of_kind(kind: npt.NDArray[np.uint8], *names: str) -> npt.NDArray[np.bool_]:

@@ -59,20 +59,20 @@ def redact(
             raise OptionError(f"--keep {one}: nothing is called so", hint=hint)
     if source.exists() and target.exists() and source.resolve() == target.resolve():
         raise OptionError(f"{target}: is the trace itself", hint="write the redacted trace somewhere else")
-    found = discover(source)
-    if len(found.refs) == 1 and Path(found.refs[0].path) == source:  # a file, or an export that is itself a folder
-        yield _redact_file(found.refs[0], target, Scrubber(words), keep)
+    sources = discover(source)
+    if len(sources.refs) == 1 and Path(sources.refs[0].path) == source:  # a file, or an export that is itself a folder
+        yield _redact_file(sources.refs[0], target, Scrubber(words), keep)
         return
     if target.is_file():
-        raise OutputError(f"{target}: is a file, and there are {len(found.refs)} traces", hint="name a folder")
+        raise OutputError(f"{target}: is a file, and there are {len(sources.refs)} traces", hint="name a folder")
     target.mkdir(exist_ok=True)
     scrubber = Scrubber(words)  # one for all, so that a group has the same name on every rank
-    for ref in found.refs:
+    for ref in sources.refs:
         yield _redact_file(ref, target / _harmless_name(ref), scrubber, keep)
 
 
 def _redact_file(ref: SourceRef, target: Path, run: Scrubber, keep: Collection[str]) -> Redacted:
-    scrubber = run.with_found(host_in_name(ref.name))
+    scrubber = run.with_names(host_in_name(ref.name))
     if ref.reader == "kineto":
         from tracekit.redact.kineto import rewrite
 

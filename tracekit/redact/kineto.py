@@ -43,8 +43,8 @@ def rewrite(
         with _writer(target, compress=compress) as write:
             for text in one.pieces():
                 write(text)
-        more = scrubber.with_found(one.names)
-        if more.found == scrubber.found:
+        more = scrubber.with_names(one.names)
+        if more.names == scrubber.names:
             return one.dropped | {"texts replaced": scrubber.replaced}
         scrubber = more
 
@@ -119,7 +119,7 @@ class _Pass:
 def _mended(raw: str) -> Any:
     """Read an event whose values are not all JSON, each such value as none; None where that does not help."""
     try:
-        return _decode(_ODD.sub(lambda found: found[0] if found[0].startswith('"') else "null", raw), 0)[0]
+        return _decode(_ODD.sub(lambda match: match[0] if match[0].startswith('"') else "null", raw), 0)[0]
     except (ValueError, RecursionError):
         return None
 

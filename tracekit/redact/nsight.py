@@ -73,15 +73,15 @@ def _copy(copy: sqlite3.Connection, source: Path, scrubber: Scrubber, keep: Coll
         copy.create_function(name, 1, function, deterministic=True)
     copy.execute("ATTACH ? AS old", (f"{source.resolve().as_uri()}?mode=ro&immutable=1",))
     copy.execute("PRAGMA journal_mode = OFF")
-    found = copy.execute("SELECT name FROM old.sqlite_master WHERE type IN ('table', 'view')").fetchall()
-    kept = [name for (name,) in found if KEPT_TABLES.fullmatch(name)]
+    listed = copy.execute("SELECT name FROM old.sqlite_master WHERE type IN ('table', 'view')").fetchall()
+    kept = [name for (name,) in listed if KEPT_TABLES.fullmatch(name)]
     copy.execute("BEGIN")
     for name in kept:
         _copy_table(copy, name)
     strings = _copy_strings(copy, kept)
     copy.execute("COMMIT")
     return {
-        "tables": len(found) - len(kept),
+        "tables": len(listed) - len(kept),
         "strings": strings,
         "texts replaced": scrubber.replaced,
     }
@@ -138,18 +138,18 @@ def _copy_table(copy: sqlite3.Connection, name: str) -> None:
         return
     values, fills = [], []
     for column in columns:
-        said = _quoted(column)
+        quoted = _quoted(column)
         if column in blanks:
             values.append("?")
             fills.append(blanks[column])
         elif (name, column) in TEXTS:
-            values.append(f"{TEXTS[name, column]}({said})")
+            values.append(f"{TEXTS[name, column]}({quoted})")
         elif METADATA.search(name):
-            values.append(f"version({said})" if column == "value" else said)
+            values.append(f"version({quoted})" if column == "value" else quoted)
         elif name.startswith("ENUM_"):
-            values.append(f"CASE WHEN typeof({said}) = 'text' THEN code({said}) ELSE {said} END")
+            values.append(f"CASE WHEN typeof({quoted}) = 'text' THEN code({quoted}) ELSE {quoted} END")
         else:
-            values.append(f"CASE WHEN typeof({said}) IN ('integer', 'real') THEN {said} END")
+            values.append(f"CASE WHEN typeof({quoted}) IN ('integer', 'real') THEN {quoted} END")
     where = f" WHERE {METADATA_ROWS}" if METADATA.search(name) else ""
     insert = f"INSERT INTO main.{_quoted(name)} SELECT {', '.join(values)} FROM old.{_quoted(name)}{where}"
     copy.execute(insert, fills)

@@ -57,10 +57,10 @@ class Scrubber:
     """
 
     def __init__(
-        self, words: Iterable[str] = (), *, found: Iterable[str] = (), ids: dict[str, int] | None = None
+        self, words: Iterable[str] = (), *, names: Iterable[str] = (), ids: dict[str, int] | None = None
     ) -> None:
         self.asked = tuple(sorted({word for word in words if word}))
-        self.found = tuple(sorted({w for w in found if len(w) > 2 and w.lower() not in HARMLESS_WORDS}))
+        self.names = tuple(sorted({w for w in names if len(w) > 2 and w.lower() not in HARMLESS_WORDS}))
         self.replaced = 0
         self._ids = {} if ids is None else ids
         self._known: dict[tuple[bool, str], str] = {}
@@ -68,7 +68,7 @@ class Scrubber:
     @cached_property
     def _words(self) -> re.Pattern[str] | None:
         parts = [(_asked_pattern(word), len(word)) for word in self.asked]
-        parts += [(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", len(word)) for word in self.found]
+        parts += [(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", len(word)) for word in self.names]
         longest_first = [part for part, _ in sorted(parts, key=lambda pair: -pair[1])]
         return re.compile(f"(?i){'|'.join(longest_first)}") if parts else None
 
@@ -99,8 +99,8 @@ class Scrubber:
                 clean = pattern.sub(replacement, clean)
         return self._words.sub("<name>", clean) if self._words else clean
 
-    def _token(self, found: re.Match[str]) -> str:
-        token = found[0]
+    def _token(self, match: re.Match[str]) -> str:
+        token = match[0]
         if "::" in token or CALL.fullmatch(token):
             return token
         if token.isascii() and token.isdecimal() and len(token) <= LONGEST_NUMBER:
@@ -112,9 +112,9 @@ class Scrubber:
         number = self._ids.setdefault(token.lower(), len(self._ids) + 1)
         return "_".join([f"x{number}", *(part for part in known if len(part) > 2)])
 
-    def with_found(self, words: Iterable[str]) -> Scrubber:
+    def with_names(self, words: Iterable[str]) -> Scrubber:
         """Return a scrubber that replaces these names too."""
-        return Scrubber(self.asked, found=[*self.found, *words], ids=self._ids)
+        return Scrubber(self.asked, names=[*self.names, *words], ids=self._ids)
 
 
 def _harmless(part: str) -> bool:
@@ -138,8 +138,8 @@ def host_in_name(name: str) -> list[str]:
     >>> host_in_name("gpu-node-17_4242.1694128201545.pt.trace.json"), host_in_name("rank0.json")
     (['gpu-node-17'], [])
     """
-    found = _HANDLER_NAME.match(name)
-    return [found["host"]] if found and not re.match(r"(?i)rank|worker", found["host"]) else []
+    match = _HANDLER_NAME.match(name)
+    return [match["host"]] if match and not re.match(r"(?i)rank|worker", match["host"]) else []
 
 
 def names_in(value: object) -> list[str]:

@@ -86,10 +86,10 @@ def check_run(
     Ranks that were asked for and did not come are an error, unless sources *failed*: then those say why.
     """
     sources = [source for source, _, _ in spans]
-    held = {source.rank for source in sources}
-    absent = set(ranks or ()) - held
-    if not failed and (absent or not held):
-        raise unknown_rank(absent or ranks or (), held)
+    present = {source.rank for source in sources}
+    absent = set(ranks or ()) - present
+    if not failed and (absent or not present):
+        raise unknown_rank(absent or ranks or (), present)
     check_one_run(spans)
     missing = () if ranks is not None else missing_notice(sources)
     if strict:

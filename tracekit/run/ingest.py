@@ -90,8 +90,8 @@ def content_key(ref: SourceRef, how: object = None) -> str:
             stamp = repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
         except OSError as error:
             raise InputError(f"{ref.path}: cannot be read: {error.strerror}", hint="check the path") from error
-    said = (place, stamp, ref.reader, ref.rank, ref.rank_from, how)
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    parts = (place, stamp, ref.reader, ref.rank, ref.rank_from, how)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def ingest(
@@ -155,4 +155,4 @@ def ingest(
             checked = check_run(spans, ranks=ranks, failed=bool(failures), strict=strict)
             growing.complete = True
     opened = open_store(target)
-    return opened, (*growing.said, *opened.notices, *checked)
+    return opened, (*growing.resumed_notices, *opened.notices, *checked)

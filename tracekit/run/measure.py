@@ -45,12 +45,12 @@ class Options:
             return self._source_tables(ref)
         there = replace(ref, path=str(Path(self.base) / ref.path))
         try:
-            found = self._source_tables(there)
+            tables = self._source_tables(there)
         except TracekitError as error:
             raise type(error)(error.message.replace(there.path, ref.path), hint=error.hint) from error
         if ref.reader == "store":
-            return found
-        return [replace(one, source=replace(one.source, path=ref.path)) for one in found]
+            return tables
+        return [replace(one, source=replace(one.source, path=ref.path)) for one in tables]
 
     def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:

@@ -77,7 +77,7 @@ def _in_folder(folder: Path, root: Path, now_s: float) -> list[Landed]:
     for files in by_rank.values():
         files.sort(key=lambda file: (file.stat().st_mtime, file.name))
     rounds = max(map(len, by_rank.values()))
-    found = []
+    landed = []
     for n in range(rounds):
         here = tuple(each[n] for each in by_rank.values() if n < len(each))
         unsettled = any(now_s - file.stat().st_mtime < SETTLED_S for file in here)
@@ -85,5 +85,5 @@ def _in_folder(folder: Path, root: Path, now_s: float) -> list[Landed]:
         if unsettled or incomplete:
             continue
         name = folder.relative_to(root).as_posix() if folder != root else folder.name
-        found.append(Landed(f"{name} #{n + 1}" if rounds > 1 else name, here))
-    return found
+        landed.append(Landed(f"{name} #{n + 1}" if rounds > 1 else name, here))
+    return landed

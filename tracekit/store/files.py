@@ -247,17 +247,17 @@ def _move_in(part: Path, target: Path, key: str | None) -> bool:
     except OSError:
         if not target.exists():
             raise
-        found = read_entry(target)
-        return key is not None and found is not None and found.key == key
+        entry = read_entry(target)
+        return key is not None and entry is not None and entry.key == key
     return True
 
 
 def read_entry(folder: Path) -> Entry | None:
     """Read the entry in a rank's folder; None where there is no whole one."""
     try:
-        found = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
-        check_seal(found)
-        return Entry.from_dict({key: value for key, value in found.items() if key != SEAL})
+        data = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
+        check_seal(data)
+        return Entry.from_dict({key: value for key, value in data.items() if key != SEAL})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

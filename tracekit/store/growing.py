@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracekit._util.faults import unwritable
-from tracekit._util.files import exchange, held, part_prefix, sweep
+from tracekit._util.files import being_built, exchange, part_prefix, sweep
 from tracekit._util.pool import Done
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.refs import SourceRef
@@ -58,7 +58,7 @@ def building(path: str | Path) -> Iterator[Path]:
     except OSError as error:
         raise unwritable(error, target) from error
     try:
-        with held(part):
+        with being_built(part):
             yield part
             part.chmod(0o755)
         _take_place(part, target)
@@ -125,8 +125,8 @@ class Growing:
         return [Done(0, ref, value=[]) for ref in self.kept]
 
     @property
-    def said(self) -> tuple[Notice, ...]:
-        """What is news for who asked, and nothing to remember."""
+    def resumed_notices(self) -> tuple[Notice, ...]:
+        """Notices for the caller alone; the store does not keep them."""
         if not self.kept:
             return ()
         text = f"{len(self.kept)} traces were in the store already and have not changed"
@@ -134,9 +134,9 @@ class Growing:
 
     def pick_up(self, refs: Sequence[SourceRef], key: Callable[[SourceRef], str]) -> list[SourceRef]:
         """Take over what is there with the *key* it would get now; return what is left to do, its old ranks removed."""
-        found = [(folder, read_entry(folder)) for folder in self.folder.glob("rank=*")]
+        entries = [(folder, read_entry(folder)) for folder in self.folder.glob("rank=*")]
         by_key: dict[str, dict[int, Entry]] = {}
-        for _, entry in found:
+        for _, entry in entries:
             if entry is not None and entry.key is not None:
                 by_key.setdefault(entry.key, {})[entry.rank] = entry
         left = []
@@ -148,7 +148,7 @@ class Growing:
             else:
                 left.append(ref)
         paths, numbers = {ref.path for ref in left}, {ref.rank for ref in left}
-        for folder, entry in found:
+        for folder, entry in entries:
             if entry is None or (
                 entry.rank not in self.entries and (entry.source.path in paths or entry.rank in numbers)
             ):

@@ -33,19 +33,19 @@ def find(
     >>> [ref.rank for ref in find("sample_traces/reload", ranks=[1, 3])[0]]
     [1, 3]
     """
-    found = discover(paths, ranks=ranks, rank=rank)
+    sources = discover(paths, ranks=ranks, rank=rank)
     refs: list[SourceRef] = []
-    said = list(found.notices)
-    for ref in found.refs:
+    notices = list(sources.notices)
+    for ref in sources.refs:
         if ref.reader == "store":
-            said += _store_notices(ref)
+            notices += _store_notices(ref)
             refs += _store_refs(ref)
         else:
             refs.append(ref)
     check_unmixed(refs)
     if ranks is not None:
         refs = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"]
-    return tuple(refs), tuple(said)
+    return tuple(refs), tuple(notices)
 
 
 def _store_refs(ref: SourceRef) -> list[SourceRef]:

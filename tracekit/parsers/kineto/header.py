@@ -67,9 +67,9 @@ def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
     while True:
         more = stream.read(size)
         data += more
-        found = _search(data, stream.name, last=len(more) < size)
-        if found is not None:
-            return data, *found
+        place = _search(data, stream.name, last=len(more) < size)
+        if place is not None:
+            return data, *place
         if len(data) > HEAD_LIMIT:
             raise _no_trace(stream.name, f"no traceEvents in the first {HEAD_LIMIT >> 20} MB")
         size = len(data)
@@ -108,17 +108,17 @@ def _keys(text: str, at: int) -> tuple[dict[str, Any], int, str]:
     """Top-level keys from *at*: until the events start, the object closes, or the text is not JSON any more."""
     keys: dict[str, Any] = {}
     while True:
-        found = _KEY.match(text, at)
-        if not found:
+        match = _KEY.match(text, at)
+        if not match:
             rest = text[at:].lstrip(", \t\r\n")
             return keys, at, "closed" if rest[:1] == "}" else "open"
-        key, start = found.group(1), found.end()
+        key, start = match.group(1), match.end()
         if key == "traceEvents" and text[start : start + 1] == "[":
             return keys, start + 1, "events"
         try:
             keys[key], at = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
-            return keys, found.start(), "open"
+            return keys, match.start(), "open"
 
 
 def tail_keys(tail: bytes) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def tail_keys(tail: bytes) -> dict[str, Any]:
     5
     """
     keys, _, _ = _keys(tail.decode("latin-1"), 0)
-    if "baseTimeNanoseconds" not in keys and (found := _BASE.search(tail)):
-        keys["baseTimeNanoseconds"] = found.group(1).decode("latin-1")
+    if "baseTimeNanoseconds" not in keys and (match := _BASE.search(tail)):
+        keys["baseTimeNanoseconds"] = match.group(1).decode("latin-1")
     return keys
 
 
@@ -153,12 +153,12 @@ def understand(keys: Mapping[str, Any]) -> Header:
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
         notices=tuple(
             Notice(code, f"{key} is {_short(value)}, which {why}")
-            for code, key, value, found, why in (
+            for code, key, value, number, why in (
                 ("odd-rank", "rank", rank, rank_number(_whole(rank)), "is no rank: it was left out"),
                 ("odd-world-size", "world_size", world, rank_number(_whole(world)), "no run has: it was left out"),
                 ("no-base-time", "baseTimeNanoseconds", base, _base(base), "is no time: the clock's start is unknown"),
             )
-            if value is not None and found is None
+            if value is not None and number is None
         ),
     )
 
@@ -166,8 +166,8 @@ def understand(keys: Mapping[str, Any]) -> Header:
 def _multiprocessors(devices: Any) -> int | None:
     """Return how many multiprocessors every listed GPU has; None where they differ or none says."""
     listed = devices if isinstance(devices, list) else []
-    found = {_whole(d.get("numSms")) for d in listed if isinstance(d, dict)}
-    return next(iter(found)) if len(found) == 1 else None
+    counts = {_whole(d.get("numSms")) for d in listed if isinstance(d, dict)}
+    return next(iter(counts)) if len(counts) == 1 else None
 
 
 def _base(value: Any) -> int | None:
@@ -178,13 +178,13 @@ def _base(value: Any) -> int | None:
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    found = _whole(value, negative=True)
-    return found if found is not None and abs(found) < LATEST_BASE_NS else None
+    number = _whole(value, negative=True)
+    return number if number is not None and abs(number) < LATEST_BASE_NS else None
 
 
 def _short(value: Any) -> str:
-    said = " ".join(_text(value).split())
-    return said if len(said) <= 40 else f"{said[:39]}…"
+    text = " ".join(_text(value).split())
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def _text(value: Any) -> str:
@@ -206,9 +206,9 @@ def _whole(value: Any, *, negative: bool = False) -> int | None:
 def _versions(keys: Mapping[str, Any]) -> dict[str, str]:
     versions = {}
     for key, value in keys.items():
-        found = _VERSION.fullmatch(key)
-        if found and isinstance(value, str | int | float) and re.fullmatch(r"[\w.+-]{1,40}", str(value)):
-            name = found.group(1)
+        match = _VERSION.fullmatch(key)
+        if match and isinstance(value, str | int | float) and re.fullmatch(r"[\w.+-]{1,40}", str(value)):
+            name = match.group(1)
             versions[name] = str(value)
             if name.startswith("cuda_") and isinstance(value, int):
                 versions[name] = f"{value // 1000}.{value % 1000 // 10}"

@@ -217,15 +217,15 @@ class _Builder:
             codes = piece.values + np.int32(self._first_code[chunk.worker])
             if not piece.full and piece.where is None:
                 codes[piece.values == NULL32] = none
-            found = table[codes]
-            if (found < 0).any():
+            numbers = table[codes]
+            if (numbers < 0).any():
                 new = np.zeros(none + 1, np.bool_)
-                new[codes[found < 0]] = True
+                new[codes[numbers < 0]] = True
                 for code in np.flatnonzero(new[:none]).tolist():
                     table[code] = known.setdefault(decode(self._texts[code]), len(known))
-                found = table[codes]
+                numbers = table[codes]
             here = values[rows]
-            here[slice(None) if piece.where is None else piece.where] = found
+            here[slice(None) if piece.where is None else piece.where] = numbers
         return values, self._repaired(values, list(known))
 
     def _repaired(self, codes: npt.NDArray[np.int32], names: list[str]) -> list[str]:

@@ -46,11 +46,11 @@ def gpu_names(export: Export) -> dict[tuple[int, int | None], str]:
     gpus = read_table(export, "TARGET_INFO_GPU", ["id", "name", "cuDevice"])
     cuda = read_table(export, "TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"])
     names = dict(gpus.select("id", "name").rows())
-    found: dict[tuple[int, int | None], str] = {
+    by_process: dict[tuple[int, int | None], str] = {
         (-1, device): name for device, name in gpus.select("cuDevice", "name").rows() if device is not None
     }
-    found |= {(pid, device): names[gpu] for gpu, device, pid in cuda.rows() if gpu in names}
-    return found
+    by_process |= {(pid, device): names[gpu] for gpu, device, pid in cuda.rows() if gpu in names}
+    return by_process
 
 
 def lost_events(export: Export) -> list[Notice]:
@@ -60,10 +60,10 @@ def lost_events(export: Export) -> list[Notice]:
     if not rows.height:
         return []
     text = pl.col("text").str.to_lowercase()
-    said = pl.lit("the profiler reported a problem")
+    sentences = pl.lit("the profiler reported a problem")
     for pattern, sentence in reversed(_LOST):
-        said = pl.when(text.str.contains(pattern)).then(pl.lit(sentence)).otherwise(said)
-    counts = rows.group_by(said.alias("said")).len().sort("said")
+        sentences = pl.when(text.str.contains(pattern)).then(pl.lit(sentence)).otherwise(sentences)
+    counts = rows.group_by(sentences.alias("sentence")).len().sort("sentence")
     return [
         Notice("profiler-warnings", f"{sentence} ({count} such warnings; open the report in nsys-ui to read them)")
         for sentence, count in counts.rows()

@@ -40,14 +40,14 @@ def join_exchanges(calls: pl.DataFrame) -> pl.DataFrame:
     asked = ordered.group_by(*_THREAD, _part=pl.col("_part") + 1).agg(
         _counted=pl.col("_counted").any() & (pl.col("collective").is_in(_P2P).sum() == 0)
     )
-    found = ordered.drop("_counted").join(asked, on=[*_THREAD, "_part"], how="left", maintain_order="left")
+    matched = ordered.drop("_counted").join(asked, on=[*_THREAD, "_part"], how="left", maintain_order="left")
     part = [*_THREAD, "_part"]
     sends, receives = pl.col("collective") == "send", pl.col("collective") == "recv"
     several = (sends.sum() >= 2) & (sends.sum() == receives.sum())
     whole = several & (_members(sends) & _members(receives) | pl.col("peer").is_null().all())
     exchange = (whole | pl.col("_counted").fill_null(False).any()).over(part) & pl.col("collective").is_in(_P2P)
     first = exchange & (exchange.cum_sum().over(part) == 1)
-    joined = found.with_columns(_exchange=exchange, _first=first)
+    joined = matched.with_columns(_exchange=exchange, _first=first)
     return joined.with_columns(
         collective=pl.when("_first")
         .then(pl.lit(EXCHANGE))

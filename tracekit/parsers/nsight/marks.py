@@ -30,7 +30,7 @@ def step_marks(frame: pl.DataFrame) -> pl.DataFrame | None:
     """
     for kind in ("annotation", "mark"):
         for pattern in _PATTERNS:
-            found = (
+            numbered = (
                 frame.filter(pl.col("kind") == kind)
                 .select(
                     pl.col("name").cast(pl.String).str.extract(pattern).cast(pl.Int64, strict=False).alias("step"),
@@ -39,8 +39,8 @@ def step_marks(frame: pl.DataFrame) -> pl.DataFrame | None:
                 )
                 .drop_nulls("step")
             )
-            if found.height:
-                return _ranges(found) if kind == "annotation" else _between(found)
+            if numbered.height:
+                return _ranges(numbered) if kind == "annotation" else _between(numbered)
     return None
 
 
@@ -57,8 +57,8 @@ def unnumbered_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame 
     [(0, 0, 9), (1, 20, 29)]
     """
     named = _called(ranges.filter(pl.col("kind") == "annotation"), _UNNUMBERED)
-    for found in (named.select("start_ns", "end_ns"), _captures(calls)):
-        steps = found.unique().sort("start_ns")
+    for candidates in (named.select("start_ns", "end_ns"), _captures(calls)):
+        steps = candidates.unique().sort("start_ns")
         apart = bool((steps["start_ns"].shift(-1) >= steps["end_ns"]).fill_null(True).all())
         if len(steps) > 1 and apart and _cover(steps, calls):
             return steps.select(pl.int_range(pl.len(), dtype=pl.Int64).alias("step"), "start_ns", "end_ns")
@@ -105,16 +105,16 @@ def used_steps(events: pl.DataFrame) -> pl.DataFrame:
     return events.with_columns(pl.when(pl.col("step").is_in(worked.implode())).then("step").alias("step"))
 
 
-def _ranges(found: pl.DataFrame) -> pl.DataFrame:
+def _ranges(numbered: pl.DataFrame) -> pl.DataFrame:
     """One range a step; threads that each mark the same step widen it."""
-    merged = found.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
+    merged = numbered.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
     overlap = (merged["start_ns"] < merged["end_ns"].shift(1)).any()
-    return found.unique().sort("start_ns") if overlap else merged
+    return numbered.unique().sort("start_ns") if overlap else merged
 
 
-def _between(found: pl.DataFrame) -> pl.DataFrame:
+def _between(numbered: pl.DataFrame) -> pl.DataFrame:
     low, high = -(1 << 63), (1 << 63) - 1
-    marks = found.select("step", "start_ns").unique().sort("start_ns")
+    marks = numbered.select("step", "start_ns").unique().sort("start_ns")
     first, at = marks.row(0)
     steps = marks.with_columns(end_ns=pl.col("start_ns").shift(-1).fill_null(high))
     before = pl.DataFrame({"step": [first - 1], "start_ns": [low], "end_ns": [at]}, schema=steps.schema)

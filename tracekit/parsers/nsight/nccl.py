@@ -96,11 +96,13 @@ def on_kernels(kernels: pl.DataFrame, launches: pl.DataFrame, records: pl.DataFr
     if not nccl.height or not records.height:
         return kernels
     launch = launches.select("correlation", "tid", at="start_ns", process="process").unique("correlation")
-    found = nccl.select("_row", "process", "correlation").join(launch, on=["process", "correlation"])
-    found = _inside(found.rename({"at": "start_ns"}), records.select(*_THREAD, "start_ns", "end_ns", *facts), *facts)
+    launched = nccl.select("_row", "process", "correlation").join(launch, on=["process", "correlation"])
+    launched = _inside(
+        launched.rename({"at": "start_ns"}), records.select(*_THREAD, "start_ns", "end_ns", *facts), *facts
+    )
     return (
         kernels.with_row_index("_row")
-        .join(found.select("_row", *facts), on="_row", how="left", maintain_order="left")
+        .join(launched.select("_row", *facts), on="_row", how="left", maintain_order="left")
         .drop("_row")
     )
 
@@ -118,14 +120,14 @@ def _calls(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
 
 def _inside(points: pl.DataFrame, ranges: pl.DataFrame, *columns: str) -> pl.DataFrame:
     """For each point in time on a thread, *columns* of the latest range there that it falls in. Ranges do not nest."""
-    found = points.sort("start_ns").join_asof(
+    nearest = points.sort("start_ns").join_asof(
         ranges.rename({"end_ns": "_end"}).with_columns(_begin="start_ns").sort("start_ns"),
         on="start_ns",
         by=_THREAD,
         check_sortedness=False,
     )
     covered = pl.col("start_ns") <= pl.col("_end")
-    return found.with_columns(pl.when(covered).then(name).alias(name) for name in columns).drop("_end", "_begin")
+    return nearest.with_columns(pl.when(covered).then(name).alias(name) for name in columns).drop("_end", "_begin")
 
 
 def _record_facts(frame: pl.DataFrame, records: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

@@ -15,28 +15,28 @@ def rank_notices(
 ) -> list[Notice]:
     """Return what a rank's events, *counts* of each kind, leave open; *world* names communicators of the whole job."""
     gpu = sum(counts.get(kind, 0) for kind in GPU_KINDS)
-    found = []
+    notices = []
     if not gpu:
-        found.append(Notice("no-gpu-events", f"rank {rank}: nothing ran on a GPU here, or CUDA was not traced"))
+        notices.append(Notice("no-gpu-events", f"rank {rank}: nothing ran on a GPU here, or CUDA was not traced"))
     if graphs := counts.get("graph", 0):
-        found.append(
+        notices.append(
             Notice(
                 "graph-mode",
                 f"rank {rank}: {graphs:,} CUDA graph launches were recorded whole, without their kernels; "
                 "record with --cuda-graph-trace=node to see inside",
             )
         )
-    found += _launches(events, gpu, rank)
+    notices += _launches(events, gpu, rank)
     if not counts.get("cpu_op") and not counts.get("annotation"):
-        found.append(
+        notices.append(
             Notice(
                 "no-ranges",
                 f"rank {rank}: no NVTX ranges, so labels come from kernel names alone; "
                 "record with --trace=cuda,nvtx under torch.autograd.profiler.emit_nvtx()",
             )
         )
-    found += _peers(events, rank, world)
-    return found
+    notices += _peers(events, rank, world)
+    return notices
 
 
 def _launches(events: pl.DataFrame, gpu: int, rank: int) -> list[Notice]:
@@ -54,9 +54,9 @@ def _launches(events: pl.DataFrame, gpu: int, rank: int) -> list[Notice]:
 
 def _peers(events: pl.DataFrame, rank: int, world: Collection[str]) -> list[Notice]:
     sent = events.filter(pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
-    told = sent.filter(pl.col("peer").is_not_null())
-    if told.height:
-        elsewhere = told.filter(~pl.col("group").cast(pl.String).is_in(list(world)).fill_null(False))
+    with_peer = sent.filter(pl.col("peer").is_not_null())
+    if with_peer.height:
+        elsewhere = with_peer.filter(~pl.col("group").cast(pl.String).is_in(list(world)).fill_null(False))
         text = f"rank {rank}: peers are numbered within their communicator, which may not be the whole job"
         return [Notice("peers-in-communicator", text)] if elsewhere.height else []
     if not sent.height:

@@ -40,11 +40,11 @@ Layout = dict[int, list[tuple[str, str, int]]]
 def layouts(export: Export) -> Layout:
     """How each payload schema of the file lays out the fields that are understood."""
     entries = read_table(export, "NVTX_PAYLOAD_SCHEMA_ENTRIES", ["schemaId", "type", "name", "offset"])
-    found: Layout = {}
+    by_schema: Layout = {}
     for schema, kind, name, offset in entries.unique().rows():
         if name in FIELDS and kind in _DTYPES:
-            found.setdefault(schema, []).append((FIELDS[name], _DTYPES[kind], offset or 0))
-    return found
+            by_schema.setdefault(schema, []).append((FIELDS[name], _DTYPES[kind], offset or 0))
+    return by_schema
 
 
 def decode(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
@@ -71,25 +71,25 @@ def _json_fields(text: str) -> dict[str, Any]:
     >>> _json_fields('{"NCCL communicator ID": 7, "Message size [bytes]": 4194304, "Peer rank": 1}')
     {'communicator': '7', 'bytes': 4194304, 'peer': 1}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     try:
         todo: list[Any] = [json.loads(text)]
     except (ValueError, RecursionError):
-        return found
+        return values
     while todo:
         item = todo.pop()
         if isinstance(item, Mapping):
             for name, value in item.items():
                 number, field = _number(value), FIELDS.get(name)
                 if field == "communicator" and number is not None:
-                    found[field] = str(number)
+                    values[field] = str(number)
                 elif field is not None and number is not None and abs(number) < 1 << 63:
-                    found[field] = number
+                    values[field] = number
                 else:
                     todo.append(value)
         elif isinstance(item, list):
             todo.extend(item)
-    return found
+    return values
 
 
 def _number(value: Any) -> int | None:
@@ -111,14 +111,14 @@ def _from_bytes(rows: pl.DataFrame, layout: Layout) -> pl.DataFrame:
         matrix = np.frombuffer(b"".join(group["blob"]), dtype=np.uint8).reshape(-1, size)
         schemas = matrix[:, 8:12].copy().view("<u4").ravel()
         for schema in np.unique(schemas):
-            mine = schemas == schema
+            same = schemas == schema
             fields = {
-                field: matrix[mine, _HEADER + at : _HEADER + at + np.dtype(kind).itemsize].copy().view(kind).ravel()
+                field: matrix[same, _HEADER + at : _HEADER + at + np.dtype(kind).itemsize].copy().view(kind).ravel()
                 for field, kind, at in layout.get(int(schema), [])
                 if _HEADER + at + np.dtype(kind).itemsize <= size
             }
             if fields:
-                parts.append(_frame(group["_row"].filter(pl.Series(mine)), fields))
+                parts.append(_frame(group["_row"].filter(pl.Series(same)), fields))
     return pl.concat(parts)
 
 

@@ -69,8 +69,8 @@ def number(
         return [Owner(*pair, rank + i, "option") for i, pair in enumerate(pairs)]
     processes = [process for process, _ in pairs]
     known = _nccl_ranks(communicators) | _mpi_ranks(threads)
-    told = [known[process] for process in processes if process in known]
-    if len(told) == len(pairs) and len(set(told)) == len(set(processes)) == len(pairs):
+    numbers = [known[process] for process in processes if process in known]
+    if len(numbers) == len(pairs) and len(set(numbers)) == len(set(processes)) == len(pairs):
         return [Owner(*pair, known[pair[0]], "content") for pair in pairs]
     if len(pairs) > 1:
         return [Owner(*pair, i, "content") for i, pair in enumerate(pairs)]

@@ -106,15 +106,15 @@ def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list
 def _without_gpu(frames: list[pl.DataFrame], asked: Path, *, damaged: bool) -> list[tuple[int, int | None]]:
     """Name the process of a file without GPU events: of several, the one that did most. The others are not ranks."""
     rows = [frame.select(pl.col("process").cast(pl.Int64)) for frame in frames]
-    found = pl.concat(rows).drop_nulls()["process"].mode().sort().to_list()[:1] if rows else []
-    if not found and damaged:
+    busiest = pl.concat(rows).drop_nulls()["process"].mode().sort().to_list()[:1] if rows else []
+    if not busiest and damaged:
         raise InputError(f"{asked}: is damaged; no event could be read", hint="export the report again")
-    if not found:
+    if not busiest:
         raise InputError(
             f"{asked}: holds no GPU events, no CUDA calls and no NVTX ranges",
             hint="record with: nsys profile --trace=cuda,nvtx",
         )
-    return [(process, None) for process in found]
+    return [(process, None) for process in busiest]
 
 
 def _rank(owner: Owner, file: _File) -> RankEvents:

@@ -39,17 +39,17 @@ def exported(path: Path, nsys: str | None) -> Iterator[Path]:
 def _exporter(path: Path, nsys: str | None) -> str:
     nsys = nsys or os.environ.get(PROGRAM)
     if nsys:
-        found = shutil.which(nsys)
-        if found is None:
+        program = shutil.which(nsys)
+        if program is None:
             raise OptionError(f"{nsys}: is not a program that can be run", hint="give the path of nsys itself")
-        return found
-    found = shutil.which("nsys")
-    if found is None:
+        return program
+    program = shutil.which("nsys")
+    if program is None:
         raise InputError(
             f"{path}: a report must be exported first, and nsys is not on the PATH",
             hint=f"on a machine with Nsight Systems: {_command(path)} (or say where it is: --nsys PATH)",
         )
-    return found
+    return program
 
 
 def _command(path: Path) -> str:

@@ -71,11 +71,11 @@ def _dtype(name: str) -> pl.DataType:
 def _uniform(frame: pl.DataFrame, name: str) -> pl.Expr:
     """Give a column its type whatever the file gave it; what cannot be that type (sqlite checks nothing) is null."""
     wanted = _dtype(name)
-    found = frame.schema.get(name, pl.Null())
-    if found == pl.UInt64:
+    stored = frame.schema.get(name, pl.Null())
+    if stored == pl.UInt64:
         return pl.col(name).reinterpret(signed=True)
-    if found == wanted or (found == pl.Binary and name == "binaryData"):
+    if stored == wanted or (stored == pl.Binary and name == "binaryData"):
         return pl.col(name)
-    if found in (pl.Null, pl.Binary):
+    if stored in (pl.Null, pl.Binary):
         return pl.lit(None, dtype=wanted).alias(name)
     return pl.col(name).cast(wanted, strict=False)

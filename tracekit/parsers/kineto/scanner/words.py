@@ -108,11 +108,11 @@ def text_end(buf: Any, i: Any, end: Any) -> Any:
     """Find the closing quote of the string whose first byte is at *i*."""
     while i < end:
         word = word_at(buf, i)
-        found = zero_bytes(word ^ _QUOTES) | zero_bytes(word ^ _SLASHES)
-        if found == 0:
+        hits = zero_bytes(word ^ _QUOTES) | zero_bytes(word ^ _SLASHES)
+        if hits == 0:
             i += 8
             continue
-        i += trailing_zeros(found) >> 3
+        i += trailing_zeros(hits) >> 3
         if i >= end:
             return CUT
         if buf[i] == QUOTE:
@@ -128,12 +128,12 @@ def skip(buf: Any, i: Any, end: Any) -> Any:
     while i < end:
         word = word_at(buf, i)
         folded = word & _FOLD
-        found = zero_bytes(word ^ _QUOTES)
-        found |= zero_bytes(folded ^ _OPENS) | zero_bytes(folded ^ _CLOSES)
-        if found == 0:
+        hits = zero_bytes(word ^ _QUOTES)
+        hits |= zero_bytes(folded ^ _OPENS) | zero_bytes(folded ^ _CLOSES)
+        if hits == 0:
             i += 8
             continue
-        i += trailing_zeros(found) >> 3
+        i += trailing_zeros(hits) >> 3
         if i >= end:
             return CUT
         c = buf[i]
@@ -162,11 +162,11 @@ def scalar_end(buf: Any, i: Any, end: Any) -> Any:
     """Where the bare word or number at *i* ends: at a blank, a comma, or a closing bracket or brace."""
     while i < end:
         word = word_at(buf, i)
-        found = zero_bytes(word ^ _COMMAS) | zero_bytes((word & _FOLD) ^ _CLOSES)
-        found |= (word - _BLANKS) & ~word & HIGHS
-        if found == 0:
+        hits = zero_bytes(word ^ _COMMAS) | zero_bytes((word & _FOLD) ^ _CLOSES)
+        hits |= (word - _BLANKS) & ~word & HIGHS
+        if hits == 0:
             i += 8
             continue
-        i += trailing_zeros(found) >> 3
+        i += trailing_zeros(hits) >> 3
         return i if i < end else CUT
     return CUT
