@@ -262,7 +262,7 @@ def test_what_cannot_be_redacted_is_one_line(samples, tmp_path):
     with pytest.raises(InputError, match="not a readable sqlite"):
         run(tmp_path / "bad.sqlite", tmp_path / "out.sqlite")
     (tmp_path / "bad.json").write_text('{"traceEvents": [], 7: 8}')
-    with pytest.raises(InputError, match="cannot be followed at byte 20"):
+    with pytest.raises(InputError, match="cannot be read beyond byte 20"):
         run(tmp_path / "bad.json", tmp_path / "out.json")
     assert not list(tmp_path.glob("out*"))
     assert not list(tmp_path.glob(".out*"))

@@ -197,7 +197,7 @@ def test_keep_says_otherwise(tmp_path):
     assert data["traceEvents"][0]["name"] == "zeppelin <path>"
     assert data["traceEvents"][0]["args"] == {"secret": ["abc", 3]}
     assert len(data["traceEvents"]) == 3
-    with pytest.raises(OptionError, match="nothing is called so"):
+    with pytest.raises(OptionError, match="there is no such part"):
         run(source, tmp_path / "out.json", keep=["stack"])
 
 

@@ -51,7 +51,7 @@ class InputError(TracekitError):
 
 
 class OptionError(TracekitError):
-    """The words of the command or call are wrong."""
+    """The command's or call's arguments are wrong."""
 
 
 class RuleError(TracekitError):
@@ -71,7 +71,7 @@ class OutputError(TracekitError):
 
 
 class InternalError(TracekitError):
-    """A fault of tracekit's own: something happened that nobody planned for."""
+    """A fault in tracekit itself, not in its input."""
 
     exit_code = 70
 

@@ -52,13 +52,13 @@ LABEL_WORDS = {
     "tp_comm": "tensor-parallel communication",
     "dp_comm": "data-parallel communication",
     "cp_comm": "context-parallel communication",
-    "comm": "communication of no known role",
+    "comm": "communication whose role is unknown",
     "offload": "copying to the host",
     "onload": "copying from the host",
     "broadcast": "weight broadcast",
     "reload": "weight reload",
     "memory": "memory copies and sets",
-    "other": "work of no known label",
+    "other": "work whose label is unknown",
 }
 """Labels in words, for readers who do not know them."""
 

@@ -38,7 +38,7 @@ def test_a_word_that_names_nothing(events, word, hint):
         ('label = "forwrad"\nwhen = { name = "x" }', "my.toml:3: unknown label 'forwrad' (did you mean forward?)"),
         ('label = "gpu"\nwhen = { name = "x" }', "my.toml:3: unknown label 'gpu' (one of forward, dgrad, "),
         ('label = "forward"\nwhen = { nme = "x" }', "my.toml:4: unknown evidence 'nme' (did you mean name?)"),
-        ('label = "forward"\nwhen = { name = "(" }', "my.toml:4: 'name' is no regular expression: missing )"),
+        ('label = "forward"\nwhen = { name = "(" }', "my.toml:4: 'name' is not a regular expression: unclosed group"),
         ('label = "forward"\nwhem = { name = "x" }', "my.toml:4: unknown key 'whem' (did you mean when?)"),
     ],
 )

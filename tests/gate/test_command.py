@@ -168,7 +168,7 @@ def test_what_one_side_lacks_is_inconclusive(command, save):
         "gate", save("new.json"), "--baseline", save("old.json"), "--require", "overlap.ep_dispatch > -0.02"
     )
     assert code == 3
-    assert "the candidate does not have it" in out
+    assert "the candidate has no such metric" in out
 
 
 def test_one_value_a_run_needs_several_runs(command, save):
@@ -188,7 +188,7 @@ def test_one_value_a_run_needs_several_runs(command, save):
         (("--baseline", "empty.json"), "empty.json"),
         (("--baseline", "norun.json"), "the baseline is empty"),
         (("--baseline", "nsight.json"), "mixed formats: new.json was read by kineto, nsight.json by nsight"),
-        (("--baseline", "cut.json"), "cut.json: is not whole JSON"),
+        (("--baseline", "cut.json"), "cut.json: is not complete JSON"),
         (("--baseline", "other.json"), "format is 'tracekit.schedule/1'"),
         (("--allow", "everything", "--baseline", "new.json"), "allow: there is no everything"),
         (("-o", "x.pdf"), "cannot write .pdf"),

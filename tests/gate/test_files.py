@@ -77,7 +77,7 @@ def test_an_update_keeps_the_calibration(command, save, scaled, tmp_path):
     ("words", "said"),
     [
         (("a.json", "b.json", "--calibrate", "--baseline", "x.json"), "2 runs cannot show how runs differ"),
-        (("a.json", "--update-baseline"), "which baseline file is to be written?"),
+        (("a.json", "--update-baseline"), "which baseline file should be written?"),
         (("a.json", "--update-baseline", "--baseline", "notes.json"), "exists and is not a baseline file"),
         (("a.json", "wide.json", "--update-baseline", "--baseline", "x.json"), "cannot make one baseline: world size"),
     ],
@@ -116,9 +116,9 @@ def test_settings_are_found(command, save, scaled, tmp_path, name, head):  # noq
     [
         ("alfa = 0.1", "has no setting alfa; did you mean alpha?"),
         ("alpha = 2.0", "alpha must be a number between 0 and 0.5"),
-        ("min_steps = 1", "min_steps must be a whole number from 3 on"),
+        ("min_steps = 1", "min_steps must be a whole number of at least 3"),
         ('inconclusive = "maybe"', "inconclusive must be"),
-        ("require = 3", "require must be a list of text"),
+        ("require = 3", "require must be a list of strings"),
         ('waivers = [{ metric = "step_ms", until = 2030-01-01 }]', "a waiver lacks its reason"),
         ('waivers = [{ metric = "step_ms", reason = "x" }]', "a waiver lacks its until"),
         ('waivers = [{ metric = "step_ms", reason = "x", until = "soon" }]', "is not a date"),

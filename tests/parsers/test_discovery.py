@@ -86,8 +86,8 @@ def test_what_cannot_be_one_run_is_refused_and_listed(tmp_path, case):
 
 FILES = {
     "png": (b"\x89PNG\r\n\x1a\n", "is not a trace: neither JSON nor"),
-    "no trace": (b'{"answer": 42}', 'is JSON but no trace: it has no "traceEvents"'),
-    "numbers": (b"[1, 2, 3]", "is JSON but no trace"),
+    "no trace": (b'{"answer": 42}', 'is JSON but not a trace: it has no "traceEvents"'),
+    "numbers": (b"[1, 2, 3]", "is JSON but not a trace"),
     "empty": (b"", "is empty"),
     "cut gzip": (b"\x1f\x8b\x08\x00garbage", "damaged gzip"),
 }

@@ -228,7 +228,7 @@ def test_a_damaged_header_costs_its_key(real_bytes, whole):
         (b'"a string"', "not a PyTorch profiler trace"),
         (b"3.14", "not a PyTorch profiler trace"),
         (b"{}", "no traceEvents"),
-        (b"[]", "no events"),
+        (b"[]", "the list of events is empty"),
         (b'{"a": 1, "b": [1, 2, {"traceEvents": 4}]}', "no traceEvents"),
         (b'{"a": ', "no traceEvents"),
         (b'{"traceEvents": 5}', "no traceEvents"),

@@ -97,7 +97,7 @@ def test_list(tracekit):
         ("1f1b --pp 2 --microbatches 2 -o x.pdf", "cannot write this kind of file"),
         ("1f1b --pp 2 --microbatches 2 -o no/such/x.svg", "there is no folder"),
         ("1f1b --pp 2 --microbatches 2 --block-time mlp=2", "--block-time needs --lanes"),
-        ("1f1b --pp 2 --microbatches 2 --lanes --time F=1", "exclude each other"),
+        ("1f1b --pp 2 --microbatches 2 --lanes --time F=1", "cannot be combined"),
         ("weight-reload --ranks 4", "weight-reload needs --ranks and --rounds"),
         ("weight-reload --ranks 4 --rounds 2 --pp 2", "weight-reload takes no --pp"),
         ("weight-reload --ranks 4 --rounds 2 --time F=2", "names: H2D, BROADCAST, RELOAD"),

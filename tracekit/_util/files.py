@@ -101,7 +101,7 @@ def _lock(handle: int) -> bool:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Return where a file is to be written, or say at once that it cannot be, before work is done for nothing.
+    """Return where a file is to be written, or raise before any work is done for nothing.
 
     >>> check_target("/nowhere/x.txt")
     Traceback (most recent call last):

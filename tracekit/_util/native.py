@@ -324,16 +324,16 @@ def _target_machine() -> Any:
 
 @cache
 def _tell() -> None:
-    """Say once why nothing happens; processes that were started to work in parallel keep quiet."""
+    """Print once why nothing seems to happen; processes that were started to work in parallel keep quiet."""
     if parent_process() is None:
         sys.stderr.write("tracekit: compiling, once on this machine; this takes a few seconds...\n")
 
 
 @cache
 def _tell_unkept() -> None:
-    """Say once that the next process will have to compile again, and what would spare it that."""
+    """Print once that the next process will have to compile again, and what would spare it that."""
     if parent_process() is None:
         sys.stderr.write(
-            f"tracekit: no folder can keep what was compiled; set {FOLDER} to one that can be written to, or every "
-            "command compiles anew\n"
+            f"tracekit: no folder can keep the compiled code; set {FOLDER} to a writable one, or every "
+            "command will compile again\n"
         )

@@ -86,7 +86,7 @@ def iter_map(
     [1, 2]
     """
     if workers is not None and workers < 1:
-        raise OptionError(f"{workers} workers cannot work", hint="give 1 or more")
+        raise OptionError(f"{workers} workers are too few", hint="give 1 or more")
     count = min(workers or cores(), max(1, len(items)))
     pending = list(enumerate(items))
     stream: Generator[Done[T, R], None, None]

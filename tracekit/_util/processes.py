@@ -134,7 +134,7 @@ def _deaf() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shared_cores(count: int) -> Iterator[None]:
-    """Let *count* children, started within, share the cores: else each would start a thread a core for its tables."""
+    """Let *count* children, started within, share the cores: else each starts one thread per core."""
     if "POLARS_MAX_THREADS" in os.environ:
         yield
         return

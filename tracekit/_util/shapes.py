@@ -12,7 +12,7 @@ MOST_ELEMENTS = 1 << 62
 
 
 def parsed(text: str) -> list[Any]:
-    """Return a list as the trace spells it; nothing where it is none, or nested deeper than any (as only damage is).
+    """Return a list as the trace spells it; empty where it is not a list, or nested too deep to be true.
 
     >>> parsed("[[2,3],[]]"), parsed("[" * 100_000), parsed("7")
     ([[2, 3], []], [], [])

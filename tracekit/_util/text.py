@@ -1,4 +1,4 @@
-"""Numbers and lists as people say them, and every escape: the one place that turns values into words.
+"""Numbers and lists in words, and every escape: the one place that turns values into words.
 
 Numbers of a figure are written the same way everywhere: a share as ``12.3 %``, a time as ``1.2 ms``, a change with a
 real minus sign, what is unknown as ``–``, and what is there never as nothing.
@@ -142,7 +142,7 @@ def percent(part: float | None, whole: float | None = 1.0, *, digits: int = 1) -
 
 
 def at_least(text: str, bound: bool) -> str:
-    """Mark a figure of which only a lower bound is known.
+    """Return a figure marked as a lower bound.
 
     >>> at_least("19.4 %", True), at_least("–", True), at_least("19.4 %", False)
     ('≥ 19.4 %', '–', '19.4 %')

@@ -36,7 +36,7 @@ class Linear(str):
     __slots__ = ()
 
     def problem(self) -> str:
-        """Say why it cannot be used; empty where it can."""
+        """Return why it cannot be used; empty where it can."""
         try:
             self.found_in([""])
         except pl.exceptions.ComputeError as error:

@@ -111,7 +111,7 @@ def _parts(kinds: list[Shape], again: Bools, which: bool) -> list[Shape]:
 
 
 def _in_turn(part: list[Shape], whole: tuple[Shape, ...]) -> bool:
-    """Whether *part* can be had from *whole* by leaving some out."""
+    """Return whether *part* is *whole* with some left out."""
     rest = iter(whole)
     return all(shape in rest for shape in part)
 

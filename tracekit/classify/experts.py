@@ -218,7 +218,7 @@ def _spoken(kernel: str) -> str | None:
 def _dispatch_backward(
     autograd: Autograd, order: Ints, is_main: Bools, dispatches: Bools, *, fresh: Bools, cached: Bools
 ) -> Bools:
-    """Tell dispatches that re-use a layout computed before, which run backward, from those that compute it."""
+    """Return which dispatches re-use a layout computed before: those run backward."""
     since: Ints = np.cumsum(is_main) - is_main  # helpers between two main kernels serve the second
     prepared = np.zeros(len(order) + 1, np.bool_)
     reused = np.zeros(len(order) + 1, np.bool_)

@@ -48,7 +48,7 @@ def read_gradients(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, ma
 
 
 def _summed_by(product: Bools, sums: Bools, thread: Ints) -> Ints:
-    """Return, for each product, the place of the sum that takes its result: the first that is no product after it."""
+    """Return, for each product, the place of the sum that takes its result: the first non-product after it."""
     places = np.arange(len(product))
     following = np.minimum.accumulate(np.where(product, len(product), places)[::-1])[::-1]
     candidate = np.minimum(following, max(len(product) - 1, 0))
@@ -57,7 +57,7 @@ def _summed_by(product: Bools, sums: Bools, thread: Ints) -> Ints:
 
 
 def _usually(summed: Bools, of_weights: Bools, kept: Bools, name: Ints) -> Bools:
-    """Say whether most products of the same name between the same kernels, sums left out, are summed."""
+    """Return whether most products of the same name between the same kernels, sums left out, are summed."""
     at = np.flatnonzero(kept)
     codes = np.concatenate([[-1], name[at], [-1]])
     table = pl.DataFrame({"before": codes[:-2], "own": codes[1:-1], "after": codes[2:], "summed": summed[at]})

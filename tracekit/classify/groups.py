@@ -95,7 +95,7 @@ def group_holds(comm: Collectives, kinds: Text, uses: Text) -> Text:
 
 
 def _stream_groups(gpu: pl.DataFrame, comm: Collectives) -> Ints:
-    """For every event the one group that its stream's collectives belong to, -1 where there is none or several."""
+    """For every event the one group that its stream's collectives belong to, -1 where there is not exactly one."""
     place = ("device", "stream")
     code = pl.col("code").filter(pl.col("code") >= 0)
     one = pl.when(code.n_unique().over(place) == 1).then(code.max().over(place))

@@ -41,7 +41,7 @@ class Sides:
 
     @classmethod
     def of(cls, dirs: Ints, known: Bools, stretch: Ints) -> Sides:
-        """Look at the rows that are *known*; -1 where there is none."""
+        """Look at the rows that are *known*; -1 where none is."""
         rows = np.arange(len(known))
         before = np.maximum.accumulate(np.where(known, rows, -1))
         after = np.minimum.accumulate(np.where(known, rows, len(known))[::-1])[::-1]

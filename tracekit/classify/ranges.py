@@ -199,7 +199,7 @@ def _in_order(source: pl.DataFrame, threads: Ints) -> Ints:
 
 
 def _main_thread(threads: Ints, names: Text) -> int:
-    """Find the thread that drives: the one with most ops, counting those of the autograd engine out."""
+    """Return the main thread: the one with most ops, counting those of the autograd engine out."""
     if not len(threads):
         return -1
     weight = np.where(names.matches("Backward|AccumulateGrad"), 0.0, 1.0)

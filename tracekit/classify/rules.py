@@ -107,7 +107,7 @@ def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> Rul
         line = match.group(1) if match else str(text.count("\n") + 1)
         raise RuleError(f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML") from None
     except RecursionError:
-        raise RuleError(f"{source}: tables within tables without end", hint="this is no rules file") from None
+        raise RuleError(f"{source}: tables are nested too deeply", hint="this is not a rules file") from None
     where = _Lines(text, source, ours)
     for key in data:
         if key not in ("rule", "group", "module"):
@@ -165,7 +165,7 @@ def _condition_problem(column: str, condition: object) -> str | None:
         return f"{column!r} is a whole number, or a comparison such as '>= 1024'"
     if column in TEXT_COLUMNS and isinstance(condition, str):
         if problem := condition.problem() if isinstance(condition, Linear) else _pattern_problem(condition):
-            return f"{column!r} is no regular expression: {problem}"
+            return f"{column!r} is not a regular expression: {problem}"
     elif column in TEXT_COLUMNS and not isinstance(condition, bool | tuple | list):
         return f"{column!r} is a regular expression, a list of exact values, or true/false for present/absent"
     return None

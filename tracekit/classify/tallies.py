@@ -22,13 +22,13 @@ def node_rows(products: Bools, node: Ints, at: Ints) -> Ints:
 
 
 def turns(products: Bools, node: Ints, at: Ints) -> Text:
-    """Take the products of one node by turns: first, second, first again."""
+    """Return the products of one node in turns: first, second, first again."""
     rows = node_rows(products, node, at)
     return _spread(rows, places(node[rows])[0] % 2, len(products))
 
 
 def halves(products: Bools, node: Ints, at: Ints) -> Text:
-    """Cut the products of one node in two; nothing is said of an odd number.
+    """Return which half of its node's products each is in; null where their number is odd.
 
     >>> one = np.zeros(4, np.int64)
     >>> halves(np.ones(4, np.bool_), one, np.arange(4)).series("half").to_list()
@@ -40,7 +40,7 @@ def halves(products: Bools, node: Ints, at: Ints) -> Text:
 
 
 def shares(products: Bools, node: Ints, sequence: Ints, ahead: Bools) -> Text:
-    """Hold a node's number of products against its forward's: once, twice, or odd; null for what is no product.
+    """Return a node's number of products against its forward's: once, twice, or odd; null for what is not a product.
 
     *sequence* ties the events of a node to those of its forward, which are *ahead*.
     """

@@ -1,4 +1,4 @@
-"""The command line: one module a command, each parses its words, calls one function of the library and prints.
+"""The command line: one module per command; each parses its words, calls one function of the library and prints.
 
 Nothing heavy is imported here: ``tracekit --help`` answers at once because every command imports what it needs
 when it runs. ``main`` is the only place that prints errors.
@@ -55,11 +55,11 @@ for _name, _run, _kind, _summary in (
     ("diff", diff.diff, Command, "What changed from run A to run B, the largest change first."),
     ("gate", gate.gate, gate.GateCommand, "Whether runs are slower than their baseline, beyond noise."),
     ("export", export.export, Command, "Write the trace with labels, cells and ideal for ui.perfetto.dev."),
-    ("open", open_module.open_, Command, "The same, served from this machine to one reader."),
+    ("open", open_module.open_, Command, "Open the trace at ui.perfetto.dev, served from this machine."),
     ("doctor", doctor.doctor, Command, "What traces hold, what is missing, and how to record better."),
-    ("redact", redact.redact, Command, "The same trace without environment, paths, names and stacks."),
+    ("redact", redact.redact, Command, "Copy the trace without environment, paths, names and stacks."),
     ("schedule", schedule.schedule, Command, "An ideal schedule by name: order, times, bubbles, picture."),
-    ("demo", demo.demo, Command, "A sample run made and analysed: the first minute without a trace."),
+    ("demo", demo.demo, Command, "Make and analyse a sample run; no trace needed."),
     ("watch", watch_module.watch, Command, "New recordings as they land, one line each."),
     ("query", query_module.query, Command, "SQL over a store's tables."),
     ("mcp", mcp_module.mcp, Command, "Tools for agents, over standard input and output."),
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def _wrong_words(error: Any) -> int:
-    """Print what is wrong with the words that were typed; where there were none, show the help."""
+    """Print what is wrong with the command line; where it is empty, show the help."""
     if "NoArgs" in type(error).__name__:
         error.show()
     else:

@@ -43,7 +43,7 @@ def use_nsys(program: str | None) -> str | None:
 
 @contextlib.contextmanager
 def keeping(store: Path | None) -> Iterator[None]:
-    """Say, when Ctrl-C ends the work, what it leaves in *store*."""
+    """Print, when Ctrl-C ends the work, what it leaves in *store*."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The words that mean the same in every command, each declared once: its type, its help and how it is read."""
+"""Options that mean the same in every command, each declared once: its type, its help and how it is read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Paths = Annotated[
     list[str], typer.Argument(help="Traces: files, a folder, a quoted glob, a URL or a store.", metavar="PATH")
 ]
 Ranks = Annotated[str | None, typer.Option(help="Read only these ranks: 0,2 or 0-7.", metavar="RANKS")]
-Rank = Annotated[int | None, typer.Option(help="The rank of a single file that does not say.", metavar="N", min=0)]
+Rank = Annotated[int | None, typer.Option(help="The rank of a single file that does not name it.", metavar="N", min=0)]
 Rules = Annotated[Path | None, typer.Option(help="Rules file to label with, before the built-in ones.", metavar="FILE")]
 Workers = Annotated[
-    int | None, typer.Option(help="Processes to read with; by default as many as speed it up.", metavar="N", min=1)
+    int | None, typer.Option(help="Number of reading processes; by default as many as help.", metavar="N", min=1)
 ]
 Nsys = Annotated[
     str | None,
     typer.Option(
-        help="Nsight Systems' nsys, for .nsys-rep reports, where it is not on the PATH.",
+        help="Path of nsys, which reads .nsys-rep reports, if it is not on the PATH.",
         metavar="PROGRAM",
         envvar=NSYS_VARIABLE,
         callback=use_nsys,

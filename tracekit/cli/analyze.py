@@ -45,11 +45,11 @@ def analyze(
     rules: Rules = None,
     layout: Annotated[
         str | None,
-        typer.Option(help="How ranks are arranged, where tracekit has it wrong: pp=4,ep=2.", metavar="SIZES"),
+        typer.Option(help="Override how ranks are arranged: pp=4,ep=2.", metavar="SIZES"),
     ] = None,
     what_if: Annotated[bool, typer.Option("--what-if", help="Rank the schedules this run could use.")] = False,
     pipeline: Annotated[
-        int | None, typer.Option(help="Show this pipeline, counted from 0; else the slowest.", metavar="N")
+        int | None, typer.Option(help="Show this pipeline, counted from 0; by default the slowest.", metavar="N")
     ] = None,
     critical_path: Annotated[
         bool, typer.Option("--critical-path", help="Show the chain of work across ranks that the step had to wait for.")
@@ -60,7 +60,7 @@ def analyze(
             help="Explain why an event got its label: a name (or part of one), a label or an id.", metavar="EVENT"
         ),
     ] = None,
-    brief: Annotated[bool, typer.Option("--brief", help="Print the answer alone: five lines.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Print only the answer: five lines.")] = False,
     definitions: Annotated[
         bool, typer.Option("--definitions", help="Print how each number is defined, after the tables.")
     ] = False,

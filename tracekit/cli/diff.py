@@ -19,10 +19,10 @@ def diff(
     *,
     output: Annotated[
         list[Path] | None,
-        typer.Option("--output", "-o", help="Write it: .json, .md or .html; may be repeated.", metavar="FILE"),
+        typer.Option("--output", "-o", help="Write the result: .json, .md or .html; may be repeated.", metavar="FILE"),
     ] = None,
     nsys: Nsys = None,
-    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
     from tracekit.diff import diff as compare

@@ -16,9 +16,7 @@ from tracekit.cli._options import IdealDrawn, Nsys, Paths, Rank, Ranks, Rules, S
 def export(
     paths: Paths,
     *,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where to write it: .json.gz or .json.", metavar="FILE")
-    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .json.gz or .json.", metavar="FILE")],
     schedule: IdealDrawn = "auto",
     ranks: Ranks = None,
     rank: Rank = None,

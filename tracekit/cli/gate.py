@@ -70,7 +70,7 @@ def gate(
     *,
     baseline: Annotated[
         list[str] | None,
-        typer.Option(help="Runs to compare with, or a baseline file; several words may follow.", metavar="BASE"),
+        typer.Option(help="Runs to compare with, or a baseline file; several may follow.", metavar="BASE"),
     ] = None,
     require: Annotated[
         list[str] | None,
@@ -81,7 +81,7 @@ def gate(
     ] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option("--output", "-o", help="Write it: .json, .xml (JUnit) or .md; may be repeated.", metavar="FILE"),
+        typer.Option("--output", "-o", help="Write .json, .xml (JUnit) or .md; may be repeated.", metavar="FILE"),
     ] = None,
     nsys: Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -90,7 +90,7 @@ def gate(
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="Compare although this differs: world_size, schedule, shapes or gpu.", metavar="WHAT"),
+        typer.Option(help="Compare even if this differs: world_size, schedule, shapes or gpu.", metavar="WHAT"),
     ] = None,
     config: Annotated[
         Path | None,
@@ -198,7 +198,7 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
     from tracekit.gate.baseline import update
 
     if len(bases) != 1 or not bases[0].endswith(".json"):
-        raise OptionError("which baseline file is to be written?", hint="give --baseline FILE.json")
+        raise OptionError("which baseline file should be written?", hint="give --baseline FILE.json")
     side = _read(candidates, "candidate")
     noise = update(bases[0], side.runs, calibrated=calibrate)
     steps = sum(run.steps for run in side.runs)

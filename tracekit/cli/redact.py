@@ -14,17 +14,17 @@ from tracekit.cli._base import say
 def redact(
     path: Annotated[str, typer.Argument(help="A trace, or a folder of traces.", metavar="PATH")],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where to write it; a folder for a folder.", metavar="OUT")
+        Path, typer.Option("-o", "--output", help="File to write; for a folder of traces, a folder.", metavar="OUT")
     ],
     words: Annotated[
         list[str] | None,
-        typer.Option("--word", help="Also replace this word, wherever it stands; may be repeated.", metavar="WORD"),
+        typer.Option("--word", help="Also replace this word, wherever it occurs; may be repeated.", metavar="WORD"),
     ] = None,
     keep: Annotated[
         list[str] | None,
         typer.Option(
             "--keep",
-            help="Let this stay: annotations, arguments, frames, header or metadata; may be repeated.",
+            help="Also keep this: annotations, arguments, frames, header or metadata; may be repeated.",
             metavar="WHAT",
         ),
     ] = None,

@@ -85,7 +85,7 @@ def _pipeline(
 
     pp, microbatches, virtual, group = sizes
     if blocks is not None and time:
-        raise OptionError("--time and --lanes exclude each other", hint="with --lanes, times come from --block-time")
+        raise OptionError("--time and --lanes cannot be combined", hint="with --lanes, times come from --block-time")
     times: Times = Times.parse(time) if blocks is None else block_times(blocks)
     if _is_file(name):
         _refuse("a file of orders", pp=pp, microbatches=microbatches, virtual=virtual, group=group)

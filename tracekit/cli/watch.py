@@ -13,11 +13,11 @@ def watch(
     *,
     every: Annotated[float, typer.Option(help="Seconds between looks.", metavar="SECONDS", min=0.1)] = 2.0,
     idle: Annotated[
-        float | None, typer.Option(help="Stop after so many seconds without a new recording.", metavar="SECONDS", min=0)
+        float | None, typer.Option(help="Stop after so long without a new recording.", metavar="SECONDS", min=0)
     ] = None,
     prometheus: Annotated[
         Path | None,
-        typer.Option(help="Keep the last recording's figures here, as Prometheus reads them.", metavar="FILE"),
+        typer.Option(help="Write the last recording's figures to this file, for Prometheus.", metavar="FILE"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print each recording's figures as a line of JSON.")] = False,
 ) -> None:

@@ -25,7 +25,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
 
 
 def diff(before: Side, after: Side) -> Row:
-    """Compare two sides for people; plain data (``format: tracekit.diff/1``).
+    """Return what changed between two sides, as plain data (``format: tracekit.diff/1``).
 
     >>> a = Side((Run("a", {"step_ms": (10.0,), "label_ms.forward": (4.0,)}),), {})
     >>> b = Side((Run("b", {"step_ms": (12.0,), "label_ms.forward": (6.0,)}),), {})
@@ -52,7 +52,7 @@ def diff(before: Side, after: Side) -> Row:
 
 
 def _timelines(before: Sequence[Run], after: Sequence[Run]) -> Row | None:
-    """Return one step's pipeline cells of both sides, to be drawn on one axis; None where a side did not hold them."""
+    """Return one step's pipeline cells of both sides, to be drawn on one axis; None where a side has none."""
     sides = [next((r.tables["timeline"] for r in side if r.tables.get("timeline")), None) for side in (before, after)]
     if sides[0] is None or sides[1] is None:
         return None
@@ -66,9 +66,9 @@ def moved(before: Sequence[Run], after: Sequence[Run], *, most: int = 10) -> Row
     for table, keys in _KEYS.items():
         old, new = _average(before, table, keys), _average(after, table, keys)
         if not old or not new:
-            missing = "both sides" if not old and not new else "before" if not old else "after"
+            missing = "on both sides" if not old and not new else "before" if not old else "after"
             need = "traces whose pipeline can be found" if table == "cells" else "traces or stores"
-            notes.append(f"no {table} to compare: {missing} did not hold them; give {need} for that")
+            notes.append(f"no {table} to compare: none {missing}; give {need}")
             changes[table] = []
             continue
         if table == "cells":  # a cell that one side lacks is another reading of the pipeline, not a change of time

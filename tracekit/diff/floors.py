@@ -80,12 +80,12 @@ def floor_of(
 
 
 def label_time(key: str, runs: Sequence[Run]) -> float:
-    """Milliseconds a step that a label, or one of the two sets of labels, ran."""
+    """Milliseconds per step that a label, or one of the two sets of labels, ran."""
     return sum(_centre(runs, f"label_ms.{label}") for label in SETS.get(key, (key,)))
 
 
 def doubt(metric: Metric, sides: Sequence[Sequence[Run]]) -> float:
-    """Return the change, in the metric's unit, that one run a side cannot tell from how runs of the same code differ.
+    """Return the change, in the metric's unit, that one run per side cannot tell from how runs of the same code differ.
 
     Nothing of the sort for the GPU's own work, which equal runs repeat to a percent. What waits for the host, for a
     peer or for a bus differs between processes by more than its steps show.

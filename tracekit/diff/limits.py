@@ -1,4 +1,4 @@
-"""Limits that a comparison is held against."""
+"""Limits that a comparison is checked against."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ FAMILIES = (
 )  # fmt: skip
 BY_NAME = {f.name: f for f in FAMILIES}
 _RUN_LEVEL = ("outside_cells", "label_count", "hidden_ms")
-"""Known once a run, not once a step, in a saved analysis."""
+"""Known once per run, not once per step, in a saved analysis."""
 
 
 @dataclass(frozen=True, slots=True)

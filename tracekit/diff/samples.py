@@ -1,4 +1,4 @@
-"""One run as the gate sees it: a list of values a step for every metric, and what makes runs comparable.
+"""One run as the gate sees it: one value per step for every metric, and what makes runs comparable.
 
 Everything is read from the plain data of an analysis (``format: tracekit.analysis/1``), so a saved JSON and a trace
 analysed a moment ago are the same to the gate.

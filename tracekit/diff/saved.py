@@ -23,7 +23,7 @@ def load(document: Mapping[str, Any], *, name: str) -> tuple[list[Run], dict[str
         noise = {k: Noise(float(n["deviation"]), int(n["runs"]) - 1) for k, n in document["noise"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"{name}: is not a whole baseline file ({error})", hint="write it again with --update-baseline"
+            f"{name}: is not a complete baseline file ({error})", hint="write it again with --update-baseline"
         ) from error
     if not runs or not any(r.steps for r in runs):
         raise InputError(f"{name}: the baseline is empty", hint="write it again with --update-baseline")

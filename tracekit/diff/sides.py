@@ -80,7 +80,7 @@ def _document(path: str) -> dict[str, Any]:
         raw = Path(path).read_bytes()
         data = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: is not whole JSON: {error}", hint="write it again") from error
+        raise InputError(f"{path}: is not complete JSON: {error}", hint="write it again") from error
     if not isinstance(data, dict):
         raise InputError(f"{path}: holds no analysis", hint="write it with analyze -o FILE.json")
     return data

@@ -21,17 +21,17 @@ from tracekit.diff.samples import SETS, Run
 Outcome = Literal["pass", "improved", "regressed", "inconclusive"]
 WHOLE = ("step_ms", "compute_ms")
 """What answers for the whole step, and for all of the GPU's own work in it."""
-_ONE_RUN = "one run a side may wait this much longer by chance: add runs, or --calibrate"
+_ONE_RUN = "one run per side may wait this much longer by chance: add runs, or --calibrate"
 STRICTER = 7.5
 """Between runs 1 % is asked where between steps 7.5 % is: a calibrated floor is no more than their noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How sure is sure."""
+    """How sure a verdict must be."""
 
     alpha: float = 0.075  # chance of a false alarm before the floors: of the whole step, and of all its parts
-    min_steps: int = 5  # fewer steps than this on a side decide nothing
+    min_steps: int = 5  # with fewer steps than this on either side nothing is decided
     floors: Mapping[str, str | float] | None = None  # by metric or pattern: "3%" or a number in its unit
 
 
@@ -123,7 +123,7 @@ def judge(
     noise: Mapping[str, Noise] | None = None,
     obstacle: str = "",
 ) -> list[Check]:
-    """Compare two sides metric by metric; *obstacle* says why they cannot be compared at all.
+    """Return one check per metric; *obstacle* says why they cannot be compared at all.
 
     >>> base = Run("base", {"step_ms": (100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1)})
     >>> slow = Run("slow", {"step_ms": tuple(1.06 * v for v in base.samples["step_ms"])})
@@ -230,13 +230,13 @@ def _settle(case: _Case, rules: Rules, obstacle: str) -> Check | None:
     """Decide what needs no comparison: limits on the candidate alone, and what cannot be compared."""
     check, asked = case.check, case.check.requirement
     if check.after is None:
-        return replace(check, verdict="inconclusive", reason="the candidate does not have it")
+        return replace(check, verdict="inconclusive", reason="the candidate has no such metric")
     if asked and asked.kind == "limit":
         return _limit(case, asked, rules)
     if obstacle:
         return replace(check, verdict="inconclusive", reason=obstacle)
     if check.before is None:
-        return replace(check, verdict="inconclusive", reason="the baseline does not have it")
+        return replace(check, verdict="inconclusive", reason="the baseline has no such metric")
     what = "runs" if check.metric.once_a_run else "steps"
     need = 3 if check.metric.once_a_run else rules.min_steps
     if min(check.steps) < need:
@@ -246,7 +246,7 @@ def _settle(case: _Case, rules: Rules, obstacle: str) -> Check | None:
 
 
 def _limit(case: _Case, asked: Requirement, rules: Rules) -> Check:
-    """Hold the candidate's own steps against a number."""
+    """Return the verdict on the candidate's own steps against a number."""
     check, value = case.check, case.check.after or 0.0
     over = case.sign * (value - asked.limit)
     if check.steps[1] < rules.min_steps:
@@ -264,7 +264,7 @@ def _limit(case: _Case, asked: Requirement, rules: Rules) -> Check:
         return replace(check, verdict="pass")
     if (check.p or 0.0) <= rules.alpha:
         return replace(check, verdict="regressed", reason=f"the limit is {asked.op} {asked.limit:g}")
-    return replace(check, verdict="inconclusive", reason="past the limit, but the limit lies inside its noise")
+    return replace(check, verdict="inconclusive", reason="past the limit, but the limit is within its noise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +324,8 @@ def _past(case: _Case, check: Check, agreed: _Agreement, rules: Rules, *, alike:
             return replace(check, verdict="inconclusive", reason=_ONE_RUN)
         return replace(check, verdict="regressed", reason=_because(case))
     if agreed.worse <= 2 * rules.alpha and worse > 2 * case.floor:
-        return replace(check, verdict="inconclusive", reason="looks worse, but the samples are not sure: record more")
-    return replace(check, reason="past the floor, but the samples do not tell it from noise")
+        return replace(check, verdict="inconclusive", reason="looks worse, but may be noise: record more")
+    return replace(check, reason="past the floor, but it may be noise")
 
 
 def _asked_change(check: Check, asked: Requirement) -> float:

@@ -31,7 +31,7 @@ _GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, over all ranks, and what to do about it."""
+    """Findings over all ranks, and what to do about them."""
 
     paths: tuple[str, ...]
     facts: tuple[RankFacts, ...]

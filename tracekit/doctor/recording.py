@@ -113,7 +113,7 @@ LACKS = (
         "graphs-unseen",
         "blocks",
         lambda f: f.counts.get("graph", 0) > 0,
-        "CUDA graphs were recorded as wholes, without their kernels",
+        "CUDA graphs were recorded whole, without their kernels",
         ("labels, overlap and pipeline inside graphs",),
         {
             "kineto": "run the profiled steps without CUDA graphs",
@@ -186,7 +186,7 @@ LACKS = (
         "no autograd sequence numbers: inference, or operations that autograd did not see",
         ("forward and backward of one micro-batch paired without annotations",),
         {
-            "kineto": "nothing to change for inference; else profile the steps that call backward()",
+            "kineto": "for inference, nothing; otherwise profile the steps that call backward()",
             "nsight": "with torch.autograd.profiler.emit_nvtx(record_shapes=True): around the steps",
         },
     ),
@@ -195,7 +195,7 @@ LACKS = (
         "limits",
         lambda f: f.gpu_events > 0 and not f.steps,
         "no step marks: steps are told apart by their optimizer, and without one the whole trace is one step",
-        ("the program's own numbers of its steps",),
+        ("the program's own step numbers",),
         {
             "kineto": "call prof.step() after each step",
             "nsight": 'with torch.cuda.nvtx.range(f"ProfilerStep#{step}"): around each step',

@@ -54,7 +54,7 @@ class Config:
     alpha: float = Rules().alpha
     """The chance of a false alarm before the floors: of the whole step, and of all its parts."""
     min_steps: int = Rules().min_steps
-    """Fewer steps than this on a side decide nothing."""
+    """With fewer steps than this on either side nothing is decided."""
     inconclusive: Policy | None = None
     """Exit with 0 or 1 instead of 3 when nothing regressed but something could not be decided."""
     floors: Mapping[str, str | float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Config:
 
     @property
     def rules(self) -> Rules:
-        """How sure is sure."""
+        """How sure a verdict must be."""
         return Rules(self.alpha, self.min_steps, self.floors)
 
 
@@ -130,13 +130,13 @@ def _value(key: str, value: Any, file: Path) -> Any:
 
     if key in ("baseline", "require", "allow"):
         value = [value] if isinstance(value, str) else value
-        need(isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of text")
+        need(isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of strings")
         here = file.parent
         return tuple(str(here / v) if key == "baseline" and "://" not in v else v for v in value)
     if key == "alpha":
         need(isinstance(value, float) and 0 < value < 0.5, "a number between 0 and 0.5")
     elif key == "min_steps":
-        need(type(value) is int and value >= 3, "a whole number from 3 on")
+        need(type(value) is int and value >= 3, "a whole number of at least 3")
     elif key == "inconclusive":
         need(value in ("pass", "fail"), '"pass" or "fail"')
     elif key == "floors":

@@ -74,7 +74,7 @@ def gate(
     config: Config | None = None,
     today: date | None = None,
 ) -> GateResult:
-    """Hold *candidate* against *baseline*; *require* replaces the requirements of *config*.
+    """Return the verdict on *candidate* against *baseline*; *require* replaces the requirements of *config*.
 
     >>> from tracekit.diff.samples import Run
     >>> base = Side((Run("a", {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}),), {})

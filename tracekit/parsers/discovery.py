@@ -93,7 +93,7 @@ def _unique(refs: Iterable[SourceRef]) -> list[SourceRef]:
 
 def _expand(path: str) -> Found:
     if not path:
-        raise InputError("an empty path was given", hint="name a trace or a folder; . is this one")
+        raise InputError("an empty path was given", hint="name a trace or a folder; . means this one")
     if "://" in path:
         return _expand_remote(path)
     if os.path.lexists(path):
@@ -155,12 +155,12 @@ def _walk(folder: Path, depth: int, above: tuple[Path, ...] = ()) -> Iterable[Pa
 
 
 def _is_folder(path: Path) -> bool:
-    """Unlike ``Path.is_dir``, say no rather than fail where a folder on the way may not be entered."""
+    """Return whether *path* is a folder; unlike ``Path.is_dir``, False where a folder on the way may not be entered."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
 def _from_many(asked: str, members: list[Path]) -> Found:
-    """Keep the traces among many files; count the others, and name those that look like traces and are none."""
+    """Keep the traces among many files; count the others, and name those that look like traces but are not."""
     refs, odd, skipped = [], [], 0
     for member in members:
         ref, why = _reference(member, os.path.relpath(member, asked) if Path(asked).is_dir() else str(member))
@@ -209,7 +209,7 @@ def _preference(path: str) -> int:
 
 
 def _reference(path: Path, shown: str) -> tuple[SourceRef | None, str]:
-    """Return the source that *path* is, or why it is none."""
+    """Return the source at *path*, or why it is not one."""
     try:
         if path.is_dir():
             return _folder_reference(path, shown), ""

@@ -48,7 +48,7 @@ def probe(head: bytes, tail: bytes = b"") -> Probe:
     >>> probe(b"SQLite format 3" + bytes(1)).reader
     'nsight'
     >>> probe(b'{"answer": 42}').why
-    'is JSON but no trace: it has no "traceEvents"'
+    'is JSON but not a trace: it has no "traceEvents"'
     """
     if not head:
         return Probe(None, why="is empty")
@@ -63,7 +63,7 @@ def probe(head: bytes, tail: bytes = b"") -> Probe:
 
 
 def inflate(head: bytes, limit: int = HEAD_BYTES) -> bytes:
-    """Return the first bytes of a gzip file whose beginning is *head*; empty if it is none.
+    """Return the first bytes of a gzip file whose beginning is *head*; empty if it is not one.
 
     >>> import gzip
     >>> inflate(gzip.compress(b"hello"))
@@ -80,7 +80,7 @@ def _probe_json(head: bytes, tail: bytes) -> Probe:
     if text[:1] not in (b"{", b"["):
         return Probe(None, why="is not a trace: neither JSON nor an Nsight Systems export")
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
-        return Probe(None, why='is JSON but no trace: it has no "traceEvents"')
+        return Probe(None, why='is JSON but not a trace: it has no "traceEvents"')
     if _OURS.search(text[:4096]):
         return Probe(None, why="was written by tracekit for ui.perfetto.dev; name the traces it was made from")
     info = _distributed_info(head) or _distributed_info(tail)

@@ -82,7 +82,7 @@ def _check_same(values: dict[str, object], what: str) -> None:
         groups[value].append(path)
     if len(groups) > 1:
         shown = "; ".join(f"{value}: {listing(files, most=2)}" for value, files in groups.items())
-        raise InputError(f"these traces are of different runs ({what}): {shown}", hint="name the files of one run")
+        raise InputError(f"these traces come from different runs ({what}): {shown}", hint="name the files of one run")
 
 
 def file_listing(paths: Iterable[str], *, most: int = 4) -> str:

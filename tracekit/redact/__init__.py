@@ -1,4 +1,4 @@
-"""The same trace without what should not leave the house: environment, paths, host and user names, stacks.
+"""A copy of a trace without what should not leave the house: environment, paths, host and user names, stacks.
 
 What an analysis needs stays: events, times, numbers, names of kernels and operators. What is not known to be harmless
 goes; the list of what stays is in ``allowed``, and in docs/redact.md for people.
@@ -24,19 +24,19 @@ SQLITE_SUFFIX = ".sqlite"
 
 @dataclass(frozen=True, slots=True)
 class Redacted:
-    """One file that was written, and what is not in it any more."""
+    """One file that was written, and what was removed from it."""
 
     path: Path
     bytes: int
     dropped: dict[str, int]
 
     def summary(self) -> str:
-        """Return what went, in words.
+        """Return what was removed, in words.
 
         >>> Redacted(Path("x"), 1, {"Python frames": 2142, "texts replaced": 1}).summary()
         '2,142 Python frames, 1 texts replaced'
         """
-        return ", ".join(f"{count:,} {what}" for what, count in self.dropped.items() if count) or "nothing had to go"
+        return ", ".join(f"{count:,} {what}" for what, count in self.dropped.items() if count) or "nothing was removed"
 
 
 def redact(
@@ -49,14 +49,14 @@ def redact(
     """Write the trace (or each trace of a folder) at *path* to *output*; yield what was written, file by file.
 
     Reads PyTorch profiler traces (``.json``, ``.json.gz``) and Nsight Systems ``.sqlite``. *words* are replaced
-    wherever they stand, however short. What an analysis reads stays and everything else goes; *keep* says otherwise:
+    wherever they stand, however short. What an analysis reads stays and everything else goes, except what *keep* names:
     any of ``allowed.KEEPS``. Files of a folder are named after their rank, because names hold host names too.
     """
     source, target = Path(path), Path(output)
     for one in keep:
         if one not in KEEPS:
             hint = did_you_mean(one, KEEPS, otherwise=f"one of {', '.join(KEEPS)}")
-            raise OptionError(f"--keep {one}: nothing is called so", hint=hint)
+            raise OptionError(f"--keep {one}: there is no such part", hint=hint)
     if source.exists() and target.exists() and source.resolve() == target.resolve():
         raise OptionError(f"{target}: is the trace itself", hint="write the redacted trace somewhere else")
     sources = discover(source)
@@ -77,14 +77,14 @@ def _redact_file(ref: SourceRef, target: Path, run: Scrubber, keep: Collection[s
         from tracekit.redact.kineto import rewrite
 
         if not target.name.endswith((".json", ".json.gz")):
-            raise OptionError(f"{target}: a PyTorch trace is .json or .json.gz", hint="name the output so")
+            raise OptionError(f"{target}: a PyTorch trace is .json or .json.gz", hint="end the output's name with that")
         with atomic_write(target) as part:
             dropped = rewrite(Path(ref.path), part, scrubber, compress=target.name.endswith(".gz"), keep=keep)
     elif ref.reader == "nsight" and ref.path.endswith(SQLITE_SUFFIX):
         from tracekit.redact.nsight import rewrite as rewrite_sqlite
 
         if target.suffix != SQLITE_SUFFIX:
-            raise OptionError(f"{target}: a redacted report is .sqlite", hint="name the output so")
+            raise OptionError(f"{target}: a redacted report is .sqlite", hint="end the output's name with that")
         with atomic_write(target) as part:
             dropped = rewrite_sqlite(Path(ref.path), part, scrubber, keep=keep)
     else:

@@ -25,7 +25,7 @@ LONGEST_VALUE = 1 << 25
 
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # possessive: a string that never ends must not pile up choices
 _ODD = re.compile(_STRING + r"|(?<=[:\[,\s])-?(?:N/A|inf|nan|Inf|INF|n/a|undefined|None)(?=[\s,\]}])", re.DOTALL)
-"""Strings, and words that are no JSON and that profilers write all the same."""
+"""Strings, and words that are not JSON but that profilers write all the same."""
 _SPACE = re.compile(r"[\s,]*")
 _TOKEN = re.compile(_STRING + r'|["{}\[\]]', re.DOTALL)
 _NATIVE_END = re.compile(r"\n  \}(?=\s*[,\]])")
@@ -182,7 +182,7 @@ class _Text:
                 if closed is not None:
                     return self._take(closed), None
             if len(self._window) - self._at > LONGEST_VALUE:
-                raise self.lost("a value without end")
+                raise self.lost("a value that never ends")
             if not self._more(len(self._window) - self._at):  # twice as much each time: few tries, even for long values
                 raise _EndedError
 
@@ -219,7 +219,7 @@ class _Text:
 
     def lost(self, why: str) -> InputError:
         return InputError(
-            f"{self._path}: cannot be followed at byte {self._passed + self._at:,}: {why}",
+            f"{self._path}: cannot be read beyond byte {self._passed + self._at:,}: {why}",
             hint="nothing was written; record the trace again",
         )
 

@@ -1,4 +1,4 @@
-"""New recordings in a folder as they land: each analysed once, its steps held against the first ones."""
+"""New recordings in a folder as they land: each analysed once, its steps compared with the first one's."""
 
 from __future__ import annotations
 

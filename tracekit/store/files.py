@@ -145,7 +145,7 @@ class Store:
 
 
 def rank_folder(store: Path, rank: int) -> Path:
-    """Return where one rank of a store lies.
+    """Return the folder of one rank of a store.
 
     >>> rank_folder(Path("s"), 3).as_posix()
     's/rank=3'
@@ -263,7 +263,7 @@ def read_entry(folder: Path) -> Entry | None:
 
 
 def labelled_by(rules: str | os.PathLike[str] | None = None) -> str:
-    """Return which version and rules label: the same words mean the same labels.
+    """Return the version and rules that label: equal text means equal labels.
 
     >>> labelled_by().endswith("built-in rules")
     True
@@ -304,7 +304,7 @@ def _root(path: Path) -> Path:
 
 
 def _collect(lazy: pl.LazyFrame, file: Path, schema: pl.Schema, rows: int) -> pl.DataFrame:
-    """Read a frame and hold it against what the manifest promised."""
+    """Return a frame, checked against what the manifest lists."""
     try:
         frame = lazy.collect()
     except (pl.exceptions.PolarsError, OSError) as error:

@@ -74,7 +74,9 @@ def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> Non
             runs[source.run].append(source.path)
     if len(runs) > 1:
         shown = "; ".join(listing(files, most=2) for files in list(runs.values())[:3])
-        raise InputError(f"these traces are of {len(runs)} different runs: {shown}", hint="name the files of one run")
+        raise InputError(
+            f"these traces come from {len(runs)} different runs: {shown}", hint="name the files of one run"
+        )
     _check_times([(start, end or start, source.path) for source, start, end in spans if start and start > EPOCH_NS])
 
 
@@ -84,7 +86,7 @@ def _check_times(spans: list[tuple[int, int, str]]) -> None:
         if last and start - reached > APART_NS:
             hours = (start - reached) / 3.6e12
             raise InputError(
-                f"these traces are of different runs: {path} begins {hours:.0f} h after {last} ends",
+                f"these traces come from different runs: {path} begins {hours:.0f} h after {last} ends",
                 hint="name the files of one run",
             )
         if end > reached:

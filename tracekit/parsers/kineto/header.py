@@ -15,7 +15,7 @@ from tracekit.parsers.ranks import rank_number
 from tracekit.schema import ProcessGroup
 
 HEAD_LIMIT = 64 << 20
-"""A header longer than this is none: process groups of ten thousand ranks take a tenth of it."""
+"""A header longer than this is not a header: process groups of ten thousand ranks take a tenth of it."""
 
 TAIL_LIMIT = 16 << 20
 LATEST_BASE_NS = 1 << 61
@@ -154,9 +154,9 @@ def understand(keys: Mapping[str, Any]) -> Header:
         notices=tuple(
             Notice(code, f"{key} is {_short(value)}, which {why}")
             for code, key, value, number, why in (
-                ("odd-rank", "rank", rank, rank_number(_whole(rank)), "is no rank: it was left out"),
+                ("odd-rank", "rank", rank, rank_number(_whole(rank)), "is not a rank: it was left out"),
                 ("odd-world-size", "world_size", world, rank_number(_whole(world)), "no run has: it was left out"),
-                ("no-base-time", "baseTimeNanoseconds", base, _base(base), "is no time: the clock's start is unknown"),
+                ("no-base-time", "baseTimeNanoseconds", base, _base(base), "is not a time: it was left out"),
             )
             if value is not None and number is None
         ),

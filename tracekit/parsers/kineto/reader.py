@@ -52,7 +52,7 @@ def read(
                 f"{stream.name}: event {table.first_bad_text} holds text that is not valid JSON", hint=_HINT
             )
         if table.out_of_range and not lenient:
-            raise InputError(f"{stream.name}: {table.out_of_range} events have times that no clock shows", hint=_HINT)
+            raise InputError(f"{stream.name}: {table.out_of_range} events have impossible times", hint=_HINT)
         events = assign_steps(table.events)
         return RankEvents(
             events,
@@ -96,7 +96,7 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
     junk = sum(part.bad + int(part.phases[0]) for part in scanned.parts)
     bare = head[:at].lstrip(b"\xef\xbb\xbf \t\r\n") == b"["
     if bare and not total:
-        raise InputError(f"{stream.name}: an empty list: no events", hint="re-record this rank")
+        raise InputError(f"{stream.name}: the list of events is empty", hint="re-record this rank")
     if total and total == junk:
         raise InputError(
             f"{stream.name}: not a PyTorch profiler trace: no event has a time",
@@ -155,7 +155,7 @@ def _notices(stream: Stream, scanned: Scanned, table: Table, events: pl.DataFram
     if table.bad_text:
         notices.append(Notice("bad-text", f"{table.bad_text} names hold invalid bytes or escapes and were repaired"))
     if scanned.tail_cut:
-        notices.append(Notice("unread-keys", "the keys behind the events were too long to read"))
+        notices.append(Notice("unread-keys", "the keys after the events were too long to read"))
     if not rows:
         notices.append(Notice("no-events", "the file holds no complete event"))
     return notices
@@ -174,7 +174,7 @@ def _counts(events: pl.DataFrame) -> Mapping[str, int]:
 
 
 def _skipped(scanned: Scanned, table: Table) -> Mapping[str, int]:
-    """Count what the file holds and the table does not; an event that the end of the file cuts in two is none."""
+    """Count what the file holds and the table does not; an event cut by the end of the file does not count."""
     phases = np.sum([part.phases for part in scanned.parts], axis=0)
     names = {0: "no phase", 1: "unknown phase"}
     skipped = {names.get(k, chr(k)): int(phases[k]) for k in np.flatnonzero(phases).tolist()}

@@ -35,7 +35,7 @@ def _errors() -> type[Exception]:
 
 
 class Stream:
-    """A trace's bytes, inflated if need be. The format is told by the first bytes, never by the name.
+    """A trace's bytes, inflated if need be. The first bytes decide the format, never the name.
 
     >>> import io
     >>> Stream(io.BytesIO(b"[]")).read(10)

@@ -88,7 +88,7 @@ class Table:
     bad_text: int = 0
     first_bad_text: int | None = None
     untimed: Mapping[str, int] = field(default_factory=dict)
-    """Events left out because their time is none, by what they are (see ``Source.skipped``)."""
+    """Events left out because they have no usable time, by what they are (see ``Source.skipped``)."""
     out_of_range: int = 0
     """Of those, events whose times are numbers, but none that a clock shows."""
 
@@ -285,7 +285,7 @@ def _product(counts: Ints, sizes: Ints) -> Ints:
 
 
 def _placed(start: Ints, length: Ints | None, base_ns: int) -> tuple[npt.NDArray[np.bool_] | None, int]:
-    """Tell which events have a place in time, None where all do; and how many have one that no clock shows.
+    """Return which events have a place in time, None where all do; and how many have one that no clock shows.
 
     Sums of such times would wrap around: 64 bits hold 292 years of nanoseconds.
     """

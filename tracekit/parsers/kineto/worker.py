@@ -164,5 +164,5 @@ class _Slab:
         return copy
 
     def release(self) -> None:
-        """Let go of the slab itself; pieces hold what they need."""
+        """Release the slab itself; pieces keep what they need."""
         self._used, self._room = 0, np.empty(0, np.uint8)

@@ -30,7 +30,7 @@ def versions(export: Export) -> dict[str, str]:
 
 
 def session_start(export: Export) -> int | None:
-    """Return the wall clock at time 0 of the file, nanoseconds since the epoch; None where it says none that can be."""
+    """Return the wall clock at time 0 of the file, nanoseconds since the epoch; None where it names no possible one."""
     start = read_table(export, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
     return int(start[0]) if len(start) and 0 <= start[0] < LATEST_NS else None
 

@@ -1,4 +1,4 @@
-"""Arrow and Parquet exports: a folder with a file a table, or many Arrow streams in one file."""
+"""Arrow and Parquet exports: a folder with one file per table, or many Arrow streams in one file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracekit.errors import InputError, Notice
 
 
 class FolderExport:
-    """``parquetdir`` or ``arrowdir``: one file a table, named after it."""
+    """``parquetdir`` or ``arrowdir``: one file per table, named after it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,7 +25,7 @@ class FolderExport:
         self.tables = frozenset(self._files)
 
     def columns(self, table: str) -> frozenset[str]:
-        """Name the columns *table* has in this file; of a damaged file, none."""
+        """Return the columns *table* has in this file; of a damaged file, none."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -60,11 +60,11 @@ class FolderExport:
         self.notices.append(Notice("damaged-table", f"{self.path.name}: {table} is damaged and was left out"))
 
     def close(self) -> None:
-        """Nothing is held between reads."""
+        """Do nothing: no file is open between reads."""
 
 
 class StreamExport:
-    """``.arrow``: one Arrow stream a table, one after another; each names its table in the schema's metadata."""
+    """``.arrow``: one Arrow stream per table, one after another; each names its table in the schema's metadata."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -89,13 +89,13 @@ class StreamExport:
             if not self._at:
                 self._source.close()
                 raise InputError(
-                    f"{path}: is not an Arrow export", hint="pass what `nsys export --type arrow` wrote"
+                    f"{path}: is not an Arrow export", hint="give the file that `nsys export --type arrow` wrote"
                 ) from error
             self.notices.append(Notice("truncated", f"{path.name}: the file ends early; the tables before were read"))
         self.tables = frozenset(self._at)
 
     def columns(self, table: str) -> frozenset[str]:
-        """Name the columns *table* has in this file."""
+        """Return the columns *table* has in this file."""
         return self._columns[table]
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:

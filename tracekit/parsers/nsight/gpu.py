@@ -18,7 +18,7 @@ _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 
 
 def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[list[pl.DataFrame], int]:
-    """One frame a kind, with only the columns that kind has, and ``process``; and how many had no usable times."""
+    """Return one frame per kind, with its columns and ``process``, and how many events had no usable times."""
     read = [
         _kernels(export, strings, base_ns),
         _copies(export, base_ns),

@@ -48,7 +48,7 @@ def unnumbered_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame 
     """Return the steps that ranges without a number mark, or the program's own starts and stops of the profiler.
 
     They are steps only where there are several, one after the other, and hardly a launch lies between them: a range
-    around the forward alone is none.
+    around the forward alone is not a step.
 
     >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 2, "start_ns": [5, 25], "end_ns": [6, 26]})
     >>> both = {"start_ns": [0, 20], "end_ns": [9, 29]}
@@ -82,7 +82,7 @@ def _captures(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cover(steps: pl.DataFrame, calls: pl.DataFrame) -> bool:
-    """Say whether nearly all launches between the first and the last of the *steps* lie inside one."""
+    """Return whether nearly all launches between the first and the last of the *steps* lie inside one."""
     launches = _called(calls, "Launch").select("start_ns").sort("start_ns")
     first, last = steps["start_ns"].min(), steps["end_ns"].max()
     between = launches.filter(pl.col("start_ns").is_between(first, last))
@@ -93,7 +93,7 @@ def _cover(steps: pl.DataFrame, calls: pl.DataFrame) -> bool:
 
 
 def used_steps(events: pl.DataFrame) -> pl.DataFrame:
-    """Forget steps that launched nothing: what runs after the last instant, or before the first, may be no step.
+    """Forget steps that launched nothing: what runs after the last instant, or before the first, may not be a step.
 
     >>> events = pl.DataFrame({"kind": ["kernel", "runtime"], "step": [2, 3]})
     >>> used_steps(events)["step"].to_list()
@@ -106,7 +106,7 @@ def used_steps(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _ranges(numbered: pl.DataFrame) -> pl.DataFrame:
-    """One range a step; threads that each mark the same step widen it."""
+    """Return one range per step; threads that each mark the same step widen it."""
     merged = numbered.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
     overlap = (merged["start_ns"] < merged["end_ns"].shift(1)).any()
     return numbered.unique().sort("start_ns") if overlap else merged

@@ -48,7 +48,7 @@ def _launches(events: pl.DataFrame, gpu: int, rank: int) -> list[Notice]:
     lost = events.select((kind.is_in(GPU_KINDS) & ~launched).sum()).item()
     if not lost:
         return []
-    text = f"rank {rank}: {lost:,} of {gpu:,} GPU events have no launch in the file; these go by name alone"
+    text = f"rank {rank}: {lost:,} of {gpu:,} GPU events have no launch in the file; these are labelled by name alone"
     return [Notice("no-launch", text)]
 
 
@@ -64,7 +64,7 @@ def _peers(events: pl.DataFrame, rank: int, world: Collection[str]) -> list[Noti
     return [
         Notice(
             "no-peers",
-            f"rank {rank}: sends and receives do not say to whom: the export has no NCCL payloads "
+            f"rank {rank}: sends and receives do not name their peer: the export has no NCCL payloads "
             "(export again with --include-json=true, or --include-blobs=true)",
         )
     ]

@@ -14,7 +14,7 @@ SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
 def open_export(path: Path) -> Export:
-    """Open an export of any format, or say why it is none."""
+    """Return an open export of any format; the error says why *path* is not one."""
     if path.is_dir():
         export: Export = FolderExport(path)
     else:
@@ -39,6 +39,6 @@ def open_export(path: Path) -> Export:
         export.close()
         raise InputError(
             f"{path}: holds no Nsight Systems tables",
-            hint="pass what `nsys export` wrote (sqlite, parquetdir, arrowdir or arrow)",
+            hint="give what `nsys export` wrote (sqlite, parquetdir, arrowdir or arrow)",
         )
     return export

@@ -47,7 +47,7 @@ def _exporter(path: Path, nsys: str | None) -> str:
     if program is None:
         raise InputError(
             f"{path}: a report must be exported first, and nsys is not on the PATH",
-            hint=f"on a machine with Nsight Systems: {_command(path)} (or say where it is: --nsys PATH)",
+            hint=f"on a machine with Nsight Systems: {_command(path)} (or give its path with --nsys PATH)",
         )
     return program
 

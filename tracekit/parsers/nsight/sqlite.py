@@ -37,7 +37,7 @@ class Pair(NamedTuple):
         return f'(ifnull("{self.high}", {self.absent}) << {self.shift}) | ifnull("{self.low}", {none}) AS "{self.high}"'
 
     def unpack(self) -> tuple[pl.Expr, pl.Expr]:
-        """Return the two numbers as they were, null where there was none.
+        """Return the two numbers as they were, null where there was no number.
 
         >>> both = pl.DataFrame({"streamId": [7 << 32 | 41, 7 << 32 | 0xFFFFFFFF]}).with_columns(*PAIRS[1].unpack())
         >>> both.rows()
@@ -89,7 +89,7 @@ class SqliteExport:
             )
 
     def columns(self, table: str) -> frozenset[str]:
-        """Name the columns *table* has in this file."""
+        """Return the columns *table* has in this file."""
         return self._columns[table]
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
@@ -165,7 +165,7 @@ class SqliteExport:
             return _frame(batches, reader.schema)
 
     def close(self) -> None:
-        """Nothing is held between reads."""
+        """Do nothing: no file is open between reads."""
 
 
 def _select(name: str) -> str:

@@ -41,7 +41,7 @@ class Export(Protocol):
     notices: list[Notice]
 
     def columns(self, table: str) -> frozenset[str]:
-        """Name the columns *table* has in this file."""
+        """Return the columns *table* has in this file."""
         ...
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
@@ -49,7 +49,7 @@ class Export(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...
 
 

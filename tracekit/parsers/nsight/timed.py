@@ -20,7 +20,7 @@ LONGEST_NS = 86_400_000_000_000
 
 
 def read_events(export: Export, table: str, columns: Sequence[str], *, what: str = "events") -> pl.DataFrame:
-    """Read a table of CPU events, without rows that have no usable start; an end that is none is null.
+    """Read a table of CPU events, without rows that have no usable start; an unusable end is null.
 
     *what* is the word for its rows in the notice that counts those left out.
     """

@@ -16,7 +16,7 @@ FEW_RANKS = 16
 NOT_RECORDED = "not recorded"
 """The part of a budget in which lost work may have run."""
 LOUD = 0.01
-"""Share of the span above which work of no known label stands out."""
+"""Share of the span above which work whose label is unknown stands out."""
 MOST_BESIDE = 6
 """Compute labels named beside one label."""
 

@@ -39,7 +39,7 @@ _TS, _DUR, _TID = int(Column.TS), int(Column.DUR), int(Column.TID)
 
 @inlined
 def _digits(buf: Any, i: Any) -> Any:
-    """How many of the eight bytes at *i* are digits before the first that is none, and the number they make."""
+    """How many of the eight bytes at *i* are digits before the first that is not one, and the number they make."""
     word = word_at(buf, i) ^ _ZEROS
     other = ((word + _NINES) | word) & HIGHS
     count = 8 if other == 0 else trailing_zeros(other) >> 3
