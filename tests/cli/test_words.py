@@ -18,7 +18,10 @@ from tracekit.cli._common import parse_ranks
 from tracekit.errors import OptionError
 
 COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'tracekit'; from tracekit.cli import main; main()"]
-COMMANDS = ["analyze", "ingest", "diff", "gate", "export", "open", "doctor", "redact", "schedule"]
+COMMANDS = [
+    *("analyze", "ingest", "diff", "gate", "export", "open", "doctor", "redact", "schedule"),
+    *("demo", "watch", "query", "mcp"),
+]
 
 
 def run(*words, **options):
