@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from tracekit._util.text import at_least, counted, ms, percent, signed_ms, terminal_lines, unbroken
+from tracekit._util.text import UNKNOWN, at_least, counted, ms, percent, signed_ms, terminal_lines, unbroken
 from tracekit.analysis import Analysis
 from tracekit.report.html.fleet import page_fleet
 from tracekit.report.html.lanes import lanes_data
@@ -88,6 +88,15 @@ def _number(count: float) -> str:
     return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"
 
 
+def _tenths(value: float | None) -> str:
+    """A rate to a tenth; a dash where it is not known.
+
+    >>> _tenths(1234.56), _tenths(None)
+    ('1,234.6', '–')
+    """
+    return UNKNOWN if value is None else f"{value:,.1f}"
+
+
 def _shown(value: Any) -> Any:
     """Return text of a trace without what no page can hold; what we wrote ourselves is as it is."""
     return terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -104,6 +113,7 @@ def _template() -> Any:
         count=counted,
         at_least=at_least,
         number=_number,
+        tenths=_tenths,
         whole=unbroken,
         code=_code,
     )

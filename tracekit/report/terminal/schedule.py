@@ -27,6 +27,7 @@ def render_schedule(view: View, width: int) -> RenderableType | None:
         _headline(found),
         _sides(found),
         _waterfall(found, width),
+        note(view.rates.below_peak) if view.rates is not None and view.rates.below_peak else None,
         gantt(held.head, width),
         _phases(found.phases),
         render_what_if(found.what_if),

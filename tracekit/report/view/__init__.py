@@ -15,8 +15,10 @@ from tracekit.report.view.answer import answer
 from tracekit.report.view.budget import beside, budget_view, label_rows, matrix_of
 from tracekit.report.view.model import Advice, View
 from tracekit.report.view.notices import few_alike
+from tracekit.report.view.path import path_view
 from tracekit.report.view.pipeline import schedule_view, unnamed_phases
 from tracekit.report.view.ranks import MOST_BUBBLES, bubble_rows, clock_note, steps_view, stragglers
+from tracekit.report.view.rates import rates_view
 from tracekit.report.view.work import copies, kernels, reload_view
 
 __all__ = ["View", "view_of"]
@@ -63,6 +65,8 @@ def _build(analysis: Analysis) -> View:
         more_bubbles=max(0, len(bubbles) - MOST_BUBBLES),
         schedule=held,
         phases=unnamed_phases(analysis),
+        critical=path_view(analysis),
+        rates=rates_view(analysis),
         stragglers=late,
         clock_note=clock_note(analysis),
         steps=steps_view(analysis),

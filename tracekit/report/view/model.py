@@ -333,6 +333,97 @@ class ScheduleView:
     what_if: tuple[WhatIfRow, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ProductRow:
+    """How fast the matrix products of one label, or of one kind (label, module, shape), ran on all ranks."""
+
+    name: str
+    shape: str
+    tflop_s: float | None
+    share_of_peak: float | None
+    """Time at the GPU's peak over their own time."""
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthRow:
+    """How fast operations of one kind and size moved their bytes, waiting apart."""
+
+    name: str
+    size: str
+    count: int
+    gb_s: float | None
+    bus_gb_s: float | None
+    transfer_ns: int
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRow:
+    """What one rank's experts were sent in the forward's dispatches."""
+
+    rank: int
+    received_bytes: int
+    over_mean: float
+    """Of the mean of its group."""
+    largest: int
+    """Exchanges in which it received most."""
+    exchanges: int
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RatesView:
+    """How fast products and communication ran, where the trace says enough."""
+
+    labels: tuple[ProductRow, ...]
+    kinds: tuple[ProductRow, ...]
+    """Those that take longest."""
+    notes: tuple[str, ...]
+    communication: tuple[BandwidthRow, ...]
+    experts: tuple[ExpertRow, ...]
+    """Empty where all ranks receive alike."""
+    below_peak: str | None
+    """What better kernels could give at most, in words; it is part of the ideal too."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """One segment of the critical path."""
+
+    from_ns: int
+    """From the step's start."""
+    ns: int
+    share: float | None
+    """Of the step."""
+    rank: int
+    kind: str
+    label: str | None
+    what: str
+    peer: int | None
+    """The rank that came last, where the path goes on."""
+
+    def name(self, *, most: int | None = None) -> str:
+        """Return what ran, cut to *most* characters; of the host's work, what it came before.
+
+        >>> PathRow(0, 5, 0.5, 1, "host", None, "aten::mm", None).name()
+        'until it launched aten::mm'
+        """
+        until = "until it launched " if self.kind == "host" and self.what else ""
+        return f"{until}{self.what[:most]}"
+
+
+@dataclass(frozen=True, slots=True)
+class PathView:
+    """The critical path of the slowest step."""
+
+    step: int | None
+    rows: tuple[PathRow, ...]
+    """The longest segments, in order of time."""
+    notes: tuple[str, ...]
+    """What the rows cover, and the whole path by label and by rank."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
     """Everything a report shows, in the order it is read."""
@@ -360,6 +451,9 @@ class View:
     schedule: ScheduleView | None
     phases: tuple[PhaseRow, ...]
     """What a rank that overlaps micro-batches hid in each phase, where no schedule could be named."""
+    critical: PathView | None
+    """The critical path, where it was asked for."""
+    rates: RatesView | None
     stragglers: tuple[Straggler, ...]
     clock_note: str
     steps: Steps | None

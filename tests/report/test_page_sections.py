@@ -1,0 +1,99 @@
+"""The page's sections that only some runs have, in a real browser: each says what the terminal says."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tests.report.test_page import browser, opened  # noqa: F401  (a fixture)
+from tracekit.report.html.page import render_html
+from tracekit.report.terminal.analysis import render
+from tracekit.report.view import view_of
+from tracekit.run.analyze import analyze
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, samples):
+    """Analyse a sample with its critical path, once, and write its page."""
+    folder, known = tmp_path_factory.mktemp("sections"), {}
+
+    def run(name):
+        if name not in known:
+            path = folder / f"{name}.html"
+            analysis = analyze(samples / name, critical_path=True)
+            path.write_text(render_html(analysis), encoding="utf-8")
+            known[name] = analysis, path
+        return known[name]
+
+    return run
+
+
+def texts(page, rows):
+    return [row.split("\t") for row in page.locator(rows).all_inner_texts()]
+
+
+def test_rates_of_products_communication_and_experts(browser, runs):  # noqa: F811
+    _, path = runs("router")
+    page = opened(browser, path)
+    heads = page.locator("#rates h3").all_inner_texts()
+    assert heads == ["Products", "Communication", "Experts"]
+    page.locator("nav a", has_text="Rates").click()
+    assert page.locator("#rates").is_visible()
+    experts = texts(page, "#rates table:last-of-type >> nth=2 >> tbody tr")
+    assert [(row[0], row[2]) for row in experts] == [
+        ("0", "160.0 %"),
+        ("3", "80.1 %"),
+        ("1", "80.0 %"),
+        ("2", "80.0 %"),
+    ]
+    page.locator("#rates a[data-rank='3']").click()
+    page.wait_for_function("document.getElementById('lanes-rank').value === '3'")
+    assert page.said == []
+    page.close()
+
+
+def test_one_rank_has_rates_of_its_products_alone(browser, runs):  # noqa: F811
+    _, path = runs("rates")
+    page = opened(browser, path)
+    assert page.locator("#rates h3").all_inner_texts() == ["Products"]
+    rows = texts(page, "#rates tbody tr")
+    odd = next(row for row in rows if row[1] == "2048×1024 · 1024×4093" and row[0].startswith("forward"))
+    assert (odd[2], odd[3]) == ("96.2", "9.7 %")  # an odd width keeps the product off the fast path
+    page.close()
+
+
+def test_what_better_kernels_could_give_stands_under_the_gap(browser, runs):  # noqa: F811
+    analysis, path = runs("vpp-overlap")
+    page = opened(browser, path)
+    said = page.locator("#below-peak").inner_text().replace("\xa0", " ")
+    assert said.startswith("kernels below peak: products would take ")
+    shorter = analysis.rates.to_dict()["below_peak_ns"] / len(analysis.ranks)  # one step
+    assert f"{shorter / 1e6:.1f} ms less per rank and step" in said
+    console = Console(file=io.StringIO(), width=200, highlight=False)
+    render(analysis, console)
+    assert said in console.file.getvalue()
+    page.close()
+
+
+def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(browser, runs):  # noqa: F811
+    analysis, path = runs("vpp-overlap")
+    page = opened(browser, path)
+    rows = texts(page, "#path tbody tr")
+    lengths = analysis.critical.segments.select(
+        "rank", ns=analysis.critical.segments["end_ns"] - analysis.critical.segments["start_ns"]
+    )
+    longest = lengths.sort("ns", descending=True).head(10)
+    assert len(rows) == 10
+    assert sorted(int(row[3]) for row in rows) == sorted(longest["rank"])
+    assert sorted(row[1] for row in rows) == sorted(f"{ns / 1e6:.2f} ms" for ns in longest["ns"])
+    page.locator("#path tbody tr").nth(1).locator("a").first.click()
+    page.wait_for_function(f"document.getElementById('lanes-rank').value === '{rows[1][3]}'")
+    page.close()
+
+
+def test_without_asking_there_is_no_path(samples):
+    analysis = analyze(samples / "1f1b")
+    assert view_of(analysis).critical is None
+    assert 'id="path"' not in render_html(analysis)

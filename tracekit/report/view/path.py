@@ -1,0 +1,50 @@
+"""The critical path: its longest segments, and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from tracekit._util.text import counted, percent
+from tracekit.analysis import Analysis
+from tracekit.report.view.model import PathRow, PathView
+
+LONGEST = 10
+"""Segments that are listed."""
+
+
+def path_view(analysis: Analysis) -> PathView | None:
+    """Return the path of the slowest step; None where it was not asked for or there is none."""
+    path = analysis.critical
+    if path is None or path.segments.is_empty():
+        return None
+    length = pl.col("end_ns") - pl.col("start_ns")
+    spans = path.segments.group_by("step", maintain_order=True).agg(span=length.sum())
+    step, span = spans.sort("span", descending=True).row(0)
+    shown = path.segments.filter(pl.col("step").eq_missing(step)).with_columns(ns=length)
+    begin = int(shown["start_ns"].to_numpy().min())
+    longest = shown.sort("ns", descending=True).head(LONGEST).sort("start_ns")
+    where = f" of step {step}, the slowest of {len(spans)}" if len(spans) > 1 else ""
+    covered = percent(int(longest["ns"].sum()), span)
+    totals = path.totals()
+    ranks = {f"rank {rank}": ns for rank, ns in totals["by_rank"].items()}
+    notes = (
+        f"the {len(longest)} longest of {counted(len(shown), 'segment')}{where}: {covered} of the step",
+        f"in all: {_shares(totals['by_label'])}",
+        f"by rank: {_shares(ranks)}",
+    )
+    rows = (
+        PathRow(
+            row["start_ns"] - begin, row["ns"], row["ns"] / span if span else None, row["rank"], row["kind"],
+            row["label"], row["what"] or "", row["peer"],
+        )
+        for row in longest.iter_rows(named=True)
+    )  # fmt: skip
+    return PathView(step, tuple(rows), notes)
+
+
+def _shares(parts: Mapping[str, int], most: int = 6) -> str:
+    whole = sum(parts.values())
+    shown = [f"{name} {percent(ns, whole)}" for name, ns in list(parts.items())[:most] if ns * 200 >= whole]
+    return ", ".join(shown)

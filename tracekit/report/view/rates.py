@@ -1,0 +1,100 @@
+"""How fast products and communication ran, and how evenly experts are loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tracekit._util.text import ms, percent, terminal
+from tracekit.analysis import Analysis
+from tracekit.analysis.rates import RunRates, below_peak_ns
+from tracekit.report.view.model import BandwidthRow, ExpertRow, ProductRow, RatesView
+
+UNEVEN = 1.05
+"""Share of the mean from which what a rank receives is worth a table: equal shares say nothing."""
+MOST_ROWS = 8
+"""Kinds of products and of operations shown, those that take longest."""
+
+
+def rates_view(analysis: Analysis) -> RatesView | None:
+    """Return the rates that are worth a table; None where the trace holds neither shapes nor sizes."""
+    rates = analysis.rates
+    if rates is None:
+        return None
+    counted = bool(rates.total.flop)
+    found = RatesView(
+        labels=_labels(rates) if counted else (),
+        kinds=_kinds(rates) if counted else (),
+        notes=_notes(rates) if counted else (),
+        communication=_communication(rates),
+        experts=_experts(rates),
+        below_peak=_below_peak(analysis, rates) if counted else None,
+    )
+    return found if found.labels or found.communication or found.experts else None
+
+
+def _labels(rates: RunRates) -> tuple[ProductRow, ...]:
+    return tuple(_product(row["label"], "", row) for row in rates.by("label").iter_rows(named=True))
+
+
+def _kinds(rates: RunRates) -> tuple[ProductRow, ...]:
+    longest = rates.products.filter(rates.products["flop"].is_not_null()).head(MOST_ROWS)
+    return tuple(
+        _product(f"{row['label']} {row['module'] or ''}".rstrip(), _shape(row["shapes"]), row)
+        for row in longest.iter_rows(named=True)
+    )
+
+
+def _product(name: str, shape: str, row: dict[str, Any]) -> ProductRow:
+    return ProductRow(name, shape, row["tflop_s"], row["share_of_peak"], row["ns"])
+
+
+def _notes(rates: RunRates) -> tuple[str, ...]:
+    total, lines = rates.total, []
+    if total.utilisation is not None:
+        lines.append(f"model FLOP utilisation {percent(total.utilisation)} of the GPUs' peak over the span")
+    if not total.counted:
+        lines.append(f"{ms(total.uncounted_ns)} of products have no known FLOP: totals are left out")
+    return tuple(lines)
+
+
+def _below_peak(analysis: Analysis, rates: RunRates) -> str | None:
+    shorter, steps = below_peak_ns(rates.products), sum(len(one.per_step) for one in analysis.ranks)
+    if shorter is None or not steps:
+        return None
+    said = f"products would take {ms(shorter / steps)} less per rank and step at the GPUs' peak"
+    return f"kernels below peak: {said}; they are as slow in the ideal, so this is not part of the gap"
+
+
+def _communication(rates: RunRates) -> tuple[BandwidthRow, ...]:
+    longest = rates.communication.sort("transfer_ns", descending=True).head(MOST_ROWS)
+    return tuple(
+        BandwidthRow(
+            _operation(row), row["size"], row["count"], row["algorithm_gb_s"], row["bus_gb_s"], row["transfer_ns"],
+            row["wait_ns"],
+        )
+        for row in longest.iter_rows(named=True)
+    )  # fmt: skip
+
+
+def _experts(rates: RunRates) -> tuple[ExpertRow, ...]:
+    if rates.experts.is_empty() or (rates.experts["over_mean"].max() or 0.0) < UNEVEN:  # type: ignore[operator]
+        return ()
+    columns = ("rank", "received", "over_mean", "largest", "exchanges", "wait_ns")
+    return tuple(ExpertRow(*row) for row in rates.experts.head(MOST_ROWS).select(columns).iter_rows())
+
+
+def _operation(row: dict[str, Any]) -> str:
+    """Return what an operation is called, with its group where the trace names it, so that no two rows look alike."""
+    group = f" ({terminal(row['group'])})" if row["group"] else ""
+    return f"{row['label']} {row['what']} × {row['ranks']}{group}"
+
+
+def _shape(shapes: str) -> str:
+    """Return the sizes of the operands as people write them.
+
+    >>> _shape("[[1024,2048],[2048,6144],[]]")
+    '1024×2048 · 2048×6144'
+    """
+    dims = [dim for dim in json.loads(shapes) if isinstance(dim, list) and len(dim) > 1]
+    return " · ".join("×".join(map(str, dim)) for dim in dims[:2])
