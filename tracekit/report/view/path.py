@@ -28,7 +28,7 @@ def path_view(analysis: Analysis) -> PathView | None:
     where = f" of step {step}, the slowest of {len(spans)}" if len(spans) > 1 else ""
     covered = percent(int(longest["ns"].sum()), span)
     totals = path.totals()
-    ranks = {f"rank {rank}": ns for rank, ns in totals["by_rank"].items()}
+    ranks = {f"rank {key}" if key.isdigit() else key: ns for key, ns in totals["by_rank"].items()}
     notes = (
         f"the {len(longest)} longest of {counted(len(shown), 'segment')}{where}: {covered} of the step",
         f"in all: {_shares(totals['by_label'])}",
