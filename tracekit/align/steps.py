@@ -115,8 +115,8 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
 
     >>> labels = ["forward", "dgrad", "optimizer", "optimizer", "forward"]
     >>> events = pl.DataFrame({"label": labels, "start_ns": range(5), "launch_ns": range(5)})
-    >>> found, (notice,) = number_steps(events.with_columns(step=pl.lit(None, pl.Int64)))
-    >>> found["step"].to_list(), notice.message
+    >>> numbered, (notice,) = number_steps(events.with_columns(step=pl.lit(None, pl.Int64)))
+    >>> numbered["step"].to_list(), notice.message
     ([0, 0, 0, 0, 1], 'there are no step marks: 2 steps are told apart by their optimizer')
     """
     if labelled.is_empty() or labelled["step"].null_count() < len(labelled):

@@ -288,7 +288,7 @@ def _compare(
 
 
 PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
-"""What says nothing to whoever runs a model without training it: no pipeline was to be expected."""
+"""Notices that do not concern a run without training, where no pipeline was to be expected."""
 
 
 def _trains(ranks: Sequence[RankResult]) -> bool:

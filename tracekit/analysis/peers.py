@@ -72,8 +72,8 @@ def _placed(messages: pl.DataFrame) -> pl.DataFrame:
 def without_settled(notices: Sequence[Notice], operations: pl.DataFrame) -> list[Notice]:
     """Return the notices without those about peers that are known by now.
 
-    >>> said = [Notice("peers-in-communicator", "peers are numbered within their communicator")]
-    >>> without_settled(said, pl.DataFrame({"p2p": ["send:1"]})), len(without_settled(said, pl.DataFrame({"p2p": "?"})))
+    >>> read = [Notice("peers-in-communicator", "peers are numbered within their communicator")]
+    >>> without_settled(read, pl.DataFrame({"p2p": ["send:1"]})), len(without_settled(read, pl.DataFrame({"p2p": "?"})))
     ([], 1)
     """
     settled = not operations["p2p"].cast(pl.String).str.contains("?", literal=True).any()
@@ -81,7 +81,7 @@ def without_settled(notices: Sequence[Notice], operations: pl.DataFrame) -> list
 
 
 FAR = 2.0
-"""Times that the share outside cells must exceed the bubble's bound for that to be said."""
+"""Times that the share outside cells must exceed the bubble's bound for a notice."""
 
 
 def bound_notices(ranks: Sequence[RankResult], compared: ScheduleComparison | None) -> list[Notice]:

@@ -190,10 +190,10 @@ class Analysis:
     """Where the step went, on every rank. ``tables`` holds it all as polars tables; ``to_dict`` is the JSON.
 
     >>> from tracekit.run.analyze import analyze
-    >>> found = analyze("sample_traces/reload", schedule="none")
-    >>> found.ranks[0].whole.budget.span_ns
+    >>> analysis = analyze("sample_traces/reload", schedule="none")
+    >>> analysis.ranks[0].whole.budget.span_ns
     104587652
-    >>> found.to_dict()["source"]["ranks"]
+    >>> analysis.to_dict()["source"]["ranks"]
     [0, 1, 2, 3]
     """
 

@@ -101,10 +101,10 @@ def spread(analysis: Analysis) -> Spread:
     """Return how the figures of *analysis* are spread over its ranks.
 
     >>> from tracekit.run.analyze import analyze
-    >>> found = spread(analyze("sample_traces/1f1b"))
-    >>> found.mesh.rows, found.mesh.cells, found.mesh.column
+    >>> result = spread(analyze("sample_traces/1f1b"))
+    >>> result.mesh.rows, result.mesh.cells, result.mesh.column
     (('stage 0', 'stage 1', 'stage 2', 'stage 3'), ((0,), (1,), (2,), (3,)), 'replica')
-    >>> [figure.name for figure in found.figures]
+    >>> [figure.name for figure in result.figures]
     ['compute', 'communication', 'bubble', 'span_ns']
     """
     mesh = _mesh(analysis)

@@ -272,7 +272,7 @@ def _point(change: str, schedule: Schedule, predicted: Predictor, times: StageTi
     chunks = schedule.stages / schedule.pp
     done = simulate(schedule, times.of_chunks(chunks))
     numbers = _numbers(made, predicted.measured_ns)
-    if change == "microbatches":  # another amount of work: nothing to hold it against
+    if change == "microbatches":  # another amount of work: nothing to compare it with
         numbers["saves_ns"] = None
     return WhatIf(
         change,

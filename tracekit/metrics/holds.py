@@ -63,8 +63,8 @@ def holds(labelled: pl.DataFrame, waits_ns: Longs | None = None) -> Holds:
 
     >>> events = pl.DataFrame({"stream": [7, 9, 7], "start_ns": [0, 0, 100_000], "end_ns": [20_000, 98_000, 110_000],
     ...                        "launch_ns": [-9_000, -9_000, 5_000]})
-    >>> found = holds(events)
-    >>> [HOW[how] for how in found.how], found.by.tolist(), found.sure.tolist()
+    >>> held_back = holds(events)
+    >>> [HOW[how] for how in held_back.how], held_back.by.tolist(), held_back.sure.tolist()
     (['launch', 'launch', 'other'], [-1, -1, 1], [True, True, True])
     """
     start, end, launch, known, stream = _columns(labelled)

@@ -203,7 +203,7 @@ def _typed(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 MOST_FLOP = 1 << 62
-"""No call, and no run, does as much work: shapes that say so are damage."""
+"""No call, and no run, does as much work: shapes that imply it are damaged."""
 
 
 def _times(per_call: pl.Series) -> pl.Expr:

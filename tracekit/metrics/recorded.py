@@ -44,7 +44,7 @@ class Recorded:
     unrecorded: Intervals = field(default_factory=lambda: EMPTY)
     """When lost work may have run; only where nothing else did does it count."""
     cut_steps: tuple[int | None, ...] = ()
-    """Steps of which the recording lacks a part at its begin or end; None where there are no step marks."""
+    """Steps recorded only in part, at the recording's beginning or end; None where there are no step marks."""
     notices: tuple[Notice, ...] = ()
 
 

@@ -108,9 +108,9 @@ def reload_report(events: Sequence[pl.DataFrame]) -> Reload | None:
 
     >>> rows = [("h2d", 0, 4), ("stage", 4, 4), ("broadcast", 4, 6), ("broadcast", 6, 8), ("reload", 6, 7),
     ...         ("reload", 8, 9)]
-    >>> one = conform(pl.DataFrame(rows, schema=["lane", "start_ns", "end_ns"], orient="row"), RELOAD_EVENTS)
-    >>> found = reload_report([one.with_columns(rank=pl.lit(3, pl.Int32))])
-    >>> found.rounds, found.buckets, found.sources, found.ideal_ns, found.hidden["reload_under_broadcast"].to_list()
+    >>> rank = conform(pl.DataFrame(rows, schema=["lane", "start_ns", "end_ns"], orient="row"), RELOAD_EVENTS)
+    >>> done = reload_report([rank.with_columns(rank=pl.lit(3, pl.Int32))])
+    >>> done.rounds, done.buckets, done.sources, done.ideal_ns, done.hidden["reload_under_broadcast"].to_list()
     (1, 2, (3, None), 9, [0.5])
     """
     if not events:

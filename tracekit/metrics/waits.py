@@ -23,8 +23,8 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
     >>> from tracekit.schema import conform
     >>> ops = conform(pl.DataFrame({"rank": [0, 1], "what": "p2p", "p2p": ["send:1", "recv:0"], "step": 2,
     ...     "order_ns": [0, 3], "start_ns": [6, 1], "end_ns": [9, 9], "label": "pp_comm"}), OPERATIONS)
-    >>> found = match(ops).members
-    >>> waits(ops, found, align(found, [0, 1])).select("rank", "wait_ns", "transfer_ns", "last_rank").rows()
+    >>> members = match(ops).members
+    >>> waits(ops, members, align(members, [0, 1])).select("rank", "wait_ns", "transfer_ns", "last_rank").rows()
     [(0, 0, 3, 0), (1, 5, 3, 0)]
     """
     aligned = clocks.align(members, "start_ns", "end_ns").with_columns(

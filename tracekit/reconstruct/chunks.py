@@ -165,7 +165,7 @@ class Assembly:
     def _without_weights(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[int]:
         """Backwards that left weight gradients out, in the order they ended: those with far less inside than outside.
 
-        Norms and sums of gradients stay inside autograd, so a little is no sign.
+        Norms and sums of gradients stay inside autograd, so a few kernels there are not a sign.
         """
         backwards = [c for c in pieces[ENGINE] if not self.work.is_w[c] and c not in self.absorbed]
         inside = {c: float(self.took[rows][self.is_wgrad[rows]].sum()) for c, rows in pieces[ENGINE].items()}

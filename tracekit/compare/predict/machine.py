@@ -1,4 +1,4 @@
-"""What this run tells about its machine: what messages cost, how they queue, what they cost the compute beside them."""
+"""What this run shows of its machine: what messages cost, how they queue, what they cost the compute beside them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Machine:
     latency_ns: float  # from the start of a send to the end of a receive that was waiting
     eager: bool = True  # a send ends without its receiver
     duplex: float = 1.0  # how much longer a message takes beside one the other way
-    queues: str = "one"  # message kernels of a rank: "one" after another, one a "peer", or one a peer and "way";
+    queues: str = "one"  # message kernels of a rank: "one" after another, one per "peer", or one per peer and "way";
     # "compute": among the ops; "free": receives are open from the start
     slowdown: Mapping[str, float] = field(default_factory=dict)  # by kind: time beside communication / time alone
 
