@@ -92,7 +92,7 @@ def load_groups():
         ("[[rule]]\nname = 'a'\nlabel = 'forwards'\nwhen = { name = 'x' }\n", 3, "unknown label 'forwards'"),
         ("\n\n[[rule]]\nlabel = 'forward'\nwhen = { name = 'x' }\n", 3, "needs a name"),
         ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { nam = 'x' }\n", 4, "unknown evidence 'nam'"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\n\n[rule.when]\nname = '('\n", 6, "no regular expression"),
+        ("[[rule]]\nname = 'a'\nlabel = 'forward'\n\n[rule.when]\nname = '('\n", 6, "not a regular expression"),
         ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { gemm = 'yes' }\n", 4, "'gemm' is true or false"),
         ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { bytes = 'many' }\n", 4, "'bytes' is a whole number"),
         ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { name = 3 }\n", 4, "'name' is a regular expression"),
