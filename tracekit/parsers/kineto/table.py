@@ -355,20 +355,12 @@ def _repair(raw: bytes) -> str:
 
 
 def _list(raw: bytes) -> str:
-    """A list of words without the spaces between them."""
-    return raw.decode("utf-8", "replace").replace(", ", ",")
-
-
-def _whole(text: str) -> str:
-    r"""Mark and replace halves of letters: JSON can spell them, no text can hold them.
-
-    >>> _whole("a\ud800").removesuffix(_DAMAGE)
-    'a\ufffd'
-    """
-    if text.isascii():
+    """A list of words without the spaces between them; what is not JSON stays as it is."""
+    text = raw.decode("utf-8", "replace")
+    try:
+        return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
         return text
-    clean = _HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
-    return text if clean == text else clean + _DAMAGE
 
 
 def _compact(raw: bytes) -> str:
