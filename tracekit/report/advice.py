@@ -35,7 +35,7 @@ def advice(analysis: Analysis) -> list[str]:
     found = [*(_gap(analysis) or _exposed(analysis, span)), *_launches(analysis, span), *_unknown(analysis, span)]
     found += _longest_gap(analysis, span)
     if analysis.total.lower_bound:
-        nameless = any(n.code == "wait-unknown" and "do not say" in n.message for n in analysis.notices)
+        nameless = any(n.code == "wait-unknown" and "their peer" in n.message for n in analysis.notices)
         first = "record to whom messages go (`tracekit doctor` says how)" if nameless else "add the other ranks' traces"
         found.append((0.0, f"{first}: waiting is only known from both sides"))
     lines = [text for _, text in sorted(found, reverse=True)]
