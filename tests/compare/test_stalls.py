@@ -110,7 +110,7 @@ def test_a_rank_that_begins_its_step_late_is_held_up_by_its_host(late):
 
 
 def test_without_launches_a_late_start_stays_unexplained_and_nothing_is_named():
-    """What nothing explains is most of the makespan: the order may be this schedule's and the run another story."""
+    """More than a tenth of the makespan is unexplained."""
     found, notices = pipeline(late=700, launched=False)
     assert found is None
     assert {"schedule-doubtful"} <= {n.code for n in notices}

@@ -363,6 +363,18 @@ def _list(raw: bytes) -> str:
         return text
 
 
+def _whole(text: str) -> str:
+    r"""Mark and replace halves of letters: JSON can spell them, no text can hold them.
+
+    >>> _whole("a\ud800").removesuffix(_DAMAGE)
+    'a\ufffd'
+    """
+    if text.isascii():
+        return text
+    clean = _HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text if clean == text else clean + _DAMAGE
+
+
 def _compact(raw: bytes) -> str:
     """Numbers in brackets without the spaces."""
     text = raw.decode("utf-8", "replace")
