@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import polars as pl
 import pytest
 from rich.console import Console
 
 from tests.report.test_page import browser, opened  # noqa: F401  (a fixture)
+from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
+from tracekit.report.html.path import pieces_of, time_in_cells
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
+from tracekit.schedules import generate
+from tracekit.synthetic import Recipe, write_run
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +71,11 @@ def test_one_rank_has_rates_of_its_products_alone(browser, runs):  # noqa: F811
 
 
 def test_what_better_kernels_could_give_stands_under_the_gap(browser, runs):  # noqa: F811
-    analysis, path = runs("vpp-overlap")
+    analysis, path = runs("1f1b")
     page = opened(browser, path)
     said = page.locator("#below-peak").inner_text().replace("\xa0", " ")
     assert said.startswith("kernels below peak: products would take ")
-    shorter = analysis.rates.to_dict()["below_peak_ns"] / len(analysis.ranks)  # one step
+    shorter = analysis.rates.to_dict()["below_peak_ns"] / sum(len(one.per_step) for one in analysis.ranks)
     assert f"{shorter / 1e6:.1f} ms less per rank and step" in said
     console = Console(file=io.StringIO(), width=200, highlight=False)
     render(analysis, console)
@@ -78,7 +84,7 @@ def test_what_better_kernels_could_give_stands_under_the_gap(browser, runs):  # 
 
 
 def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(browser, runs):  # noqa: F811
-    analysis, path = runs("vpp-overlap")
+    analysis, path = runs("1f1b")
     page = opened(browser, path)
     rows = texts(page, "#path tbody tr")
     lengths = analysis.critical.segments.select(
@@ -93,7 +99,66 @@ def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(browser, r
     page.close()
 
 
-def test_without_asking_there_is_no_path(samples):
-    analysis = analyze(samples / "1f1b")
+def test_without_asking_there_is_no_path(runs):
+    analysis = replace(runs("1f1b")[0], critical=None)
     assert view_of(analysis).critical is None
     assert 'id="path"' not in render_html(analysis)
+
+
+def test_cells_and_lanes_on_the_path_are_marked(browser, runs):  # noqa: F811
+    analysis, path = runs("1f1b")
+    page = opened(browser, path)
+    chart = page.locator("#schedule-chart")
+    button = page.locator("#schedule-legend button", has_text="critical path")
+    page.focus("#schedule-chart")
+    page.keyboard.press("n")  # rank 0's first forward, where the step begins
+    assert "on the critical path: " in page.locator("#said").inner_text()
+    page.locator("#schedule-chart").blur()
+    before = chart.screenshot()
+    button.click()
+    page.wait_for_timeout(100)
+    assert chart.screenshot() != before
+    page.focus("#lanes-chart")
+    page.keyboard.press("ArrowUp")
+    for _ in range(4):
+        page.keyboard.press("ArrowDown")
+    said = page.locator("#said").inner_text()
+    assert " · on the critical path" in said  # the last lane is the path's own
+    for _ in range(len(analysis.critical.pieces.filter(rank=0))):
+        page.keyboard.press("n")
+    assert "optimizer" in page.locator("#said").inner_text()  # the step ends on rank 0
+    assert page.said == []
+    page.close()
+
+
+def test_the_marked_cells_are_those_of_the_path(runs):
+    analysis, _ = runs("1f1b")
+    held, segments = analysis.schedule.head, analysis.critical.segments.filter(kind="cell")
+    marked = held.cells.with_columns(time_in_cells(analysis.critical, held)).filter(pl.col("path_ns") > 0)
+    names = {f"{stage}{op}{batch}" for stage, op, batch in marked.select("stage", "op", "microbatch").iter_rows()}
+    assert names == set(segments["what"])
+    assert marked["path_ns"].sum() == (segments["end_ns"] - segments["start_ns"]).sum()
+    assert time_in_cells(None, held).sum() == 0
+
+
+def test_the_lanes_path_sums_to_the_ranks_part_of_it(runs):
+    """Of the ranks' own clocks nothing is lost: each rank's pieces are as long as on the common one."""
+    analysis, _ = runs("1f1b")
+    step = analysis.schedule.head.pipeline.step
+    for rank, ns in analysis.critical.totals()["by_rank"].items():
+        pieces = pieces_of(analysis, int(rank), step)
+        assert (pieces["end_ns"] - pieces["start_ns"]).sum() == ns
+
+
+def test_a_cells_moment_is_found_on_a_clock_that_is_ahead(tmp_path):
+    recipe = Recipe(generate("1f1b", pp=2, microbatches=2), layers=1, skew_ns={1: 5_000_000})
+    write_run(recipe, tmp_path)
+    analysis = analyze(tmp_path, workers=1)
+    assert abs(analysis.clocks.offset_ns[1] - analysis.clocks.offset_ns[0]) > 4_000_000
+    cells, timeline = analysis.schedule.head.cells, analysis.tables["timeline"]
+    for rank in (0, 1):
+        begin = analysis.tables["steps"].filter(rank=rank)["start_ns"][0]
+        shown = lanes_data(analysis)["ranks"][str(rank)]["cells_at_ns"]
+        first = cells.filter(rank=rank)["start_ns"].min() - cells["start_ns"].min()
+        ran = timeline.filter((pl.col("rank") == rank) & (pl.col("label") == "forward"))["start_ns"].min()
+        assert begin + shown + first == pytest.approx(ran, abs=1000)

@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis import Analysis
-from tracekit.report.html.pack import pack
+from tracekit.report.html.pack import BOXES, pack
+from tracekit.report.html.path import HOST, HOST_COLOUR, ROW, pieces_of
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.lanes import labels_of, lanes_for
 
@@ -25,11 +26,25 @@ def lanes_data(analysis: Analysis) -> dict[str, Any] | None:
     present = labels_of(table)
     lanes = lanes_for(present)
     ranks = {rank: _rank_lanes(analysis, rank, lanes, present) for rank in _shown_ranks(analysis)}
+    path = analysis.critical is not None and len(analysis.critical.pieces) > 0
     return {
-        "kinds": [{"name": label, "colour": LABEL_COLOURS[label]} for label in present],
-        "rows": list(lanes),
+        "kinds": [*_kinds(lanes, present), *([{"name": HOST, "colour": HOST_COLOUR}] if path else [])],
+        "rows": [*lanes, *([ROW] if path else [])],
         "ranks": {str(rank): found for rank, found in ranks.items() if found is not None},
     }
+
+
+def _kinds(lanes: Mapping[str, Mapping[str, int]], present: Sequence[str]) -> list[dict[str, Any]]:
+    """Return each label's looks and place, where the path is drawn around it."""
+    place = _place(lanes)
+    return [
+        {"name": label, "colour": LABEL_COLOURS[label], "row": place[label][0], "half": place[label][1]}
+        for label in present
+    ]
+
+
+def _place(lanes: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[int, int]]:
+    return {label: (at, half) for at, halves in enumerate(lanes.values()) for label, half in halves.items()}
 
 
 def _rank_lanes(
@@ -48,7 +63,7 @@ def _rank_lanes(
     )
     if rows.is_empty():
         return None
-    place = {label: (at, half) for at, halves in enumerate(lanes.values()) for label, half in halves.items()}
+    place = _place(lanes)
     label = pl.col("label").cast(pl.String)
     boxes = rows.select(
         label.replace_strict({k: v[0] for k, v in place.items()}, return_dtype=pl.UInt16).alias("row"),
@@ -59,8 +74,37 @@ def _rank_lanes(
         pl.col("pass").to_physical().cast(pl.Int16).alias("stage"),  # the page reads it back as the pass
         pl.lit(None, pl.Int16).alias("microbatch"),
     )
-    about = {"end_ns": end - begin, "phases": _phases(analysis, rank, step["step"][0])}
-    return {**about, "boxes": pack(boxes), "cells_at_ns": _cells_at(analysis, rank, begin, step["step"][0])}
+    number = step["step"][0]
+    path = _path(analysis, rank, number, (begin, end), row=len(lanes), present=present)
+    return {
+        "end_ns": end - begin,
+        "phases": _phases(analysis, rank, number),
+        "boxes": pack(pl.concat([boxes, path.drop("said")], how="vertical_relaxed")),
+        "path": path["said"].to_list(),
+        "cells_at_ns": _cells_at(analysis, rank, begin, number),
+    }
+
+
+def _path(
+    analysis: Analysis, rank: int, step: int | None, window: tuple[int, int], *, row: int, present: Sequence[str]
+) -> pl.DataFrame:
+    """Return the boxes of the critical path's lane; their micro-batch is the number of what is said about them."""
+    found = pieces_of(analysis, rank, step)
+    if found is None:
+        return pl.DataFrame(schema={**BOXES, "said": pl.String()})
+    begin, end = window
+    codes = {label: at for at, label in enumerate(present)}
+    shown = found.filter((pl.col("end_ns") > begin) & (pl.col("start_ns") < end))
+    return shown.select(
+        pl.lit(row, pl.UInt16).alias("row"),
+        pl.col("label").replace_strict(codes, default=len(present), return_dtype=pl.UInt8).alias("kind"),
+        pl.lit(0, pl.UInt8).alias("half"),
+        pl.col("start_ns").clip(begin) - begin,
+        pl.col("end_ns").clip(None, end) - begin,
+        pl.lit(None, pl.Int16).alias("stage"),
+        pl.int_range(pl.len(), dtype=pl.Int16).alias("microbatch"),
+        "said",
+    )
 
 
 def _cells_at(analysis: Analysis, rank: int, begin: int, step: int | None) -> int | None:
@@ -73,10 +117,8 @@ def _cells_at(analysis: Analysis, rank: int, begin: int, step: int | None) -> in
     first = held.cells.filter(rank=rank)
     if first.is_empty():
         return None
-    # The first cell's own first kernel, on the rank's own clock and on the pipeline's, is the same moment.
-    shift = held.pipeline.clocks.offset_ns.get(rank, 0)
-    origin = int(held.cells["start_ns"].to_numpy().min())
-    return origin - shift - begin
+    origin = held.cells["start_ns"].to_numpy().min(keepdims=True)  # on the common clock
+    return int(held.pipeline.clocks.to_recorded(rank, origin)[0]) - begin
 
 
 def _phases(analysis: Analysis, rank: int, step: int | None) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ WAITING = pl.Schema(
         "cause": pl.Int8(),  # what held the cell up once its inputs were there: an index of the causes; -1 nothing
         "wait_ns": pl.Int64(),
         "after": pl.Int32(),  # the cell it waited for last: an index of the cells' names; -1 none
+        "path_ns": pl.Int64(),  # its time on the critical path
     }
 )
 
@@ -60,6 +61,7 @@ def pack(boxes: pl.DataFrame) -> dict[str, Any]:
             boxes["cause"].fill_null(-1).to_numpy().astype("<i1"),
             (boxes["wait_ns"].fill_null(0).to_numpy() // unit).astype("<i4"),
             boxes["after"].fill_null(-1).to_numpy().astype("<i4"),
+            (boxes["path_ns"].fill_null(0).to_numpy() // unit).astype("<i4"),
         ]
     raw = b"".join(column.tobytes() for column in columns)
     about = {"count": len(boxes), "unit_ns": unit, "waiting": "after" in boxes.columns}

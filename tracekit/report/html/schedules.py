@@ -12,9 +12,11 @@ import polars as pl
 
 from tracekit._util.text import spans
 from tracekit.analysis import Analysis
+from tracekit.analysis.critical import CriticalPath
 from tracekit.compare import Held
 from tracekit.intervals import union_of
 from tracekit.report.html.pack import BOXES, WAITING, last_ns, pack
+from tracekit.report.html.path import time_in_cells
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
 from tracekit.report.schedule.plot import NAMES, chunks, colour, shaded
 from tracekit.schema import GAP_CAUSES
@@ -41,12 +43,12 @@ def schedule_data(analysis: Analysis) -> dict[str, Any] | None:
             choices.append(held)
     several = len({held.pipeline.ranks for held in choices}) > 1
     causes = [cause.words for cause in GAP_CAUSES.values()]
-    return {"causes": causes, "choices": [_choice(held, several=several) for held in choices]}
+    return {"causes": causes, "choices": [_choice(held, analysis.critical, several=several) for held in choices]}
 
 
-def _choice(held: Held, *, several: bool) -> dict[str, Any]:
+def _choice(held: Held, critical: CriticalPath | None, *, several: bool) -> dict[str, Any]:
     ranks = sorted(held.cells["rank"].unique().to_list())
-    cells = held.cells.with_columns(_waiting(held))
+    cells = held.cells.with_columns(*_waiting(held), time_in_cells(critical, held))
     origin = int(cells["start_ns"].to_numpy().min(initial=last_ns(cells)))
     measured = cells.with_columns(pl.col("start_ns", "end_ns") - origin)
     ideal = held.cells.with_columns(start_ns="ideal_start_ns", end_ns="ideal_end_ns")

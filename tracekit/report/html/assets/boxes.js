@@ -18,7 +18,7 @@ const boxes = (() => {
     };
     const [row, kind, half] = [take(Uint16Array), take(Uint8Array), take(Uint8Array)];
     const [step, length, stage, microbatch] = [take(Int32Array), take(Int32Array), take(Int16Array), take(Int16Array)];
-    const waiting = packed.waiting ? { cause: take(Int8Array), wait: take(Int32Array), after: take(Int32Array) } : null;
+    const waiting = packed.waiting ? { cause: take(Int8Array), wait: take(Int32Array), after: take(Int32Array), path: take(Int32Array) } : null;
     const start = new Float64Array(n), end = new Float64Array(n), ms = packed.unit_ns / 1e6;
     for (let i = 0, t = 0; i < n; i++) {
       t += step[i];
@@ -30,7 +30,7 @@ const boxes = (() => {
       const range = rows.get(row[i]);
       if (range) range[1] = i + 1; else rows.set(row[i], [i, i + 1]);
     }
-    if (waiting) waiting.wait = Float64Array.from(waiting.wait, (ns) => ns * ms);
+    if (waiting) for (const name of ["wait", "path"]) waiting[name] = Float64Array.from(waiting[name], (ns) => ns * ms);
     return { n, row, kind, half, start, end, stage, microbatch, waiting, rows, views: new Map() };
   }
 

@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const tip = document.getElementById("tip"), said = document.getElementById("said");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const LABELS_AT_MOST = 700, IDLE = "#E8EBEE";
+  const LABELS_AT_MOST = 700, OUTLINES_AT_MOST = 3000, PATH = -1, IDLE = "#E8EBEE";
 
   const place = (api, row) => {
     const [x0, y] = api.coord([0, row]), [x1] = api.coord([1, row]), height = api.size([0, 1])[1] * 0.84;
@@ -20,7 +20,7 @@
     return echarts.init(element, null, { renderer: "canvas" });
   }
 
-  function timeline(element, { rows, kinds, sections, end, describe, number, hidden, open }) {
+  function timeline(element, { rows, kinds, sections, end, describe, number, hidden, open, outlines }) {
     const rowHeight = Math.max(9, Math.min(34, 640 / (rows.length * sections.length)));
     const gridHeight = Math.max(rows.length * rowHeight, 30), gap = 46;
     element.style.height = `${sections.length * (gridHeight + gap) + 60}px`;
@@ -55,6 +55,30 @@
       },
     });
 
+    // The critical path: a line around each box it runs through; neighbours closer than the eye can tell share one.
+    const path = (index) => ({
+      type: "custom", name: "critical path", xAxisIndex: index, yAxisIndex: index, silent: true, clip: true, animation: false, z: 6,
+      data: [[0, 0]], encode: { x: 0, y: 1 },
+      renderItem: (params, api) => {
+        const { x, width } = params.coordSys, children = [];
+        for (const [row, pieces] of hidden.has(PATH) ? [] : outlines(sections[index].boxes)) {
+          const p = place(api, row);
+          let last = null;
+          for (const [start, stop, half] of pieces) {
+            const a = Math.max(p.x0 + start * p.scale, x), b = Math.min(Math.max(p.x0 + stop * p.scale, a + 2), x + width);
+            if (b < x || a > x + width) continue;
+            if (last && last.half === half && a < last.b + 1.5) { last.b = Math.max(b, last.b); continue; }
+            if (children.length >= OUTLINES_AT_MOST) break;
+            children.push(last = { a, b, half, p });
+          }
+        }
+        return { type: "group", children: children.map(({ a, b, half, p }) => ({
+          type: "rect", shape: { x: a, y: half === 2 ? p.top + p.height / 2 : p.top, width: b - a, height: half ? p.height / 2 : p.height },
+          style: { fill: "none", stroke: css("--ink"), lineWidth: 2 },
+        })) };
+      },
+    });
+
     const draw = () => chart.setOption({
       animation: false,
       legend: { show: false, data: kinds.map((kind) => kind.name), selected: Object.fromEntries(kinds.map((kind, k) => [kind.name, !hidden.has(k)])) },
@@ -73,7 +97,7 @@
         { type: "slider", xAxisIndex: across(sections), filterMode: "none", bottom: 6, height: 18, brushSelect: false, showDetail: false,
           borderColor: css("--line"), fillerColor: css("--filler"), handleStyle: { color: css("--ground"), borderColor: css("--soft") } },
       ],
-      series: sections.flatMap((_, i) => [...kinds.map((_, k) => shapes(i, k)), ...(number ? [numbers(i)] : [])]),
+      series: sections.flatMap((_, i) => [...kinds.map((_, k) => shapes(i, k)), ...(number ? [numbers(i)] : []), ...(outlines ? [path(i)] : [])]),
     }, { replaceMerge: ["series", "grid", "xAxis", "yAxis"] });
     draw();
     element.onblur = () => show(null);
@@ -160,12 +184,13 @@
     return { chart, draw, zoom, toggle };
   }
 
-  function legend(element, kinds, hidden, toggle, shaded) {
+  function legend(element, kinds, hidden, toggle, { shaded, path } = {}) {
     const named = new Map(); // chunks are kinds of one name, in lighter shades
     kinds.forEach(({ name, colour }, kind) => named.has(name) ? named.get(name).same.push(kind) : named.set(name, { colour, same: [kind] }));
+    if (path) named.set("critical path", { colour: null, same: [PATH] });
     element.replaceChildren(...[...named].map(([name, { colour, same }]) => {
       const button = document.createElement("button"), key = document.createElement("i");
-      if (colour === IDLE) key.className = "idle"; else key.style.background = colour;
+      if (colour === IDLE) key.className = "idle"; else if (colour === null) key.className = "path"; else key.style.background = colour;
       button.append(key, name);
       button.type = "button";
       button.setAttribute("aria-pressed", String(!hidden.has(same[0])));
@@ -178,6 +203,18 @@
     }));
     if (shaded) element.append("lighter: later chunk");
   }
+
+  // Boxes to draw a line around, by row: place says in which row and half, or that there is none.
+  const byRow = (all, place) => {
+    const found = new Map();
+    for (let i = 0; i < all.n; i++) {
+      const at = place(i);
+      if (!at) continue;
+      if (!found.has(at[0])) found.set(at[0], []);
+      found.get(at[0]).push([all.start[i], all.end[i], at[1]]);
+    }
+    return found;
+  };
 
   const time = (all, i) => `${all.start[i].toFixed(3)} to ${all.end[i].toFixed(3)} ms\n${(all.end[i] - all.start[i]).toFixed(3)} ms long`;
   const charts = [];
@@ -196,6 +233,7 @@
         if (all.waiting && all.stage[i] >= 0) {
           if (all.waiting.after[i] >= 0) said += `\nafter ${cells[all.waiting.after[i]]}`;
           if (all.waiting.cause[i] >= 0) said += `\nthen held up ${all.waiting.wait[i].toFixed(3)} ms: ${causes[all.waiting.cause[i]]}`;
+          if (all.waiting.path[i] > 0) said += `\non the critical path: ${all.waiting.path[i].toFixed(3)} ms`;
           if (inLanes(ranks[row])) said += "\ndouble-click: its moment in the lanes";
         }
         return said;
@@ -205,10 +243,12 @@
         const shift = data.lanes.ranks[ranks[row]].cells_at_ns / 1e6, around = (all.end[i] - all.start[i]) * 0.5;
         openLanes(ranks[row], all.start[i] + shift - around, all.end[i] + shift + around);
       };
+      const marked = new Map(unpacked.map(({ boxes: all }) => [all, byRow(all, (i) => all.waiting?.path[i] > 0 && [all.row[i], all.half[i]])]));
+      const onPath = [...marked.values()].some((found) => found.size);
       charts[at] = timeline(document.getElementById("schedule-chart"), {
-        rows, kinds, sections: unpacked, end: end_ns / 1e6, describe, hidden, open, number: (all, i) => (all.microbatch[i] >= 0 ? all.microbatch[i] : ""),
+        outlines: onPath ? (all) => marked.get(all) : null, rows, kinds, sections: unpacked, end: end_ns / 1e6, describe, hidden, open, number: (all, i) => (all.microbatch[i] >= 0 ? all.microbatch[i] : ""),
       });
-      legend(document.getElementById("schedule-legend"), kinds, hidden, (same, on) => charts[at].toggle(same, on), shaded);
+      legend(document.getElementById("schedule-legend"), kinds, hidden, (same, on) => charts[at].toggle(same, on), { shaded, path: onPath });
     };
     if (box) {
       box.replaceChildren(...choices.map(({ name }, which) => new Option(name, which)));
@@ -233,11 +273,14 @@
       if (!cache.has(rank)) cache.set(rank, await boxes.unpack(found.boxes));
       if (rank !== rankBox.value) return; // another was chosen meanwhile
       const describe = ({ row, boxes: all, i }) => {
-        const pass = ["forward", "backward"][all.stage[i]];
+        const pass = ["forward", "backward"][all.stage[i]], piece = found.path[all.microbatch[i]];
+        if (piece !== undefined) return `${kinds[all.kind[i]].name} · on the critical path\n${time(all, i)}\n${piece}`;
         return `${kinds[all.kind[i]].name}${pass ? ` (${pass} pass)` : ""} · ${rows[row]}\n${time(all, i)}`;
       };
-      charts[at] = timeline(document.getElementById("lanes-chart"), { rows, kinds, sections: [{ name: `rank ${rank}`, boxes: cache.get(rank) }], end: found.end_ns / 1e6, describe, hidden });
-      legend(document.getElementById("lanes-legend"), kinds, hidden, (same, on) => charts[at].toggle(same, on));
+      const all = cache.get(rank), onPath = found.path.length > 0;
+      const around = byRow(all, (i) => all.microbatch[i] >= 0 && kinds[all.kind[i]].row !== undefined && [kinds[all.kind[i]].row, kinds[all.kind[i]].half]);
+      charts[at] = timeline(document.getElementById("lanes-chart"), { outlines: onPath ? () => around : null, rows, kinds, sections: [{ name: `rank ${rank}`, boxes: all }], end: found.end_ns / 1e6, describe, hidden });
+      legend(document.getElementById("lanes-legend"), kinds, hidden, (same, on) => charts[at].toggle(same, on), { path: onPath });
       const before = phaseBox.value;
       phaseBox.replaceChildren(new Option("all", ""), ...found.phases.map(({ name }) => new Option(name, name)));
       phaseBox.value = found.phases.some(({ name }) => name === before) ? before : "";
