@@ -21,7 +21,7 @@ def found():
 
 def view_with(found):
     run = SimpleNamespace(schedule=found)
-    return SimpleNamespace(schedule=schedule_view(run), analysis=run)
+    return SimpleNamespace(schedule=schedule_view(run), analysis=run, rates=None)
 
 
 def drawn(found, width):
