@@ -335,7 +335,7 @@ def test_a_truncated_arrow_file_keeps_the_tables_before(arrow_file, tmp_path):
 def test_an_arrow_file_with_no_table_left(arrow_file, tmp_path, size):
     path = tmp_path / "rank0.arrow"
     path.write_bytes(arrow_file.read_bytes()[:size])
-    assert "no Arrow export" in refused(path).message
+    assert "not an Arrow export" in refused(path).message
 
 
 def test_a_damaged_parquet_table_is_left_out_and_said(sample, tmp_path):
@@ -410,5 +410,5 @@ def test_an_exporter_that_fails_is_said(tmp_path, report_file):
 
 
 def test_an_exporter_that_is_none(report_file):
-    with pytest.raises(OptionError, match="no program"):
+    with pytest.raises(OptionError, match="not a program"):
         nsight.read(report_file, nsys="/nowhere/nsys")
