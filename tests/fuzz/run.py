@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.fuzz import kineto, others
+from tests.fuzz import kineto, others, scan
 
 FOUND = Path(__file__).parent / "found"
 LONGEST_S = 60
 """An input that takes longer hangs: the process ends and says where it was."""
 TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path], None]]] = {
+    "scan": (scan.make, scan.check),
     "kineto": (kineto.make, kineto.check),
     "nsight": (others.make_nsight, others.check_nsight),
     "store": (others.make_store, others.check_store),

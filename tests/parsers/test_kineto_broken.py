@@ -12,9 +12,11 @@ import tracemalloc
 import polars as pl
 import pytest
 
+from tracekit import analyze
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 from tracekit.parsers.kineto import blocks, header
+from tracekit.schema import DAMAGED
 
 ROWS = 280
 
@@ -347,3 +349,32 @@ def test_a_huge_string_beside_the_events(monkeypatch):
     )
     assert got.events.height == 1
     assert "unread-keys" in codes(got)
+
+
+# --- events behind the end of their list ---
+
+FOUR = ", ".join(f'{{"ph": "X", "cat": "kernel", "name": "k", "ts": {at}, "dur": 1}}' for at in range(4))
+BEHIND = {
+    "a bracket too many": FOUR.replace("}, {", "}], {", 1).join(('{"traceEvents": [', "]}")),
+    "a second list": f'{{"traceEvents": [{FOUR}], "traceEvents": [{FOUR}]}}',
+    "a second trace": f'{{"traceEvents": [{FOUR}]}}\n{{"traceEvents": [{FOUR}]}}',
+}
+
+
+@pytest.mark.parametrize(("case", "lost"), zip(BEHIND, (3, 4, 4), strict=True))
+def test_events_behind_the_end_of_their_list_are_counted(tmp_path, case, lost):
+    path = tmp_path / "rank0.json"
+    path.write_text(BEHIND[case])
+    got = kineto.read(path)
+    assert got.source.skipped[DAMAGED] == lost
+    (said,) = [note.message for note in got.source.notices if note.code == "bad-events"]
+    assert said == f"{lost} events behind the end of the list of events: not read"
+    with pytest.raises(InputError, match="behind the end"):
+        kineto.read(path, lenient=False)
+    with pytest.raises(InputError, match=f"{lost} of {lost + got.events.height} events"):
+        analyze(path, schedule="none")
+
+
+def test_phases_in_a_sound_key_behind_the_events_are_none():
+    text = f'{{"traceEvents": [{FOUR}], "note": {{"ph": "X"}}, "traceName": "x"}}'
+    assert kineto.read(io.BytesIO(text.encode()), lenient=False).source.skipped == {}

@@ -25,6 +25,7 @@ FIRST_READ = 1 << 18
 _DECODER = json.JSONDecoder(strict=False)
 _KEY = re.compile(r'[\s,]*"([^"\\]{0,200})"\s*:\s*')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_PHASE = re.compile(rb'"ph"\s*:')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*([^\s,}]{1,60})')
 _VERSION = re.compile(
     r"(cuda_driver|cuda_runtime|cupti|hip_driver|hip_runtime|roctracer|rocprofiler|nccl|rccl|torch|pytorch|kineto)_version"
@@ -131,6 +132,20 @@ def tail_keys(tail: bytes) -> dict[str, Any]:
     if "baseTimeNanoseconds" not in keys and (match := _BASE.search(tail)):
         keys["baseTimeNanoseconds"] = match.group(1).decode("latin-1")
     return keys
+
+
+def tail_events(tail: bytes) -> int:
+    """Return how many events stand behind the bracket that closed their list, where none is read.
+
+    A list that a stray bracket closed too early leaves them there, and so do a second list and a second trace.
+
+    >>> tail_events(b', {"ph": "X", "ts": 1}, {"ph": "X", "ts": 2}]}'), tail_events(b', "traceName": "x"}')
+    (2, 0)
+    """
+    if not _PHASE.search(tail):
+        return 0
+    _, end, _ = _keys(tail.decode("latin-1"), 0)
+    return sum(1 for _ in _PHASE.finditer(tail, end))
 
 
 def understand(keys: Mapping[str, Any]) -> Header:

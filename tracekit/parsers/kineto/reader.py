@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.kineto.header import Header, find_events, tail_keys, understand
+from tracekit.parsers.kineto.header import Header, find_events, tail_events, tail_keys, understand
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
@@ -126,6 +126,8 @@ def _refuse(stream: Stream, scanned: Scanned) -> None:
             )
             raise InputError(f"{stream.name}: event {before + first} is not valid JSON", hint=_HINT)
         before += part.events
+    if behind := tail_events(scanned.tail):
+        raise InputError(f"{stream.name}: {counted(behind, 'event')} behind the end of the list of events", hint=_HINT)
     if stream.cut_short or not scanned.closed:
         raise InputError(f"{stream.name}: ends after event {before - 1}, before the list of events does", hint=_HINT)
 
@@ -135,6 +137,7 @@ def _notices(stream: Stream, scanned: Scanned, table: Table, events: pl.DataFram
     relative = rows and not base_ns and events["start_ns"][0] < _EPOCH_NS
     notices = []
     bad = sum(part.bad for part in scanned.parts) + table.out_of_range
+    behind = tail_events(scanned.tail)
     values = sum(part.bad_values for part in scanned.parts)
     if stream.cut_short or not scanned.closed:
         lost = 1 if scanned.cut_event else 0
@@ -149,6 +152,10 @@ def _notices(stream: Stream, scanned: Scanned, table: Table, events: pl.DataFram
         ran = f", of which {gpu} ran on the GPU" if gpu else ""
         notices.append(
             Notice("bad-events", f"{counted(bad, 'damaged event')} {'was' if bad == 1 else 'were'} lost{ran}")
+        )
+    if behind:
+        notices.append(
+            Notice("bad-events", f"{counted(behind, 'event')} behind the end of the list of events: not read")
         )
     if values:
         notices.append(Notice("bad-values", f"{values} values are not JSON (such as inf or N/A) and were left out"))
@@ -181,5 +188,6 @@ def _skipped(scanned: Scanned, table: Table) -> Mapping[str, int]:
     python = sum(part.python for part in scanned.parts)
     unreadable = sum(part.bad for part in scanned.parts) - scanned.cut_event
     unreadable -= sum(table.untimed.values()) - table.out_of_range
+    unreadable += tail_events(scanned.tail)
     more = {"python": python, DAMAGED: unreadable, **table.untimed}
     return {**skipped, **{key: count for key, count in more.items() if count}}

@@ -1,0 +1,76 @@
+"""Bytes nobody wrote for the scanner and the header alone: no table is built, so a second takes hundreds of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from functools import cache
+
+from tests.fuzz import kineto
+from tests.fuzz.memory import small_memory
+from tests.fuzz.others import one_line
+from tests.parsers.tokens import TOKENS
+from tracekit.errors import InputError
+from tracekit.parsers.kineto.header import tail_keys, understand
+from tracekit.parsers.kineto.reader import _scan
+from tracekit.parsers.kineto.stream import Stream
+
+POOL = 512
+
+
+@cache
+def _start(number: int) -> bytes:
+    """One of the traces that inputs are made of: the same ones in every run."""
+    choose = random.Random(f"start {number}")
+    return kineto.valid(choose)[0] if number % 2 else kineto.odd(choose)
+
+
+def make(choose: random.Random) -> bytes:
+    """A small trace with up to six changes, or none."""
+    data = bytearray(_start(choose.randrange(POOL)))
+    for _ in range(choose.randrange(7)):
+        at, kind = choose.randrange(len(data) + 1), choose.randrange(5)
+        if kind == 0:
+            data[at : at + 1] = choose.randbytes(1)
+        elif kind == 1:
+            data[at:at] = choose.choice(TOKENS)
+        elif kind == 2:
+            del data[at : at + choose.randrange(1, 40)]
+        elif kind == 3:
+            other = choose.randrange(len(data) + 1)
+            data[at:at] = data[other : other + choose.randrange(1, 200)]
+        else:
+            del data[max(at, 1) :]
+    return bytes(data)
+
+
+def _counted(raw: bytes) -> int | None:
+    """How many events an independent reader counts, where there is no doubt about it."""
+    if raw.count(b"traceEvents") != 1:
+        return None
+    try:
+        data = json.loads(raw, parse_constant=lambda word: 1 / 0)
+    except (ValueError, RecursionError, ZeroDivisionError):
+        return None
+    events = data.get("traceEvents") if isinstance(data, dict) else None
+    return len(events) if isinstance(events, list) and all(isinstance(one, dict) for one in events) else None
+
+
+def check(raw: bytes, folder: object) -> None:
+    """Scan an input; raise where a count cannot be, or is not that of the independent reader."""
+    expected = _counted(raw)
+    try:
+        with small_memory(), Stream(io.BytesIO(raw)) as stream:
+            scanned, keys = _scan(stream, stacks=True)
+            understand({**keys, **tail_keys(scanned.tail)})
+    except InputError as error:
+        one_line(error)
+        return
+    for part in scanned.parts:
+        assert 0 <= part.bad <= part.events, "more damaged events than events"
+        assert 0 <= part.complete <= part.events, "more complete events than events"
+        assert sum(chunk.rows for chunk in part.chunks) <= part.complete + part.bad, "a row of no event"
+    if expected is not None:
+        assert sum(part.events for part in scanned.parts) == expected, "another count than the independent reader's"
+        assert scanned.closed, "the end of a whole list was not found"
