@@ -21,6 +21,8 @@ NAMES = (
     "[/red][bold]markup[/] :skull:",
     "cut \ud800 in two",
     "\r\n::add-mask::x",
+    "$(touch PWNED)",
+    "!--<script>",
 )
 
 
@@ -47,7 +49,13 @@ def trace(rank, *, scale=1):
         {
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": "GPU " + every}],
-            "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2, "pg_config": groups},
+            "distributedInfo": {
+                "backend": "nccl",
+                "rank": rank,
+                "world_size": 2,
+                "pg_config": groups,
+                "nccl_version": "2.1<b>",
+            },
             "cuda_driver_version": NAMES[1],
             "traceName": NAMES[0],
             "baseTimeNanoseconds": 1700000000000000000,

@@ -87,6 +87,7 @@ def planted_json(samples, path):
         add(put(f"annotation {shape}", shape), "user_annotation")
     for name, args in (
         ("process_name", {"name": put("process", "python /usr/bin/{}")}),
+        ("process_name", {"name": put("command", "{} --x")}),
         ("process_labels", {"labels": put("labels")}),
         ("thread_name", {"name": put("thread")}),
         ("host_name", {"hostname": put("host event")}),
@@ -126,8 +127,18 @@ def planted_sqlite(samples, path):
         report.execute(f"UPDATE NVTX_EVENTS SET textId = {900_000 + number} WHERE {first.format(number)}")
     report.execute("INSERT INTO StringIds VALUES (900009, ?)", (put("unused string"),))
     report.execute("UPDATE PROCESSES SET name = ?", (put("process"),))
-    for name, shape in (("ENVIRONMENT", "{}"), ("MY_VERSION_PATH", "/home/{}/v"), ("EXPORT_APP_VERSION", "{}")):
+    for name, shape in (
+        ("ENVIRONMENT", "{}"),
+        ("MY_VERSION_PATH", "/home/{}/v"),
+        ("EXPORT_APP_VERSION", "{}"),
+        ("APP_VERSION_STRING", "{}"),
+    ):
         report.execute("INSERT INTO META_DATA_CAPTURE (name, value) VALUES (?, ?)", (name, put(name, shape)))
+    for table in ("TARGET_INFO_SYSTEM_ENV", "ProcessStreams"):  # a word in every column, whatever its type
+        report.execute(f"CREATE TABLE IF NOT EXISTS {table} (filenameId, contentId)")
+        columns = [row[1] for row in report.execute(f"PRAGMA table_info({table})")]
+        words = [put(f"{table}.{column}") for column in columns]
+        report.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(words))})", words)
     kernel = "CUPTI_ACTIVITY_KIND_KERNEL"
     report.execute(f"UPDATE {kernel} SET gridX = ? WHERE rowid = 1", (put("text in a column of numbers"),))
     report.execute("UPDATE TARGET_INFO_GPU SET name = ?", (put("GPU name", "/x/{}/g"),))

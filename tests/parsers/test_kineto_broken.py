@@ -361,7 +361,7 @@ BEHIND = {
 }
 
 
-@pytest.mark.parametrize(("case", "lost"), zip(BEHIND, (3, 4, 4), strict=True))
+@pytest.mark.parametrize(("case", "lost"), list(zip(BEHIND, (3, 4, 4), strict=True)))
 def test_events_behind_the_end_of_their_list_are_counted(tmp_path, case, lost):
     path = tmp_path / "rank0.json"
     path.write_text(BEHIND[case])

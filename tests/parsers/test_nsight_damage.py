@@ -193,6 +193,39 @@ def test_calls_with_ends_before_their_starts_are_counted(damaged):
     assert "1 of 300 CUDA calls" in said["damaged-rows"]
 
 
+# --- what sqlite takes and a profiler never writes ---
+
+SOUND = {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
+STRANGE = {
+    "no types": ([], SOUND, None),
+    "times with fractions": ([f"UPDATE {KERNEL} SET start = start + 0.5 WHERE correlationId % 3 = 0"], SOUND, None),
+    "a stream of more than 32 bits": ([f"UPDATE {KERNEL} SET streamId = 5000000000 WHERE rowid % 2"], SOUND, None),
+    "no processes": ([f"ALTER TABLE {KERNEL} DROP COLUMN globalPid"], SOUND, None),
+    "no correlations": ([f"ALTER TABLE {KERNEL} DROP COLUMN correlationId"], SOUND, "no-launch"),
+    "one correlation for all": (
+        [f"UPDATE {table} SET correlationId = 5" for table in (KERNEL, "CUPTI_ACTIVITY_KIND_RUNTIME")],
+        *(SOUND, None),
+    ),
+    "every kernel twice": ([f"INSERT INTO {KERNEL} SELECT * FROM {KERNEL}"], SOUND, "repeated-events"),
+    "no ranges": (["DROP TABLE IF EXISTS NVTX_EVENTS"], SOUND, "no-ranges"),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_strange_exports_give_the_figures_of_the_sound_one(damaged, case):
+    statements, expected, code = STRANGE[case]
+    spent, said = budget(damaged(*statements))
+    assert spent == expected
+    assert code is None or code in said
+    assert (code == "repeated-events") == ("repeated-events" in said)
+
+
+@pytest.mark.parametrize("change", ["end = NULL", "end = 'abc'", "start = NULL", "end = start - 1000000"])
+def test_every_third_kernel_without_times_and_the_file_is_refused(damaged, change):
+    text = refused(damaged(f"UPDATE {KERNEL} SET {change} WHERE correlationId % 3 = 0"))
+    assert "100 of 300 kernels were left out: they have no usable start or end" in text
+
+
 # --- write-ahead logs ---
 
 

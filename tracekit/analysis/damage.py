@@ -18,6 +18,8 @@ _AGAIN = {
     "kineto": "record this rank again",
 }
 
+_SAME = ("device", "stream", "start_ns", "end_ns", "name", "correlation")
+
 
 def refuse_damaged(rank: RankEvents) -> list[Notice]:
     """Return notices about a rank whose GPU events were not all readable; refuse one that lost too many.
@@ -41,6 +43,28 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
         message = next((note.message for note in rank.source.notices if note.code == "damaged-rows"), "")
         raise InputError(f"{rank.source.path}: {message.partition(': ')[2] or text}", hint=again)
     return [Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; {again}")]
+
+
+def repeated(rank: RankEvents) -> list[Notice]:
+    """Return what to say of GPU events that stand in the file twice: no stream runs two at the same time.
+
+    A few may be short ones whose times were rounded; more than that is a file whose rows were written twice.
+
+    >>> from tracekit.schema import EVENTS, Source, conform
+    >>> row = {"kind": "kernel", "name": "k", "start_ns": 0, "end_ns": 5}
+    >>> twice = conform(pl.DataFrame([{"id": 0, **row}, {"id": 1, **row}]), EVENTS)
+    >>> [notice.code for notice in repeated(RankEvents(twice, Source("rank0.sqlite", "nsight", 0, "name")))]
+    ['repeated-events']
+    """
+    gpu = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))
+    timed = gpu.filter(pl.col("end_ns") > pl.col("start_ns"))
+    alike = timed.filter(pl.col("start_ns").is_duplicated()).select(_SAME)
+    more = alike.height - alike.n_unique() if alike.height else 0
+    if more <= MOST_UNKNOWN * gpu.height:
+        return []
+    again = _AGAIN.get(rank.source.reader, _AGAIN["kineto"])
+    text = f"{more:,} of {gpu.height:,} GPU events stand in the file more than once: counts and sums of kernels"
+    return [Notice("repeated-events", f"{text} are too large, and so is what rests on them; {again}")]
 
 
 def _unreadable(rank: RankEvents, again: str) -> list[Notice]:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.align.steps import assign_parts, number_steps
-from tracekit.analysis.damage import refuse_damaged
+from tracekit.analysis.damage import refuse_damaged, repeated
 from tracekit.analysis.foreign import why_no_gpu
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.errors import Notice
@@ -165,7 +165,7 @@ def rank_tables(
         steps_marked=not unmarked,
         idle_known=recording.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),
-        notices=(*damaged, *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
+        notices=(*damaged, *repeated(rank), *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
     )
 
 

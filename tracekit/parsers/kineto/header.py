@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.ranks import rank_number
@@ -166,14 +167,17 @@ def understand(keys: Mapping[str, Any]) -> Header:
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
         groups=_groups(info.get("pg_config")),
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
-        notices=tuple(
-            Notice(code, f"{key} is {_short(value)}, which {why}")
-            for code, key, value, number, why in (
-                ("odd-rank", "rank", rank, rank_number(_whole(rank)), "is not a rank: it was left out"),
-                ("odd-world-size", "world_size", world, rank_number(_whole(world)), "no run has: it was left out"),
-                ("no-base-time", "baseTimeNanoseconds", base, _base(base), "is not a time: it was left out"),
-            )
-            if value is not None and number is None
+        notices=(
+            *_odd_groups(info.get("pg_config")),
+            *(
+                Notice(code, f"{key} is {_short(value)}, which {why}")
+                for code, key, value, number, why in (
+                    ("odd-rank", "rank", rank, rank_number(_whole(rank)), "is not a rank: it was left out"),
+                    ("odd-world-size", "world_size", world, rank_number(_whole(world)), "no run has: it was left out"),
+                    ("no-base-time", "baseTimeNanoseconds", base, _base(base), "is not a time: it was left out"),
+                )
+                if value is not None and number is None
+            ),
         ),
     )
 
@@ -235,11 +239,22 @@ def _groups(config: Any) -> tuple[ProcessGroup, ...]:
     for entry in config if isinstance(config, list) else ():
         if not isinstance(entry, dict):
             continue
-        ranks = entry.get("ranks")
-        if not isinstance(ranks, list) or any(type(r) is not int or rank_number(r) is None for r in ranks):
-            ranks = []
+        ranks = _ranks(entry.get("ranks")) or []
         description = entry.get("pg_desc")
         if not isinstance(description, str) or description in ("", "undefined"):
             description = None
         groups.append(ProcessGroup(_text(entry.get("pg_name", "")), description and _text(description), tuple(ranks)))
     return tuple(groups)
+
+
+def _ranks(members: Any) -> list[int] | None:
+    sound = isinstance(members, list) and all(type(r) is int and rank_number(r) is not None for r in members)
+    return members if sound else None
+
+
+def _odd_groups(config: Any) -> list[Notice]:
+    """Return one notice for all process groups whose members cannot be ranks."""
+    entries = [entry for entry in config if isinstance(entry, dict)] if isinstance(config, list) else []
+    odd = sum("ranks" in entry and _ranks(entry["ranks"]) is None for entry in entries)
+    text = f"{odd} of {counted(len(entries), 'process group')} name members that are not ranks: they were left out"
+    return [Notice("odd-group", text)] if odd else []

@@ -70,9 +70,13 @@ class Stream:
         try:
             return self._file.read(_STEP) or b""
         except OSError as error:
-            raise InputError(
-                f"{self.name}: {(error.strerror or str(error)).lower()}", hint="give the path of a trace file"
-            ) from None
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> InputError:
+        """Return what to say of a file that went away, or of a disk that failed, while it was read."""
+        return InputError(
+            f"{self.name}: {(error.strerror or str(error)).lower()}", hint="give the path of a trace file"
+        )
 
     def close(self) -> None:
         """Close the file if this object opened it."""
@@ -100,12 +104,15 @@ class Stream:
         self._input = self._input[done:]
         readinto = getattr(self._file, "readinto", None)
         while done < len(view):
-            if readinto is not None:
-                got = readinto(view[done:]) or 0
-            else:
-                data = self._file.read(min(_STEP, len(view) - done))
-                got = len(data)
-                view[done : done + got] = data
+            try:
+                if readinto is not None:
+                    got = readinto(view[done:]) or 0
+                else:
+                    data = self._file.read(min(_STEP, len(view) - done))
+                    got = len(data)
+                    view[done : done + got] = data
+            except OSError as error:
+                raise self._unreadable(error) from None
             if not got:
                 break
             done += got

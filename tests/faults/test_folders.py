@@ -1,0 +1,147 @@
+"""Folders that cannot be written and files that go away while they are read: one line, and nothing lying around."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gzip
+import os
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+
+import tracekit
+from tracekit.parsers.kineto.stream import Stream
+
+SOON_S = 120
+DROP_FROM_BOUNDING_SET, MAY_WRITE_ANYWHERE = 24, 1
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes a right from the superuser, as Linux does it")
+
+
+def as_anyone():
+    """Take from the superuser, who may run the tests, the right to write where the mode forbids it."""
+    if os.geteuid() == 0:
+        ctypes.CDLL(None).prctl(DROP_FROM_BOUNDING_SET, MAY_WRITE_ANYWHERE, 0, 0, 0)
+
+
+def run(*words, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "tracekit", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=SOON_S,
+        check=False,
+        preexec_fn=as_anyone,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture
+def locked(tmp_path, samples):
+    """A folder with a trace in it that nobody may write to."""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    shutil.copy(samples / "reload/rank0.pt.trace.json.gz", folder)
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    probe = subprocess.run(["/bin/sh", "-c", f": > {folder}/x"], capture_output=True, check=False, preexec_fn=as_anyone)
+    if probe.returncode == 0:
+        folder.chmod(stat.S_IRWXU)
+        pytest.skip("this machine lets the superuser write everywhere")
+    yield folder
+    folder.chmod(stat.S_IRWXU)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ingest", "{}", "-o", "{}/store"],
+        ["export", "{}", "-o", "{}/out.json"],
+        ["redact", "{}", "-o", "{}/out"],
+        ["analyze", "{}", "-o", "{}/out.html"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_folder_that_cannot_be_written_is_one_line(locked, words):
+    done = run(*(word.format(locked) for word in words))
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "permission" in done.stderr.lower()
+    assert [path.name for path in locked.iterdir()] == ["rank0.pt.trace.json.gz"]
+
+
+def test_a_folder_that_cannot_be_written_can_be_read(locked):
+    done = run("analyze", locked, "--json", "--schedule", "none")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == tracekit.analyze(locked, schedule="none").to_json().strip()
+
+
+class GoesAway:
+    """A file on a network whose server forgets it after the first bytes."""
+
+    def __init__(self, file):
+        self._file, self._reads = file, 0
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def _gone(self):
+        self._reads += 1
+        if self._reads > 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def read(self, size):
+        self._gone()
+        return self._file.read(min(size, 1000))
+
+    def readinto(self, view):
+        self._gone()
+        return self._file.readinto(view)
+
+
+@pytest.fixture
+def four(tmp_path, samples):
+    def make(*, packed):
+        for rank in range(4):
+            raw = (samples / f"reload/rank{rank}.pt.trace.json.gz").read_bytes()
+            name = f"rank{rank}.json.gz" if packed else f"rank{rank}.json"
+            (tmp_path / name).write_bytes(raw if packed else gzip.decompress(raw))
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
+def test_a_file_that_goes_away_while_it_is_read_is_left_out_and_named(four, packed, monkeypatch):
+    folder, restart = four(packed=packed), Stream.restart
+
+    def vanish(self):
+        if "rank2" in self.name and not isinstance(self._file, GoesAway):
+            self._file = GoesAway(self._file)
+        restart(self)
+
+    monkeypatch.setattr(Stream, "restart", vanish)
+    result = tracekit.analyze(folder, schedule="none")
+    assert [one.rank for one in result.ranks] == [0, 1, 3]
+    (said,) = [notice.message for notice in result.notices if notice.code == "rank-failed"]
+    assert "rank2" in said
+    assert "stale file handle" in said
+    assert "\n" not in said
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_cut_and_says_so(four, monkeypatch):
+    folder, restart = four(packed=False), Stream.restart
+
+    def shrink(self):
+        restart(self)
+        if "rank2" in self.name:
+            os.truncate(self.name, 40_000)
+
+    monkeypatch.setattr("tracekit.parsers.kineto.stream._STEP", 1000)
+    monkeypatch.setattr(Stream, "restart", shrink)
+    got = tracekit.load(folder, ranks=[2]).rank(2)
+    assert 0 < got.events.height < 280
+    assert "truncated" in {notice.code for notice in got.source.notices}
