@@ -49,6 +49,7 @@ MODULES = (
     "tracekit.classify._nest",
     "tracekit.compare.orders",
     "tracekit.compare.replay",
+    "tracekit.metrics.path",
     "tracekit.parsers.kineto.scanner",
     "tracekit.reconstruct.walks",
     "tracekit.report.perfetto.tracks",
