@@ -68,6 +68,22 @@ REFUSED = {
         "rank 0 has 2 files in .*: a.json, b.json",
     ),
     "many files for one rank": ({f"{i}.json": trace(0, 2) for i in range(9)}, r"3.json, \+5 more"),
+    "two runs": (
+        {f"{run}/rank{n}.json": trace(n, 2) for run in ("after", "before") for n in (0, 1)},
+        "these look like 2 runs in .*: after, before",
+    ),
+    "two runs, one of them by host": (
+        {f"{folder}/t{n}.json": trace(n, 2) for folder, n in (("a/h0", 0), ("a/h1", 1), ("b", 0), ("b", 1))},
+        r"these look like 2 runs in .*: a, b \(",
+    ),
+    "three runs, two in one folder": (
+        {f"{folder}/rank0.json": trace(0, 1) for folder in ("a/first", "a/second", "b")},
+        r"these look like 3 runs in .*: a/first, a/second, b \(",
+    ),
+    "a run beside the folder of another": (
+        {f"{folder}rank0.json": trace(0, 1) for folder in ("", "a/")},
+        "these look like 2 runs in ",
+    ),
     "name against content": ({"a.json": trace(1, 2), "rank1.json": trace()}, "rank 1 has 2 files"),
     "two world sizes": ({"a.json": trace(0, 2), "b.json": trace(1, 4)}, "different runs .*world sizes.*2: .*4: "),
     "two tools": ({"rank0.json": trace(), "rank1.sqlite": b"SQLite format 3\0"}, "different runs .*different tools"),
@@ -202,6 +218,14 @@ def test_one_report_in_several_formats_is_read_once(samples):
     (notice,) = found.notices
     assert notice.code == "several-exports"
     assert "rank0.parquetdir" in notice.message
+
+
+def test_of_two_runs_the_hint_says_what_to_type(tmp_path):
+    folder = lay(tmp_path, {f"{run}/rank{n}.json": trace(n, 2) for run in ("my run", "b") for n in (0, 1)})
+    with pytest.raises(InputError) as caught:
+        discover(folder)
+    one, two = f"{tmp_path}/b", f"'{tmp_path}/my run'"
+    assert caught.value.hint == f"name one: tracekit analyze {one}; or compare two: tracekit diff {one} {two}"
 
 
 @pytest.mark.parametrize("name", ["rank0.parquetdir", "rank0.sqlite"])

@@ -162,3 +162,29 @@ def test_a_cells_moment_is_found_on_a_clock_that_is_ahead(tmp_path):
         first = cells.filter(rank=rank)["start_ns"].min() - cells["start_ns"].min()
         ran = timeline.filter((pl.col("rank") == rank) & (pl.col("label") == "forward"))["start_ns"].min()
         assert begin + shown + first == pytest.approx(ran, abs=1000)
+
+
+def test_a_phones_captions_stand_above_their_tables(browser, runs):  # noqa: F811
+    page = opened(browser, runs("1f1b")[1])
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.wait_for_function("document.documentElement.scrollWidth <= 390")
+    boxes = page.evaluate(
+        """[...document.querySelectorAll('.scroll > table > caption')].filter((one) => one.offsetParent).map((one) =>
+            [one.getBoundingClientRect(), one.parentElement.tHead?.getBoundingClientRect()]
+            .map((box) => box && { top: box.top, bottom: box.bottom, right: box.right }))"""
+    )
+    assert len(boxes) > 5
+    for caption, head in boxes:
+        assert caption["right"] <= 390
+        assert head is None or caption["bottom"] <= head["top"] + 1
+    page.close()
+
+
+def test_paper_cuts_no_table(browser, runs):  # noqa: F811
+    page = browser.new_page(viewport={"width": 718, "height": 1040})  # A4 within its margins
+    page.goto(runs("1f1b")[1].as_uri())
+    page.wait_for_selector("html[data-ready=true]")
+    page.emulate_media(media="print")
+    wide = "[...document.querySelectorAll('main table')].filter((t) => t.getBoundingClientRect().right > 719).length"
+    assert page.evaluate(wide) == 0
+    page.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ def check_unmixed(refs: Sequence[SourceRef]) -> None:
             by_rank[ref.rank].append(ref.path)
     for number, files in sorted(by_rank.items()):
         if len(files) > 1:
+            if runs := _runs_of(refs):
+                raise _several_runs(runs)
             raise InputError(
                 f"rank {number} has {len(files)} files{file_listing(files)}",
                 hint="name one file per rank, for instance with a glob",
@@ -74,6 +77,36 @@ def check_unmixed(refs: Sequence[SourceRef]) -> None:
             f"{len(unknown)} files do not say their rank{file_listing(unknown)}",
             hint="put the rank into their names: rank0.json, rank1.json, …",
         )
+
+
+def _runs_of(refs: Sequence[SourceRef]) -> list[str]:
+    """Return the folders that each hold one run; nothing where folders do not tell runs apart.
+
+    >>> _runs_of([SourceRef(f"runs/{name}/rank{n}.json", "kineto", n) for name in "ab" for n in (0, 1)])
+    ['runs/a', 'runs/b']
+    >>> _runs_of([SourceRef(f"runs/{name}.json", "kineto", 0) for name in "ab"])
+    []
+    """
+    paths = [ref.path.rstrip("/") for ref in refs]
+    if any("://" in path for path in paths) or len({path.startswith("/") for path in paths}) > 1:
+        return []
+    folders = [path.rpartition("/")[0] for path in paths]
+    common = os.path.commonpath(folders)
+    start = len(common) + 1 if common else 0
+    below = [folder[: start + len(folder[start:].partition("/")[0])] for folder in folders]
+    for groups in (below, folders):
+        held = {(group, ref.rank) for group, ref in zip(groups, refs, strict=True)}
+        if len(held) == len(refs) and len(set(groups)) > 1:
+            return sorted(set(groups))
+    return []
+
+
+def _several_runs(runs: Sequence[str]) -> InputError:
+    first, second = (shlex.quote(run) for run in runs[:2])
+    return InputError(
+        f"these look like {len(runs)} runs{file_listing(runs)}",
+        hint=f"name one: tracekit analyze {first}; or compare two: tracekit diff {first} {second}",
+    )
 
 
 def _check_same(values: dict[str, object], what: str) -> None:
