@@ -375,7 +375,7 @@ def test_a_cell_opens_its_moment_in_the_lanes_and_says_what_it_waited_for(browse
     assert re.search(r"forward · rank 1 · measured\s+stage 1, micro-batch 0", said)
     assert "after 0F0 on rank 0" in said
     page.keyboard.press("Enter")
-    page.wait_for_function("document.getElementById('said').textContent === 'lanes of rank 1'")
+    page.locator("#said", has_text="lanes of rank 1").wait_for(state="attached")
     assert page.input_value("#lanes-rank") == "1"
     start, end = lanes_window(page)
     held = analyze(samples / "1f1b").schedule.head
@@ -391,7 +391,7 @@ def test_every_rank_on_the_page_opens_its_lanes(browser, pages):
         link = page.locator(f"{section} a[data-rank]").last
         rank = link.get_attribute("data-rank")
         link.click()
-        page.wait_for_function(f"document.getElementById('said').textContent === 'lanes of rank {rank}'")
+        page.locator("#said", has_text=f"lanes of rank {rank}").wait_for(state="attached")
         assert page.input_value("#lanes-rank") == rank
         page.evaluate("document.getElementById('said').textContent = ''")
     assert lanes_window(page) == [0, 100]

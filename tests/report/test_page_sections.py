@@ -55,7 +55,7 @@ def test_rates_of_products_communication_and_experts(browser, runs):  # noqa: F8
         ("2", "80.0 %"),
     ]
     page.locator("#rates a[data-rank='3']").click()
-    page.wait_for_function("document.getElementById('lanes-rank').value === '3'")
+    page.locator("#said", has_text="lanes of rank 3").wait_for(state="attached")
     assert page.said == []
     page.close()
 
@@ -95,7 +95,7 @@ def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(browser, r
     assert sorted(int(row[3]) for row in rows) == sorted(longest["rank"])
     assert sorted(row[1] for row in rows) == sorted(f"{ns / 1e6:.2f} ms" for ns in longest["ns"])
     page.locator("#path tbody tr").nth(1).locator("a").first.click()
-    page.wait_for_function(f"document.getElementById('lanes-rank').value === '{rows[1][3]}'")
+    page.locator("#said", has_text=f"lanes of rank {rows[1][3]}").wait_for(state="attached")
     page.close()
 
 
@@ -167,7 +167,6 @@ def test_a_cells_moment_is_found_on_a_clock_that_is_ahead(tmp_path):
 def test_a_phones_captions_stand_above_their_tables(browser, runs):  # noqa: F811
     page = opened(browser, runs("1f1b")[1])
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_function("document.documentElement.scrollWidth <= 390")
     boxes = page.evaluate(
         """[...document.querySelectorAll('.scroll > table > caption')].filter((one) => one.offsetParent).map((one) =>
             [one.getBoundingClientRect(), one.parentElement.tHead?.getBoundingClientRect()]
@@ -187,4 +186,17 @@ def test_paper_cuts_no_table(browser, runs):  # noqa: F811
     page.emulate_media(media="print")
     wide = "[...document.querySelectorAll('main table')].filter((t) => t.getBoundingClientRect().right > 719).length"
     assert page.evaluate(wide) == 0
+    page.close()
+
+
+def test_what_a_rank_without_a_named_schedule_hid_by_phase(browser, runs, tmp_path):  # noqa: F811
+    columns = ("label", "pass", "phase", "hidden_ns", "total_ns", "beside_wgrad_ns")
+    rows = [("ep_combine", "forward", "steady", 30, 40, 0), ("ep_combine", "forward", "cool-down", 0, 10, 0)]
+    analysis, _ = runs("1f1b")
+    lanes = pl.DataFrame(rows, schema=columns, orient="row")
+    path = tmp_path / "one.html"
+    unnamed = replace(analysis, schedule=None, critical=None, tables={**analysis.tables, "lanes": lanes})
+    path.write_text(render_html(unnamed), encoding="utf-8")
+    page = opened(browser, path)
+    assert texts(page, "#phases tbody tr") == [["ep_combine forward", "–", "75.0 %", "0.0 %", "–"]]
     page.close()
