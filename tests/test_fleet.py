@@ -30,6 +30,7 @@ from tracekit.run.measure import Options
 from tracekit.schedules import generate
 from tracekit.store.files import open_store, read_entry, write_rank
 from tracekit.store.reading import read_ref
+from tracekit.store.seals import SEAL, sealed
 from tracekit.store.sources import find
 from tracekit.synthetic import Recipe, write_run
 
@@ -347,7 +348,9 @@ def test_resume_reads_only_what_changed(four, tmp_path, monkeypatch):
 def test_resume_after_a_kill_takes_ranks_the_manifest_does_not_list(four, tmp_path, monkeypatch):
     tracekit.ingest(four, tmp_path / "store")
     manifest = json.loads((tmp_path / "store/tracekit-store.json").read_text())
-    (tmp_path / "store/tracekit-store.json").write_text(json.dumps({**manifest, "ranks": [], "complete": False}))
+    manifest.pop(SEAL)
+    early = sealed({**manifest, "ranks": [], "complete": False})  # as it was written before the first rank
+    (tmp_path / "store/tracekit-store.json").write_text(json.dumps(early))
     with pytest.raises(InputError, match="holds no rank yet"):
         analyze(tmp_path / "store")
     seen = reads(monkeypatch)
