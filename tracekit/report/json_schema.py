@@ -130,7 +130,12 @@ def analysis() -> Schema:
             "reload": _or_null({"type": "object"}),
             "rates": _or_null({"type": "object"}),
             "warnings": _warnings(),
-        }
+        },
+        critical_path=_list(
+            _object({"rank": INT, "kind": TEXT, "what": TEXT, "label": _or_null(TEXT), "start_ns": INT, "end_ns": INT})
+        ),
+        hiding=_or_null({"type": "object"}),
+        lanes=_list({"type": "object"}),
     )
 
 
