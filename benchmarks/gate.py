@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tracekit.diff.floors import calibrate
-from tracekit.diff.samples import Run
-from tracekit.diff.verdict import judge
+from tracekit.diffs.floors import calibrate
+from tracekit.diffs.samples import Run
+from tracekit.diffs.verdict import judge
 
 DATA = Path(__file__).parent / "data" / "steps.json"
 STEPS = 8

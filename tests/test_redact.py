@@ -12,8 +12,8 @@ import pytest
 
 import tracekit
 from tracekit.errors import InputError, OptionError, OutputError
-from tracekit.redact import redact
-from tracekit.redact.text import Scrubber
+from tracekit.redaction import redact
+from tracekit.redaction.text import Scrubber
 
 SECRETS = ("zoe", "gpu-node-17", "/home", "/mnt", "secret", "10.1.2.3", "TOKEN", "model.py", "C:\\\\Users")
 
@@ -177,7 +177,7 @@ def test_a_cut_trace_keeps_its_whole_events(tmp_path, samples):
 
 
 def test_chunks_may_end_anywhere(tmp_path, samples, monkeypatch):
-    monkeypatch.setattr("tracekit.redact.kineto.CHUNK", 97)
+    monkeypatch.setattr("tracekit.redaction.kineto.CHUNK", 97)
     run(samples / "reload/rank0.pt.trace.json.gz", tmp_path / "out.json")
     before = tracekit.load(samples / "reload/rank0.pt.trace.json.gz")
     assert before.events.equals(tracekit.load(tmp_path / "out.json").events)
@@ -211,7 +211,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_files_end_in_an_error_or_a_short_trace(tmp_path, monkeypatch, case):
-    monkeypatch.setattr("tracekit.redact.kineto.LONGEST_VALUE", 1 << 21)
+    monkeypatch.setattr("tracekit.redaction.kineto.LONGEST_VALUE", 1 << 21)
     (tmp_path / "in.json").write_text(HOSTILE[case])
     with contextlib.suppress(InputError):
         run(tmp_path / "in.json", tmp_path / "out.json")

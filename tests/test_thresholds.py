@@ -11,9 +11,9 @@ import pytest
 
 from tracekit.analysis.result import Measured
 from tracekit.compare import hold
-from tracekit.diff import stats, verdict
-from tracekit.diff.floors import PRIOR_DF, prior
-from tracekit.diff.metrics import resolve
+from tracekit.diffs import stats, verdict
+from tracekit.diffs.floors import PRIOR_DF, prior
+from tracekit.diffs.metrics import resolve
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.weak import WEAK, weak_ns

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tracekit.gate import GateResult, Run
+    from tracekit.gates import GateResult, Run
 
 Path = str | os.PathLike[str]
 
@@ -33,8 +33,8 @@ class MeasuredRun:
     run: Run
 
     def __getitem__(self, metric: str) -> float:
-        from tracekit.diff import stats
-        from tracekit.diff.metrics import resolve
+        from tracekit.diffs import stats
+        from tracekit.diffs.metrics import resolve
 
         values = self.run.values(resolve(metric, known=self.run.samples))
         if not values:
@@ -43,13 +43,13 @@ class MeasuredRun:
 
     def steps(self, metric: str) -> tuple[float, ...]:
         """Return one value per step."""
-        from tracekit.diff.metrics import resolve
+        from tracekit.diffs.metrics import resolve
 
         return self.run.values(resolve(metric, known=self.run.samples))
 
     def check(self, *requirements: str) -> None:
         """Fail the test unless every limit, such as ``bubble_fraction < 0.12``, holds."""
-        from tracekit.gate import Side, gate
+        from tracekit.gates import Side, gate
 
         _assert(gate(Side((self.run,), {}), Side((), {}), require=requirements))
 
@@ -59,7 +59,7 @@ class Tracekit:
 
     def analyze(self, *paths: Path) -> MeasuredRun:
         """Analyse one run: a trace, a folder, a store or a saved analysis."""
-        from tracekit.gate import read_side
+        from tracekit.gates import read_side
 
         runs = read_side([os.fspath(p) for p in paths], what="run").runs
         if len(runs) != 1:
@@ -70,7 +70,7 @@ class Tracekit:
         self, candidate: Path | Sequence[Path], *, baseline: Path | Sequence[Path], require: Sequence[str] = ()
     ) -> GateResult:
         """Fail the test if *candidate* regressed against *baseline*; skip it if that cannot be decided."""
-        from tracekit.gate import gate, load_config, read_side
+        from tracekit.gates import gate, load_config, read_side
 
         sides = [
             read_side(_several(paths), what=what) for paths, what in ((candidate, "candidate"), (baseline, "baseline"))

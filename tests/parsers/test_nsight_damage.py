@@ -14,7 +14,7 @@ from tracekit.analysis.damage import MOST_UNKNOWN
 from tracekit.errors import InputError
 from tracekit.parsers import nsight
 from tracekit.parsers.nsight.timed import LATEST_NS, LONGEST_NS
-from tracekit.redact import redact
+from tracekit.redaction import redact
 from tracekit.schema import UNTIMED
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"

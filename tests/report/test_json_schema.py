@@ -10,9 +10,9 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from tracekit import analyze
-from tracekit.diff import diff, read_side
+from tracekit.diffs import diff, read_side
 from tracekit.doctor import diagnose
-from tracekit.gate import gate
+from tracekit.gates import gate
 from tracekit.report.json_schema import SCHEMAS, json_schema
 from tracekit.schedules import generate, simulate, weight_reload
 

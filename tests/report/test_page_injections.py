@@ -6,7 +6,7 @@ import pytest
 
 from tests.injections import MARK, trace
 from tests.report.test_page import browser  # noqa: F401  (a fixture)
-from tracekit.gate import diff, read_side
+from tracekit.gates import diff, read_side
 from tracekit.report.html import diff as diff_page
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze

@@ -84,7 +84,7 @@ class Tools:
 
     def diff(self, before: str, after: str) -> dict[str, Any]:
         """What changed from the run *before* to the run *after*, the largest change first."""
-        from tracekit.diff import diff, read_side
+        from tracekit.diffs import diff, read_side
 
         sides = [read_side([self._inside(path)], what="run") for path in (before, after)]
         changes = diff(sides[0], sides[1])

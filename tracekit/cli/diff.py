@@ -25,8 +25,8 @@ def diff(
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
-    from tracekit.diff import diff as compare
-    from tracekit.diff import read_side
+    from tracekit.diffs import diff as compare
+    from tracekit.diffs import read_side
     from tracekit.report.ci import write as gate_write
     from tracekit.report.terminal import diff as diff_terminal
     from tracekit.report.terminal.screen import Screen

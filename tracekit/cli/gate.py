@@ -15,7 +15,7 @@ from tracekit.cli._options import Nsys
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
-    from tracekit.gate import Config, Side
+    from tracekit.gates import Config, Side
 
 
 class Policy(StrEnum):
@@ -110,7 +110,7 @@ def gate(
         return
     from dataclasses import replace
 
-    from tracekit.gate import load_config
+    from tracekit.gates import load_config
     from tracekit.report.ci import write as gate_write
 
     paths = output or []
@@ -137,9 +137,9 @@ def gate(
 
 
 def _judge(candidates: Sequence[str], bases: Sequence[str], require: Sequence[str], settings: Config) -> dict[str, Any]:
-    from tracekit.gate import Side
-    from tracekit.gate import gate as judge
-    from tracekit.gate.expr import parse
+    from tracekit.gates import Side
+    from tracekit.gates import gate as judge
+    from tracekit.gates.expr import parse
 
     for text in require:
         _early(parse, text)
@@ -158,7 +158,7 @@ def _early(parse: Any, text: str) -> None:
 
 
 def _read(paths: Sequence[str], what: str) -> Side:
-    from tracekit.gate import read_side
+    from tracekit.gates import read_side
 
     return read_side(paths, what=what)
 
@@ -195,7 +195,7 @@ def _unusable(error: TracekitError) -> dict[str, Any]:
 
 
 def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrate: bool) -> None:
-    from tracekit.gate.baseline import update
+    from tracekit.gates.baseline import update
 
     if len(bases) != 1 or not bases[0].endswith(".json"):
         raise OptionError("which baseline file should be written?", hint="give --baseline FILE.json")
@@ -213,7 +213,7 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
 
 
 def _list_metrics() -> None:
-    from tracekit.diff.metrics import FAMILIES
+    from tracekit.diffs.metrics import FAMILIES
 
     for family in FAMILIES:
         keys = f".{{{','.join(family.keys[:4])}{',…' if len(family.keys) > 4 else ''}}}" if family.keys else ""

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 
 from tracekit.analysis import Analysis
-from tracekit.diff import from_analysis
-from tracekit.diff.stats import pseudomedian
+from tracekit.diffs import from_analysis
+from tracekit.diffs.stats import pseudomedian
 
 PREFIX = "tracekit"
 

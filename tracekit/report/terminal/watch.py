@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tracekit._util.text import counted, ms, percent, terminal
-from tracekit.diff import Run, Side, from_analysis
-from tracekit.gate import gate
+from tracekit.diffs import Run, Side, from_analysis
+from tracekit.gates import gate
 from tracekit.report.view.ranks import step_time
 from tracekit.run.watch import Landed
 

@@ -1,3 +1,0 @@
-"""The hand-made analyses of the gate's tests."""
-
-from tests.gate.conftest import make, save, scaled  # noqa: F401 - fixtures

@@ -1,0 +1,116 @@
+"""From an analysis to samples: every number counted by hand."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from tracekit.diffs.metrics import resolve
+from tracekit.diffs.samples import from_analysis
+from tracekit.diffs.verdict import Rules, default_metrics
+from tracekit.errors import InputError
+
+
+def test_two_ranks_counted_by_hand(make):
+    data = make([10.0], ranks=2)
+    # Rank 1 takes 12 ms: 5 compute, 4 exposed pp_comm (of 5, so 0.2 hidden), 3 idle.
+    other = copy.deepcopy(data["ranks"][1]["per_step"][0])
+    other |= {
+        "span_ns": 12_000_000,
+        "budget_ns": {"compute": 5_000_000, "exposed": {"pp_comm": 4_000_000}, "idle": 3_000_000},
+    }
+    other["label_ns"] = {"pp_comm": 5_000_000}
+    other["set_ns"] = {"communication": 5_000_000}
+    other["bubble"] = {"idle_ns": 3_000_000, "wait_ns": 1_000_000, "fraction": 4 / 12}
+    data["ranks"][1]["per_step"] = [other]
+    got = {name: values[0] for name, values in from_analysis(data, name="x").samples.items()}
+    assert got["step_ms"] == 12.0  # the slowest rank
+    assert got["compute_ms"] == pytest.approx((6 + 5) / 2)
+    assert got["idle_ms"] == pytest.approx((1.5 + 3) / 2)
+    assert got["exposed_ms.pp_comm"] == pytest.approx((2.5 + 4) / 2)
+    assert got["label_ms.forward"] == pytest.approx((2 + 0) / 2)
+    assert got["bubble_fraction"] == pytest.approx((1.5 + 4) / 22)
+    assert got["bubble_ms"] == pytest.approx((1.5 + 4) / 2)
+    assert got["wait_ms"] == pytest.approx((0 + 1) / 2)
+    assert got["overlap.pp_comm"] == pytest.approx((0.2 * 3.125 + 0.2 * 5) / 8.125)
+
+
+def test_exposed_time_by_cause_is_there_when_asked_for(make):
+    data = make([10.0], ranks=2)
+    for rank, ns in zip(data["ranks"], (1_000_000, 500_000), strict=True):
+        rank["per_step"] = [{**rank["per_step"][0], "exposed_because_ns": {"pp_comm": {"peer_late": ns}}}]
+    run = from_analysis(data, name="x")
+    named = resolve("exposed_ms.pp_comm.peer_late")
+    assert run.values(named) == (0.75,)
+    assert named.nature == "waiting"
+    assert named not in default_metrics([run], [run], Rules())  # causes trade places: only the label is checked unasked
+    assert from_analysis(make([10.0]), name="old").values(named) == ()
+
+
+def test_one_rank_alone(make):
+    data = make([10.0, 20.0], ranks=2)
+    run = from_analysis(data, name="x")
+    assert run.values(resolve("step_ms@1")) == (10.0, 20.0)
+    assert run.values(resolve("step_ms@7")) == ()
+
+
+def test_only_steps_that_every_rank_has(make):
+    data = make([10.0, 20.0, 30.0])
+    data["ranks"][1]["per_step"] = data["ranks"][1]["per_step"][1:]
+    assert from_analysis(data, name="x").samples["step_ms"] == (20.0, 30.0)
+
+
+def test_an_analysis_without_steps_is_one_sample(make):
+    data = make([10.0, 10.0])
+    for rank in data["ranks"]:
+        del rank["per_step"]
+        rank["span_ns"] = 20_000_000
+    assert from_analysis(data, name="x").samples["step_ms"] == (10.0,)
+
+
+def test_unknown_idle_is_left_out(make):
+    data = make([10.0])
+    for rank in data["ranks"]:
+        for step in rank["per_step"]:
+            step["budget_ns"]["idle"] = None
+            step["bubble"] = {"idle_ns": None, "wait_ns": None, "fraction": None}
+    samples = from_analysis(data, name="x").samples
+    assert "step_ms" in samples
+    assert not {"idle_ms", "idle_fraction", "bubble_fraction", "wait_ms"} & samples.keys()
+
+
+def test_the_gap_of_a_schedule(make):
+    samples = from_analysis(make(), name="x").samples
+    assert samples["makespan_ms"] == (90.0,)
+    assert samples["gap_ms.total"] == (10.0,)
+    assert samples["gap_ms.p2p"] == (5.0,)
+
+
+def test_the_gap_of_every_step(make):
+    data = make()
+    data["schedule"]["pipelines"] = [
+        {"step": 2, "measured_ns": 9_000_000, "ideal_ns": 8_000_000, "gap_ns": {"p2p": 1_000_000}},
+        {"step": 2, "measured_ns": 9_500_000, "ideal_ns": 8_000_000, "gap_ns": {"p2p": 1_500_000}},
+        {"step": 3, "measured_ns": 9_200_000, "ideal_ns": 8_000_000, "gap_ns": None},
+    ]
+    samples = from_analysis(data, name="x").samples
+    assert samples["makespan_ms"] == (9.5, 9.2)  # the slower pipeline of each step
+    assert samples["gap_ms.p2p"] == (1.5,)
+
+
+@pytest.mark.parametrize("damage", [{"format": "tracekit.analysis/9"}, {"ranks": []}, {"ranks": [{"rank": 0}]}])
+def test_a_damaged_analysis_is_refused(make, damage):
+    with pytest.raises(InputError, match="x: "):
+        from_analysis({**make(), **damage}, name="x")
+
+
+@pytest.mark.parametrize(("least", "there"), [(False, True), (True, False)])
+def test_a_lower_bound_of_the_bubble_is_no_sample(least, there):
+    """It could break a limit and never keep one: gate calls the limit inconclusive, diff shows no change."""
+    bubble = {"idle_ns": 10, "wait_ns": None if least else 0, "fraction": 0.1, "lower_bound": least}
+    budget = {"compute": 90, "exposed": {}, "idle": 10}
+    step = {"span_ns": 100, "budget_ns": budget, "label_ns": {}, "overlap": {}, "bubble": bubble}
+    rank = {"rank": 0, "steps": [2], **step, "per_step": [{"step": 2, **step}]}
+    run = from_analysis({"format": "tracekit.analysis/1", "source": {}, "ranks": [rank]}, name="demo")
+    assert ("bubble_fraction" in run.samples) is there

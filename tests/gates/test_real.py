@@ -1,0 +1,88 @@
+"""Real captures: two runs of the same code pass, a straggler does not; and the plugin on them."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import pytest
+
+from tracekit.gates import diff, gate, read_side
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(scope="module")
+def recorded(samples):
+    return {name: read_side([samples / "steps" / name], what=name) for name in ("a", "b", "straggler")}
+
+
+def test_the_same_code_passes_both_ways(recorded):
+    assert gate(recorded["b"], recorded["a"]).verdict == "pass"
+    assert gate(recorded["a"], recorded["b"]).verdict == "pass"
+
+
+def test_a_stage_that_works_twice_is_caught_and_named(recorded):
+    result = gate(recorded["straggler"], recorded["a"])
+    assert result.exit_code == 1
+    worst = [c.metric.name for c in result.checks if c.verdict == "regressed"]
+    assert "label_ms.forward" in worst
+    data = result.to_dict()
+    assert data["moved"]["kernels"][0]["label"] == "forward"
+    # Only the second stage does more: its rank computes longer, the other does not.
+    ranks = {r["rank"]: r for r in diff(recorded["a"], recorded["straggler"])["ranks"]}
+    assert set(ranks) == {0, 1}
+    by_rank = gate(
+        recorded["straggler"], recorded["a"], require=["label_ms.forward@0 < +5%", "label_ms.forward@1 < +5%"]
+    )
+    assert [c.verdict for c in by_rank.checks] == ["pass", "regressed"]
+
+
+def test_traces_stores_and_saved_analyses_are_alike(recorded, samples, tmp_path):
+    from tracekit.run.analyze import analyze
+    from tracekit.run.ingest import ingest
+
+    saved = tmp_path / "a.json"
+    saved.write_text(analyze(samples / "steps" / "a").to_json())
+    ingest(samples / "steps" / "a", tmp_path / "store")
+    expected = recorded["a"].runs[0].samples
+    for path in (saved, tmp_path / "store"):
+        assert read_side([path], what="x").runs[0].samples == expected
+
+
+def test_one_step_is_not_enough(samples):
+    one = read_side([samples / "reload"], what="x")
+    result = gate(one, one)
+    assert (result.verdict, result.exit_code) == ("inconclusive", 3)
+    assert "too few steps" in result.checks[0].reason
+
+
+def test_the_plugin(pytester, save):
+    saved = save("a.json")
+    pytester.makepyfile(f"""
+        import pytest
+
+        SAVED = {str(saved)!r}
+
+        def test_holds(tracekit):
+            run = tracekit.analyze(SAVED)
+            assert run["step_ms"] == pytest.approx(100.0)
+            assert run["overlap.pp_comm"] == pytest.approx(0.2)
+            assert len(run.steps("step_ms")) == 8
+            run.check("step_ms < 120", "bubble_fraction < 0.5")
+            tracekit.gate(SAVED, baseline=SAVED)
+
+        def test_breaks(tracekit):
+            tracekit.analyze(SAVED).check("step_ms < 20")
+
+        def test_cannot_say(tracekit):
+            tracekit.gate(SAVED, baseline=SAVED, require=["label_count.forward < +1"])
+
+        def test_unknown(tracekit):
+            with pytest.raises(KeyError, match="does not have it"):
+                tracekit.analyze(SAVED)["overlap.ep_dispatch"]
+    """)
+    installed = any(point.name == "tracekit" for point in entry_points(group="pytest11"))
+    named = [] if installed else ["-p", "tracekit.pytest_plugin"]  # an install older than the entry point
+    result = pytester.runpytest_subprocess(*named, "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["*regressed: step_ms*"])

@@ -1,0 +1,135 @@
+"""What the reports say, apart from the command that writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tracekit.gates import Side, diff, from_analysis, gate
+from tracekit.report.ci import github as gate_github
+from tracekit.report.html import diff as diff_html
+from tracekit.report.markdown import diff as diff_markdown
+from tracekit.report.markdown import gate as gate_markdown
+from tracekit.report.terminal import diff as diff_terminal
+
+
+@pytest.fixture
+def sides(make, scaled):
+    return [
+        Side((from_analysis(make(spans), name=name),), {})
+        for name, spans in (("old", scaled(1.0)), ("new", scaled(1.1)))
+    ]
+
+
+def test_at_most_ten_annotations(sides):
+    result = gate(sides[1], sides[0]).to_dict()
+    result["checks"] = result["checks"][:1] * 30
+    lines = gate_github.commands(result)
+    assert len(lines) == 10
+    assert lines[-1] == "::notice title=tracekit gate::and 21 more in the summary"
+
+
+def test_annotations_cannot_be_broken_by_what_they_say():
+    line = gate_github.commands({"verdict": "error", "error": "a\nb%0A::", "checks": [], "waivers": []})[0]
+    assert "\n" not in line
+    assert line.endswith("a%0Ab%250A::")
+
+
+def test_markdown_shows_before_and_after_and_what_moved(make, scaled):
+    old, new = make(scaled(1.0)), make(scaled(1.1))
+    new["kernels"][0]["ns"] = 30_000_000
+    cells = [{"rank": 0, "op": "F", "stage": 0, "microbatch": 3, "ns": 1_000_000}]
+    slow = [{**cells[0], "ns": 1_500_000}]
+    before = Side((from_analysis(old, name="old", cells=cells),), {})
+    after = Side((from_analysis(new, name="new", cells=slow),), {})
+    text = gate_markdown.render(gate(after, before).to_dict())
+    assert "| ❌ regressed | step_ms | 100.0 ms | 110.0 ms | +10.0 % |" in text
+    assert "| gemm&lt;a\\|b&gt;, forward | 20.000 ms | 30.000 ms | +10.000 ms (+50.0 %) |" in text
+    assert "| rank 0, 0F3 | 1.000 ms | 1.500 ms | +0.500 ms (+50.0 %) |" in text
+
+
+def test_names_in_a_pull_request_call_nobody_and_link_nowhere(make, scaled):
+    old, new = make(scaled(1.0)), make(scaled(1.1))
+    name = "![x](https://evil.example/p.png) @everyone [y](javascript:z) <img src=q>"
+    old["kernels"][0]["name"] = new["kernels"][0]["name"] = name
+    new["kernels"][0]["ns"] = 30_000_000
+    sides = [Side((from_analysis(document, name=f"`{name}`"),), {}) for document in (old, new)]
+    for text in (gate_markdown.render(gate(sides[1], sides[0]).to_dict()), diff_markdown.render(diff(*sides))):
+        read = MarkdownIt("commonmark").enable("table").render(text)
+        assert "everyone" in read
+        read = re.sub("<code>.*?</code>", "", read)  # nobody is called from code
+        assert not any(tag in read for tag in ("<img", "<a ", "@everyone", "https://evil"))
+
+
+def test_diff_finds_label_module_rank_kernel_and_cell(make, scaled):
+    old, new = make(scaled(1.0)), make(scaled(1.0), scale=1.5)
+    new["kernels"] = [
+        {**new["kernels"][0], "ns": 30_000_000},
+        {"name": "extra", "label": "other", "module": None, "count": 1, "ns": 50},
+    ]
+    cells = [{"rank": 1, "op": "B", "stage": 1, "microbatch": 0, "ns": 2_000_000}]
+    got = diff(
+        Side((from_analysis(old, name="old", cells=cells),), {}),
+        Side((from_analysis(new, name="new", cells=[{**cells[0], "ns": 2_500_000}]),), {}),
+    )
+    assert got["labels"][0]["label"] == "forward"
+    assert got["labels"][0]["change_ms"] == pytest.approx(10.0, rel=0.01)  # a third of 60 ms, half as long again
+    assert got["modules"] == [
+        {"module": "mlp", "label": "forward", "before_ms": 20.0, "after_ms": 30.0, "change_ms": 10.0,
+         "change_relative": 0.5, "count_before": 1, "count_after": 1}
+    ]  # fmt: skip
+    assert [k["name"] for k in got["kernels"]] == ["gemm<a|b>", "extra"]
+    assert got["cells"][0]["change_ms"] == 0.5
+    assert [r["rank"] for r in got["ranks"]] == [0, 1]
+    assert next(m for m in got["metrics"] if m["metric"] == "label_ms.forward")["verdict"] == "regressed"
+    json.dumps(got, allow_nan=False)
+
+
+def test_a_saved_analysis_says_what_it_cannot_show(sides):
+    got = diff(sides[0], sides[1])
+    assert got["cells"] == []
+    assert any("cells" in note for note in got["notes"])
+
+
+def test_renderings_hold_the_same_facts(sides):
+    got = diff(sides[0], sides[1])
+    page, text = diff_html.render(got), diff_markdown.render(got)
+    for part in ("step_ms", "100.0 ms", "110.0 ms", "pp_comm", "rank 1"):
+        assert part in page
+        assert part in text
+    assert "gemm<a|b>" not in page
+    assert "://" not in page  # the page needs nothing from the network
+    from rich.console import Console
+
+    for width in (60, 160):
+        console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+        diff_terminal.show(got, console)
+        said = console.export_text()
+        assert "step 100.0 ms → 110.0 ms (+10.0 %): slower" in said
+        assert max(map(len, said.splitlines())) <= width
+        console.file.close()
+
+
+def test_diff_command(command, save, scaled, tmp_path):
+    old, new = save("old.json"), save("new.json", scaled(1.1))
+    code, out, err = command("diff", old, new, "-o", "d.html", "-o", "d.md", "-o", "d.json")
+    assert code == 0
+    assert "slower" in out
+    assert err.count("wrote d.") == 3
+    assert json.loads((tmp_path / "d.json").read_text())["format"] == "tracekit.diff/1"
+    code, out, _ = command("diff", old, new, "--json")
+    assert json.loads(out)["metrics"][0]["verdict"] == "regressed"
+    assert command("diff", old, "nowhere.json")[0] == 2
+    assert command("diff", old, new, "-o", "d.pdf")[0] == 2
+
+
+def test_every_rendering_says_first_what_became_of_the_step(sides):
+    got = diff(sides[0], sides[1])
+    said = "step 100.0 ms → 110.0 ms (+10.0 %): slower"
+    page, text = diff_html.render(got).replace("\N{NO-BREAK SPACE}", " "), diff_markdown.render(got)
+    assert text.splitlines()[2] == f"**{said}**"
+    assert page.index(said) < page.index("<table")
+    assert "Content-Security-Policy" in page

@@ -1,0 +1,168 @@
+"""What the project says about its gate: ``[tool.tracekit.gate]`` in pyproject.toml, or ``[gate]`` in tracekit.toml."""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from tracekit._util.text import did_you_mean
+from tracekit.diffs.verdict import Check, Rules
+from tracekit.errors import OptionError
+
+Policy = Literal["pass", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiver:
+    """A regression that someone accepted, why, and until when."""
+
+    metric: str  # a name or a pattern: "exposed_ms.*"
+    reason: str
+    until: date
+
+    def status(self, today: date) -> str:
+        """Return ``active`` up to and on its last day, ``expired`` after it.
+
+        >>> Waiver("step_ms", "new kernel", date(2026, 1, 31)).status(date(2026, 2, 1))
+        'expired'
+        """
+        return "active" if today <= self.until else "expired"
+
+    def to_dict(self, today: date) -> dict[str, str]:
+        """Plain data, with its status today."""
+        return {
+            "metric": self.metric,
+            "reason": self.reason,
+            "until": self.until.isoformat(),
+            "status": self.status(today),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The gate's settings. Every field can be written in the file under its own name."""
+
+    baseline: tuple[str, ...] = ()
+    """Where the baseline is when the command does not say: a file, or several."""
+    require: tuple[str, ...] = ()
+    """Requirements checked when the command gives none."""
+    alpha: float = Rules().alpha
+    """The chance of a false alarm before the floors: of the whole step, and of all its parts."""
+    min_steps: int = Rules().min_steps
+    """With fewer steps than this on either side nothing is decided."""
+    inconclusive: Policy | None = None
+    """Exit with 0 or 1 instead of 3 when nothing regressed but something could not be decided."""
+    floors: Mapping[str, str | float] = field(default_factory=dict)
+    """Smallest change that counts, by metric or pattern: ``"3%"``, or a number in the metric's unit."""
+    allow: tuple[str, ...] = ()
+    """Differences that do not stop a comparison: world_size, schedule, shapes, gpu."""
+    waivers: tuple[Waiver, ...] = ()
+    """Accepted regressions, each with a reason and a last day."""
+    path: str | None = None
+    """The file this came from."""
+
+    @property
+    def rules(self) -> Rules:
+        """How sure a verdict must be."""
+        return Rules(self.alpha, self.min_steps, self.floors)
+
+
+def load_config(path: str | Path | None = None, *, start: Path | None = None) -> Config:
+    """Read the settings from *path*, or from the nearest file at or above *start*; none is not an error."""
+    if path is not None:
+        file = Path(path)
+        if not file.is_file():
+            raise OptionError(f"--config {file}: there is no such file")
+        return _parse(_read(file), file)
+    folder = (start or Path.cwd()).resolve()
+    for here in (folder, *folder.parents):
+        for name in ("tracekit.toml", "pyproject.toml"):
+            file = here / name
+            if file.is_file() and (table := _read(file)) is not None:
+                return _parse(table, file)
+        if (here / ".git").exists():
+            break
+    return Config()
+
+
+def apply_waivers(checks: Sequence[Check], waivers: Iterable[Waiver], today: date) -> list[Check]:
+    """Mark the checks that an active waiver covers; their verdict stays, it no longer decides."""
+    active = [w for w in waivers if w.status(today) == "active"]
+    return [
+        replace(check, waiver=matches[0].to_dict(today))
+        if check.verdict in ("regressed", "inconclusive")
+        and (matches := [w for w in active if fnmatch.fnmatchcase(check.metric.name, w.metric)])
+        else check
+        for check in checks
+    ]
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{file}: is not valid TOML: {error}") from error
+    table = data if file.name != "pyproject.toml" else data.get("tool", {}).get("tracekit", {})
+    gate = table.get("gate") if isinstance(table, dict) else None
+    return gate if isinstance(gate, dict) else None
+
+
+def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
+    known = [f.name for f in fields(Config) if f.name != "path"]
+    values: dict[str, Any] = {"path": str(file)}
+    for key, value in (table or {}).items():
+        if key not in known:
+            hint = did_you_mean(key, known, otherwise=f"one of {', '.join(known)}")
+            raise OptionError(f"{file}: the gate has no setting {key}", hint=hint)
+        values[key] = _value(key, value, file)
+    return Config(**values)
+
+
+def _value(key: str, value: Any, file: Path) -> Any:
+    def need(ok: bool, what: str) -> None:
+        if not ok:
+            raise OptionError(f"{file}: {key} must be {what}, not {value!r}")
+
+    if key in ("baseline", "require", "allow"):
+        value = [value] if isinstance(value, str) else value
+        need(isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of strings")
+        here = file.parent
+        return tuple(str(here / v) if key == "baseline" and "://" not in v else v for v in value)
+    if key == "alpha":
+        need(isinstance(value, float) and 0 < value < 0.5, "a number between 0 and 0.5")
+    elif key == "min_steps":
+        need(type(value) is int and value >= 3, "a whole number of at least 3")
+    elif key == "inconclusive":
+        need(value in ("pass", "fail"), '"pass" or "fail"')
+    elif key == "floors":
+        need(isinstance(value, dict), "a table of metric = floor")
+    elif key == "waivers":
+        need(isinstance(value, list), "a list of tables")
+        return tuple(_waiver(w, file) for w in value)
+    return value
+
+
+def _waiver(table: Any, file: Path) -> Waiver:
+    given = table if isinstance(table, dict) else {}
+    missing = [k for k in ("metric", "reason", "until") if not given.get(k)]
+    if missing:
+        raise OptionError(f"{file}: a waiver lacks its {missing[0]}", hint="each needs metric, reason and until")
+    until = given["until"]
+    try:
+        day = (
+            until.date()
+            if isinstance(until, datetime)
+            else until
+            if isinstance(until, date)
+            else date.fromisoformat(until)
+        )
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"{file}: waiver of {given['metric']}: until = {until!r} is not a date", hint="write 2026-12-31"
+        ) from None
+    return Waiver(str(given["metric"]), str(given["reason"]), day)
