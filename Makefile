@@ -36,7 +36,7 @@ test: lint
 SECONDS ?= 3600
 SEED ?= $(shell date +%Y%m%d)
 fuzz: $(VENV)/.installed-dev
-	POLARS_MAX_THREADS=1 nice -n 19 $(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED)
+	POLARS_MAX_THREADS=1 nice -n 19 $(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS)
 
 # Kills, full disks and files that go away: KILLS of each, three times in a row.
 KILLS ?= 50

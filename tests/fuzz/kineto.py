@@ -10,8 +10,8 @@ import random
 import polars as pl
 
 from tests import reference
+from tests.fuzz.change import changed
 from tests.fuzz.memory import small_memory
-from tests.parsers.tokens import TOKENS
 from tracekit.classify import classify
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
@@ -114,25 +114,8 @@ def odd(choose: random.Random) -> bytes:
 
 def damaged(choose: random.Random) -> bytes:
     """A trace whose bytes were changed here and there."""
-    data = bytearray(valid(choose)[0] if choose.random() < 0.7 else odd(choose))
-    for _ in range(choose.randrange(1, 8)):
-        at, kind = choose.randrange(len(data) + 1), choose.randrange(6)
-        if kind == 0 and at < len(data):
-            data[at] = choose.randrange(256)
-        elif kind == 1:
-            data[at:at] = choose.choice(TOKENS)
-        elif kind == 2:
-            del data[at : at + choose.randrange(1, 40)]
-        elif kind == 3:
-            other = choose.randrange(len(data) + 1)
-            data[at:at] = data[other : other + choose.randrange(1, 200)]
-        elif kind == 4:
-            del data[at:]
-        else:
-            data[at:at] = bytes(choose.randrange(256) for _ in range(choose.randrange(1, 9)))
-        if not data:
-            data += b"{"
-    return bytes(data)
+    raw = valid(choose)[0] if choose.random() < 0.7 else odd(choose)
+    return changed(raw, choose, times=choose.randrange(1, 8))
 
 
 def make(choose: random.Random) -> bytes:

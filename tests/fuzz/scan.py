@@ -8,9 +8,9 @@ import random
 from functools import cache
 
 from tests.fuzz import kineto
+from tests.fuzz.change import changed
 from tests.fuzz.memory import small_memory
 from tests.fuzz.others import one_line
-from tests.parsers.tokens import TOKENS
 from tracekit.errors import InputError
 from tracekit.parsers.kineto.header import tail_keys, understand
 from tracekit.parsers.kineto.reader import _scan
@@ -28,21 +28,7 @@ def _start(number: int) -> bytes:
 
 def make(choose: random.Random) -> bytes:
     """A small trace with up to six changes, or none."""
-    data = bytearray(_start(choose.randrange(POOL)))
-    for _ in range(choose.randrange(7)):
-        at, kind = choose.randrange(len(data) + 1), choose.randrange(5)
-        if kind == 0:
-            data[at : at + 1] = choose.randbytes(1)
-        elif kind == 1:
-            data[at:at] = choose.choice(TOKENS)
-        elif kind == 2:
-            del data[at : at + choose.randrange(1, 40)]
-        elif kind == 3:
-            other = choose.randrange(len(data) + 1)
-            data[at:at] = data[other : other + choose.randrange(1, 200)]
-        else:
-            del data[max(at, 1) :]
-    return bytes(data)
+    return changed(_start(choose.randrange(POOL)), choose, times=choose.randrange(7))
 
 
 def _counted(raw: bytes) -> int | None:

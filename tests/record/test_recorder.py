@@ -199,3 +199,22 @@ def test_a_callback_without_its_trainer_says_so(monkeypatch, tmp_path, make, pac
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(OptionError, match=f"needs {package}"):
         make(tmp_path)
+
+
+class Group:
+    def __init__(self, description="undefined"):
+        self.group_desc = description
+
+    def _set_group_desc(self, text):
+        self.group_desc = text
+
+
+def test_groups_without_a_description_get_the_name_they_are_given(torch, tmp_path):
+    nameless, named = Group(), Group("DATA_PARALLEL_GROUP")
+    profiler(tmp_path, groups={"pp": nameless, "dp": named, "ep": None})
+    assert (nameless.group_desc, named.group_desc) == ("pp", "DATA_PARALLEL_GROUP")
+
+
+def test_what_is_no_group_is_refused_by_name(torch, tmp_path):
+    with pytest.raises(OptionError, match=r"'dp'.*list, which cannot be described"):
+        profiler(tmp_path, groups={"dp": [0, 1]})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from tracekit._util.text import counted, size
 from tracekit.errors import OptionError
+from tracekit.record.groups import describe_groups
 from tracekit.record.handler import Handler, Log, say
 from tracekit.record.place import Place, find_place, import_torch
 
@@ -62,6 +64,10 @@ class Recorder:
             return
         self._begin_if_due()
 
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when rank 0 has printed the answer: for programs that end with ``os._exit``."""
+        self._handler.wait(timeout_s)
+
     def _begin_if_due(self) -> None:
         if self._at == max(0, self._first - WARM_UP):
             self._begin()
@@ -112,11 +118,13 @@ def profiler(
     world_size: int | None = None,
     answer: bool = True,
     log: Log | None = None,
+    groups: Mapping[str, Any] | None = None,
 ) -> Recorder:
     """Return a recorder of *steps* (which one first, counted from 0, and how many): one file per rank in *folder*.
 
     Shapes and process groups are recorded, Python stacks and memory only where asked. Rank 0 prints the answer once all
     ranks' files are there (*answer*), and hands its figures to *log*, a callable that takes a dictionary of numbers.
+    *groups* names process groups that the framework made without a description: ``{"pp": group, "dp": group}``.
 
     >>> profiler("traces", steps=(10, 0))
     Traceback (most recent call last):
@@ -129,6 +137,7 @@ def profiler(
         )
     place = find_place(folder, rank=rank, world_size=world_size)
     _check_free(place)
+    describe_groups(groups or {})
     made = Handler(place, answer=answer, log=log, most_bytes=most_mb * 1_000_000)
     return Recorder(made, steps=steps, shapes=shapes, stacks=stacks, memory=memory)
 
