@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracekit._util.text import html, ms, signed_ms
-from tracekit.report.view.model import Rung
+from tracekit.report.view.pipeline import Rung
 
 SMALL = 0.02
 """Share of the difference below which a change joins the small ones."""

@@ -13,7 +13,8 @@ from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.plot.frame import canvas, ink_on, legend, nothing, title
 from tracekit.report.schedule.plot import FAINT, INK, plain_axes
 from tracekit.report.view import view_of
-from tracekit.report.view.model import BudgetView, Rung
+from tracekit.report.view.budget import BudgetView
+from tracekit.report.view.pipeline import Rung
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,7 @@ from tracekit.analysis import RankResult
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.terminal.table import MANY, SHOWN, label_name, note, table
 from tracekit.report.view import View
-from tracekit.report.view.budget import NOT_RECORDED, bar_of
-from tracekit.report.view.model import Bar
+from tracekit.report.view.budget import NOT_RECORDED, Bar, bar_of
 
 GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}
 """Told apart without colour too."""

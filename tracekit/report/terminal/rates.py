@@ -8,7 +8,7 @@ from rich.text import Text
 from tracekit._util.text import bare_ms, percent
 from tracekit.report.terminal.table import table
 from tracekit.report.view import View
-from tracekit.report.view.model import ProductRow
+from tracekit.report.view.rates import ProductRow
 
 WIDE = 90
 """Columns from which bus bandwidths fit."""

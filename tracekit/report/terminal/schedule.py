@@ -14,7 +14,7 @@ from tracekit.report.terminal.gantt import gantt
 from tracekit.report.terminal.table import MANY, SHOWN, note, table
 from tracekit.report.terminal.whatif import render_what_if
 from tracekit.report.view import View
-from tracekit.report.view.model import PhaseRow, Rung, ScheduleView
+from tracekit.report.view.pipeline import PhaseRow, Rung, ScheduleView
 from tracekit.schema import PHASES
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tracekit._util.text import bare_ms, percent, signed_ms
 from tracekit.report.terminal.table import note, table
-from tracekit.report.view.model import WhatIfRow
+from tracekit.report.view.pipeline import WhatIfRow
 
 ALTERNATIVES = 6
 """Schedules shown; the rest are in the JSON."""

@@ -11,9 +11,9 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.spread import MANY_RANKS, spread
 from tracekit.report.advice import advice, asked
 from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
-from tracekit.report.view.answer import answer
+from tracekit.report.view.answer import Advice, answer
 from tracekit.report.view.budget import beside, budget_view, label_rows, matrix_of
-from tracekit.report.view.model import Advice, View
+from tracekit.report.view.model import View
 from tracekit.report.view.notices import few_alike
 from tracekit.report.view.path import path_view
 from tracekit.report.view.pipeline import schedule_view, unnamed_phases

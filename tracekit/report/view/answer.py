@@ -6,18 +6,37 @@ A line that would say nothing is left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tracekit._util.text import at_least, counted, joined, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.remedies import BECAUSE
-from tracekit.report.view.model import Advice, LabelRow, Line, ScheduleView, Straggler
-from tracekit.report.view.ranks import step_time
+from tracekit.report.view.budget import LabelRow
+from tracekit.report.view.pipeline import ScheduleView
+from tracekit.report.view.ranks import Straggler, step_time
 from tracekit.schema import LABEL_WORDS
 
 WORTH_SAYING = 0.01
 """Share of the span from which an exposed label is named."""
 _NO_SCHEDULE = ("order-unknown", "schedule-other", "step-cut", "ranks-unknown", "pipeline-size-unknown")
 """Notices that say why a pipeline has no schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the answer: what it is about, what it says, and the section that says more."""
+
+    topic: str
+    text: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to do next, and the whole command to copy where there is one."""
+
+    text: str
+    command: str | None = None
 
 
 def answer(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import polars as pl
 
 from tracekit.analysis import Analysis, Measured, RankResult
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
-from tracekit.report.view.model import Bar, Beside, BudgetView, LabelRow, Matrix, MatrixRow, Part
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 MOST_RANKS = 64
@@ -19,6 +21,110 @@ LOUD = 0.01
 """Share of the span above which work whose label is unknown stands out."""
 MOST_BESIDE = 6
 """Compute labels named beside one label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a budget."""
+
+    name: str
+    kind: str
+    """``compute``, ``communication``, ``copy``, ``idle`` or ``unrecorded``."""
+    ns: float
+    share: float
+    """Of the span."""
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One rank's span in parts that sum to it, or the mean of all ranks."""
+
+    name: str
+    rank: int | None
+    span_ns: float
+    parts: tuple[Part, ...]
+    idle_known: bool
+    bubble: float | None
+    """Share of the span; None where it is not known or there is no pipeline."""
+    lower_bound: bool
+
+    def share(self, kind: str) -> float:
+        """Return the share of the span of one kind of part."""
+        return sum(part.share for part in self.parts if part.kind == kind)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetView:
+    """Where the step went on every rank shown, and on average."""
+
+    bars: tuple[Bar, ...]
+    mean: Bar
+    hidden_ranks: int
+    """Ranks that have no bar of their own."""
+    legend: tuple[tuple[str, str], ...]
+    """Names and colours of the parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRow:
+    """One label over all ranks; times per rank."""
+
+    label: str
+    kind: str
+    """``compute``, ``communication`` or ``copy``."""
+    colour: str
+    ns: float
+    share: float
+    """Of the span."""
+    count: int
+    """Events on all ranks."""
+    hidden: float | None
+    """Share of its own time that compute hides; None of compute itself."""
+    exposed_ns: float
+    exposed_share: float
+    """Of the span."""
+    wait_ns: float | None
+    loud: bool = False
+    """Work of no known label that is more than a hundredth of the span."""
+    because_ns: Mapping[str, float] = field(default_factory=dict)
+    """Exposed time by cause (``schema.EXPOSURE_CAUSES``), where causes are known."""
+    blocking_ns: float | None = None
+    """Exposed time whose removal shortens the step, where it is known."""
+
+    def causes(self, *, most: int = 2, least: float = 0.05) -> list[tuple[str, float]]:
+        """Return the largest causes of exposure and their shares of the exposed time."""
+        whole = sum(self.because_ns.values())
+        largest = sorted(self.because_ns.items(), key=lambda item: -item[1])[:most]
+        return [(cause, ns / whole) for cause, ns in largest if ns >= least * whole]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRow:
+    """What hides one label: shares of the label's own time, in the order of the matrix's columns."""
+
+    label: str
+    ns: float
+    cells: tuple[float, ...]
+    exposed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """What hides what."""
+
+    columns: tuple[str, ...]
+    rows: tuple[MatrixRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What ran beside one label in one pass: compute label and module, and their share of the label's time."""
+
+    label: str
+    pass_: str | None
+    ns: float
+    parts: tuple[tuple[str, float], ...]
 
 
 def kind_of(label: str) -> str:

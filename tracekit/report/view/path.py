@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import polars as pl
 
 from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
-from tracekit.report.view.model import PathRow, PathView
 
 LONGEST = 10
 """Segments that are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """One segment of the critical path."""
+
+    from_ns: int
+    """From the step's start."""
+    ns: int
+    share: float | None
+    """Of the step."""
+    rank: int
+    kind: str
+    label: str | None
+    what: str
+    peer: int | None
+    """The rank that came last, where the path goes on."""
+
+    def name(self, *, most: int | None = None) -> str:
+        """Return what ran, cut to *most* characters; of the host's work, what it came before.
+
+        >>> PathRow(0, 5, 0.5, 1, "host", None, "aten::mm", None).name()
+        'until it launched aten::mm'
+        """
+        until = "until it launched " if self.kind == "host" and self.what else ""
+        return f"{until}{self.what[:most]}"
+
+
+@dataclass(frozen=True, slots=True)
+class PathView:
+    """The critical path of the slowest step."""
+
+    step: int | None
+    rows: tuple[PathRow, ...]
+    """The longest segments, in order of time."""
+    notes: tuple[str, ...]
+    """What the rows cover, and the whole path by label and by rank."""
 
 
 def path_view(analysis: Analysis) -> PathView | None:

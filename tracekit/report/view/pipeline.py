@@ -2,19 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.compare import Held, ScheduleComparison, WhatIf
-from tracekit.report.view.model import PhaseRow, RankSide, Rung, ScheduleView, Side, WhatIfRow
 from tracekit.schema import GAP_CAUSES, PHASES
 
 LANE_PHASES = (*PHASES, "FB")
 """``FB``: inside overlapped pairs alone."""
 _HIDDEN_LABELS = ("ep_dispatch", "ep_combine", "offload", "onload")
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One bar of the waterfall from the ideal to the run."""
+
+    name: str
+    ns: int
+    low_ns: int
+    high_ns: int
+    kind: str
+    """``total``, ``more`` or ``less``."""
+    share: float | None
+    """Of the gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The pipeline as it ran, or its ideal."""
+
+    name: str
+    makespan_ns: int
+    outside_cells: float
+    """Share of ranks × makespan in no cell."""
+    phase_ns: Mapping[str, float]
+    """Time in no cell per rank, by phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSide:
+    """One rank of the pipeline as it ran."""
+
+    rank: int
+    outside_cells: float | None
+    phase_ns: Mapping[str, int]
+    peak_activations: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """Share of one label's time that compute hides, phase by phase; then inside overlapped pairs."""
+
+    name: str
+    shares: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfRow:
+    """What another schedule, or one trouble less, would come to. Savings are against the measured run."""
+
+    name: str
+    change: str
+    virtual: int | None
+    predicted_ns: int | None
+    """On this run's machine; None where that cannot be told."""
+    range_ns: tuple[int, int] | None
+    """Where the prediction may lie."""
+    ideal_ns: int | None
+    """With free messages and balanced stages."""
+    saves_ns: int | None
+    slower: bool
+    ran: bool
+    """The run's own schedule: measured, not predicted."""
+    outside_cells: float | None
+    peak_activations: float | None
+    layout: str | None
+    rests_on: tuple[str, ...]
+    unknown: tuple[str, ...]
+    command: str | None = None
+    """Draws that schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleView:
+    """The pipeline against its ideal."""
+
+    name: str
+    exact: bool
+    distance: int
+    pp: int
+    microbatches: int
+    virtual: int
+    sizes: str
+    which: str
+    """Which step and pipeline, where there are several; else empty."""
+    measured: Side
+    ideal: Side
+    by_rank: tuple[RankSide, ...]
+    gap: tuple[Rung, ...] | None
+    """None where ranks are missing, so that causes cannot be told apart."""
+    differences: tuple[str, ...]
+    orders: tuple[tuple[int, Sequence[str]], ...]
+    phases: tuple[PhaseRow, ...]
+    what_if: tuple[WhatIfRow, ...]
 
 
 def schedule_view(analysis: Analysis) -> ScheduleView | None:

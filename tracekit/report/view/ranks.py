@@ -3,18 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis, RankResult
-from tracekit.report.view.model import BubbleRow, StepRow, Steps, Straggler
 from tracekit.schema import IDLE_CAUSES, PHASES
 
 MOST_BUBBLES = 16
 MOST_STRAGGLERS = 10
 MOST_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BubbleRow:
+    """Why one rank was idle, and its bubble."""
+
+    rank: int
+    idle_ns: int | None
+    causes: Mapping[str, float | None]
+    """Shares of the idle time by cause, as ``schema.IDLE_CAUSES`` names them."""
+    wait_ns: int | None
+    bubble: float | None
+    lower_bound: bool
+    phase_ns: Mapping[str, int | None]
+    """Bubble in each phase of the pipeline; empty where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that starts operations last, and what that costs the others."""
+
+    rank: int
+    label: str
+    caused_ns: int
+    operations: int
+    share: float
+    """Of the worst."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step over the ranks."""
+
+    step: int | None
+    least_ns: int
+    median_ns: float
+    most_ns: int
+    slowest: int
+    partial: bool
+    share: float
+    """Median of the longest step's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The spread of steps, where there are several."""
+
+    rows: tuple[StepRow, ...]
+    more: int
+    one_rank: bool
 
 
 def bubble_rows(analysis: Analysis) -> tuple[BubbleRow, ...]:

@@ -3,17 +3,71 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from tracekit._util.text import ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.analysis.rates import RunRates, below_peak_ns
-from tracekit.report.view.model import BandwidthRow, ExpertRow, ProductRow, RatesView
 
 UNEVEN = 1.05
 """Share of the mean from which what a rank receives is worth a table: equal shares say nothing."""
 MOST_ROWS = 8
 """Kinds of products and of operations shown, those that take longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRow:
+    """How fast the matrix products of one label, or of one kind (label, module, shape), ran on all ranks."""
+
+    name: str
+    shape: str
+    tflop_s: float | None
+    share_of_peak: float | None
+    """Time at the GPU's peak over their own time."""
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthRow:
+    """How fast operations of one kind and size moved their bytes, waiting apart."""
+
+    name: str
+    size: str
+    count: int
+    gb_s: float | None
+    bus_gb_s: float | None
+    transfer_ns: int
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRow:
+    """What one rank's experts were sent in the forward's dispatches."""
+
+    rank: int
+    received_bytes: int
+    over_mean: float
+    """Of the mean of its group."""
+    largest: int
+    """Exchanges in which it received most."""
+    exchanges: int
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RatesView:
+    """How fast products and communication ran, where the trace says enough."""
+
+    labels: tuple[ProductRow, ...]
+    kinds: tuple[ProductRow, ...]
+    """Those that take longest."""
+    notes: tuple[str, ...]
+    communication: tuple[BandwidthRow, ...]
+    experts: tuple[ExpertRow, ...]
+    """Empty where all ranks receive alike."""
+    below_peak: str | None
+    """What better kernels could give at most, in words; it is part of the ideal too."""
 
 
 def rates_view(analysis: Analysis) -> RatesView | None:

@@ -3,19 +3,74 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import polars as pl
 
 from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.view.model import Copies, CopyRow, Kernel, ReloadView
 
 MOST_ROWS = 32
 """Rows of a table with one or more per rank."""
 MOST_KERNELS = 20
 LEAST_COPIES = 200
 """Copies shorter than the span over this say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """Copies of one label, on one rank or (rank None) on all."""
+
+    rank: int | None
+    label: str
+    count: int
+    bytes: int | None
+    ns: int
+    hidden: float | None
+    stall_ns: int
+    stalls: int
+
+    @property
+    def gb_s(self) -> float | None:
+        """Bytes over the union of the copies' time."""
+        return self.bytes / self.ns if self.bytes is not None and self.ns else None
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies between host and device and into weights."""
+
+    by_rank: tuple[CopyRow, ...]
+    more: int
+    total: tuple[CopyRow, ...]
+    """Those that take more than a two-hundredth of the span, by label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel in a step, mean over ranks."""
+
+    name: str
+    label: str
+    module: str | None
+    colour: str
+    count: float
+    ns: float
+    share: float
+    """Of the span."""
+    command: str | None
+    """Explains its label."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadView:
+    """A weight update in words and by lane."""
+
+    facts: tuple[tuple[str, str], ...]
+    lanes: tuple[Mapping[str, object], ...]
+    more: int
 
 
 def kernels(analysis: Analysis, asked: str | None) -> tuple[Kernel, ...]:
