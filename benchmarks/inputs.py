@@ -15,7 +15,7 @@ from pathlib import Path
 
 SAMPLE = Path(__file__).parent.parent / "sample_traces/1f1b/rank0.pt.trace.json.gz"
 
-_NUMBER = re.compile(rb'("ts"|"id"|"correlation"|"External id"|"Ev Idx"|"Sequence number"): (\d+)(\.\d+)?')
+_NUMBER = re.compile(rb'("ts"|"id"|"correlation"|"External id"|"Ev Idx"|"Sequence number"): ?(\d+)(\.\d+)?')
 _STEP = re.compile(rb"ProfilerStep#(\d+)")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import polars as pl
 import pytest
 
 from tracekit import analyze
-from tracekit.analysis.critical import _Arrivals, _Nodes, _walk
+from tracekit.analysis.critical import _segments
+from tracekit.analysis.walk import Arrivals, Pieces, walk_back
 from tracekit.metrics.path import NODES
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe
@@ -169,20 +171,14 @@ def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
 def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
     """Each of two exchanges says that the other rank came last, at a time after its own end."""
 
-    def nodes(rank):
-        rows = [{"kind": "communication", "label": "pp_comm", "part": 0, "start_ns": at, "end_ns": at + 5, "idle_ns": 0,
-                 "exposed_ns": 0, "before": before, "id": at, "last": at == 10, "what": "x"}
-                for at, before in ((0, -1), (5, 0), (10, 1))]  # fmt: skip
-        table = pl.DataFrame(rows, schema=NODES)
-        columns = [table[name].to_numpy() for name in ("start_ns", "end_ns", "before")]
-        row = {0: 0, 5: 1, 10: 2}
-        return _Nodes(
-            rank, table, table["kind"].to_physical().to_numpy().astype("int64"), *columns, [2] * 3, row, {2: 0}
-        )
-
-    last = {(0, 10): (1, 10, 14), (1, 5): (0, 10, 14), (1, 10): (0, 5, 14), (0, 5): (1, 10, 14)}
-    arrivals = _Arrivals(last, dict.fromkeys(last, 0), frozenset(last))
-    walk = _walk(2, [(15, 0, 2), (15, 1, 2)], {0: nodes(0), 1: nodes(1)}, arrivals)
-    table = walk.table()
+    rows = [{"kind": "communication", "label": "pp_comm", "part": 0, "start_ns": at, "end_ns": at + 5, "idle_ns": 0,
+             "exposed_ns": 0, "before": before, "id": at, "last": at == 10, "what": "x", "rank": rank, "place": rank}
+            for rank in (0, 1) for at, before in ((0, -1), (5, 3 * rank), (10, 3 * rank + 1))]  # fmt: skip
+    table = pl.DataFrame(rows, schema={**NODES, "rank": pl.Int32, "place": pl.Int64})
+    columns = [table[name].to_numpy() for name in ("start_ns", "end_ns", "before")]
+    pieces = Pieces(table, (0, 1), *columns, (2,), ((2, 5),), (0,))
+    late = np.array([-1, 5, 5, -1, 2, 1])
+    came, own = np.where(late >= 0, 14, 0), np.zeros(6, np.int64)
+    table = _segments(pieces, walk_back(pieces, Arrivals(late, came, own, late >= 0)))
     assert (table["start_ns"][0], table["end_ns"][-1]) == (0, 15)
     assert (table["start_ns"][1:] == table["end_ns"][:-1]).all()

@@ -8,8 +8,9 @@ parts follow each other without a gap or an overlap, so that they sum to the ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,9 @@ import polars as pl
 from tracekit._util.text import listing
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.tables import RankTables
+from tracekit.analysis.walk import KINDS, Arrivals, Pieces, Walks, walk_back
 from tracekit.errors import Notice
-from tracekit.intervals import Longs
 from tracekit.metrics.causes import with_peers
-from tracekit.metrics.path import NODE_KINDS
 
 if TYPE_CHECKING:
     from tracekit.compare import ScheduleComparison
@@ -73,14 +73,22 @@ class CriticalPath:
 
         None where the path could not be followed, or no peer's trace tells the label's waiting.
         """
-        segments = self.segments.filter(pl.col("rank") == rank)
-        if step is not None:
-            segments = segments.filter(pl.col("step").eq_missing(step))
-        on_path = dict(segments.group_by("label").agg(pl.col("exposed_ns").sum()).iter_rows())
+        on_path = self._on_path.get((rank, step), {})
         known = not self.broken and len(self.segments) > 0
         return {
             label: on_path.get(label, 0) if known and label not in self.unknown_labels else None for label in labels
         }
+
+    @cached_property
+    def _on_path(self) -> dict[tuple[int, int | None], dict[str | None, int]]:
+        """Exposed time on the path by label, of each rank's steps and (step None) of the rank."""
+        found: dict[tuple[int, int | None], dict[str | None, int]] = {}
+        by_step = self.segments.group_by("rank", "step", "label").agg(pl.col("exposed_ns").sum())
+        for rank, step, label, ns in by_step.iter_rows():
+            for key in {(rank, step), (rank, None)}:
+                labels = found.setdefault(key, {})
+                labels[label] = labels.get(label, 0) + ns
+        return found
 
     def because(self, parts: Sequence[RankTables], waited: pl.DataFrame) -> CriticalPath:
         """Return the path with the cause of exposure of each communication and copy, where it was exposed."""
@@ -184,179 +192,78 @@ def critical_path(
     parts: Sequence[RankTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
 ) -> CriticalPath:
     """Return the path of every step; *operations* and *members* are all ranks' communication and how it matched."""
-    ranks = {part.source.rank: _Nodes.of(part, clocks) for part in parts if len(part.path)}
-    arrivals = _Arrivals.of(members, operations, clocks)
-    silent = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().to_list()))
-    walks = [_walk(step, ends, ranks, arrivals) for step, ends in _steps(ranks).items()]
-    segments = pl.concat([walk.table() for walk in walks]) if walks else SEGMENTS.to_frame()
-    slack = pl.concat([walk.slack(sorted(ranks)) for walk in walks]) if walks else SLACK.to_frame()
+    with_path = [part for part in parts if len(part.path)]
+    segments, slack, broken = SEGMENTS.to_frame(), SLACK.to_frame(), None
+    if with_path:
+        pieces = Pieces.of(with_path, clocks)
+        walks = walk_back(pieces, Arrivals.of(pieces, members, clocks))
+        segments, slack, broken = _segments(pieces, walks), _slack(pieces, walks), _broken(pieces, walks)
+    silent = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
     unknown = frozenset(silent["label"].unique().to_list())
     blind = [part.source.rank for part in parts if not part.launches_known]
-    return CriticalPath(segments, segments, slack, tuple(_notices(walks, unknown, blind)), unknown)
+    return CriticalPath(segments, segments, slack, tuple(_notices(broken, unknown, blind)), unknown)
 
 
-@dataclass(frozen=True, eq=False)
-class _Nodes:
-    """One rank's pieces, on the common clock."""
-
-    rank: int
-    table: pl.DataFrame
-    kind: Longs
-    start: Longs
-    end: Longs
-    before: Longs
-    step: list[int | None]
-    row: Mapping[int, int]
-    """Of a communication's event: its piece."""
-    first: Mapping[int | None, int]
-    """When each step's GPU work began."""
-
-    @classmethod
-    def of(cls, part: RankTables, clocks: Clocks) -> _Nodes:
-        rank = pl.lit(part.source.rank, pl.Int32)
-        ever = part.path["start_ns"] < 0
-        moved = clocks.align(part.path.with_columns(rank=rank), "start_ns", "end_ns")
-        start = np.where(ever.to_numpy(), part.path["start_ns"].to_numpy(), moved["start_ns"].to_numpy())
-        steps = clocks.align(part.steps.select("step", "start_ns").with_columns(rank=rank), "start_ns")
-        numbers = part.steps["step"].to_list()
-        table = part.path
-        known = table.with_row_index("row").filter(pl.col("id").is_not_null())
-        return cls(
-            part.source.rank,
-            table,
-            table["kind"].to_physical().to_numpy().astype(np.int64),
-            start,
-            moved["end_ns"].to_numpy(),
-            table["before"].to_numpy(),
-            [numbers[p] if p < len(numbers) else None for p in table["part"].to_list()],
-            dict(zip(known["id"].to_list(), known["row"].to_list(), strict=True)),
-            dict(zip(steps["step"].to_list(), steps["start_ns"].to_list(), strict=True)),
+def _segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
+    """Return the segments in order of time; neighbours that are alike are one."""
+    order = np.lexsort((-np.arange(len(walks.step)), walks.step))  # each walk went back in time
+    at, ns = walks.piece[order], (walks.end - walks.start)[order]
+    kinds, ranks = pl.Series(KINDS, dtype=pl.Enum(KINDS)), pl.Series(pieces.ranks, dtype=pl.Int32)
+    peer = walks.peer[order]
+    rows = pieces.table.select("rank", "what", "label", "idle_ns", "exposed_ns")[at].with_columns(
+        walk=pl.Series(walks.step[order]),
+        kind=kinds.gather(walks.kind[order]),
+        peer=pl.select(pl.when(pl.Series(peer >= 0)).then(ranks.gather(np.maximum(peer, 0)))).to_series(),
+        start_ns=pl.Series(walks.start[order]),
+        end_ns=pl.Series(walks.end[order]),
+        ns=pl.Series(ns),
+    )
+    same = pl.all_horizontal(pl.col(c).eq_missing(pl.col(c).shift(1)) for c in ("walk", "rank", "kind", "label"))
+    joins = same & pl.col("kind").is_in(["kernel", "copy", "host"])
+    merged = (
+        rows.with_columns(run=(~joins).cum_sum())
+        .group_by("run", maintain_order=True)
+        .agg(
+            pl.col("walk", "rank", "kind", "label", "peer").first(),
+            pl.col("what").sort_by("ns", maintain_order=True).last(),
+            pl.col("start_ns").first(),
+            pl.col("end_ns").last(),
+            *(pl.min_horizontal(c, "ns").sum().alias(c) for c in ("idle_ns", "exposed_ns")),
         )
+    )
+    steps = pl.Series(pieces.steps, dtype=pl.Int64)
+    empty = {"cause": pl.lit(None, pl.String), "stage": pl.lit(None, pl.Int32)}
+    return merged.with_columns(step=steps.gather(merged["walk"]), **empty).select(
+        pl.col(c).cast(t) for c, t in SEGMENTS.items()
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class _Arrivals:
-    """Who came last to each operation, and when; when each of the others came."""
-
-    last: Mapping[tuple[int, int], tuple[int, int, int]]
-    """(rank, event) to (rank, event, aligned start) of the last to come."""
-    start: Mapping[tuple[int, int], int]
-    message: frozenset[tuple[int, int]]
-
-    @classmethod
-    def of(cls, members: pl.DataFrame, operations: pl.DataFrame, clocks: Clocks) -> _Arrivals:
-        if members.is_empty():
-            return cls({}, {}, frozenset())
-        moved = clocks.align(members.select("match", "rank", "id", "start_ns", "sends"), "start_ns")
-        latest = moved.sort("start_ns", "rank").group_by("match", maintain_order=True).last()
-        named = latest.select("match", last_rank="rank", last_id="id", last_ns="start_ns")
-        # A kernel of several messages starts to transfer when the last of all its partners has come.
-        arrivals = moved.join(named, on="match").sort("last_ns").group_by("rank", "id", maintain_order=True).last()
-        keys = list(zip(arrivals["rank"].to_list(), arrivals["id"].to_list(), strict=True))
-        lasts = zip(
-            arrivals["last_rank"].to_list(), arrivals["last_id"].to_list(), arrivals["last_ns"].to_list(), strict=True
-        )
-        sent = arrivals["sends"].is_not_null().to_list()
-        return cls(
-            dict(zip(keys, lasts, strict=True)),
-            dict(zip(keys, arrivals["start_ns"].to_list(), strict=True)),
-            frozenset(key for key, message in zip(keys, sent, strict=True) if message),
-        )
+def _slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
+    """Return each rank's time on the path of each step and the least it came early to the path's operations."""
+    steps, ranks = walks.early.shape
+    at = walks.step * ranks + pieces.table["place"].to_numpy()[walks.piece]
+    on = np.zeros(steps * ranks, np.int64)
+    np.add.at(on, at, walks.end - walks.start)
+    table = pl.DataFrame(
+        {
+            "step": pl.Series(pieces.steps, dtype=pl.Int64).gather(np.repeat(np.arange(steps), ranks)),
+            "rank": pl.Series(pieces.ranks * steps, dtype=pl.Int32),
+            "path_ns": on,
+            "early": walks.early.ravel(),
+            "operations": walks.operations.ravel(),
+        }
+    )
+    early = pl.when(pl.col("operations") > 0).then("early")
+    return table.with_columns(slack_ns=early).select(pl.col(c).cast(t) for c, t in SLACK.items())
 
 
-def _steps(ranks: Mapping[int, _Nodes]) -> dict[int | None, list[tuple[int, int, int]]]:
-    """Return, for each step, where each rank's work ends: (end, rank, node)."""
-    ends: dict[int | None, list[tuple[int, int, int]]] = {}
-    for rank, nodes in ranks.items():
-        for row in np.flatnonzero(nodes.table["last"].to_numpy()).tolist():
-            ends.setdefault(nodes.step[row], []).append((int(nodes.end[row]), rank, row))
-    return dict(sorted(ends.items(), key=lambda item: (item[0] is None, item[0] or 0)))
+def _broken(pieces: Pieces, walks: Walks) -> tuple[int | None, int, int] | None:
+    """Return (step, rank, ns) of the walk that ended furthest from its step's start, where one did."""
+    ends = [(step, *ended) for step, ended in zip(pieces.steps, walks.ended, strict=True) if ended is not None]
+    return max(ends, key=lambda end: end[2], default=None)
 
 
-class _Walk:
-    """One step's walk back, segment by segment."""
-
-    def __init__(self, step: int | None, begin: int, end: int) -> None:
-        self.step, self.begin, self.at = step, begin, end
-        self.rows: list[tuple[Any, ...]] = []
-        self.margins: dict[int, list[int]] = {}
-        self.ended: tuple[int, int] | None = None
-        """(rank, ns): where it could not go on, and how much of the step lies before."""
-
-    def take(self, until: int, kind: str, nodes: _Nodes, row: int, peer: int | None = None) -> None:
-        """Add a segment from *until* (or the step's start) to where the walk stands."""
-        until = min(max(until, self.begin), self.at)
-        ns = self.at - until
-        if ns > 0:
-            label, what, idle, exposed = nodes.table.row(row)[1:3] + nodes.table.row(row)[6:8]
-            times = (until, self.at, min(idle, ns), min(exposed, ns))
-            self.rows.append((self.step, nodes.rank, kind, what, label, peer, *times))
-        self.at = until
-
-    def table(self) -> pl.DataFrame:
-        """Return the segments in order of time; neighbours that are alike are one."""
-        columns = ("step", "rank", "kind", "what", "label", "peer", "start_ns", "end_ns", "idle_ns", "exposed_ns")
-        rows = pl.DataFrame(self.rows[::-1], schema={c: SEGMENTS[c] for c in columns}, orient="row")
-        alike = pl.struct("rank", "kind", "label")
-        joins = (alike == alike.shift(1)) & pl.col("kind").is_in(["kernel", "copy", "host"])
-        merged = (
-            rows.with_columns(run=(~joins.fill_null(False)).cum_sum())
-            .group_by("run", maintain_order=True)
-            .agg(
-                pl.col("step", "rank", "kind", "label", "peer").first(),
-                pl.col("what").sort_by(pl.col("end_ns") - pl.col("start_ns")).last(),
-                pl.col("start_ns").first(),
-                pl.col("end_ns").last(),
-                pl.col("idle_ns", "exposed_ns").sum(),
-            )
-        )
-        empty = {"cause": pl.lit(None, pl.String), "stage": pl.lit(None, pl.Int32)}
-        return merged.with_columns(**empty).select(pl.col(c).cast(t) for c, t in SEGMENTS.items())
-
-    def slack(self, ranks: Sequence[int]) -> pl.DataFrame:
-        """Return each rank's time on the path and the least it came early to the path's operations."""
-        on: dict[int, int] = {}
-        for row in self.rows:
-            on[row[1]] = on.get(row[1], 0) + row[7] - row[6]
-        rows = [
-            (self.step, rank, on.get(rank, 0), min(self.margins.get(rank, []), default=None),
-             len(self.margins.get(rank, [])))
-            for rank in ranks
-        ]  # fmt: skip
-        return pl.DataFrame(rows, schema=SLACK, orient="row")
-
-
-def _walk(
-    step: int | None, ends: list[tuple[int, int, int]], ranks: Mapping[int, _Nodes], arrivals: _Arrivals
-) -> _Walk:
-    end, rank, row = max(ends, key=lambda item: (item[0], -item[1]))
-    walk = _Walk(step, min(ranks[r].first[step] for _, r, _ in ends), end)
-    here = {r for _, r, _ in ends}
-    seen = set()  # clocks that disagree a little could send the walk in a circle: each arrival is gone to once
-    while walk.at > walk.begin:
-        nodes = ranks[rank]
-        kind, until, peer, further = NODE_KINDS[nodes.kind[row]], int(nodes.start[row]), None, (nodes, row)
-        if kind == "communication":
-            event = int(nodes.table["id"][row])
-            kind = "message" if (rank, event) in arrivals.message else "collective"
-            last = arrivals.last.get((rank, event))
-            seen.add((rank, event))
-            known = last is not None and last[0] != rank and last[0] in here and last[1] in ranks[last[0]].row
-            if last is not None and known and last[:2] not in seen:
-                seen.add(last[:2])
-                walk.margins.setdefault(rank, []).append(max(last[2] - arrivals.start[rank, event], 0))
-                peer, until, further = last[0], last[2], (ranks[last[0]], ranks[last[0]].row[last[1]])
-        walk.take(until, kind, nodes, row, peer)
-        nodes, row = further
-        rank, earlier = nodes.rank, int(nodes.before[row])
-        if earlier < 0 and walk.at > walk.begin:
-            walk.ended = (rank, walk.at - walk.begin)
-            walk.take(walk.begin, "unknown", nodes, row)
-        row = earlier
-    return walk
-
-
-def _notices(walks: Sequence[_Walk], unknown: frozenset[str], blind: Sequence[int]) -> list[Notice]:
+def _notices(broken: tuple[int | None, int, int] | None, unknown: frozenset[str], blind: Sequence[int]) -> list[Notice]:
     """Return notices of where the path ended early, and of launches or ranks missing from it."""
     notices = []
     if blind:
@@ -365,11 +272,9 @@ def _notices(walks: Sequence[_Walk], unknown: frozenset[str], blind: Sequence[in
             "from the GPU to the host and follows the streams alone; record CPU activities as well"
         )
         notices.append(Notice("path-ends", text))
-    ends = [walk for walk in walks if walk.ended is not None]
-    if ends:
-        worst = max(ends, key=lambda walk: walk.ended[1] if walk.ended else 0)
-        rank, ns = worst.ended or (0, 0)
-        where = f" of step {worst.step}" if worst.step is not None else ""
+    if broken is not None:
+        step, rank, ns = broken
+        where = f" of step {step}" if step is not None else ""
         text = (
             f"the critical path{where} was followed back only to {ns / 1e6:.3f} ms after the step's start, on rank "
             f"{rank}: the trace does not say what the work there waited for; record launches and synchronisation"
