@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit.schema import EVENTS, conform
+from tracekit.schema import EVENTS, MEMORY, conform
 
 KIND = {
     "kernel": "kernel",
@@ -65,6 +65,32 @@ def read(path, rank=0):
         row["group"] = None if row["group"] is None else str(row["group"])
     frame = conform(pl.DataFrame(rows, infer_schema_length=None).with_columns(rank=pl.lit(rank)), EVENTS)
     return _steps(frame)
+
+
+def read_memory(path, rank=0):
+    """The allocator's events of one file, in the order of time."""
+    data = load_json(path)
+    base = int(data.get("baseTimeNanoseconds", 0)) if isinstance(data, dict) else 0
+    events = data["traceEvents"] if isinstance(data, dict) else data
+    info = data.get("distributedInfo", {}) if isinstance(data, dict) else {}
+    rows = [
+        {
+            "rank": info.get("rank", rank),
+            "at_ns": base + int(Decimal(e["ts"]) * 1000),
+            "pid": _whole(e.get("pid")),
+            "tid": _whole(e.get("tid")),
+            "device_type": e["args"].get("Device Type"),
+            "device": e["args"].get("Device Id"),
+            "bytes": e["args"]["Bytes"],
+            "allocated": e["args"].get("Total Allocated"),
+            "reserved": e["args"].get("Total Reserved"),
+            "address": e["args"].get("Addr"),
+        }
+        for e in events
+        if e.get("ph") == "i" and e.get("name") == "[memory]" and "Bytes" in (e.get("args") or {}) and "ts" in e
+    ]
+    frame = pl.DataFrame(rows, schema=MEMORY, infer_schema_length=None)
+    return frame.sort("at_ns", maintain_order=True)
 
 
 def _row(index, event, base):

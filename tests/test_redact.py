@@ -283,3 +283,13 @@ def test_what_cannot_be_redacted_is_one_line(samples, tmp_path):
 )
 def test_scrubbing(dirty, clean):
     assert Scrubber()(dirty) == clean
+
+
+def test_what_the_allocator_said_stays_as_numbers(tmp_path):
+    numbers = {"Device Type": 1, "Device Id": 0, "Bytes": 64, "Total Allocated": 128, "Total Reserved": 256}
+    said = {"ph": "i", "name": "[memory]", "ts": 2, "pid": 1, "tid": 1, "s": "t", "args": {**numbers, "stack": "zoe"}}
+    named = {**said, "name": "secret"}
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [event(), said, named]}))
+    run(tmp_path / "rank0.json", tmp_path / "shared.json")
+    kept = json.loads((tmp_path / "shared.json").read_text())["traceEvents"]
+    assert [(one["name"], one["args"]) for one in kept[1:]] == [("[memory]", numbers)]

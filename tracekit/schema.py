@@ -184,6 +184,22 @@ EVENTS = pl.Schema(
 )
 """One row a complete event. ``step`` of a GPU event is that of its launch."""
 
+MEMORY = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "at_ns": pl.Int64(),  # when the host asked: the GPU may use it later
+        "pid": pl.Int64(),
+        "tid": pl.Int64(),  # the thread that asked
+        "device_type": pl.Int32(),  # 0 is the host, everything else a GPU
+        "device": pl.Int32(),
+        "bytes": pl.Int64(),  # taken; negative: given back
+        "allocated": pl.Int64(),  # of the device, after it; null in files of 2021
+        "reserved": pl.Int64(),  # what the allocator holds of the device's memory, used or not
+        "address": pl.Int64(),
+    }
+)
+"""One row an event of PyTorch's allocator (``profile_memory=True``), sorted by (rank, at_ns)."""
+
 EVIDENCE = pl.Schema(
     {
         "launch_ns": pl.Int64(),  # start of the API call that launched it; null when the file has none
@@ -277,6 +293,7 @@ class Source:
     run: str | None = None  # what files of one run share and files of two runs do not
     record_shapes: bool | None = None
     multiprocessors: int | None = None  # of the GPU, as many as this process may use; None: all, or not said
+    memory_bytes: int | None = None  # of the GPU; None where it is not said, or GPUs differ
     counts: Mapping[str, int] = field(default_factory=dict)  # events by kind
     skipped: Mapping[str, int] = field(default_factory=dict)  # what the file held and the table does not
     notices: tuple[Notice, ...] = ()
@@ -301,7 +318,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class RankEvents:
-    """One rank as a parser returns it: the events table and its source."""
+    """One rank as a parser returns it: the events table, its source, and what the allocator said."""
 
     events: pl.DataFrame
     source: Source
+    memory: pl.DataFrame = field(default_factory=MEMORY.to_frame)
+    """Columns: ``MEMORY``; empty where allocations were not recorded."""

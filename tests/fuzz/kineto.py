@@ -16,7 +16,7 @@ from tracekit.classify import classify
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 from tracekit.parsers.kineto.table import LATEST_NS
-from tracekit.schema import EVENTS
+from tracekit.schema import EVENTS, MEMORY
 
 WORDS = (
     "aten::mm",
@@ -47,6 +47,7 @@ ARGS = (
         "Process Group ID",
         "Input type",
     ),
+    *("Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id", "Addr"),
 )
 
 
@@ -60,7 +61,23 @@ def valid(choose: random.Random) -> tuple[bytes, int]:
     return json.dumps(dict(pairs), **form).encode(), base
 
 
+def _allocation(choose: random.Random) -> dict[str, object]:
+    """An event of the allocator, some arguments missing."""
+    numbers = {
+        "Bytes": -64,
+        "Total Allocated": 2**40,
+        "Total Reserved": 0,
+        "Device Type": 1,
+        "Device Id": -1,
+        "Addr": 9,
+    }
+    args: dict[str, object] = {key: numbers[key] for key in choose.sample(list(numbers), choose.randrange(1, 7))}
+    return {"ph": "i", "name": "[memory]", "pid": 1, "tid": "stream 3", "ts": choose.randrange(10**12), "args": args}
+
+
 def _event(choose: random.Random) -> dict[str, object]:
+    if choose.random() < 0.1:
+        return _allocation(choose)
     one: dict[str, object] = {
         "ph": choose.choice("XXXXXsfMi"),
         "cat": choose.choice(CATEGORIES[:6]),
@@ -137,6 +154,8 @@ def check(raw: bytes, folder) -> None:
     assert events.schema == EVENTS
     assert (events["end_ns"] >= events["start_ns"]).all()
     assert events["start_ns"].is_between(-LATEST_NS, LATEST_NS).all()
+    assert got.memory.schema == MEMORY
+    assert got.memory["at_ns"].is_between(-LATEST_NS, LATEST_NS).all()
     assert events["id"].n_unique() == events.height
     lost = sum(got.source.skipped.get(key, 0) for key in got.source.skipped if "usable" in key or "damaged" in key)
     codes = {notice.code for notice in got.source.notices}
@@ -146,6 +165,7 @@ def check(raw: bytes, folder) -> None:
         path = folder / "rank0.json"
         path.write_bytes(text)
         expected = reference.read(path, rank=0).filter(pl.col("kind") != "python")
+        assert got.memory.equals(reference.read_memory(path)), "the allocator's events differ"
         for column in EVENTS:
             if column != "id":
                 same = events[column].cast(pl.String).equals(expected[column].cast(pl.String))

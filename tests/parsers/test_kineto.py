@@ -50,7 +50,8 @@ def check(path: Path) -> None:
     assert got.source.notices == ()
     data = json.loads(gzip.decompress(path.read_bytes()))
     events = data["traceEvents"] if isinstance(data, dict) else data
-    assert got.events.height + sum(got.source.skipped.values()) == len(events)
+    assert got.events.height + got.memory.height + sum(got.source.skipped.values()) == len(events)
+    assert got.memory.equals(reference.read_memory(path, rank=got.source.rank))
     assert sum(got.source.counts.values()) == got.events.height
 
 

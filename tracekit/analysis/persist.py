@@ -22,6 +22,8 @@ from tracekit.analysis.tables import Measures, RankTables
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.budget import Budget
+from tracekit.metrics.chunks import ChunkMemory
+from tracekit.metrics.memory import Peak, RankMemory
 from tracekit.metrics.rates import Rates
 from tracekit.schema import ProcessGroup, Source
 
@@ -78,7 +80,19 @@ def read_tables(folder: Path) -> RankTables | None:
 def _classes() -> dict[str, type[Any]]:
     from tracekit.reconstruct import RankPipeline
 
-    known = (RankTables, Measures, Budget, Rates, Source, ProcessGroup, Notice, RankPipeline)
+    known = (
+        RankTables,
+        Measures,
+        Budget,
+        Rates,
+        RankMemory,
+        Peak,
+        ChunkMemory,
+        Source,
+        ProcessGroup,
+        Notice,
+        RankPipeline,
+    )
     return {cls.__name__: cls for cls in known}
 
 

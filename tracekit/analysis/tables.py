@@ -26,6 +26,7 @@ from tracekit.metrics.host import host_calls
 from tracekit.metrics.instead import ROWS as INSTEAD_ROWS
 from tracekit.metrics.instead import inside_launches, instead_of_launching, shortened
 from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.memory import RankMemory, rank_memory
 from tracekit.metrics.messages import issued_messages
 from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
@@ -81,6 +82,8 @@ class RankTables:
     products: pl.DataFrame = field(default_factory=PRODUCTS.to_frame)
     """Matrix products by what they are, with their FLOP (``metrics.rates``)."""
     rates: Rates | None = None
+    memory: RankMemory | None = None
+    """What the allocator held; None where it was not recorded."""
     kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
     """Time by kernel name, label and module, a step."""
     shapes: tuple[str, ...] = ()
@@ -143,6 +146,7 @@ def rank_tables(
         by_step = _measure(work, lanes, step_holes, "part", recording.unrecorded)
     device = next(iter(rank.source.devices), None)
     multiplied, rates = products(kept, device=device, multiprocessors=rank.source.multiprocessors)
+    chunks = _pipeline(kept, labelled, rank.source, recording.cut_steps) if pipeline else None
     return RankTables(
         source=rank.source,
         steps=table,
@@ -152,9 +156,10 @@ def rank_tables(
         gaps=name_gaps(holes.top_k(LONGEST_GAPS, by="ns"), kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         timeline=timeline(kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
         reload=reload_events(kept),
-        pipeline=_pipeline(kept, labelled, rank.source, recording.cut_steps) if pipeline else None,
+        pipeline=chunks,
         products=multiplied,
         rates=rates,
+        memory=_memory(rank, kept, chunks, whole=steps is None),
         kernels=kernel_table(kept),
         shapes=shape_list(rank.events),
         path=path_nodes(work, calls, exposed_in_order(whole)),
@@ -167,6 +172,16 @@ def rank_tables(
         messages_issued=issued_messages(rank.events),
         notices=(*damaged, *repeated(rank), *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
     )
+
+
+def _memory(rank: RankEvents, kept: pl.DataFrame, pipeline: RankPipeline | None, *, whole: bool) -> RankMemory | None:
+    """Return what the allocator held while the host launched the steps asked for."""
+    if rank.memory.is_empty():
+        return None
+    launched = kept["launch_ns"].drop_nulls()
+    window = None if whole or launched.is_empty() else (int(launched.min()), int(launched.max()))  # type: ignore[arg-type]
+    chunks = None if pipeline is None else pipeline.chunks
+    return rank_memory(rank.memory, kept, rank.events.filter(pl.col("kind") == "cpu_op"), window=window, chunks=chunks)
 
 
 def _measure(work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None, unrecorded: Intervals) -> Measures:

@@ -30,6 +30,8 @@ LIBRARIES = "aten|prims?|c10d?|torch|torchvision|autograd|inductor|quantized|sym
 """Whose operators are known to all: ``aten::mm`` stays a word wherever it stands."""
 PHASES = frozenset("XsftBE")
 """Complete events, flows, pairs of begin and end; other phases hold names of processes, threads, hosts, and values."""
+ALLOCATOR = "[memory]"
+"""Name of the allocator's events, the only instants that analysis reads: numbers alone."""
 
 NUMBER_ARGS = frozenset(
     (
@@ -48,6 +50,7 @@ NUMBER_ARGS = frozenset(
         ),
         *("Input dims", "Input Strides", "In split size", "Out split size", "Process Group Ranks", "wait_on_stream"),
         *("Op count", "wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id", "num_warps", "num_stages"),
+        *("Device Type", "Device Id", "Bytes", "Total Allocated", "Total Reserved"),
     )
 )
 """Arguments that are numbers, or lists of them, also written as text."""

@@ -39,7 +39,8 @@ class Keeper:
             self.dropped["Python frames"] += 1
             return None
         phase = value.get("ph", "X")
-        if (phase not in allowed.PHASES) and "metadata" not in self._keep:
+        allocator = phase == "i" and value.get("name") == allowed.ALLOCATOR
+        if (phase not in allowed.PHASES) and not allocator and "metadata" not in self._keep:
             self.dropped["other events"] += 1
             return None
         kept: dict[str, Any] = {}
@@ -47,7 +48,7 @@ class Keeper:
             if key == "args":
                 kept[key] = self._arguments(inner, kind)
             elif key == "name":
-                kept[key] = self._name(inner, kind)
+                kept[key] = inner if allocator else self._name(inner, kind)
             elif key == "cat":
                 kept[key] = inner if kind in allowed.CATEGORIES else self._words(inner)
             elif key in allowed.EVENT_KEYS:

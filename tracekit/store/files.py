@@ -2,6 +2,7 @@
 
     STORE/tracekit-store.json          the manifest: format, ranks, and each rank's source
     STORE/rank=3/events.parquet        the events table of rank 3 (zstd; its source in the file's metadata)
+    STORE/rank=3/memory.parquet        what the allocator of rank 3 said, where it was recorded
     STORE/rank=3/labelled.parquet      the labelled GPU events of rank 3, where they were written
     STORE/rank=3/tables.zip            what an analysis takes from rank 3, where it was measured
     STORE/rank=3/entry.json            rank 3's line of the manifest, and the key of the trace it was made from
@@ -32,7 +33,7 @@ from tracekit._version import __version__
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.ranks import unknown_rank
-from tracekit.schema import EVENTS, LABELLED, RankEvents, Source
+from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source
 from tracekit.store.seals import SEAL, check_seal, digest, same_digest, sealed
 
 FORMAT = "tracekit.store/2"
@@ -104,9 +105,17 @@ class Store:
         return pl.scan_parquet(self._checked(rank, "labelled"), hive_partitioning=False)
 
     def rank(self, rank: int) -> RankEvents:
-        """Read one rank: its events table and its source."""
+        """Read one rank: its events table, its source, and what its allocator said."""
         entry = self._entry(rank)
-        return RankEvents(_collect(self.scan(rank), self._file(rank, "events"), EVENTS, entry.rows), entry.source)
+        events = _collect(self.scan(rank), self._file(rank, "events"), EVENTS, entry.rows)
+        return RankEvents(events, entry.source, self.memory(rank))
+
+    def memory(self, rank: int) -> pl.DataFrame:
+        """Read what one rank's allocator said; empty where it was not recorded, or an older version wrote the store."""
+        if "memory.parquet" not in self._entry(rank).digests:
+            return MEMORY.to_frame()
+        lazy = pl.scan_parquet(self._checked(rank, "memory"), hive_partitioning=False)
+        return _collect(lazy, self._file(rank, "memory"), MEMORY)
 
     def labelled(self, rank: int) -> pl.DataFrame | None:
         """Read one rank's labelled events; None where they were not written."""
@@ -224,6 +233,8 @@ def write_rank(
     )
     try:
         rank.events.write_parquet(part / "events.parquet", compression="zstd", metadata=metadata)
+        if len(rank.memory):
+            rank.memory.write_parquet(part / "memory.parquet", compression="zstd")
         if labelled is not None:
             labelled.write_parquet(part / "labelled.parquet", compression="zstd", metadata=metadata)
         if beside is not None:
@@ -303,12 +314,12 @@ def _root(path: Path) -> Path:
     return path.parent if path.name == MANIFEST else path
 
 
-def _collect(lazy: pl.LazyFrame, file: Path, schema: pl.Schema, rows: int) -> pl.DataFrame:
-    """Return a frame, checked against what the manifest lists."""
+def _collect(lazy: pl.LazyFrame, file: Path, schema: pl.Schema, rows: int | None = None) -> pl.DataFrame:
+    """Return a frame, checked against what the manifest lists; without *rows* only its columns are listed."""
     try:
         frame = lazy.collect()
     except (pl.exceptions.PolarsError, OSError) as error:
         raise unreadable(error, file, hint=_AGAIN) from error
-    if frame.schema != schema or frame.height != rows:
+    if frame.schema != schema or rows not in (None, frame.height):
         raise InputError(f"{file}: is not what the manifest lists", hint="ingest the traces again")
     return frame

@@ -29,6 +29,7 @@ FULL = 4
 WORKER_BYTES = 300 << 20
 """Memory that a worker takes before it has read anything."""
 SPAWN_PAYS_BYTES = 1 << 30
+_MEMORY = ".memory"  # beside a rank's events: what the allocator said
 """JSON below which starting processes costs more than it saves."""
 
 
@@ -54,11 +55,11 @@ def _settled(part: RankEvents, ref: SourceRef, *, alone: bool) -> RankEvents:
     """Give a rank its place: the path as it was asked for, and the rank as discovery settled it."""
     source = replace(part.source, path=ref.path)
     if not alone or source.rank_from == "content" or ref.rank is None or ref.rank_from == "content":
-        return RankEvents(part.events, source)
-    events = part.events
+        return replace(part, source=source)
+    events, memory = part.events, part.memory
     if source.rank != ref.rank:
-        events = events.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"]))
-    return RankEvents(events, replace(source, rank=ref.rank, rank_from=ref.rank_from))
+        events, memory = (table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory))
+    return RankEvents(events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
 
 
 def prepare(refs: Sequence[SourceRef]) -> None:
@@ -110,6 +111,8 @@ def read_to_files(ref: SourceRef, *, folder: str, stacks: bool, lenient: bool) -
         handle, name = tempfile.mkstemp(suffix=".parquet", dir=folder)
         os.close(handle)
         part.events.write_parquet(name, compression="lz4", statistics=False)
+        if len(part.memory):
+            part.memory.write_parquet(f"{name}{_MEMORY}", compression="lz4", statistics=False)
         written.append((name, part.source))
     return written
 
@@ -118,7 +121,12 @@ def from_files(written: list[tuple[str, Source]]) -> list[RankEvents]:
     """Take up what ``read_to_files`` left."""
     parts = []
     for name, source in written:
-        parts.append(RankEvents(pl.read_parquet(name, hive_partitioning=False), source))
+        part = RankEvents(pl.read_parquet(name, hive_partitioning=False), source)
+        beside = Path(f"{name}{_MEMORY}")
+        if beside.exists():
+            part = replace(part, memory=pl.read_parquet(beside, hive_partitioning=False))
+            beside.unlink()
+        parts.append(part)
         Path(name).unlink()
     return parts
 

@@ -13,7 +13,7 @@ from tracekit._util.html import html_table
 from tracekit._util.text import listing
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank
-from tracekit.schema import EVENTS, GPU_KINDS, RankEvents, Source
+from tracekit.schema import EVENTS, GPU_KINDS, MEMORY, RankEvents, Source
 from tracekit.store.sources import span
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ class Trace:
     def events(self) -> pl.DataFrame:
         """All ranks' events (columns: ``tracekit.schema.EVENTS``)."""
         return pl.concat([part.events for part in self.parts]) if self.parts else EVENTS.to_frame()
+
+    @cached_property
+    def memory(self) -> pl.DataFrame:
+        """All ranks' events of the allocator (columns: ``tracekit.schema.MEMORY``); empty where none were recorded."""
+        return pl.concat([part.memory for part in self.parts]) if self.parts else MEMORY.to_frame()
 
     @property
     def sources(self) -> tuple[Source, ...]:

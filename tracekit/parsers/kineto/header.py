@@ -42,6 +42,7 @@ class Header:
     base_ns: int = 0
     devices: tuple[str, ...] = ()
     multiprocessors: int | None = None
+    memory_bytes: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[ProcessGroup, ...] = ()
     record_shapes: bool | None = None
@@ -163,7 +164,8 @@ def understand(keys: Mapping[str, Any]) -> Header:
         devices=tuple(_text(d["name"]) for d in devices if isinstance(d, dict) and "name" in d)
         if isinstance(devices, list)
         else (),
-        multiprocessors=_multiprocessors(devices),
+        multiprocessors=_alike(devices, "numSms"),
+        memory_bytes=_alike(devices, "totalGlobalMem"),
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
         groups=_groups(info.get("pg_config")),
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
@@ -182,10 +184,10 @@ def understand(keys: Mapping[str, Any]) -> Header:
     )
 
 
-def _multiprocessors(devices: Any) -> int | None:
-    """Return how many multiprocessors every listed GPU has; None where they differ or none says."""
+def _alike(devices: Any, key: str) -> int | None:
+    """Return how much of something every listed GPU has; None where they differ or none says."""
     listed = devices if isinstance(devices, list) else []
-    counts = {_whole(d.get("numSms")) for d in listed if isinstance(d, dict)}
+    counts = {_whole(d.get(key)) for d in listed if isinstance(d, dict)}
     return next(iter(counts)) if len(counts) == 1 else None
 
 

@@ -37,6 +37,7 @@ def read(
     >>> events["rank"][0], events["name"][0], events["start_ns"][0], events["end_ns"][0]
     (3, 'aten::mm', 1500, 3500)
     """
+    from tracekit.parsers.kineto.memory import memory_table
     from tracekit.parsers.kineto.table import build
 
     with Stream(source) as stream:
@@ -54,6 +55,7 @@ def read(
         if table.out_of_range and not lenient:
             raise InputError(f"{stream.name}: {table.out_of_range} events have impossible times", hint=_HINT)
         events = assign_steps(table.events)
+        memory = memory_table(scanned.parts, rank=number, base_ns=header.base_ns)
         return RankEvents(
             events,
             Source(
@@ -64,13 +66,15 @@ def read(
                 world_size=header.world_size,
                 devices=header.devices,
                 multiprocessors=header.multiprocessors,
+                memory_bytes=header.memory_bytes,
                 versions=header.versions,
                 groups=header.groups,
                 record_shapes=_record_shapes(header, events),
                 counts=_counts(events),
-                skipped=_skipped(scanned, table),
+                skipped=_skipped(scanned, table, memory),
                 notices=(*_notices(stream, scanned, table, events, header.base_ns), *header.notices),
             ),
+            memory,
         )
 
 
@@ -180,9 +184,10 @@ def _counts(events: pl.DataFrame) -> Mapping[str, int]:
     return {str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()}
 
 
-def _skipped(scanned: Scanned, table: Table) -> Mapping[str, int]:
+def _skipped(scanned: Scanned, table: Table, memory: pl.DataFrame) -> Mapping[str, int]:
     """Count what the file holds and the table does not; an event cut by the end of the file does not count."""
     phases = np.sum([part.phases for part in scanned.parts], axis=0)
+    phases[ord("i")] += sum(len(rows) for part in scanned.parts for rows in part.memory) - memory.height
     names = {0: "no phase", 1: "unknown phase"}
     skipped = {names.get(k, chr(k)): int(phases[k]) for k in np.flatnonzero(phases).tolist()}
     python = sum(part.python for part in scanned.parts)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.scanner import state as at
-from tracekit.parsers.kineto.scanner.columns import NULL, NULL32, WIDTH, key_table
+from tracekit.parsers.kineto.scanner.columns import MEMORY_COLUMNS, NULL, NULL32, WIDTH, key_table
 
 ROWS = 1 << 14
 SLAB = 2 << 20
@@ -54,6 +54,8 @@ class Part:
     bad_values: int = 0
     first_bad_value: int = 0
     python: int = 0
+    memory: list[Ints] = field(default_factory=list)
+    """Events of the allocator: rows as ``MEMORY_COLUMNS`` lists them."""
     phases: Ints = field(default_factory=lambda: np.zeros(256, np.int64))
 
 
@@ -72,6 +74,7 @@ class Worker:
         self._starts = np.zeros(FIRST_TEXTS + 1, np.int64)
         self._heap = np.empty(FIRST_BYTES + scanner.PAD, np.uint8)
         self._state = np.zeros(at.STATE, np.int64)
+        self._memory = np.empty((ROWS, len(MEMORY_COLUMNS)), np.int64)
         self._slabs = [_Slab() for _ in range(WIDTH)]
 
     def run(self, buffer: npt.NDArray[np.uint8], start: int, end: int, *, trust: bool) -> Part:
@@ -85,8 +88,8 @@ class Worker:
         position = start
         while True:
             part.status = scanner.scan(
-                buffer, position, end, self._keys, self._rows, self._slots, self._starts, self._heap, state, trust,
-                self.stacks,
+                buffer, position, end, self._keys, self._rows, self._slots, self._starts, self._heap, state,
+                self._memory, trust, self.stacks,
             )  # fmt: skip
             position = int(state[at.POS])
             self._harvest(part)
@@ -112,6 +115,9 @@ class Worker:
         return [heap[a:b] for a, b in pairwise(bounds)]
 
     def _harvest(self, part: Part) -> None:
+        if kept := int(self._state[at.MEMORY]):
+            part.memory.append(self._memory[:kept].copy())
+            self._state[at.MEMORY] = 0
         count = int(self._state[at.ROWS])
         if not count:
             return

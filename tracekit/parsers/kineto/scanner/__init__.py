@@ -22,7 +22,7 @@ _WALK = "tracekit.parsers.kineto.scanner.walk"
 
 scan = Native(
     "int64(uint8[::1], int64, int64, uint64[::1], int64[:,::1], int64[::1], int64[::1], uint8[::1], int64[::1], "
-    "int64, int64)",
+    "int64[:,::1], int64, int64)",
     f"{_WALK}:scan",
     _FOLDER,
 )

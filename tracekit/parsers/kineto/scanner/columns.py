@@ -99,6 +99,29 @@ ARG_KEYS: dict[str, int] = {
     "Process Group Ranks": Column.GROUP_RANKS,
     "dtype": Column.DTYPE,
 }
+MEMORY_KEYS: dict[str, int] = {
+    "Bytes": Column.BYTES,
+    "Total Allocated": Column.IN_NELEMS,
+    "Total Reserved": Column.OUT_NELEMS,
+    "Device Type": Column.STREAM,
+    "Device Id": Column.DEVICE,
+    "Addr": Column.EXTERNAL,
+}
+"""Arguments of the allocator's events, which are read a second time with these keys: the row lends its columns."""
+
+MEMORY_NAME = "[memory]"
+MEMORY_COLUMNS = {
+    "at_ns": Column.TS,
+    "pid": Column.PID,
+    "tid": Column.TID,
+    "device_type": Column.STREAM,
+    "device": Column.DEVICE,
+    "bytes": Column.BYTES,
+    "allocated": Column.IN_NELEMS,
+    "reserved": Column.OUT_NELEMS,
+    "address": Column.EXTERNAL,
+}
+"""The row of an event of the allocator: what it is called in ``schema.MEMORY``, and where the scanner reads it."""
 
 SLOTS = 128  # of the key table; a power of two, at most half full
 SLOT_WIDTH = 6  # length and level, four words of the key, its column
@@ -120,7 +143,7 @@ def key_table() -> npt.NDArray[np.uint64]:
     """
     table = np.zeros(SLOTS * SLOT_WIDTH + 9, np.uint64)
     table[-9:] = 10 ** np.arange(9)  # the powers of ten ride behind, for the scanner's numbers
-    for level, keys in enumerate((EVENT_KEYS, ARG_KEYS)):
+    for level, keys in enumerate((EVENT_KEYS, ARG_KEYS, MEMORY_KEYS)):
         for key, column in keys.items():
             raw = key.encode()
             words = np.frombuffer(raw.ljust(KEY_BYTES, b"\0"), "<u8")

@@ -73,11 +73,12 @@ def column_of(buf: Any, i: Any, length: Any, level: Any, keys: Any) -> Any:
 
 
 @called
-def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, state: Any) -> Any:
+def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, state: Any, args: Any) -> Any:
     """Read the object at *start* into *row*: numbers as they are, of text the first byte (its end goes to *ends*).
 
-    Returns the place after it, or how it failed. ``state[SEEN]`` takes the phase (1 when it is no single letter),
-    ``state[ODD]`` how many bare words are not JSON, ``state[LOST]`` whether a time is not a number.
+    *args* is the level of its arguments' keys. Returns the place after it, or how it failed.
+    ``state[SEEN]`` takes the phase (1 when it is no single letter), ``state[ODD]`` how many bare words are not
+    JSON, ``state[LOST]`` whether a time is not a number.
     """
     for c in range(WIDTH):
         row[c] = NULL
@@ -136,7 +137,7 @@ def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, s
                     lost = 1
         elif c == BRACE or c == BRACKET:
             if column == ARGS and c == BRACE:
-                level = 1
+                level = args
                 i += 1
                 continue
             i = skip(buf, i, end)

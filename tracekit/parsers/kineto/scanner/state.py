@@ -23,6 +23,7 @@ an event there is no row for, before an event whose text the dictionary has no r
     SEEN,
     ODD,
     LOST,
-) = range(14)
+    MEMORY,
+) = range(15)
 PHASES = 16
 STATE = PHASES + 256

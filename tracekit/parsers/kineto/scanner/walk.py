@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0912, PLR0915, PLR0917
+# ruff: noqa: PLR0911, PLR0912, PLR0915, PLR0917
 # A compiled loop: calls with arrays in them and tuples to compare with cost more than they tidy.
 """The walk over a buffer's events, and the rows and the dictionary of text that it fills."""
 
@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.parsers.kineto.scanner.columns import FIRST_TEXT, KEY_BYTES, MIX, NULL, TEXTS, WIDTH, Column
+from tracekit.parsers.kineto.scanner.columns import (
+    FIRST_TEXT,
+    KEY_BYTES,
+    MEMORY_COLUMNS,
+    MEMORY_NAME,
+    MIX,
+    NULL,
+    TEXTS,
+    WIDTH,
+    Column,
+)
 from tracekit.parsers.kineto.scanner.event import column_of, read_event
 from tracekit.parsers.kineto.scanner.state import (
     BAD,
@@ -19,6 +29,7 @@ from tracekit.parsers.kineto.scanner.state import (
     FIRST_BAD,
     FIRST_BAD_VALUE,
     LOST,
+    MEMORY,
     MORE,
     ODD,
     PAD,
@@ -55,8 +66,12 @@ from tracekit.parsers.kineto.scanner.words import (
 
 _MIX = np.uint64(MIX)
 _29, _32 = np.uint64(29), np.uint64(32)
-_X = ord("X")
+_X, _I = ord("X"), ord("i")
+_PLAIN, _OF_MEMORY = 1, 2  # levels of keys, see ``columns.key_table``
 _TS, _ID, _CAT, _EVENT = int(Column.TS), int(Column.ID), int(Column.CAT), int(Column.EVENT)
+_NAME, _BYTES = int(Column.NAME), int(Column.BYTES)
+_KEPT = tuple(int(column) for column in MEMORY_COLUMNS.values())
+_MEMORY = np.frombuffer(MEMORY_NAME.encode(), "<u8")[0]
 _PYTHON_A, _PYTHON_B = np.frombuffer(b"python_function\0", "<u8")
 
 
@@ -153,6 +168,25 @@ def is_python(buf: Any, first: Any, last: Any) -> Any:
     return word_at(buf, first) == _PYTHON_A and low_bytes(word_at(buf, first + 8), 7) == _PYTHON_B
 
 
+@inlined
+def is_memory(buf: Any, first: Any, last: Any) -> Any:
+    """Whether a name is that of the allocator's events."""
+    return last - first == 8 and word_at(buf, first) == _MEMORY
+
+
+@called
+def keep_memory(buf: Any, i: Any, end: Any, keys: Any, row: Any, ends: Any, state: Any, memory: Any) -> Any:
+    """Read the event at *i* again for the allocator's arguments; keeps it and returns 1 if it has a time and a size."""
+    read_event(buf, i, end, keys, row, ends, state, _OF_MEMORY)
+    if row[_TS] == NULL or state[LOST] == 1 or row[_BYTES] == NULL:
+        return 0
+    at = state[MEMORY]
+    for k in range(len(_KEPT)):
+        memory[at * len(_KEPT) + k] = row[_KEPT[k]]
+    state[MEMORY] = at + 1
+    return 1
+
+
 def scan(
     block: Any,
     start: Any,
@@ -163,6 +197,7 @@ def scan(
     start_table: Any,
     heap_bytes: Any,
     state_table: Any,
+    memory_rows: Any,
     trust: Any,
     stacks: Any,
 ) -> Any:
@@ -177,6 +212,7 @@ def scan(
     starts = as_ints(start_table.ctypes.data)
     heap = as_bytes(heap_bytes.ctypes.data)
     state = as_ints(state_table.ctypes.data)
+    memory, memory_room = as_ints(memory_rows.ctypes.data), memory_rows.shape[0]
     room, mask = rows.shape[0] - 1, slot_table.shape[0] - 1
     text_room, byte_room = start_table.shape[0] - 1, heap_bytes.shape[0] - PAD
     ends = as_ints(out + room * WIDTH * 8)  # the last row is scratch
@@ -197,7 +233,7 @@ def scan(
         if state[ROWS] >= room:
             return ROWS_FULL
         row = as_ints(out + state[ROWS] * WIDTH * 8)
-        stop = read_event(buf, i, end, keys, row, ends, state) if c == BRACE else BROKEN - i
+        stop = read_event(buf, i, end, keys, row, ends, state, _PLAIN) if c == BRACE else BROKEN - i
         if stop < 0:
             after = i + 1
             if stop == CUT:
@@ -220,7 +256,13 @@ def scan(
             continue
         phase = state[SEEN]
         if phase != _X and (phase != 0 or row[_TS] == NULL):
-            state[PHASES + phase] += 1
+            kept = 0
+            if phase == _I and row[_NAME] != NULL and is_memory(buf, row[_NAME], ends[_NAME - FIRST_TEXT]):
+                if state[MEMORY] >= memory_room:
+                    return ROWS_FULL
+                kept = keep_memory(buf, i, end, keys, row, ends, state, memory)
+            if kept == 0:
+                state[PHASES + phase] += 1
         elif (
             not stacks
             and row[_TS] != NULL
