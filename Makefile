@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test lint format clean fuzz faults
+.PHONY: demo test lint format clean fuzz faults docs
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("tracekit needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -42,6 +42,15 @@ fuzz: $(VENV)/.installed-dev
 KILLS ?= 50
 faults: $(VENV)/.installed-dev
 	for again in 1 2 3; do TRACEKIT_KILLS=$(KILLS) $(BIN)/pytest -q tests/faults -o timeout=3600 || exit 1; done
+
+$(VENV)/.installed-docs: $(VENV)/.installed pyproject.toml
+	$(BIN)/python -m pip install --quiet --group docs
+	touch $@
+
+# The documentation site, in build/site/html. A warning (a link that leads nowhere, say) is an error.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m docsite build/site
+	cd build/site && $(abspath $(BIN))/zensical build --strict --clean
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -154,30 +154,30 @@ _TEXT = pl.Categorical()
 
 EVENTS = pl.Schema(
     {
-        "rank": pl.Int32(),
+        "rank": pl.Int32(),  # the rank whose file holds it
         "id": pl.Int64(),  # position in the rank's source, from 0: (rank, id) names an event
-        "kind": pl.Enum(KINDS),
-        "name": _TEXT,
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
+        "kind": pl.Enum(KINDS),  # kernel, cpu_op, runtime, …
+        "name": _TEXT,  # as the file has it
+        "start_ns": pl.Int64(),  # on the rank's own clock
+        "end_ns": pl.Int64(),  # never before start_ns
         "device": pl.Int32(),  # GPU events only
         "stream": pl.Int64(),  # GPU events only
-        "pid": pl.Int64(),
+        "pid": pl.Int64(),  # process
         "tid": pl.Int64(),  # of CPU events: the thread
         "correlation": pl.Int64(),  # joins a GPU event to its launch
-        "external_id": pl.Int64(),
+        "external_id": pl.Int64(),  # joins a GPU event to the op around its launch, where the file says
         "sequence": pl.Int64(),  # autograd sequence number
         "fwd_thread": pl.Int64(),  # >0 on backward ops: the thread of the forward
         "shapes": _TEXT,  # input dims as compact JSON, "[[2,512,1024],[]]"
         "collective": _TEXT,  # "all_to_allv", "send", …
         "group": _TEXT,  # process group name
-        "group_desc": _TEXT,
+        "group_desc": _TEXT,  # what its creator called it
         "group_ranks": _TEXT,  # "[0,1,2,3]"; only what the file gives
         "peer": pl.Int32(),  # of a point-to-point op: the other rank, global
-        "bytes": pl.Int64(),
+        "bytes": pl.Int64(),  # moved by a copy or a collective
         "graph": pl.Int64(),  # CUDA graph (node) id, where a kernel was launched by a graph
         "domain": _TEXT,  # NVTX domain
-        "step": pl.Int64(),
+        "step": pl.Int64(),  # null outside every step
         "dtypes": _TEXT,  # input types as the file has them, a JSON list: ["c10::BFloat16","float"]
         "received": pl.Int64(),  # of a collective: bytes this rank receives; ``bytes`` is the larger way
     }
@@ -203,7 +203,7 @@ MEMORY = pl.Schema(
 EVIDENCE = pl.Schema(
     {
         "launch_ns": pl.Int64(),  # start of the API call that launched it; null when the file has none
-        "launch_tid": pl.Int64(),
+        "launch_tid": pl.Int64(),  # thread of that call
         "op": _TEXT,  # innermost CPU op around the launch
         "chain": _TEXT,  # the ops above it, outermost first, joined by " > "
         "annotation": _TEXT,  # innermost user annotation around the launch
@@ -219,32 +219,33 @@ EVIDENCE = pl.Schema(
 
 LABELLING = pl.Schema(
     {
-        "label": pl.Enum(LABELS),
-        "pass": pl.Enum(PASSES),
+        "label": pl.Enum(LABELS),  # what it is; "other" where no rule knows
+        "pass": pl.Enum(PASSES),  # which pass it serves; null where nothing tells
         "module": _TEXT,  # attention, mlp, norm, embedding, head, router, …
-        "microbatch": pl.Int32(),
-        "stage": pl.Int32(),
-        "rule": _TEXT,
-        "confidence": pl.Float32(),
+        "microbatch": pl.Int32(),  # where ranges or calls number them
+        "stage": pl.Int32(),  # of the pipeline, where ranges name it
+        "rule": _TEXT,  # the rule that decided
+        "confidence": pl.Float32(),  # how far to trust it, 0 to 1
     }
 )
+"""What the classifier decided about a GPU event."""
 
 LABELLED = pl.Schema({**EVENTS, **EVIDENCE, **LABELLING})
 """The labelled table: GPU events only, one row each, sorted by (rank, start_ns)."""
 
 CELLS = pl.Schema(
     {
-        "rank": pl.Int32(),
-        "step": pl.Int64(),
-        "op": pl.Enum(("F", "I", "W", "B", "FB")),
-        "stage": pl.Int32(),
-        "microbatch": pl.Int32(),
-        "b_stage": pl.Int32(),  # FB only: stage and micro-batch of its backward half
-        "b_microbatch": pl.Int32(),
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
+        "rank": pl.Int32(),  # the rank it ran on
+        "step": pl.Int64(),  # the step
+        "op": pl.Enum(("F", "I", "W", "B", "FB")),  # forward, backward for input, for weights, both; F and B at once
+        "stage": pl.Int32(),  # of the pipeline, from 0
+        "microbatch": pl.Int32(),  # from 0
+        "b_stage": pl.Int32(),  # FB only: stage of its backward half
+        "b_microbatch": pl.Int32(),  # FB only: micro-batch of its backward half
+        "start_ns": pl.Int64(),  # start of its first kernel
+        "end_ns": pl.Int64(),  # end of its last kernel
         "busy_ns": pl.Int64(),  # union of compute inside it
-        "confidence": pl.Float32(),
+        "confidence": pl.Float32(),  # how far to trust its place, 0 to 1
     }
 )
 """Pipeline cells measured from a trace."""

@@ -1,0 +1,87 @@
+"""Put the site's pages into one folder, with links that hold there.
+
+A page of ``docs/`` keeps its place. Pages that live elsewhere in the repository (the README, say) get one, and links to
+them follow. What is in the repository and not on the site is linked where the repository is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from docsite import api, commands, json_keys, label_rules, tables
+from docsite.links import rewrite
+
+ROOT = Path(__file__).parent.parent
+MOVED: Mapping[str, str] = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "sample_traces/README.md": "samples.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+"""Pages from outside ``docs/``, and where they stand on the site."""
+NOT_PAGES = frozenset({"SKILL.md"})
+"""Files of ``docs/`` that are for programs."""
+ELSEWHERE: Mapping[str, str] = {"docs/schemas": "reference/json.md"}
+"""Folders that a page of the site explains."""
+GENERATED: Mapping[str, Callable[[], str]] = {
+    "reference/api.md": api.page,
+    "reference/commands.md": commands.page,
+    "reference/json.md": json_keys.page,
+    "reference/label-rules.md": label_rules.page,
+    "reference/tables.md": tables.page,
+}
+"""Pages made from the code."""
+
+
+def repository() -> str:
+    """Return the address where the repository is shown, as pyproject.toml gives it."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return str(about["project"]["urls"]["Source"])
+
+
+def sources() -> dict[str, Path]:
+    """Return the pages written by hand: place on the site, and file."""
+    docs = ROOT / "docs"
+    own = {file.relative_to(docs).as_posix(): file for file in sorted(docs.rglob("*.md")) if file.name not in NOT_PAGES}
+    return own | {place: ROOT / file for file, place in MOVED.items() if (ROOT / file).exists()}
+
+
+def assemble(folder: Path) -> list[str]:
+    """Write every page and picture to *folder*; return the pages' places."""
+    pages = sources()
+    for place, file in pages.items():
+        text = file.read_text(encoding="utf-8")
+        _write(folder / place, rewrite(text, lambda target, place=place, file=file: _moved(target, file, place)))
+    for place, make in GENERATED.items():
+        _write(folder / place, make())
+    for part in ("img", "schemas"):
+        shutil.copytree(ROOT / "docs" / part, folder / part)
+    return sorted([*pages, *GENERATED])
+
+
+def _moved(target: str, file: Path, place: str) -> str:
+    """Return link *target* of *file* as it must be on the page at *place*."""
+    path, _, anchor = target.partition("#")
+    if not path:
+        return target
+    inside = os.path.relpath((file.parent / path).resolve(), ROOT.resolve()).replace(os.sep, "/")
+    here = os.path.dirname(place) or "."  # noqa: PTH120 (a place on the site is no path of this machine)
+    found = MOVED.get(inside) or ELSEWHERE.get(inside)
+    if found is None and inside.startswith("docs/") and Path(inside).name not in NOT_PAGES:
+        found = inside.removeprefix("docs/")
+    if found is not None:
+        return os.path.relpath(found, here).replace(os.sep, "/") + (f"#{anchor}" if anchor else "")
+    kind = "tree" if (ROOT / inside).is_dir() else "blob"
+    return f"{repository()}/{kind}/main/{inside}"
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")

@@ -1,0 +1,95 @@
+"""What the source says beside names: docstrings as Markdown, trailing comments, strings under fields."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+
+def markdown(docstring: str | None) -> str:
+    r"""Return a docstring as Markdown, its examples as blocks of code.
+
+    >>> markdown("Sum.\n\n>>> 1 + 1\n2").splitlines()[2:]
+    ['```pycon', '>>> 1 + 1', '2', '```']
+    """
+    out: list[str] = []
+    fenced = False
+    for line in inspect.cleandoc(docstring or "").splitlines():
+        if line.startswith(">>>") and not fenced:
+            out += ["```pycon"] if not out or out[-1] == "" else ["", "```pycon"]
+            fenced = True
+        if fenced and not line.strip():
+            out.append("```")
+            fenced = False
+        out.append(re.sub(r"``([^`]+)``", r"`\1`", line) if not fenced else line)
+    return "\n".join([*out, "```"] if fenced else out)
+
+
+def row(*cells: object) -> str:
+    """Return one line of a Markdown table. A bar inside code needs no quoting.
+
+    >>> row("a | b `c|d`", 2)
+    '| a &#124; b `c|d` | 2 |'
+    """
+    return "| " + " | ".join(_cell(str(cell)) for cell in cells) + " |"
+
+
+def _cell(text: str) -> str:
+    parts = re.split(r"(`+.+?`+)", " ".join(text.split()))
+    return "".join(part if part.startswith("`") else part.replace("|", "&#124;") for part in parts)
+
+
+def table(*heads: str) -> list[str]:
+    """Return the first two lines of a Markdown table."""
+    return [row(*heads), row(*("---" for _ in heads))]
+
+
+def comments(module: Any, variable: str) -> dict[str, str]:
+    """Return the comments beside the keys of the mapping that *module* assigns to *variable*."""
+    source = inspect.getsource(module)
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == variable for target in node.targets):
+            return dict(_keys(lines[node.lineno - 1 : node.end_lineno]))
+    raise LookupError(variable)
+
+
+def _keys(lines: list[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        found = re.match(r'\s+"(\w+)":[^#]*(?:#\s*(.+))?$', line)
+        if found:
+            yield found[1], found[2] or ""
+
+
+def said_under(module: Any, variable: str) -> str:
+    """Return the string under an assignment in *module*; empty where there is none."""
+    body = ast.parse(inspect.getsource(module)).body
+    for node, after in pairwise(body):
+        names = [getattr(target, "id", None) for target in getattr(node, "targets", [getattr(node, "target", None)])]
+        if variable in names and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            return str(after.value.value)
+    return ""
+
+
+def fields(cls: type) -> list[tuple[str, str, str]]:
+    """Return the fields a class declares: name, type as written, and what stands under or beside it."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    lines = source.splitlines()
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    out = []
+    for node, after in zip(body.body, [*body.body[1:], None], strict=True):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":
+            continue
+        said = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            said = str(after.value.value)
+        elif "#" in lines[node.lineno - 1]:
+            said = lines[node.lineno - 1].partition("#")[2].strip()
+        out.append((node.target.id, ast.unparse(node.annotation), said))
+    return out
