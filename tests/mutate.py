@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from tracekit.analysis import Analysis, combine
+from tracekit.analysis import Analysis
+from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import rank_tables
 from tracekit.schema import GPU_KINDS, RankEvents
 

@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 
 from tests.reference import read
-from tracekit.analysis import combine, rank_tables
+from tracekit.analysis.combine import combine
+from tracekit.analysis.tables import rank_tables
 from tracekit.classify import Rule, RuleBook
 from tracekit.errors import InputError, OptionError
 from tracekit.intervals import union

@@ -152,7 +152,8 @@ def test_one_rank_alone_says_that_its_peers_are_missing(samples):
 
 
 def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
-    from tracekit.analysis import combine, rank_tables
+    from tracekit.analysis.combine import combine
+    from tracekit.analysis.tables import rank_tables
     from tracekit.classify import classify
     from tracekit.run.load import load
     from tracekit.schema import GPU_KINDS, RankEvents

@@ -13,7 +13,7 @@ import tracekit
 from tracekit.doctor.diagnose import diagnose, examine
 from tracekit.doctor.recording import LACKS, RECIPES, findings
 from tracekit.errors import InputError, Notice
-from tracekit.report.terminal.doctor import as_json, render
+from tracekit.report.terminal.doctor import render
 from tracekit.schema import EVENTS, RankEvents
 
 
@@ -146,7 +146,7 @@ def test_recipes_are_not_broken_by_an_80_column_terminal():
 
 
 def test_json_is_json(samples):
-    assert json.loads(as_json(diagnose(samples / "reload")))["reader"] == "kineto"
+    assert json.loads(diagnose(samples / "reload").to_json())["reader"] == "kineto"
 
 
 def test_every_lack_says_what_to_do():

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.analysis.result import Measured
+from tracekit.analysis.measured import Measured
 from tracekit.compare import hold
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.floors import PRIOR_DF, prior

@@ -47,7 +47,11 @@ def _rebuild(kind: type[TracekitError], message: str, hint: str) -> TracekitErro
 
 
 class InputError(TracekitError):
-    """The input cannot be used."""
+    """The input cannot be used.
+
+    >>> InputError("run.json: holds no analysis", hint="write it with analyze -o FILE.json").exit_code
+    2
+    """
 
 
 class OptionError(TracekitError):

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tracekit.gates import GateResult, Run
+    from tracekit.diffs import Run
+    from tracekit.gates import GateResult
 
 Path = str | os.PathLike[str]
 
@@ -49,9 +50,10 @@ class MeasuredRun:
 
     def check(self, *requirements: str) -> None:
         """Fail the test unless every limit, such as ``bubble_fraction < 0.12``, holds."""
-        from tracekit.gates import Side, gate
+        from tracekit.diffs import Side
+        from tracekit.gates import gate
 
-        _assert(gate(Side((self.run,), {}), Side((), {}), require=requirements))
+        _assert(gate(Side((self.run,), {}), require=requirements))
 
 
 class Tracekit:
@@ -59,7 +61,7 @@ class Tracekit:
 
     def analyze(self, *paths: Path) -> MeasuredRun:
         """Analyse one run: a trace, a folder, a store or a saved analysis."""
-        from tracekit.gates import read_side
+        from tracekit.diffs import read_side
 
         runs = read_side([os.fspath(p) for p in paths], what="run").runs
         if len(runs) != 1:
@@ -70,20 +72,11 @@ class Tracekit:
         self, candidate: Path | Sequence[Path], *, baseline: Path | Sequence[Path], require: Sequence[str] = ()
     ) -> GateResult:
         """Fail the test if *candidate* regressed against *baseline*; skip it if that cannot be decided."""
-        from tracekit.gates import gate, load_config, read_side
+        from tracekit.gates import gate, load_config
 
-        sides = [
-            read_side(_several(paths), what=what) for paths, what in ((candidate, "candidate"), (baseline, "baseline"))
-        ]
-        result = gate(sides[0], sides[1], require=require, config=load_config())
+        result = gate(candidate, baseline, require=require, config=load_config())
         _assert(result)
         return result
-
-
-def _several(paths: Path | Sequence[Path]) -> list[str]:
-    if isinstance(paths, str | os.PathLike):
-        return [os.fspath(paths)]
-    return [os.fspath(p) for p in paths]
 
 
 def _assert(result: GateResult) -> None:

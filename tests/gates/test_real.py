@@ -6,7 +6,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from tracekit.gates import diff, gate, read_side
+from tracekit.diffs import diff, read_side
+from tracekit.gates import gate
 
 pytest_plugins = ["pytester"]
 
@@ -29,7 +30,7 @@ def test_a_stage_that_works_twice_is_caught_and_named(recorded):
     data = result.to_dict()
     assert data["moved"]["kernels"][0]["label"] == "forward"
     # Only the second stage does more: its rank computes longer, the other does not.
-    ranks = {r["rank"]: r for r in diff(recorded["a"], recorded["straggler"])["ranks"]}
+    ranks = {r["rank"]: r for r in diff(recorded["a"], recorded["straggler"]).to_dict()["ranks"]}
     assert set(ranks) == {0, 1}
     by_rank = gate(
         recorded["straggler"], recorded["a"], require=["label_ms.forward@0 < +5%", "label_ms.forward@1 < +5%"]

@@ -8,7 +8,8 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from tracekit.gates import Side, diff, from_analysis, gate
+from tracekit.diffs import Side, diff, from_analysis
+from tracekit.gates import gate
 from tracekit.report.ci import github as gate_github
 from tracekit.report.html import diff as diff_html
 from tracekit.report.markdown import diff as diff_markdown
@@ -57,7 +58,10 @@ def test_names_in_a_pull_request_call_nobody_and_link_nowhere(make, scaled):
     old["kernels"][0]["name"] = new["kernels"][0]["name"] = name
     new["kernels"][0]["ns"] = 30_000_000
     sides = [Side((from_analysis(document, name=f"`{name}`"),), {}) for document in (old, new)]
-    for text in (gate_markdown.render(gate(sides[1], sides[0]).to_dict()), diff_markdown.render(diff(*sides))):
+    for text in (
+        gate_markdown.render(gate(sides[1], sides[0]).to_dict()),
+        diff_markdown.render(diff(*sides).to_dict()),
+    ):
         read = MarkdownIt("commonmark").enable("table").render(text)
         assert "everyone" in read
         read = re.sub("<code>.*?</code>", "", read)  # nobody is called from code
@@ -74,7 +78,7 @@ def test_diff_finds_label_module_rank_kernel_and_cell(make, scaled):
     got = diff(
         Side((from_analysis(old, name="old", cells=cells),), {}),
         Side((from_analysis(new, name="new", cells=[{**cells[0], "ns": 2_500_000}]),), {}),
-    )
+    ).to_dict()
     assert got["labels"][0]["label"] == "forward"
     assert got["labels"][0]["change_ms"] == pytest.approx(10.0, rel=0.01)  # a third of 60 ms, half as long again
     assert got["modules"] == [
@@ -89,13 +93,13 @@ def test_diff_finds_label_module_rank_kernel_and_cell(make, scaled):
 
 
 def test_a_saved_analysis_says_what_it_cannot_show(sides):
-    got = diff(sides[0], sides[1])
+    got = diff(sides[0], sides[1]).to_dict()
     assert got["cells"] == []
     assert any("cells" in note for note in got["notes"])
 
 
 def test_renderings_hold_the_same_facts(sides):
-    got = diff(sides[0], sides[1])
+    got = diff(sides[0], sides[1]).to_dict()
     page, text = diff_html.render(got), diff_markdown.render(got)
     for part in ("step_ms", "100.0 ms", "110.0 ms", "pp_comm", "rank 1"):
         assert part in page
@@ -127,7 +131,7 @@ def test_diff_command(command, save, scaled, tmp_path):
 
 
 def test_every_rendering_says_first_what_became_of_the_step(sides):
-    got = diff(sides[0], sides[1])
+    got = diff(sides[0], sides[1]).to_dict()
     said = "step 100.0 ms → 110.0 ms (+10.0 %): slower"
     page, text = diff_html.render(got).replace("\N{NO-BREAK SPACE}", " "), diff_markdown.render(got)
     assert text.splitlines()[2] == f"**{said}**"

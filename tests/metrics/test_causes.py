@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from tracekit import analyze
-from tracekit.analysis import rank_tables
+from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.intervals import union
 from tracekit.metrics.budget import exposed_in_order

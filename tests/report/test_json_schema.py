@@ -46,7 +46,7 @@ def test_what_if_fits():
 def test_other_outputs_fit():
     steps = ROOT / "sample_traces" / "steps"
     sides = [read_side([str(steps / name)], what="run") for name in ("a", "straggler")]
-    check("diff", diff(*sides))
+    check("diff", diff(*sides).to_dict())
     check("gate", gate(sides[1], sides[0]).to_dict())
     check("doctor", diagnose(ROOT / "sample_traces" / "1f1b-noshapes").to_dict())
     check("schedule", simulate(generate("zb-v", pp=4, microbatches=8)).to_dict())

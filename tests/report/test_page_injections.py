@@ -6,7 +6,7 @@ import pytest
 
 from tests.injections import MARK, trace
 from tests.report.test_page import browser  # noqa: F401  (a fixture)
-from tracekit.gates import diff, read_side
+from tracekit.diffs import diff, read_side
 from tracekit.report.html import diff as diff_page
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze
@@ -22,7 +22,7 @@ def pages(tmp_path_factory):
             text = trace(rank, scale=scale)
             (run / f"<svg onload=window.PWNED=7> rank{rank}.json").write_text(text, encoding="utf-8")
     runs = sorted(path for path in folder.iterdir() if path.is_dir())
-    changed = diff(*(read_side([str(run)], what="run") for run in runs))
+    changed = diff(*(read_side([str(run)], what="run") for run in runs)).to_dict()
     texts = {"report": render_html(analyze(runs[0])), "diff": diff_page.render(changed)}
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

@@ -84,10 +84,9 @@ class Tools:
 
     def diff(self, before: str, after: str) -> dict[str, Any]:
         """What changed from the run *before* to the run *after*, the largest change first."""
-        from tracekit.diffs import diff, read_side
+        from tracekit.diffs import diff
 
-        sides = [read_side([self._inside(path)], what="run") for path in (before, after)]
-        changes = diff(sides[0], sides[1])
+        changes = diff(self._inside(before), self._inside(after)).to_dict()
         return {key: value[:MOST_ROWS] if isinstance(value, list) else value for key, value in changes.items()}
 
     def doctor(self, path: str) -> dict[str, Any]:

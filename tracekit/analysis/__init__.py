@@ -1,4 +1,4 @@
-"""One rank's events to small tables (``rank_tables``), and all ranks' tables to one frozen result (``combine``).
+"""One rank's events to small tables (``tables``), and all ranks' tables to one frozen result (``combine``).
 
 Each rank is a pure function of its events, and so is putting them together: that is what lets the same analysis run in
 one process, in several, or on a cluster (``tracekit.run``).
@@ -6,8 +6,17 @@ one process, in several, or on a cluster (``tracekit.run``).
 
 from __future__ import annotations
 
-from tracekit.analysis.combine import combine
-from tracekit.analysis.result import Analysis, Measured, RankResult
-from tracekit.analysis.tables import RankTables, rank_tables
+from tracekit.analysis.measured import Measured, RankResult
+from tracekit.analysis.plots import Plots
+from tracekit.analysis.result import Analysis
+from tracekit.analysis.saved import SavedAnalysis, SavedSchedule, read_analysis
 
-__all__ = ["Analysis", "Measured", "RankResult", "RankTables", "combine", "rank_tables"]
+__all__ = [
+    "Analysis",
+    "Measured",
+    "Plots",
+    "RankResult",
+    "SavedAnalysis",
+    "SavedSchedule",
+    "read_analysis",
+]

@@ -14,9 +14,10 @@ from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
 from tracekit.analysis.kernels import all_shapes, together
+from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.peers import bound_notices, with_peers, without_settled
 from tracekit.analysis.rates import run_rates
-from tracekit.analysis.result import Analysis, Measured, RankResult
+from tracekit.analysis.result import Analysis
 from tracekit.analysis.scopes import rank_result
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice

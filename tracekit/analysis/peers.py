@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.align.peers import by_communicator
-from tracekit.analysis.result import Measured, RankResult
+from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
 from tracekit.reconstruct import RankPipeline

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.analysis.result import Measured, RankResult
+from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.intervals import union
 from tracekit.metrics.bubbles import Bubble, exposed_waits

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.analysis.result import Analysis, RankResult
+from tracekit.analysis.measured import RankResult
+from tracekit.analysis.result import Analysis
 from tracekit.schema import COMMUNICATION_LABELS
 
 MANY_RANKS = 32

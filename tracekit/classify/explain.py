@@ -24,7 +24,11 @@ Value = str | int | bool | float | None
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One rule on one event: whether it matched, and if not, the first condition that failed."""
+    """One rule on one event: whether it matched, and if not, the first condition that failed.
+
+    >>> Tried("mine", "python", "name", "forward", matched=False, failed="name is not my_kernel").failed
+    'name is not my_kernel'
+    """
 
     rule: str
     pack: str
@@ -36,7 +40,14 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything that speaks for one event's label."""
+    """Everything that speaks for one event's label.
+
+    >>> from tracekit.schema import EVENTS, conform
+    >>> copy = {"id": 1, "kind": "memset", "name": "Memset (Device)", "start_ns": 5, "end_ns": 9}
+    >>> found = explain(conform(pl.DataFrame([copy]), EVENTS), 1)
+    >>> found.label, found.winner.rule
+    ('memory', 'memset')
+    """
 
     selector: str
     event: Mapping[str, Value]

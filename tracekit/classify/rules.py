@@ -67,7 +67,12 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class RuleBook:
-    """Every rule in the order it is tried, and the names of groups and modules."""
+    """Every rule in the order it is tried, and the names of groups and modules.
+
+    >>> mine = RuleBook((Rule("mine", label="forward", when={"name": "my_kernel"}),))
+    >>> mine.before(builtin_rules()).rules[0].name
+    'mine'
+    """
 
     rules: tuple[Rule, ...]
     groups: tuple[Kind, ...] = ()
@@ -122,7 +127,11 @@ def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> Rul
 
 @lru_cache(maxsize=1)
 def builtin_rules() -> RuleBook:
-    """Read the rules that ship with tracekit, sorted by how far their evidence is trusted."""
+    """Read the rules that ship with tracekit, sorted by how far their evidence is trusted.
+
+    >>> "memset" in [rule.name for rule in builtin_rules().rules]
+    True
+    """
     rules: list[Rule] = []
     groups: list[Kind] = []
     modules: list[Kind] = []

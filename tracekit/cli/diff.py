@@ -26,14 +26,13 @@ def diff(
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
     from tracekit.diffs import diff as compare
-    from tracekit.diffs import read_side
     from tracekit.report.ci import write as gate_write
     from tracekit.report.terminal import diff as diff_terminal
     from tracekit.report.terminal.screen import Screen
 
     paths = output or []
     gate_write.check_outputs(paths, gate_write.DIFF)
-    result = compare(read_side([before], what="first run"), read_side([after], what="second run"))
+    result = compare(before, after).to_dict()
     gate_write.write_all(result, paths, gate_write.DIFF)
     for path in paths:
         say(f"wrote {path}", err=True)

@@ -21,11 +21,11 @@ def doctor(
 ) -> None:
     """Show what these traces hold, what is missing, which answers that rules out, and how to record better."""
     from tracekit.doctor.diagnose import diagnose
-    from tracekit.report.terminal.doctor import as_json, show
+    from tracekit.report.terminal.doctor import show
     from tracekit.report.terminal.screen import Screen
 
     diagnosis = diagnose(paths, ranks=parse_ranks(ranks), rank=rank, workers=workers)
     if json:
-        typer.echo(as_json(diagnosis))
+        typer.echo(diagnosis.to_json())
     else:
         show(diagnosis, Screen())

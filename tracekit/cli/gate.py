@@ -15,7 +15,7 @@ from tracekit.cli._options import Nsys
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
-    from tracekit.gates import Config, Side
+    from tracekit.gates import Config
 
 
 class Policy(StrEnum):
@@ -137,30 +137,9 @@ def gate(
 
 
 def _judge(candidates: Sequence[str], bases: Sequence[str], require: Sequence[str], settings: Config) -> dict[str, Any]:
-    from tracekit.gates import Side
     from tracekit.gates import gate as judge
-    from tracekit.gates.expr import parse
 
-    for text in require:
-        _early(parse, text)
-    candidate = _read(candidates, "candidate")
-    against = _read(bases, "baseline") if bases else Side((), {})
-    return judge(candidate, against, require=require, config=settings).to_dict()
-
-
-def _early(parse: Any, text: str) -> None:
-    """Refuse a malformed expression before minutes of reading; a name may yet turn out to be known."""
-    try:
-        parse(text)
-    except OptionError as error:
-        if "unknown metric" not in error.message:
-            raise
-
-
-def _read(paths: Sequence[str], what: str) -> Side:
-    from tracekit.gates import read_side
-
-    return read_side(paths, what=what)
+    return judge(candidates, bases or None, require=require, config=settings).to_dict()
 
 
 def _deliver(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
@@ -195,11 +174,12 @@ def _unusable(error: TracekitError) -> dict[str, Any]:
 
 
 def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrate: bool) -> None:
+    from tracekit.diffs import read_side
     from tracekit.gates.baseline import update
 
     if len(bases) != 1 or not bases[0].endswith(".json"):
         raise OptionError("which baseline file should be written?", hint="give --baseline FILE.json")
-    side = _read(candidates, "candidate")
+    side = read_side(candidates, what="candidate")
     noise = update(bases[0], side.runs, calibrated=calibrate)
     steps = sum(run.steps for run in side.runs)
     contents = ", ".join(

@@ -30,7 +30,7 @@ def redact(
     ] = None,
 ) -> None:
     """Write the same trace without environment, paths, host and user names, and Python stacks."""
-    from tracekit.redaction import redact
+    from tracekit.redaction import redact_each
 
-    for done in redact(path, output, words=words or (), keep=keep or ()):
+    for done in redact_each(path, output, words=words or (), keep=keep or ()):
         say(f"Wrote {done.path} ({size(done.bytes)}): {done.summary()}")

@@ -169,12 +169,20 @@ class ScheduleComparison:
             "stages_from": head.pipeline.stages_from,
             "confidence": _lowest(head.cells),
             "by_rank": [asdict(b) for b in head.bubbles],
-            "factors": dict(self.factors),
+            "factors": _named_by_text(self.factors),
             "lanes": self.lanes.to_dicts(),
             "positions": {str(rank): dict(place) for rank, place in self.positions.items()},
             "what_if": [line.to_dict() for line in self.what_if],
             "pipelines": [comparison.summary() for comparison in self.all],
         }
+
+
+def _named_by_text(factors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the factors with stages as text: JSON has no other names, and what is read back is the same."""
+    return {
+        name: {str(stage): share for stage, share in value.items()} if isinstance(value, Mapping) else value
+        for name, value in factors.items()
+    }
 
 
 def _lowest(cells: pl.DataFrame) -> float | None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
 from typing import Any
 
+import polars as pl
+
+from tracekit._util.above import above
+from tracekit._util.html import html_table
+from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs import stats
 from tracekit.diffs.comparable import check_formats, obstacles
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.samples import Run
-from tracekit.diffs.sides import Side
+from tracekit.diffs.sides import Comparable, Side, side_of
 from tracekit.diffs.story import story, waterfall
 from tracekit.diffs.verdict import judge
 from tracekit.schema import LABELS
@@ -24,14 +33,82 @@ _KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-def diff(before: Side, after: Side) -> Row:
-    """Return what changed between two sides, as plain data (``format: tracekit.diff/1``).
+@dataclass(frozen=True, eq=False, repr=False)
+class Diff:
+    """What changed from one side to the other: what ``tracekit.diff`` returns.
 
     >>> a = Side((Run("a", {"step_ms": (10.0,), "label_ms.forward": (4.0,)}),), {})
     >>> b = Side((Run("b", {"step_ms": (12.0,), "label_ms.forward": (6.0,)}),), {})
-    >>> [(r["label"], r["change_ms"]) for r in diff(a, b)["labels"]]
-    [('forward', 2.0)]
+    >>> diff(a, b).tables["labels"]["change_ms"].to_list()
+    [2.0]
     """
+
+    before: Side
+    after: Side
+    changes: Mapping[str, Any]
+    """Everything as plain data: what ``to_dict`` gives."""
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """What happened, in sentences, the largest change first."""
+        return tuple(self.changes["story"])
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why the sides should not be compared; empty where they can be."""
+        return tuple(self.changes["obstacles"])
+
+    @cached_property
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """The changes by metric, label, rank, kernel, module and cell, the largest first."""
+        names = ("metrics", "labels", "ranks", *_KEYS)
+        return {name: pl.DataFrame(self.changes[name], infer_schema_length=None) for name in names}
+
+    def to_dict(self) -> Row:
+        """Return the JSON object (``format: tracekit.diff/1``) as plain data."""
+        return dict(self.changes)
+
+    def to_json(self, *, indent: int | None = 1) -> str:
+        """Return ``to_dict`` as text."""
+        return json_text(json.dumps(self.changes, indent=indent, ensure_ascii=False, allow_nan=False))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to *path* as its extension says: .json, .md or .html."""
+        above("write_diff")(self.changes, path)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row["metric"], *(_level(row[side]) for side in ("before", "after", "change")), row["verdict"])
+            for row in self.changes["metrics"]
+        ]
+        notes = [*(f"not comparable: {reason}" for reason in self.obstacles), *self.story]
+        return html_table(repr(self)[1:-1], ("metric", "before", "after", "change", "verdict"), rows, notes=notes)
+
+    def __repr__(self) -> str:
+        names = [" + ".join(run.name for run in side.runs) for side in (self.before, self.after)]
+        return f"<Diff: {names[0]} → {names[1]}>"
+
+
+def _level(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.4g}"
+
+
+def diff(before: Comparable, after: Comparable) -> Diff:
+    """Return what changed from *before* to *after*: by metric, label, rank, module, kernel and cell.
+
+    Either is a trace, a folder, a store, a saved analysis or a baseline file, by its path; an ``Analysis``; or several
+    runs in a list.
+
+    >>> from tracekit import analyze
+    >>> run = analyze("sample_traces/reload", schedule="none")
+    >>> {row["verdict"] for row in diff(run, run).to_dict()["metrics"]} & {"regressed", "improved"}
+    set()
+    """
+    sides = side_of(before, what="first run"), side_of(after, what="second run")
+    return Diff(*sides, _changes_between(*sides))
+
+
+def _changes_between(before: Side, after: Side) -> Row:
     check_formats(after.runs, before.runs)
     differences = obstacles(after.runs, before.runs)
     tables = moved(before.runs, after.runs, most=100)

@@ -6,8 +6,7 @@ run do.
 
 from __future__ import annotations
 
-import gzip
-import json
+import os
 import re
 import zlib
 from collections.abc import Sequence
@@ -15,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracekit.analysis import Analysis
+from tracekit.analysis.figures import Figures
+from tracekit.analysis.saved import read_document
 from tracekit.diffs import saved as baseline_file
 from tracekit.diffs.floors import Noise
 from tracekit.diffs.samples import Run, from_analysis
@@ -26,14 +28,45 @@ _HEAD = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a comparison: its runs, and the noise that a baseline file brought along."""
+    """One side of a comparison: its runs, and the noise that a baseline file brought along.
+
+    >>> Side((Run("mine", {"step_ms": (10.0, 10.2)}),), {}).runs[0].name
+    'mine'
+    """
 
     runs: tuple[Run, ...]
     noise: dict[str, Noise]
 
 
+One = str | os.PathLike[str] | Figures
+Comparable = One | Sequence[One] | Side
+"""What can be compared: a path, an analysis, one read back from JSON, several of them, or a side made before."""
+
+
+def side_of(given: Comparable, *, what: str) -> Side:
+    """Return one side of a comparison; *what* (candidate or baseline) is for the errors.
+
+    >>> from tracekit import analyze
+    >>> side_of(analyze("sample_traces/reload", schedule="none"), what="candidate").runs[0].steps
+    1
+    """
+    if isinstance(given, Side):
+        return given
+    several: Sequence[One] = [given] if isinstance(given, str | os.PathLike | Figures) else given
+    paths = [os.fspath(one) for one in several if not isinstance(one, Figures)]
+    runs = tuple(_run_of(one, name=what) for one in several if isinstance(one, Figures))
+    if runs and not paths:
+        return Side(runs, {})
+    read = read_side(paths, what=what)
+    return Side((*runs, *read.runs), read.noise)
+
+
 def read_side(paths: Sequence[str | Path], *, what: str) -> Side:
-    """Read every run of one side; *what* (candidate or baseline) is for the errors."""
+    """Read every run of one side; *what* (candidate or baseline) is for the errors.
+
+    >>> read_side(["sample_traces/reload"], what="baseline").runs[0].facts["ranks"]
+    4
+    """
     if not paths:
         raise InputError(f"there is no {what}", hint=f"name a trace, a store or a saved analysis as the {what}")
     runs: list[Run] = []
@@ -43,11 +76,11 @@ def read_side(paths: Sequence[str | Path], *, what: str) -> Side:
         if saved is None:
             runs.append(_analysed(group))
         elif saved == baseline_file.FORMAT:
-            more, brought = baseline_file.load(_document(group[0]), name=group[0])
+            more, brought = baseline_file.load(read_document(group[0]), name=group[0])
             runs += more
             noise |= brought
         else:
-            runs.append(from_analysis(_document(group[0]), name=group[0]))
+            runs.append(from_analysis(read_document(group[0]), name=group[0]))
     return Side(tuple(runs), noise)
 
 
@@ -75,26 +108,17 @@ def _grouped(paths: list[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _document(path: str) -> dict[str, Any]:
-    try:
-        raw = Path(path).read_bytes()
-        data = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: is not complete JSON: {error}", hint="write it again") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: holds no analysis", hint="write it with analyze -o FILE.json")
-    return data
-
-
 def _analysed(paths: list[str]) -> Run:
     """Analyse a trace or a store, and keep the tables that explain a change."""
     from tracekit.run.analyze import analyze
 
-    analysis = analyze(paths)
-    name = paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
-    return from_analysis(
-        analysis.to_dict(), name=name, cells=_cells(analysis.schedule), timeline=_timeline(analysis.schedule)
-    )
+    return _run_of(analyze(paths), name=paths[0] if len(paths) == 1 else str(Path(paths[0]).parent))
+
+
+def _run_of(analysis: Figures, *, name: str) -> Run:
+    """Return an analysis as the gate sees it; one read back from JSON has no cells."""
+    schedule = analysis.schedule if isinstance(analysis, Analysis) else None
+    return from_analysis(analysis.to_dict(), name=name, cells=_cells(schedule), timeline=_timeline(schedule))
 
 
 MOST_CELLS = 3_000

@@ -5,6 +5,7 @@ Everything here is data; ``tracekit.report.terminal.doctor`` draws it.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,6 +14,8 @@ from typing import Any
 
 import polars as pl
 
+from tracekit._util.html import html_table
+from tracekit._util.text import json_text
 from tracekit.doctor.answers import again, answers
 from tracekit.doctor.recording import Finding, RankFacts, findings
 from tracekit.errors import Notice
@@ -31,7 +34,12 @@ _GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Findings over all ranks, and what to do about them."""
+    """Findings over all ranks, and what to do about them.
+
+    >>> found = diagnose("sample_traces/1f1b-noshapes")
+    >>> found.findings[0].severity, found.to_dict()["format"]
+    ('limits', 'tracekit.doctor/1')
+    """
 
     paths: tuple[str, ...]
     facts: tuple[RankFacts, ...]
@@ -90,6 +98,16 @@ class Diagnosis:
             "findings": [asdict(finding) for finding in self.findings],
             "warnings": [asdict(notice) for notice in self.notices],
         }
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Return ``to_dict`` as text."""
+        return json_text(json.dumps(self.to_dict(), indent=indent, ensure_ascii=False))
+
+    def _repr_html_(self) -> str:
+        rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
+        title = f"{len(self.facts)} ranks, {'nothing is missing' if not rows else f'{len(rows)} findings'}"
+        heads = ("", "missing", "how to record it") if rows else ()
+        return html_table(title, heads, rows, notes=[notice.message for notice in self.notices])
 
 
 def diagnose(

@@ -45,7 +45,11 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The gate's settings. Every field can be written in the file under its own name."""
+    """The gate's settings. Every field can be written in the file under its own name.
+
+    >>> Config(require=("step_ms < +3%",), inconclusive="pass").min_steps
+    5
+    """
 
     baseline: tuple[str, ...] = ()
     """Where the baseline is when the command does not say: a file, or several."""
@@ -73,7 +77,11 @@ class Config:
 
 
 def load_config(path: str | Path | None = None, *, start: Path | None = None) -> Config:
-    """Read the settings from *path*, or from the nearest file at or above *start*; none is not an error."""
+    """Read the settings from *path*, or from the nearest file at or above *start*; none is not an error.
+
+    >>> load_config(start=Path("sample_traces")).inconclusive is None
+    True
+    """
     if path is not None:
         file = Path(path)
         if not file.is_file():

@@ -43,6 +43,18 @@ def parse(text: str, *, known: Iterable[str] = ()) -> Requirement:
     return Requirement(text.strip(), metric, op[0], kind, limit)  # type: ignore[arg-type]
 
 
+def check_syntax(text: str) -> None:
+    """Refuse a malformed requirement before minutes of reading; a name may yet turn out to be known.
+
+    >>> check_syntax("a_label_only_this_run_has < 3")
+    """
+    try:
+        parse(text)
+    except OptionError as error:
+        if "unknown metric" not in error.message:
+            raise
+
+
 def _take(text: str, at: int, group: str, otherwise: str) -> tuple[tuple[str, str], int]:
     match = _TOKEN.match(text, at)
     if not match or match[group] is None:

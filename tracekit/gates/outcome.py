@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from os import PathLike
 from typing import Any, Literal
 
+from tracekit._util.above import above
+from tracekit._util.html import html_table
+from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs.changes import moved
 from tracekit.diffs.comparable import check_formats, obstacles
 from tracekit.diffs.floors import calibrate
 from tracekit.diffs.limits import Requirement
-from tracekit.diffs.sides import Side
+from tracekit.diffs.sides import Comparable, Side, side_of
 from tracekit.diffs.story import story
 from tracekit.diffs.verdict import Check, Outcome, judge
 from tracekit.errors import InputError, OptionError
 from tracekit.gates.config import Config, Waiver, apply_waivers
-from tracekit.gates.expr import parse
+from tracekit.gates.expr import check_syntax, parse
 
 FORMAT = "tracekit.gate/1"
 EXIT = {"pass": 0, "improved": 0, "regressed": 1, "inconclusive": 3}
@@ -25,7 +30,14 @@ EXIT = {"pass": 0, "improved": 0, "regressed": 1, "inconclusive": 3}
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The verdict of one gate and everything it rests on."""
+    """The verdict of one gate and everything it rests on.
+
+    >>> from tracekit.diffs import Run
+    >>> slow = Side((Run("slow", {"step_ms": (20.0, 20.1, 19.9, 20.0, 20.2, 19.8)}),), {})
+    >>> result = gate(slow, require=["step_ms < 12"])
+    >>> result.verdict, result.exit_code
+    ('regressed', 1)
+    """
 
     verdict: Literal["pass", "regressed", "inconclusive"]
     checks: tuple[Check, ...]
@@ -65,10 +77,23 @@ class GateResult:
             },
         }
 
+    def to_json(self, *, indent: int | None = 1) -> str:
+        """Return ``to_dict`` as text."""
+        return json_text(json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to *path* as its extension says: .json, .xml (JUnit) or .md."""
+        above("write_gate")(self.to_dict(), path)
+
+    def _repr_html_(self) -> str:
+        rows = [(check.metric.name, check.verdict, check.reason) for check in self.checks]
+        title = f"{self.verdict}: {len(self.checks)} checked"
+        return html_table(title, ("metric", "verdict", "why"), rows, notes=self.obstacles)
+
 
 def gate(
-    candidate: Side,
-    baseline: Side,
+    candidate: Comparable,
+    baseline: Comparable | None = None,
     *,
     require: Sequence[str] = (),
     config: Config | None = None,
@@ -76,11 +101,25 @@ def gate(
 ) -> GateResult:
     """Return the verdict on *candidate* against *baseline*; *require* replaces the requirements of *config*.
 
+    Either is a trace, a folder, a store, a saved analysis or a baseline file, by its path; an ``Analysis``; or several
+    runs in a list. Limits such as ``bubble_fraction < 0.12`` need no baseline. *config* is what ``load_config`` read
+    from the project's settings; without it there are none.
+
     >>> from tracekit.diffs.samples import Run
     >>> base = Side((Run("a", {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}),), {})
     >>> gate(base, base, require=["step_ms < 12"]).verdict
     'pass'
     """
+    for text in require:
+        check_syntax(text)
+    new = side_of(candidate, what="candidate")
+    old = Side((), {}) if baseline is None else side_of(baseline, what="baseline")
+    return _judged(new, old, require, config, today)
+
+
+def _judged(
+    candidate: Side, baseline: Side, require: Sequence[str], config: Config | None, today: date | None
+) -> GateResult:
     config, today = config or Config(), today or date.today()
     check_formats(candidate.runs, baseline.runs)
     known = sorted({name for run in (*candidate.runs, *baseline.runs) for name in run.samples})

@@ -1,1 +1,42 @@
-"""Pure functions from the labelled table to times: intervals, steps, budget, overlap, waits, bubbles, gaps."""
+"""Pure functions from one rank's labelled table to times: budget, overlap, bubbles, rates, reload.
+
+>>> from tracekit import load
+>>> from tracekit.classify import classify
+>>> from tracekit.metrics import Lanes, budgets
+>>> labelled = classify(load("sample_traces/reload", ranks=[0]).rank(0).events)
+>>> budgets(Lanes.of(labelled))[0].conserved
+True
+"""
+
+from __future__ import annotations
+
+from tracekit.metrics.bubbles import Bubble, phases
+from tracekit.metrics.budget import Budget, budgets
+from tracekit.metrics.flops import flop
+from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.overlap import hidden, label_times
+from tracekit.metrics.peaks import Gpu, find_gpu, peak_tflop_s
+from tracekit.metrics.rates import Rates, products
+from tracekit.metrics.reload import Reload, reload_events, reload_report, two_buffer_ideal
+from tracekit.metrics.weak import weak_ns
+
+__all__ = [
+    "Bubble",
+    "Budget",
+    "Gpu",
+    "Lanes",
+    "Rates",
+    "Reload",
+    "budgets",
+    "find_gpu",
+    "flop",
+    "hidden",
+    "label_times",
+    "peak_tflop_s",
+    "phases",
+    "products",
+    "reload_events",
+    "reload_report",
+    "two_buffer_ideal",
+    "weak_ns",
+]

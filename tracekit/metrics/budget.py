@@ -16,7 +16,11 @@ from tracekit.metrics.lanes import EXPOSABLE, Lanes
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Where a span went. ``exposed_ns`` holds only labels that occur."""
+    """Where a span went. ``exposed_ns`` holds only labels that occur.
+
+    >>> Budget(span_ns=10, compute_ns=6, exposed_ns={"pp_comm": 1}, idle_ns=3).conserved
+    True
+    """
 
     span_ns: int
     compute_ns: int

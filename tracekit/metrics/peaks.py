@@ -23,7 +23,11 @@ VARIABLE = "TRACEKIT_PEAKS"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One model: a pattern of its name, its multiprocessors, and TFLOP/s by type."""
+    """One model: a pattern of its name, its multiprocessors, and TFLOP/s by type.
+
+    >>> find_gpu("NVIDIA H200").multiprocessors
+    132
+    """
 
     pattern: str
     multiprocessors: int

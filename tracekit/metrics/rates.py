@@ -58,7 +58,11 @@ UNCOUNTED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast one rank's products ran, over a window."""
+    """How fast one rank's products ran, over a window.
+
+    >>> Rates(4_000_000, 4_000_000, product_ns=2_000, uncounted_ns=0, at_peak_ns=1_000.0, span_ns=4_000).tflop_s
+    2.0
+    """
 
     flop: int
     """Of all products whose shapes are known, recomputation among them."""

@@ -31,7 +31,13 @@ LANES = ("h2d", "stage", "broadcast", "reload")
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """A weight update as it ran. Shares are of the first-named lane's time."""
+    """A weight update as it ran. Shares are of the first-named lane's time.
+
+    >>> from tracekit import analyze
+    >>> found = analyze("sample_traces/reload", schedule="none").reload
+    >>> found.rounds, found.owners
+    (2, 4)
+    """
 
     rounds: int
     buckets: int
@@ -81,6 +87,11 @@ def reload_events(labelled: pl.DataFrame) -> pl.DataFrame | None:
     """Return the events of one rank's weight update; None where there is none.
 
     A device copy on the broadcasts' own stream stages a bucket; one on another stream is the reload.
+
+    >>> rows = [("broadcast", "kernel", "k", 7, 0, 4), ("reload", "memcpy", "copy", 9, 4, 6)]
+    >>> gpu = pl.DataFrame(rows, schema=["label", "kind", "name", "stream", "start_ns", "end_ns"], orient="row")
+    >>> reload_events(gpu)["lane"].to_list()
+    ['broadcast', 'reload']
     """
     label, name = pl.col("label"), pl.col("name").cast(pl.String)
     sends = labelled.filter(label == "broadcast")

@@ -31,7 +31,13 @@ class _Loop:
 
 
 def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
-    """Return a callback for Hugging Face's ``Trainer``; takes what ``profiler`` takes. A step is an optimizer step."""
+    """Return a callback for Hugging Face's ``Trainer``; takes what ``profiler`` takes. A step is an optimizer step.
+
+    >>> try:
+    ...     callback = transformers_callback("traces", steps=(10, 3))
+    ... except OptionError as error:  # where it is not installed
+    ...     assert "transformers" in str(error)
+    """
     base = _base("TrainerCallback", ("transformers",), package="transformers")
     loop = _Loop(folder, options)
 
@@ -49,7 +55,13 @@ def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any
 
 
 def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
-    """Return a callback for Lightning's ``Trainer``; takes what ``profiler`` takes. A step is a training batch."""
+    """Return a callback for Lightning's ``Trainer``; takes what ``profiler`` takes. A step is a training batch.
+
+    >>> try:
+    ...     callback = lightning_callback("traces", steps=(10, 3))
+    ... except OptionError as error:  # where it is not installed
+    ...     assert "lightning" in str(error)
+    """
     base = _base("Callback", ("lightning.pytorch", "pytorch_lightning"), package="lightning")
     loop = _Loop(folder, options)
 

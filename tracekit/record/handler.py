@@ -28,7 +28,11 @@ LOOK_EVERY_S = 0.5
 
 
 class Handler:
-    """Writes a rank's trace; on rank 0 analyses the run once all ranks are there. Use it as ``on_trace_ready``."""
+    """Writes a rank's trace; on rank 0 analyses the run once all ranks are there. Use it as ``on_trace_ready``.
+
+    >>> handler("traces", rank=0, world_size=2).place.of(0).name
+    'rank0.pt.trace.json.gz'
+    """
 
     def __init__(
         self,
@@ -102,7 +106,7 @@ class Handler:
 
     def _answer_gathered(self, written: bool) -> None:
         """Measure this rank's trace here and send the small tables to rank 0: no folder need be shared."""
-        from tracekit.analysis import combine
+        from tracekit.analysis.combine import combine
         from tracekit.record.gather import gather_tables
 
         try:

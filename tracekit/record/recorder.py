@@ -23,7 +23,12 @@ _running: list[object] = []  # PyTorch has one profiler per process
 
 
 class Recorder:
-    """Records a few steps of a training loop; call ``step`` after each."""
+    """Records a few steps of a training loop; call ``step`` after each.
+
+    >>> recorder = profiler("traces", steps=(2, 1), rank=0, world_size=1)  # with recorder: ... recorder.step()
+    >>> isinstance(recorder, Recorder)
+    True
+    """
 
     def __init__(
         self,

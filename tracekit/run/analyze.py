@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekit.align.steps import Steps, parse_steps
-from tracekit.analysis import Analysis, RankTables, combine
+from tracekit.analysis import Analysis
+from tracekit.analysis.combine import combine
+from tracekit.analysis.tables import RankTables
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.run.driver import MEASURE_PAYS_BYTES, Span, check_run, find_sources, map_sources

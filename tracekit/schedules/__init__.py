@@ -9,10 +9,11 @@
 from __future__ import annotations
 
 from tracekit.schedules.blocks import BlockTimes, block, block_times
-from tracekit.schedules.catalogue import CATALOGUE
+from tracekit.schedules.catalogue import CATALOGUE as _CATALOGUE
 from tracekit.schedules.files import read_orders, write_orders
 from tracekit.schedules.ops import Op
-from tracekit.schedules.registry import Entry, Sizes, add_entry, describe, generate, names, register, unregister
+from tracekit.schedules.registry import Entry, Sizes, describe, generate, names, register, unregister
+from tracekit.schedules.registry import add_entry as _add_entry
 from tracekit.schedules.schedule import Schedule
 from tracekit.schedules.simulation import Simulation
 from tracekit.schedules.simulator import simulate
@@ -42,5 +43,5 @@ __all__ = [
     "write_orders",
 ]
 
-for _entry in CATALOGUE:
-    add_entry(_entry)
+for _entry in _CATALOGUE:
+    _add_entry(_entry)

@@ -14,7 +14,11 @@ from tracekit.schedules.times import Times
 
 
 class Sizes(NamedTuple):
-    """What a generator is asked for. ``group`` is 0 where the schedule has none."""
+    """What a generator is asked for. ``group`` is 0 where the schedule has none.
+
+    >>> Sizes(pp=4, microbatches=8, virtual=1, group=0, times=Times()).pp
+    4
+    """
 
     pp: int
     microbatches: int
@@ -80,7 +84,13 @@ def register(
 
 
 def unregister(name: str) -> None:
-    """Forget a schedule."""
+    """Forget a schedule.
+
+    >>> _ = register("idle", lambda n: [""] * n.pp, summary="nothing runs")
+    >>> unregister("idle")
+    >>> "idle" in names()
+    False
+    """
     _ENTRIES.pop(describe(name).name)
 
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.above import above
 from tracekit._util.html import html_table
 from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS
 from tracekit.schedules.schedule import Schedule
 from tracekit.schedules.times import Times
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Numbers = npt.NDArray[Any]
 
@@ -134,6 +139,20 @@ class Simulation:
         rows = [(rank, f"{busy:g}", f"{idle:g}", peak) for rank, (busy, idle, peak) in enumerate(columns)]
         heads = ("rank", "work", "idle", "most activations held")
         return html_table(f"{repr(self)[1:-1]}, {self.bubble_fraction:.1%} idle", heads, rows)
+
+    def plot(self) -> Figure:
+        """Return its picture.
+
+        >>> from tracekit.schedules import generate, simulate
+        >>> simulate(generate("1f1b", pp=2, microbatches=2)).plot().axes[0].get_xlabel()
+        'time (units of the given times)'
+        """
+        figure: Figure = above("draw_schedule")(self)
+        return figure
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to *path* as its extension says: .svg .png .html .json .txt (orders), .trace.json (Perfetto)."""
+        above("write_schedule")(self, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the JSON of ``tracekit schedule --json``, format tracekit.schedule/1."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from os import PathLike
 from typing import Any
 
 import polars as pl
 
+from tracekit._util.above import above
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules.times import parse_times
 
@@ -90,6 +92,10 @@ class WeightReload:
         for rank, op, bucket in self.cells.select("rank", "op", "bucket").iter_rows():
             orders[rank].append(f"{op}{bucket}")
         return orders
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to *path* as its extension says: .svg .png .html .json, .trace.json (Perfetto)."""
+        above("write_schedule")(self, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the JSON of ``tracekit schedule weight-reload --json``."""

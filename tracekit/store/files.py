@@ -69,7 +69,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Store:
-    """A store that was opened: its ranks are read one at a time, and only when asked for."""
+    """A store that was opened: its ranks are read one at a time, and only when asked for.
+
+    >>> import tempfile
+    >>> from tracekit import ingest
+    >>> store, _ = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 2])
+    >>> store.ranks, store.rank(2).source.rank
+    ((0, 2), 2)
+    """
 
     path: Path
     entries: tuple[Entry, ...]
@@ -172,7 +179,12 @@ def is_store(path: str | Path) -> bool:
 
 
 def open_store(path: str | Path) -> Store:
-    """Open a store: read its manifest, and nothing else yet."""
+    """Open a store: read its manifest, and nothing else yet.
+
+    >>> open_store("sample_traces")
+    Traceback (most recent call last):
+    tracekit.errors.InputError: sample_traces: ...
+    """
     root = _root(Path(path))
     try:
         seen = (root / MANIFEST).stat()

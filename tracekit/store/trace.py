@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trace:
-    """The events of one run, every rank's in one table, and where they came from."""
+    """The events of one run, every rank's in one table, and where they came from.
+
+    >>> from tracekit import load
+    >>> trace = load("sample_traces/reload", ranks=[0, 1])
+    >>> trace.ranks, trace.events["kind"].n_unique() > 3
+    ((0, 1), True)
+    """
 
     parts: tuple[RankEvents, ...]
     """One per rank, by rank."""

@@ -37,7 +37,14 @@ def groups(recipe: Recipe, rank: int) -> list[dict[str, Any]]:
 
 
 def write_kineto(recipe: Recipe, rank: int, path: str | os.PathLike[str]) -> Path:
-    """Write one rank as a PyTorch profiler trace (compressed if the name ends in ``.gz``)."""
+    """Write one rank as a PyTorch profiler trace (compressed if the name ends in ``.gz``).
+
+    >>> import tempfile
+    >>> from tracekit.schedules import generate
+    >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
+    >>> write_kineto(recipe, 0, tempfile.mkdtemp() + "/rank0.json.gz").name
+    'rank0.json.gz'
+    """
     file = Path(path)
     data = {
         "schemaVersion": 1,
@@ -90,7 +97,14 @@ def _event(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_nsys(recipe: Recipe, rank: int, path: str | os.PathLike[str]) -> Path:
-    """Write one rank as an Nsight Systems SQLite export."""
+    """Write one rank as an Nsight Systems SQLite export.
+
+    >>> import tempfile
+    >>> from tracekit.schedules import generate
+    >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
+    >>> write_nsys(recipe, 0, tempfile.mkdtemp() + "/rank0.sqlite").name
+    'rank0.sqlite'
+    """
     file = Path(path)
     events = rank_events(recipe, rank)
     with atomic_write(file) as temporary:

@@ -59,6 +59,21 @@ def write_all(result: Data, paths: Sequence[Path], writers: Mapping[str, Callabl
             part.write_text(text, encoding="utf-8")
 
 
+def write_diff(result: Data, path: str | os.PathLike[str]) -> None:
+    """Write a diff to *path*: .json, .md or .html."""
+    _write_one(result, Path(path), DIFF)
+
+
+def write_gate(result: Data, path: str | os.PathLike[str]) -> None:
+    """Write a verdict to *path*: .json, .xml or .md."""
+    _write_one(result, Path(path), GATE)
+
+
+def _write_one(result: Data, path: Path, writers: Mapping[str, Callable[[Data], str]]) -> None:
+    check_outputs([path], writers)
+    write_all(result, [path], writers)
+
+
 def github(result: Data, environment: Mapping[str, str] | None = None) -> list[str]:
     """Append the step summary and return the annotations to print; nothing outside GitHub Actions."""
     environment = os.environ if environment is None else environment

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PLOTS", "budget", "curve", "draw", "gap", "lanes", "overlap", "save", "schedule", "timeline"]
 
-PLOTS: dict[str, Callable[[Analysis], Figure]] = {
+PLOTS: dict[str, Callable[..., Figure]] = {
     "schedule": schedule,
-    "measured": lambda analysis: schedule(analysis, show="measured"),
-    "ideal": lambda analysis: schedule(analysis, show="ideal"),
+    "measured": lambda analysis, **options: schedule(analysis, show="measured", **options),
+    "ideal": lambda analysis, **options: schedule(analysis, show="ideal", **options),
     "budget": budget,
     "overlap": overlap,
     "gap": gap,
@@ -40,8 +40,10 @@ PLOTS: dict[str, Callable[[Analysis], Figure]] = {
 """What ``--plot`` can name."""
 
 
-def draw(analysis: Analysis, name: str | None = None) -> Figure:
+def draw(analysis: Analysis, name: str | None = None, **options: Any) -> Figure:
     """Draw the picture called *name*; without one the schedule where there is one, else the budget.
+
+    *options* are those of the picture's own function.
 
     >>> from tracekit import analyze
     >>> draw(analyze("sample_traces/reload"), "pie")
@@ -50,10 +52,10 @@ def draw(analysis: Analysis, name: str | None = None) -> Figure:
     """
     if name is None:
         name = "schedule" if analysis.schedule is not None else "budget"
-    return check_plot(name)(analysis)
+    return check_plot(name)(analysis, **options)
 
 
-def check_plot(name: str) -> Callable[[Analysis], Figure]:
+def check_plot(name: str) -> Callable[..., Figure]:
     """Return the function that draws *name*, or say which there are."""
     if name not in PLOTS:
         raise OptionError(f"there is no plot {name}", hint=f"use {', '.join(PLOTS)}")

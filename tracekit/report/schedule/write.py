@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,11 @@ EXTENSIONS = (".svg", ".png", ".html", ".trace.json", ".json", ".txt")
 
 
 def write_schedule(
-    done: Simulation | WeightReload, path: Path, *, lanes: bool = False, block_times: BlockTimes | None = None
+    done: Simulation | WeightReload,
+    path: str | PathLike[str],
+    *,
+    lanes: bool = False,
+    block_times: BlockTimes | None = None,
 ) -> None:
     """Draw or write *done* as *path*'s extension asks; with *lanes*, a picture shows the phases inside the blocks too.
 
@@ -31,6 +36,7 @@ def write_schedule(
     >>> json.loads(file.read_text())["makespan"]
     9
     """
+    path = Path(path)
     kind = check_extension(path)
     if kind in (".svg", ".png"):
         from matplotlib import rc_context

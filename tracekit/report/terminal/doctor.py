@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import json_text, listing, spans, terminal
+from tracekit._util.text import listing, spans, terminal
 from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.recording import RECIPES, Finding
 from tracekit.report.terminal.screen import Screen
@@ -19,11 +18,6 @@ from tracekit.report.terminal.screen import Screen
 TOOLS = {"kineto": "PyTorch profiler", "nsight": "Nsight Systems"}
 PHASES = {"M": "metadata", "s": "flow starts", "f": "flow ends", "i": "instants", "python": "Python frames"}
 _MARKS = {"blocks": ("✗", "bold red"), "limits": ("!", "bold yellow"), "note": ("·", "dim")}
-
-
-def as_json(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis as JSON text."""
-    return json_text(json.dumps(diagnosis.to_dict(), indent=2, ensure_ascii=False))
 
 
 def show(diagnosis: Diagnosis, console: Console | None = None) -> None:

@@ -1,0 +1,241 @@
+"""The library's face: every public name exists, says what it does and shows it; results save, read back and draw."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+import tracekit
+from tracekit._util.above import _HOMES, above
+from tracekit.errors import InputError, OptionError
+from tracekit.report.plot import PLOTS
+from tracekit.report.write import WRITERS, write
+
+PUBLIC = (
+    "tracekit",
+    "tracekit.analysis",
+    "tracekit.classify",
+    "tracekit.diffs",
+    "tracekit.doctor",
+    "tracekit.gates",
+    "tracekit.metrics",
+    "tracekit.record",
+    "tracekit.redaction",
+    "tracekit.schedules",
+    "tracekit.synthetic",
+)
+"""Packages whose ``__all__`` is a promise (docs/compatibility.md)."""
+NAMES = [(package, name) for package in PUBLIC for name in importlib.import_module(package).__all__]
+NOT_CALLED = {"__version__", "Comparable", "EPOCH_NS", "PARTS"}
+"""Values and types: nothing to call."""
+
+
+@pytest.mark.parametrize(("package", "name"), NAMES)
+def test_every_public_name_is_documented_with_an_example(package, name):
+    found = getattr(importlib.import_module(package), name)
+    if name in NOT_CALLED:
+        return
+    text = inspect.getdoc(found) or ""
+    assert text, f"{package}.{name} has no docstring"
+    if inspect.isclass(found):  # an example of a method is one too
+        own = [value for key, value in vars(found).items() if not key.startswith("_")]
+        text += "".join(getattr(getattr(value, "fget", value), "__doc__", None) or "" for value in own)
+    assert doctest.DocTestParser().get_examples(text), f"{package}.{name} shows no example"
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_nothing_public_is_left_out(package):
+    """Whatever a package holds that is neither a module nor marked private is in its ``__all__``."""
+    module = importlib.import_module(package)
+    held = {name for name, value in vars(module).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    held -= {"annotations", "TYPE_CHECKING", "Any"}
+    if package == "tracekit":
+        held -= {"wire"}
+    assert held <= set(module.__all__)
+    assert sorted(module.__all__) == sorted(set(module.__all__))
+    assert set(module.__all__) <= set(dir(module))
+
+
+def test_every_call_has_its_name_whatever_was_imported_before():
+    """A room named as a call would take its place on the package once it is imported."""
+    calls = [name for name in tracekit.__all__ if name in tracekit._HOMES]
+    rooms = ("diffs.story", "gates.outcome", "redaction.kineto", "doctor.diagnose", "run.query", "run.watch", "cli")
+    code = "; ".join(f"import tracekit.{room}" for room in rooms)
+    check = f"import tracekit; assert all(callable(getattr(tracekit, n)) for n in {calls})"
+    subprocess.run([sys.executable, "-c", f"{code}; {check}"], check=True, timeout=120)
+    folders = {folder.name for folder in Path(tracekit.__file__).parent.iterdir()}
+    assert not folders & {name for call in calls for name in (call, f"{call}.py")}
+
+
+def test_what_stands_above_is_there():
+    for what in _HOMES:
+        assert callable(above(what)), what
+
+
+@pytest.fixture(scope="module")
+def run(samples):
+    return tracekit.analyze(samples / "1f1b", what_if=True, critical_path=True)
+
+
+@pytest.fixture(scope="module")
+def saved(run, tmp_path_factory):
+    file = tmp_path_factory.mktemp("api") / "run.json"
+    run.save(file)
+    return file
+
+
+SAMPLES = ("1f1b", "reload", "nsys-1f1b", "overlapped", "steps/straggler")
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
+    whole = tracekit.analyze(samples / name, critical_path=name == "1f1b")
+    file = tmp_path / "run.json"
+    whole.save(file)
+    back = tracekit.read_analysis(file)
+    assert back.to_dict() == whole.to_dict()
+    # What follows is computed again from the parts that were read, not copied from the file.
+    assert [rank.to_dict() for rank in back.ranks] == [rank.to_dict() for rank in whole.ranks]
+    assert back.total.to_dict() == whole.total.to_dict()
+    assert back.step_times == whole.step_times
+    assert back._repr_html_() == whole._repr_html_()
+    assert (back.world_size, back.notices) == (whole.world_size, whole.notices)
+    assert back.tables["clocks"].to_dicts() == whole.clocks.table.to_dicts()
+
+
+def test_the_schedule_comes_back(run, saved):
+    back = tracekit.read_analysis(saved).schedule
+    held = run.schedule
+    assert (back.name, back.pp, back.microbatches, back.virtual, back.exact) == ("1f1b", 4, 8, 1, True)
+    assert (back.measured_ns, back.ideal_ns, back.gap_ns) == (held.head.measured_ns, held.head.ideal_ns, held.gap_ns)
+    assert back.what_if == held.what_if
+    assert [list(order) for order in back.orders] == held.head.orders()
+
+
+def test_results_are_frozen(run, saved):
+    back = tracekit.read_analysis(saved)
+    for thing in (run, back, back.schedule, run.ranks[0], run.total):
+        with pytest.raises(FrozenInstanceError):
+            thing.ranks = ()
+    back.to_dict()["ranks"].clear()
+    assert back.to_dict()["ranks"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not complete JSON"),
+        ("[1]", "holds no analysis"),
+        ('{"traceEvents": []}', "holds no analysis"),
+        ('{"format": "tracekit.diff/1"}', "its format is 'tracekit.diff/1', not tracekit.analysis/1"),
+        ('{"format": "tracekit.analysis/2"}', "its format is 'tracekit.analysis/2', not tracekit.analysis/1"),
+        ('{"format": "tracekit.analysis/1", "tracekit": "0.0.1"}', "this analysis (tracekit 0.0.1) lacks 'clocks'"),
+        ('{"format": "tracekit.analysis/1", "clocks": 3}', "is not as tracekit writes it"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(tmp_path, text, said):
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    with pytest.raises(InputError) as error:
+        tracekit.read_analysis(file)
+    assert said in str(error.value)
+    assert str(error.value).startswith(str(file))
+    assert "\n" not in str(error.value)
+    assert error.value.hint
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="there is no such file"):
+        tracekit.read_analysis(tmp_path / "none.json")
+
+
+def test_a_key_of_a_later_version_is_kept(saved, tmp_path):
+    data = json.loads(saved.read_text()) | {"weather": "fine"}
+    file = tmp_path / "later.json"
+    file.write_text(json.dumps(data))
+    assert tracekit.read_analysis(file).to_dict()["weather"] == "fine"
+
+
+@pytest.mark.parametrize("suffix", [*WRITERS, ".png", ".svg"])
+def test_every_kind_of_file_is_saved_as_the_command_writes_it(run, tmp_path, suffix):
+    run.save(tmp_path / f"run{suffix}")
+    assert (tmp_path / f"run{suffix}").stat().st_size > 500
+    assert above("write_analysis") is write  # what ``analyze -o`` calls
+
+
+def test_an_unknown_kind_of_file_is_refused(run, tmp_path):
+    with pytest.raises(OptionError, match=r"cannot write \.docx"):
+        run.save(tmp_path / "run.docx")
+
+
+def test_every_picture_is_a_method(run):
+    from tracekit.analysis.plots import Plots
+
+    methods = {name for name in vars(Plots) if not name.startswith("_")}
+    assert methods == set(PLOTS) - {"measured", "ideal"}
+    assert repr(run.plot).startswith("<Plots: schedule, budget")
+    for name in methods:
+        assert isinstance(getattr(run.plot, name)(), Figure), name
+        drawn = inspect.signature(PLOTS[name]).parameters
+        given = inspect.signature(getattr(Plots, name)).parameters
+        assert list(given)[1:] == list(drawn)[1:], f"{name}: other options than its picture has"
+    titles = {show: run.plot.schedule(show=show).axes[0].get_title(loc="left") for show in ("measured", "ideal")}
+    assert all(titles.values())
+
+
+def test_runs_are_compared_by_path_by_analysis_and_as_saved(run, saved, tmp_path):
+    by_path = tracekit.diff(saved, str(saved))
+    assert by_path.to_dict()["kernels"] == []
+    mixed = tracekit.diff(tracekit.read_analysis(saved), run)
+    assert mixed.to_dict()["labels"] == by_path.to_dict()["labels"]
+    assert mixed.tables["metrics"].height == len(mixed.to_dict()["metrics"])
+    assert "second run" in repr(mixed)
+    assert "<table>" in mixed._repr_html_()
+    for suffix in (".json", ".md", ".html"):
+        mixed.save(tmp_path / f"diff{suffix}")
+    assert json.loads((tmp_path / "diff.json").read_text()) == json.loads(mixed.to_json())
+    with pytest.raises(OptionError, match=r"cannot write \.pdf"):
+        mixed.save(tmp_path / "diff.pdf")
+
+
+def test_the_gate_takes_the_same(run, saved, tmp_path):
+    verdict = tracekit.gate(run, [tracekit.read_analysis(saved)], require=["makespan_ms < +3%"])
+    assert verdict.verdict in ("pass", "inconclusive")
+    assert "<table>" in verdict._repr_html_()
+    for suffix in (".json", ".md", ".xml"):
+        verdict.save(tmp_path / f"gate{suffix}")
+    assert json.loads((tmp_path / "gate.json").read_text())["verdict"] == verdict.verdict
+    assert json.loads(verdict.to_json())["format"] == "tracekit.gate/1"
+    assert tracekit.gate(saved, require=["step_ms < 1000"]).verdict == "pass"  # a limit needs no baseline
+    assert tracekit.gate(saved, require=["step_ms < 1"]).verdict == "regressed"
+    with pytest.raises(InputError, match="there is no candidate"):
+        tracekit.gate([])
+    with pytest.raises(OptionError, match="a number must follow"):
+        tracekit.gate("nowhere", require=["step_ms << 3"])  # said before anything is read
+
+
+def test_a_diagnosis_shows_itself(samples):
+    found = tracekit.diagnose(samples / "1f1b-noshapes")
+    assert "shapes" in found._repr_html_()
+    assert json.loads(found.to_json()) == json.loads(json.dumps(found.to_dict()))
+
+
+def test_an_ideal_saves_and_draws_itself(tmp_path):
+    done = tracekit.schedules.simulate(tracekit.schedules.generate("1f1b", pp=2, microbatches=2))
+    reload = tracekit.schedules.weight_reload(2, 1)
+    for suffix in (".svg", ".json", ".html", ".trace.json"):
+        done.save(tmp_path / f"ideal{suffix}")
+        reload.save(str(tmp_path / f"reload{suffix}"))
+    assert json.loads((tmp_path / "ideal.json").read_text())["makespan"] == done.makespan
+    assert isinstance(done.plot(), Figure)
+    with pytest.raises(OptionError):
+        done.save(tmp_path / "ideal.docx")
