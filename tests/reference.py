@@ -139,15 +139,16 @@ def _whole(value):
 
 
 def _steps(frame):
-    """A CPU event belongs to the ProfilerStep that contains its start, a GPU event to that of its launch."""
-    marks = sorted(
+    """A CPU event belongs to the innermost ProfilerStep around its start, a GPU event to that of its launch."""
+    marks = [
         (r["start_ns"], r["end_ns"], int(r["name"].split("#")[1]))
         for r in frame.filter(pl.col("kind").is_in(["annotation", "cpu_op"])).iter_rows(named=True)
         if r["name"].startswith("ProfilerStep#")
-    )
+    ]
 
     def step_at(time):
-        return next((n for s, e, n in marks if s <= time < e), None)
+        around = [(s, -e, n) for s, e, n in marks if s <= time < e]
+        return max(around)[2] if around else None
 
     launch = {
         r["correlation"]: r["start_ns"]

@@ -37,6 +37,20 @@ def test_by_hand():
     assert assign_steps(events)["step"].to_list() == [1, 2, None, None, 1, 2, None, 1, 1, None, None, 1, None, None]
 
 
+def test_marks_within_a_mark():
+    events = table(
+        [
+            ("annotation", "ProfilerStep#1", 0, 100, None),
+            ("cpu_op", "ProfilerStep#1", 10, 10, None),
+            ("annotation", "ProfilerStep#2", 40, 60, None),
+            ("cpu_op", "after the empty mark", 20, 21, None),
+            ("cpu_op", "in the inner", 50, 51, None),
+            ("cpu_op", "in the outer again", 60, 61, None),
+        ]
+    )
+    assert assign_steps(events)["step"].to_list() == [1, 1, 2, 1, 2, 1]
+
+
 def test_no_marks_no_steps():
     events = table([("cpu_op", "a", 1, 2, None), ("kernel", "b", 1, 2, 1)])
     assert assign_steps(events)["step"].to_list() == [None, None]

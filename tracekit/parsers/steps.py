@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -12,7 +14,7 @@ _MARK = r"^ProfilerStep#(\d+)$"
 
 
 def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Fill ``step``: of a CPU event the step that contains its start, of a GPU event its launch's.
+    """Fill ``step``: of a CPU event the innermost step around its start, of a GPU event its launch's.
 
     *events* are one rank's. *marks* (``step``, ``start_ns``, ``end_ns``) says when each step ran; without it the
     ``ProfilerStep#N`` annotations say so. Events outside every step, and GPU events whose launch the file does not
@@ -25,18 +27,19 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     """
     kind = events["kind"].cast(pl.Enum(KINDS)).to_physical().to_numpy()
     marks = _profiler_steps(events, kind) if marks is None else marks
-    marks = marks.drop_nulls().sort("start_ns")
+    marks = marks.drop_nulls().sort("start_ns", "end_ns", "step", descending=[False, True, False])
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
     starts, numbers = events["start_ns"].to_numpy(), marks["step"].to_numpy()
-    row, marked = _containing(marks, starts)
+    pieces = _pieces(marks)
+    row, marked = _containing(pieces, starts)
     steps = numbers[row]
     del row
     gpu = _of_kind(kind, *GPU_KINDS, "gpu_annotation")
     launch = _launches(events["correlation"], _of_kind(kind, "runtime", "driver"), gpu)
     known = launch >= 0
     launched = np.flatnonzero(gpu)[known]
-    row, inside = _containing(marks, starts[launch[known]])
+    row, inside = _containing(pieces, starts[launch[known]])
     marked[gpu] = False
     steps[launched], marked[launched] = numbers[row], inside
     return events.with_columns(pl.Series("step", steps, dtype=pl.Int64).set(pl.Series(~marked), None))
@@ -60,14 +63,33 @@ def _profiler_steps(events: pl.DataFrame, kind: npt.NDArray[np.uint8]) -> pl.Dat
     return named.join(steps, on="name").select("step", "start_ns", "end_ns")
 
 
+def _pieces(marks: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Moments at which the step changes, and from each on the row of the innermost mark, -1 for none.
+
+    Marks may lie within each other: a trainer that marks steps too, or the copy of a mark among the operators.
+    """
+    starts, ends = marks["start_ns"].to_numpy(), marks["end_ns"].to_numpy()
+    bounds = np.unique(np.concatenate([starts, ends]))
+    owner = np.full(len(bounds), -1, np.int64)
+    open_rows: list[int] = []  # the heap's top is the mark that began last
+    first = np.searchsorted(starts, bounds, side="right")
+    for at, bound in enumerate(bounds):
+        for row in range(first[at - 1] if at else 0, first[at]):
+            heapq.heappush(open_rows, -row)
+        while open_rows and ends[-open_rows[0]] <= bound:
+            heapq.heappop(open_rows)
+        owner[at] = -open_rows[0] if open_rows else -1
+    return bounds, owner
+
+
 def _containing(
-    marks: pl.DataFrame, times: npt.NDArray[np.int64]
+    pieces: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], times: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """For each time the last mark that starts at or before it, and whether it has not ended by then."""
-    row = np.searchsorted(marks["start_ns"].to_numpy(), times, side="right") - 1
-    ends = marks["end_ns"].to_numpy()
-    inside = (row >= 0) & (times < ends[row])
-    return np.maximum(row, 0), inside
+    """For each time the innermost mark around it, and whether there is one."""
+    bounds, owner = pieces
+    at = np.searchsorted(bounds, times, side="right") - 1
+    row = np.where(at >= 0, owner[np.maximum(at, 0)], -1)
+    return np.maximum(row, 0), row >= 0
 
 
 def _launches(
