@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.injections import MARK, trace
-from tests.report.test_page import browser  # noqa: F401  (a fixture)
 from tracekit.diffs import diff, read_side
 from tracekit.report.html import diff as diff_page
 from tracekit.report.html.page import render_html
@@ -30,7 +29,7 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["report", "diff"])
-def test_nothing_that_a_trace_says_is_run(browser, pages, name):  # noqa: F811
+def test_nothing_that_a_trace_says_is_run(browser, pages, name):
     path = pages / f"{name}.html"
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     asked: list[str] = []

@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from tests.report.test_page import browser, opened  # noqa: F401  (a fixture)
 from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.html.path import pieces_of, time_in_cells
@@ -20,29 +19,19 @@ from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, samples):
-    """Analyse a sample with its critical path, once, and write its page."""
-    folder, known = tmp_path_factory.mktemp("sections"), {}
-
-    def run(name):
-        if name not in known:
-            path = folder / f"{name}.html"
-            analysis = analyze(samples / name, critical_path=True)
-            path.write_text(render_html(analysis), encoding="utf-8")
-            known[name] = analysis, path
-        return known[name]
-
-    return run
+@pytest.fixture
+def runs(analysed, pages):
+    """Return a sample's analysis with its critical path, and the page of it."""
+    return lambda name: (analysed(name), pages(name, path=True))
 
 
 def texts(page, rows):
     return [row.split("\t") for row in page.locator(rows).all_inner_texts()]
 
 
-def test_rates_of_products_communication_and_experts(browser, runs):  # noqa: F811
+def test_rates_of_products_communication_and_experts(look, runs):
     _, path = runs("router")
-    page = opened(browser, path)
+    page = look(path)
     heads = page.locator("#rates h3").all_inner_texts()
     assert heads == ["Products", "Communication", "Experts"]
     page.locator("nav a", has_text="Rates").click()
@@ -57,35 +46,32 @@ def test_rates_of_products_communication_and_experts(browser, runs):  # noqa: F8
     page.locator("#rates a[data-rank='3']").click()
     page.locator("#said", has_text="lanes of rank 3").wait_for(state="attached")
     assert page.said == []
-    page.close()
 
 
-def test_one_rank_has_rates_of_its_products_alone(browser, runs):  # noqa: F811
+def test_one_rank_has_rates_of_its_products_alone(look, runs):
     _, path = runs("rates")
-    page = opened(browser, path)
+    page = look(path)
     assert page.locator("#rates h3").all_inner_texts() == ["Products"]
     rows = texts(page, "#rates tbody tr")
     odd = next(row for row in rows if row[1] == "2048×1024 · 1024×4093" and row[0].startswith("forward"))
     assert (odd[2], odd[3]) == ("96.2", "9.7 %")  # an odd width keeps the product off the fast path
-    page.close()
 
 
-def test_what_better_kernels_could_give_stands_under_the_gap(browser, runs):  # noqa: F811
+def test_what_better_kernels_could_give_stands_under_the_gap(look, runs):
     analysis, path = runs("1f1b")
-    page = opened(browser, path)
+    page = look(path)
     said = page.locator("#below-peak").inner_text().replace("\xa0", " ")
-    assert said.startswith("kernels below peak: products would take ")
+    assert said.startswith("Kernels below peak: products would take ")
     shorter = analysis.rates.to_dict()["below_peak_ns"] / sum(len(one.per_step) for one in analysis.ranks)
     assert f"{shorter / 1e6:.1f} ms less per rank and step" in said
     console = Console(file=io.StringIO(), width=200, highlight=False)
     render(analysis, console)
     assert said in console.file.getvalue()
-    page.close()
 
 
-def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(browser, runs):  # noqa: F811
+def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(look, runs):
     analysis, path = runs("1f1b")
-    page = opened(browser, path)
+    page = look(path)
     rows = texts(page, "#path tbody tr")
     lengths = analysis.critical.segments.select(
         "rank", ns=analysis.critical.segments["end_ns"] - analysis.critical.segments["start_ns"]
@@ -96,7 +82,6 @@ def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(browser, r
     assert sorted(row[1] for row in rows) == sorted(f"{ns / 1e6:.2f} ms" for ns in longest["ns"])
     page.locator("#path tbody tr").nth(1).locator("a").first.click()
     page.locator("#said", has_text=f"lanes of rank {rows[1][3]}").wait_for(state="attached")
-    page.close()
 
 
 def test_without_asking_there_is_no_path(runs):
@@ -105,9 +90,9 @@ def test_without_asking_there_is_no_path(runs):
     assert 'id="path"' not in render_html(analysis)
 
 
-def test_cells_and_lanes_on_the_path_are_marked(browser, runs):  # noqa: F811
+def test_cells_and_lanes_on_the_path_are_marked(look, runs):
     analysis, path = runs("1f1b")
-    page = opened(browser, path)
+    page = look(path)
     chart = page.locator("#schedule-chart")
     button = page.locator("#schedule-legend button", has_text="critical path")
     page.focus("#schedule-chart")
@@ -128,7 +113,6 @@ def test_cells_and_lanes_on_the_path_are_marked(browser, runs):  # noqa: F811
         page.keyboard.press("n")
     assert "optimizer" in page.locator("#said").inner_text()  # the step ends on rank 0
     assert page.said == []
-    page.close()
 
 
 def test_the_marked_cells_are_those_of_the_path(runs):
@@ -158,14 +142,14 @@ def test_a_cells_moment_is_found_on_a_clock_that_is_ahead(tmp_path):
     cells, timeline = analysis.schedule.head.cells, analysis.tables["timeline"]
     for rank in (0, 1):
         begin = analysis.tables["steps"].filter(rank=rank)["start_ns"][0]
-        shown = lanes_data(analysis)["ranks"][str(rank)]["cells_at_ns"]
+        shown = lanes_data(analysis)["steps"][0]["ranks"][str(rank)]["cells_at_ns"]
         first = cells.filter(rank=rank)["start_ns"].min() - cells["start_ns"].min()
         ran = timeline.filter((pl.col("rank") == rank) & (pl.col("label") == "forward"))["start_ns"].min()
         assert begin + shown + first == pytest.approx(ran, abs=1000)
 
 
-def test_a_phones_captions_stand_above_their_tables(browser, runs):  # noqa: F811
-    page = opened(browser, runs("1f1b")[1])
+def test_a_phones_captions_stand_above_their_tables(look, runs):
+    page = look(runs("1f1b")[1])
     page.set_viewport_size({"width": 390, "height": 800})
     boxes = page.evaluate(
         """[...document.querySelectorAll('.scroll > table > caption')].filter((one) => one.offsetParent).map((one) =>
@@ -176,20 +160,15 @@ def test_a_phones_captions_stand_above_their_tables(browser, runs):  # noqa: F81
     for caption, head in boxes:
         assert caption["right"] <= 390
         assert head is None or caption["bottom"] <= head["top"] + 1
-    page.close()
 
 
-def test_paper_cuts_no_table(browser, runs):  # noqa: F811
-    page = browser.new_page(viewport={"width": 718, "height": 1040})  # A4 within its margins
-    page.goto(runs("1f1b")[1].as_uri())
-    page.wait_for_selector("html[data-ready=true]")
-    page.emulate_media(media="print")
+def test_paper_cuts_no_table(look, runs):
+    page = look(runs("1f1b")[1], width=718, height=1040, media="print")  # A4 within its margins
     wide = "[...document.querySelectorAll('main table')].filter((t) => t.getBoundingClientRect().right > 719).length"
     assert page.evaluate(wide) == 0
-    page.close()
 
 
-def test_what_a_rank_without_a_named_schedule_hid_by_phase(browser, runs, tmp_path):  # noqa: F811
+def test_what_a_rank_without_a_named_schedule_hid_by_phase(look, runs, tmp_path):
     columns = ("label", "pass", "phase", "hidden_ns", "total_ns", "beside_wgrad_ns")
     rows = [("ep_combine", "forward", "steady", 30, 40, 0), ("ep_combine", "forward", "cool-down", 0, 10, 0)]
     analysis, _ = runs("1f1b")
@@ -197,6 +176,5 @@ def test_what_a_rank_without_a_named_schedule_hid_by_phase(browser, runs, tmp_pa
     path = tmp_path / "one.html"
     unnamed = replace(analysis, schedule=None, critical=None, tables={**analysis.tables, "lanes": lanes})
     path.write_text(render_html(unnamed), encoding="utf-8")
-    page = opened(browser, path)
+    page = look(path)
     assert texts(page, "#phases tbody tr") == [["ep_combine forward", "–", "75.0 %", "0.0 %", "–"]]
-    page.close()

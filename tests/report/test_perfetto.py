@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.test_page import CHROMIUM, FLAGS
+from tests.report.conftest import CHROMIUM, FLAGS
 from tracekit.report.perfetto.export import export
 from tracekit.report.schedule.write import write_schedule
 from tracekit.schedules import generate, simulate

@@ -175,7 +175,12 @@ def _reason(
         text += "overlaps micro-batches; which schedule that belongs to cannot be known without its messages"
         return (Notice("overlap-seen", text),)
     if all(len(line) == 1 for line in lines):
-        return (Notice("no-pipeline", "the ranks exchange no pipeline messages and overlap no micro-batches"),)
+        return (
+            Notice(
+                "no-pipeline",
+                "no pipeline messages and no overlapped micro-batches: no schedule to compare with",
+            ),
+        )
     return (Notice("no-pipeline", "the ranks of a pipeline have no step in common"),)
 
 
@@ -375,7 +380,9 @@ def _what_if(head: Held, ranks: Mapping[int, RankPipeline]) -> tuple[tuple[WhatI
     if isinstance(predicted, str):
         text = f"no schedule's makespan could be predicted, only its ideal: {predicted}"
         notices.append(Notice("what-if-ideal-only", text))
-    return tuple(what_if(head.replays, pipeline.detail, len(pipeline.ranks), head.match, predicted)), notices
+    return tuple(
+        what_if(head.replays, pipeline.detail, len(pipeline.ranks), head.match, predicted, ideal_ns=head.ideal_ns)
+    ), notices
 
 
 def _untried(head: Held) -> list[Notice]:

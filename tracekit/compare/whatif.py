@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,14 +111,18 @@ def _weight_share(r: Replays, cells: pl.DataFrame) -> tuple[float, bool]:
     return (min(weight / total, 0.9), True) if weight and total else (0.5, False)
 
 
-def what_if(r: Replays, cells: pl.DataFrame, pp: int, match: Match, predicted: Predictor | str) -> list[WhatIf]:
+def what_if(
+    r: Replays, cells: pl.DataFrame, pp: int, match: Match, predicted: Predictor | str, *, ideal_ns: int
+) -> list[WhatIf]:
     """Return the schedules the run could use, best first, then what each trouble costs, most costly first.
 
     *predicted* runs other schedules on this run's machine, or says why it cannot: then rows have their ideal alone.
+    *ideal_ns* is the ideal the run itself is compared with.
     """
     own = match.schedule
     times = stage_times(r, cells, pp)
     rows = [_schedule_row(schedule, own, times, r, predicted) for schedule in _usable(own, pp, times)]
+    rows = [replace(line, ideal_ns=ideal_ns) if line.ran else line for line in rows]
     rows.sort(key=_rank)
     more = [] if isinstance(predicted, str) else [*_layout(predicted, cells), *_curves(predicted, cells, times)]
     return [*rows, *_without(r, predicted), *more]
@@ -194,7 +198,8 @@ def _basis(
     unknown: list[str] = []
     chunks, own_chunks = schedule.stages / schedule.pp, own.stages / own.pp
     if chunks != own_chunks:
-        rests_on.append(f"a rank's layers cut into {chunks:g} equal chunk{'s' * (chunks != 1)}")
+        cut = "in one chunk" if chunks == 1 else f"cut into {chunks:g} equal chunks"
+        rests_on.append(f"a rank's layers {cut}")
     if any(op.kind == "FB" for op in schedule.ranks[0]):
         apart = times.overlap is None or not isinstance(predicted, str)
         rests_on.append("FB takes F + B" if apart else f"FB takes {times.overlap:.0%} of F + B, as measured")
@@ -219,13 +224,13 @@ def _without(r: Replays, predicted: Predictor | str) -> list[WhatIf]:
             continue
         if isinstance(predicted, str):
             makespan, outside = _replayed(r, cause)
-            low = high = makespan
+            between = None  # no engine that was held against this run
             rests = (words.assumption or "", "messages and waiting as in this run")
         else:
             played = removed(predicted, cause, _inside(r, cause))
             if played is None:
                 continue
-            makespan, low, high, outside = played.ns, played.low_ns, played.high_ns, played.outside
+            makespan, between, outside = played.ns, (played.low_ns, played.high_ns), played.outside
             rests = (words.assumption or "", predicted.runtime.words())
         if measured > makespan:
             rows.append(
@@ -235,7 +240,7 @@ def _without(r: Replays, predicted: Predictor | str) -> list[WhatIf]:
                     None,
                     None,
                     makespan,
-                    (low, high),
+                    between,
                     measured - makespan,
                     outside,
                     rests_on=rests,

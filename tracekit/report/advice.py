@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
+from tracekit.report.names import short_kernel
 from tracekit.report.remedies import BECAUSE, FIXES, main_cause
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES
 
 WORTH = 0.05
 """Share of the span (of the makespan, of compute) below which time is not worth a line."""
+LATE = 0.02
+"""Share of the span from which idle time of a host that launches late is worth a line."""
 _HIDEABLE = {"exposed_ep": ("ep_dispatch", "ep_combine"), "exposed_comm": ("tp_comm", "dp_comm", "cp_comm", "comm")}
 """Causes of a gap that compute could hide, and the labels they are made of."""
 _BY_OVERLAP = ("nothing_to_hide", "same_stream", "one_queue", "compute_waited", "unknown")
@@ -32,8 +35,7 @@ def advice(analysis: Analysis) -> list[str]:
         if any(notice.code == "no-gpu-events" and "are read here" in notice.message for notice in analysis.notices):
             return ["give a trace of PyTorch's profiler or of Nsight Systems, recorded on CUDA or ROCm"]
         return ["record with CUDA activities on; `tracekit doctor` says how"]
-    found = [*(_gap(analysis) or _exposed(analysis, span)), *_launches(analysis, span), *_unknown(analysis, span)]
-    found += _longest_gap(analysis, span)
+    found = [*(_gap(analysis) or _exposed(analysis, span)), *_idle(analysis, span), *_unknown(analysis, span)]
     if analysis.total.lower_bound:
         nameless = any(n.code == "wait-unknown" and "their peer" in n.message for n in analysis.notices)
         first = "record to whom messages go (`tracekit doctor` says how)" if nameless else "add the other ranks' traces"
@@ -83,38 +85,44 @@ def cannot_fit(analysis: Analysis, labels: Sequence[str]) -> str | None:
     >>> cannot_fit(analyze("sample_traces/1f1b", schedule="none"), ["pp_comm"]) is None
     True
     """
-    total, ranks = analysis.total, max(1, len(analysis.ranks))
+    total, runs = analysis.total, max(1, sum(len(one.per_step) for one in analysis.ranks))
     exposed = sum(total.budget.exposed_ns.get(label, 0) for label in labels)
-    time = sum(total.label_ns.get(label, 0) for label in labels)
     room = max(0, total.budget.compute_ns - sum(total.hidden_ns.get(name, 0) for name in ("communication", "copy")))
     if exposed <= room:
         return None
-    already = " (it runs beside compute already)" if time - exposed > WORTH * total.budget.compute_ns else ""
-    said = f"it takes {ms(time / ranks)} per rank where there are {ms(total.budget.compute_ns / ranks)} of compute"
-    said += f"{already}: {ms((exposed - room) / ranks)} cannot be hidden, whatever the order; "
+    free = "no compute" if not room else f"only {ms(room / runs)} of compute"
+    each = "per rank and step" if runs > len(analysis.ranks) else "per rank"
+    said = f"{ms(exposed / runs)} {each} are exposed and {free} runs beside nothing yet, "
+    said += f"so {ms((exposed - room) / runs)} cannot be hidden, whatever the order; "
     return said + "move fewer bytes, use faster links, or compute more per byte"
 
 
-def _longest_gap(analysis: Analysis, span: int) -> list[tuple[float, str]]:
+def _idle(analysis: Analysis, span: int) -> list[tuple[float, str]]:
+    """Say what to do about a host that launches late, and where to look when idle time is more than anything else."""
+    total, found = analysis.total, []
+    bound = sum(one.idle_causes.get("launch_bound", 0) for one in analysis.ranks)
+    gap = _longest_gap(analysis) if total.idle_known else None
+    if total.idle_known and bound > LATE * span:
+        text = f"the GPU is idle {percent(bound / span)} of the span because the host launches late: CUDA graphs, "
+        text += "fewer small kernels, or less Python in the step"
+        if gap is not None and 2 * bound > total.budget.idle_ns:
+            text, gap = f"{text}; {gap}", None
+        found.append((bound / span, text))
+    if gap is not None:
+        share = total.budget.idle_ns / span
+        found.append((share, f"idle is most of the span, {percent(share)}: {gap}"))
+    return found
+
+
+def _longest_gap(analysis: Analysis) -> str | None:
     """Name the longest gap and what ended it, where idle time is more than anything else."""
-    total, gaps = analysis.total, analysis.tables["gaps"]
-    idle = total.budget.idle_ns
-    rest = max(total.budget.compute_ns, *total.budget.exposed_ns.values(), 0)
-    if not total.idle_known or gaps.is_empty() or idle <= rest:
-        return []
+    budget, gaps = analysis.total.budget, analysis.tables["gaps"]
+    if gaps.is_empty() or budget.idle_ns <= max(budget.compute_ns, *budget.exposed_ns.values(), 0):
+        return None
     worst = gaps.sort("ns", descending=True).row(0, named=True)
     why = max(IDLE_CAUSES, key=lambda cause: worst[f"{cause}_ns"])
-    text = f"idle is most of the span, {percent(idle / span)}: the longest gap, {ms(worst['ns'])} on rank "
-    text += f"{worst['rank']}, was {IDLE_CAUSES[why]} and ended with {worst['next_name'][:60]} ({worst['next_label']})"
-    return [(idle / span, text)]
-
-
-def _launches(analysis: Analysis, span: int) -> list[tuple[float, str]]:
-    bound = sum(one.idle_causes.get("launch_bound", 0) for one in analysis.ranks)
-    if not analysis.total.idle_known or bound <= 0.02 * span:
-        return []
-    text = f"the GPU is idle {percent(bound / span)} of the span because the host launches late: CUDA graphs, "
-    return [(bound / span, text + "fewer small kernels, or less Python in the step")]
+    ended = f"{short_kernel(worst['next_name']).partition('<')[0][:60]} ({worst['next_label']})"
+    return f"the longest gap, {ms(worst['ns'])} on rank {worst['rank']}, was {IDLE_CAUSES[why]} and ended with {ended}"
 
 
 def _unknown(analysis: Analysis, span: int) -> list[tuple[float, str]]:

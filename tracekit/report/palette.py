@@ -40,5 +40,5 @@ CELL_COLOURS = {
 IDLE_COLOUR = "#E8EBEE"
 UNRECORDED_COLOUR = "#C9CED4"
 
-COMPUTE_COLOUR = "#009E73"
-"""All compute together, in budgets."""
+COMPUTE_COLOUR = "#0072B2"
+"""All compute together, in budgets: no label's own."""

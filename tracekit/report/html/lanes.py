@@ -1,4 +1,4 @@
-"""What the page's lanes draw: computation, communication and copies of some ranks in one step."""
+"""What the page's lanes draw: computation, communication and copies of some ranks, step by step."""
 
 from __future__ import annotations
 
@@ -16,22 +16,42 @@ from tracekit.report.view.lanes import labels_of, lanes_for
 
 MOST_LANE_RANKS = 16
 """Ranks whose lanes the page holds: the first, the last, and those that differ most."""
+MOST_LANE_STEPS = 16
+"""Steps whose lanes it holds …"""
+MOST_LANE_BOXES = 300_000
+"""… and boxes of all of them; the first step is always there."""
 
 
 def lanes_data(analysis: Analysis) -> dict[str, Any] | None:
-    """Some ranks' lanes in one step: computation, communication, copies."""
+    """Some ranks' lanes by step, the one the schedule is of first: computation, communication, copies."""
     table = analysis.tables["timeline"]
     if table.is_empty():
         return None
     present = labels_of(table)
     lanes = lanes_for(present)
-    ranks = {rank: _rank_lanes(analysis, rank, lanes, present) for rank in _shown_ranks(analysis)}
     path = analysis.critical is not None and len(analysis.critical.pieces) > 0
     return {
         "kinds": [*_kinds(lanes, present), *([{"name": HOST, "colour": HOST_COLOUR}] if path else [])],
         "rows": [*lanes, *([ROW] if path else [])],
-        "ranks": {str(rank): found for rank, found in ranks.items() if found is not None},
+        "steps": _steps(analysis, lanes, present),
     }
+
+
+def _steps(analysis: Analysis, lanes: Mapping[str, Mapping[str, int]], present: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the steps that fit, each with its ranks' lanes."""
+    wanted = analysis.schedule.head.pipeline.step if analysis.schedule is not None else None
+    every = analysis.tables["steps"]["step"].unique().sort().to_list()
+    order = sorted(every, key=lambda step: (step != wanted, step is None, step or 0))[:MOST_LANE_STEPS]
+    made: list[dict[str, Any]] = []
+    boxes = 0
+    for step in order:
+        ranks = {str(rank): _rank_lanes(analysis, rank, step, lanes, present) for rank in _shown_ranks(analysis)}
+        held = {rank: found for rank, found in ranks.items() if found is not None}
+        boxes += sum(found["boxes"]["count"] for found in held.values())
+        if not held or (made and boxes > MOST_LANE_BOXES):
+            continue
+        made.append({"step": step, "ranks": held})
+    return [*made[:1], *sorted(made[1:], key=lambda one: one["step"] or 0)]
 
 
 def _kinds(lanes: Mapping[str, Mapping[str, int]], present: Sequence[str]) -> list[dict[str, Any]]:
@@ -48,13 +68,9 @@ def _place(lanes: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[int, int]]
 
 
 def _rank_lanes(
-    analysis: Analysis, rank: int, lanes: Mapping[str, Mapping[str, int]], present: Sequence[str]
+    analysis: Analysis, rank: int, number: int | None, lanes: Mapping[str, Mapping[str, int]], present: Sequence[str]
 ) -> dict[str, Any] | None:
-    steps = analysis.tables["steps"].filter(pl.col("rank") == rank)
-    wanted = analysis.schedule.head.pipeline.step if analysis.schedule is not None else None
-    step = steps.filter(pl.col("step") == wanted) if wanted is not None else steps.head(1)
-    if step.is_empty():
-        step = steps.head(1)
+    step = analysis.tables["steps"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(number))
     if step.is_empty():
         return None  # nothing ran on this rank's GPU
     begin, end = step["start_ns"][0], step["end_ns"][0]
@@ -74,7 +90,6 @@ def _rank_lanes(
         pl.col("pass").to_physical().cast(pl.Int16).alias("stage"),  # the page reads it back as the pass
         pl.lit(None, pl.Int16).alias("microbatch"),
     )
-    number = step["step"][0]
     path = _path(analysis, rank, number, (begin, end), row=len(lanes), present=present)
     return {
         "end_ns": end - begin,
@@ -108,15 +123,12 @@ def _path(
 
 
 def _cells_at(analysis: Analysis, rank: int, begin: int, step: int | None) -> int | None:
-    """Return when the schedule's time 0 is on this rank's lanes; None where the lanes are of another step."""
-    if analysis.schedule is None:
+    """Return when its pipeline's time 0 is on this rank's lanes in this step; None where it is in none."""
+    every = analysis.schedule.all if analysis.schedule is not None else ()
+    mine = [one for one in every if rank in one.pipeline.ranks and one.pipeline.step in (None, step)]
+    if not mine or mine[0].cells.filter(rank=rank).is_empty():
         return None
-    held = analysis.schedule.head
-    if rank not in held.pipeline.ranks or (held.pipeline.step is not None and step != held.pipeline.step):
-        return None
-    first = held.cells.filter(rank=rank)
-    if first.is_empty():
-        return None
+    held = mine[0]
     origin = held.cells["start_ns"].to_numpy().min(keepdims=True)  # on the common clock
     return int(held.pipeline.clocks.to_recorded(rank, origin)[0]) - begin
 

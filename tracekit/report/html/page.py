@@ -17,7 +17,9 @@ from tracekit._util.text import UNKNOWN, at_least, counted, ms, percent, signed_
 from tracekit.analysis import Analysis
 from tracekit.report.html.fleet import page_fleet
 from tracekit.report.html.lanes import lanes_data
+from tracekit.report.html.path import moments
 from tracekit.report.html.schedules import schedule_data
+from tracekit.report.names import short_kernel
 from tracekit.report.view import View, view_of
 
 
@@ -30,8 +32,9 @@ def render_html(analysis: Analysis) -> str:
     (True, False)
     """
     view = view_of(analysis)
-    data = {"schedule": schedule_data(analysis), "lanes": lanes_data(analysis)}
-    lanes = data["lanes"] or {"ranks": ()}
+    data: dict[str, Any] = {"schedule": schedule_data(analysis), "lanes": lanes_data(analysis), "asked": view.asked}
+    lanes = data["lanes"] or {"steps": ()}
+    ranks = [int(rank) for rank in lanes["steps"][0]["ranks"]] if lanes["steps"] else []
     page: str = _template().render(
         nonce=secrets.token_urlsafe(16),
         css=_asset("page.css"),
@@ -39,9 +42,11 @@ def render_html(analysis: Analysis) -> str:
         script=_asset("boxes.js") + _asset("page.js"),
         data=_inert(data),
         v=view,
-        sections=_sections(view, lanes["ranks"]),
+        sections=_sections(view, ranks),
         fleet=page_fleet(view.fleet),
-        lanes=[int(rank) for rank in lanes["ranks"]],
+        lanes=ranks,
+        lane_steps=[one["step"] for one in lanes["steps"]],
+        moments=moments(analysis, view.critical),
         choices=len(data["schedule"]["choices"]) if data["schedule"] else 0,
     )
     return page
@@ -116,5 +121,6 @@ def _template() -> Any:
         tenths=_tenths,
         whole=unbroken,
         code=_code,
+        short=short_kernel,
     )
     return environment.from_string(_asset("page.html.j2"))

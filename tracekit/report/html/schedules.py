@@ -61,6 +61,7 @@ def _choice(held: Held, critical: CriticalPath | None, *, several: bool) -> dict
         "shaded": looks.count > 1,
         "rows": [f"rank {rank}" for rank in ranks],
         "ranks": ranks,
+        "step": held.pipeline.step,
         "end_ns": end,
         "cells": _names(held),
         "sections": [

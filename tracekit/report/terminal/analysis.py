@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import terminal, wrapped
+from tracekit._util.text import counted, terminal, wrapped
 from tracekit.analysis import Analysis
 from tracekit.report.terminal.budget import budget, compute
 from tracekit.report.terminal.critical import critical
@@ -20,6 +20,7 @@ from tracekit.report.terminal.rates import communication, experts, products
 from tracekit.report.terminal.schedule import render_schedule, unnamed
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.sections import bubbles, copies, reload, spread, stragglers, warnings
+from tracekit.report.terminal.table import command_line
 from tracekit.report.terminal.why import hiding, instead
 from tracekit.report.view import View, view_of
 
@@ -39,7 +40,7 @@ def render(
         if body is not None:
             out.print()
             out.print(Text(title if isinstance(title, str) else title(view), style="bold"))
-            out.print(body)
+            out.print(body, crop=False)  # a command to copy may be longer than a line
     if definitions:
         out.print()
         out.print(Text("How each number is defined", style="bold"))
@@ -70,7 +71,7 @@ def _next(view: View, width: int) -> RenderableType | None:
     for n, (text, command) in enumerate(said, 1):
         lines.append(Text(wrapped(text, max(40, width), first=f"  {n}. ", rest="     ")))
         if command:
-            lines.append(Text(f"     {terminal(command)}", style="cyan", no_wrap=True, overflow="fold"))
+            lines.append(command_line(command))
     return Group(*lines)
 
 
@@ -79,16 +80,30 @@ def _definitions(view: View, width: int) -> Text:
     return Text("\n".join(lines), style="dim")
 
 
+def _over(view: View) -> str:
+    """Return what a table is over: every rank, and every step where there are several."""
+    count = len(view.steps.rows) + view.steps.more if view.steps else 1
+    return f"all ranks, {counted(count, 'step')}" if count > 1 else "all ranks"
+
+
+def _budget_title(view: View) -> str:
+    steps = "steps" if view.steps else "step"
+    return f"Where the {steps} went (shares of each rank's span, worst first)"
+
+
 def _bubble_title(view: View) -> str:
     return "Bubble: idle and exposed pipeline waiting" if view.pipelined else "Idle: why the GPU ran nothing"
 
 
 Section = Callable[[View, int], RenderableType | None]
 SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
-    ("Where the step went (shares of each rank's span, worst first)", budget),
+    (_budget_title, budget),
     ("Over the ranks (shares of each rank's span)", many_ranks),
-    ("Compute (all ranks)", compute),
-    ("Communication and copies: what compute hides (all ranks, most exposed first)", exposure),
+    (lambda view: f"Compute ({_over(view)})", compute),
+    (
+        lambda view: f"Communication and copies: what compute hides ({_over(view)}; most exposed first)",
+        exposure,
+    ),
     ("What hides what (all ranks)", hiders),
     ("What hiding communication costs the compute beside it (all ranks)", hiding),
     (_bubble_title, bubbles),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tracekit._util.text import at_least, bare_ms, counted, percent
 from tracekit.analysis import RankResult
-from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
+from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.terminal.table import MANY, SHOWN, label_name, note, table
 from tracekit.report.view import View
 from tracekit.report.view.budget import NOT_RECORDED, Bar, bar_of
@@ -40,7 +40,7 @@ def _legend(view: View) -> Text:
     legend = Text("  ")
     kinds = {part.kind for part in view.budget.mean.parts}
     for name, colour in (
-        ("compute", LABEL_COLOURS["forward"]),
+        ("compute", COMPUTE_COLOUR),
         ("communication", LABEL_COLOURS["pp_comm"]),
         ("copy", LABEL_COLOURS["offload"]),
         ("idle", IDLE_COLOUR),
@@ -107,14 +107,13 @@ def _drawn(bar: Bar, width: int) -> Text:
         cells[i] += 1
     text = Text(no_wrap=True)
     for part, count in zip(bar.parts, cells, strict=True):
-        colour = LABEL_COLOURS["forward"] if part.kind == "compute" else part.colour
-        text.append(GLYPHS[part.kind] * count, style=colour)
+        text.append(GLYPHS[part.kind] * count, style=part.colour)
     return text
 
 
 def compute(view: View, width: int) -> RenderableType | None:
     """List the compute labels, and what no rule knows on a line of its own."""
-    rows = [row for row in view.labels if row.kind == "compute"]
+    rows = [row for row in view.labels if row.kind == "compute" and bare_ms(row.ns) != bare_ms(0)]
     if not rows:
         return None
     made = table("label", "ms per rank", "of span", "kernels", left=("label",))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 
-from tracekit._util.text import bare_ms, percent
-from tracekit.report.terminal.table import note, table
+from tracekit._util.text import bare_ms, percent, terminal
+from tracekit.report.terminal.table import fitted, note
 from tracekit.report.view import View
-
-_WIDEST = 44
 
 
 def critical(view: View, width: int) -> RenderableType | None:
@@ -16,10 +14,14 @@ def critical(view: View, width: int) -> RenderableType | None:
     path = view.critical
     if path is None:
         return None
-    made = table("from ms", "ms", "of step", "rank", "kind", "label", "what", left=("kind", "label", "what"))
-    for row in path.rows:
-        peer = f", rank {row.peer} came last" if row.peer is not None else ""
-        what = row.name(most=max(12, min(_WIDEST, width - 56))) + peer
-        times = (bare_ms(row.from_ns), bare_ms(row.ns), percent(row.share))
-        made.add_row(*times, str(row.rank), row.kind, row.label or "", what)
+    heads = ["from ms", "ms", "of step", "rank", "kind", "label", "came last", "what"]
+    rows = [
+        [bare_ms(row.from_ns), bare_ms(row.ns), percent(row.share), str(row.rank), row.kind, row.label or "",
+         "" if row.peer is None else f"rank {row.peer}", terminal(row.name())]
+        for row in path.rows
+    ]  # fmt: skip
+    spare = ["came last"] if any(row.peer is not None for row in path.rows) else []
+    if not spare:
+        heads, rows = [*heads[:6], heads[7]], [[*row[:6], row[7]] for row in rows]
+    made = fitted(heads, rows, width, left=("kind", "label", "what"), spare=spare, names="what")
     return Group(made, *(note(line) for line in path.notes))

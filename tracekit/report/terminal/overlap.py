@@ -27,7 +27,7 @@ def exposure(view: View, width: int) -> RenderableType | None:
         figures += [bare_ms(row.blocking_ns)] if blocks else []
         figures += [bare_ms(row.wait_ns)] if waited else []
         causes = row.causes(most=2 if width >= WIDE else 1)
-        figures += [", ".join(f"{cause} {percent(share, digits=0)}" for cause, share in causes)] if caused else []
+        figures += [", ".join(f"{percent(share, digits=0)} {cause}" for cause, share in causes)] if caused else []
         made.add_row(label_name(row.label), *figures)
     return made
 

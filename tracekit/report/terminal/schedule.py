@@ -30,7 +30,7 @@ def render_schedule(view: View, width: int) -> RenderableType | None:
         note(view.rates.below_peak) if view.rates is not None and view.rates.below_peak else None,
         gantt(held.head, width),
         _phases(found.phases),
-        render_what_if(found.what_if),
+        render_what_if(found.alternatives, width),
     ]
     return Group(*(part for part in parts if part is not None))
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import terminal
+from tracekit._util.text import apart, terminal, wrapped
 from tracekit.report.palette import LABEL_COLOURS
 
 MANY = 12
 """Ranks above which only the worst, the median and the best are listed."""
 SHOWN = 5
+LEAST_NAME = 24
+"""Letters a name keeps, however narrow the terminal."""
 
 
 def table(*columns: str, left: Sequence[str] = ()) -> Table:
@@ -24,9 +27,63 @@ def table(*columns: str, left: Sequence[str] = ()) -> Table:
     return made
 
 
-def note(text: str, style: str = "dim") -> Padding:
-    """Return a remark under a table, indented where it wraps too."""
-    return Padding(Text(terminal(text), style=style), (0, 0, 0, 2), expand=False)
+def fitted(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Text | str]],
+    width: int,
+    *,
+    left: Sequence[str],
+    spare: Sequence[str] = (),
+    names: str | None = None,
+) -> Table:
+    """Return a filled table no broader than *width* if it can be, in which no two names are cut alike.
+
+    The column *names* is shortened first, to what still tells its rows apart; then columns in *spare* go.
+
+    >>> made = fitted(("name", "ms", "peak"), [("a" * 9, "1.0", "3")], 16, left=("name",), spare=("peak",))
+    >>> [column.header for column in made.columns]
+    ['name', 'ms']
+    """
+    broad = {name: max(len(name), *(len(row[at]) for row in rows)) for at, name in enumerate(columns)}
+    least = broad | ({names: min(broad[names], LEAST_NAME)} if names else {})
+    kept = list(columns)
+    for name in spare:
+        if name in kept and _breadth(kept, least) > width:
+            kept.remove(name)
+    made = table(*kept, left=left)
+    room = max(LEAST_NAME, width - _breadth(kept, broad | ({names: 0} if names else {})))
+    told = apart((str(row[columns.index(names)]) for row in rows), most=room) if names else [""] * len(rows)
+    for column in made.columns:
+        column.no_wrap = column.no_wrap or column.header == names or _breadth(kept, broad) <= width
+    for row, short in zip(rows, told, strict=True):
+        cells = {name: short if name == names else cell for name, cell in zip(columns, row, strict=True)}
+        made.add_row(*(cells[name] for name in kept))
+    return made
+
+
+def _breadth(columns: Sequence[str], broad: Mapping[str, int]) -> int:
+    return sum(broad[name] + 2 for name in columns) - 2
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A remark under a table: indented where it wraps too, numbers on one line with their units."""
+
+    text: str
+    style: str = "dim"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(wrapped(self.text, options.max_width, first="  ", rest="  "), style=self.style)
+
+
+def note(text: str, style: str = "dim") -> Note:
+    """Return a remark under a table."""
+    return Note(text, style)
+
+
+def command_line(words: str) -> Text:
+    """Return a command to copy: on one line, however long it is."""
+    return Text(f"     {terminal(words)}", style="cyan", no_wrap=True, overflow="ignore")
 
 
 def label_name(label: str) -> Text:

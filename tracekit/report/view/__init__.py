@@ -19,6 +19,7 @@ from tracekit.report.view.path import path_view
 from tracekit.report.view.pipeline import schedule_view, unnamed_phases
 from tracekit.report.view.ranks import MOST_BUBBLES, bubble_rows, clock_note, steps_view, stragglers
 from tracekit.report.view.rates import rates_view
+from tracekit.report.view.why import hiding_view, instead_view
 from tracekit.report.view.work import copies, kernels, reload_view
 
 __all__ = ["View", "view_of"]
@@ -67,6 +68,8 @@ def _build(analysis: Analysis) -> View:
         phases=unnamed_phases(analysis),
         critical=path_view(analysis),
         rates=rates_view(analysis),
+        instead=instead_view(analysis),
+        hiding=hiding_view(analysis),
         stragglers=late,
         clock_note=clock_note(analysis),
         steps=steps_view(analysis),

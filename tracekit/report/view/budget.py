@@ -19,6 +19,8 @@ NOT_RECORDED = "not recorded"
 """The part of a budget in which lost work may have run."""
 LOUD = 0.01
 """Share of the span above which work whose label is unknown stands out."""
+WORTH_A_COLUMN = 0.005
+"""Share of some label's time from which compute that hides it has a column: less is shown as nothing."""
 MOST_BESIDE = 6
 """Compute labels named beside one label."""
 
@@ -215,7 +217,11 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
     rows = {label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)}
     if not rows:
         return None
-    columns = tuple(label for label in LABELS if any(by.get(label) for by in rows.values()))
+    columns = tuple(
+        column
+        for column in LABELS
+        if any(by.get(column, 0) >= WORTH_A_COLUMN * total.label_ns[label] for label, by in rows.items())
+    )
     return Matrix(
         columns,
         tuple(

@@ -17,6 +17,7 @@ from tracekit.report.view.path import PathView
 from tracekit.report.view.pipeline import PhaseRow, ScheduleView
 from tracekit.report.view.ranks import BubbleRow, Steps, Straggler
 from tracekit.report.view.rates import RatesView
+from tracekit.report.view.why import Hiding, Instead
 from tracekit.report.view.work import Copies, Kernel, ReloadView
 
 
@@ -50,6 +51,10 @@ class View:
     critical: PathView | None
     """The critical path, where it was asked for."""
     rates: RatesView | None
+    instead: Instead | None
+    """What the host did while the GPU waited for its next launch."""
+    hiding: Hiding | None
+    """What hiding communication costs the compute beside it."""
     stragglers: tuple[Straggler, ...]
     clock_note: str
     steps: Steps | None

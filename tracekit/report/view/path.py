@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from tracekit._util.text import counted, percent
+from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
+from tracekit.report.names import short_kernel
 
 LONGEST = 10
 """Segments that are listed."""
@@ -30,14 +31,14 @@ class PathRow:
     peer: int | None
     """The rank that came last, where the path goes on."""
 
-    def name(self, *, most: int | None = None) -> str:
-        """Return what ran, cut to *most* characters; of the host's work, what it came before.
+    def name(self) -> str:
+        """Return what ran, in short; of the host's work, what it came before.
 
         >>> PathRow(0, 5, 0.5, 1, "host", None, "aten::mm", None).name()
-        'until it launched aten::mm'
+        'until aten::mm'
         """
-        until = "until it launched " if self.kind == "host" and self.what else ""
-        return f"{until}{self.what[:most]}"
+        until = "until " if self.kind == "host" and self.what else ""
+        return f"{until}{short_kernel(self.what)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,15 @@ def path_view(analysis: Analysis) -> PathView | None:
     begin = int(shown["start_ns"].to_numpy().min())
     longest = shown.sort("ns", descending=True).head(LONGEST).sort("start_ns")
     where = f" of step {step}, the slowest of {len(spans)}" if len(spans) > 1 else ""
+    over = f" {counted(len(spans), 'step')}" if len(spans) > 1 else ""
+    whole = ", from the first rank's start to the last one's end" if len(analysis.ranks) > 1 else ""
     covered = percent(int(longest["ns"].sum()), span)
     totals = path.totals()
     ranks = {f"rank {key}" if key.isdigit() else key: ns for key, ns in totals["by_rank"].items()}
     notes = (
-        f"the {len(longest)} longest of {counted(len(shown), 'segment')}{where}: {covered} of the step",
-        f"in all: {_shares(totals['by_label'])}",
+        f"the {len(longest)} longest of {counted(len(shown), 'segment')}{where}: "
+        f"{covered} of the step's {ms(span)}{whole}",
+        f"in all{over}: {_shares(totals['by_label'])}",
         f"by rank: {_shares(ranks)}",
     )
     rows = (

@@ -86,6 +86,17 @@ class WhatIfRow:
     command: str | None = None
     """Draws that schedule."""
 
+    @property
+    def title(self) -> str:
+        """What would change, with its chunks."""
+        chunks = f" × {self.virtual}" if self.virtual and self.virtual > 1 else ""
+        return f"{self.name}{chunks}{' (this run)' if self.ran else ''}"
+
+    @property
+    def basis(self) -> tuple[str, ...]:
+        """What the row rests on, and what could not be known."""
+        return (*self.rests_on, *(f"not known: {text}" for text in self.unknown))
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleView:
@@ -109,6 +120,16 @@ class ScheduleView:
     orders: tuple[tuple[int, Sequence[str]], ...]
     phases: tuple[PhaseRow, ...]
     what_if: tuple[WhatIfRow, ...]
+
+    @property
+    def alternatives(self) -> tuple[WhatIfRow, ...]:
+        """The what-ifs that can be compared with the run: other schedules, another layout, one trouble less."""
+        return tuple(row for row in self.what_if if row.change in ("schedule", "layout", "without"))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the what-ifs rest on or could not know, each once."""
+        return tuple(dict.fromkeys(text for row in self.alternatives if not row.ran for text in row.basis))
 
 
 def schedule_view(analysis: Analysis) -> ScheduleView | None:

@@ -23,7 +23,7 @@
   function timeline(element, { rows, kinds, sections, end, describe, number, hidden, open, outlines }) {
     const rowHeight = Math.max(9, Math.min(34, 640 / (rows.length * sections.length)));
     const gridHeight = Math.max(rows.length * rowHeight, 30), gap = 46;
-    element.style.height = `${sections.length * (gridHeight + gap) + 60}px`;
+    element.style.height = `${sections.length * (gridHeight + gap) + 64}px`;
     const chart = echarts.getInstanceByDom(element) || begin(element);
     chart.resize();
 
@@ -82,7 +82,7 @@
     const draw = () => chart.setOption({
       animation: false,
       legend: { show: false, data: kinds.map((kind) => kind.name), selected: Object.fromEntries(kinds.map((kind, k) => [kind.name, !hidden.has(k)])) },
-      grid: sections.map((_, i) => ({ left: 96, right: 22, top: 26 + i * (gridHeight + gap), height: gridHeight })),
+      grid: sections.map((_, i) => ({ left: 96, right: 22, top: 30 + i * (gridHeight + gap), height: gridHeight })),
       xAxis: sections.map((_, i) => ({
         gridIndex: i, type: "value", min: 0, max: end, axisLabel: { color: css("--soft"), formatter: (v) => `${+v.toFixed(3)}`, showMaxLabel: false, hideOverlap: true },
         axisLine: { lineStyle: { color: css("--line") } }, splitLine: { lineStyle: { color: css("--line"), opacity: 0.6 } },
@@ -219,14 +219,15 @@
   const time = (all, i) => `${all.start[i].toFixed(3)} to ${all.end[i].toFixed(3)} ms\n${(all.end[i] - all.start[i]).toFixed(3)} ms long`;
   const charts = [];
 
-  let openLanes = null; // (rank, from, to in ms) shows a rank's lanes, and a moment of them
+  let openLanes = null; // (rank, { step, from, to in ms, only }) shows a rank's lanes: a moment of them, or one label alone
 
   async function schedule({ causes, choices }) {
     const hidden = new Set(), at = charts.push(null) - 1, box = document.getElementById("schedule-which");
     const show = async (which) => {
-      const { kinds, rows, ranks, cells, sections, end_ns, shaded } = choices[which];
+      const { kinds, rows, ranks, step, cells, sections, end_ns, shaded } = choices[which];
       const unpacked = await Promise.all(sections.map(async (s) => ({ name: s.name, boxes: await boxes.unpack(s.boxes) })));
-      const inLanes = (rank) => which === 0 && data.lanes?.ranks[rank]?.cells_at_ns != null;
+      const ofStep = (data.lanes?.steps || []).find((one) => one.step === step || step === null);
+      const inLanes = (rank) => ofStep?.ranks[rank]?.cells_at_ns != null;
       const describe = ({ section, row, boxes: all, i }) => {
         const cell = all.stage[i] >= 0 ? `\nstage ${all.stage[i]}, micro-batch ${all.microbatch[i]}` : "";
         let said = `${kinds[all.kind[i]].name}${all.half[i] ? " (overlapped pair)" : ""} · ${rows[row]} · ${section.name}${cell}\n${time(all, i)}`;
@@ -240,8 +241,8 @@
       };
       const open = ({ section, row, boxes: all, i }) => {
         if (section.name !== "measured" || !inLanes(ranks[row])) return;
-        const shift = data.lanes.ranks[ranks[row]].cells_at_ns / 1e6, around = (all.end[i] - all.start[i]) * 0.5;
-        openLanes(ranks[row], all.start[i] + shift - around, all.end[i] + shift + around);
+        const shift = ofStep.ranks[ranks[row]].cells_at_ns / 1e6;
+        openLanes(ranks[row], { step: ofStep.step, from: all.start[i] + shift, to: all.end[i] + shift });
       };
       const marked = new Map(unpacked.map(({ boxes: all }) => [all, byRow(all, (i) => all.waiting?.path[i] > 0 && [all.row[i], all.half[i]])]));
       const onPath = [...marked.values()].some((found) => found.size);
@@ -257,27 +258,34 @@
     await show(0);
   }
 
-  async function lanes({ kinds, rows, ranks }) {
-    const cache = new Map(), hidden = new Set(); // what is switched off stays off when another rank is chosen
-    const rankBox = document.getElementById("lanes-rank"), phaseBox = document.getElementById("lanes-phase");
-    const numbers = Object.keys(ranks).sort((a, b) => a - b);
-    rankBox.replaceChildren(...numbers.map((rank) => new Option(rank, rank)));
-    rankBox.parentElement.hidden = numbers.length < 2;
+  async function lanes({ kinds, rows, steps }) {
+    const cache = new Map(), hidden = new Set(); // what is switched off stays off when another rank or step is chosen
+    const [rankBox, stepBox, phaseBox] = ["rank", "step", "phase"].map((name) => document.getElementById(`lanes-${name}`));
+    stepBox.replaceChildren(...steps.map(({ step }, which) => new Option(step ?? "all", which)).sort((a, b) => a.text - b.text));
+    stepBox.value = 0; // the one the schedule is of
+    stepBox.parentElement.hidden = steps.length < 2;
+    const here = () => steps[stepBox.value].ranks, lane = () => here()[rankBox.value];
+    const offer = () => { // the ranks of the chosen step
+      const before = rankBox.value, numbers = Object.keys(here()).sort((a, b) => a - b);
+      rankBox.replaceChildren(...numbers.map((rank) => new Option(rank, rank)));
+      rankBox.value = numbers.includes(before) ? before : numbers[0];
+      rankBox.parentElement.hidden = numbers.length < 2;
+    };
     const at = charts.push(null) - 1;
     const phase = () => {
-      const found = ranks[rankBox.value], chosen = found.phases.find(({ name }) => name === phaseBox.value);
+      const found = lane(), chosen = found.phases.find(({ name }) => name === phaseBox.value);
       if (chosen) charts[at].zoom(100 * chosen.start_ns / found.end_ns, 100 * chosen.end_ns / found.end_ns); else charts[at].zoom(0, 100);
     };
     const show = async () => {
-      const rank = rankBox.value, found = ranks[rank];
-      if (!cache.has(rank)) cache.set(rank, await boxes.unpack(found.boxes));
-      if (rank !== rankBox.value) return; // another was chosen meanwhile
+      const rank = rankBox.value, found = lane();
+      if (!cache.has(found)) cache.set(found, await boxes.unpack(found.boxes));
+      if (found !== lane()) return; // another was chosen meanwhile
       const describe = ({ row, boxes: all, i }) => {
         const pass = ["forward", "backward"][all.stage[i]], piece = found.path[all.microbatch[i]];
         if (piece !== undefined) return `${kinds[all.kind[i]].name} · on the critical path\n${time(all, i)}\n${piece}`;
         return `${kinds[all.kind[i]].name}${pass ? ` (${pass} pass)` : ""} · ${rows[row]}\n${time(all, i)}`;
       };
-      const all = cache.get(rank), onPath = found.path.length > 0;
+      const all = cache.get(found), onPath = found.path.length > 0;
       const around = byRow(all, (i) => all.microbatch[i] >= 0 && kinds[all.kind[i]].row !== undefined && [kinds[all.kind[i]].row, kinds[all.kind[i]].half]);
       charts[at] = timeline(document.getElementById("lanes-chart"), { outlines: onPath ? () => around : null, rows, kinds, sections: [{ name: `rank ${rank}`, boxes: all }], end: found.end_ns / 1e6, describe, hidden });
       legend(document.getElementById("lanes-legend"), kinds, hidden, (same, on) => charts[at].toggle(same, on), { path: onPath });
@@ -288,25 +296,61 @@
       phase();
     };
     rankBox.onchange = show;
+    stepBox.onchange = () => { offer(); show(); };
     phaseBox.onchange = phase;
+    offer();
     await show();
-    openLanes = async (rank, from, to) => {
-      rankBox.value = rank;
+    openLanes = async (rank, { step, from, to, only } = {}) => {
+      const which = steps.findIndex((one) => one.step === step);
+      if (which >= 0) stepBox.value = which;
+      offer();
+      if (rank !== undefined && rank in here()) rankBox.value = rank;
       if (from !== undefined) phaseBox.value = "";
+      if (only !== undefined) {
+        hidden.clear();
+        kinds.forEach(({ name }, kind) => { if (name !== only) hidden.add(kind); });
+      }
       await show();
-      if (from !== undefined) charts[at].zoom(100 * from * 1e6 / ranks[rank].end_ns, 100 * to * 1e6 / ranks[rank].end_ns);
+      const end = lane().end_ns / 1e6, around = (to - from) / 2; // the moment, and half of it on both sides
+      if (from !== undefined) charts[at].zoom(100 * (from - around) / end, 100 * (to + around) / end);
       document.getElementById("lanes").scrollIntoView();
       document.getElementById("lanes-chart").focus({ preventScroll: true });
-      said.textContent = `lanes of rank ${rank}`;
+      const which_step = steps.length > 1 ? `, step ${steps[stepBox.value].step}` : "";
+      said.textContent = `lanes of rank ${rankBox.value}${which_step}${only === undefined ? "" : `: ${only} alone`}`;
     };
   }
 
-  // Every number leads somewhere: a rank to its lanes, a command to the clipboard.
+  // A rank of the heat map in words: its figures, its lanes where they are here, else the command that makes them.
+  function tellCell(cell) {
+    const line = document.getElementById("heat-said"), link = line.querySelector("a"), command = line.querySelector(".command");
+    const rank = cell.dataset.cell, here = cell.classList.contains("in");
+    line.hidden = false;
+    line.firstElementChild.textContent = cell.parentElement.title;
+    link.hidden = !here;
+    link.dataset.rank = rank;
+    if (command) {
+      const words = `tracekit analyze ${quoted(data.asked)} --ranks ${rank} -o rank-${rank}.html`;
+      command.hidden = here;
+      command.firstElementChild.textContent = command.querySelector("button").dataset.copy = words;
+    }
+    said.textContent = cell.parentElement.title;
+  }
+  const quoted = (words) => (/^[\w@%+=:,./-]+$/.test(words) ? words : `'${words.replaceAll("'", `'"'"'`)}'`);
+
+  // Every number leads somewhere: a rank to its lanes, a moment to where it is, a label to its lanes alone, a command to
+  // the clipboard.
   document.addEventListener("click", async (event) => {
-    const rank = event.target.closest("[data-rank]"), command = event.target.closest("[data-copy]");
+    const near = (name) => event.target.closest(`[data-${name}]`), number = (text) => (text === undefined ? undefined : Number(text));
+    const rank = near("rank"), label = near("label"), cell = near("cell"), command = near("copy");
     if (rank && openLanes) {
       event.preventDefault();
-      await openLanes(rank.dataset.rank);
+      const { step, from, to } = rank.dataset;
+      await openLanes(rank.dataset.rank, { step: number(step), from: number(from), to: number(to) });
+    } else if (label && openLanes) {
+      event.preventDefault();
+      await openLanes(undefined, { only: label.dataset.label });
+    } else if (cell) {
+      tellCell(cell);
     } else if (command) {
       event.preventDefault();
       try {
@@ -323,7 +367,7 @@
 
   try {
     if (data.schedule) await schedule(data.schedule);
-    if (data.lanes && Object.keys(data.lanes.ranks).length) await lanes(data.lanes);
+    if (data.lanes && data.lanes.steps.length) await lanes(data.lanes);
   } catch (problem) {
     for (const chart of document.querySelectorAll(".chart")) {
       chart.replaceChildren("The timeline could not be drawn in this viewer; open the file in a current browser. Every figure stands in the tables.");

@@ -1,0 +1,90 @@
+"""Tables and remarks in the terminal: nothing cut that is needed, nothing broken that belongs together."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, Group
+
+from tracekit.report.names import short_kernel
+from tracekit.report.terminal.table import LEAST_NAME, command_line, fitted, note
+from tracekit.report.terminal.whatif import render_what_if
+from tracekit.report.view.pipeline import WhatIfRow
+
+
+def printed(body, width):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(body, crop=False)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_remark_keeps_numbers_with_their_units():
+    text = "host 15.6 %, takes 10.8 ms, rank 7 last"
+    for width in range(14, 45):
+        lines = printed(note(text), width)
+        assert max(map(len, lines)) <= width
+        assert not any(line.lstrip().startswith(("%", "ms", "7")) for line in lines)
+
+
+def test_a_command_to_copy_is_whole_on_one_line():
+    words = "tracekit analyze " + "x" * 100
+    assert printed(Group(command_line(words)), 80) == [f"     {words}"]
+
+
+def test_columns_go_in_order_until_a_table_fits():
+    heads = ("name", "a", "b", "c")
+    rows = [("long_name_of_a_row", "1", "2", "3")]
+    shown = {
+        width: [column.header for column in fitted(heads, rows, width, left=("name",), spare=("c", "a")).columns]
+        for width in (27, 26, 24, 23)
+    }
+    assert shown[27] == ["name", "a", "b", "c"]  # 18 + three columns of 1 and a gap of 2
+    assert shown[26] == ["name", "a", "b"]
+    assert shown[24] == ["name", "a", "b"]
+    assert shown[23] == ["name", "b"]
+
+
+def test_names_are_shortened_apart_and_never_below_what_tells_them():
+    names = ["kernel<" + "x" * 40 + f", {kind}>" for kind in ("add", "mul")]
+    lines = printed(fitted(("ms", "what"), [("1.0", name) for name in names], 40, left=("what",), names="what"), 40)
+    assert max(map(len, lines)) <= 40
+    assert lines[1] != lines[2]
+    narrow = printed(fitted(("ms", "what"), [("1.0", name) for name in names], 8, left=("what",), names="what"), 80)
+    assert len(narrow[1].split(maxsplit=1)[1]) == LEAST_NAME
+
+
+def row(name, **more):
+    nothing = dict.fromkeys(
+        ("virtual", "range_ns", "ideal_ns", "saves_ns", "outside_cells", "peak_activations", "layout")
+    )
+    return WhatIfRow(
+        **{"name": name, "change": "schedule", "predicted_ns": 1_000_000_000, "slower": False, "ran": False,
+           "rests_on": (), "unknown": (), "layout": None, **nothing, **more}
+    )  # fmt: skip
+
+
+def test_what_if_at_80_columns_names_every_schedule_and_its_prediction():
+    rows = [
+        row("interleaved-overlap", virtual=2, range_ns=(900_000_000, 1_100_000_000), ideal_ns=8, outside_cells=0.5),
+        row("interleaved-zb", virtual=2, range_ns=(900_000_000, 1_100_000_000), saves_ns=-12_300_000, slower=True),
+        row("interleaved", virtual=2, ran=True, saves_ns=0),
+    ]
+    text = printed(render_what_if(rows, 80), 80)
+    assert [line.split("  ")[0] for line in text[1:4]] == [
+        "interleaved-overlap × 2",
+        "interleaved-zb × 2",
+        "interleaved × 2 (this run)",
+    ]
+    assert all("1,000.0" in line for line in text[1:4])
+    assert text[2].endswith("−12.3")  # the head names the unit, the sign says slower
+
+
+def test_a_kernel_is_called_by_what_tells_it_apart():
+    said = short_kernel(
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
+        "TensorListMetadata<1>, float>(long, T1, T2...)"
+    )
+    assert said == "multi_tensor_apply_kernel<TensorListMetadata<1>, float>"
+    assert short_kernel("operator()") == "operator"
+    assert short_kernel("()") == "()"  # never nothing
+    assert short_kernel("nvjet_sm90_tst_128x256_NNN") == "nvjet_sm90_tst_128x256_NNN"
