@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import polars as pl
 import pytest
 
 import tracekit
+from tests.clusters import dask_cluster, until, wait_for_workers
 from tracekit.analysis.persist import read_tables, write_tables
 from tracekit.errors import InputError, OptionError
 from tracekit.intervals import Intervals
@@ -175,38 +175,6 @@ def test_urls_travel_to_the_workers(traces, tmp_path):
 # ---- Dask, for real
 
 
-@contextlib.contextmanager
-def dask_cluster(folder, workers):
-    """A scheduler and worker processes on loopback; yields its address and the workers."""
-    started = []
-    environment = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "5", "PYTHONWARNINGS": "ignore"}
-
-    def start(module, *words):
-        with (folder / f"{len(started)}.log").open("w") as log:
-            command = [sys.executable, "-m", f"distributed.cli.{module}", *words, "--no-dashboard"]
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment))
-        return started[-1]
-
-    try:
-        file = folder / "scheduler.json"
-        start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        until(lambda: file.exists() and file.read_text().strip().endswith("}"))
-        address = json.loads(file.read_text())["address"]
-        each = ["--nthreads", "1", "--no-nanny", "--local-directory", str(folder)]
-        yield address, [start("dask_worker", address, *each) for _ in range(workers)]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
-def until(ready, seconds=120):
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.02)
-
-
 def ranks_in(store):
     return len(list(Path(store).glob("rank=*")))
 
@@ -214,9 +182,8 @@ def ranks_in(store):
 @pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="dask.distributed is not installed")
 def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, traces, tmp_path):
     store = tmp_path / "store"
-    with dask_cluster(tmp_path, 2) as (address, workers):
-        both = f"from distributed import Client\nClient('{address}').wait_for_workers(2, timeout=120)"
-        subprocess.run([sys.executable, "-W", "ignore", "-c", both], check=True, timeout=150)
+    with dask_cluster(tmp_path, 2) as (address, workers, _):
+        wait_for_workers(address, 2)
         with subprocess.Popen(
             [*COMMAND, "ingest", str(traces), "-o", str(store), "--dask", address],
             stdout=subprocess.PIPE,

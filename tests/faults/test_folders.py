@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -130,6 +131,45 @@ def test_a_file_that_goes_away_while_it_is_read_is_left_out_and_named(four, pack
     assert "rank2" in said
     assert "stale file handle" in said
     assert "\n" not in said
+
+
+class Slow:
+    """A file on a network that hands out a few bytes at a time, each after a while."""
+
+    def __init__(self, file):
+        self._file = file
+        self.waits = 0
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def _wait(self):
+        self.waits += 1
+        time.sleep(0.001)
+
+    def read(self, size=-1):
+        self._wait()
+        return self._file.read(size if size < 0 else min(size, 700))
+
+    def readinto(self, view):
+        self._wait()
+        return self._file.readinto(memoryview(view)[:700])
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
+def test_a_slow_file_gives_the_same_events(four, packed, monkeypatch):
+    folder, restart, slow = four(packed=packed), Stream.restart, []
+    expected = tracekit.load(folder, ranks=[2]).rank(2).events
+
+    def slow_down(self):
+        if not isinstance(self._file, Slow):
+            self._file = Slow(self._file)
+            slow.append(self._file)
+        restart(self)
+
+    monkeypatch.setattr(Stream, "restart", slow_down)
+    assert tracekit.load(folder, ranks=[2]).rank(2).events.equals(expected)
+    assert sum(file.waits for file in slow) > 10
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_cut_and_says_so(four, monkeypatch):

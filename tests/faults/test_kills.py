@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import tracekit
+from tests.clusters import dask_cluster, wait_for_workers
 from tracekit._util.files import atomic_write, being_built, part_prefix, sweep
 from tracekit.store.files import open_store
 
@@ -123,6 +124,24 @@ def test_ctrl_c_ends_everything(traces):
         assert running.returncode in (0, 130)
         assert "Traceback" not in err
         assert gone(running.pid)
+
+
+def test_a_killed_dask_worker_costs_nothing(traces, answer, tmp_path):
+    """A worker is killed while it works, and another takes its place: the answer is the same."""
+    pytest.importorskip("distributed")
+    choose = random.Random(4)
+    with dask_cluster(tmp_path, 2) as (address, workers, start_worker):
+        for _ in range(KILLS):
+            wait_for_workers(address, 2)
+            running = start("analyze", traces, "--json", "--schedule", "none", "--dask", address)
+            time.sleep(choose.uniform(0.3, 2))
+            victim = workers.pop(0)
+            victim.kill()
+            workers.append(start_worker())
+            out, err = running.communicate(timeout=SOON_S)
+            assert running.returncode == 0, err
+            assert out.strip() == answer.strip()
+            assert gone(running.pid)
 
 
 def small_files():

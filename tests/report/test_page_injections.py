@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+import threading
+from pathlib import Path
+
 import pytest
 
 from tests.injections import MARK, trace
 from tracekit.diffs import diff, read_side
 from tracekit.report.html import diff as diff_page
 from tracekit.report.html.page import render_html
+from tracekit.report.perfetto.export import export
+from tracekit.report.perfetto.serve import OneReader
 from tracekit.run.analyze import analyze
 
 
@@ -45,3 +53,22 @@ def test_nothing_that_a_trace_says_is_run(browser, pages, name):
     assert page.locator("img").count() == 0
     assert MARK in page.inner_text("body")  # it is there, as text
     page.close()
+
+
+def test_a_served_export_is_a_file_to_a_browser_and_json_to_a_reader(browser, pages, tmp_path):  # noqa: F811
+    file = tmp_path / "<script>window.PWNED=8<\N{DIVISION SLASH}script>.json"
+    export([str(next(path for path in pages.iterdir() if path.is_dir()))], file)
+    names = {event["name"] for event in json.loads(file.read_text(encoding="utf-8"))["traceEvents"]}
+    assert any(MARK in name for name in names)  # it is there, as text
+    assert not any(re.search("[\x00-\x1f]", json.dumps(name)) for name in names)
+    with OneReader(file, port=0) as offer:
+        waiting = threading.Thread(target=offer.wait, daemon=True)
+        waiting.start()
+        page = browser.new_page()
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        with page.expect_download() as download, contextlib.suppress(Exception):  # goto ends where a download begins
+            page.goto(offer.url)
+        waiting.join(10)
+        assert Path(download.value.path()).read_bytes() == file.read_bytes()
+        assert page.evaluate("window.PWNED") is None
+        page.close()

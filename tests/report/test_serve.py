@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import subprocess
 import sys
@@ -132,3 +133,22 @@ def test_an_exported_file_is_known_and_a_trace_is_not(samples, tmp_path):
         assert is_export(tmp_path / name)
     assert not is_export(next((samples / "reload").glob("rank0*")))
     assert not is_export(tmp_path / "nowhere.json")
+
+
+NAMES = ("a\r\nX-Pwned: 1.json", "<script>alert(1)<\N{DIVISION SLASH}script>.json", "é ü #?&.json", "\x1b[31m.json.gz")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_a_file_is_called_its_address_is_one_word_that_works(tmp_path, name):
+    (tmp_path / name).write_bytes(b"<script>window.PWNED=1</script>")
+    with OneReader(tmp_path / name, port=0) as offer:
+        waiting = threading.Thread(target=offer.wait, daemon=True)
+        waiting.start()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w.%~/-]+", offer.url)
+        assert get(f"http://127.0.0.1:{offer.port}/%C3%A9/x")[0] == 404
+        status, headers, body = get(offer.url)
+        waiting.join(10)
+    assert (status, body) == (200, b"<script>window.PWNED=1</script>")
+    assert headers["Content-Type"] == "application/octet-stream"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "X-Pwned" not in headers

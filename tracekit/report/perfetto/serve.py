@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import os
 import secrets
 import shutil
 import zlib
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import quote
 
 from tracekit.errors import OutputError
 
@@ -30,7 +32,7 @@ class OneReader:
 
     def __init__(self, file: Path, *, port: int = PORT) -> None:
         self.file = file
-        self.path = f"/{secrets.token_urlsafe(16)}/{file.name}"
+        self.path = f"/{secrets.token_urlsafe(16)}/{quote(os.fsencode(file.name), safe='')}"
         self.read = False
         try:
             # A thread a reader: browsers open connections ahead and say nothing on them.
@@ -105,11 +107,13 @@ def _handler(offer: OneReader) -> type[http.server.BaseHTTPRequestHandler]:
         def _wanted(self) -> bool:
             # A page elsewhere that guesses the port still does not know the path; nor may it come under another name.
             host = self.headers.get("Host", "").rsplit(":", 1)[0]
-            return not offer.read and host in (HOST, "localhost") and secrets.compare_digest(self.path, offer.path)
+            same = secrets.compare_digest(self.path.encode(), offer.path.encode())  # as text it takes ASCII alone
+            return same and not offer.read and host in (HOST, "localhost")
 
         def _allow(self) -> None:
             self.send_header("Access-Control-Allow-Origin", VIEWER)
             self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")  # a file, whatever it begins with
 
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing: who reads is known."""
