@@ -264,10 +264,13 @@ def conform(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     │ 0    ┆ null │
     └──────┴──────┘
     """
-    return frame.select(
-        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+    have = frame.schema
+    return pl.DataFrame(
+        frame.get_column(name) if have.get(name) == dtype
+        else frame.get_column(name).cast(dtype) if name in have
+        else pl.Series(name, [None], dtype).new_from_index(0, frame.height)
         for name, dtype in schema.items()
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

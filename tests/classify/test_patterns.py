@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import polars as pl
 import pytest
 
 from tracekit.classify import classify, load_rules
-from tracekit.classify._text import LONGEST, Linear, Text
+from tracekit.classify._text import LONGEST, Linear, Own, Text
 from tracekit.classify.rules import builtin_rules
 from tracekit.errors import RuleError
 from tracekit.schema import EVENTS, conform
@@ -51,6 +52,19 @@ def test_a_pattern_that_cannot_be_used_is_an_error_on_its_line(tmp_path, pattern
         rules(tmp_path, pattern)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_our_own_patterns_are_regular_expressions():
+    """They are not checked when they are read: a process compiles those that it needs."""
+    book = builtin_rules()
+    tables = [
+        *(t for rule in book.rules for t in (rule.when, rule.unless)),
+        *(k.when for k in (*book.groups, *book.modules)),
+    ]
+    patterns = [c for table in tables for c in table.values() if isinstance(c, Own)]
+    assert len(patterns) > 100
+    for pattern in patterns:
+        re.compile(pattern)
 
 
 def test_both_engines_find_the_same():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ CLOCKS = pl.Schema(
 Times = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Clocks:
     """Each rank's offset, and how far apart the ends of matched operations lie on the common clock.
 
@@ -65,6 +66,8 @@ class Clocks:
 
     def align(self, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:
         """Return *frame*, which has a column ``rank``, with the times in *columns* on the common clock."""
+        if self.still:
+            return frame
         joined = frame.join(
             self.table.select("rank", _offset="offset_ns", _ppm="drift_ppm"),
             on="rank",
@@ -74,6 +77,12 @@ class Clocks:
         moved = [(pl.col(c) - pl.col("_offset").fill_null(0)).alias(c) for c in columns]
         gone = [(pl.col(c) - ((pl.col(c) - self.origin_ns) * _RATE).round().cast(pl.Int64)).alias(c) for c in columns]
         return joined.with_columns(moved).with_columns(gone).drop("_offset", "_ppm")
+
+    @cached_property
+    def still(self) -> bool:
+        """Whether no clock is moved: all times are as recorded."""
+        moved = self.table.select((pl.col("offset_ns", "drift_ppm").fill_null(0) != 0).any())
+        return not any(moved.row(0))
 
     def moved(self, rank: int, *columns: str) -> list[pl.Expr]:
         """Return the times in *columns* of *rank*'s own table, moved to the common clock.
@@ -100,10 +109,12 @@ class Clocks:
         return times + offset + (np.rint((times - self.origin_ns) * rate).astype(np.int64) if rate else 0)
 
     def _of(self, rank: int) -> tuple[int, float]:
-        row = self.table.filter(pl.col("rank") == rank)
-        if row.is_empty() or row["offset_ns"][0] is None:
-            return 0, 0.0
-        return int(row["offset_ns"][0]), float(row["drift_ppm"][0] or 0.0) / 1e6
+        return self._moves.get(rank, (0, 0.0))
+
+    @cached_property
+    def _moves(self) -> dict[int, tuple[int, float]]:
+        rows = self.table.select("rank", "offset_ns", "drift_ppm").iter_rows()
+        return {rank: (offset, (ppm or 0.0) / 1e6) for rank, offset, ppm in rows if offset is not None}
 
 
 _RATE = pl.col("_ppm").fill_null(0.0) / (1e6 + pl.col("_ppm").fill_null(0.0))

@@ -68,10 +68,10 @@ def combine(
     own = merge_notices(((part.source.rank, part.notices) for part in parts), ranks=len(parts))
     if compared is not None:
         tables |= {"cells": compared.cells, "lanes": compared.lanes}
-        critical = in_cells(critical, compared)
     elif any(notice.code == "overlap-seen" for notice in reasons):
         tables["lanes"] = _lanes(parts)
     if path:
+        critical = in_cells(critical, compared) if compared is not None else critical
         critical = critical.because(parts, waited)
         tables |= {"critical_path": critical.segments, "slack": critical.slack}
     return Analysis(

@@ -22,6 +22,7 @@ from tracekit.analysis.tables import RankTables
 from tracekit.analysis.walk import KINDS, Arrivals, Pieces, Walks, walk_back
 from tracekit.errors import Notice
 from tracekit.metrics.causes import with_peers
+from tracekit.schema import conform
 
 if TYPE_CHECKING:
     from tracekit.compare import ScheduleComparison
@@ -48,6 +49,10 @@ SLACK = pl.Schema(
 )
 """Of each rank: its time on the path; how much later it could have come to every operation of the path that others
 were later for (null: to none); and how many those are."""
+
+
+_JOINED = ("kernel", "copy", "host")
+"""Segments of which neighbours that are alike are one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,35 +211,42 @@ def critical_path(
 
 def _segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     """Return the segments in order of time; neighbours that are alike are one."""
+    if not len(walks.step):
+        return SEGMENTS.to_frame()
     order = np.lexsort((-np.arange(len(walks.step)), walks.step))  # each walk went back in time
-    at, ns = walks.piece[order], (walks.end - walks.start)[order]
-    kinds, ranks = pl.Series(KINDS, dtype=pl.Enum(KINDS)), pl.Series(pieces.ranks, dtype=pl.Int32)
-    peer = walks.peer[order]
-    rows = pieces.table.select("rank", "what", "label", "idle_ns", "exposed_ns")[at].with_columns(
-        walk=pl.Series(walks.step[order]),
-        kind=kinds.gather(walks.kind[order]),
-        peer=pl.select(pl.when(pl.Series(peer >= 0)).then(ranks.gather(np.maximum(peer, 0)))).to_series(),
-        start_ns=pl.Series(walks.start[order]),
-        end_ns=pl.Series(walks.end[order]),
-        ns=pl.Series(ns),
-    )
-    same = pl.all_horizontal(pl.col(c).eq_missing(pl.col(c).shift(1)) for c in ("walk", "rank", "kind", "label"))
-    joins = same & pl.col("kind").is_in(["kernel", "copy", "host"])
-    merged = (
-        rows.with_columns(run=(~joins).cum_sum())
-        .group_by("run", maintain_order=True)
-        .agg(
-            pl.col("walk", "rank", "kind", "label", "peer").first(),
-            pl.col("what").sort_by("ns", maintain_order=True).last(),
-            pl.col("start_ns").first(),
-            pl.col("end_ns").last(),
-            *(pl.min_horizontal(c, "ns").sum().alias(c) for c in ("idle_ns", "exposed_ns")),
-        )
-    )
-    steps = pl.Series(pieces.steps, dtype=pl.Int64)
-    empty = {"cause": pl.lit(None, pl.String), "stage": pl.lit(None, pl.Int32)}
-    return merged.with_columns(step=steps.gather(merged["walk"]), **empty).select(
-        pl.col(c).cast(t) for c, t in SEGMENTS.items()
+    at, step, kind = walks.piece[order], walks.step[order], walks.kind[order]
+    ns = (walks.end - walks.start)[order]
+    place = pieces.table["place"].to_numpy()[at]
+    label = pieces.table["label"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy()[at]
+    joins = np.isin(kind, [KINDS.index(name) for name in _JOINED])
+    joins[0] = False
+    for column in (step, kind, place, label):
+        joins[1:] &= column[1:] == column[:-1]
+    first = np.flatnonzero(~joins)
+    run = np.cumsum(~joins) - 1
+    longest = np.empty(len(first), np.int64)
+    by_length = np.lexsort((ns, run))
+    longest[run[by_length]] = at[by_length]  # they ascend: the last one stays
+    sums = {
+        c: np.add.reduceat(np.minimum(pieces.table[c].to_numpy()[at], ns), first) for c in ("idle_ns", "exposed_ns")
+    }
+    peer = walks.peer[order][first]
+    peers = pl.Series([*pieces.ranks, None], dtype=pl.Int32)
+    return conform(
+        pl.DataFrame(
+            {
+                "step": pl.Series(pieces.steps, dtype=pl.Int64).gather(step[first]),
+                "rank": peers.gather(place[first]),
+                "kind": pl.Series(KINDS).gather(kind[first]),
+                "what": pieces.table["what"].gather(longest),
+                "label": pieces.table["label"].gather(at[first]),
+                "peer": peers.gather(np.where(peer >= 0, peer, len(pieces.ranks))),
+                "start_ns": walks.start[order][first],
+                "end_ns": walks.end[order][np.append(first[1:], len(order)) - 1],
+                **sums,
+            }
+        ),
+        SEGMENTS,
     )
 
 

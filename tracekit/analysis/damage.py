@@ -31,7 +31,7 @@ def refuse_damaged(rank: RankEvents) -> list[Notice]:
     tracekit.errors.InputError: rank0.sqlite: 3 of 3 GPU events have no usable start or end (export the report again: \
 nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     """
-    gpu = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))
+    gpu = _gpu(rank)
     _refuse_nameless(rank, gpu)
     again = _AGAIN.get(rank.source.reader, _AGAIN["kineto"])
     untimed = rank.source.skipped.get(UNTIMED, 0)
@@ -45,6 +45,11 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     return [Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; {again}")]
 
 
+def _gpu(rank: RankEvents) -> pl.DataFrame:
+    """Return what is asked of GPU events here, fewer columns than there are."""
+    return rank.events.select("kind", *_SAME).filter(pl.col("kind").is_in(GPU_KINDS))
+
+
 def repeated(rank: RankEvents) -> list[Notice]:
     """Return what to say of GPU events that stand in the file twice: no stream runs two at the same time.
 
@@ -56,7 +61,7 @@ def repeated(rank: RankEvents) -> list[Notice]:
     >>> [notice.code for notice in repeated(RankEvents(twice, Source("rank0.sqlite", "nsight", 0, "name")))]
     ['repeated-events']
     """
-    gpu = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))
+    gpu = _gpu(rank)
     timed = gpu.filter(pl.col("end_ns") > pl.col("start_ns"))
     alike = timed.filter(pl.col("start_ns").is_duplicated()).select(_SAME)
     more = alike.height - alike.n_unique() if alike.height else 0

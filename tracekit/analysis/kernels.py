@@ -49,14 +49,13 @@ def shape_list(events: pl.DataFrame) -> tuple[str, ...]:
     """
     if "shapes" not in events.columns:
         return ()
-    wanted = [f"aten::{name}" for name in SHAPED]
+    wanted = (pl.col("kind") == "cpu_op") & pl.col("name").is_in([f"aten::{name}" for name in SHAPED])
     rows = (
-        events.lazy()
-        .filter(pl.col("kind").cast(pl.String) == "cpu_op", pl.col("shapes").is_not_null())
-        .select(pl.col("name", "shapes").cast(pl.String))
-        .filter(pl.col("name").is_in(wanted))
+        events.select("kind", "name", "shapes")
+        .filter(wanted & pl.col("shapes").is_not_null())
+        .select("name", "shapes")
         .unique()
-        .collect()
+        .cast(pl.String)
     )
     return tuple(sorted(f"{name.removeprefix('aten::')} {shapes}" for name, shapes in rows.iter_rows()))
 

@@ -22,7 +22,7 @@ from tracekit.metrics.copies import copies
 from tracekit.metrics.gaps import gap_causes, gaps, name_gaps, with_slow_calls
 from tracekit.metrics.hiding import COSTS, hiding_costs
 from tracekit.metrics.holds import holds
-from tracekit.metrics.host import host_calls
+from tracekit.metrics.host import api_calls, host_calls
 from tracekit.metrics.instead import ROWS as INSTEAD_ROWS
 from tracekit.metrics.instead import inside_launches, instead_of_launching, shortened
 from tracekit.metrics.lanes import Lanes
@@ -127,13 +127,14 @@ def rank_tables(
         from tracekit.classify import classify, load_rules
 
         labelled = classify(rank.events, rules=load_rules(rules) if isinstance(rules, str | Path) else rules)
-    recording = recorded(rank.events, labelled)
-    labelled = with_slow_calls(labelled, launches(rank.events))
+    api = api_calls(rank.events)
+    recording = recorded(api, labelled)
+    labelled = with_slow_calls(labelled, launches(api))
     labelled, unmarked = number_steps(labelled)
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     parts = max(1, len(table))
-    calls = host_calls(rank.events)
+    calls = host_calls(api)
     waits = calls.filter(~pl.col("blocks"))["start_ns"].to_numpy()
     work = Rank.of(kept, holds(kept, waits), calls)
     whole = Lanes.of(kept)
@@ -164,7 +165,7 @@ def rank_tables(
         shapes=shape_list(rank.events),
         path=path_nodes(work, calls, exposed_in_order(whole)),
         instead=shortened(instead_of_launching(rank.events, kept, holes)),
-        inside_launch_ns=inside_launches(rank.events, kept, holes),
+        inside_launch_ns=inside_launches(api, kept, holes),
         hiding=hiding_costs(kept, whole),
         launches_known=bool(work.launched.any()) or not len(kept),
         steps_marked=not unmarked,

@@ -99,13 +99,20 @@ def nest(  # noqa: PLR0917 - as many columns
     ([-1, 0], [1], [-1])
     """
     around, path = np.full((2, len(start)), -1, np.int64), np.zeros((2, len(start)), np.int64)
-    order = np.lexsort((asked_at, asked_thread))
+    order = _in_order(asked_thread, asked_at)
     answers = np.full((2, len(order)), -1, np.int64)
     columns = (whole(column) for column in (thread, start, end, what, name))
     _sweep(*columns, around, path, np.empty_like(path), asked_thread[order], asked_at[order], answers)
     asked = np.empty_like(answers)
     asked[:, order] = answers
     return Nested(*around, *path, *asked)
+
+
+def _in_order(thread: Ints, time: Ints) -> Ints:
+    """Rows by thread, then time; mostly they are nearly so already, which a stable sort of one number knows to use."""
+    if len(time) and int(np.ptp(time)) < 1 << 52 and int(thread.min()) >= 0 and int(thread.max()) < 1 << 10:
+        return np.argsort(time_key(thread, time - time.min()), kind="stable")
+    return np.lexsort((time, thread))
 
 
 def time_key(thread: Ints, time: Ints) -> Ints:

@@ -13,6 +13,7 @@ from tracekit.classify._text import Text
 _CALLS = ["send", "recv", "isend", "irecv"]
 _OWN = [*_CALLS, "coalesced"]
 _MOVES = r"(?i)sendrecv|nccl.*generic"
+_COLUMNS = ("id", "kind", "name", "tid", "start_ns", "correlation", "collective", "peer")
 _PEER = pl.col("peer").cast(pl.String).fill_null("?")
 
 
@@ -32,6 +33,7 @@ def point_to_point(events: pl.DataFrame) -> pl.DataFrame:
     [(3, 'send:2,recv:0')]
     """
     collective = pl.col("collective").cast(pl.String)
+    events = events.select(_COLUMNS)
     asked = events.filter(pl.col("kind").is_in(["cpu_op", "annotation"]) & pl.col("collective").is_not_null())
     ops = asked.filter(collective.is_in(_CALLS)).select(
         "tid", at="start_ns", message=pl.format("{}:{}", collective.str.strip_prefix("i"), _PEER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ Ints = npt.NDArray[np.int64]
 
 LONGEST = 8192
 """Letters of a name that our own patterns look at; no compiler writes as many, and damage writes millions."""
+
+
+REMEMBERED = 4096
+"""Names for which the answer of each of our own patterns is kept: the same few come with every rank of a run."""
 
 
 class Linear(str):
@@ -49,6 +53,30 @@ class Linear(str):
         return pl.Series(values, dtype=pl.String).str.contains(str(self)).to_numpy().astype(np.bool_)
 
 
+class Own(str):
+    """A pattern that ships with tracekit: the tests compile all of them, so that a process need not."""
+
+    __slots__ = ()
+
+
+@cache
+def _finder(pattern: str) -> Callable[[str], bool]:
+    """Return a test whether one of our own patterns is found."""
+    search = re.compile(pattern).search
+
+    known: dict[str, bool] = {}
+
+    def found(value: str) -> bool:
+        answer = known.get(value)
+        if answer is None:
+            answer = search(value, 0, LONGEST) is not None
+            if len(known) < REMEMBERED and len(value) < LONGEST:
+                known[value] = answer
+        return answer
+
+    return found
+
+
 @dataclass(frozen=True)
 class Text:
     """A column of text: distinct *values*, and for every row the place of its value (-1 where null)."""
@@ -64,13 +92,22 @@ class Text:
         [0, -1, 1, 0]
         """
         column = series.cast(pl.Categorical())
-        physical = column.to_physical()
-        distinct = column.drop_nulls().unique(maintain_order=True)
-        places = distinct.to_physical().to_numpy()
-        lookup = np.full(int(places.max()) + 1 if len(places) else 1, -1, np.int64)
-        lookup[places] = np.arange(len(places))
-        codes = np.where(series.is_null().to_numpy(), -1, lookup[physical.fill_null(0).to_numpy()])
-        return cls(tuple(distinct.cast(pl.String).to_list()), codes)
+        present = column.drop_nulls() if column.null_count() else column
+        physical = present.to_physical().to_numpy()
+        if not len(physical):
+            return cls((), np.full(len(series), -1, np.int64))
+        first = np.full(int(physical.max()) + 1, -1, np.int64)
+        first[physical[::-1]] = np.arange(len(physical))[::-1]  # what is written last stays: where each was first seen
+        seen = np.flatnonzero(first >= 0)
+        seen = seen[np.argsort(first[seen])]
+        distinct = present.gather(first[seen]).cast(pl.String).to_list()
+        lookup = np.full(len(first), -1, np.int64)
+        lookup[seen] = np.arange(len(seen))
+        if len(present) == len(column):
+            return cls(tuple(distinct), lookup[physical])
+        codes = np.full(len(column), -1, np.int64)
+        codes[column.is_not_null().to_numpy()] = lookup[physical]
+        return cls(tuple(distinct), codes)
 
     @classmethod
     def constant(cls, value: str | None, rows: int) -> Text:
@@ -106,8 +143,9 @@ class Text:
         """Rows in whose value the regular expression is found."""
         if isinstance(pattern, Linear):
             return np.append(pattern.found_in(self.values), False)[self.codes]
-        search = re.compile(pattern).search
-        return self.map(lambda value: search(value, 0, LONGEST) is not None)
+        if not self.values:
+            return np.zeros(len(self.codes), np.bool_)
+        return self.map(_finder(pattern))
 
     def extract(self, pattern: str, group: int | str = 1) -> Text:
         """Keep what a group of the pattern holds; null where it is not found."""

@@ -166,6 +166,8 @@ def _visits(ranges: Ranges, names: Text, is_node: Bools, node_sequence: Ints) ->
         }
     )
     keys = ("name", "sequence", "thread")
+    twice = table.select(pl.struct(keys).is_duplicated()).to_series()
+    table, rows = table.filter(twice), rows[twice.to_numpy()]  # mostly none
     visits = table.select(
         again=pl.col("start") < pl.col("start").max().over(keys),
         before=pl.col("start") > pl.col("start").min().over(keys),
@@ -259,12 +261,14 @@ def _forward_ops(ranges: Ranges, forward_op: Bools, names: Text, is_node: Bools,
     nodes = np.flatnonzero(is_node & (node_sequence >= 0))
     ops = pl.DataFrame({"sequence": ranges.sequence[rows], "op": rows, "key": fitted.take(rows).series("key")})
     asked = pl.DataFrame({"sequence": node_sequence[nodes], "node": nodes, "want": want.take(nodes).series("want")})
+    # The last op of those that fit, else the last of all, as one number: ops of names that fit count above the others.
+    fits = (pl.col("key") == pl.col("want")).fill_null(False).cast(pl.Int64)
     best = (
         asked.join(ops, on="sequence")
-        .with_columns(fits=pl.col("key") == pl.col("want"))
-        .sort("fits", "op")
-        .unique("node", keep="last")
+        .select("node", best=pl.col("op") + fits * len(ranges))
+        .group_by("node")
+        .agg(pl.col("best").max())
     )
     out = np.full(len(ranges), -1, np.int64)
-    out[best["node"].to_numpy()] = best["op"].to_numpy()
+    out[best["node"].to_numpy()] = best["best"].to_numpy() % max(len(ranges), 1)
     return out

@@ -186,7 +186,7 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
 def _named(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, calls: Ints, *, first: Ints, last: Ints) -> Text:
     own = Text.of(gpu["collective"])
     own = own.replace([normal(v) for v in own.values])
-    raw = ranges.text("collective").fill(ranges.name).take(calls)
+    raw = ranges.text("collective").take(calls).fill(ranges.name.take(calls))
     asked = raw.replace([normal(v) for v in raw.values])
     end = asked.take(last)
     mixed = _differs(asked.codes, first, last)

@@ -54,6 +54,8 @@ class Matcher:
         hit = np.ones(len(self.evidence), np.bool_)
         for column, condition in rule.when.items():
             hit &= self.test(column, condition)
+            if not hit.any():  # most rules speak of something that this trace does not have
+                return hit
         for column, condition in rule.unless.items():
             hit &= ~self.test(column, condition)
         return hit
@@ -64,10 +66,11 @@ def decide_all(evidence: Evidence, book: RuleBook) -> Decisions:
     matcher = Matcher(evidence)
     winner = np.full(len(evidence), -1, np.int64)
     for place, rule in enumerate(book.rules):
-        hit = matcher.match(rule) & (winner < 0)
-        winner[hit] = place
-        if not (winner < 0).any():
-            break
+        hit = matcher.match(rule)
+        if hit.any():
+            winner[hit & (winner < 0)] = place
+            if winner.min() >= 0:
+                break
     rules = book.rules
     label = Text((*(r.label for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
     label = label.replace(label.values)

@@ -80,6 +80,16 @@ class Ranges:
 
     def paths(self, rows: Ints, parents: Ints, path: Ints) -> Text:
         """Spell the path of every row; each distinct path once."""
+        key = (id(rows), id(path))
+        if key not in self._spelt:
+            self._spelt[key] = (rows, self._spell(rows, parents, path))
+        return self._spelt[key][1]
+
+    @cached_property
+    def _spelt(self) -> dict[tuple[int, int], tuple[Ints, Text]]:
+        return {}  # the rows are kept beside their paths, so that no other array takes their place
+
+    def _spell(self, rows: Ints, parents: Ints, path: Ints) -> Text:
         inside = rows >= 0
         distinct, first, places = np.unique(path[rows[inside]], return_index=True, return_inverse=True)
         examples = rows[inside][first]
@@ -100,12 +110,12 @@ class Launches:
 
 
 def _ints(series: pl.Series) -> Ints:
-    return series.fill_null(-1).to_numpy().astype(np.int64)
+    return series.fill_null(-1).to_numpy().astype(np.int64, copy=False)
 
 
 def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     """Split *events* into its GPU rows (sorted by start), the CPU ranges, and the launches that join them."""
-    gpu = events.filter(pl.col("kind").is_in(GPU_KINDS)).sort("start_ns", "id")
+    gpu = _gpu_in_order(events)
     source = events.select(_COLUMNS).filter(pl.col("kind").is_in(("cpu_op", "annotation")))
     calls = _first_calls(events, gpu)
     threads, call_threads = _thread_numbers(source, calls)
@@ -142,6 +152,13 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     op, ann, ann_on_main = found_in.asked_op[: len(calls)], *np.split(found_in.asked_ann, 2)
     launches = _attach(gpu, ranges, calls, fire, call_threads, op=op, ann=ann, ann_on_main=ann_on_main)
     return gpu, ranges, launches
+
+
+def _gpu_in_order(events: pl.DataFrame) -> pl.DataFrame:
+    """GPU events by start, then id: rows are put in order first, and the columns moved once."""
+    rows = np.flatnonzero(events["kind"].is_in(GPU_KINDS).to_numpy())
+    start, number = (events[c].gather(rows).to_numpy() for c in ("start_ns", "id"))
+    return events[rows[np.lexsort((number, start))]]
 
 
 def with_op_facts(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> pl.DataFrame:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.text import did_you_mean
-from tracekit.classify._text import Linear
+from tracekit.classify._text import Linear, Own
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
 
@@ -181,6 +181,8 @@ def _condition_problem(column: str, condition: object) -> str | None:
 
 
 def _pattern_problem(pattern: str) -> str:
+    if isinstance(pattern, Own):
+        return ""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -242,8 +244,8 @@ def _conditions(item: Mapping[str, Any], key: str, place: int, table: str, where
     out: dict[str, Condition] = {}
     for column, value in raw.items():
         condition = tuple(value) if isinstance(value, list) else value
-        if isinstance(condition, str) and column in TEXT_COLUMNS and not where.ours:
-            condition = Linear(condition)
+        if isinstance(condition, str) and column in TEXT_COLUMNS:
+            condition = Own(condition) if where.ours else Linear(condition)
         problem = _condition_problem(column, condition)
         if problem:
             hint = "see docs/rules.md" if column in COLUMNS else _near(column, COLUMNS)

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit.compare.replay import Graph, Shares
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank import RankPipeline
@@ -110,14 +111,20 @@ def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
 
 def _averages(cells: pl.DataFrame, work: Ints) -> tuple[Ints, Ints]:
     """Median of every (op, stage), and the mean of those over the stages, for each cell."""
-    table = cells.select("op", pl.col("stage").fill_null(0), pl.col("b_stage").fill_null(-1)).with_columns(
-        work=pl.Series(work)
-    )
-    keys = ["op", "stage", "b_stage"]
-    medians = table.group_by(keys).agg(typical=pl.col("work").median().round().cast(pl.Int64))
-    means = medians.group_by("op").agg(balanced=pl.col("typical").mean().round().cast(pl.Int64))
-    joined = table.join(medians, on=keys, maintain_order="left").join(means, on="op", maintain_order="left")
-    return joined["typical"].to_numpy(), joined["balanced"].to_numpy()
+    ops = cells["op"].to_list()
+    kinds = {op: number for number, op in enumerate(dict.fromkeys(ops))}
+    kind = np.fromiter((kinds[op] for op in ops), np.int64, len(ops))
+    stage, b_stage = whole_numbers(cells["stage"], 0), whole_numbers(cells["b_stage"], -1)
+    keys = np.stack([kind, stage, b_stage], axis=1)
+    distinct, which = np.unique(keys, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    medians = np.array([_rounded(np.median(work[which == k])) for k in range(len(distinct))], np.int64)
+    means = np.array([_rounded(medians[distinct[:, 0] == k].mean()) for k in range(len(kinds))], np.int64)
+    return medians[which], means[kind]
+
+
+def _rounded(value: np.floating) -> int:
+    return int(np.rint(value))
 
 
 def split_gap(r: Replays, ideal_ns: int) -> dict[str, int]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit._util.notices import merge_notices
 from tracekit._util.text import percent
 from tracekit.align.clocks import Clocks
@@ -304,7 +305,7 @@ def _ideal(pipeline: Pipeline, r: Replays, match: Match, *, complete: bool) -> _
 
 
 def _chunks(pipeline: Pipeline, pp: int) -> float:
-    columns = (pipeline.detail[n].fill_null(0).to_numpy() for n in ("stage", "b_stage"))
+    columns = (whole_numbers(pipeline.detail[n], 0) for n in ("stage", "b_stage"))
     stages = int(max(column.max(initial=0) for column in columns)) + 1
     return stages / pp
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit._util.native import native, whole
 
 Ints = npt.NDArray[np.int64]
@@ -40,10 +41,10 @@ class Graph:
         """
         position = cells["position"].to_numpy().astype(np.int64)
         op = cells["op"].cast(pl.String).to_numpy().astype(str)
-        stage, microbatch = (cells[n].fill_null(0).to_numpy().astype(np.int64) for n in ("stage", "microbatch"))
+        stage, microbatch = (whole_numbers(cells[n], 0) for n in ("stage", "microbatch"))
         block = op == "FB"
-        b_stage = np.where(block, cells["b_stage"].fill_null(0).to_numpy(), stage).astype(np.int64)
-        b_microbatch = np.where(block, cells["b_microbatch"].fill_null(0).to_numpy(), microbatch).astype(np.int64)
+        b_stage = np.where(block, whole_numbers(cells["b_stage"], 0), stage)
+        b_microbatch = np.where(block, whole_numbers(cells["b_microbatch"], 0), microbatch)
         waits = _waits(position, op, (stage, microbatch), (b_stage, b_microbatch))
         first = np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2))
         order, broken = _running_order(waits, first)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match
 from tracekit.compare.predict.curves import by_chunks, by_microbatches
@@ -90,7 +91,7 @@ class StageTimes:
 def stage_times(r: Replays, cells: pl.DataFrame, pp: int) -> StageTimes:
     """Return the run's balanced times; a backward never split is split by its kernels' labels, else in half."""
     op, stage = r.graph.op, r.graph.stage
-    chunks = (int(max(stage.max(initial=0), cells["b_stage"].fill_null(0).to_numpy().max(initial=0))) + 1) / pp
+    chunks = (int(max(stage.max(initial=0), whole_numbers(cells["b_stage"], 0).max(initial=0))) + 1) / pp
     mean = {kind: int(r.balanced[op == kind][0]) for kind in ("F", "I", "W", "B", "FB") if (op == kind).any()}
     whole = mean.get("B") or (mean["I"] + mean["W"] if "I" in mean and "W" in mean else None)
     block = mean.get("FB")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.metrics.host import names_with
+
 _COLLECTIVE = (
     r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|gather|scatter|reduce|dispatch|combine"
 )
 _ISSUED = r"^(c10d::(i?send|i?recv)|nccl:(send|recv)|nccl(Send|Recv)\b)"
-_SENDS = ("send", "recv", "isend", "irecv")
+_MOVED = r"^i?(send|recv)$"
 
 
 def may_be_message() -> pl.Expr:
@@ -47,10 +49,10 @@ def issued_messages(events: pl.DataFrame) -> int:
     ...                               "collective": [None, None, "send"]}))
     1
     """
-    host = events.filter(pl.col("kind").is_in(["cpu_op", "annotation"])).select("name", "collective")
-    names = host.group_by("name", "collective").len().with_columns(pl.col("name", "collective").cast(pl.String))
-    named = pl.col("name").str.contains(_ISSUED) | pl.col("collective").is_in(_SENDS)
-    return int(names.filter(named)["len"].sum())
+    host = events.select("kind", "name", "collective").filter(pl.col("kind").is_in(["cpu_op", "annotation"]))
+    named = pl.col("name").is_in(names_with(host["name"], _ISSUED))
+    moved = pl.col("collective").is_in(names_with(host["collective"], _MOVED))
+    return host.filter(named | moved).height
 
 
 def unseen_messages(issued: int, waited: pl.DataFrame) -> bool:

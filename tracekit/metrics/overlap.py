@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import polars as pl
 
-from tracekit.intervals import union
+from tracekit.intervals import Longs, union
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, Lanes
 from tracekit.schema import LABELS, conform
 
@@ -90,46 +92,77 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
     hiding = frame.filter(pl.col("label").is_in(COMPUTE_SET))
     if asked.is_empty() or hiding.is_empty():
         return pl.DataFrame(schema=HIDDEN)
-    sums = []
+    tables = []
     for detail in (False, True):
         of = ["label", "pass"] if detail else ["label"]
         by = ["label", "pass", "module"] if detail else ["label"]
-        pieces = pl.concat(_pieces(rows, of) for rows in asked.partition_by(of, maintain_order=True))
-        sums += [_beside(pieces, rows, by) for rows in hiding.partition_by(by, maintain_order=True)]
-    beside = conform(pl.concat(sums, how="diagonal").filter(pl.col("ns") > 0), HIDDEN)
-    table = pl.concat([beside, _alone(pieces, beside)])
+        pieces = _Pieces.of(asked, of)
+        found = _beside(pieces, hiding, by).with_columns(detail=pl.lit(detail))
+        tables.append(conform(found.filter(pl.col("ns") > 0), HIDDEN))
+    beside = pl.concat(tables)
+    table = pl.concat([beside, _alone(pieces.runs, beside)])
     order = pl.col("label").cast(pl.Enum(LABELS))
     return table.sort("part", "detail", order, "pass", -pl.col("ns"), "by", "by_pass", "by_module")
 
 
-def _alone(pieces: pl.DataFrame, beside: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each part, label and pass of *pieces* that nothing ran beside."""
-    every = pieces.group_by(pl.col("group").alias("part"), "label", "pass").agg(
-        ns=pl.lit(0), of_ns=(pl.col("end_ns") - pl.col("start_ns")).sum(), detail=pl.lit(True)
-    )
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """The disjoint pieces of each label (and pass), those of one label, pass and part beside each other."""
+
+    start: Longs
+    end: Longs
+    part: Longs
+    first: Longs
+    """Where each label, pass and part begins."""
+    runs: pl.DataFrame
+    """Of each of those: its keys, and how long it is."""
+
+    @classmethod
+    def of(cls, asked: pl.DataFrame, keys: list[str]) -> _Pieces:
+        """Return the pieces of *asked* by *keys*."""
+        named = asked.partition_by(keys, maintain_order=True)
+        unions = [union(*(rows[c].to_numpy() for c in ("start_ns", "end_ns", "part"))) for rows in named]
+        start, end, part = (np.concatenate([getattr(u, c) for u in unions]) for c in ("start_ns", "end_ns", "group"))
+        key = np.repeat(np.arange(len(unions)), [len(u) for u in unions])
+        new = np.ones(len(key), np.bool_)
+        new[1:] = (key[1:] != key[:-1]) | (part[1:] != part[:-1])
+        first = np.flatnonzero(new)
+        heads = pl.concat(rows[:1].select(pl.col(keys).cast(pl.String)) for rows in named)
+        runs = heads[key[first]].with_columns(
+            part=pl.Series(part[first], dtype=pl.Int64), of_ns=pl.Series(_sums(end - start, first))
+        )
+        return cls(start, end, part, first, runs)
+
+
+def _sums(ns: Longs, first: Longs) -> Longs:
+    return np.add.reduceat(ns, first) if len(first) else ns[:0]
+
+
+def _alone(runs: pl.DataFrame, beside: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for each part, label and pass of *runs* that nothing ran beside."""
+    every = runs.with_columns(ns=pl.lit(0), detail=pl.lit(True))
     covered = beside.filter("detail")
     return conform(every.join(covered, on=["part", "label", "pass"], how="anti", nulls_equal=True), HIDDEN)
 
 
-def _pieces(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Return the disjoint pieces of one label (and pass), with its keys beside them."""
-    pieces = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), rows["part"].to_numpy())
-    first = rows.row(0, named=True)
-    return pieces.to_frame().with_columns(pl.lit(first[key], pl.String).alias(key) for key in keys)
-
-
-def _beside(pieces: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Return, for each label and part of *pieces*, the time that *rows* cover."""
-    cover = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), rows["part"].to_numpy())
-    ns = cover.covered_ns(*(pieces[c].to_numpy() for c in ("start_ns", "end_ns", "group")))
-    first = rows.row(0, named=True)
+def _beside(pieces: _Pieces, hiding: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Return, for each label and part of *pieces*, the time that each label (pass and module) of *hiding* covers."""
     names = {"label": "by", "pass": "by_pass", "module": "by_module"}
-    return (
-        pieces.with_columns(ns=pl.Series(ns), of_ns=pl.col("end_ns") - pl.col("start_ns"))
-        .group_by(pl.col("group").alias("part"), "label", *(["pass"] if len(keys) > 1 else []), maintain_order=True)
-        .agg(pl.col("ns", "of_ns").sum())
-        .with_columns(pl.lit(first[key], pl.String).alias(names[key]) for key in keys)
-        .with_columns(detail=pl.lit(len(keys) > 1))
+    tables = []
+    for rows in hiding.partition_by(keys, maintain_order=True):
+        cover = union(*(rows[c].to_numpy() for c in ("start_ns", "end_ns", "part")))
+        ns = cover.covered_ns(pieces.start, pieces.end, pieces.part)
+        head = rows[:1].select(pl.col(key).cast(pl.String).alias(names[key]) for key in keys)
+        tables.append((head, _sums(ns, pieces.first)))
+    count = len(pieces.first)
+    heads = pl.concat(head for head, _ in tables)
+    return pl.concat(
+        [
+            pieces.runs[np.tile(np.arange(count), len(tables))],
+            heads[np.repeat(np.arange(len(tables)), count)],
+            pl.DataFrame({"ns": np.concatenate([ns for _, ns in tables])}),
+        ],
+        how="horizontal",
     )
 
 

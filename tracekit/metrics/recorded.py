@@ -16,6 +16,7 @@ import polars as pl
 
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union
+from tracekit.metrics.host import api_calls, names_with
 from tracekit.schema import GPU_KINDS
 
 Bools = npt.NDArray[np.bool_]
@@ -109,8 +110,8 @@ def recorded(events: pl.DataFrame, labelled: pl.DataFrame) -> Recorded:
 
 
 def _calls(events: pl.DataFrame, pattern: str) -> pl.DataFrame:
-    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]))
-    return calls.filter(pl.col("name").cast(pl.String).str.contains(pattern))
+    calls = api_calls(events)
+    return calls.filter(pl.col("name").is_in(names_with(calls["name"], pattern)))
 
 
 def _captured(captures: pl.DataFrame, lost: pl.DataFrame) -> Bools:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import COUNTED, POSITION, SURE
@@ -56,10 +58,10 @@ class Pipeline:
     traffic: Mapping[int, Mapping[int, int]] = field(default_factory=dict, repr=False)
     peers_told: bool = False  # the recording says to whom messages went
 
-    @property
+    @cached_property
     def positions(self) -> tuple[int, ...]:
         """Positions in the pipeline that have a trace."""
-        return tuple(sorted(self.detail["position"].unique().to_list()))
+        return tuple(np.unique(self.detail["position"].to_numpy()).tolist())
 
     def orders(self) -> dict[int, list[Op]]:
         """Return what each rank ran, in order, by its position in the pipeline.
@@ -71,17 +73,20 @@ class Pipeline:
     @cached_property
     def _orders(self) -> dict[int, list[Op]]:
         known = self.stages_from != "nothing"
-        columns = ("stage", "microbatch", "b_stage", "b_microbatch") if known else ("zero", "pair", "b_zero", "b_pair")
-        block = pl.col("op") == "FB"
-        table = self.detail.with_columns(
-            *(pl.col(n).fill_null(-1) for n in ("stage", "microbatch")),
-            *(pl.when(block).then(pl.col(n).fill_null(-1)).alias(n) for n in ("b_stage", "b_microbatch")),
-            zero=pl.lit(0),
-            b_zero=pl.when(block).then(0),
-        ).select("position", pl.col("op").cast(pl.String), *columns)
+        ops = self.detail["op"].to_list()
+        if known:
+            own = [whole_numbers(self.detail[n], -1).tolist() for n in ("stage", "microbatch")]
+            back = [whole_numbers(self.detail[n], -1).tolist() for n in ("b_stage", "b_microbatch")]
+        else:
+            own = [[0] * len(ops), self.detail["pair"].to_list()]
+            back = [[0] * len(ops), self.detail["b_pair"].to_list()]
+        back = [[n if op == "FB" else None for op, n in zip(ops, column, strict=True)] for column in back]
+        columns = (ops, *own, *back)
+        position = self.detail["position"].to_numpy()
+        first = np.flatnonzero(np.diff(position, prepend=-1)).tolist()
         return {
-            int(part["position"][0]): from_columns(*(part[n].to_list() for n in ("op", *columns)))
-            for part in table.partition_by("position", maintain_order=True)
+            int(position[a]): from_columns(*(column[a:b] for column in columns))
+            for a, b in zip(first, [*first[1:], len(ops)], strict=True)
         }
 
 
@@ -245,8 +250,11 @@ def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
 
 def _same_names(before: pl.DataFrame, after: pl.DataFrame) -> bool:
     """Return whether messages and pattern agree on the forwards' stages; micro-batches may be counted differently."""
-    forward = pl.col("op").cast(pl.String).is_in(["F", "FB"])
-    return before.filter(forward)["stage"].to_list() == after.filter(forward)["stage"].to_list()
+    if before is after:
+        return True
+    forwards = ([s for op, s in zip(t["op"].to_list(), t["stage"].to_list(), strict=True) if op in ("F", "FB")]
+                for t in (before, after))  # fmt: skip
+    return next(forwards) == next(forwards)
 
 
 def _fused(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
