@@ -16,6 +16,8 @@ TAIL_BYTES = 1 << 16
 GZIP = b"\x1f\x8b"
 SQLITE = b"SQLite format 3\x00"
 ARROW = (b"\xff\xff\xff\xff", b"ARROW1")
+SIGNATURES = {SQLITE: "nsight", **dict.fromkeys(ARROW, "nsight")}
+"""First bytes that give a reader away; what has none of them is asked whether it is a PyTorch trace."""
 
 NSIGHT_SUFFIXES = (".sqlite", ".parquetdir", ".arrowdir", ".arrow", ".nsys-rep")
 """Nsight Systems exports, the one to read first where a report was exported several times. sqlite leads because
@@ -57,9 +59,8 @@ def probe(head: bytes, tail: bytes = b"") -> Probe:
         if not inflated:
             return Probe(None, why="is a damaged gzip file")
         return _probe_json(inflated, b"")
-    if head.startswith(SQLITE) or head.startswith(ARROW):
-        return Probe("nsight")
-    return _probe_json(head, tail)
+    known = next((reader for first, reader in SIGNATURES.items() if head.startswith(first)), None)
+    return Probe(known) if known else _probe_json(head, tail)
 
 
 def inflate(head: bytes, limit: int = HEAD_BYTES) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ FULL = 4
 WORKER_BYTES = 300 << 20
 """Memory that a worker takes before it has read anything."""
 SPAWN_PAYS_BYTES = 1 << 30
-_MEMORY = ".memory"  # beside a rank's events: what the allocator said
 """JSON below which starting processes costs more than it saves."""
+_MEMORY = ".memory"  # beside a rank's events: what the allocator said
 
 
 def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> list[RankEvents]:
@@ -39,16 +39,25 @@ def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> l
         assert ref.rank is not None, "a store's sources name their rank"
         return [open_store(ref.path).rank(ref.rank)]
     with remote.fetched(ref.path) as local:
-        if ref.reader == "nsight":
-            from tracekit.parsers import nsight
-
-            parts = nsight.read(local, rank=ref.rank if ref.rank_from == "option" else None, lenient=lenient)
-        else:
-            from tracekit.parsers import kineto
-
-            given = ref.rank if ref.rank_from != "content" else None
-            parts = [kineto.read(local, rank=given, stacks=stacks, lenient=lenient)]
+        parts = READERS[ref.reader](local, ref, stacks, lenient)
     return [_settled(part, ref, alone=len(parts) == 1) for part in parts]
+
+
+def _kineto(path: str, ref: SourceRef, stacks: bool, lenient: bool) -> list[RankEvents]:
+    from tracekit.parsers import kineto
+
+    given = ref.rank if ref.rank_from != "content" else None
+    return [kineto.read(path, rank=given, stacks=stacks, lenient=lenient)]
+
+
+def _nsight(path: str, ref: SourceRef, _: bool, lenient: bool) -> list[RankEvents]:
+    from tracekit.parsers import nsight
+
+    return nsight.read(path, rank=ref.rank if ref.rank_from == "option" else None, lenient=lenient)
+
+
+READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {"kineto": _kineto, "nsight": _nsight}
+"""How each reader that ``parsers.probe`` names is called: file, source, whether with stacks, whether leniently."""
 
 
 def _settled(part: RankEvents, ref: SourceRef, *, alone: bool) -> RankEvents:

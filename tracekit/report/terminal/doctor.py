@@ -33,7 +33,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
     parts += [Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2)) for finding in diagnosis.findings]
-    if any(finding.severity != "note" for finding in diagnosis.findings):
+    if diagnosis.reader in RECIPES and any(finding.severity != "note" for finding in diagnosis.findings):
         parts.append(Text("A recording with everything", style="bold"))
         parts.append(Padding(Text(RECIPES[diagnosis.reader], style="cyan"), (0, 0, 0, 2)))
     return Group(*parts)
