@@ -55,7 +55,7 @@ def test_nothing_that_a_trace_says_is_run(browser, pages, name):
     page.close()
 
 
-def test_a_served_export_is_a_file_to_a_browser_and_json_to_a_reader(browser, pages, tmp_path):  # noqa: F811
+def test_a_served_export_is_a_file_to_a_browser_and_json_to_a_reader(browser, pages, tmp_path):
     file = tmp_path / "<script>window.PWNED=8<\N{DIVISION SLASH}script>.json"
     export([str(next(path for path in pages.iterdir() if path.is_dir()))], file)
     names = {event["name"] for event in json.loads(file.read_text(encoding="utf-8"))["traceEvents"]}
