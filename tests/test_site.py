@@ -117,7 +117,8 @@ def test_every_rule_and_every_key_is_in_the_reference(text):
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_pictures_are_as_drawn(name):
-    assert (pictures.FOLDER / name).read_text(encoding="utf-8") == pictures.PICTURES[name].svg()
+    drawn = (pictures.FOLDER / name).read_text(encoding="utf-8")
+    assert drawn == pictures.PICTURES[name].svg(), "draw them again: python -m docsite.pictures"
 
 
 def test_one_address_for_the_repository():
