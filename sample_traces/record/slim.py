@@ -1,4 +1,4 @@
-"""Makes a PyTorch trace small: drops the arguments and flows that no analysis reads, keeps every event and time.
+"""Makes a PyTorch trace small: drops arguments, flows and Python frames that no analysis reads; times stay as they are.
 
     python record/slim.py rank0.json.gz small/rank0.json.gz
 
@@ -19,10 +19,16 @@ UNREAD = ("Input Strides", "Concrete Inputs", "Ev Idx", "Record function id", "c
 def slim(trace: dict[str, Any], name: str) -> bytes:
     """The trace as gzipped JSON, the same bytes for the same trace."""
     trace = {**trace, "traceName": name}
-    events = [event for event in trace.pop("traceEvents") if event.get("cat") != "ac2g"]
+    events = [event for event in trace.pop("traceEvents") if _is_read(event)]
     head = json.dumps(trace, indent=2)[:-2]
     text = head + ',\n  "traceEvents": [\n' + ",\n".join(map(_framed, events)) + "\n  ]\n}\n"
     return gzip.compress(text.encode(), 9, mtime=0)
+
+
+def _is_read(event: dict[str, Any]) -> bool:
+    """Whether any analysis reads an event; of Python frames, only calls of modules are."""
+    frame = event.get("cat") == "python_function"
+    return event.get("cat") != "ac2g" and not (frame and not event["name"].startswith("nn.Module: "))
 
 
 def _framed(event: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from tracekit._util.notices import merge_notices
 from tracekit._util.text import listing
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
+from tracekit.analysis.by import By, combined
 from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
 from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.measured import Measured, RankResult
@@ -87,6 +88,7 @@ def combine(
             matching.members,
         ),
         schedule=compared,
+        by=_by(parts, compared, pipeline=pipeline),
         critical=critical if path else None,
         hiding=hiding(
             [part.hiding for part in parts], sum(result.whole.hidden_ns["communication"] for result in ranks)
@@ -107,6 +109,18 @@ def combine(
         paths=tuple(paths),
         shapes=tuple(all_shapes(part.shapes for part in parts)),
     )
+
+
+def _by(parts: Sequence[RankTables], compared: ScheduleComparison | None, *, pipeline: bool) -> By | None:
+    """Return the ranks' rows together, where they were asked for."""
+    rows = {part.source.rank: part.by for part in parts if part.by is not None}
+    stages: dict[int, tuple[int, ...]] = {}
+    if compared is not None and rows:
+        ran = compared.cells.group_by("rank").agg(pl.col("stage", "b_stage"))
+        for rank, ahead, back in ran.iter_rows():
+            stages[rank] = tuple(sorted({stage for stage in (*ahead, *back) if stage is not None}))
+    steps = max((len(part.steps) for part in parts), default=1)
+    return combined(rows, stages=stages, pipeline=pipeline, steps=max(steps, 1))
 
 
 def _with_blocking(result: RankResult, critical: CriticalPath) -> RankResult:

@@ -21,6 +21,7 @@ from tracekit.metrics.reload import Reload
 from tracekit.schema import Source
 
 if TYPE_CHECKING:
+    from tracekit.analysis.by import By
     from tracekit.analysis.critical import CriticalPath
     from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
@@ -55,6 +56,8 @@ class Analysis(Figures):
     """What hiding communication saved and cost; None where no compute ran beside any."""
     critical: CriticalPath | None = None
     """The critical path across ranks, where it was asked for."""
+    by: By | None = None
+    """The step by layer, module, annotation or shape, where that was asked for."""
     notices: tuple[Notice, ...] = ()
     paths: tuple[str, ...] = field(default=())
     shapes: tuple[str, ...] = ()
@@ -84,6 +87,7 @@ class Analysis(Figures):
             "schedule": self.schedule.to_dict() if self.schedule is not None else None,
             **({"lanes": self.tables["lanes"].to_dicts()} if self.schedule is None and "lanes" in self.tables else {}),
             **(self.critical.to_dict() if self.critical is not None else {}),
+            **({"by": self.by.to_dict()} if self.by is not None else {}),
             "hiding": self.hiding.to_dict() if self.hiding is not None else None,
             "stragglers": self.tables["stragglers"].to_dicts(),
             "clocks": {

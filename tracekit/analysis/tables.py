@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.align.steps import assign_parts, number_steps
+from tracekit.analysis.by import RankRows, rank_rows
 from tracekit.analysis.damage import refuse_damaged, repeated
 from tracekit.analysis.foreign import why_no_gpu
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
@@ -104,6 +105,8 @@ class RankTables:
     """False where work ran on the GPU that the trace does not show."""
     messages_issued: int = 0
     """Calls of the host that send or receive."""
+    by: RankRows | None = None
+    """Its events in the rows asked for (``analysis.by``); None where none were."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -114,8 +117,12 @@ def rank_tables(
     rules: str | Path | RuleBook | None = None,
     steps: str | None = None,
     pipeline: bool = True,
+    by: str | None = None,
+    modules: pl.DataFrame | None = None,
 ) -> RankTables:
     """Return one rank labelled and measured. *labelled* saves labelling where a store already has it.
+
+    *by* adds its events in rows (see ``analysis.by``); *modules* are its calls of modules, where they were read apart.
 
     >>> from tracekit.run.load import load
     >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
@@ -171,6 +178,7 @@ def rank_tables(
         steps_marked=not unmarked,
         idle_known=recording.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),
+        by=None if by is None else rank_rows(rank, kept, by, modules=modules, lanes=whole),
         notices=(*damaged, *repeated(rank), *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
     )
 

@@ -13,6 +13,7 @@ from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify._text import Text
 from tracekit.classify.engine import Matcher, decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
+from tracekit.classify.fused import fused_operators
 from tracekit.classify.microbatch import find_places
 from tracekit.classify.modules import find_modules
 from tracekit.classify.rules import Condition, Rule, RuleBook, builtin_rules
@@ -122,6 +123,7 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     row = int(rows[duration[rows].argmax()])
     places = find_places(evidence, decisions)
     shown: dict[str, Value] = dict(evidence.show(row))
+    shown |= _fused(events, str(evidence.gpu["name"][row]))
     for name, number in (("stage", places.stage[row]), ("microbatch", places.microbatch[row])):
         if number >= 0:
             shown[name] = int(number)
@@ -141,6 +143,18 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
         tuple(_try(matcher, rule, row, shown) for rule in book.rules),
         tuple((decisions.label.values[code], count) for code, count in spread),
     )
+
+
+def _fused(events: pl.DataFrame, kernel: str) -> dict[str, Value]:
+    """Return what a compiled kernel was fused from; nothing of any other."""
+    if fused_operators(kernel) is None:
+        return {}
+    ops = events.lazy().filter(pl.col("kind") == "cpu_op").select(pl.col("name").unique().cast(pl.String)).collect()
+    own = ops["name"].drop_nulls().str.strip_prefix("aten::")
+    found = fused_operators(kernel, own.filter(own.str.contains("^[a-z0-9_]{2,40}$")).to_list())
+    assert found is not None, "its name was one before"
+    kind, operators = found
+    return {"fused_from": ", ".join(operators), "fused_into": f"{kind} kernel"}
 
 
 def _select(evidence: Evidence, selector: str | int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -54,6 +54,10 @@ def analyze(
     critical_path: Annotated[
         bool, typer.Option("--critical-path", help="Show the chain of work across ranks that the step had to wait for.")
     ] = False,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Show the step in rows: by layer, module, annotation or shape.", metavar="ROWS"),
+    ] = None,
     explain: Annotated[
         str | None,
         typer.Option(
@@ -98,6 +102,7 @@ def analyze(
             layout=layout,
             what_if=what_if,
             critical_path=critical_path,
+            by=by,
             pipeline=pipeline,
             store=store,
             resume=resume,

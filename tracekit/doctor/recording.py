@@ -227,7 +227,7 @@ LACKS = (
         "stacks-recorded",
         "note",
         lambda f: (f.source.skipped.get("python", 0) or f.counts.get("python", 0)) > 0,
-        "Python stacks were recorded: they slow the run they measure and are not needed here",
+        "Python stacks were recorded: they slow the run they measure, and only --by layer and --by module use them",
         (),
         {"kineto": "profile(with_stack=False)", "nsight": "nsys profile without --python-backtrace"},
     ),

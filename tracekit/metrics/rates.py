@@ -95,9 +95,11 @@ class Rates:
 
 
 def products(
-    labelled: pl.DataFrame, *, device: str | None = None, multiprocessors: int | None = None
+    labelled: pl.DataFrame, *, device: str | None = None, multiprocessors: int | None = None, key: str | None = None
 ) -> tuple[pl.DataFrame, Rates]:
     """Return one rank's products by what they are (``PRODUCTS``), and all of them together.
+
+    *key* names a column that keeps products apart besides; the table then has it too.
 
     >>> from tracekit.schema import LABELLED
     >>> event = {"id": 9, "kind": "kernel", "name": "gemm_bf16", "label": "forward", "op": "aten::mm", "op_id": 4,
@@ -107,10 +109,10 @@ def products(
     ([2000000000], 200, True)
     """
     span_ns = _span_ns(labelled)
-    rows = _product_rows(labelled)
+    rows = _product_rows(labelled, *([key] if key else []))
     if rows.is_empty():
         return PRODUCTS.to_frame(), Rates(0, 0, 0, 0, None, span_ns)
-    table = _by_kind(rows, device, multiprocessors)
+    table = _by_kind(rows, device, multiprocessors, key)
     counted = table.filter(pl.col("flop").is_not_null())
     model = counted.filter(pl.col("label") != "recompute")
     known = bool(len(model)) and model["at_peak_ns"].null_count() == 0
@@ -133,7 +135,22 @@ def _span_ns(labelled: pl.DataFrame) -> int:
     return int(last - first)
 
 
-def _product_rows(labelled: pl.DataFrame) -> pl.DataFrame:
+def product_kinds(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Return of every event whether it is a ``product``, and of products ``op``, ``shapes`` and ``dtype``.
+
+    >>> from tracekit.schema import LABELLED
+    >>> event = {"kind": "kernel", "name": "gemm_bf16", "op": "aten::mm", "shapes": "[[2,4],[4,8]]", "op_id": 1}
+    >>> product_kinds(conform(pl.DataFrame([event, {**event, "name": "add", "op": "aten::add"}]), LABELLED)).rows()
+    [(True, 'aten::mm', '[[2,4],[4,8]]', 'bf16'), (False, None, None, None)]
+    """
+    numbered = labelled.with_row_index("row")
+    rows = _one_label_per_call(_typed(_product_rows(numbered, "row")))
+    kinds = rows.select("row", "op", "shapes", "dtype", product=pl.lit(value=True))
+    joined = numbered.select("row").join(kinds, on="row", how="left", maintain_order="left")
+    return joined.select(pl.col("product").fill_null(value=False), "op", "shapes", "dtype")
+
+
+def _product_rows(labelled: pl.DataFrame, *more: str) -> pl.DataFrame:
     """Return kernels that multiply matrices: by their operator, or by their own name."""
     kernels = labelled.filter(pl.col("kind").cast(pl.String) == "kernel")
     named = _matching(kernels["name"], GEMM_KERNELS)
@@ -141,7 +158,7 @@ def _product_rows(labelled: pl.DataFrame) -> pl.DataFrame:
     columns = ("name", "label", "module", "op", "op_id", "shapes", "dtypes")
     return (
         kernels.filter(named | counted)
-        .select(*columns, "start_ns", "end_ns")
+        .select(*columns, *more, "start_ns", "end_ns")
         .with_columns(pl.col(c).cast(pl.String) for c in columns if c != "op_id")
     )
 
@@ -154,9 +171,11 @@ def _matching(column: pl.Series, pattern: str) -> pl.Series:
     return texts.is_in(matches.to_list()).fill_null(False)
 
 
-def _by_kind(rows: pl.DataFrame, device: str | None, multiprocessors: int | None) -> pl.DataFrame:
+def _by_kind(
+    rows: pl.DataFrame, device: str | None, multiprocessors: int | None, key: str | None = None
+) -> pl.DataFrame:
     """Return the sums over calls alike: one operator on inputs of one shape and type, for one label and module."""
-    keys = ["label", "module", "op", "shapes", "dtype"]
+    keys = ["label", "module", "op", "shapes", "dtype", *([key] if key else [])]
     rows = _one_label_per_call(_typed(rows))
     rows = rows.with_columns(kind=pl.struct(keys).rank("dense").cast(pl.Int64) - 1)
     count = int(rows["kind"].max()) + 1  # type: ignore[arg-type]
@@ -179,7 +198,8 @@ def _by_kind(rows: pl.DataFrame, device: str | None, multiprocessors: int | None
     table = table.with_columns(at_peak_ns=pl.col("flop") / (pl.col("peak") * 1e3))
     impossible = pl.col("at_peak_ns") > pl.col("ns")  # faster than the peak: the type is not what it seems
     table = table.with_columns(at_peak_ns=pl.when(~impossible).then("at_peak_ns"))
-    return conform(table.sort(["ns", "kind"], descending=[True, False]), PRODUCTS)
+    schema = pl.Schema({**PRODUCTS, key: table.schema[key]}) if key else PRODUCTS
+    return conform(table.sort(["ns", "kind"], descending=[True, False]), schema)
 
 
 def _one_label_per_call(rows: pl.DataFrame) -> pl.DataFrame:

@@ -111,6 +111,41 @@ def _warnings() -> Schema:
     return _list(_object({"code": TEXT, "message": TEXT}))
 
 
+def _by() -> Schema:
+    """The step in rows: all rows add up to ``total_ns``; null where nothing has a place."""
+    row = _object(
+        {
+            "name": TEXT,
+            "stage": _or_null(INT),
+            "ranks": _list(INT),
+            "layer": _or_null(INT),
+            "path": _or_null(TEXT),
+            "evidence": _or_null(TEXT),
+            "count": INT,
+            "ns": INT,
+            "share": _or_null(NUMBER),
+            "compute_ns": INT,
+            "communication_ns": INT,
+            "copy_ns": INT,
+            "calls": _or_null(INT),
+            "flop": _or_null(INT),
+            "tflop_s": _or_null(NUMBER),
+            "share_of_peak": _or_null(NUMBER),
+            "below_peak_ns": _or_null(INT),
+        },
+        inclusive_ns=_or_null(INT),
+    )
+    return _object(
+        {
+            "by": {"enum": ["layer", "module", "annotation", "shape"]},
+            "total_ns": INT,
+            "steps": INT,
+            "rows": _or_null(_list(row)),
+            "notes": _list(TEXT),
+        }
+    )
+
+
 def analysis() -> Schema:
     """The schema of ``tracekit analyze --json``."""
     rank = _object({"rank": INT, "steps": _list(INT), **_measured(), "per_step": _list(_object(_measured()))})
@@ -134,6 +169,7 @@ def analysis() -> Schema:
         critical_path=_list(
             _object({"rank": INT, "kind": TEXT, "what": TEXT, "label": _or_null(TEXT), "start_ns": INT, "end_ns": INT})
         ),
+        by=_by(),
         hiding=_or_null({"type": "object"}),
         lanes=_list({"type": "object"}),
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
+from tracekit.analysis.by import check_kind
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import OptionError
@@ -38,6 +39,7 @@ def analyze(
     layout: str | None = None,
     what_if: bool = False,
     critical_path: bool = False,
+    by: str | None = None,
     pipeline: int | None = None,
     store: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -50,9 +52,9 @@ def analyze(
 
     *steps* selects steps (``"2:4"`` is 2 and 3, as is ``[2, 3]``), *ranks* reads only those, *rules* is a rules file
     (or a ``RuleBook``), *schedule* is ``auto``, a name, an order file or ``none``, *layout* overrides how ranks are
-    arranged (``pp=4,ep=2``), *critical_path* adds the path across ranks, *pipeline* is the one to
-    show (else: the slowest). Ranks are measured by
-    *workers* processes, or by any ``concurrent.futures`` *executor* (*workers* is then how many it has). A rank that
+    arranged (``pp=4,ep=2``), *critical_path* adds the path across ranks, *by* the step by ``layer``, ``module``,
+    ``annotation`` or ``shape`` (``result.by``), *pipeline* is the one to show (else: the slowest). Ranks are measured
+    by *workers* processes, or by any ``concurrent.futures`` *executor* (*workers* is then how many it has). A rank that
     cannot be read is left out and listed among the notices; with *strict* that, and a missing rank, is an error. With
     *store* what is read is kept there, and *resume* goes on with a store that was interrupted.
 
@@ -60,6 +62,7 @@ def analyze(
     >>> result.reload.rounds, result.reload.buckets, result.reload.sources
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
     """
+    check_kind(by)
     rules = _checked_rules(rules)
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
@@ -67,7 +70,7 @@ def analyze(
         common: dict[str, Any] = {"ranks": ranks, "workers": workers, "executor": executor}
         reading: dict[str, Any] = {"rank": rank, "rules": rules, "lenient": lenient, "strict": strict, "resume": resume}
         kept, _ = ingest(traces, store, **reading, **common)
-        asked: dict[str, Any] = {"what_if": what_if, "critical_path": critical_path, "pipeline": pipeline}
+        asked: dict[str, Any] = {"what_if": what_if, "critical_path": critical_path, "pipeline": pipeline, "by": by}
         result = analyze(kept.path, steps=steps, schedule=schedule, layout=layout, **asked, **common)
         return replace(result, paths=tuple(ref.path for ref in find_sources(traces, ranks=ranks, rank=rank)[0]))
     if resume:
@@ -79,6 +82,7 @@ def analyze(
         pipeline=schedule != "none",
         ranks=None if ranks is None else frozenset(ranks),
         lenient=lenient,
+        by=by,
     )
     reduce = partial(combine, schedule=schedule, layout=layout, what_if=what_if, path=critical_path, show=pipeline)
     if isinstance(traces, Trace):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit.analysis.by.frames import module_frames
 from tracekit.analysis.persist import FILE, read_tables
 from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import TracekitError
@@ -18,6 +19,10 @@ from tracekit.store.reading import read_ref
 
 if TYPE_CHECKING:
     from tracekit.classify import RuleBook
+
+
+STACKED = ("layer", "module")
+"""Rows that are known best by the Python frames of modules' calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,15 @@ class Options:
     lenient: bool = True
     base: str | None = None
     """What relative paths count from, for workers that run in another folder."""
+    by: str | None = None
+    """What the step's rows are (``analysis.by``); None: no rows."""
 
-    def measure(self, rank: RankEvents, labelled: pl.DataFrame | None = None) -> RankTables:
+    def measure(
+        self, rank: RankEvents, labelled: pl.DataFrame | None = None, modules: pl.DataFrame | None = None
+    ) -> RankTables:
         """Measure one rank that is in memory."""
-        return rank_tables(rank, labelled=labelled, rules=self.rules, steps=self.steps, pipeline=self.pipeline)
+        how = {"rules": self.rules, "steps": self.steps, "pipeline": self.pipeline, "by": self.by}
+        return rank_tables(rank, labelled=labelled, modules=modules, **how)  # type: ignore[arg-type]
 
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
         """Read and measure one source.
@@ -56,12 +66,22 @@ class Options:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:
             store = open_store(ref.path)
             stored = None
-            if self.steps is None and store.intact(ref.rank, FILE):  # else the labelled events say the same
+            if (
+                self.steps is None and self.by is None and store.intact(ref.rank, FILE)
+            ):  # else the labelled events say the same
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
             if stored is not None:
                 return [stored if self.pipeline else replace(stored, pipeline=None)]
             labelled = store.labelled(ref.rank)
             if labelled is not None:
                 return [self.measure(store.rank(ref.rank), labelled)]
-        parts = read_ref(ref, lenient=self.lenient)
-        return [self.measure(part) for part in parts if self.ranks is None or part.source.rank in self.ranks]
+        parts = read_ref(ref, stacks=self.by in STACKED, lenient=self.lenient)
+        wanted = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
+        return [self._without_frames(part) for part in wanted]
+
+    def _without_frames(self, rank: RankEvents) -> RankTables:
+        """Measure a rank without its Python frames: only rows by module need them, and of these only modules' calls."""
+        if self.by not in STACKED:
+            return self.measure(rank)
+        plain = RankEvents(rank.events.filter(pl.col("kind") != "python"), rank.source)
+        return self.measure(plain, modules=module_frames(rank.events))

@@ -13,6 +13,7 @@ from rich.text import Text
 from tracekit._util.text import counted, terminal, wrapped
 from tracekit.analysis import Analysis
 from tracekit.report.terminal.budget import budget, compute
+from tracekit.report.terminal.by import by_rows
 from tracekit.report.terminal.critical import critical
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.overlap import exposure, hiders
@@ -95,6 +96,10 @@ def _bubble_title(view: View) -> str:
     return "Bubble: idle and exposed pipeline waiting" if view.pipelined else "Idle: why the GPU ran nothing"
 
 
+def _by_title(view: View) -> str:
+    return view.by.title if view.by is not None else ""
+
+
 Section = Callable[[View, int], RenderableType | None]
 SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     (_budget_title, budget),
@@ -111,6 +116,7 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("Against its ideal schedule", render_schedule),
     ("Micro-batches overlap: what compute hides, by phase", unnamed),
     ("Critical path: what the step had to wait for, in order of time", critical),
+    (_by_title, by_rows),
     ("How fast products ran (all ranks; over their own time)", products),
     ("How fast communication ran (bytes over transfer, waiting apart)", communication),
     ("Experts: what each rank receives in the forward's dispatches", experts),

@@ -13,6 +13,7 @@ from tracekit.report.advice import advice, asked
 from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
 from tracekit.report.view.answer import Advice, answer
 from tracekit.report.view.budget import beside, budget_view, label_rows, matrix_of
+from tracekit.report.view.by import by_view
 from tracekit.report.view.model import View
 from tracekit.report.view.notices import few_alike
 from tracekit.report.view.path import path_view
@@ -67,6 +68,7 @@ def _build(analysis: Analysis) -> View:
         schedule=held,
         phases=unnamed_phases(analysis),
         critical=path_view(analysis),
+        by=by_view(analysis),
         rates=rates_view(analysis),
         instead=instead_view(analysis),
         hiding=hiding_view(analysis),

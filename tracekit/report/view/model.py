@@ -13,6 +13,7 @@ from tracekit.analysis.spread import Spread
 from tracekit.errors import Notice
 from tracekit.report.view.answer import Advice, Line
 from tracekit.report.view.budget import Beside, BudgetView, LabelRow, Matrix
+from tracekit.report.view.by import ByView
 from tracekit.report.view.path import PathView
 from tracekit.report.view.pipeline import PhaseRow, ScheduleView
 from tracekit.report.view.ranks import BubbleRow, Steps, Straggler
@@ -50,6 +51,8 @@ class View:
     """What a rank that overlaps micro-batches hid in each phase, where no schedule could be named."""
     critical: PathView | None
     """The critical path, where it was asked for."""
+    by: ByView | None
+    """The step by layer, module, annotation or shape, where that was asked for."""
     rates: RatesView | None
     instead: Instead | None
     """What the host did while the GPU waited for its next launch."""

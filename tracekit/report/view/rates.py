@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
+from tracekit._util.shapes import parsed
 from tracekit._util.text import ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.analysis.rates import RunRates, below_peak_ns
@@ -94,7 +94,7 @@ def _labels(rates: RunRates) -> tuple[ProductRow, ...]:
 def _kinds(rates: RunRates) -> tuple[ProductRow, ...]:
     longest = rates.products.filter(rates.products["flop"].is_not_null()).head(MOST_ROWS)
     return tuple(
-        _product(f"{row['label']} {row['module'] or ''}".rstrip(), _shape(row["shapes"]), row)
+        _product(f"{row['label']} {row['module'] or ''}".rstrip(), shape_words(row["shapes"]), row)
         for row in longest.iter_rows(named=True)
     )
 
@@ -144,11 +144,11 @@ def _operation(row: dict[str, Any]) -> str:
     return f"{row['label']} {row['what']} × {row['ranks']}{group}"
 
 
-def _shape(shapes: str) -> str:
+def shape_words(shapes: str) -> str:
     """Return the sizes of the operands as people write them.
 
-    >>> _shape("[[1024,2048],[2048,6144],[]]")
+    >>> shape_words("[[1024,2048],[2048,6144],[]]")
     '1024×2048 · 2048×6144'
     """
-    dims = [dim for dim in json.loads(shapes) if isinstance(dim, list) and len(dim) > 1]
+    dims = [dim for dim in parsed(shapes) if isinstance(dim, list) and len(dim) > 1]
     return " · ".join("×".join(map(str, dim)) for dim in dims[:2])

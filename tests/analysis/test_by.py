@@ -1,0 +1,188 @@
+"""The step by layer, module, annotation and shape: against what the program ran, with hints taken away one by one."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tracekit.analysis.by.frames import Frames, layer_number, module_frames
+from tracekit.analysis.by.modules import COVERED, module_layers
+from tracekit.analysis.by.places import ALIKE, places
+from tracekit.analysis.by.repeated import FEW
+from tracekit.classify import classify
+from tracekit.errors import OptionError
+from tracekit.run.analyze import analyze
+from tracekit.run.load import load
+from tracekit.schema import RankEvents
+from tracekit.store.trace import Trace
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+TRUTH = json.loads((SAMPLES / "layers" / "truth.json").read_text())
+
+
+@cache
+def rank():
+    return load(SAMPLES / "layers", stacks=True).rank(0)
+
+
+@cache
+def labelled():
+    return classify(rank().events.filter(pl.col("kind") != "python"))
+
+
+def layers_of(events):
+    """The layer of every GPU event, -1 where it has none, and what says so."""
+    found = places(events, labelled(), module_frames(events))
+    return np.where(found.row >= 0, np.append(found.layer, -1)[found.row], -1), found.evidence
+
+
+def without_frames():
+    return rank().events.filter(pl.col("kind") != "python")
+
+
+def renamed():
+    """The trace with its layers as named ranges in the place of module calls."""
+    events = rank().events.with_columns(pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String))
+    number = pl.col("name").str.extract(r"^nn\.Module: Layer_(\d+)$")
+    mine = (pl.col("kind") == "python") & number.is_not_null()
+    named = events.with_columns(
+        name=pl.when(mine).then(pl.format("layer {}", number)).otherwise("name"),
+        kind=pl.when(mine).then(pl.lit("annotation")).otherwise("kind"),
+    )
+    return named.filter(pl.col("kind") != "python").cast(rank().events.schema)
+
+
+def test_every_kind_of_evidence_puts_every_kernel_into_the_same_layer():
+    stack, by_stack = layers_of(rank().events)
+    named, by_name = layers_of(renamed())
+    repeated, by_repetition = layers_of(without_frames())
+    assert (by_stack, by_name, by_repetition) == ("module stack", "annotation", "repetition")
+    assert sorted(set(stack.tolist())) == [-1, *range(TRUTH["layers"])]
+    assert stack.tolist() == named.tolist() == repeated.tolist()
+
+
+def test_without_sequence_numbers_the_backward_repeats_in_reverse():
+    stack, _ = layers_of(rank().events)
+    events = without_frames().with_columns(sequence=pl.lit(None, pl.Int64))
+    mute = labelled().with_columns(autograd_sequence=pl.lit(None, pl.Int64))
+    found = places(events, mute, module_frames(events))
+    mine = np.where(found.row >= 0, np.append(found.layer, -1)[found.row], -1)
+    assert found.evidence == "repetition"
+    placed = mine >= 0
+    assert (mine[placed] == stack[placed]).mean() > 0.9  # where a backward's layers begin is known to a few kernels
+    heavy = placed & labelled()["name"].cast(pl.String).str.contains("nvjet").to_numpy()
+    assert (mine[heavy] == stack[heavy]).all()
+    assert placed.sum() > 0.9 * (stack >= 0).sum()
+
+
+def test_rows_add_up_and_flop_are_the_hand_count():
+    result = analyze(SAMPLES / "layers", by="layer")
+    rows, cost = result.by.rows, result.total.budget
+    assert rows["ns"].sum() == result.by.total_ns == cost.compute_ns + sum(cost.exposed_ns.values())
+    layers = rows.filter(pl.col("layer").is_not_null())
+    assert layers["layer"].to_list() == list(range(TRUTH["layers"]))
+    known = TRUTH["flop_per_layer_and_microbatch"]
+    # Three products of a size per linear: forward, input's and weight's gradient; attention multiplies 2 and 5 times.
+    each = 3 * known["mm"] + known["attention"] * 7 // 2
+    assert layers["flop"].to_list() == [each * TRUTH["microbatches"] * TRUTH["steps"]] * TRUTH["layers"]
+    by_label = sum(layers[f"{label}_ns"].sum() for label in ("forward", "dgrad", "wgrad"))
+    assert by_label == layers["compute_ns"].sum()
+    assert rows.filter(name="not placed")["share"][0] < 0.01
+
+
+def test_modules_have_their_own_time_and_that_of_what_they_call():
+    rows = analyze(SAMPLES / "layers", by="module", schedule="none").by.rows
+    paths = {path: (own, whole) for path, own, whole in rows.select("path", "ns", "inclusive_ns").iter_rows() if path}
+    for layer in range(TRUTH["layers"]):
+        inside = sum(own for path, (own, _) in paths.items() if f"Layer_{layer}" in path.split(" > "))
+        assert paths[f"Gpt_0 > Layer_{layer}"][1] == inside
+    assert paths["Gpt_0 > Linear_24"][0] == paths["Gpt_0 > Linear_24"][1]
+
+
+def test_the_slow_shape_is_on_top():
+    by = analyze(SAMPLES / "rates", by="shape", schedule="none").by
+    assert by.rows["name"][0] == "mm [[2048,1024],[1024,4093]] bf16"
+    assert by.rows["ns"].sum() == by.total_ns
+    assert by.rows["below_peak_ns"][0] == by.rows["below_peak_ns"].max()
+
+
+def test_nothing_to_go_by_is_one_line_and_no_rows():
+    by = analyze(SAMPLES / "reload", by="layer", schedule="none").by
+    assert by.to_dict()["rows"] is None
+    assert by.to_dict()["total_ns"] > 0
+    assert "with_stack=True" in by.notes[0]
+
+
+def test_stages_of_a_pipeline_hold_layers_of_their_own():
+    rows = analyze(SAMPLES / "1f1b", by="layer").by.rows.filter(pl.col("layer").is_not_null())
+    assert rows.select("stage", "layer").rows() == [(stage, layer) for stage in range(4) for layer in range(3)]
+    assert rows["calls"].to_list() == [112] * 12  # 4 linears and attention, forward and backward, 8 micro-batches
+
+
+def test_a_loaded_trace_and_annotations():
+    trace = Trace((RankEvents(renamed(), rank().source),), ())
+    rows = analyze(trace, by="annotation", schedule="none").by.rows
+    named = rows.filter(pl.col("path").str.contains("^layer "))
+    assert sorted(named["path"].to_list()) == [f"layer {n}" for n in range(TRUTH["layers"])]
+    assert analyze(trace, by="layer", schedule="none").by.rows["evidence"][0] == "annotation"
+
+
+def test_other_words_are_refused():
+    with pytest.raises(OptionError, match="cannot show the step by 'kernel'"):
+        analyze(SAMPLES / "layers", by="kernel")
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("Layer_12", 12), ("decoder.layers.3.self_attn", 3), ("block 7", 7), ("FSDP::pre_forward (layers.0)", 0),
+     ("layer[5]", 5), ("stage 4", None), ("flash 3", None), ("layernorm", None), ("launch_h2d 3", None)],
+)  # fmt: skip
+def test_numbers_of_layers_in_names(name, number):
+    assert layer_number(name) == number
+
+
+def calls(*rows):
+    return Frames.of(pl.DataFrame([{"tid": 1, "start_ns": s, "end_ns": e, "name": n} for n, s, e in rows]))
+
+
+def stages(inner_ns):
+    """Two stages of two blocks each that take *inner_ns* of its 100."""
+    rows, block = [], 0
+    for stage in range(2):
+        at = 1000 * stage
+        rows.append((f"Stage_{stage}", at, at + 100))
+        for half in range(2):
+            begin = at + half * inner_ns // 2
+            rows += [(f"Block_{block}", begin, begin + inner_ns // 2), (f"Linear_{block}", begin + 1, begin + 2)]
+            block += 1
+    return calls(*rows)
+
+
+def test_blocks_that_fill_their_stage_are_the_layers():
+    assert module_layers(stages(int(100 * COVERED))).max() == 3
+    assert module_layers(stages(int(100 * COVERED) - 4)).max() == 1
+
+
+def test_leaves_are_layers_only_where_nothing_else_is():
+    alone = calls(("Sequential_0", 0, 90), ("Linear_0", 1, 30), ("Linear_1", 40, 80))
+    assert module_layers(alone).tolist() == [-1, 0, 1]
+    none = calls(("Model_0", 0, 90), ("Linear_0", 1, 30), ("Norm_0", 40, 80))
+    assert module_layers(none).tolist() == [-1, -1, -1]
+
+
+def test_fsdp_hooks_of_a_framework(corpus):
+    result = analyze(corpus.parent / "frameworks" / "titan-fsdp", by="layer", schedule="none", ranks=[0])
+    rows = result.by.rows.filter(pl.col("layer").is_not_null())
+    # 57 forward products: 7 in each of 8 layers, and the head.
+    assert rows["layer"].to_list() == list(range(8))
+    assert rows["count"].n_unique() == 1
+    assert set(rows["evidence"]) == {"annotation"}
+
+
+def test_thresholds_are_what_they_are():
+    assert (FEW, ALIKE) == (4, 0.99)

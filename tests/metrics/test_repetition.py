@@ -1,0 +1,65 @@
+"""Layers found by repetition, and silence where they are not certain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracekit.metrics.repetition import LEAST_KERNELS, LEAST_SHARE, ONE_MORE, find_layers
+
+
+def found(text, heavy="g"):
+    tokens = np.array([ord(c) for c in text], np.int64)
+    return find_layers(tokens, tokens == ord(heavy), tokens == ord("n"))
+
+
+def test_layers_between_an_embedding_and_a_head():
+    layers = found("e" + "ngaxgb" * 4 + "zgl")
+    assert (layers.first, layers.period, layers.count, layers.spare) == (1, 6, 4, 0)
+
+
+def test_a_layer_that_repeats_inside_is_still_one_layer():
+    assert found("e" + "gagabcgd" * 3 + "z").count == 3
+
+
+def test_the_norm_that_follows_the_last_layer_leaves_open_where_layers_begin():
+    layers = found("ngaxgb" * 3 + "nz")
+    assert (layers.first, layers.count, layers.spare) == (0, 3, 1)
+
+
+def test_an_addition_before_the_first_layer_is_not_its_first_kernel():
+    # Both "bngaxg" and "ngaxgb" come three times; layers begin with a norm.
+    layers = found("b" + "ngaxgb" * 3 + "z")
+    assert (layers.first, layers.count, layers.spare) == (1, 3, 1)
+
+
+@pytest.mark.parametrize("text", ["", "g", "gggg", "abcdefghij", "e" + "nab" * 9])
+def test_what_does_not_repeat_or_has_no_product_has_no_layers(text):
+    assert found(text) is None
+
+
+def test_the_shortest_layer():
+    assert found(("g" + "abc"[: LEAST_KERNELS - 1]) * 3).count == 3
+    assert found("gab" * 2 + "x") is None  # three kernels twice: a loop
+
+
+def test_the_least_share_of_the_sequence():
+    layer, others = "gabc", [chr(500 + k) for k in range(20)]
+    assert found(layer * 2 + "".join(others[: int(8 / LEAST_SHARE) - 8])).count == 2
+    assert found(layer * 2 + "".join(others[: int(8 / LEAST_SHARE) - 7])) is None
+
+
+def test_nearly_one_more_layer_beside_them_is_silence():
+    layer = "gabcdefhij"
+    kept = int(ONE_MORE * 10)
+    assert found(layer * 3 + "Z" + layer[: kept - 1][::-1]).count == 3
+    assert found(layer * 3 + "Z" + layer[:kept][::-1]) is None
+
+
+@given(st.integers(4, 9), st.integers(2, 6), st.integers(0, 3), st.integers(0, 3))
+def test_distinct_kernels_are_always_found(period, count, before, behind):
+    tokens = np.concatenate([100 + np.arange(before), np.tile(np.arange(period), count), 200 + np.arange(behind)])
+    layers = find_layers(tokens, tokens == 0)
+    assert (layers.first, layers.period, layers.count, layers.spare) == (before, period, count, 0)
