@@ -9,10 +9,21 @@ import polars as pl
 import pytest
 from hypothesis import settings
 
+from tests.cputimes import CpuTimes
 from tracekit.schema import LABELLED, conform
 
 settings.register_profile("patient", deadline=None)  # a busy machine is not a failure
 settings.load_profile("patient")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cpu-times", metavar="FILE", help="write the processor time of each test, the dearest first")
+
+
+def pytest_configure(config):
+    if file := config.getoption("--cpu-times"):
+        config.pluginmanager.register(CpuTimes(file))
+
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 

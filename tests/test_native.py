@@ -16,6 +16,7 @@ import pytest
 import tracekit
 from tracekit._util import native as _native
 from tracekit._util.native import Native, native
+from tracekit.errors import TracekitError
 from tracekit.parsers.refs import SourceRef
 from tracekit.store.reading import prepare
 
@@ -300,3 +301,68 @@ def test_where_nothing_can_be_kept_the_folder_is_named_once(tmp_path, monkeypatc
     for _ in range(2):
         function(tmp_path).load()
     assert capsys.readouterr().err.count(_native.FOLDER) == 1
+
+
+def test_what_we_lean_on_of_numba_is_as_it_was():
+    """Not promised by numba: if a newer one fails here, its functions run through numba itself and nothing is kept.
+
+    Whoever meets this adapts ``Native._code`` and ``_Argument.ctypes``, or lets the fallback be.
+    """
+    import numba
+    from llvmlite import binding
+
+    def total(values, more):
+        found = more
+        for value in values:
+            found += value
+        return found
+
+    compiled = numba.njit(SUM, **_native.OPTIONS)(total)  # private options are taken
+    (types,) = compiled.signatures
+    symbol = compiled.overloads[types].fndesc.llvm_func_name
+    module = binding.parse_assembly(compiled.inspect_llvm(types))
+    defined = {function.name for function in module.functions if not function.is_declaration}
+    assert symbol in defined
+    assert not [name for name in defined if name.startswith("cpython.")], "a wrapper for Python was made all the same"
+    # Room for the result and the error; of an array its owner (two), size, item's size, address, shape, stride.
+    taken = [str(argument.type) for argument in module.get_function(symbol).arguments]
+    assert taken == ["ptr", "ptr", "ptr", "ptr", "i64", "i64", "ptr", "i64", "i64", "i64"]
+    assert str(module.get_function(symbol).type) == "ptr"
+    assert binding.get_process_triple()
+    assert _native._target_machine().emit_object(module)
+
+
+def test_with_another_numba_the_package_runs_all_the_same(monkeypatch, tmp_path):
+    """The fallback, on functions of the package: what they give is what native code gives."""
+    from tracekit.schedules import Times, generate, simulate
+
+    monkeypatch.setattr("tracekit.schedules.simulator.NATIVE_OPS", 0)
+    plan, times = generate("1f1b", pp=3, microbatches=5), Times(F=3, I=2, W=1)
+    expected = simulate(plan, times).end.tolist()
+    monkeypatch.setenv(_native.FOLDER, str(tmp_path))
+    monkeypatch.setattr(Native, "_code", lambda self: (_ for _ in ()).throw(AttributeError("no fndesc")))
+    fell_back = [one for one in declared() if one.name.startswith("tracekit.schedules.simulator")]
+    assert fell_back
+    for one in fell_back:
+        monkeypatch.setattr(one, "_run", None)
+    assert simulate(plan, times).end.tolist() == expected
+    assert any("Dispatcher" in type(one._run).__name__ for one in fell_back), "nothing fell back"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("gone", ["numba", "llvmlite"])
+def test_without_its_compiler_it_says_what_to_install(tmp_path, folder, monkeypatch, gone):
+    _native._machine.cache_clear()
+    monkeypatch.setitem(sys.modules, gone, None)  # as if it were not installed
+    if gone == "llvmlite":
+        monkeypatch.setitem(sys.modules, "numba", None)  # which cannot be imported without it
+    with pytest.raises(TracekitError, match=r"numba, which compiles tracekit once on a machine, cannot be imported"):
+        function(tmp_path)(np.array([1, 2]), 0)
+    monkeypatch.undo()
+    _native._machine.cache_clear()
+
+
+def test_code_that_was_kept_needs_no_compiler(tmp_path, folder, monkeypatch):
+    function(tmp_path).load()
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert function(tmp_path)(np.array([1, 2]), 4) == 7

@@ -174,8 +174,7 @@ class Native:
         return False
 
     def _compiled(self, key: bytes | None) -> Callable[..., Any]:
-        import numba
-
+        numba = _numba()
         _tell()
         try:
             code = self._code()
@@ -305,6 +304,18 @@ def _machine() -> bytes:
 
     made = (version("numba"), llvmlite.__version__, binding.llvm_version_info, binding.get_process_triple())
     return repr((*made, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())).encode()
+
+
+def _numba() -> Any:
+    """Return the compiler; code that was kept needs none, and neither does ``tracekit schedule --list``."""
+    try:
+        return importlib.import_module("numba")
+    except ImportError as error:  # not installed, or not made for this NumPy or Python
+        reason = str(error).strip().split("\n", maxsplit=1)[0]
+        raise TracekitError(
+            f"numba, which compiles tracekit once on a machine, cannot be imported: {reason}",
+            hint="pip install --upgrade numba llvmlite",
+        ) from error
 
 
 def _target_machine() -> Any:
