@@ -1,0 +1,93 @@
+"""Makes one change to the package in the process that runs the tests; the files stay as they are.
+
+``pytest -p tests.mutants.plugin`` reads which threshold to move from ``TRACEKIT_MUTANT``. It is moved where it is used,
+not where it is named: a test that says ``LIMIT + 1`` must notice all the same. Rules are data: they are changed on
+their way in.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import re
+import sys
+
+CHANGE = json.loads(os.environ.get("TRACEKIT_MUTANT", "null"))
+BOUND = re.compile(r"(?<=[<>]= )\d+")
+"""The number of a rule's bound, as in ``bytes = "<= 4096"``."""
+
+
+def moved(source, name, to):
+    """Return *source* with every use of a name replaced; its own value stays.
+
+    >>> moved("A = 3\\ndef f(x):\\n    return x > A\\n", "A", "4")
+    'A = 3\\ndef f(x):\\n    return x > 4\\n'
+    """
+    lines = source.encode().split(b"\n")
+    uses = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name) and node.id == name]
+    uses = [node for node in uses if isinstance(node.ctx, ast.Load)]
+    if not uses:
+        raise ValueError(f"{name} is not used")
+    for node in sorted(uses, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        line = lines[node.lineno - 1]
+        lines[node.lineno - 1] = line[: node.col_offset] + to.encode() + line[node.end_col_offset :]
+    return b"\n".join(lines).decode()
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname):
+        path = self.get_filename(fullname)
+        return self.source_to_code(moved(self.get_data(path).decode(), CHANGE["name"], CHANGE["to"]), path)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname, path, target=None):
+        if fullname != CHANGE["module"]:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        spec.loader = _Loader(fullname, spec.origin)
+        return spec
+
+
+def without(text, name):
+    """Return a pack of rules without the one of that name."""
+    head, *rules = re.split(r"(?m)^(?=\[\[rule\]\])", text)
+    return head + "".join(rule for rule in rules if f'name = "{name}"' not in rule.split("\n\n")[0])
+
+
+def nth_bound(text, at, to):
+    """Return a pack of rules with its bound number *at* moved.
+
+    >>> nth_bound('a = "<= 10"\\nb = ">= 20"', 1, "25")
+    'a = "<= 10"\\nb = ">= 25"'
+    """
+    found = list(BOUND.finditer(text))[at]
+    return text[: found.start()] + to + text[found.end() :]
+
+
+@contextlib.contextmanager
+def rules_changed(change):
+    """Read the packs with one rule left out, or one bound moved, within this process."""
+    from tracekit.classify import rules
+
+    def changed(text, name, *more, **options):
+        if name == change["pack"]:
+            drop = change["kind"] == "rule"
+            text = without(text, change["name"]) if drop else nth_bound(text, change["at"], change["to"])
+        return parse(text, name, *more, **options)
+
+    parse, rules.parse_rules = rules.parse_rules, changed
+    rules.builtin_rules.cache_clear()
+    try:
+        yield
+    finally:
+        rules.parse_rules = parse
+        rules.builtin_rules.cache_clear()
+
+
+if CHANGE is not None:
+    sys.meta_path.insert(0, _Finder())
