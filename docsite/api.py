@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import types
 from collections.abc import Iterator
@@ -10,6 +11,17 @@ from functools import cached_property
 from typing import Any
 
 from docsite.code import fields, markdown, row, table
+
+PACKAGES = (
+    "tracekit.analysis",
+    "tracekit.diffs",
+    "tracekit.doctor",
+    "tracekit.gates",
+    "tracekit.record",
+    "tracekit.redaction",
+    "tracekit.synthetic",
+)
+"""Public packages that are imported by name."""
 
 
 def page() -> str:
@@ -29,6 +41,12 @@ def page() -> str:
                 out += _entry(f"tracekit.{name}.{inner}", getattr(value, inner), "###")
         else:
             out += _entry(f"tracekit.{name}", value, "##")
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        out += ["", f"## {package}", "", markdown(module.__doc__)]
+        for inner in names(module):
+            if inner not in tracekit.__all__:  # shown above
+                out += _entry(f"{package}.{inner}", getattr(module, inner), "###")
     return "\n".join(out) + "\n"
 
 

@@ -76,6 +76,15 @@ def test_every_call_has_its_name_whatever_was_imported_before():
     assert not folders & {name for call in calls for name in (call, f"{call}.py")}
 
 
+def test_the_guide_names_every_public_name():
+    text = (Path(__file__).parent.parent / "docs" / "api.md").read_text(encoding="utf-8")
+    for package in PUBLIC:
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{package}` |"))
+        assert row.split("|")[2].strip(" `").split("`, `") == [
+            name for name in importlib.import_module(package).__all__ if not name.startswith("_")
+        ]
+
+
 def test_what_stands_above_is_there():
     for what in _HOMES:
         assert callable(above(what)), what

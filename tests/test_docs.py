@@ -21,8 +21,11 @@ NOT_RUN = re.compile(r"^(pip |git |make |python -m venv|cd |# |$)")
 """What needs the network or another folder, and comments."""
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def blocks(language, text=README):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def shell_lines():
@@ -81,12 +84,13 @@ def test_the_readmes_headline_is_what_the_command_prints(workplace):
     assert missing == []
 
 
-def test_the_readmes_python_examples_run(workplace, monkeypatch):
+@pytest.mark.parametrize("text", [README, API], ids=["README", "api"])
+def test_python_examples_run(workplace, monkeypatch, text):
     monkeypatch.chdir(workplace)
-    examples = blocks("python")
-    assert examples, "the README shows no Python"
+    examples = blocks("python", text)
+    assert examples, "it shows no Python"
     for example in examples:
-        exec(compile(example, "README.md", "exec"), {})
+        exec(compile(example, "example", "exec"), {})
 
 
 def test_links_inside_the_repository_lead_somewhere():
