@@ -1,11 +1,13 @@
 """Sets of half-open intervals of time, [start, end), many groups at once: the only sweep code in the project.
 
-Every operation rests on one fact. Sort all starts and all ends, each on its own. At any moment the number of open
+Building a set rests on one fact. Sort all starts and all ends, each on its own. At any moment the number of open
 intervals is (starts passed) − (ends passed), so at least *k* are open exactly inside ``[S[i+k-1], E[i])`` for some
-*i*. With k = 1 that is the union, with k = 2 over two disjoint sets their intersection. Two sorts and a comparison,
-no loop; work n log n (linear on sorted input), memory linear.
+*i*. With k = 1 that is the union, with k = *n* over *n* disjoint sets their intersection. Two sorts and a comparison,
+no loop; work n log n (linear on sorted input), memory linear. Groups (ranks, steps, streams …) are laid end to end on
+one line of numbers, so a thousand groups cost one sweep.
 
-Groups (ranks, steps, streams …) are laid end to end on one line of numbers, so a thousand groups cost one sweep.
+Two sets that are built already are sorted: native code merges them in one pass, and measures how much of other
+intervals they cover in another.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from tracekit._util.native import native, whole
 
 Longs = npt.NDArray[np.int64]
 _LIMIT = 2**62  # keys on the line stay below this
@@ -73,18 +77,15 @@ class Intervals:
 
     def __or__(self, other: Intervals) -> Intervals:
         """Return what either set covers."""
-        return _depth([self, other], 1)
+        return _merged(self, other, _EITHER)
 
     def __and__(self, other: Intervals) -> Intervals:
         """Return what both sets cover, group by group."""
-        return _depth([self, other], 2)
+        return _merged(self, other, _BOTH)
 
     def __sub__(self, other: Intervals) -> Intervals:
         """Return what this set covers and *other* does not."""
-        if not len(self) or not len(other):
-            return self
-        # A − B = what is covered by A and by the complement of B inside A's hull.
-        return self & complement(other, self.hull())
+        return _merged(self, other, _WITHOUT)
 
     @property
     def total_ns(self) -> int:
@@ -141,18 +142,11 @@ class Intervals:
         [10, 20, 0]
         """
         start, end, asked = _columns(start_ns, end_ns, group)
-        if not len(self):
-            return np.zeros(len(start), np.int64)
-        if asked.any() or self.group.any():
-            line = _Line.over(self.group, self.start_ns, self.end_ns, asked)
-            if line is None:
-                return self._covered_by_group(start, end, asked)
-            here = (line.key(self.group, self.start_ns), line.key(self.group, self.end_ns))
-            return self._measure(*here, line.key(asked, line.clamp(end))) - self._measure(
-                *here, line.key(asked, line.clamp(start))
-            )
-        here = (self.start_ns, self.end_ns)
-        return self._measure(*here, end) - self._measure(*here, start)
+        covered = np.zeros(len(start), np.int64)
+        if len(self):
+            own = (whole(self.group), whole(self.start_ns), whole(self.end_ns), self._running())
+            _cover(*own, whole(asked), whole(start), whole(end), covered)
+        return covered
 
     def to_frame(self) -> pl.DataFrame:
         """As a table with columns group, start_ns, end_ns."""
@@ -163,20 +157,6 @@ class Intervals:
         if not self._cumulative:
             self._cumulative.append(np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)]).astype(np.int64))
         return self._cumulative[0]
-
-    def _measure(self, start: Longs, end: Longs, at: Longs) -> Longs:
-        """Covered time before each moment of *at*, with all three on the same line."""
-        inside = np.searchsorted(start, at, side="right")
-        before = np.maximum(inside - 1, 0)
-        overshoot = np.where(inside > 0, np.maximum(end[before] - at, 0), 0)
-        return self._running()[inside] - overshoot
-
-    def _covered_by_group(self, start: Longs, end: Longs, asked: Longs) -> Longs:
-        answer = np.zeros(len(start), np.int64)
-        for group in np.unique(asked):
-            rows = asked == group
-            answer[rows] = self.of(int(group)).covered_ns(start[rows], end[rows])
-        return answer
 
 
 EMPTY = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -214,20 +194,12 @@ def intersection(first: Intervals, *others: Intervals) -> Intervals:
 
 
 def complement(holes: Intervals, within: Intervals) -> Intervals:
-    """Return what *within* (one interval a group) covers outside *holes*.
+    """Return what *within* covers outside *holes*.
 
     >>> complement(union([2, 6], [4, 20]), union([0], [10]))
     Intervals([0, 2), [4, 6))
     """
-    inside = holes & within
-    # Open where the hull starts or a hole ends, close where a hole starts or the hull ends.
-    return _sweep(
-        np.concatenate([within.group, inside.group]),
-        np.concatenate([within.start_ns, inside.end_ns]),
-        np.concatenate([within.group, inside.group]),
-        np.concatenate([within.end_ns, inside.start_ns]),
-        1,
-    )
+    return within - holes
 
 
 def depth(
@@ -281,6 +253,103 @@ def _deep(opens: Longs, closes: Longs, k: int) -> tuple[Longs, Longs]:
     return opens[edge[:-1]], closes[edge[1:]]
 
 
+_EITHER, _BOTH, _WITHOUT = range(3)
+
+
+def _merged(first: Intervals, second: Intervals, way: int) -> Intervals:
+    """Return two sets as one, in one pass over both: each is sorted and disjoint already."""
+    if not len(second):
+        return EMPTY if way == _BOTH else first
+    if not len(first):
+        return second if way == _EITHER else EMPTY
+    out = np.empty((3, len(first) + len(second)), np.int64)
+    columns = (whole(getattr(one, name)) for one in (first, second) for name in ("group", "start_ns", "end_ns"))
+    count = _merge(*columns, way, out)
+    return Intervals(out[0, :count].copy(), out[1, :count].copy(), out[2, :count].copy())
+
+
+@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64[:,::1])")
+def _merge(  # noqa: PLR0912, PLR0917 - native code is one function and takes no keywords
+    group: Longs, start: Longs, end: Longs, group_b: Longs, start_b: Longs, end_b: Longs, way: int, out: Longs
+) -> int:  # fmt: skip
+    """Merge two sorted sets; return how many intervals came out."""
+    i = j = count = 0
+    if way == _EITHER:
+        while i < len(start) or j < len(start_b):
+            first = j >= len(start_b) or (
+                i < len(start) and (group[i] < group_b[j] or (group[i] == group_b[j] and start[i] <= start_b[j]))
+            )
+            if first:
+                g, s, e = group[i], start[i], end[i]
+                i += 1
+            else:
+                g, s, e = group_b[j], start_b[j], end_b[j]
+                j += 1
+            if count > 0 and out[0, count - 1] == g and s <= out[2, count - 1]:
+                out[2, count - 1] = max(out[2, count - 1], e)
+            else:
+                out[0, count], out[1, count], out[2, count] = g, s, e
+                count += 1
+        return count
+    since = start[0]  # without: what is left of the first set's interval begins here
+    while i < len(start):
+        if j >= len(start_b) or group[i] < group_b[j] or (group[i] == group_b[j] and end[i] <= start_b[j]):
+            if way == _WITHOUT and since < end[i]:
+                out[0, count], out[1, count], out[2, count] = group[i], since, end[i]
+                count += 1
+            i += 1
+            if i < len(start):
+                since = start[i]
+        elif group_b[j] < group[i] or end_b[j] <= since:
+            j += 1
+        else:  # they overlap
+            low, high = max(since, start_b[j]), min(end[i], end_b[j])
+            if way == _BOTH:
+                out[0, count], out[1, count], out[2, count] = group[i], low, high
+                count += 1
+            elif since < low:
+                out[0, count], out[1, count], out[2, count] = group[i], since, low
+                count += 1
+            since = high
+            if end_b[j] < end[i]:
+                j += 1
+            else:
+                i += 1
+                if i < len(start):
+                    since = start[i]
+    return count
+
+
+@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def _cover(  # noqa: PLR0917 - native code takes no keywords
+    group: Longs, start: Longs, end: Longs, running: Longs, asked: Longs, low: Longs, high: Longs, covered: Longs
+) -> None:  # fmt: skip
+    """Add to *covered* the time of each asked interval that the set covers; *running* are the set's running totals."""
+    for edge in range(2):
+        place = 0  # how many intervals of the set start at or before the moment; the next is mostly near
+        for i in range(len(asked)):
+            g = asked[i]
+            t = high[i] if edge else low[i]
+            if place > 0 and (group[place - 1] > g or (group[place - 1] == g and start[place - 1] > t)):
+                a, b = 0, place - 1
+            else:
+                step, a, b = 1, place, place
+                while b < len(start) and (group[b] < g or (group[b] == g and start[b] <= t)):
+                    a, b, step = b + 1, b + step, step * 2
+                b = min(b, len(start))
+            while a < b:
+                middle = (a + b) // 2
+                if group[middle] < g or (group[middle] == g and start[middle] <= t):
+                    a = middle + 1
+                else:
+                    b = middle
+            place = a
+            passed = running[place]
+            if place > 0 and group[place - 1] == g and end[place - 1] > t:
+                passed -= end[place - 1] - t
+            covered[i] += passed if edge else -passed
+
+
 def _sweep_in_halves(open_group: Longs, opens: Longs, close_group: Longs, closes: Longs, k: int) -> Intervals:
     """Take the groups in two halves: so many, or times so far apart, that one line cannot hold them."""
     codes = np.unique(open_group)
@@ -315,15 +384,12 @@ class _Line:
     stride: int
 
     @classmethod
-    def over(cls, group: Longs, start: Longs, end: Longs, *more_groups: Longs) -> _Line | None:
+    def over(cls, group: Longs, start: Longs, end: Longs) -> _Line | None:
         """Return the line that holds all of these, or None when the keys would not fit."""
         origin = int(start.min())
         stride = int(end.max()) - origin + 1
-        groups = max(int(g.max()) for g in (group, *more_groups) if len(g)) + 1
+        groups = int(group.max()) + 1
         return cls(origin, stride) if stride * groups + abs(origin) < _LIMIT else None
-
-    def clamp(self, time: Longs) -> Longs:
-        return np.clip(time, self.origin, self.origin + self.stride - 1)
 
     def key(self, group: Longs, time: Longs) -> Longs:
         key = group * self.stride

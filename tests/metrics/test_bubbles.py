@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -16,11 +17,11 @@ from tracekit.metrics.reload import reload_events, reload_report, two_buffer_ide
 
 
 def test_a_wait_is_exposed_only_where_no_compute_runs():
-    waited = pl.DataFrame({"part": [0, 0, 1], "start_ns": [0, 5, 0], "wait_ns": [10, 10, 4]})
-    found = exposed_waits(waited, union([2], [6]))
+    start, wait, part = np.array([0, 5, 0]), np.array([10, 10, 4]), np.array([0, 0, 1])
+    found = exposed_waits(start, wait, part, union([2], [6]))
     assert found.of(0).total_ns == 11  # [0,15) less [2,6)
     assert found.of(1).total_ns == 4
-    assert exposed_waits(waited.clear(), EMPTY) == EMPTY
+    assert exposed_waits(start[:0], wait[:0], part[:0], EMPTY) == EMPTY
 
 
 def test_bubble_is_a_lower_bound_without_wait():

@@ -50,6 +50,7 @@ MODULES = (
     "tracekit.classify._nest",
     "tracekit.compare.orders",
     "tracekit.compare.replay",
+    "tracekit.intervals",
     "tracekit.metrics.path",
     "tracekit.parsers.kineto.scanner",
     "tracekit.reconstruct.walks",

@@ -10,6 +10,7 @@ time between two of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -199,13 +200,16 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
             ends=(ends - pl.col("base")).filter(pl.col("surest") & pl.col("low_sends").is_null()).median(),
         )
     )
+    many = windows.filter(pl.len().over("low", "high") >= ENOUGH).sort("low", "high", maintain_order=True)
+    low, high, since = (many[name].to_numpy() for name in ("low", "high", "since_ns"))
+    values = [many[name].cast(pl.Float64).to_numpy() for name in ("bounds", "ends")]  # nulls as NaN
+    first = np.flatnonzero((np.diff(low, prepend=-1) != 0) | (np.diff(high, prepend=-1) != 0)).tolist()
     rates = {}
-    for (low, high), rows in windows.group_by("low", "high", maintain_order=True):
-        fits = [_slope(rows.drop_nulls(name)["since_ns"].to_numpy(), rows[name].drop_nulls().to_numpy())
-                for name in ("bounds", "ends")]  # fmt: skip
-        rate, _ = min(fits, key=lambda fit: fit[1])
+    for a, b in pairwise([*first, len(low)]):
+        told = [(since[a:b], of[a:b], ~np.isnan(of[a:b])) for of in values]
+        rate, _ = min((_slope(at[there], of[there]) for at, of, there in told), key=lambda fit: fit[1])
         if rate:
-            rates[low, high] = rate
+            rates[int(low[a]), int(high[a])] = rate
     return rates
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.peers import bound_notices, with_peers, without_settled
 from tracekit.analysis.rates import run_rates
 from tracekit.analysis.result import Analysis
-from tracekit.analysis.scopes import rank_result
+from tracekit.analysis.scopes import rank_results
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice
 from tracekit.metrics.hiding import hiding
@@ -54,11 +55,10 @@ def combine(
     matching = match(operations, by_step=all(part.steps_marked for part in parts))
     clocks = align(matching.members, [part.source.rank for part in parts])
     waited = waits(operations, matching.members, clocks)
-    by_rank = {key[0]: rows for key, rows in waited.group_by("rank", maintain_order=True)}
     asked: dict[str, Any] = {"schedule": schedule, "layout": layout, "what_if": what_if, "pipeline": show}
     compared, reasons = _compare(parts, clocks, **asked)
     pipeline = compared is not None or _has_messages(parts, waited)
-    ranks = tuple(rank_result(part, by_rank.get(part.source.rank, waited.clear()), pipeline=pipeline) for part in parts)
+    ranks = rank_results(parts, waited, pipeline=pipeline)
     critical = critical_path(parts, operations, matching.members, clocks)
     ranks = tuple(_with_blocking(result, critical) for result in ranks)
     reports = [part.reload for part in parts if part.reload is not None]
@@ -237,17 +237,13 @@ def _has_messages(parts: Sequence[RankTables], waited: pl.DataFrame) -> bool:
 def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Notice]:
     """Return notices of communication whose waiting could not be separated from its transfer."""
     least = "waiting inside them is not known and the bubble fraction is a lower bound"
-    by_rank = {key[0]: rows for key, rows in waited.group_by("rank")}
-    unseen = [
-        part.source.rank
-        for part in parts
-        if unseen_messages(part.messages_issued, by_rank.get(part.source.rank, waited.clear()))
-    ]
+    messages = waited.filter(may_be_message())
+    seen = Counter(messages["rank"].to_list())
+    unseen = [part.source.rank for part in parts if unseen_messages(part.messages_issued, seen[part.source.rank])]
     notices = []
     if unseen:
         text = f"rank {listing(map(str, unseen), most=8)}: the host sends and receives, but no kernel is known to do so"
         notices.append(Notice("wait-unknown", f"{text}: {least}; name the kernels in a rules file (--rules)"))
-    messages = waited.filter(may_be_message())
     lost = messages.filter(unknown_waits())
     if lost.is_empty():
         return notices

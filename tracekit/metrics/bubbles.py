@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.intervals import Intervals, union
+from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.lanes import Lanes
 from tracekit.schema import STEP_PHASES
 
@@ -92,18 +92,15 @@ def phases(lanes: Lanes) -> pl.DataFrame:
     )
 
 
-def exposed_waits(waited: pl.DataFrame, covered: Intervals) -> Intervals:
+def exposed_waits(start_ns: Longs, wait_ns: Longs, part: Longs, covered: Intervals) -> Intervals:
     """Return the waiting of these operations that compute does not hide: each waits at its beginning.
 
     *covered* is where compute runs (at least wherever the operations do); the group of both is the part.
 
-    >>> waited = pl.DataFrame({"part": [0, 0], "start_ns": [0, 20], "wait_ns": [10, None]})
-    >>> exposed_waits(waited, union([4], [6]))
+    >>> exposed_waits(np.array([0, 20]), np.array([10, 0]), np.array([0, 0]), union([4], [6]))
     Intervals([0, 4), [6, 10))
     """
-    known = waited.filter(pl.col("wait_ns") > 0)
-    start, wait = known["start_ns"].to_numpy(), known["wait_ns"].to_numpy()
-    return union(start, start + wait, known["part"].to_numpy()) - covered
+    return union(start_ns, start_ns + wait_ns, part) - covered
 
 
 def _hull_of(sets: list[Intervals]) -> Intervals:

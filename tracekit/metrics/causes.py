@@ -262,8 +262,10 @@ def _launched_between(rank: Rank, compute: Longs, owner: Longs, ahead: Longs) ->
     return np.searchsorted(times, rank.launch_ns[ahead], side="left") > first
 
 
-def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
+def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame, *, each: tuple[str, ...] = ()) -> pl.DataFrame:
     """Return exposed time by part, label and cause, waiting for peers included; *waited* are the rank's operations.
+
+    Several ranks at once: *each* names the columns of both tables that tell them apart.
 
     An operation waits at its beginning; whatever kept compute away then, the peer was late. Where no peer's trace
     tells the waiting, it may have been the peer: the cause is unknown.
@@ -275,25 +277,27 @@ def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     >>> with_peers(pieces, waited).rows()
     [(0, 'dp_comm', 'same_stream', 5), (0, 'dp_comm', 'nothing_to_hide', 15), (0, 'dp_comm', 'peer_late', 15)]
     """
-    known = waited.select("id", op_ns="start_ns", wait_ns="wait_ns").unique("id", keep="first", maintain_order=True)
-    waiting = pieces.join(known, on="id", how="left", maintain_order="left")
+    known = waited.select(*each, "id", op_ns="start_ns", wait_ns="wait_ns")
+    known = known.unique([*each, "id"], keep="first", maintain_order=True)
+    waiting = pieces.join(known, on=[*each, "id"], how="left", maintain_order="left")
     until = pl.col("op_ns") + pl.col("wait_ns") - pl.col("start_ns")
     waits = pl.when(pl.col("id").is_null()).then(0).otherwise(until).clip(0, pl.col("ns"))
     waiting = waiting.with_columns(waits=waits)
     silent = pl.col("waits").is_null()
     dtype = pieces.schema["cause"]
     own = waiting.select(
+        *each,
         "part",
         "label",
         cause=pl.when(silent).then(pl.lit("unknown", dtype)).otherwise("cause"),
         ns=pl.col("ns") - pl.col("waits").fill_null(0),
     )
-    late = waiting.filter(~silent).select("part", "label", cause=pl.lit("peer_late", dtype), ns="waits")
+    late = waiting.filter(~silent).select(*each, "part", "label", cause=pl.lit("peer_late", dtype), ns="waits")
     return (
         pl.concat([own, late])
         .filter(pl.col("ns") > 0)
-        .group_by("part", "label", "cause")
+        .group_by(*each, "part", "label", "cause")
         .agg(pl.col("ns").sum())
-        .sort("part", "label", "cause")
+        .sort(*each, "part", "label", "cause")
         .cast({"label": pl.String, "cause": pl.String})
     )

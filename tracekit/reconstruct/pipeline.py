@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -86,7 +87,7 @@ class Pipeline:
         first = np.flatnonzero(np.diff(position, prepend=-1)).tolist()
         return {
             int(position[a]): from_columns(*(column[a:b] for column in columns))
-            for a, b in zip(first, [*first[1:], len(ops)], strict=True)
+            for a, b in pairwise([*first, len(ops)])
         }
 
 
