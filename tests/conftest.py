@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import polars as pl
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.cputimes import CpuTimes
+from tests.kept import SHARED
 from tracekit.schema import LABELLED, conform
 
 settings.register_profile("patient", deadline=None)  # a busy machine is not a failure
@@ -23,6 +26,13 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if file := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(file))
+    if not hasattr(config, "workerinput"):
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")  # xdist's workers inherit it
+
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(SHARED), ignore_errors=True)
 
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"

@@ -10,6 +10,7 @@ import pickle
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tests.reference import read
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import rank_tables
@@ -32,7 +33,7 @@ def run(samples):
     def get(name, **options):
         key = (name, tuple(sorted(options.items())))
         if key not in done:
-            done[key] = analyze(samples / name, **{"schedule": "none", **options})
+            done[key] = analysis_of(samples / name, **{"schedule": "none", **options})
         return done[key]
 
     return get
@@ -109,7 +110,7 @@ def test_1f1b_last_rank_waits_longest_before_its_first_backward(run):
 
 
 def test_without_its_peers_the_bubble_is_a_lower_bound(samples):
-    alone = analyze(samples / "1f1b", ranks=[0], schedule="none")
+    alone = analysis_of(samples / "1f1b", ranks=[0], schedule="none")
     one = alone.rank(0).whole
     assert one.bubble.wait_ns is None
     assert one.wait_ns == {"pp_comm": None}
@@ -175,7 +176,7 @@ def test_several_steps(run):
 
 
 def test_chosen_steps(samples):
-    one = analyze(samples / "steps/a", steps="4:6", schedule="none").rank(1)
+    one = analysis_of(samples / "steps/a", steps="4:6", schedule="none").rank(1)
     assert one.steps == (4, 5)
     with pytest.raises(OptionError, match="selects none"):
         analyze(samples / "steps/a", steps="40", schedule="none")
@@ -183,7 +184,7 @@ def test_chosen_steps(samples):
 
 @pytest.mark.parametrize("asked", ["2:4", [2, 3], (3, 2), range(2, 4), slice(2, 4)], ids=str)
 def test_steps_are_named_as_in_python_too(samples, asked):
-    found = analyze(samples / "steps/a", ranks=[0], steps=asked, schedule="none")
+    found = analysis_of(samples / "steps/a", ranks=[0], steps=asked, schedule="none")
     assert found.rank(0).steps == (2, 3)
 
 
@@ -195,7 +196,7 @@ def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):
     said = [n.message for n in analyze(tmp_path, schedule="none").notices if n.code == "clocks-apart"]
     assert len(said) == 1
     assert said[0].startswith("rank 1 was recorded 8.2 s after rank 0: ")
-    assert not [n for n in analyze(samples / "steps/a", schedule="none").notices if n.code == "clocks-apart"]
+    assert not [n for n in analysis_of(samples / "steps/a", schedule="none").notices if n.code == "clocks-apart"]
 
 
 def test_why_waiting_is_not_known(run):
@@ -214,9 +215,9 @@ def test_a_rank_that_was_not_analyzed(run):
 
 
 def test_one_step_is_a_number(samples):
-    assert list(analyze(samples / "steps/a", ranks=[0], steps=2, schedule="none").rank(0).steps) == [2]
+    assert list(analysis_of(samples / "steps/a", ranks=[0], steps=2, schedule="none").rank(0).steps) == [2]
     with pytest.raises(OptionError, match="leaves steps out"):
-        analyze(samples / "steps/a", ranks=[0], steps=slice(2, 9, 2), schedule="none")
+        analysis_of(samples / "steps/a", ranks=[0], steps=slice(2, 9, 2), schedule="none")
 
 
 def test_rules_made_in_python(samples):

@@ -15,6 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import tracekit
+from tests.kept import analysis_of
 from tracekit._util.above import _HOMES, above
 from tracekit.errors import InputError, OptionError
 from tracekit.report.plot import PLOTS
@@ -92,7 +93,7 @@ def test_what_stands_above_is_there():
 
 @pytest.fixture(scope="module")
 def run(samples):
-    return tracekit.analyze(samples / "1f1b", what_if=True, critical_path=True)
+    return analysis_of(samples / "1f1b", what_if=True, critical_path=True)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ SAMPLES = ("1f1b", "reload", "nsys-1f1b", "overlapped", "steps/straggler")
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
-    whole = tracekit.analyze(samples / name, critical_path=name == "1f1b")
+    whole = analysis_of(samples / name, critical_path=name == "1f1b")
     file = tmp_path / "run.json"
     whole.save(file)
     back = tracekit.read_analysis(file)

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.analysis.critical import _segments
 from tracekit.analysis.walk import Arrivals, Pieces, walk_back
@@ -120,7 +121,7 @@ def test_blocking_is_the_exposed_time_on_the_path(plain):
 
 
 def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
-    found = analyze(samples / "1f1b", schedule="none")
+    found = analysis_of(samples / "1f1b", schedule="none")
     said = json.loads(found.to_json())
     assert "critical_path" not in said
     assert "critical_path" not in found.tables
@@ -132,19 +133,19 @@ def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
 
 @pytest.mark.parametrize("name", ["1f1b", "overlapped", "reload", "vpp-overlap", "steps/straggler", "compile"])
 def test_on_real_runs_the_parts_sum_to_the_steps(samples, name):
-    check(analyze(samples / name, schedule="none", critical_path=True))
+    check(analysis_of(samples / name, schedule="none", critical_path=True))
 
 
 def test_a_straggler_is_where_the_path_is(samples):
     """Rank 1 computes 155 of 212 ms, rank 0 67: most of the path is rank 1's."""
-    found = analyze(samples / "steps/straggler", schedule="none", critical_path=True)
+    found = analysis_of(samples / "steps/straggler", schedule="none", critical_path=True)
     by_rank = found.critical.totals()["by_rank"]
     assert by_rank["1"] > 2 * by_rank["0"]
     assert found.critical.segments["step"].n_unique() == 8
 
 
 def test_one_rank_alone_says_that_its_peers_are_missing(samples):
-    found = analyze(samples / "1f1b", ranks=[1], schedule="none", critical_path=True)
+    found = analysis_of(samples / "1f1b", ranks=[1], schedule="none", critical_path=True)
     check(found)
     assert found.ranks[0].whole.blocking_ns["pp_comm"] is None
     assert found.ranks[0].whole.blocking_ns["memory"] is not None

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tracekit.analysis.by.frames import Frames, layer_number, module_frames
 from tracekit.analysis.by.modules import COVERED, module_layers
 from tracekit.analysis.by.places import ALIKE, places
@@ -81,7 +82,7 @@ def test_without_sequence_numbers_the_backward_repeats_in_reverse():
 
 
 def test_rows_add_up_and_flop_are_the_hand_count():
-    result = analyze(SAMPLES / "layers", by="layer")
+    result = analysis_of(SAMPLES / "layers", by="layer")
     rows, cost = result.by.rows, result.total.budget
     assert rows["ns"].sum() == result.by.total_ns == cost.compute_ns + sum(cost.exposed_ns.values())
     layers = rows.filter(pl.col("layer").is_not_null())
@@ -96,7 +97,7 @@ def test_rows_add_up_and_flop_are_the_hand_count():
 
 
 def test_modules_have_their_own_time_and_that_of_what_they_call():
-    rows = analyze(SAMPLES / "layers", by="module", schedule="none").by.rows
+    rows = analysis_of(SAMPLES / "layers", by="module", schedule="none").by.rows
     paths = {path: (own, whole) for path, own, whole in rows.select("path", "ns", "inclusive_ns").iter_rows() if path}
     for layer in range(TRUTH["layers"]):
         inside = sum(own for path, (own, _) in paths.items() if f"Layer_{layer}" in path.split(" > "))
@@ -105,21 +106,21 @@ def test_modules_have_their_own_time_and_that_of_what_they_call():
 
 
 def test_the_slow_shape_is_on_top():
-    by = analyze(SAMPLES / "rates", by="shape", schedule="none").by
+    by = analysis_of(SAMPLES / "rates", by="shape", schedule="none").by
     assert by.rows["name"][0] == "mm [[2048,1024],[1024,4093]] bf16"
     assert by.rows["ns"].sum() == by.total_ns
     assert by.rows["below_peak_ns"][0] == by.rows["below_peak_ns"].max()
 
 
 def test_nothing_to_go_by_is_one_line_and_no_rows():
-    by = analyze(SAMPLES / "reload", by="layer", schedule="none").by
+    by = analysis_of(SAMPLES / "reload", by="layer", schedule="none").by
     assert by.to_dict()["rows"] is None
     assert by.to_dict()["total_ns"] > 0
     assert "with_stack=True" in by.notes[0]
 
 
 def test_stages_of_a_pipeline_hold_layers_of_their_own():
-    rows = analyze(SAMPLES / "1f1b", by="layer").by.rows.filter(pl.col("layer").is_not_null())
+    rows = analysis_of(SAMPLES / "1f1b", by="layer").by.rows.filter(pl.col("layer").is_not_null())
     assert rows.select("stage", "layer").rows() == [(stage, layer) for stage in range(4) for layer in range(3)]
     assert rows["calls"].to_list() == [112] * 12  # 4 linears and attention, forward and backward, 8 micro-batches
 

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.kept import analysis_of
 from tracekit.cli import app
 from tracekit.errors import TracekitError
 from tracekit.report.tables import figures
 from tracekit.report.terminal.analysis import render
-from tracekit.run.analyze import analyze
 
 runner = CliRunner()
 
@@ -31,7 +31,7 @@ def invoke(*words):
 
 @pytest.fixture(scope="module")
 def found(samples):
-    return analyze(samples / "1f1b", schedule="none")
+    return analysis_of(samples / "1f1b", schedule="none")
 
 
 def printed(analysis, width, **options):
@@ -98,7 +98,7 @@ def test_every_definition_is_printed_when_asked_for(found):
 def test_many_ranks_are_summarised(samples):
     from dataclasses import replace
 
-    one = analyze(samples / "reload", schedule="none")
+    one = analysis_of(samples / "reload", schedule="none")
     many = replace(one, ranks=tuple(replace(one.ranks[n % 4], rank=n) for n in range(100)))
     text = printed(many, 100)
     table = text.split("Where the step went")[1].split("\n\n")[0].splitlines()
@@ -134,7 +134,7 @@ def test_output_by_extension(samples, tmp_path):
 
 
 def test_figures_of_every_step(samples):
-    spans = figures(analyze(samples / "steps/a", schedule="none")).filter(rank=0, figure="span")
+    spans = figures(analysis_of(samples / "steps/a", schedule="none")).filter(rank=0, figure="span")
     assert spans["step"].to_list() == [None, *range(2, 10)]
 
 

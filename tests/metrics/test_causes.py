@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
@@ -204,7 +205,7 @@ def test_on_framework_traces_the_causes_sum_to_exposed_time(corpus):
 
 
 def test_a_straggler_makes_its_peer_wait(samples):
-    found = analyze(samples / "steps/straggler", schedule="none")
+    found = analysis_of(samples / "steps/straggler", schedule="none")
     check_sums(found)
     causes = found.rank(0).whole.because_ns["pp_comm"]
     assert max(causes, key=causes.get) == "peer_late"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit import analyze
+from tests.kept import analysis_of
 from tracekit.metrics.instead import ROWS, inside_launches, instead_of_launching, shortened
 from tracekit.schema import EVENTS, LABELLED, conform
 
@@ -90,6 +90,6 @@ def test_shortening_keeps_the_sums():
 
 @pytest.mark.parametrize("name", ["1f1b", "compile", "steps/a"])
 def test_on_real_runs_the_parts_sum_to_launch_bound_idle_time(samples, name):
-    for one in analyze(samples / name, schedule="none").ranks:
+    for one in analysis_of(samples / name, schedule="none").ranks:
         assert sum((one.idle_host_ns or {}).values()) == one.idle_causes["launch_bound"]
         assert 0 <= one.inside_launch_ns <= one.whole.budget.idle_ns

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kept import analysis_of
 from tracekit.report.html.page import render_html
-from tracekit.run.analyze import analyze
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -66,15 +66,7 @@ def look(window):
 @pytest.fixture(scope="session")
 def analysed(samples):
     """Analyse a sample with its critical path, once for all tests."""
-    known = {}
-
-    def run(name, **options):
-        key = name, *sorted(options.items())
-        if key not in known:
-            known[key] = analyze(samples / name, critical_path=True, **options)
-        return known[key]
-
-    return run
+    return lambda name, **options: analysis_of(samples / name, critical_path=True, **options)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.report.advice import advice, cannot_fit
 from tracekit.schema import GAP_CAUSES
@@ -16,7 +17,7 @@ from tracekit.schema import GAP_CAUSES
 @pytest.mark.parametrize("sample", ["reload", "reload-overlap"])
 def test_an_update_that_waits_is_not_told_to_buffer(samples, sample):
     """Of 105 ms and 153 ms, 51 and 53 are waiting in broadcasts, and reload is 0.3 ms in all: buffers cannot help."""
-    found = analyze(samples / sample, schedule="none")
+    found = analysis_of(samples / sample, schedule="none")
     alone = sum(row["ns"] for row in found.reload.lanes.filter(lane="reload").to_dicts()) / len(found.ranks)
     assert alone < 1_000_000
     first = advice(found)[0]
@@ -35,15 +36,15 @@ def test_a_file_that_ends_before_its_gpu_events_is_to_be_copied_again(samples, t
 
 def test_ranks_that_are_all_there_are_not_asked_for(samples):
     """An Nsight export without NCCL's payloads: every rank is there, and none says to whom it sends."""
-    said = " ".join(advice(analyze(samples / "nsys-1f1b", schedule="none")))
+    said = " ".join(advice(analysis_of(samples / "nsys-1f1b", schedule="none")))
     assert "record to whom messages go (`tracekit doctor` says how)" in said
     assert "add the other ranks' traces" not in said
-    assert "add the other ranks' traces" in " ".join(advice(analyze(samples / "1f1b", ranks=[0], schedule="none")))
+    assert "add the other ranks' traces" in " ".join(advice(analysis_of(samples / "1f1b", ranks=[0], schedule="none")))
 
 
 def test_a_pipeline_is_told_its_largest_cause_and_not_what_follows_from_it(samples):
     """Of vpp-overlap's gap 75 % is expert communication; its ranks wait in pipeline messages because of that."""
-    found = analyze(samples / "vpp-overlap")
+    found = analysis_of(samples / "vpp-overlap")
     first, *others = advice(found)
     gap = found.schedule.gap_ns
     assert max(gap, key=gap.get) == "exposed_ep"
@@ -62,7 +63,7 @@ def test_every_cause_but_the_unexplained_has_a_remedy():
 
 
 def test_where_idle_dominates_the_longest_gap_is_named(samples):
-    found = analyze(samples / "compile", schedule="none")
+    found = analysis_of(samples / "compile", schedule="none")
     longest = found.tables["gaps"].sort("ns", descending=True).row(0, named=True)
     first = advice(found)[0]
     assert first.startswith("the GPU is idle 70.6 % of the span because the host launches late: ")  # what to do first
@@ -74,7 +75,7 @@ def test_where_idle_dominates_the_longest_gap_is_named(samples):
 
 
 def test_idle_time_that_is_not_the_hosts_names_its_longest_gap_alone(samples):
-    found = analyze(samples / "compile", schedule="none")
+    found = analysis_of(samples / "compile", schedule="none")
     waits = tuple(replace(one, idle_causes={"dependency": one.whole.budget.idle_ns}) for one in found.ranks)
     first = advice(replace(found, ranks=waits))[0]
     assert first.startswith("idle is most of the span, 83.7 %: the longest gap, ")
@@ -82,16 +83,16 @@ def test_idle_time_that_is_not_the_hosts_names_its_longest_gap_alone(samples):
 
 def test_device_copies_are_not_asked_to_overlap(samples):
     """Its only exposed label is memsets and device copies."""
-    found = analyze(samples / "recompute", schedule="none")
+    found = analysis_of(samples / "recompute", schedule="none")
     assert set(found.total.budget.exposed_ns) == {"memory"}
     assert not any("memory" in line for line in advice(found))
 
 
 def test_communication_is_told_by_how_much_it_cannot_fit(samples):
-    fits = analyze(samples / "1f1b", schedule="none")
+    fits = analysis_of(samples / "1f1b", schedule="none")
     assert cannot_fit(fits, ["pp_comm"]) is None
     label = "broadcast"
-    updates = analyze(samples / "reload", schedule="none")
+    updates = analysis_of(samples / "reload", schedule="none")
     exposed, compute = updates.total.budget.exposed_ns[label], updates.total.budget.compute_ns
     assert exposed > compute
     assert f"{(exposed - compute) / 4 / 1e6:,.1f} ms cannot be hidden" in cannot_fit(updates, [label])

@@ -7,16 +7,16 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.report.advice import advice
 from tracekit.report.view import view_of
-from tracekit.run.analyze import analyze
 
 
 @pytest.fixture(scope="module")
 def small(samples):
-    return replace(analyze(samples / "reload", schedule="none"), reload=None)
+    return replace(analysis_of(samples / "reload", schedule="none"), reload=None)
 
 
 def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, wait=None, late=()):
@@ -100,7 +100,7 @@ def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
 
 
 def test_what_to_do_comes_with_the_whole_command(samples):
-    view = view_of(analyze(samples / "1f1b"))
+    view = view_of(analysis_of(samples / "1f1b"))
     assert [line.topic for line in view.answer] == ["Time", "Exposed", "Schedule", "Waits", "Next"]
     assert view.answer[-1].text == view.advice[0].text
     assert view.advice[-1].command == f"tracekit analyze {samples / '1f1b'} --what-if"

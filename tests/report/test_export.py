@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracekit
+from tests.kept import analysis_of
 from tracekit.errors import OptionError, OutputError
 from tracekit.report.perfetto import write as perfetto
 from tracekit.report.perfetto.export import export
@@ -48,7 +49,7 @@ def exported(samples, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def analysis(samples):
-    return tracekit.analyze(samples / "1f1b")
+    return analysis_of(samples / "1f1b")
 
 
 def names(events, what):

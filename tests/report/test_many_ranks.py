@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from tests.kept import analysis_of
 from tracekit.analysis.spread import spread
 from tracekit.errors import Notice
 from tracekit.metrics.bubbles import Bubble
@@ -25,7 +26,7 @@ from tracekit.synthetic import Recipe, write_run
 
 @pytest.fixture(scope="module")
 def small(samples):
-    return analyze(samples / "reload", schedule="none")
+    return analysis_of(samples / "reload", schedule="none")
 
 
 def run_of(small, compute, *, span=1000):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import tracekit
+from tests.kept import analysis_of
 from tracekit._util.text import markdown, markdown_code, terminal
 from tracekit.report.markdown.analysis import render_markdown
 from tracekit.report.view import view_of
@@ -47,7 +48,7 @@ class Seen(HTMLParser):
 
 @pytest.fixture(scope="module")
 def analysis(samples):
-    return tracekit.analyze(samples / "1f1b")
+    return analysis_of(samples / "1f1b")
 
 
 @pytest.fixture(scope="module")

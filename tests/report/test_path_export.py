@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tracekit import analyze
+from tests.kept import analysis_of
 from tracekit.report.perfetto.export import export
 
 
@@ -23,7 +23,7 @@ def test_the_path_is_a_track_with_arrows(samples, tmp_path):
     assert len({e["pid"] for e in segments}) == 1
     for before, after in itertools.pairwise(segments):
         assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.002)
-    found = analyze(samples / "1f1b", critical_path=True)
+    found = analysis_of(samples / "1f1b", critical_path=True)
     assert sum(e["dur"] for e in segments) * 1000 == pytest.approx(
         found.to_dict()["critical_path_ns"]["total"], abs=len(segments)
     )

@@ -11,7 +11,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-import tracekit
+from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError
 from tracekit.report import plot
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS
@@ -22,12 +22,12 @@ from tracekit.schedules import generate, simulate
 
 @pytest.fixture(scope="module")
 def pipeline(samples):
-    return tracekit.analyze(samples / "1f1b", what_if=True)  # the curve is drawn from predictions
+    return analysis_of(samples / "1f1b", what_if=True)  # the curve is drawn from predictions
 
 
 @pytest.fixture(scope="module")
 def reload(samples):
-    return tracekit.analyze(samples / "reload-overlap")
+    return analysis_of(samples / "reload-overlap")
 
 
 def rectangles(ax, colour=None):
@@ -85,7 +85,7 @@ def test_both_stand_on_one_time_axis(pipeline):
 
 
 def test_overlapped_pairs_show_forward_above_backward(samples):
-    found = tracekit.analyze(samples / "overlapped")
+    found = analysis_of(samples / "overlapped")
     figure = plot.schedule(found, show="measured")
     pairs = found.schedule.head.cells.filter(pl.col("op") == "FB").height
     halves = [r for r in rectangles(figure.axes[0], CELL_COLOURS["F"]) if r[3] - r[2] < 0.5]
@@ -193,7 +193,7 @@ def inside(figure):
 
 @pytest.mark.parametrize("name", plot.PLOTS)
 def test_legends_and_titles_are_not_cut(reload, samples, name):
-    for found in (reload, tracekit.analyze(samples / "vpp-overlap")):
+    for found in (reload, analysis_of(samples / "vpp-overlap")):
         assert inside(plot.draw(found, name))
 
 
