@@ -97,3 +97,16 @@ def test_links_inside_the_repository_lead_somewhere():
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name} points at {target}"
+
+
+def test_every_call_the_documents_name_is_there():
+    """In a process of its own: what another test imported must not help."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    code = "\n".join(block for page in pages for block in re.findall(r"`[^`]+`", page.read_text(encoding="utf-8")))
+    code += "\n".join(block for page in pages for block in blocks("py", page.read_text(encoding="utf-8")))
+    named = sorted(set(re.findall(r"\btracekit((?:\.[a-z_]+)+)\(", code)))
+    assert ".profiler" in named
+    check = "import functools, sys, tracekit\n"
+    check += "for n in sys.argv[1:]:\n    functools.reduce(getattr, n.split('.')[1:], tracekit)"
+    done = subprocess.run([sys.executable, "-c", check, *named], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr.splitlines()[-1]

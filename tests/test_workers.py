@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -91,3 +92,16 @@ def test_a_script_without_a_main_guard_can_use_processes(tmp_path):
     out = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
     assert out.stdout.split("\n")[:2] == ["once", "[1, 2]"]
     assert out.stderr == ""
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this machine has no signal masks")
+def test_the_first_worker_is_born_deaf_to_ctrl_c_too():
+    """The process that multiprocessing starts beside the first one must not unblock the signal for it."""
+    blocked = "__import__('signal').SIGINT in __import__('signal').pthread_sigmask(0, [])"
+    code = (
+        "from tracekit._util.pool import run_map\n"
+        "if __name__ == '__main__':\n"
+        f"    print([one.value for one in run_map(eval, [{blocked!r}] * 4, workers=2)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[True, True, True, True]"

@@ -15,7 +15,7 @@ from tracekit._version import __version__
 from tracekit.errors import InputError, Notice, TracekitError
 
 if TYPE_CHECKING:
-    from tracekit import classify, metrics, schedules
+    from tracekit import classify, metrics, record, schedules
     from tracekit.analysis import Analysis, SavedAnalysis, read_analysis
     from tracekit.diffs import Diff, diff
     from tracekit.doctor import Diagnosis, diagnose
@@ -56,7 +56,7 @@ _HOMES = {
     "redact": "tracekit.redaction",
     "watch": "tracekit.run.watch",
 }
-_MODULES = ("classify", "metrics", "schedules")
+_MODULES = ("classify", "metrics", "record", "schedules")
 
 __all__ = [
     "Analysis",
@@ -84,6 +84,7 @@ __all__ = [
     "profiler",
     "query",
     "read_analysis",
+    "record",
     "redact",
     "schedules",
     "watch",

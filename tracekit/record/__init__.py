@@ -6,6 +6,9 @@
             recorder.step()
 
 PyTorch is imported here and nowhere else, and only when a recorder is made.
+
+>>> handler("traces", rank=0, world_size=2).place.of(1).name
+'rank1.pt.trace.json.gz'
 """
 
 from __future__ import annotations
