@@ -11,6 +11,7 @@ from rich.console import Console
 
 import tracekit
 from tracekit.doctor.diagnose import diagnose, examine
+from tracekit.doctor.extras import extras
 from tracekit.doctor.recording import LACKS, RECIPES, findings
 from tracekit.errors import InputError, Notice
 from tracekit.report.terminal.doctor import render
@@ -188,3 +189,20 @@ def test_a_recording_with_communicators_needs_no_other_export(corpus):
 def test_a_pytorch_trace_has_no_export_to_repeat(samples):
     told = diagnose(samples / "1f1b-noshapes").to_dict()
     assert (told["answers"], told["export_again"]) == (None, None)
+
+
+def test_what_could_be_recorded_too_is_no_lack(samples):
+    bare, whole = diagnose(samples / "1f1b"), diagnose(samples / "memory")
+    assert [one["code"] for one in bare.to_dict()["extras"]] == ["memory"]
+    assert (bare.findings, whole.findings, whole.to_dict()["extras"]) == ((), (), [])
+    assert "profile_memory=True" in text(bare)
+    assert max(len(line.rstrip()) for line in text(bare).splitlines()) <= 80
+    assert "Could be recorded too" not in text(whole)
+
+
+def test_totals_and_peaks_that_nobody_knows(samples):
+    part = tracekit.load(samples / "memory", ranks=[0]).rank(0)
+    old = replace(part, memory=part.memory.with_columns(allocated=pl.lit(None, pl.Int64)))
+    odd = replace(part, source=replace(part.source, devices=("Abacus",)))
+    assert [one.code for one in extras([examine(old)])] == ["memory-totals"]
+    assert [one.code for one in extras([examine(odd)])] == ["peaks"]

@@ -17,7 +17,7 @@ from tracekit.report.json_schema import SCHEMAS, json_schema
 from tracekit.schedules import generate, simulate, weight_reload
 
 ROOT = Path(__file__).parents[2]
-RUNS = ("1f1b", "reload", "rates", "router", "compile", "1f1b-noshapes", "steps/a")
+RUNS = ("1f1b", "memory", "reload", "rates", "router", "compile", "1f1b-noshapes", "steps/a")
 
 
 def check(name, data):

@@ -17,6 +17,7 @@ from tracekit.analysis.by import By, combined
 from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
 from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.measured import Measured, RankResult
+from tracekit.analysis.memory import run_memory, with_memory
 from tracekit.analysis.peers import bound_notices, with_peers, without_settled
 from tracekit.analysis.rates import run_rates
 from tracekit.analysis.result import Analysis
@@ -57,6 +58,8 @@ def combine(
     waited = waits(operations, matching.members, clocks)
     asked: dict[str, Any] = {"schedule": schedule, "layout": layout, "what_if": what_if, "pipeline": show}
     compared, reasons = _compare(parts, clocks, **asked)
+    memory = run_memory(parts, compared)
+    compared = with_memory(compared, memory)
     pipeline = compared is not None or _has_messages(parts, waited)
     ranks = rank_results(parts, waited, pipeline=pipeline)
     critical = critical_path(parts, operations, matching.members, clocks)
@@ -66,6 +69,8 @@ def combine(
     tables["clocks"] = clocks.table
     tables["matched"] = clocks.align(matching.members, "start_ns", "end_ns").drop("row")
     tables["kernels"] = together([part.kernels for part in parts])
+    if memory is not None:
+        tables["memory"] = memory.table(clocks)
     own = merge_notices(((part.source.rank, part.notices) for part in parts), ranks=len(parts))
     if compared is not None:
         tables |= {"cells": compared.cells, "lanes": compared.lanes}
@@ -87,6 +92,7 @@ def combine(
             operations,
             matching.members,
         ),
+        memory=memory,
         schedule=compared,
         by=_by(parts, compared, pipeline=pipeline),
         critical=critical if path else None,

@@ -23,6 +23,7 @@ from tracekit.schema import Source
 if TYPE_CHECKING:
     from tracekit.analysis.by import By
     from tracekit.analysis.critical import CriticalPath
+    from tracekit.analysis.memory import RunMemory
     from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
 
@@ -50,6 +51,8 @@ class Analysis(Figures):
     reload: Reload | None = None
     rates: RunRates | None = None
     """How fast products and communication ran, where shapes and sizes were recorded."""
+    memory: RunMemory | None = None
+    """What the ranks' allocators held; None where that was not recorded."""
     schedule: ScheduleComparison | None = None
     """How the run compares with its ideal (``tracekit.compare``); None with the reason among the notices."""
     hiding: Hiding | None = None
@@ -99,6 +102,7 @@ class Analysis(Figures):
             "copies": self.tables["copies"].drop("step").to_dicts(),
             "reload": self.reload.to_dict() if self.reload is not None else None,
             "rates": self.rates.to_dict() if self.rates is not None else None,
+            "memory": self.memory.to_dict() if self.memory is not None else None,
             "warnings": [{"code": note.code, "message": note.message} for note in self.notices],
         }
 

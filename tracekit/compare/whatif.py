@@ -54,6 +54,9 @@ class WhatIf:
     saves_ns: int | None = None
     outside_cells: float | None = None  # share of ranks × predicted makespan in no cell
     peak_activations: float | None = None  # most a rank holds, in micro-batches of all its layers
+    least_activations: float | None = None  # the same if an input gradient already freed all
+    peak_bytes: tuple[int, int | None] | None = None  # most a rank needs, between; None: not known
+    fits: bool | None = None  # into the GPU's memory; None: cannot be told
     ran: bool = False  # this run's own: measured, not predicted
     microbatches: int | None = None
     layout: str | None = None  # for Megatron-Core's --pipeline-model-parallel-layout
@@ -147,6 +150,7 @@ def _schedule_row(
         "virtual": schedule.virtual,
         "ideal_ns": int(done.makespan),
         "peak_activations": max(done.peak_activations) / chunks,
+        "least_activations": max(done.least_activations) / chunks,
         "microbatches": schedule.microbatches,
     }
     if is_own:
@@ -286,6 +290,7 @@ def _point(change: str, schedule: Schedule, predicted: Predictor, times: StageTi
         schedule.virtual,
         ideal_ns=int(done.makespan),
         peak_activations=max(done.peak_activations) / chunks,
+        least_activations=max(done.least_activations) / chunks,
         microbatches=schedule.microbatches,
         rests_on=("micro-batches of this run's size", predicted.runtime.words()),
         **numbers,

@@ -17,6 +17,7 @@ import polars as pl
 from tracekit._util.html import html_table
 from tracekit._util.text import json_text
 from tracekit.doctor.answers import again, answers
+from tracekit.doctor.extras import extras
 from tracekit.doctor.recording import Finding, RankFacts, findings
 from tracekit.errors import Notice
 from tracekit.metrics.recorded import recorded, with_launches
@@ -95,6 +96,7 @@ class Diagnosis:
             "by_rank": [_rank_dict(fact) for fact in self.facts],
             "answers": answers(self.facts) if self.reader == "nsight" else None,
             "export_again": None if (more := again(self.facts)) is None else asdict(more),
+            "extras": [{"code": one.code, "adds": one.adds, "how": one.how} for one in extras(self.facts)],
             "findings": [asdict(finding) for finding in self.findings],
             "warnings": [asdict(notice) for notice in self.notices],
         }
@@ -180,6 +182,7 @@ def examine(part: RankEvents) -> RankFacts:
         with_sequence=total["with_sequence"],
         collectives=_named(gpu, _COLLECTIVE),
         groups=_groups(events),
+        **_allocations(part.memory),
         **_nccl_calls(events),
     )
 
@@ -192,6 +195,11 @@ def _named(rows: pl.LazyFrame, pattern: str) -> int:
     """Count rows by name; the pattern is tried once for each distinct name."""
     names = rows.group_by("name").len().with_columns(pl.col("name").cast(pl.String))
     return int(names.filter(pl.col("name").str.contains(pattern)).select(pl.col("len").sum()).collect().item())
+
+
+def _allocations(memory: pl.DataFrame) -> dict[str, int]:
+    on_gpu = memory.filter(pl.col("device_type") != 0)
+    return {"allocations": len(on_gpu), "with_totals": on_gpu["allocated"].count()}
 
 
 def _nccl_calls(events: pl.DataFrame) -> dict[str, int]:

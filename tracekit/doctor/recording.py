@@ -65,6 +65,8 @@ class RankFacts:
     nccl_calls: int = 0  # calls of NCCL's own that were recorded
     messages: int = 0  # sends and receives among the calls
     peers: int = 0  # of these, those that say to whom
+    allocations: int = 0  # of GPU memory, and frees
+    with_totals: int = 0  # of these, those that say what was held after them
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,11 @@ LACKS = (
         "limits",
         lambda f: f.with_shapes == 0 and (f.cpu_ops > 0 if f.source.reader == "kineto" else f.with_sequence > 0),
         "input shapes were not recorded",
-        ("dgrad and wgrad told apart by shape (order and kernel names decide)", "modules by shape"),
+        (
+            "dgrad and wgrad told apart by shape (order and kernel names decide)",
+            "modules by shape",
+            "rates: FLOP, TFLOP/s, share of the GPU's peak, model FLOP utilisation",
+        ),
         {"kineto": "profile(record_shapes=True)", "nsight": "emit_nvtx(record_shapes=True)"},
     ),
     Lack(

@@ -29,6 +29,10 @@ class ChunkMemory:
     high: int | None
     base_bytes: int
     """Held before the first forward: weights, optimizer state and whatever else stays."""
+    kept_bytes: int
+    """Held at the last launch of the last cell beyond that: gradients, at most."""
+    passing_bytes: int
+    """Most that a cell takes only while it runs."""
     peak_chunks: int
     """Most chunks that were held at once, each from its forward to its B or W."""
     cells: int
@@ -44,25 +48,34 @@ def chunk_memory(own: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMemory | None:
     >>> cells = pl.DataFrame({"step": [0] * 6, "op": list("FFFBBB"), "pair": [0, 1, 2, 2, 1, 0],
     ...                       "launch_ns": [0, 10, 20, 30, 40, 50], "last_ns": [5, 15, 25, 35, 45, 55]})
     >>> chunk_memory(own, cells)
-    ChunkMemory(low=2, high=2, base_bytes=5, peak_chunks=3, cells=4)
+    ChunkMemory(low=2, high=2, base_bytes=5, kept_bytes=0, passing_bytes=0, peak_chunks=3, cells=4)
     """
     if own.is_empty() or chunks.is_empty():
         return None
     at = np.concatenate([[np.iinfo(np.int64).min], own["at_ns"].to_numpy()])
     held = np.concatenate([own["before"].to_numpy()[:1], own["allocated"].to_numpy()])
     steps = [part.sort("launch_ns") for part in chunks.partition_by("step", maintain_order=True)]
-    changes, bases, peaks, before = [], [], [], int(at[1]) - 1
+    changes, bases, kept, peaks, before = [], [], [], [], int(at[1]) - 1
     for step in steps:
         changes.append(_changes(step, at, held))
         first = int(step["launch_ns"][0])
         bases.append(int(_least(at, held, np.array([min(before, first)]), np.array([first]))[0]))
         peaks.append(_most_held(step["op"].to_list()))
         before = max(first, int(step["last_ns"].to_numpy().max()))
+        kept.append(int(held[np.searchsorted(at, before, side="right") - 1]) - bases[-1])
     table = pl.concat(changes)
     grown = table.filter(pl.col("op") == "F")["change"]
     fallen = -_backwards(table)
     low, high = _together(grown, fallen)
-    return ChunkMemory(low, high, int(np.median(bases)), max(peaks), len(grown) + len(fallen))
+    return ChunkMemory(
+        low,
+        high,
+        base_bytes=int(np.median(bases)),
+        kept_bytes=max(0, *kept),
+        passing_bytes=int(table["passing"].max() or 0),  # type: ignore[arg-type]
+        peak_chunks=max(peaks),
+        cells=len(grown) + len(fallen),
+    )
 
 
 def _changes(step: pl.DataFrame, at: Ints, held: Ints) -> pl.DataFrame:
@@ -74,8 +87,12 @@ def _changes(step: pl.DataFrame, at: Ints, held: Ints) -> pl.DataFrame:
     known = level != np.iinfo(np.int64).min
     whole = known[:-1] & known[1:]
     named = step.select(pl.col("op").cast(pl.String), pl.col("step", "pair").cast(pl.Int64))
-    change = pl.Series(np.where(whole, level[1:] - level[:-1], 0))
-    return named.with_columns(change=change).filter(pl.Series(whole))
+    named = named.filter(pl.Series(whole))
+    before, after = level[:-1][whole], level[1:][whole]
+    most = -_least(at, -held, launch[whole], last[whole])
+    return named.with_columns(
+        change=pl.Series(after - before), passing=pl.Series(np.maximum(0, most - np.maximum(before, after)))
+    )
 
 
 def _least(at: Ints, held: Ints, first: Ints, last: Ints) -> Ints:

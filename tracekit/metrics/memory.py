@@ -25,7 +25,7 @@ MEMORY_PHASES = {
 }
 """What the host is doing when it launches work of a label; communication counts where its pass is known."""
 
-LINE_POINTS = 400
+LINE_POINTS = 200
 """Points of a rank's line over time: of each stretch the most that was held, so that no peak is lost."""
 LINE = pl.Schema({"at_ns": pl.Int64(), "allocated": pl.Int64(), "reserved": pl.Int64()})
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tracekit.metrics.memory import MEMORY_PHASES
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS
 
 Schema = dict[str, Any]
@@ -83,6 +84,9 @@ def _schedule() -> Schema:
             "ran": BOOL,
             "outside_cells": _or_null(NUMBER),
             "peak_activations": _or_null(NUMBER),
+            "least_activations": _or_null(NUMBER),
+            "peak_bytes": _or_null(_list(_or_null(INT))),
+            "fits": _or_null(BOOL),
             "microbatches": _or_null(INT),
             "layout": _or_null(TEXT),
             "rests_on": _list(TEXT),
@@ -105,6 +109,27 @@ def _schedule() -> Schema:
             "what_if": _list(change),
         }
     )
+
+
+def _memory() -> Schema:
+    peak = _object({"at_least": INT, "at_most": INT})
+    rank = _object(
+        {
+            "rank": INT,
+            "device": INT,
+            "capacity_bytes": _or_null(INT),
+            "peak_bytes": INT,
+            "reserved_bytes": _or_null(INT),
+            "first_bytes": INT,
+            "by_phase": _by_name(tuple(dict.fromkeys(MEMORY_PHASES.values())), peak),
+            "base_bytes": _or_null(INT),
+            "chunk_bytes": _or_null(_list(INT)),
+            "chunks": _or_null(INT),
+            "ideal_chunks": _or_null(INT),
+            "line": _object({"at_ns": _list(INT), "allocated": _list(INT), "reserved": _list(_or_null(INT))}),
+        }
+    )
+    return _object({"peak_bytes": INT, "ranks": _list(rank)})
 
 
 def _warnings() -> Schema:
@@ -164,6 +189,7 @@ def analysis() -> Schema:
             "copies": _list({"type": "object"}),
             "reload": _or_null({"type": "object"}),
             "rates": _or_null({"type": "object"}),
+            "memory": _or_null(_memory()),
             "warnings": _warnings(),
         },
         critical_path=_list(
@@ -238,6 +264,7 @@ def doctor() -> Schema:
             "steps": _list(INT),
             "counts": {"type": "object", "additionalProperties": INT},
             "findings": _list(_object({"code": TEXT})),
+            "extras": _list(_object({"code": TEXT, "adds": TEXT, "how": TEXT})),
             "warnings": _warnings(),
         }
     )

@@ -98,9 +98,17 @@ class Simulation:
     @cached_property
     def peak_activations(self) -> list[int]:
         """Most chunks' activations each rank holds at once: from F's start to the end of B or W."""
+        return self._most_held(s.B, s.W, s.FB)
+
+    @cached_property
+    def least_activations(self) -> list[int]:
+        """The same if I freed all of a chunk: with W to come, what is held lies between the two."""
+        return self._most_held(s.B, s.I, s.FB)
+
+    def _most_held(self, *freeing: int) -> list[int]:
         kind = self.schedule.table.kind
         taken = (kind == s.F).astype(np.int64) + (kind == s.FB)
-        freed = ((kind == s.B) | (kind == s.W) | (kind == s.FB)).astype(np.int64)
+        freed = np.isin(kind, freeing).astype(np.int64)
         peaks = []
         for rows in self._rows():
             before = np.concatenate([[0], np.cumsum(taken[rows] - freed[rows])[:-1]]) if _some(rows) else [0]

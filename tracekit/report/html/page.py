@@ -17,6 +17,7 @@ from tracekit._util.text import UNKNOWN, at_least, counted, ms, percent, signed_
 from tracekit.analysis import Analysis
 from tracekit.report.html.fleet import page_fleet
 from tracekit.report.html.lanes import lanes_data
+from tracekit.report.html.memory import memory_lines
 from tracekit.report.html.path import moments
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.names import short_kernel
@@ -47,6 +48,7 @@ def render_html(analysis: Analysis) -> str:
         lanes=ranks,
         lane_steps=[one["step"] for one in lanes["steps"]],
         moments=moments(analysis, view.critical),
+        memory=memory_lines(analysis, ranks),
         choices=len(data["schedule"]["choices"]) if data["schedule"] else 0,
     )
     return page

@@ -101,6 +101,19 @@ def _reload(view: View) -> str:
     return "### Weight update\n\n" + table(("", ""), view.reload.facts) if view.reload is not None else ""
 
 
+def _memory(view: View) -> str:
+    found = view.memory
+    if found is None:
+        return ""
+    more = ("before", "a chunk", "chunks") if found.pipelined else ()
+    cells = [
+        [f"rank {row.rank}", row.peak, row.reserved, *row.phases, *((row.base, row.chunk, row.chunks) if more else ())]
+        for row in found.rows
+    ]
+    heads = ("GB", "peak", "reserved", *found.phases, *more)
+    return "### Memory\n\n" + long_table(heads, cells, right=tuple(range(1, len(heads))))
+
+
 def _stragglers(view: View) -> str:
     if not view.stragglers:
         return ""
@@ -139,5 +152,5 @@ def _source(view: View) -> str:
 
 
 SECTIONS: tuple[Callable[[View], str], ...] = (
-    _title, _answer, _next, _budget, _overlap, _gap, _reload, _stragglers, _kernels, _warnings, _source,
+    _title, _answer, _next, _budget, _overlap, _gap, _memory, _reload, _stragglers, _kernels, _warnings, _source,
 )  # fmt: skip

@@ -16,6 +16,7 @@ from tracekit.report.terminal.budget import budget, compute
 from tracekit.report.terminal.by import by_rows
 from tracekit.report.terminal.critical import critical
 from tracekit.report.terminal.fleet import many_ranks
+from tracekit.report.terminal.memory import memory
 from tracekit.report.terminal.overlap import exposure, hiders
 from tracekit.report.terminal.rates import communication, experts, products
 from tracekit.report.terminal.schedule import render_schedule, unnamed
@@ -120,6 +121,7 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("How fast products ran (all ranks; over their own time)", products),
     ("How fast communication ran (bytes over transfer, waiting apart)", communication),
     ("Experts: what each rank receives in the forward's dispatches", experts),
+    ("Memory: the most each rank held (GB, fullest first)", memory),
     ("Whom the others wait for", stragglers),
     ("Steps", spread),
     ("Copies", copies),

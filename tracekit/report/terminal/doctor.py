@@ -29,14 +29,23 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     """Return what was found, what is missing, and how to record better."""
     parts: list[RenderableType] = [Text("Found", style="bold"), Padding(_found(diagnosis), (0, 0, 1, 2))]
     if not diagnosis.findings:
-        return Group(*parts, Text("Nothing is missing: every answer can be had from these traces.", style="bold green"))
+        whole = Text("Nothing is missing: every answer can be had from these traces.", style="bold green")
+        return Group(*parts, whole, *_extras(diagnosis))
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
     parts += [Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2)) for finding in diagnosis.findings]
     if diagnosis.reader in RECIPES and any(finding.severity != "note" for finding in diagnosis.findings):
         parts.append(Text("A recording with everything", style="bold"))
         parts.append(Padding(Text(RECIPES[diagnosis.reader], style="cyan"), (0, 0, 0, 2)))
-    return Group(*parts)
+    return Group(*parts, *_extras(diagnosis))
+
+
+def _extras(diagnosis: Diagnosis) -> list[RenderableType]:
+    """Return what could be recorded beyond what most answers need."""
+    told = [Text(f"+ {one['adds']}\n  {one['how']}", style="dim") for one in diagnosis.to_dict()["extras"]]
+    if not told:
+        return []
+    return [Text(""), Text("Could be recorded too", style="bold"), *(Padding(one, (0, 0, 0, 2)) for one in told)]
 
 
 def _answers(diagnosis: Diagnosis) -> list[RenderableType]:

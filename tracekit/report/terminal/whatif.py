@@ -9,6 +9,7 @@ from rich.text import Text
 
 from tracekit._util.text import bare_ms, percent, signed
 from tracekit.report.terminal.table import fitted, note
+from tracekit.report.view.memory import between as gb_between
 from tracekit.report.view.pipeline import WhatIfRow
 
 ALTERNATIVES = 6
@@ -43,6 +44,15 @@ def _cells(line: WhatIfRow) -> list[Text | str]:
     ]
 
 
+def _memory(shown: Sequence[WhatIfRow]) -> list[str]:
+    """Return one line of what the fullest rank would need, with a word where that does not fit the GPU."""
+    sized = [(line, line.peak_bytes) for line in shown if line.peak_bytes is not None]
+    if not sized:
+        return []
+    parts = [f"{line.title} {gb_between(*needs)}{' does not fit' * (line.fits is False)}" for line, needs in sized]
+    return [f"memory of the fullest rank, GB: {', '.join(parts)}"]
+
+
 def _ms(ns: int | None) -> str:
     return "" if ns is None else bare_ms(ns, 1)
 
@@ -51,6 +61,7 @@ def _notes(shown: Sequence[WhatIfRow]) -> list[str]:
     """Return what the columns mean, and what the first rows rest on and could not know, each said once."""
     said = ["saves: against this run as measured (− would be slower); × n: chunks per rank; peak: micro-batches held"]
     said += ["ideal: free messages, balanced stages"]
+    said += _memory(shown)
     other = [line for line in shown if not line.ran]
     rests = list(dict.fromkeys(text for line in other for text in line.rests_on))
     if rests:

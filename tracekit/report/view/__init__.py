@@ -14,6 +14,7 @@ from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
 from tracekit.report.view.answer import Advice, answer
 from tracekit.report.view.budget import beside, budget_view, label_rows, matrix_of
 from tracekit.report.view.by import by_view
+from tracekit.report.view.memory import memory_view
 from tracekit.report.view.model import View
 from tracekit.report.view.notices import few_alike
 from tracekit.report.view.path import path_view
@@ -72,6 +73,7 @@ def _build(analysis: Analysis) -> View:
         rates=rates_view(analysis),
         instead=instead_view(analysis),
         hiding=hiding_view(analysis),
+        memory=memory_view(analysis),
         stragglers=late,
         clock_note=clock_note(analysis),
         steps=steps_view(analysis),

@@ -14,6 +14,7 @@ from tracekit.errors import Notice
 from tracekit.report.view.answer import Advice, Line
 from tracekit.report.view.budget import Beside, BudgetView, LabelRow, Matrix
 from tracekit.report.view.by import ByView
+from tracekit.report.view.memory import MemoryView
 from tracekit.report.view.path import PathView
 from tracekit.report.view.pipeline import PhaseRow, ScheduleView
 from tracekit.report.view.ranks import BubbleRow, Steps, Straggler
@@ -58,6 +59,7 @@ class View:
     """What the host did while the GPU waited for its next launch."""
     hiding: Hiding | None
     """What hiding communication costs the compute beside it."""
+    memory: MemoryView | None
     stragglers: tuple[Straggler, ...]
     clock_note: str
     steps: Steps | None

@@ -80,6 +80,10 @@ class WhatIfRow:
     """The run's own schedule: measured, not predicted."""
     outside_cells: float | None
     peak_activations: float | None
+    peak_bytes: tuple[int, int | None] | None
+    """What the fullest rank would need, between; None where memory was not recorded."""
+    fits: bool | None
+    """Whether that fits into the GPU; None where it cannot be told."""
     layout: str | None
     rests_on: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -258,6 +262,8 @@ def _what_if(line: WhatIf, *, pp: int, microbatches: int) -> WhatIfRow:
         ran=line.ran,
         outside_cells=line.outside_cells,
         peak_activations=line.peak_activations,
+        peak_bytes=line.peak_bytes,
+        fits=line.fits,
         layout=line.layout,
         rests_on=line.rests_on,
         unknown=line.unknown,
