@@ -132,7 +132,7 @@ def test_diff_command(command, save, scaled, tmp_path):
 
 def test_every_rendering_says_first_what_became_of_the_step(sides):
     got = diff(sides[0], sides[1]).to_dict()
-    said = "step 100.0 ms → 110.0 ms (+10.0 %): slower"
+    said = "typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
     page, text = diff_html.render(got).replace("\N{NO-BREAK SPACE}", " "), diff_markdown.render(got)
     assert text.splitlines()[2] == f"**{said}**"
     assert page.index(said) < page.index("<table")

@@ -6,6 +6,8 @@ import re
 
 _SPACES = re.compile(r"\b(?:at::native|at|c10|cutlass|std|cuda|thrust)::|^ncclDevKernel_|\(anonymous namespace\)::")
 """What says where code lives, not what it does."""
+_LAMBDAS = re.compile(r"::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\) const)?")
+"""Functions without a name, numbered by the compiler."""
 
 
 def short_kernel(name: str) -> str:
@@ -13,10 +15,12 @@ def short_kernel(name: str) -> str:
 
     >>> short_kernel("void at::native::elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int)")
     'elementwise_kernel<4, CUDAFunctor_add<BFloat16>>'
+    >>> short_kernel("Memcpy DtoH (Device -> Pinned)")
+    'Memcpy DtoH (Device -> Pinned)'
     >>> short_kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"), short_kernel("0F3")
     ('SendRecv', '0F3')
     """
-    bare = _SPACES.sub("", name.removeprefix("void "))
+    bare = _LAMBDAS.sub("", _SPACES.sub("", name.removeprefix("void ")))
     return _without_parameters(bare) or name
 
 
@@ -28,5 +32,5 @@ def _without_parameters(name: str) -> str:
     for at in range(len(name) - 1, -1, -1):
         depth += (name[at] == ")") - (name[at] == "(")
         if depth == 0:
-            return name[:at].rstrip()
+            return name if name[:at].endswith(" ") else name[:at]  # a remark is no parameter
     return name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracekit._util.text import counted, signed, terminal
+from tracekit.report.names import short_kernel
 
+TYPICAL = "typical step: the pseudo-median over steps, which a single odd step cannot move; analyze prints means"
 MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
 ORDER = ("regressed", "inconclusive", "improved", "pass")
 Row = Mapping[str, Any]
@@ -101,6 +103,24 @@ def story(result: Row) -> list[str]:
     return [f"{line[:1].upper()}{line[1:]}" for line in result.get("story") or ()]
 
 
+def typical(result: Row) -> bool:
+    """Return whether levels are typical steps of several, and not the only step there is.
+
+    >>> typical({"before": {"runs": [{"steps": 1}]}, "after": {"runs": [{"steps": 8}]}}), typical({})
+    (True, False)
+    """
+    return any(run["steps"] > 1 for side in ("before", "after") for run in (result.get(side) or {}).get("runs") or ())
+
+
+def telling(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows whose change can be read: what rounds to nothing says nothing. All, where none can.
+
+    >>> [row["change_ms"] for row in telling([{"change_ms": 0.2}, {"change_ms": -0.0001}])]
+    [0.2]
+    """
+    return [row for row in rows if round(row["change_ms"], 3)] or list(rows)
+
+
 def explain(row: Row) -> str:
     """Say why a check has its verdict, in one line.
 
@@ -125,7 +145,7 @@ def named(row: Row) -> str:
         if row["op"] == "FB":
             cell = f"({cell};{row.get('b_stage')}B{row.get('b_microbatch')})"
         return f"rank {row['rank']}, {cell}"
-    first = row.get("name") or row.get("module")
+    first = short_kernel(row["name"]) if row.get("name") else row.get("module")
     return ", ".join(terminal(part) for part in (first, row.get("label")) if part)
 
 

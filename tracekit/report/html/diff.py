@@ -14,9 +14,11 @@ from tracekit.report.markdown.diff import arrow, names, rank_name, sentence
 from tracekit.report.palette import LABEL_COLOURS
 
 Data = Mapping[str, Any]
+_WORD, _WORDS = ' class="word"', ("verdict", "why")
+"""Columns of words stand to the left, their heads too."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
-.moved { position: relative; min-width: 9rem; }
+.moved { position: relative; min-width: 9rem; } .moved + td { padding-left: .7rem; }
 .moved i { position: absolute; top: 25%; height: 50%; border-radius: 2px; }
 .moved::before { content: ""; position: absolute; left: 50%; top: 0; bottom: 0; border-left: 1px solid var(--line); }
 .moved i.worse { left: 50%; background: #D55E00; } .moved i.better { right: 50%; background: #5B8DEF; }
@@ -25,7 +27,7 @@ svg { max-width: none; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--ink); } svg .on { fill: #16202a; }
 svg .name { font-weight: 600; } svg .idle { fill: var(--idle); } svg .tick { stroke: var(--line); opacity: .6; }
 .kernel { min-width: 16rem; max-width: 34rem; white-space: normal; overflow-wrap: anywhere; }
-.kernel span { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
+.kernel span { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
 """
 
 
@@ -41,10 +43,11 @@ def render(result: Data) -> str:
     body.append(f'<section class="answer">{"".join(said)}</section>')
     body += [_waterfall(result.get("waterfall")), _timelines(result.get("timelines"))]
     body.append(_metrics(result["metrics"]))
-    body.append(_labels(result["labels"]))
+    body += [f'<p class="note">{html(words.TYPICAL)}</p>'] if words.typical(result) and result["metrics"] else []
+    body.append(_labels(words.telling(result["labels"])))
     name: Callable[[Data], str] = words.named
     for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
-        body.append(_times(key, by, result[key]))
+        body.append(_times(key, by, words.telling(result[key])))
     body += [f'<p class="note">{html(note)}</p>' for note in result["notes"]]
     shared = resources.files("tracekit.report.html").joinpath("assets", "page.css").read_text(encoding="utf-8")
     head = (
@@ -79,7 +82,7 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     """A table of cells that are markup already; the first names its row."""
     if not rows:
         return ""
-    top = "".join(f'<th scope="col">{html(h)}</th>' for h in head)
+    top = "".join(f'<th scope="col"{_WORD if h in _WORDS else ""}>{html(h)}</th>' for h in head)
     lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return (
         f"<section><h2>{html(title)}</h2>"

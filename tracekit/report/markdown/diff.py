@@ -27,14 +27,15 @@ def render(result: Data) -> str:
             for m in result["metrics"][:MOST]
         ]  # fmt: skip
         parts.append("## Metrics\n\n" + table(("metric", "before", "after", "change"), rows, right=(1, 2, 3)))
-    parts += _labels(result["labels"])
+        parts += [words.TYPICAL] if words.typical(result) else []
+    parts += _labels(words.telling(result["labels"]))
     for key, title, name in (
         ("modules", "Modules", words.named),
         ("ranks", "Ranks", rank_name),
         ("kernels", "Kernels", words.named),
         ("cells", "Cells", words.named),
     ):
-        parts += _times(title, name, result[key])
+        parts += _times(title, name, words.telling(result[key]))
     if result["notes"]:
         parts.append("\n".join(f"- {markdown(note)}" for note in result["notes"]))
     return "\n\n".join(parts) + "\n"
@@ -66,8 +67,9 @@ def sentence(result: Data) -> str:
     how = {"regressed": "slower", "improved": "faster"}.get(step["verdict"], "no clear change")
     if step["verdict"] == "inconclusive":
         how = step["reason"]
+    what = "typical step" if words.typical(result) else "step"
     return (
-        f"step {words.value(step['before'], 'ms')} → {words.value(step['after'], 'ms')} ({words.change(step)}): {how}"
+        f"{what} {words.value(step['before'], 'ms')} → {words.value(step['after'], 'ms')} ({words.change(step)}): {how}"
     )
 
 

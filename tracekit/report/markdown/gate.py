@@ -26,6 +26,7 @@ def render(result: Data) -> str:
     if passing:
         one = len(passing) == 1
         parts.append(folded(f"{counted(len(passing), 'more metric')} {'passes' if one else 'pass'}", _checks(passing)))
+    parts += [f"<sub>{words.TYPICAL}</sub>"] if checks and words.typical(result) else []
     parts += _moved(result.get("moved") or {})
     if result["waivers"]:
         rows = [(w["metric"], w["status"], w["until"], w["reason"]) for w in result["waivers"]]

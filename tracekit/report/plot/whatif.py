@@ -60,8 +60,13 @@ def _line(axes: Axes, lines: Sequence[WhatIf], at: Sequence[int], predicted: str
 
 
 def _mark(axes: Axes, line: WhatIf) -> None:
+    from matplotlib.patheffects import withStroke
+
     count = line.microbatches or 1
     height = (line.predicted_ns or 0) / count / 1e6
     axes.plot([count], [height], color=INK, marker="_", markersize=12, linestyle="none")
     said = f"{line.virtual} chunk{'s' * (line.virtual != 1)}"
-    axes.annotate(said, (count, height), (6, 0), textcoords="offset points", fontsize=7.5, color=INK, va="center")
+    note = axes.annotate(
+        said, (count, height), (9, 0), textcoords="offset points", fontsize=7.5, color=INK, va="center"
+    )
+    note.set_path_effects([withStroke(linewidth=3, foreground="white")])  # a line may run behind it

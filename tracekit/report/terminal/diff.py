@@ -14,6 +14,7 @@ from tracekit.report.ci import words
 from tracekit.report.markdown.diff import arrow, names, rank_name, sentence
 from tracekit.report.terminal.gate import STYLES
 from tracekit.report.terminal.screen import Screen
+from tracekit.report.terminal.table import note
 
 Data = Mapping[str, Any]
 MOST = 8
@@ -35,13 +36,14 @@ def render(result: Data, *, width: int = 100) -> RenderableType:
     telling = [m for m in result["metrics"] if m["verdict"] != "pass"] or result["metrics"][:3]
     if telling:
         parts += [Text(""), _metrics(telling[:MOST])]
+        parts += [note(words.TYPICAL)] if words.typical(result) else []
     if result["labels"]:
-        parts += [Text(""), _labels(result["labels"][:MOST], width)]
+        parts += [Text(""), _labels(words.telling(result["labels"])[:MOST], width)]
     name: Callable[[Data], str] = words.named
     for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
         if result[key]:
-            parts += [Text(""), _times(key, by, result[key], width)]
-    parts += [Text(terminal(note), style="dim") for note in result["notes"]]
+            parts += [Text(""), _times(key, by, words.telling(result[key]), width)]
+    parts += [Text(terminal(said), style="dim") for said in result["notes"]]
     return Group(*parts)
 
 

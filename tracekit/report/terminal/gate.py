@@ -12,6 +12,7 @@ from rich.text import Text
 from tracekit._util.text import apart, terminal
 from tracekit.report.ci import words
 from tracekit.report.terminal.screen import Screen
+from tracekit.report.terminal.table import note
 
 STYLES = {"pass": "green", "improved": "cyan", "regressed": "bold red", "inconclusive": "yellow", "error": "bold red"}
 PASSING_SHOWN = 8
@@ -26,6 +27,7 @@ def render(result: Mapping[str, Any]) -> RenderableType:
         parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
     if result["checks"]:
         parts.append(_table(result["checks"]))
+        parts += [note(words.TYPICAL)] if words.typical(result) else []
     parts += _moved(result.get("moved") or {}) if result["verdict"] == "regressed" else []
     parts += [Text(terminal(_waiver(w)), style="dim") for w in result["waivers"]]
     return Group(*parts)
