@@ -1,8 +1,9 @@
 """Makes a PyTorch trace small: drops arguments, flows and Python frames that no analysis reads; times stay as they are.
 
-    python record/slim.py rank0.json.gz small/rank0.json.gz
+    python record/slim.py rank0.json.gz small/rank0.json.gz [STEP]
 
-The result is framed as the profiler frames its files.
+With a step, only that one is kept, and of its operators those that launched something. The result is framed as the
+profiler frames its files.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
+CALLS = ("cuda_runtime", "cuda_driver")
+HOST = (*CALLS, "cpu_op", "user_annotation", "fwdbwd")
+GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 UNREAD = ("Input Strides", "Concrete Inputs", "Ev Idx", "Record function id", "cbid", "queued")
 
 
@@ -41,7 +46,30 @@ def _framed(event: dict[str, Any]) -> str:
     return "  {\n    " + ",\n    ".join(lines) + "\n  }"
 
 
+def one_step(trace: dict[str, Any], number: str) -> dict[str, Any]:
+    """Return the trace of one step: what its host did, and what that launched."""
+    events = trace["traceEvents"]
+    mark = next(e for e in events if e.get("cat") == "user_annotation" and e["name"] == f"ProfilerStep#{number}")
+    host = [e for e in events if e.get("cat") in HOST and mark["ts"] <= e["ts"] <= mark["ts"] + mark["dur"]]
+    calls = [e for e in host if e["cat"] in CALLS and e.get("args", {}).get("correlation")]
+    wanted = {e["args"]["correlation"] for e in calls}
+    gpu = [e for e in events if e.get("cat") in GPU and e.get("args", {}).get("correlation") in wanted]
+    starts: dict[Any, list[float]] = {}
+    for call in sorted(calls, key=lambda e: e["ts"]):
+        starts.setdefault(call["tid"], []).append(call["ts"])
+
+    def launched(event: dict[str, Any]) -> bool:
+        times = starts.get(event["tid"], [])
+        at = bisect_left(times, event["ts"])
+        return at < len(times) and times[at] <= event["ts"] + event["dur"]
+
+    kept = [e for e in host if e["cat"] != "cpu_op" or launched(e)]
+    names = [e for e in events if e.get("ph") == "M"]
+    return {**trace, "traceEvents": [*names, *kept, *gpu]}
+
+
 if __name__ == "__main__":
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
-    raw = source.read_bytes()
-    target.write_bytes(slim(json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw), target.name))
+    source, target, *step = map(str, sys.argv[1:])
+    raw = Path(source).read_bytes()
+    found = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+    Path(target).write_bytes(slim(one_step(found, step[0]) if step else found, Path(target).name))
