@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracekit._util.text import ms, percent
+from tracekit._util.text import ms, percent, signed_ms
 from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
 from tracekit.report.names import short_kernel
@@ -56,7 +56,20 @@ def _gap(analysis: Analysis) -> list[tuple[float, str]]:
     total = sum((held.gap_ns or {}).values())
     why = GAP_CAUSES[cause]
     remedy = cannot_fit(analysis, _HIDEABLE[cause]) if cause in _HIDEABLE else None
-    return [(1.0, f"{ms(gap[cause])} of the {ms(total)} to the ideal is {why.words}: {remedy or why.remedy}")]
+    return [(1.0, f"{of_the_gap(gap[cause], total, 'to the ideal', why.words)}: {remedy or why.remedy}")]
+
+
+def of_the_gap(ns: float, total: float, where: str, words: str) -> str:
+    """Return what part of a gap one cause is; more than all of it where other causes shorten the run.
+
+    >>> of_the_gap(25_300_000, 26_200_000, "to the ideal", "late launches")
+    '25.3 ms of the 26.2 ms to the ideal is late launches'
+    >>> of_the_gap(26_300_000, 25_600_000, "to the ideal", "late launches")
+    'the 25.6 ms to the ideal is late launches (26.3 ms; other causes −0.7 ms)'
+    """
+    if ns <= total:
+        return f"{ms(ns)} of the {ms(total)} {where} is {words}"
+    return f"the {ms(total)} {where} is {words} ({ms(ns)}; other causes {signed_ms(total - ns)})"
 
 
 def _exposed(analysis: Analysis, span: int) -> list[tuple[float, str]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tracekit._util.text import at_least, counted, joined, ms, percent
 from tracekit.analysis import Analysis
+from tracekit.report.advice import of_the_gap
 from tracekit.report.remedies import BECAUSE
 from tracekit.report.view.budget import LabelRow
 from tracekit.report.view.pipeline import ScheduleView
@@ -124,7 +125,7 @@ def _schedule(analysis: Analysis, found: ScheduleView | None) -> list[Line]:
     causes = [rung for rung in found.gap or () if rung.kind == "more" and rung.name != "unexplained"]
     if measured > ideal and causes:
         worst = max(causes, key=lambda rung: rung.ns)
-        text += f"; of the {ms(measured - ideal)} between them {ms(worst.ns)} is {worst.name}"
+        text += f"; {of_the_gap(worst.ns, measured - ideal, 'between them', worst.name)}"
     return [Line("Schedule", f"{text}.", "schedule")]
 
 
