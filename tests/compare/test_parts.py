@@ -12,7 +12,7 @@ from tracekit.reconstruct.lanes import lanes
 from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.place import forward_peers, place
 from tracekit.reconstruct.rank import rank_pipeline, sample_steps
-from tracekit.reconstruct.roles import find_roles, mesh_positions, parse_layout
+from tracekit.reconstruct.roles import find_roles, mesh_positions, parse_layout, split_layout
 from tracekit.schedules import Times, generate, names, simulate
 from tracekit.schedules.registry import describe
 from tracekit.schema import LABELLED, ProcessGroup, Source, conform
@@ -180,3 +180,12 @@ def test_few_steps_are_all_kept():
     kept, notices = sample_steps(rows)
     assert kept is rows
     assert notices == ()
+
+
+def test_a_layout_may_say_how_many_ranks_a_node_has():
+    assert split_layout("node=8, pp=4,ep=2") == ("pp=4,ep=2", 8)
+    assert split_layout("pp=4") == ("pp=4", None)
+    assert split_layout(None) == (None, None)
+    for wrong in ("node=0", "node=8,node=4", "node", "node=x,pp=2", "node=8,ep=2", "pp=2,node=-1"):
+        with pytest.raises(OptionError):
+            split_layout(wrong)

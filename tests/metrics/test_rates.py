@@ -7,13 +7,14 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit.align.matching import MEMBERS
+from tracekit.analysis.rates import below_peak_ns
 from tracekit.errors import InputError
 from tracekit.metrics.balance import expert_balance
 from tracekit.metrics.bandwidth import bandwidth, bucket
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.metrics.rates import UNCOUNTED, products
-from tracekit.schema import LABELLED, conform
+from tracekit.schema import GAP_CAUSES, LABELLED, conform
 
 MM = {"kind": "kernel", "name": "gemm", "label": "forward", "op": "aten::mm", "shapes": "[[1000,1000],[1000,1000]]"}
 BF16 = '["c10::BFloat16","c10::BFloat16"]'
@@ -152,3 +153,67 @@ def test_the_rank_that_receives_most_comes_first():
         (0, 30, 1.5, 1, 0),
         (1, 10, 0.5, 0, 5),
     ]
+
+
+def exchange(match, ranks, *, what="allreduce", group_ranks=None, peer=None):
+    """Members of one operation of 8 MB that took a millisecond."""
+    listed = None if group_ranks is None else str(group_ranks).replace(" ", "")
+    row = {
+        "match": match,
+        "label": "dp_comm",
+        "what": what,
+        "group": "dp",
+        "bytes": 8_000_000,
+        "transfer_ns": 1_000_000,
+    }
+    return [{**row, "rank": rank, "group_ranks": listed, "peer": peer, "wait_ns": 5} for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("members", "where"),
+    [
+        (exchange(0, [0, 7], group_ranks=list(range(8))), "in node"),
+        (exchange(0, [7, 8], group_ranks=[7, 8]), "across nodes"),
+        (exchange(0, [0, 1], group_ranks=[0, 1, 8]), "across nodes"),  # the third rank has no trace
+        (exchange(0, [0, 1]), None),  # its other ranks are not known
+        (exchange(0, [0, 9]), "across nodes"),
+        (exchange(0, [8, 15], what="p2p", peer=9), "in node"),
+        (exchange(0, [7, 8], what="p2p", peer=8), "across nodes"),
+    ],
+)
+def test_operations_are_in_a_node_or_across(members, where):
+    table = bandwidth(conform(pl.DataFrame(members, infer_schema_length=None), MEMBERS), node=8)
+    assert table.select("where", "count", "bytes", "algorithm_gb_s", "wait_ns").rows() == [(where, 1, 8_000_000, 8, 10)]
+
+
+def test_without_a_layout_nothing_is_said_of_nodes():
+    table = bandwidth(conform(pl.DataFrame(exchange(0, [0, 1], group_ranks=[0, 1])), MEMBERS))
+    assert table.select("where", "share_of_link").rows() == [(None, None)]
+
+
+def test_a_link_has_the_peak_that_is_given(tmp_path, monkeypatch):
+    own = tmp_path / "peaks.toml"
+    own.write_text('[[link]]\nwhere = "in node"\ngb_s = 32\n')
+    monkeypatch.setenv("TRACEKIT_PEAKS", str(own))
+    rows = exchange(0, [0, 1], group_ranks=[0, 1]) + exchange(1, [0, 8], group_ranks=[0, 8])
+    table = bandwidth(conform(pl.DataFrame(rows), MEMBERS), node=8)
+    # An all-reduce of two ranks carries its bytes once over each link: 8 GB/s of 32.
+    shares = dict(table.select("where", "share_of_link").iter_rows())
+    assert shares == {"in node": 0.25, "across nodes": None}
+    assert find_gpu("NVIDIA H200") is not None  # a file of links alone leaves the GPUs as they are
+
+
+def test_a_link_without_a_number_is_one_line(tmp_path, monkeypatch):
+    own = tmp_path / "peaks.toml"
+    own.write_text('[[link]]\nwhere = "in node"\ngb_s = "fast"\n')
+    monkeypatch.setenv("TRACEKIT_PEAKS", str(own))
+    with pytest.raises(InputError, match="cannot be used"):
+        bandwidth(conform(pl.DataFrame(exchange(0, [0, 1])), MEMBERS), node=8)
+
+
+def test_below_peak_is_the_products_time_beyond_their_time_at_peak_and_no_part_of_the_gap():
+    slow = {**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000}  # 2 GFLOP: 2,021 ns at 989.4 TFLOP/s
+    table, _ = products(labelled(slow, {**slow, "start_ns": 20_000, "end_ns": 25_000}), device="NVIDIA H200")
+    assert below_peak_ns(table) == int(15_000 - 2 * 2e9 / 989.4e3)
+    assert below_peak_ns(products(labelled(slow), device="Abacus")[0]) is None
+    assert not any("peak" in cause for cause in GAP_CAUSES)

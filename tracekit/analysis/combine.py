@@ -28,6 +28,7 @@ from tracekit.metrics.hiding import hiding
 from tracekit.metrics.messages import may_be_message, unknown_waits, unseen_messages
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import stragglers, waits
+from tracekit.reconstruct.roles import split_layout
 from tracekit.store.sources import EPOCH_NS
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def combine(
     show: int | None = None,
 ) -> Analysis:
     """Return the ranks' tables as one analysis; *notices* come from reading them, *show* is the pipeline asked for."""
+    layout, node = split_layout(layout)
     parts, ordered = with_peers(sorted(parts, key=lambda part: part.source.rank), layout)
     operations = pl.concat([part.operations for part in parts])
     matching = match(operations, by_step=all(part.steps_marked for part in parts))
@@ -91,6 +93,7 @@ def combine(
             [part.rates for part in parts if part.rates is not None],
             operations,
             matching.members,
+            node=node,
         ),
         memory=memory,
         schedule=compared,

@@ -50,9 +50,17 @@ class RunRates:
 
 
 def run_rates(
-    tables: Sequence[pl.DataFrame], rates: Sequence[Rates], operations: pl.DataFrame, members: pl.DataFrame
+    tables: Sequence[pl.DataFrame],
+    rates: Sequence[Rates],
+    operations: pl.DataFrame,
+    members: pl.DataFrame,
+    *,
+    node: int | None = None,
 ) -> RunRates:
-    """Return the rates of all ranks together; *operations* and *members* are the run's matched communication."""
+    """Return the rates of all ranks together; *operations* and *members* are the run's matched communication.
+
+    *node* is how many consecutive ranks share a machine.
+    """
     keys = ["label", "module", "op", "shapes", "dtype"]
     products = rated(_summed(pl.concat([PRODUCTS.to_frame(), *tables]), keys))
     peaks = [rate.at_peak_ns for rate in rates]
@@ -64,7 +72,7 @@ def run_rates(
         at_peak_ns=None if any(peak is None for peak in peaks) or not peaks else sum(peak or 0.0 for peak in peaks),
         span_ns=sum(rate.span_ns for rate in rates),
     )
-    return RunRates(total, products, bandwidth(members), expert_balance(operations, members))
+    return RunRates(total, products, bandwidth(members, node=node), expert_balance(operations, members))
 
 
 def below_peak_ns(products: pl.DataFrame) -> int | None:

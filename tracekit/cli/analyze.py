@@ -22,7 +22,7 @@ def analyze(
         typer.Option(
             "--output",
             "-o",
-            help="Write the result: .html .json .md .parquet .csv .png .svg .pdf; may be repeated.",
+            help="Write the result: .html .json .md .parquet .csv .xlsx .png .svg .pdf; may be repeated.",
             metavar="FILE",
         ),
     ] = None,
@@ -45,7 +45,7 @@ def analyze(
     rules: Rules = None,
     layout: Annotated[
         str | None,
-        typer.Option(help="Override how ranks are arranged: pp=4,ep=2.", metavar="SIZES"),
+        typer.Option(help="Override how ranks are arranged: pp=4,ep=2; node=8 for ranks per machine.", metavar="SIZES"),
     ] = None,
     what_if: Annotated[bool, typer.Option("--what-if", help="Rank the schedules this run could use.")] = False,
     pipeline: Annotated[

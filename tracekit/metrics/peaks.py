@@ -52,6 +52,11 @@ def peak_tflop_s(device: str, dtype: str, *, multiprocessors: int | None = None)
     return whole * (min(1.0, multiprocessors / gpu.multiprocessors) if multiprocessors else 1.0)
 
 
+def link_gb_s(where: str) -> float | None:
+    """Return the peak of a link (``in node``, ``across nodes``) in GB/s, from the user's file; None without one."""
+    return _own_links(os.environ.get(VARIABLE, "")).get(where)
+
+
 def find_gpu(device: str) -> Gpu | None:
     """Return the first GPU whose pattern is in a device's name.
 
@@ -68,15 +73,36 @@ def _built_in() -> tuple[Gpu, ...]:
 
 
 @lru_cache
+def _own_links(path: str) -> dict[str, float]:
+    data = _read(path) if path else {}
+    try:
+        return {str(entry["where"]): float(entry["gb_s"]) for entry in data.get("link", ()) if float(entry["gb_s"]) > 0}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unusable(path, error) from error
+
+
+@lru_cache
 def _own(path: str) -> tuple[Gpu, ...]:
     """Return the GPUs of the user's file; none without one."""
     if not path:
         return ()
+    data = _read(path)
     try:
-        return _gpus(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, re.error) as error:
-        hint = "write [[gpu]] with pattern, multiprocessors and tflop_s = { bf16 = 989.4 }"
-        raise InputError(f"{VARIABLE}={path}: cannot be used: {error}", hint=hint) from error
+        return _gpus(data) if "gpu" in data or "link" not in data else ()
+    except (ValueError, KeyError, TypeError, re.error) as error:
+        raise _unusable(path, error) from error
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: str, error: Exception) -> InputError:
+    hint = 'write [[gpu]] with pattern, multiprocessors and tflop_s = { bf16 = 989.4 }, [[link]] with where = "in node"'
+    return InputError(f"{VARIABLE}={path}: cannot be used: {error}", hint=f"{hint} and gb_s = 450")
 
 
 def _gpus(data: Mapping[str, Any]) -> tuple[Gpu, ...]:

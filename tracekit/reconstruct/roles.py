@@ -33,6 +33,31 @@ class Roles:
     unsized: tuple[int, ...] = ()
 
 
+NODE = "node"
+"""The word of a layout for how many consecutive ranks share a machine; the others are sizes of the mesh."""
+
+
+def split_layout(text: str | None) -> tuple[str | None, int | None]:
+    """Return the mesh of a layout and the number of ranks on a node, each None where it is not given.
+
+    >>> split_layout("pp=4,ep=2,node=8"), split_layout("node=8")
+    (('pp=4,ep=2', 8), (None, 8))
+    """
+    if text is None:
+        return None, None
+    words = [word for word in map(str.strip, text.split(",")) if word]
+    nodes = [word for word in words if word.partition("=")[0].strip() == NODE]
+    mesh = ",".join(word for word in words if word not in nodes) or (None if nodes else text)
+    if not nodes:
+        return mesh, None
+    size = nodes[0].partition("=")[2].strip()
+    if len(nodes) > 1 or not re.fullmatch(r"[1-9]\d{0,5}", size):
+        raise OptionError(f"layout {text!r} does not say how many ranks a node has", hint="write it as node=8")
+    if mesh is not None:
+        parse_layout(mesh)
+    return mesh, int(size)
+
+
 def parse_layout(text: str) -> dict[str, int]:
     """Return the sizes of a mesh written as ``pp=4,ep=2``, the last one varying fastest from rank to rank.
 

@@ -15,7 +15,7 @@ from tracekit.report.tables import figures
 
 
 def write(analysis: Analysis, path: str | Path, *, plot: str | None = None) -> None:
-    """Write *analysis* to *path*: .html, .json, .md, .parquet, .csv, or the picture *plot* as .png, .svg or .pdf.
+    """Write *analysis* to *path*: .html .json .md .parquet .csv .xlsx, or the picture *plot* as .png, .svg or .pdf.
 
     >>> check_output("report.docx")
     Traceback (most recent call last):
@@ -34,6 +34,10 @@ def check_output(path: str | Path, *, plot: str | None = None) -> Callable[[Anal
         what = f"cannot write {suffix}" if suffix else "has no extension"
         raise OptionError(f"{path}: {what}", hint=f"use {', '.join(known[:-1])} or {known[-1]}")
     check_target(path)
+    if suffix == ".xlsx":
+        from tracekit.report.spreadsheet import check_spreadsheet
+
+        check_spreadsheet(path)
     return WRITERS[suffix] if suffix in WRITERS else _picture(plot)
 
 
@@ -73,11 +77,18 @@ def _csv(analysis: Analysis, path: Path) -> None:
     path.write_text(figures(analysis).write_csv(), encoding="utf-8")
 
 
+def _xlsx(analysis: Analysis, path: Path) -> None:
+    from tracekit.report.spreadsheet import write_spreadsheet
+
+    write_spreadsheet(analysis, path)
+
+
 WRITERS: dict[str, Callable[[Analysis, Path], None]] = {
     ".html": _text("tracekit.report.html.page", "render_html"),
     ".json": _json,
     ".md": _text("tracekit.report.markdown.analysis", "render_markdown"),
     ".parquet": _parquet,
     ".csv": _csv,
+    ".xlsx": _xlsx,
 }
 PICTURES = (".png", ".svg", ".pdf")

@@ -17,6 +17,7 @@ from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank
+from tracekit.reconstruct.roles import split_layout
 from tracekit.run.driver import MEASURE_PAYS_BYTES, Span, check_run, find_sources, map_sources
 from tracekit.run.ingest import ingest
 from tracekit.run.measure import Options
@@ -52,17 +53,19 @@ def analyze(
 
     *steps* selects steps (``"2:4"`` is 2 and 3, as is ``[2, 3]``), *ranks* reads only those, *rules* is a rules file
     (or a ``RuleBook``), *schedule* is ``auto``, a name, an order file or ``none``, *layout* overrides how ranks are
-    arranged (``pp=4,ep=2``), *critical_path* adds the path across ranks, *by* the step by ``layer``, ``module``,
-    ``annotation`` or ``shape`` (``result.by``), *pipeline* is the one to show (else: the slowest). Ranks are measured
-    by *workers* processes, or by any ``concurrent.futures`` *executor* (*workers* is then how many it has). A rank that
-    cannot be read is left out and listed among the notices; with *strict* that, and a missing rank, is an error. With
-    *store* what is read is kept there, and *resume* goes on with a store that was interrupted.
+    arranged (``pp=4,ep=2``; ``node=8``: ranks per machine), *critical_path* adds the path across ranks, *by* the step
+    by ``layer``, ``module``, ``annotation`` or ``shape`` (``result.by``), *pipeline* is the one to show (else: the
+    slowest). Ranks are measured by *workers* processes, or by any ``concurrent.futures`` *executor* (*workers* is then
+    how many it has). A rank that cannot be read is left out and listed among the notices; with *strict* that, and a
+    missing rank, is an error. With *store* what is read is kept there, and *resume* goes on with a store that was
+    interrupted.
 
     >>> result = analyze("sample_traces/reload", schedule="none")
     >>> result.reload.rounds, result.reload.buckets, result.reload.sources
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
     """
     check_kind(by)
+    split_layout(layout)
     rules = _checked_rules(rules)
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):

@@ -33,11 +33,14 @@ def communication(view: View, width: int) -> RenderableType | None:
     if rates is None or not rates.communication:
         return None
     wide = width >= WIDE
-    heads = ["operation", "size", "count", "GB/s", *(["bus GB/s"] if wide else []), "transfer ms", "wait ms"]
+    linked = rates.linked
+    more = [*(["bus GB/s"] if wide or linked else []), *(["of link"] if linked else [])]
+    heads = ["operation", "size", "count", "GB/s", *more, "transfer ms", "wait ms"]
     rows = table(*heads, left=("operation",))
     for row in rates.communication:
-        bus = [_number(row.bus_gb_s)] if wide else []
-        speeds = (_number(row.gb_s), *bus, bare_ms(row.transfer_ns), bare_ms(row.wait_ns))
+        bus = [_number(row.bus_gb_s)] if wide or linked else []
+        link = [percent(row.share_of_link)] if linked else []
+        speeds = (_number(row.gb_s), *bus, *link, bare_ms(row.transfer_ns), bare_ms(row.wait_ns))
         rows.add_row(row.name, row.size, f"{row.count:,}", *speeds)
     return rows
 

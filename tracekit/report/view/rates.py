@@ -39,6 +39,8 @@ class BandwidthRow:
     bus_gb_s: float | None
     transfer_ns: int
     wait_ns: int
+    share_of_link: float | None = None
+    """Bus bandwidth over the link's peak, where one is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class RatesView:
     """Empty where all ranks receive alike."""
     below_peak: str | None
     """What better kernels could give at most, in words; it is part of the ideal too."""
+
+    @property
+    def linked(self) -> bool:
+        """Whether any link's peak is known."""
+        return any(row.share_of_link is not None for row in self.communication)
 
 
 def rates_view(analysis: Analysis) -> RatesView | None:
@@ -125,7 +132,7 @@ def _communication(rates: RunRates) -> tuple[BandwidthRow, ...]:
     return tuple(
         BandwidthRow(
             _operation(row), row["size"], row["count"], row["algorithm_gb_s"], row["bus_gb_s"], row["transfer_ns"],
-            row["wait_ns"],
+            row["wait_ns"], row["share_of_link"],
         )
         for row in longest.iter_rows(named=True)
     )  # fmt: skip
@@ -141,7 +148,8 @@ def _experts(rates: RunRates) -> tuple[ExpertRow, ...]:
 def _operation(row: dict[str, Any]) -> str:
     """Return what an operation is called, with its group where the trace names it, so that no two rows look alike."""
     group = f" ({terminal(row['group'])})" if row["group"] else ""
-    return f"{row['label']} {row['what']} × {row['ranks']}{group}"
+    where = f", {row['where']}" if row["where"] else ""
+    return f"{row['label']} {row['what']} × {row['ranks']}{group}{where}"
 
 
 def shape_words(shapes: str) -> str:
