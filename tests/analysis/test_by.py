@@ -15,6 +15,7 @@ from tracekit.analysis.by.frames import Frames, layer_number, module_frames
 from tracekit.analysis.by.modules import COVERED, module_layers
 from tracekit.analysis.by.places import ALIKE, places
 from tracekit.analysis.by.repeated import FEW
+from tracekit.analysis.by.rows import STACKED
 from tracekit.classify import classify
 from tracekit.errors import OptionError
 from tracekit.run.analyze import analyze
@@ -185,5 +186,19 @@ def test_fsdp_hooks_of_a_framework(corpus):
     assert set(rows["evidence"]) == {"annotation"}
 
 
+def test_a_graph_launches_all_layers_at_one_moment(corpus):
+    trace = corpus / "tracelens" / "qwen3_30b_a3b_B300_TP-0-DECODE.trace.json.gz"
+    rows = analyze(trace, by="layer", schedule="none").by.rows.filter(pl.col("layer").is_not_null())
+    assert rows["layer"].to_list() == list(range(48))  # as the model is published
+    assert rows["count"].n_unique() == 1
+    assert set(analyze(trace, by="module", schedule="none").by.rows["evidence"]) == {"rule", None}
+
+
+@pytest.mark.parametrize("kind", ["layer", "module", "annotation", "shape"])
+def test_a_trace_without_gpu_work(corpus, kind):
+    by = analyze(corpus / "hta" / "rank_not_found.json.gz", by=kind, schedule="none").by
+    assert (by.total_ns, by.to_dict()["rows"], len(by.notes)) == (0, None, 1)
+
+
 def test_thresholds_are_what_they_are():
-    assert (FEW, ALIKE) == (4, 0.99)
+    assert (FEW, ALIKE, STACKED) == (4, 0.99, 0.5)

@@ -53,6 +53,8 @@ def test_terminal(run, runs, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     for words in (
         ["analyze", runs[0]],
+        ["analyze", runs[0], "--by", "annotation"],
+        ["analyze", runs[0], "--by", "shape"],
         ["analyze", runs[0], "--explain", "AllReduce"],
         ["analyze", runs[0], "--explain", "gnp.exe"],
         ["analyze", runs[0], "--explain", "::error"],

@@ -11,7 +11,7 @@ import polars as pl
 from tracekit.analysis.by.frames import Frames, layer_number, layer_ranges
 from tracekit.analysis.by.host import NO_MAKERS, Host, Makers
 from tracekit.analysis.by.modules import module_layers
-from tracekit.analysis.by.repeated import BACKWARD, FRAMES, repeated_layers
+from tracekit.analysis.by.repeated import BACKWARD, FRAMES, Repeated, repeated_layers
 from tracekit.schema import COMPUTE_LABELS
 
 Ints = npt.NDArray[np.int64]
@@ -92,21 +92,39 @@ def _by_repetition(kept: pl.DataFrame, host: Host) -> Places | None:
         later = _locate(behind, kept, NO_MAKERS, engine & (row == NOWHERE))
         row = np.where(later >= 0, later + len(frames), row)
     table = pl.concat([_sorted(found.forward), _sorted(found.backward)])
-    together = _joined(frames, behind)
-    stage = table["stage"].fill_null(-1).to_numpy()
-    return Places(row, together, table["layer"].to_numpy(), stage, REPETITION, found.spare)
+    return _by_event(kept, row, table, found)
+
+
+def _by_event(kept: pl.DataFrame, row: Ints, table: pl.DataFrame, found: Repeated) -> Places:
+    """Return the places with the kernels that repeat where the repetition has them, all others by their frame.
+
+    Without sequence numbers a backward's kernels are known by repetition alone; with them, the numbers are surer.
+    """
+    layer, stage = (np.append(table[c].fill_null(-1).to_numpy(), -1) for c in ("layer", "stage"))
+    around = pl.DataFrame(
+        {"id": kept["id"], "row": row, "layer": layer[np.maximum(row, -1)], "stage": stage[np.maximum(row, -1)]}
+    )
+    own = found.kernels.unique("id").rename({"layer": "own", "stage": "own_stage"})
+    both = around.join(own, on="id", how="left", maintain_order="left")
+    forward = kept["label"].cast(pl.String) == "forward"
+    use = pl.col("own").is_not_null() & (pl.lit(forward) | (pl.col("row") == NOWHERE))
+    settled = both.select(
+        layer=pl.when(use).then("own").when(pl.col("row") >= 0).then("layer"),
+        stage=pl.when(use).then(pl.col("own_stage").fill_null(-1)).when(pl.col("row") >= 0).then("stage"),
+    )
+    places = settled.drop_nulls().unique(maintain_order=True).with_row_index("place")
+    at = settled.join(places, on=["layer", "stage"], how="left", maintain_order="left")["place"]
+    nothing = np.zeros(len(places), np.int64)
+    named = tuple(f"layer {number}" for number in places["layer"].to_list())
+    frames = Frames(nothing, nothing, nothing, named, np.arange(len(places)))
+    kept_row = at.cast(pl.Int64).fill_null(-1).to_numpy()
+    kept_row = np.where((kept_row < 0) & (row == NOWHERE), NOWHERE, kept_row)
+    return Places(kept_row, frames, places["layer"].to_numpy(), places["stage"].to_numpy(), REPETITION, found.spare)
 
 
 def _sorted(table: pl.DataFrame) -> pl.DataFrame:
     """Return frames in the order that ``Frames.of`` gives them."""
     return table.select(FRAMES.names()).sort("tid", "start_ns", -pl.col("end_ns"), maintain_order=True)
-
-
-def _joined(first: Frames, second: Frames) -> Frames:
-    """Return both as one list of frames, for their names alone."""
-    tid, start, end = (np.concatenate([getattr(f, c) for f in (first, second)]) for c in ("tid", "start", "end"))
-    code = np.concatenate([first.code, second.code + len(first.name)])
-    return Frames(tid, start, end, (*first.name, *second.name), code)
 
 
 def _locate(frames: Frames, kept: pl.DataFrame, makers: Makers, direct: Bools) -> Ints:

@@ -29,6 +29,8 @@ class Repeated:
 
     forward: pl.DataFrame
     backward: pl.DataFrame
+    kernels: pl.DataFrame
+    """The kernels that repeat, with their layers: ``id, layer, stage``."""
     layers: int | None
     """Layers of a forward; None where forwards do not repeat, or not alike."""
     spare: int = 0
@@ -38,7 +40,8 @@ class Repeated:
 FRAMES = pl.Schema(
     {"tid": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()}
 )
-_NOTHING = Repeated(FRAMES.to_frame(), FRAMES.to_frame(), None)
+KERNELS_OF = pl.Schema({"id": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()})
+_NOTHING = Repeated(FRAMES.to_frame(), FRAMES.to_frame(), KERNELS_OF.to_frame(), None)
 
 
 def repeated_layers(labelled: pl.DataFrame, host: Host) -> Repeated:
@@ -58,12 +61,27 @@ def repeated_layers(labelled: pl.DataFrame, host: Host) -> Repeated:
     forward = _frames(found["F"], count, host, reverse=False)
     backward = _frames(found["B"], count, host, reverse=True)
     spare = max((layers.spare for _, layers in found["F"].values() if layers is not None), default=0)
-    return Repeated(forward, backward, count, spare)
+    own = [_kernels(found[part], count, reverse=part == "B") for part in ("F", "B")]
+    return Repeated(forward, backward, pl.concat(own), count, spare)
+
+
+def _kernels(found: dict[int, tuple[pl.DataFrame, Layers | None]], count: int, *, reverse: bool) -> pl.DataFrame:
+    """Return the kernels that repeat, each with its layer: a graph launches all of them at one moment."""
+    parts = [KERNELS_OF.to_frame()]
+    for rows, layers in found.values():
+        if layers is None or layers.count != count:
+            continue
+        mine = rows[layers.first : layers.first + layers.period * count]
+        number = np.arange(len(mine)) // layers.period
+        stage = pl.lit(rows["stage"].drop_nulls().first(), pl.Int64)
+        layer = pl.Series(count - 1 - number if reverse else number)
+        parts.append(mine.select("id", layer=layer, stage=stage).cast(KERNELS_OF))
+    return pl.concat(parts)
 
 
 def _chunks(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return the compute of forwards and backwards in launch order, with the chunk each kernel belongs to."""
-    columns = ("name", "op", "op_id", "host_ns", "launch_tid", "label", "stage", "chunk", "part")
+    columns = ("id", "name", "op", "op_id", "host_ns", "launch_tid", "label", "stage", "chunk", "part")
     rows = prepare(labelled).filter(pl.col("launch_ns").is_not_null())
     if rows["step"].null_count() == rows.height:
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
@@ -117,6 +135,8 @@ def _frames(
         before = np.append(0, at)[edges]  # the last launch before each edge
         begin = host.begun(first["op_id"].fill_null(-1).to_numpy(), first["host_ns"].to_numpy(), before)
         begin, end = begin[:-1], np.append(begin[1:-1], begin[-1] if edges[-1] < len(at) else at[-1] + 1)
+        if (begin >= end).any():  # one launch for all of them, as of a graph: no moment tells them apart
+            continue
         number = np.arange(count)
         stage = rows["stage"].drop_nulls()
         parts.append(

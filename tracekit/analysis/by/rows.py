@@ -21,6 +21,8 @@ from tracekit.schema import RankEvents, conform
 Ints = npt.NDArray[np.int64]
 
 KINDS = ("layer", "module", "annotation", "shape")
+STACKED = 0.5
+"""Of the time whose kind of module rules know, what recorded calls of modules must place to be preferred."""
 APART = ("optimizer", "pp_comm")
 """Labels of what no layer runs."""
 NOT_PLACED, OUTSIDE, NO_PRODUCT, NO_SHAPE = "not placed", "outside layers", "not a product", "shapes not recorded"
@@ -113,10 +115,10 @@ Named = tuple[pl.DataFrame, str | None]
 
 def _by_layer(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -> Named:
     found = places(events, kept, modules)
-    if found is None:
+    layer = np.full(len(kept), -1, np.int64) if found is None else _of_frame(found.layer, found.row)
+    if found is None or not (layer >= 0).any():
         why = "nothing names layers, and no forward repeats the same kernels: record them with with_stack=True"
         return _names(kept), f"{why}, or name them with record_function"
-    layer = _of_frame(found.layer, found.row)
     stage = _of_frame(found.stage, found.row)
     # Where layers have names, what was launched outside of all of them is known to be outside.
     apart = kept["label"].cast(pl.String).is_in(APART).to_numpy()
@@ -134,12 +136,13 @@ def _layer_note(found: Places) -> str | None:
 
 def _by_module(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -> Named:
     found = module_places(events, kept, modules)
-    if found is None:
-        known = kept["module"].cast(pl.String).fill_null("").to_numpy()
-        ruled = known != ""
+    known = kept["module"].cast(pl.String).fill_null("").to_numpy()
+    ruled = known != ""
+    ns = (kept["end_ns"] - kept["start_ns"]).to_numpy()
+    if found is None or ns[found.row >= 0].sum() < STACKED * ns[ruled].sum():
         name, evidence = np.where(ruled, known, NOT_PLACED), np.where(ruled, "rule", "")
         table = _names(kept, name=name, path=known, evidence=evidence)
-        return table, "no calls of modules were recorded (with_stack=True): the kind of module is what the rules say"
+        return table, "calls of modules were not recorded (with_stack=True): the kind of module is what the rules say"
     path = np.append(_spelled(found), "")[found.row]
     name = np.where(found.row >= 0, path, NOT_PLACED)
     return _names(kept, name=name, path=path, evidence=np.where(found.row >= 0, found.evidence, "")), None
@@ -185,12 +188,12 @@ def _by_shape(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -
 def _names(kept: pl.DataFrame, **columns: Any) -> pl.DataFrame:
     """Return a row per event with what is known of its place; numbers below zero and empty text are unknown."""
     n = len(kept)
-    table = pl.DataFrame({"name": columns.get("name", np.full(n, NOT_PLACED))})
+    table = pl.DataFrame({"name": pl.Series(columns.get("name", np.full(n, NOT_PLACED)) if n else [], dtype=pl.String)})
     for number in ("layer", "stage"):
         values = pl.Series(number, columns.get(number, np.full(n, -1, np.int64)), dtype=pl.Int64)
         table = table.with_columns(pl.select(pl.when(values >= 0).then(values)).to_series().alias(number))
     for word in ("path", "evidence"):
-        values = pl.Series(word, columns.get(word, np.full(n, "")), dtype=pl.String)
+        values = pl.Series(word, columns.get(word, np.full(n, "")) if n else [], dtype=pl.String)
         table = table.with_columns(pl.select(pl.when(values != "").then(values)).to_series().alias(word))
     return table
 
