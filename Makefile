@@ -1,12 +1,13 @@
-# Two commands do everything on a machine with only Python >= 3.11:
-#   make demo   install, analyse a sample, show the result
-#   make test   install what tests need, check style, types and imports, run every test
+# On a machine with only Python >= 3.11:
+#   make demo    install, analyse a sample, show the result
+#   make test    install what tests need, check style, types and imports, run every test
+#   make quick   style and the fast tests, while you write
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test lint format clean fuzz faults mutants docs
+.PHONY: demo test quick lint format clean fuzz faults mutants docs
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("tracekit needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -29,8 +30,14 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# A file's tests run in one worker: what they share is made once.
 test: lint
-	$(BIN)/pytest -q -n $(JOBS)
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Style and the tests that are not slow (tests/slow.txt): a minute on two cores, for while you write.
+quick: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m "not slow"
 
 # Inputs nobody wrote, for SECONDS; each follows from SEED and its number. What fails is kept in tests/fuzz/found.
 SECONDS ?= 3600

@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from tests.cputimes import CpuTimes
 from tests.kept import SHARED
+from tests.slow import ROOT, is_listed, is_slow, ordered
 from tracekit.schema import LABELLED, conform
 
 settings.register_profile("patient", deadline=None)  # a busy machine is not a failure
@@ -28,6 +29,20 @@ def pytest_configure(config):
         config.pluginmanager.register(CpuTimes(file))
     if not hasattr(config, "workerinput"):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")  # xdist's workers inherit it
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Without the slow ones, whole files of them are not even imported."""
+    if config.option.markexpr == "not slow" and collection_path.is_relative_to(ROOT):
+        return True if is_listed(collection_path.relative_to(ROOT).as_posix()) else None
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if is_slow(item):
+            item.add_marker(pytest.mark.slow)
+    items[:] = ordered(items)
 
 
 def pytest_unconfigure(config):

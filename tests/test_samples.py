@@ -11,8 +11,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tracekit.classify import classify
-from tracekit.run.analyze import analyze
 from tracekit.run.load import load
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
@@ -33,9 +33,8 @@ def truth(folder):
     return json.loads((SAMPLES / folder / "truth.json").read_text())
 
 
-@cache
 def analysis(folder):
-    return analyze(SAMPLES / folder)
+    return analysis_of(SAMPLES / folder)
 
 
 @cache

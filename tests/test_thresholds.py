@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 
+from tests.classify.conftest import Program
+from tracekit.align import pairs
 from tracekit.analysis.measured import Measured
+from tracekit.analysis.peers import bound_notices
+from tracekit.classify import classify
 from tracekit.compare import hold
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.floors import PRIOR_DF, prior
@@ -112,3 +117,45 @@ def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
     assert chance < 0.075
     assert agreed.worse >= min(1.0, 7.5 * chance)
     assert (agreed.worse <= 0.075) is sure
+
+
+def windows_of(*places):
+    """Meetings of two ranks at these thousandths of a sixteenth of the recording, their clocks 0.1 ‰ apart."""
+    at = pl.Series("since_ns", [1_000 * place for place in places])
+    return pl.DataFrame(
+        {"low": 0, "high": 1, "since_ns": at, "ends_ns": at // 10_000, "most_ns": 0, "least_ns": 0,
+         "is_most": False, "is_least": False, "surest": True, "low_sends": None},
+        schema_overrides={"low_sends": pl.Boolean},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("last", "believed"), [(10_900, False), (11_000, True)])
+def test_a_drift_shows_in_eight_sixteenths_of_the_recording(last, believed):
+    """WINDOWS and ENOUGH: two meetings in one sixteenth count once."""
+    places = [0, 2_000, 4_000, 6_000, 8_000, 10_000, last, 15_999]
+    assert bool(pairs._drifts(windows_of(*(1_000 * place for place in places)))) is believed
+
+
+@pytest.mark.parametrize(("times", "believed"), [(5.5, False), (6.5, True)])
+def test_a_drift_is_six_times_its_scatter(times, believed):
+    """STEADY: the values lie 10 µs above and below a line in turn."""
+    at = np.linspace(0, 1e9, 16)
+    scatter = 1e4 * np.tile([1, -1, -1, 1], 4)
+    rate, _ = pairs._slope(at, times * 1e4 * at / 1e9 + scatter)
+    assert bool(rate) is believed
+
+
+@pytest.mark.parametrize(("outside", "said"), [(0.2, False), (0.21, True)])
+def test_a_bound_is_called_low_below_half_of_what_the_table_shows(monkeypatch, outside, said):
+    """FAR: the bubble's bound is 10 %."""
+    whole = replace(measured(), lower_bound=True, bubble=Bubble(1_000, 100, None), pipeline=True)
+    held = SimpleNamespace(exact=True, head=SimpleNamespace(measured_bubble=outside))
+    assert bool(bound_notices([SimpleNamespace(rank=0, whole=whole)], held)) is said
+
+
+@pytest.mark.parametrize(("size", "use"), [((1 << 18) - 1, "host-read"), (1 << 18, "offload-stream")])
+def test_a_copy_of_a_quarter_of_a_mebibyte_is_no_longer_a_scalar(size, use):
+    """LARGE, on a stream of its own."""
+    program = Program()
+    program.copy("DtoH (Device -> Pinned)", 1, bytes=size, stream=30)
+    assert classify(program.events())["rule"].to_list() == [use]

@@ -144,3 +144,12 @@ def test_sends_and_receives_that_do_not_come_out_even_say_nothing():
     found = along_pipelines(messages[1:])
     assert found.lines == ()
     assert found.peer.null_count() == len(messages) - 1
+
+
+@pytest.mark.parametrize(("count", "found"), [(7, True), (8, False)])
+def test_up_to_seven_members_every_order_is_tried(count, found):
+    """MOST_MEMBERS: of eight in another order than their ranks nothing is said."""
+    order = (1, 0, *range(2, count))
+    rows = chatter(order)
+    expected = [order[row["peer"]] for row in rows] if found else [None] * len(rows)
+    assert by_communicator(table(rows)).to_list() == expected

@@ -9,6 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
+from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.diffs import diff, read_side
 from tracekit.doctor import diagnose
@@ -34,11 +35,11 @@ def test_the_published_file_is_the_codes(name):
 
 @pytest.mark.parametrize("folder", RUNS)
 def test_analyses_of_samples_fit(folder):
-    check("analysis", analyze(ROOT / "sample_traces" / folder).to_dict())
+    check("analysis", analysis_of(ROOT / "sample_traces" / folder).to_dict())
 
 
 def test_what_if_fits():
-    data = analyze(ROOT / "sample_traces" / "1f1b", what_if=True).to_dict()
+    data = analysis_of(ROOT / "sample_traces" / "1f1b", what_if=True).to_dict()
     assert {row["change"] for row in data["schedule"]["what_if"]} >= {"schedule", "without", "microbatches"}
     check("analysis", data)
 
