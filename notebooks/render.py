@@ -37,7 +37,8 @@ def small(png: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(png)).convert("RGB")
     if image.width > WIDEST:
         image = image.resize((WIDEST, round(image.height * WIDEST / image.width)), Image.Resampling.LANCZOS)
-    return image.quantize(96, dither=Image.Dither.NONE)
+    # Colours that cover little keep theirs: a label's colour means something wherever it is.
+    return image.quantize(160, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
 
 
 def store(notebook: nbformat.NotebookNode, path: Path) -> None:

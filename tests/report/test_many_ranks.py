@@ -167,3 +167,27 @@ def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):
         budget = text.split("Where the step went")[1].split("Over the ranks")[0]
         assert "…" not in budget
         assert max(map(len, text.splitlines())) <= width
+
+
+def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(look, pipelines, tmp_path):
+    """33 ranks, 16 of them with lanes in the file: those open, and of the others a command makes a page."""
+    path = tmp_path / "page.html"
+    path.write_text(render_html(pipelines), encoding="utf-8")
+    page = look(path)
+    cells = page.locator(".heat button")
+    assert cells.count() == 33
+    assert page.locator(".heat button.in").count() == 16
+    page.locator(".heat button.in").nth(1).click()
+    said = page.locator("#heat-said")
+    assert said.inner_text().startswith("rank ")
+    said.locator("a").click()
+    page.locator("#said", has_text="lanes of rank").wait_for(state="attached")
+    apart = page.locator(".heat button:not(.in)").first
+    rank = apart.get_attribute("data-cell")
+    apart.click()
+    assert said.inner_text().startswith(f"rank {rank}: bubble ")
+    assert not said.locator("a").is_visible()
+    command = said.locator("code").inner_text()
+    assert command == f"tracekit analyze {view_of(pipelines).asked} --ranks {rank} -o rank-{rank}.html"
+    assert said.locator("button").get_attribute("data-copy") == command
+    assert page.said == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import fields
 
 from rich.console import Console, Group
 
@@ -54,13 +55,9 @@ def test_names_are_shortened_apart_and_never_below_what_tells_them():
 
 
 def row(name, **more):
-    nothing = dict.fromkeys(
-        ("virtual", "range_ns", "ideal_ns", "saves_ns", "outside_cells", "peak_activations", "layout")
-    )
-    return WhatIfRow(
-        **{"name": name, "change": "schedule", "predicted_ns": 1_000_000_000, "slower": False, "ran": False,
-           "rests_on": (), "unknown": (), "layout": None, **nothing, **more}
-    )  # fmt: skip
+    known = {"change": "schedule", "predicted_ns": 1_000_000_000, "slower": False, "ran": False}
+    unknown = {field.name: None for field in fields(WhatIfRow)} | {"rests_on": (), "unknown": ()}
+    return WhatIfRow(**(unknown | known | {"name": name} | more))
 
 
 def test_what_if_at_80_columns_names_every_schedule_and_its_prediction():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-_SPACES = re.compile(r"\b(?:at::native|at|c10|cutlass|std|cuda|thrust)::|^ncclDevKernel_|\(anonymous namespace\)::")
+_SPACES = re.compile(r"\b(?:at::native|at|c10|cutlass|std|cuda|thrust)::|\(anonymous namespace\)::")
 """What says where code lives, not what it does."""
+_NCCL = re.compile("^ncclDevKernel_")
 _LAMBDAS = re.compile(r"::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\) const)?")
 """Functions without a name, numbered by the compiler."""
 
@@ -18,9 +19,9 @@ def short_kernel(name: str) -> str:
     >>> short_kernel("Memcpy DtoH (Device -> Pinned)")
     'Memcpy DtoH (Device -> Pinned)'
     >>> short_kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"), short_kernel("0F3")
-    ('SendRecv', '0F3')
+    ('nccl SendRecv', '0F3')
     """
-    bare = _LAMBDAS.sub("", _SPACES.sub("", name.removeprefix("void ")))
+    bare = _LAMBDAS.sub("", _SPACES.sub("", _NCCL.sub("nccl ", name.removeprefix("void "))))
     return _without_parameters(bare) or name
 
 
