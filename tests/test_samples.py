@@ -153,3 +153,15 @@ def test_the_favoured_rank_receives_what_the_router_sent_it():
     per_token = known["steps"] * known["bytes_per_token"]
     assert received == {rank: tokens * per_token for rank, tokens in known["tokens_received_per_step"].items()}
     assert experts["rank"][0] == 0
+
+
+def test_the_recorded_router_is_uneven_where_it_was_made_so():
+    """Every second layer sends 55 % of all tokens to rank 0: 2.2 times the mean of four ranks."""
+    rates = analysis("router").rates
+    first = rates.expert_layers.filter(pl.col("rank") == 0).sort("expert_over_mean", descending=True)
+    assert set(first["exchange"].head(2)) == {0, 2}
+    assert first["received_over_mean"].round(1).head(2).to_list() == [2.2, 2.2]
+    assert (first["expert_over_mean"].head(2) > 1.9).all()
+    assert (first["expert_over_mean"].tail(2) < 1.1).all()
+    even = rates.expert_layers.filter(pl.col("exchange").is_in([1, 3]))
+    assert even["wait_ns"].sum() == 0 < rates.expert_cost.wait_ns

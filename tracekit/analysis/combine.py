@@ -91,6 +91,7 @@ def combine(
         rates=run_rates(
             [part.products for part in parts],
             [part.rates for part in parts if part.rates is not None],
+            [part.experts for part in parts],
             operations,
             matching.members,
             node=node,

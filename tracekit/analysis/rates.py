@@ -10,10 +10,13 @@ import polars as pl
 
 from tracekit.metrics.balance import expert_balance
 from tracekit.metrics.bandwidth import bandwidth
+from tracekit.metrics.experts import WORK, ExpertCost, expert_cost
 from tracekit.metrics.rates import PRODUCTS, Rates
 
 MOST_PRODUCTS = 40
 """Kinds of products in the JSON, the longest."""
+MOST_LAYERS = 256
+"""Rows of expert layers in the JSON, the most uneven first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +28,10 @@ class RunRates:
     """By label, module, operator, shape and type, over all ranks, the longest first."""
     communication: pl.DataFrame
     experts: pl.DataFrame
+    expert_layers: pl.DataFrame
+    """Per exchange of the forward and rank, what it received and computed (``metrics.experts.LAYERS``)."""
+    expert_cost: ExpertCost | None = None
+    """What imbalance costs, at most; None where no dispatch and combine were matched."""
 
     def by(self, column: str) -> pl.DataFrame:
         """Return the products' rates by ``label``, ``module``, ``shapes``, ``op`` or ``dtype``."""
@@ -46,12 +53,15 @@ class RunRates:
             "products": self.products.head(MOST_PRODUCTS).to_dicts(),
             "communication": self.communication.to_dicts(),
             "experts": self.experts.to_dicts(),
+            "expert_layers": self.expert_layers.head(MOST_LAYERS).to_dicts(),
+            "expert_cost": None if self.expert_cost is None else self.expert_cost.to_dict(),
         }
 
 
 def run_rates(
     tables: Sequence[pl.DataFrame],
     rates: Sequence[Rates],
+    experts: Sequence[pl.DataFrame],
     operations: pl.DataFrame,
     members: pl.DataFrame,
     *,
@@ -72,7 +82,9 @@ def run_rates(
         at_peak_ns=None if any(peak is None for peak in peaks) or not peaks else sum(peak or 0.0 for peak in peaks),
         span_ns=sum(rate.span_ns for rate in rates),
     )
-    return RunRates(total, products, bandwidth(members, node=node), expert_balance(operations, members))
+    layers, cost = expert_cost(pl.concat([WORK.to_frame(), *experts]), operations, members)
+    speeds = bandwidth(members, node=node)
+    return RunRates(total, products, speeds, expert_balance(operations, members), layers, cost)
 
 
 def below_peak_ns(products: pl.DataFrame) -> int | None:

@@ -20,6 +20,7 @@ from tracekit.metrics.bubbles import phases
 from tracekit.metrics.budget import Budget, budgets, exposed_in_order
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.copies import copies
+from tracekit.metrics.experts import WORK, expert_work
 from tracekit.metrics.gaps import gap_causes, gaps, name_gaps, with_slow_calls
 from tracekit.metrics.hiding import COSTS, hiding_costs
 from tracekit.metrics.holds import holds
@@ -32,6 +33,7 @@ from tracekit.metrics.messages import issued_messages
 from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.path import NODES, path_nodes
+from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.rates import PRODUCTS, Rates, products
 from tracekit.metrics.recorded import launches, recorded
 from tracekit.metrics.reload import reload_events
@@ -83,6 +85,8 @@ class RankTables:
     products: pl.DataFrame = field(default_factory=PRODUCTS.to_frame)
     """Matrix products by what they are, with their FLOP (``metrics.rates``)."""
     rates: Rates | None = None
+    experts: pl.DataFrame = field(default_factory=WORK.to_frame)
+    """What its experts computed for each dispatch (``metrics.experts``)."""
     memory: RankMemory | None = None
     """What the allocator held; None where it was not recorded."""
     kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
@@ -146,13 +150,14 @@ def rank_tables(
     work = Rank.of(kept, holds(kept, waits), calls)
     whole = Lanes.of(kept)
     holes = gaps(kept, whole, unrecorded=recording.unrecorded)
-    window = _measure(work, whole, holes, None, recording.unrecorded)
+    device = next(iter(rank.source.devices), None)
+    link = None if device is None else host_link_gb_s(device)
+    window = _measure(work, whole, holes, None, recording.unrecorded, link=link)
     lanes, by_step = whole, window
     if parts > 1:
         lanes = Lanes.of(kept, parts=parts, part="part")
         step_holes = gaps(kept, lanes, part="part", unrecorded=recording.unrecorded)
-        by_step = _measure(work, lanes, step_holes, "part", recording.unrecorded)
-    device = next(iter(rank.source.devices), None)
+        by_step = _measure(work, lanes, step_holes, "part", recording.unrecorded, link=link)
     multiplied, rates = products(kept, device=device, multiprocessors=rank.source.multiprocessors)
     chunks = _pipeline(kept, labelled, rank.source, recording.cut_steps) if pipeline else None
     return RankTables(
@@ -167,6 +172,7 @@ def rank_tables(
         pipeline=chunks,
         products=multiplied,
         rates=rates,
+        experts=expert_work(kept),
         memory=_memory(rank, kept, chunks, whole=steps is None),
         kernels=kernel_table(kept),
         shapes=shape_list(rank.events),
@@ -193,7 +199,9 @@ def _memory(rank: RankEvents, kept: pl.DataFrame, pipeline: RankPipeline | None,
     return rank_memory(rank.memory, kept, rank.events.filter(pl.col("kind") == "cpu_op"), window=window, chunks=chunks)
 
 
-def _measure(work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None, unrecorded: Intervals) -> Measures:
+def _measure(
+    work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None, unrecorded: Intervals, *, link: float | None
+) -> Measures:
     labelled = work.labelled
     times = label_times(labelled, lanes, part=part)
     paid = exposed_in_order(lanes)
@@ -211,7 +219,7 @@ def _measure(work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None, un
         hidden=hidden(labelled, part=part),
         phases=phases(lanes),
         causes=gap_causes(holes),
-        copies=copies(times, stalls),
+        copies=copies(times, stalls, link_gb_s=link),
         covered=lanes.compute & lanes.communication,
         exposed=exposure_causes(work, paid, parts=part is not None),
         weak=weak_ns(labelled, parts=lanes.parts, part=part),

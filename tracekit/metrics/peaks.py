@@ -1,4 +1,4 @@
-"""Peak rates of GPUs: dense tensor-core TFLOP/s by GPU and type, from the vendors' data sheets.
+"""Peak rates of GPUs: dense tensor-core TFLOP/s by GPU and type, and the link to the host, from data sheets.
 
 The figures are data (``peaks.toml``, or the file that ``TRACEKIT_PEAKS`` names, read before it). A part of a GPU (MIG,
 or processes that share one) shows fewer multiprocessors than the whole: its peak is that share.
@@ -33,6 +33,8 @@ class Gpu:
     multiprocessors: int
     tflop_s: Mapping[str, float]
     source: str = ""
+    host_link_gb_s: float | None = None
+    """What the link to the host carries in one direction; None where it is not known."""
 
 
 def peak_tflop_s(device: str, dtype: str, *, multiprocessors: int | None = None) -> float | None:
@@ -55,6 +57,16 @@ def peak_tflop_s(device: str, dtype: str, *, multiprocessors: int | None = None)
 def link_gb_s(where: str) -> float | None:
     """Return the peak of a link (``in node``, ``across nodes``) in GB/s, from the user's file; None without one."""
     return _own_links(os.environ.get(VARIABLE, "")).get(where)
+
+
+def host_link_gb_s(device: str) -> float | None:
+    """Return what the link between *device* and its host carries in one direction, in GB/s; None where unknown.
+
+    >>> host_link_gb_s("NVIDIA H200"), host_link_gb_s("NVIDIA GH200 480GB"), host_link_gb_s("NVIDIA GB200")
+    (63.0, 450.0, None)
+    """
+    gpu = find_gpu(device)
+    return None if gpu is None else gpu.host_link_gb_s
 
 
 def find_gpu(device: str) -> Gpu | None:
@@ -110,5 +122,6 @@ def _gpus(data: Mapping[str, Any]) -> tuple[Gpu, ...]:
     for entry in data["gpu"]:
         re.compile(entry["pattern"])
         rates = {str(dtype): float(rate) for dtype, rate in entry["tflop_s"].items()}
-        gpus.append(Gpu(entry["pattern"], int(entry["multiprocessors"]), rates, str(entry.get("source", ""))))
+        link = None if entry.get("host_link_gb_s") is None else float(entry["host_link_gb_s"])
+        gpus.append(Gpu(entry["pattern"], int(entry["multiprocessors"]), rates, str(entry.get("source", "")), link))
     return tuple(gpus)

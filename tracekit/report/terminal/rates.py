@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tracekit._util.text import bare_ms, percent
-from tracekit.report.terminal.table import table
+from tracekit.report.terminal.table import note, table
 from tracekit.report.view import View
 from tracekit.report.view.rates import ProductRow
 
@@ -50,11 +50,12 @@ def experts(view: View, width: int) -> RenderableType | None:
     rates = view.rates
     if rates is None or not rates.experts:
         return None
-    rows = table("rank", "received MB", "of mean", "largest in", "waited ms")
+    rows = table("rank", "received MB", "of mean", "largest in", "waited ms", "experts ms", " of mean")
     for row in rates.experts:
         received, largest = f"{row.received_bytes / 1e6:,.1f}", f"{row.largest} of {row.exchanges}"
-        rows.add_row(str(row.rank), received, percent(row.over_mean), largest, bare_ms(row.wait_ns))
-    return rows
+        work = (bare_ms(row.work_ns), percent(row.work_over_mean))
+        rows.add_row(str(row.rank), received, percent(row.over_mean), largest, bare_ms(row.wait_ns), *work)
+    return Group(rows, *(note(text) for text in rates.expert_notes))
 
 
 def _cells(row: ProductRow) -> tuple[str, str, str]:

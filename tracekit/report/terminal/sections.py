@@ -67,14 +67,19 @@ def copies(view: View, width: int) -> RenderableType | None:
     """Report offload, onload and other copies: bytes, bandwidth, hidden share, stalls."""
     if view.copies is None or not view.copies.total:
         return None
-    made = table("label", "copies", "MB", "GB/s", "hidden", "stall ms", "stalls", left=("label",))
+    made = table("label", "copies", "MB", "GB/s", "of link", "hidden", "stall ms", "stalls", left=("label",))
     for row in view.copies.total:
         moved = "–" if row.bytes is None else f"{row.bytes / 1e6:,.1f}"
         rate = "–" if row.gb_s is None else f"{row.gb_s:,.1f}"
-        figures = (f"{row.count:,}", moved, rate, percent(row.hidden), bare_ms(row.stall_ns), f"{row.stalls:,}")
+        shares = (percent(row.of_link), percent(row.hidden))
+        figures = (f"{row.count:,}", moved, rate, *shares, bare_ms(row.stall_ns), f"{row.stalls:,}")
         made.add_row(label_name(row.label), *figures)
     said = "all ranks; GB/s: bytes / union of the copies' time; stall: exposed time charged to the copy"
-    return Group(made, note(said))
+    links = sorted({row.link_gb_s for row in view.copies.total if row.link_gb_s})
+    told = [
+        f"link: {speed:g} GB/s one way between a GPU and its host; processes of one GPU share it" for speed in links
+    ]
+    return Group(made, *(note(text) for text in (said, *told)))
 
 
 def reload(view: View, width: int) -> RenderableType | None:

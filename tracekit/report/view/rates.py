@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
+
 from tracekit._util.shapes import parsed
 from tracekit._util.text import ms, percent, terminal
 from tracekit.analysis import Analysis
@@ -55,6 +57,9 @@ class ExpertRow:
     """Exchanges in which it received most."""
     exchanges: int
     wait_ns: int
+    work_ns: int | None = None
+    """Its experts' own compute; None where dispatches and combines were not matched."""
+    work_over_mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class RatesView:
     communication: tuple[BandwidthRow, ...]
     experts: tuple[ExpertRow, ...]
     """Empty where all ranks receive alike."""
+    expert_notes: tuple[str, ...]
+    """What imbalance costs, and where it is worst."""
     below_peak: str | None
     """What better kernels could give at most, in words; it is part of the ideal too."""
 
@@ -89,6 +96,7 @@ def rates_view(analysis: Analysis) -> RatesView | None:
         notes=_notes(rates) if counted else (),
         communication=_communication(rates),
         experts=_experts(rates),
+        expert_notes=_expert_notes(analysis, rates),
         below_peak=_below_peak(analysis, rates) if counted else None,
     )
     return found if found.labels or found.communication or found.experts else None
@@ -141,8 +149,28 @@ def _communication(rates: RunRates) -> tuple[BandwidthRow, ...]:
 def _experts(rates: RunRates) -> tuple[ExpertRow, ...]:
     if rates.experts.is_empty() or (rates.experts["over_mean"].max() or 0.0) < UNEVEN:  # type: ignore[operator]
         return ()
-    columns = ("rank", "received", "over_mean", "largest", "exchanges", "wait_ns")
-    return tuple(ExpertRow(*row) for row in rates.experts.head(MOST_ROWS).select(columns).iter_rows())
+    columns = ("rank", "received", "over_mean", "largest", "exchanges", "wait_ns", "expert_ns", "work_over_mean")
+    work = rates.expert_layers.group_by("rank", "group").agg(pl.sum("expert_ns"))
+    work = work.with_columns(work_over_mean=pl.col("expert_ns") / pl.mean("expert_ns").over("group"))
+    table = rates.experts.head(MOST_ROWS).join(work, on=["rank", "group"], how="left", maintain_order="left")
+    return tuple(ExpertRow(*row) for row in table.select(columns).iter_rows())
+
+
+def _expert_notes(analysis: Analysis, rates: RunRates) -> tuple[str, ...]:
+    """Return where experts are least even, and what that costs at most, a step."""
+    cost, steps = rates.expert_cost, max((len(one.per_step) for one in analysis.ranks), default=0)
+    if cost is None or not steps or rates.expert_layers.is_empty():
+        return ()
+    worst = rates.expert_layers.sort("expert_over_mean", descending=True).row(0, named=True)
+    share = worst["received_over_mean"]
+    sent = "" if share is None else f" receives {percent(share)} of the mean and"
+    saved = cost.transfer_ns
+    shorter = "" if saved is None else f"; even dispatches would be {ms(saved / steps)} shorter at most"
+    waited = f"others wait {ms(cost.wait_ns / steps)} in combines for longer expert work (all ranks)"
+    return (
+        f"exchange {worst['exchange']}: rank {worst['rank']}{sent} computes {percent(worst['expert_over_mean'])} of it",
+        f"a step, forward alone, at most: {waited}, the step feels {ms(cost.step_ns / steps)}{shorter}",
+    )
 
 
 def _operation(row: dict[str, Any]) -> str:

@@ -31,6 +31,14 @@ class CopyRow:
     hidden: float | None
     stall_ns: int
     stalls: int
+    link_gb_s: float | None = None
+    """What the link to the host carries in one direction, where it is known and they use it."""
+
+    @property
+    def of_link(self) -> float | None:
+        """Share of the link; None above it, where the link is not what it seems."""
+        share = self.gb_s / self.link_gb_s if self.gb_s is not None and self.link_gb_s else None
+        return share if share is not None and share <= 1 else None
 
     @property
     def gb_s(self) -> float | None:
@@ -98,7 +106,10 @@ def copies(analysis: Analysis) -> Copies | None:
     sums = (
         table.filter(pl.col("bytes").is_not_null())
         .group_by("label", maintain_order=True)
-        .agg(pl.col("count", "bytes", "ns", "hidden_ns", "stall_ns", "stalls").sum())
+        .agg(
+            pl.col("count", "bytes", "ns", "hidden_ns", "stall_ns", "stalls").sum(),
+            pl.when(pl.col("link_gb_s").n_unique() == 1).then(pl.col("link_gb_s").first()).alias("link_gb_s"),
+        )
         .filter(pl.col("ns") * LEAST_COPIES > analysis.total.budget.span_ns)
         .sort("stall_ns", descending=True)
         .with_columns(rank=pl.lit(None, pl.Int64), hidden=pl.col("hidden_ns") / pl.col("ns"))
@@ -110,7 +121,7 @@ def copies(analysis: Analysis) -> Copies | None:
 
 
 def _rows(table: pl.DataFrame) -> tuple[CopyRow, ...]:
-    names = ("rank", "label", "count", "bytes", "ns", "hidden", "stall_ns", "stalls")
+    names = ("rank", "label", "count", "bytes", "ns", "hidden", "stall_ns", "stalls", "link_gb_s")
     return tuple(CopyRow(*(row[name] for name in names)) for row in table.iter_rows(named=True))
 
 
