@@ -10,10 +10,12 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+import tracekit
 from tracekit.analysis.memory import HeldMemory, RunMemory, with_memory
 from tracekit.metrics.chunks import ChunkMemory
 from tracekit.metrics.memory import Peak, RankMemory
 from tracekit.report.html.page import render_html
+from tracekit.report.scalars import scalars
 from tracekit.report.terminal.whatif import render_what_if
 from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
@@ -118,6 +120,13 @@ def test_the_page_draws_a_line_for_every_rank(run):
         across = [float(x) for x in re.findall(r"H([\d.]+)", line)]
         assert across == sorted(across)
     assert '<a href="#memory">' in page
+
+
+def test_the_gate_holds_a_limit_on_memory_and_rates(run):
+    limits = ["peak_gb < 1.6", "phase_gb.backward < 1.6", "tflop_s.total > 100"]
+    assert tracekit.gate(run, require=limits).exit_code == 0
+    assert tracekit.gate(run, require=["peak_gb < 1.5"]).exit_code == 1
+    assert scalars(run)["tracekit/peak_gb"] == pytest.approx(1.52752128)
 
 
 def test_a_store_brings_memory_back(samples, tmp_path):

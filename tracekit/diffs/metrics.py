@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracekit.errors import OptionError
+from tracekit.metrics.memory import MEMORY_PHASES
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS
 
 Direction = Literal["down", "up", "none"]
@@ -41,7 +42,7 @@ class Family:
     """One kind of metric."""
 
     name: str
-    unit: Literal["ms", "ratio", "count"]
+    unit: Literal["ms", "ratio", "count", "TFLOP/s", "GB/s", "GB"]
     better: Direction
     about: str
     keys: tuple[str, ...] = ()
@@ -54,6 +55,8 @@ class Family:
 _PART = Floor(relative=0.05, of_step=0.01)
 _WORK = Floor(relative=0.0325, of_step=0.005)
 _SHARE = Floor(absolute=0.02)
+_RATE = Floor(relative=0.05)
+_HELD = Floor(relative=0.01)
 
 FAMILIES = (
     Family("step_ms", "ms", "down", "span of a step on the slowest rank", floor=Floor(relative=0.0285), default=True,
@@ -82,9 +85,27 @@ FAMILIES = (
     Family("outside_cells", "ratio", "down", "share of ranks × makespan in no pipeline cell", floor=_SHARE),
     Family("gap_ms", "ms", "down", "measured minus ideal makespan: total, or one cause",
            ("total", *GAP_CAUSES), _PART),
+    Family("tflop_s", "TFLOP/s", "up", "FLOP of matrix products over their own time: total, or of one label",
+           ("total", *COMPUTE_LABELS), _RATE, nature="work"),
+    Family("utilisation", "ratio", "up", "model FLOP utilisation: time of the model's FLOP at the GPU's peak / span",
+           floor=_SHARE),
+    Family("bus_gb_s", "GB/s", "up", "bus bandwidth of a label's matched operations, waiting apart",
+           COMMUNICATION_LABELS, _RATE),
+    Family("copy_gb_s", "GB/s", "up", "bytes over the union of the copies' time", ("offload", "onload"), _RATE,
+           nature="copying"),
+    Family("expert_over_mean", "ratio", "down", "most that a rank's experts receive, over the mean of its group",
+           floor=_SHARE, nature="work"),
+    Family("expert_cost_ms", "ms", "down", "what a step feels of uneven experts in the forward, at most",
+           floor=_PART),
+    Family("peak_gb", "GB", "down", "most that tensors held on the fullest rank", floor=_HELD, nature="work"),
+    Family("phase_gb", "GB", "down", "the same while the host was in a phase",
+           tuple(dict.fromkeys(MEMORY_PHASES.values())), _HELD, nature="work"),
 )  # fmt: skip
 BY_NAME = {f.name: f for f in FAMILIES}
-_RUN_LEVEL = ("outside_cells", "label_count", "hidden_ms")
+_RUN_LEVEL = (
+    *("outside_cells", "label_count", "hidden_ms", "tflop_s", "utilisation", "bus_gb_s", "copy_gb_s"),
+    *("expert_over_mean", "expert_cost_ms", "peak_gb", "phase_gb"),
+)
 """Known once per run, not once per step, in a saved analysis."""
 
 
@@ -105,7 +126,7 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """``ms``, ``ratio`` or ``count``."""
+        """``ms``, ``ratio``, ``count``, ``TFLOP/s``, ``GB/s`` or ``GB``."""
         return self.family.unit
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from tracekit.align.steps import step_times
 from tracekit.diffs.metrics import Metric
+from tracekit.diffs.rated import rated_samples
 from tracekit.errors import InputError
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
@@ -69,6 +70,7 @@ def from_analysis(document: Mapping[str, Any], *, name: str, cells: Rows = (), t
         raise InputError(f"{name}: the analysis has no ranks", hint="analyse the trace again")
     try:
         samples = {**_per_step(ranks), **_per_run(document), **_of_schedule(document.get("schedule") or {})}
+        samples |= rated_samples(document)
         return Run(name, samples, facts(document), _tables(document, cells, timeline), document)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{name}: the analysis lacks {error}", hint="analyse the trace again") from error
