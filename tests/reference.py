@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
 
 import polars as pl
@@ -47,7 +48,11 @@ SIZE = {
 
 
 def load_json(path):
-    raw = Path(path).read_bytes()
+    return _parsed(Path(path).read_bytes())
+
+
+@lru_cache(maxsize=1)
+def _parsed(raw):
     if raw[:2] == b"\x1f\x8b":
         raw = gzip.decompress(raw)
     return json.loads(raw.decode("utf-8", "replace"), parse_float=Decimal, strict=False)

@@ -230,7 +230,7 @@ def test_rules_made_in_python(samples):
 
 
 def test_deepseek(corpus):
-    found = analyze(corpus / "deepseek", schedule="none")
+    found = analysis_of(corpus / "deepseek", schedule="none")
     one = found.rank(0).whole
     assert one.budget.span_ns == 129_012_000
     assert one.label_ns["communication"] == 113_440_000
@@ -242,7 +242,7 @@ def test_deepseek(corpus):
 
 
 def test_deepseek_what_hides_what(corpus):
-    table = analyze(corpus / "deepseek", schedule="none").tables["hidden"].filter("detail")
+    table = analysis_of(corpus / "deepseek", schedule="none").tables["hidden"].filter("detail")
 
     def share(label, which, **by):
         rows = table.filter(label=label, **{"pass": which})
@@ -253,7 +253,7 @@ def test_deepseek_what_hides_what(corpus):
 
 
 def test_dlrm_waits_and_its_straggler(corpus):
-    found = analyze(corpus / "dlrm-8ranks", schedule="none")
+    found = analysis_of(corpus / "dlrm-8ranks", schedule="none")
     ops = found.tables["operations"]
     all_to_all = ops.filter(pl.col("transfer_ns").is_not_null()).with_columns(
         late=pl.col("start_ns").max().over("match") - pl.col("start_ns"),

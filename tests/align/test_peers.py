@@ -119,9 +119,9 @@ def test_a_layout_that_is_given_is_taken():
     assert along_pipelines(messages, [[3, 2, 1, 0]]).lines == ()
 
 
-def shifted(share, by):
+def shifted(share, by, *, microbatches=20):
     """A share of the receives, every so many, moved in time."""
-    messages, _ = run([[0, 1]], microbatches=20)
+    messages, _ = run([[0, 1]], microbatches=microbatches)
     receives = pl.col("send").not_()
     every = pl.int_range(pl.len()).over("send") < share * pl.len().over("send")
     moved = pl.when(receives & every).then(by).otherwise(0)
@@ -137,6 +137,8 @@ def test_sides_that_did_not_meet_are_not_believed():
 def test_messages_that_arrive_before_they_were_sent_are_not_believed():
     assert along_pipelines(shifted(EARLY - 0.02, -20 * LASTS)).lines
     assert not along_pipelines(shifted(EARLY + 0.06, -20 * LASTS)).lines
+    assert along_pipelines(shifted(0.05, -20 * LASTS, microbatches=40)).lines  # four of 80
+    assert not along_pipelines(shifted(0.06, -20 * LASTS, microbatches=40)).lines  # five
 
 
 def test_sends_and_receives_that_do_not_come_out_even_say_nothing():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pytest
 
 from tests.classify.conftest import ENGINE, MAIN, Program
 from tracekit.classify import classify
+from tracekit.classify.threads import _windows
 
 FORWARD, BACKWARD = "void at::native::softmax_warp_forward<x>(y)", "void at::native::softmax_warp_backward<x>(y)"
 ATTENTION = "void flash::flash_fwd_kernel<x>(flash::Flash_fwd_params)"
@@ -150,3 +152,17 @@ def test_communicators_are_told_by_what_is_summed_on_them_and_when():
     found = dict(classify(program.events()).select("id", pl.col("label").cast(pl.String)).rows())
     for label, ids in kinds.items():
         assert {found[i] for i in ids} == {label}
+
+
+@pytest.mark.parametrize(("summed", "alone", "told"), [(4, 4, True), (4, 5, False)])
+def test_sums_tell_weights_where_half_of_their_products_are_summed(summed, alone, told):
+    """MOST: else a product goes by its layout alone."""
+    linear, attention = [(NN, ENGINE), (NT, ENGINE), (SUM, ENGINE)], [(BACKWARD, ENGINE), (NT, ENGINE), (SCALE, ENGINE)]
+    ahead = [(FORWARD, MAIN), (TN, MAIN)] * 4
+    found = labels([*ahead, *linear * summed, *attention * alone])[len(ahead) + 3 * summed :]
+    assert (found[1] == "dgrad") is told
+
+
+def test_four_kernels_in_a_row_make_a_repetition():
+    """REPEATED."""
+    assert [len(_windows(np.arange(count))) for count in (3, 4, 5)] == [0, 1, 2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.metrics.hiding import BESIDE, LEAST, SCATTER, hiding, hiding_costs
+from tracekit.metrics.hiding import BESIDE, COSTS, LEAST, SCATTER, Hiding, hiding, hiding_costs
 from tracekit.metrics.lanes import Lanes
 
 
@@ -65,3 +65,10 @@ def test_where_little_can_be_compared_there_is_no_net_gain(labelled):
     assert found.net_ns is None
     assert hiding([], saved_ns=0) is None
     assert hiding([pl.DataFrame(schema=known.schema)], saved_ns=0) is None
+
+
+@pytest.mark.parametrize(("compared_ns", "given"), [(50, True), (49, False)])
+def test_a_net_gain_is_given_where_half_of_the_time_could_be_compared(compared_ns, given):
+    """ENOUGH: of 100 ns beside communication."""
+    row = {"label": "forward", "kernels": 3, "beside_ns": compared_ns, "alone_ns": 40, "all_ns": 100}
+    assert (Hiding(1_000, pl.DataFrame([row], schema=COSTS)).net_ns is not None) is given

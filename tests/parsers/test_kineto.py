@@ -48,7 +48,7 @@ def check(path: Path) -> None:
     expected = reference.read(path, rank=got.source.rank)
     same(got.events, expected.filter(pl.col("kind") != "python"))
     assert got.source.notices == ()
-    data = json.loads(gzip.decompress(path.read_bytes()))
+    data = reference.load_json(path)
     events = data["traceEvents"] if isinstance(data, dict) else data
     assert got.events.height + got.memory.height + sum(got.source.skipped.values()) == len(events)
     assert got.memory.equals(reference.read_memory(path, rank=got.source.rank))
