@@ -33,5 +33,6 @@ def _without_parameters(name: str) -> str:
     for at in range(len(name) - 1, -1, -1):
         depth += (name[at] == ")") - (name[at] == "(")
         if depth == 0:
-            return name if name[:at].endswith(" ") else name[:at]  # a remark is no parameter
+            called = at and (name[at - 1].isalnum() or name[at - 1] in "_>")  # else it is a remark, not parameters
+            return name[:at] if called else name
     return name

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tracekit._util.text import at_least, counted, listing, markdown, ms, percent, signed_ms
 from tracekit.analysis import Analysis
 from tracekit.report.markdown.table import Code, folded, long_table, table
+from tracekit.report.names import short_kernel
 from tracekit.report.view import View, view_of
 from tracekit.report.view.budget import NOT_RECORDED
 
@@ -126,7 +127,7 @@ def _kernels(view: View) -> str:
     if not view.kernels:
         return ""
     cells = [
-        [Code(_short(row.name)), row.label, row.module or "", f"{row.count:,.1f}", ms(row.ns, 2)]
+        [Code(_short(short_kernel(row.name))), row.label, row.module or "", f"{row.count:,.1f}", ms(row.ns, 2)]
         for row in view.kernels
     ]
     inside = table(("kernel", "label", "module", "per step", "time per step"), cells, right=(3, 4))

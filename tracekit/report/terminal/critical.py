@@ -14,14 +14,11 @@ def critical(view: View, width: int) -> RenderableType | None:
     path = view.critical
     if path is None:
         return None
-    heads = ["from ms", "ms", "of step", "rank", "kind", "label", "came last", "what"]
+    heads = ("from ms", "ms", "of step", "rank", "kind", "label", "came last", "what")
     rows = [
-        [bare_ms(row.from_ns), bare_ms(row.ns), percent(row.share), str(row.rank), row.kind, row.label or "",
-         "" if row.peer is None else f"rank {row.peer}", terminal(row.name())]
+        (bare_ms(row.from_ns), bare_ms(row.ns), percent(row.share), str(row.rank), row.kind, row.label or "",
+         "" if row.peer is None else f"rank {row.peer}", terminal(row.name()))
         for row in path.rows
     ]  # fmt: skip
-    spare = ["came last"] if any(row.peer is not None for row in path.rows) else []
-    if not spare:
-        heads, rows = [*heads[:6], heads[7]], [[*row[:6], row[7]] for row in rows]
-    made = fitted(heads, rows, width, left=("kind", "label", "what"), spare=spare, names="what")
+    made = fitted(heads, rows, width, left=("kind", "label", "what"), spare=("came last",), names="what")
     return Group(made, *(note(line) for line in path.notes))

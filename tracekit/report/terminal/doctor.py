@@ -42,10 +42,13 @@ def render(diagnosis: Diagnosis) -> RenderableType:
 
 def _extras(diagnosis: Diagnosis) -> list[RenderableType]:
     """Return what could be recorded beyond what most answers need."""
-    told = [Text(f"+ {one['adds']}\n  {one['how']}", style="dim") for one in diagnosis.to_dict()["extras"]]
-    if not told:
+    found = diagnosis.to_dict()["extras"]
+    if not found:
         return []
-    return [Text(""), Text("Could be recorded too", style="bold"), *(Padding(one, (0, 0, 0, 2)) for one in told)]
+    told = Table.grid(padding=(0, 1))
+    for one in found:
+        told.add_row(Text("+", style="dim"), Text(f"{one['adds']}\n{one['how']}", style="dim"))
+    return [Text(""), Text("Could be recorded too", style="bold"), Padding(told, (0, 0, 0, 2))]
 
 
 def _answers(diagnosis: Diagnosis) -> list[RenderableType]:

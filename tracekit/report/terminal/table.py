@@ -38,15 +38,18 @@ def fitted(
 ) -> Table:
     """Return a filled table no broader than *width* if it can be, in which no two names are cut alike.
 
-    The column *names* is shortened first, to what still tells its rows apart; then columns in *spare* go.
+    The column *names* is shortened first, to what still tells its rows apart; then columns in *spare* go. A column that
+    is empty in every row is never there.
 
     >>> made = fitted(("name", "ms", "peak"), [("a" * 9, "1.0", "3")], 16, left=("name",), spare=("peak",))
     >>> [column.header for column in made.columns]
     ['name', 'ms']
+    >>> [column.header for column in fitted(("name", "ms", "peak"), [("a", "1.0", "")], 80, left=("name",)).columns]
+    ['name', 'ms']
     """
-    broad = {name: max(len(name), *(len(row[at]) for row in rows)) for at, name in enumerate(columns)}
+    broad = {name: max([len(name), *(len(row[at]) for row in rows)]) for at, name in enumerate(columns)}
     least = broad | ({names: min(broad[names], LEAST_NAME)} if names else {})
-    kept = list(columns)
+    kept = [name for at, name in enumerate(columns) if not rows or any(len(row[at]) for row in rows)]
     for name in spare:
         if name in kept and _breadth(kept, least) > width:
             kept.remove(name)
