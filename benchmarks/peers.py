@@ -1,7 +1,8 @@
 """Time and memory of tracekit beside other tools on the same trace, each in a process of its own.
 
     python -m venv /tmp/hta && /tmp/hta/bin/pip install traceinsight
-    python -m venv /tmp/peers && /tmp/peers/bin/pip install TraceLens nsys-ai perfetto
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install nsys-ai perfetto
+    /tmp/peers/bin/pip install git+https://github.com/AMD-AGI/TraceLens
     python benchmarks/peers.py big.json --hta /tmp/hta/bin/python --peers /tmp/peers/bin/python
     python benchmarks/peers.py rank0.sqlite --peers /tmp/peers/bin/python
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from tracekit._util.machine import give_back_memory
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.by import RankRows, rank_rows
 from tracekit.analysis.damage import refuse_damaged, repeated
@@ -138,6 +139,7 @@ def rank_tables(
         from tracekit.classify import classify, load_rules
 
         labelled = classify(rank.events, rules=load_rules(rules) if isinstance(rules, str | Path) else rules)
+        give_back_memory()  # labelling takes several times what it leaves
     api = api_calls(rank.events)
     recording = recorded(api, labelled)
     labelled = with_slow_calls(labelled, launches(api))

@@ -15,11 +15,8 @@ from tracekit.schema import GPU_KINDS
 _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
 """Older files list the profiler's own annotations among the ops."""
 
-_COLUMNS = (
-    "id", "kind", "name", "start_ns", "end_ns", "pid", "tid", "external_id", "sequence", "fwd_thread", "shapes",
-    "dtypes", "collective", "group", "group_desc", "group_ranks", "peer", "domain",
-)  # fmt: skip
-"""What is asked of CPU ranges; moving fewer columns sorts them faster."""
+_COLUMNS = ("id", "kind", "name", "start_ns", "end_ns", "pid", "tid", "sequence")
+"""What is asked of all CPU ranges; what few of them are asked for is looked up where it is."""
 
 NODE = "autograd::engine::evaluate_function: "
 
@@ -28,8 +25,9 @@ NODE = "autograd::engine::evaluate_function: "
 class Ranges:
     """Ops and annotations of every thread, sorted so that a parent comes before its children."""
 
-    source: pl.DataFrame  # as the file has them; few columns are ever put in order whole
-    order: Ints  # rows of the source, sorted
+    source: pl.DataFrame  # all events, as the file has them; few columns are ever put in order whole
+    kept: Ints  # rows of the source that are ranges
+    order: Ints  # places in *kept*, sorted
     name: Text
     is_op: Bools
     thread: Ints
@@ -47,12 +45,12 @@ class Ranges:
 
     def column(self, name: str, rows: Ints) -> pl.Series:
         """Pick one column of the events at *rows*."""
-        return self.source[name].gather(self.order[rows])
+        return self.source[name].gather(self.kept[self.order[rows]])
 
     def text(self, name: str) -> Text:
         """One text column of all ranges."""
         if name not in self._texts:
-            text = Text.of(self.source[name])
+            text = Text.of(self.source[name].gather(self.kept))
             self._texts[name] = Text(text.values, text.codes[self.order])
         return self._texts[name]
 
@@ -116,7 +114,9 @@ def _ints(series: pl.Series) -> Ints:
 def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     """Split *events* into its GPU rows (sorted by start), the CPU ranges, and the launches that join them."""
     gpu = _gpu_in_order(events)
-    source = events.select(_COLUMNS).filter(pl.col("kind").is_in(("cpu_op", "annotation")))
+    is_range = events["kind"].is_in(("cpu_op", "annotation"))
+    kept = np.flatnonzero(is_range.to_numpy())
+    source = events.select(_COLUMNS).filter(is_range)
     calls = _first_calls(events, gpu)
     threads, call_threads = _thread_numbers(source, calls)
     order = _in_order(source, threads)
@@ -135,7 +135,8 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     where = np.concatenate([call_threads, on_main]), np.concatenate([asked, asked])
     found_in = nest(threads, start, end, what, names.codes, *where)
     ranges = Ranges(
-        source,
+        events,
+        kept,
         order,
         names,
         is_op,
@@ -268,7 +269,7 @@ def _by_external_id(
     use = row >= 0
     if not use.any():
         return op, at, thread, tid
-    tids = _ints(ranges.source["tid"])[ranges.order]
+    tids = _ints(ranges.column("tid", np.arange(len(ranges))))
     return (
         np.where(use, row, op),
         np.where(use, ranges.start[row], at),
