@@ -12,15 +12,16 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit.analysis.by.frames import Frames, layer_number, module_frames
+from tracekit.analysis.by.host import Host
 from tracekit.analysis.by.modules import COVERED, module_layers
 from tracekit.analysis.by.places import ALIKE, places
-from tracekit.analysis.by.repeated import FEW
+from tracekit.analysis.by.repeated import FEW, LEAST_FORWARD, repeated_layers
 from tracekit.analysis.by.rows import STACKED
 from tracekit.classify import classify
 from tracekit.errors import OptionError
 from tracekit.run.analyze import analyze
 from tracekit.run.load import load
-from tracekit.schema import RankEvents
+from tracekit.schema import EVENTS, LABELLED, RankEvents, conform
 from tracekit.store.trace import Trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -184,6 +185,56 @@ def test_fsdp_hooks_of_a_framework(corpus):
     assert rows["layer"].to_list() == list(range(8))
     assert rows["count"].n_unique() == 1
     assert set(rows["evidence"]) == {"annotation"}
+
+
+CUTS = {
+    "operators": pl.col("kind") != "cpu_op",
+    "ranges": pl.col("kind") != "annotation",
+    "launches": ~pl.col("kind").is_in(("runtime", "driver")),
+}
+
+
+@pytest.mark.parametrize("cut", [*CUTS, "numbers"])
+@pytest.mark.parametrize(("sample", "number", "layers"), [("dualpipe", 3, 3), ("1f1b", 0, 3)])
+def test_the_number_of_layers_is_right_or_not_given(sample, number, layers, cut):
+    events = load(SAMPLES / sample, ranks=[number]).rank(number).events
+    mute = events.with_columns(sequence=pl.lit(None, pl.Int64))
+    events = events.filter(CUTS[cut]) if cut in CUTS else mute
+    found = repeated_layers(classify(events), Host.of(events)).layers
+    assert found in (layers, None)
+    assert found == layers or cut == "launches" or (sample == "dualpipe" and cut != "ranges")
+
+
+def test_forwards_must_agree(labelled_layers):
+    assert repeated_layers(*labelled_layers([3, 3])).layers == 3
+    assert repeated_layers(*labelled_layers([3, 4])).layers is None
+    assert repeated_layers(*labelled_layers([3], others=int(12 / LEAST_FORWARD) - 12)).layers == 3
+    assert repeated_layers(*labelled_layers([3], others=int(12 / LEAST_FORWARD) - 11)).layers is None
+
+
+@pytest.fixture
+def labelled_layers():
+    """Forwards of so many layers of four kernels each, a backward after each, and forwards of *others* kernels."""
+
+    def build(counts, others=0):
+        rows, at, number = [], 0, 0
+        for names in [["gemm", "a", "b", "c"] * count for count in counts] + (
+            [[f"x{n}" for n in range(others)]] * bool(others)
+        ):
+            for name in names:
+                rows.append({"label": "forward", "name": name, "launch_ns": at, "autograd_sequence": number})
+                at, number = at + 10, number + 1
+            for back in range(len(names)):
+                low = {"label": "dgrad", "name": f"d{back}", "node": "N", "autograd_sequence": number - 1 - back}
+                rows.append({**low, "launch_ns": at})
+                at += 10
+        made = [
+            {"id": n, "kind": "kernel", "start_ns": r["launch_ns"], "end_ns": r["launch_ns"] + 5, **r}
+            for n, r in enumerate(rows)
+        ]
+        return conform(pl.DataFrame(made), LABELLED), Host.of(EVENTS.to_frame())
+
+    return build
 
 
 def test_a_graph_launches_all_layers_at_one_moment(corpus):

@@ -35,6 +35,11 @@ def test_an_addition_before_the_first_layer_is_not_its_first_kernel():
     assert (layers.first, layers.count, layers.spare) == (1, 3, 1)
 
 
+def test_what_repeats_inside_what_repeats_is_silence():
+    # Two forwards of three layers each, or two layers with a loop: nothing tells.
+    assert found(("e" + "ngaxgb" * 3 + "zl") * 2) is None
+
+
 @pytest.mark.parametrize("text", ["", "g", "gggg", "abcdefghij", "e" + "nab" * 9])
 def test_what_does_not_repeat_or_has_no_product_has_no_layers(text):
     assert found(text) is None

@@ -57,7 +57,11 @@ def find_layers(tokens: Ints, heavy: Bools, begins: Bools | None = None) -> Laye
     covered, period, first = best[0], -best[1], best[2]
     spare = covered % period
     found = Layers(_start(first, spare, begins), period, covered // period, spare)
-    return None if _one_more(tokens, found) else found
+    if _one_more(tokens, found):
+        return None
+    # What repeats inside a layer too may be layers inside a forward: which of both is not known.
+    whole = slice(found.first, found.first + period)
+    return None if find_layers(tokens[whole], heavy[whole]) is not None else found
 
 
 def _candidates(tokens: Ints) -> list[int]:

@@ -18,6 +18,10 @@ Ints = npt.NDArray[np.int64]
 
 FORWARD = ("forward",)
 BACKWARD = ("dgrad", "wgrad", "backward", "recompute")
+MESSAGES = ("pp_comm", "comm")
+"""What may carry a micro-batch's output to the next stage."""
+LEAST_FORWARD = 0.5
+"""Share of the forwards' kernels that must be in forwards with the same number of layers."""
 FEW = 4
 """Kernels of one call up to which the operator says what they are; a compiled graph launches all of them in one."""
 _NORM = r"(?i)norm"
@@ -58,6 +62,9 @@ def repeated_layers(labelled: pl.DataFrame, host: Host) -> Repeated:
     if len(counts) != 1:
         return _NOTHING
     count = next(iter(counts))
+    held = sum(len(rows) for rows, layers in found["F"].values() if layers is not None)
+    if held < LEAST_FORWARD * sum(len(rows) for rows, _ in found["F"].values()):
+        return _NOTHING
     forward = _frames(found["F"], count, host, reverse=False)
     backward = _frames(found["B"], count, host, reverse=True)
     spare = max((layers.spare for _, layers in found["F"].values() if layers is not None), default=0)
@@ -80,9 +87,30 @@ def _kernels(found: dict[int, tuple[pl.DataFrame, Layers | None]], count: int, *
 
 
 def _chunks(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return the compute of forwards and backwards in launch order, with the chunk each kernel belongs to."""
-    columns = ("id", "name", "op", "op_id", "host_ns", "launch_tid", "label", "stage", "chunk", "part")
-    rows = prepare(labelled).filter(pl.col("launch_ns").is_not_null())
+    """Return the compute of forwards and backwards in launch order, with the chunk each kernel belongs to.
+
+    None where launches of messages were lost: they part one micro-batch's forward from the next.
+    """
+    columns = (
+        "id",
+        "name",
+        "op",
+        "op_id",
+        "host_ns",
+        "launch_tid",
+        "label",
+        "stage",
+        "chunk",
+        "part",
+        "turn",
+        "number",
+    )
+    rows = prepare(labelled)
+    message = rows["label"].cast(pl.String).is_in(MESSAGES)
+    rows = rows.with_columns(turn=message.cum_sum().cast(pl.Int64))
+    if (message & rows["launch_ns"].is_null()).any():
+        rows = rows.clear()
+    rows = rows.filter(pl.col("launch_ns").is_not_null())
     if rows["step"].null_count() == rows.height:
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
     before, parts = 0, []
@@ -104,6 +132,9 @@ def _sequences(chunks: pl.DataFrame, part: str) -> list[pl.DataFrame]:
     own = pl.col("op").is_not_null() & (pl.len().over("op_id") <= FEW) & pl.col("op_id").is_not_null()
     token = pl.when(own).then(pl.col("op")).otherwise(pl.col("name"))
     rows = rows.with_columns(token=token.cast(pl.Categorical()).to_physical().cast(pl.Int64))
+    if part == "F":  # without sequence numbers several micro-batches may be taken for one: messages part them
+        turn = pl.when(pl.col("number").is_null().all().over("chunk")).then("turn").otherwise(0)
+        rows = rows.with_columns(chunk=pl.struct("chunk", turn).rank("dense").cast(pl.Int64))
     return rows.sort("chunk", "host_ns", maintain_order=True).partition_by("chunk", maintain_order=True)
 
 
