@@ -14,6 +14,7 @@ from tracekit.analysis.spread import spread
 from tracekit.errors import Notice
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
+from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.fleet import histogram
@@ -191,3 +192,10 @@ def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(l
     assert command == f"tracekit analyze {view_of(pipelines).asked} --ranks {rank} -o rank-{rank}.html"
     assert said.locator("button").get_attribute("data-copy") == command
     assert page.said == []
+
+
+def test_the_ranks_a_page_tells_about_have_their_lanes_in_it(pipelines):
+    held = {int(rank) for rank in lanes_data(pipelines)["steps"][0]["ranks"]}
+    assert len(held) == 16
+    assert {0, 33, *pipelines.schedule.head.pipeline.ranks} <= held
+    assert {row.rank for row in view_of(pipelines).stragglers[:3]} <= held

@@ -13,9 +13,12 @@ from tracekit.report.html.pack import BOXES, pack
 from tracekit.report.html.path import HOST, HOST_COLOUR, ROW, pieces_of
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view.lanes import labels_of, lanes_for
+from tracekit.report.view.ranks import stragglers
 
 MOST_LANE_RANKS = 16
-"""Ranks whose lanes the page holds: the first, the last, and those that differ most."""
+"""Ranks whose lanes the page holds: the first, the last, those the page tells about, and those that differ most."""
+MOST_LATE = 3
+"""Of them, ranks that others wait for."""
 MOST_LANE_STEPS = 16
 """Steps whose lanes it holds …"""
 MOST_LANE_BOXES = 300_000
@@ -143,10 +146,13 @@ def _phases(analysis: Analysis, rank: int, step: int | None) -> list[dict[str, A
 
 
 def _shown_ranks(analysis: Analysis) -> list[int]:
-    """The first and last rank, then those whose bubble is furthest from the median."""
+    """The first and last rank, those of the pipeline shown, whom others wait for, then the oddest bubbles."""
     ranks = [one.rank for one in analysis.ranks]
     if len(ranks) <= MOST_LANE_RANKS:
         return ranks
     bubbles = np.array([one.whole.bubble_fraction or 0.0 for one in analysis.ranks])
     far = [ranks[i] for i in np.argsort(-np.abs(bubbles - np.median(bubbles)), kind="stable")]
-    return sorted(list(dict.fromkeys([ranks[0], ranks[-1], *far]))[:MOST_LANE_RANKS])
+    shown = analysis.schedule.head.pipeline.ranks if analysis.schedule is not None else ()
+    late = [row.rank for row in stragglers(analysis)[:MOST_LATE]]
+    wanted = dict.fromkeys([ranks[0], ranks[-1], *shown, *late, *far])
+    return sorted([rank for rank in wanted if rank in set(ranks)][:MOST_LANE_RANKS])
