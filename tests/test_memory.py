@@ -56,6 +56,13 @@ def test_a_chunk_holds_what_a_forward_cell_grew_by(run, truth):
         assert (chunks.peak_chunks, one.ideal_chunks) == (4 - one.rank, 4 - one.rank)
 
 
+def test_without_a_named_schedule_no_chunk_is_told(samples):
+    (one,) = analyze(samples / "memory/rank0.pt.trace.json.gz", schedule="none").memory.ranks
+    found = one.to_dict()
+    assert one.measured.peak_bytes == 1527521280
+    assert (found["chunk_bytes"], found["chunks"], found["base_bytes"], found["ideal_chunks"]) == (None,) * 4
+
+
 def test_the_json_says_so(run):
     memory = run.to_dict()["memory"]
     first = memory["ranks"][0]

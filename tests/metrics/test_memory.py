@@ -101,6 +101,14 @@ def test_a_rank_in_bytes(labelled):
     assert (later.peak_bytes, later.first_bytes) == (150, 150)
 
 
+def test_without_launches_there_is_a_peak_and_no_phase(labelled):
+    own = memory((11, 50), (12, -80))
+    bare = launched(labelled, ("forward", 10, MAIN)).with_columns(pl.lit(None, pl.Int64).alias("launch_ns"))
+    for gpu in (bare, bare.clear()):
+        found = rank_memory(own, gpu, ops())
+        assert (found.peak_bytes, dict(found.by_phase), found.chunks) == (150, {}, None)
+
+
 @pytest.mark.parametrize("points", [2, 3, 50])
 def test_a_thinned_line_keeps_its_peak(points):
     own = gpu_memory(memory(*((k, 7 if k < 30 else -7) for k in range(60))))

@@ -74,10 +74,18 @@ class RunMemory:
 
 
 def run_memory(parts: Iterable[RankTables], compared: ScheduleComparison | None) -> RunMemory | None:
-    """Return the memory of all ranks that recorded it; None where none did."""
+    """Return the memory of all ranks that recorded it; None where none did.
+
+    What a chunk holds is said only where a schedule was named: cells that fit none may be cut in the wrong places.
+    """
     ideal = {} if compared is None else _ideal_chunks(compared)
     held = [
-        HeldMemory(rank, part.memory, part.source.memory_bytes, ideal.get(rank))
+        HeldMemory(
+            rank,
+            part.memory if rank in ideal else replace(part.memory, chunks=None),
+            part.source.memory_bytes,
+            ideal.get(rank),
+        )
         for part in parts
         for rank in [part.source.rank]
         if part.memory is not None

@@ -54,18 +54,18 @@ def gb(count: float | None) -> str:
     """Return bytes in GB, three digits of them.
 
     >>> gb(1_527_521_280), gb(8_400_000), gb(150_109_880_320), gb(None)
-    ('1.53', '0.0084', '150.1', '–')
+    ('1.53', '0.00840', '150.1', '–')
     """
     if count is None:
         return "–"
-    return f"{count / 1e9:,.1f}" if count >= 10e9 else f"{count / 1e9:.3g}"
+    return f"{count / 1e9:,.1f}" if count >= 10e9 else f"{count / 1e9:#.3g}"
 
 
 def between(low: float, high: float | None) -> str:
     """Return a range in GB; one figure where both ends read alike.
 
     >>> between(1e9, 2e9), between(1e9, 1.0001e9), between(1e9, None)
-    ('1 – 2', '1', '≥ 1')
+    ('1.00 – 2.00', '1.00', '≥ 1.00')
     """
     if high is None:
         return f"≥ {gb(low)}"
