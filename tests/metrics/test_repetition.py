@@ -68,3 +68,14 @@ def test_distinct_kernels_are_always_found(period, count, before, behind):
     tokens = np.concatenate([100 + np.arange(before), np.tile(np.arange(period), count), 200 + np.arange(behind)])
     layers = find_layers(tokens, tokens == 0)
     assert (layers.first, layers.period, layers.count, layers.spare) == (before, period, count, 0)
+
+
+def test_a_long_sequence_of_many_kinds_is_found_among_others():
+    layer = np.arange(1000) % 613
+    tokens = np.concatenate([10_000 + np.arange(3000), np.tile(layer, 8), 20_000 + np.arange(3000)])
+    layers = find_layers(tokens, tokens == 0)
+    assert (layers.first, layers.period, layers.count) == (3000, 1000, 8)
+
+
+def test_as_many_kinds_as_kernels_take_no_longer():
+    assert find_layers(np.arange(20_000), np.ones(20_000, bool)) is None

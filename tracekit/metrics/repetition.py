@@ -19,6 +19,8 @@ ONE_MORE = 0.5
 then how many there are is not known."""
 CANDIDATES = 64
 """Periods tried: those at which most kernels meet their like."""
+SIGNS = 16
+"""Random signs by which kinds of kernels are told apart when periods are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +67,25 @@ def find_layers(tokens: Ints, heavy: Bools, begins: Bools | None = None) -> Laye
 
 
 def _candidates(tokens: Ints) -> list[int]:
-    """Return the periods at which most kernels meet their like, by correlating each kind of kernel with itself."""
+    """Return the periods at which most kernels meet their like.
+
+    Each kind of kernel stands for a few random signs: products of signs count up where kernels meet their like, and
+    cancel out elsewhere. So the work does not grow with how many kinds there are.
+    """
     n = len(tokens)
     if n < 2 * LEAST_KERNELS:
         return []
+    kinds, place, counts = np.unique(tokens, return_inverse=True, return_counts=True)
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (SIGNS, len(kinds)))
+    signs[:, counts == 1] = 0.0  # what comes once meets nothing
     size = 1 << (2 * n - 1).bit_length()
-    meets = np.zeros(size // 2 + 1)
-    for token in np.unique(tokens):
-        meets += np.abs(np.fft.rfft(tokens == token, size)) ** 2
-    met = np.fft.irfft(meets, size)[: n // 2 + 1]
+    power = np.zeros(size // 2 + 1)
+    for row in signs:
+        power += np.abs(np.fft.rfft(row[place], size)) ** 2
+    met = np.fft.irfft(power, size)[: n // 2 + 1] / SIGNS
     met[:LEAST_KERNELS] = 0
-    likely = np.argsort(-np.round(met), kind="stable")[:CANDIDATES]
-    return sorted(int(p) for p in likely if met[p] > 0.5)
+    likely = np.argsort(-met, kind="stable")[:CANDIDATES]
+    return sorted(int(p) for p in likely if p >= LEAST_KERNELS)
 
 
 def _longest(same: Bools) -> tuple[int, int]:
@@ -107,4 +116,6 @@ def _one_more(tokens: Ints, layers: Layers) -> bool:
 def _shared(layer: Ints, side: Ints) -> int:
     """Return how many kernels of a layer there are in *side* as well, each counted as often as in both."""
     kinds, counts = np.unique(layer, return_counts=True)
-    return int(sum(min(int(count), int((side == kind).sum())) for kind, count in zip(kinds, counts, strict=True)))
+    place = np.minimum(np.searchsorted(kinds, side), len(kinds) - 1)
+    beside = np.bincount(place[kinds[place] == side], minlength=len(kinds))
+    return int(np.minimum(counts, beside).sum())
