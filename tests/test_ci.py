@@ -68,3 +68,5 @@ def test_the_citation_has_the_version_and_the_address():
 def test_the_extra_all_is_all_of_them():
     extras = ABOUT["project"]["optional-dependencies"]
     assert extras["all"] == [f"tracekit-ml[{','.join(sorted(set(extras) - {'all'}))}]"]
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert [extra for extra in extras if f"| `{extra}` |" not in page] == []
