@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import types
 from dataclasses import fields
 
+import pytest
 from rich.console import Console, Group
 
 from tracekit.report.names import short_kernel
+from tracekit.report.terminal.by import by_rows
 from tracekit.report.terminal.table import LEAST_NAME, command_line, fitted, note
 from tracekit.report.terminal.whatif import render_what_if
+from tracekit.report.view.by import ByRow, ByView
 from tracekit.report.view.pipeline import WhatIfRow
 
 
@@ -85,3 +89,22 @@ def test_a_kernel_is_called_by_what_tells_it_apart():
     assert short_kernel("operator()") == "operator"
     assert short_kernel("()") == "()"  # never nothing
     assert short_kernel("nvjet_sm90_tst_128x256_NNN") == "nvjet_sm90_tst_128x256_NNN"
+
+
+def layer(name, **labels):
+    return ByRow(
+        name=name, evidence="annotation", ns=2e6, share=0.5, labels=tuple(labels.items()), communication_ns=0.0,
+        inclusive_ns=None, calls=None, tflop_s=None, share_of_peak=None, below_peak_ns=None, place=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "split"), [(50, False), (80, True)])
+def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(width, split):
+    labels = ("forward", "dgrad", "wgrad")
+    rows = (layer("layer 0", forward=1e6, dgrad=1e6), layer("layer 1", wgrad=2e6))
+    view = types.SimpleNamespace(by=ByView("layer", "By layer", rows, labels, (), rated=False))
+    text = "\n".join(printed(by_rows(view, width), width))
+    assert "layer 0" in text
+    assert "layer 1" in text
+    assert text.count("annotation") == 1  # under the table, not in every row
+    assert [label in text for label in labels] == [split] * 3

@@ -1,4 +1,4 @@
-"""The step by layer, module, annotation or shape, as reports show it: means per rank and step."""
+"""The step by layer, module, annotation or shape, as reports show it: means per step of the ranks that have a row."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tracekit.schema import COMPUTE_LABELS
 MOST_ROWS = 40
 """Rows shown; the JSON has all."""
 TITLES = {
-    "layer": "By layer (per rank and step; every busy nanosecond in one row)",
-    "module": "By module (per rank and step; time in the module itself, and with what it calls)",
-    "annotation": "By annotation (per rank and step; innermost range, and with what is inside it)",
-    "shape": "By shape of products (per rank and step; most time lost to the GPU's peak first)",
+    "layer": "By layer (ms per step on a rank that has it; every busy nanosecond in one row)",
+    "module": "By module (ms per step on a rank that has it; time in the module itself, and with what it calls)",
+    "annotation": "By annotation (ms per step on a rank that has it; innermost range, and with what is inside it)",
+    "shape": "By shape of products (ms per step on a rank that has it; most time lost to the GPU's peak first)",
 }
 
 
