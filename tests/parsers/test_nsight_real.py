@@ -47,6 +47,9 @@ def test_rank_0_spans_88_804_ms_with_42_870_ms_of_communication(pipeline):
 def test_a_file_a_rank_by_name(pipeline):
     assert [(r.source.rank, r.source.rank_from) for r in pipeline] == [(r, "name") for r in range(4)]
     assert all(r.source.reader == "nsight" and r.source.devices == ("NVIDIA H200",) for r in pipeline)
+    assert {(r.source.multiprocessors, r.source.memory_bytes) for r in pipeline} == {
+        (32, 150_109_880_320)
+    }  # a fourth of it
 
 
 def test_the_step_is_the_one_the_pytorch_recording_of_this_run_names(pipeline):

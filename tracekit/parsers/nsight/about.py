@@ -6,6 +6,8 @@ diagnostics only the severity and known phrases are used.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import polars as pl
 
 from tracekit.errors import Notice
@@ -41,16 +43,25 @@ def session_length(export: Export) -> int:
     return max(0, int(duration[0])) if len(duration) else 0
 
 
-def gpu_names(export: Export) -> dict[tuple[int, int | None], str]:
-    """Return the model of the GPU that each (pid, device) means; -1 stands for every pid."""
-    gpus = read_table(export, "TARGET_INFO_GPU", ["id", "name", "cuDevice"])
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as the process saw it: of a shared one as many multiprocessors as it was given."""
+
+    name: str | None
+    multiprocessors: int | None
+    memory_bytes: int | None
+
+
+def find_gpus(export: Export) -> dict[tuple[int, int | None], Gpu]:
+    """Return the GPU that each (pid, device) means; -1 stands for every pid."""
+    rows = read_table(export, "TARGET_INFO_GPU", ["id", "cuDevice", "name", "smCount", "totalMemory"])
     cuda = read_table(export, "TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"])
-    names = dict(gpus.select("id", "name").rows())
-    by_process: dict[tuple[int, int | None], str] = {
-        (-1, device): name for device, name in gpus.select("cuDevice", "name").rows() if device is not None
+    possible = (pl.when(pl.col(name) > 0).then(name) for name in ("smCount", "totalMemory"))
+    gpus = {number: (device, Gpu(*about)) for number, device, *about in rows.with_columns(*possible).rows()}
+    found: dict[tuple[int, int | None], Gpu] = {
+        (-1, device): gpu for device, gpu in gpus.values() if device is not None
     }
-    by_process |= {(pid, device): names[gpu] for gpu, device, pid in cuda.rows() if gpu in names}
-    return by_process
+    return found | {(pid, device): gpus[number][1] for number, device, pid in cuda.rows() if number in gpus}
 
 
 def lost_events(export: Export) -> list[Notice]:

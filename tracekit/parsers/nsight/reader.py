@@ -68,7 +68,7 @@ class _File:
     world: tuple[str, ...]  # communicators as wide as the widest whose creation was recorded
     world_size: int | None
     versions: Mapping[str, str]
-    gpus: Mapping[tuple[int, int | None], str]
+    gpus: Mapping[tuple[int, int | None], about.Gpu]
     skipped: Mapping[str, int]
     notices: tuple[Notice, ...]
 
@@ -96,7 +96,7 @@ def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list
         world=tuple(created.filter(pl.col("ranks") == pl.col("ranks").max())["communicator"].drop_nulls()),
         world_size=max(created["ranks"].to_list(), default=None),
         versions=about.versions(export),
-        gpus=about.gpu_names(export),
+        gpus=about.find_gpus(export),
         skipped=skipped | ({UNTIMED: untimed} if untimed else {}),
         notices=(*export.notices, *about.lost_events(export), *strings.notices(), *_clock(began)),
     )
@@ -132,14 +132,16 @@ def _rank(owner: Owner, file: _File) -> RankEvents:
         marks = unnumbered_steps(nvtx, calls[0])
     events = used_steps(assign_steps(events, marks=marks))
     kinds = dict(sorted(events["kind"].value_counts().rows()))
-    device = file.gpus.get((pid, owner.device)) or file.gpus.get((-1, owner.device))
+    its_gpu = file.gpus.get((pid, owner.device)) or file.gpus.get((-1, owner.device))
     source = Source(
         path=str(file.asked),
         reader="nsight",
         rank=owner.rank,
         rank_from=owner.rank_from,
         world_size=file.world_size,
-        devices=(device,) if device else (),
+        devices=(its_gpu.name,) if its_gpu and its_gpu.name else (),
+        multiprocessors=its_gpu.multiprocessors if its_gpu else None,
+        memory_bytes=its_gpu.memory_bytes if its_gpu else None,
         versions=dict(file.versions),
         record_shapes=nvtx["shapes"].is_not_null().any() if kinds.get("cpu_op") else None,
         counts=kinds,
