@@ -17,7 +17,6 @@ PACKAGES = (
     "tracekit.diffs",
     "tracekit.doctor",
     "tracekit.gates",
-    "tracekit.record",
     "tracekit.redaction",
     "tracekit.synthetic",
 )

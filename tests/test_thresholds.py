@@ -17,10 +17,11 @@ from tracekit.analysis.peers import bound_notices
 from tracekit.classify import classify
 from tracekit.compare import hold
 from tracekit.diffs import stats, verdict
-from tracekit.diffs.floors import PRIOR_DF, prior
+from tracekit.diffs.floors import PRIOR_DF, Noise, prior
 from tracekit.diffs.metrics import resolve
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
+from tracekit.metrics.rates import Rates
 from tracekit.metrics.weak import WEAK, weak_ns
 from tracekit.reconstruct import beside
 
@@ -159,3 +160,15 @@ def test_a_copy_of_a_quarter_of_a_mebibyte_is_no_longer_a_scalar(size, use):
     program = Program()
     program.copy("DtoH (Device -> Pinned)", 1, bytes=size, stream=30)
     assert classify(program.events())["rule"].to_list() == [use]
+
+
+@pytest.mark.parametrize(("uncounted_ns", "counted"), [(10, True), (11, False)])
+def test_rates_are_given_where_all_but_a_hundredth_of_the_products_is_counted(uncounted_ns, counted):
+    """UNCOUNTED, of 1,000 ns of products."""
+    assert Rates(1, 1, 1_000, uncounted_ns, None, 2_000).counted is counted
+
+
+def test_what_was_known_beforehand_counts_like_four_runs():
+    """PRIOR_DF: two runs' worth of noise 1 with four of noise 2."""
+    pooled = Noise(1.0, 2).with_prior(2.0)
+    assert (pooled.df, pooled.deviation**2) == (6, pytest.approx((2 * 1 + 4 * 4) / 6))

@@ -616,6 +616,31 @@ def test_the_example_is_decided_by_its_rule(rule):
     assert row["label"].to_list() == [wanted.label]
 
 
+IN_CAPTURES = (
+    "group-expert-combine",
+    "group-expert-dispatch",
+    "group-reload",
+    "matmul-dgrad-use",
+    "memset",
+    "neighbour-optimizer",
+    "offload-returns",
+    "onload-returns",
+    "optimizer-annotation",
+    "torch-accumulate-grad",
+    "torch-attention-backward",
+    "torch-compiled-backward",
+    "torch-custom-grad-add",
+    "torch-custom-grad-zero",
+    "torch-forward",
+    "torch-forward-window",
+    "torch-grad-buffer-add",
+    "torch-node-dgrad",
+    "torch-norm-weight-grad",
+    "torch-pipelining-forward",
+)
+"""Rules that captures alone exercise: none of them may go unnoticed."""
+
+
 def test_every_rule_is_exercised(samples, load):
     captures = ["1f1b/rank1", "dualpipe/rank0", "interleaved/rank1", "overlapped/rank0", "reload/rank0"]
     captures += ["compile/rank0", "recompute/rank0", "vpp-overlap/rank6"]
@@ -625,6 +650,7 @@ def test_every_rule_is_exercised(samples, load):
         for table in (events, events.with_columns(shapes=None), undescribed(events)):
             seen |= set(classify(table)["rule"].cast(pl.String))
     assert sorted({rule.name for rule in builtin_rules().rules} - seen) == []
+    assert sorted(set(IN_CAPTURES) - seen) == []
 
 
 def test_names_are_unique():
