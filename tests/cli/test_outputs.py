@@ -83,6 +83,7 @@ found = tracekit.analyze(samples)
 store, _ = ingest(samples, folder + ".store")
 for suffix in formats:
     write(found, folder + ".warm" + suffix)  # what is compiled and cached on first use is written now
+sys.dont_write_bytecode = True  # a module cut short would be read by the next process
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 for suffix in [*formats, ".json.gz"]:
     try:

@@ -3,8 +3,8 @@
 >>> from tracekit import load
 >>> from tracekit.classify import classify
 >>> labelled = classify(load("sample_traces/reload", ranks=[0]).rank(0).events)
->>> labelled["label"].value_counts().sort("count", descending=True).row(0)
-('reload', 8)
+>>> dict(labelled["label"].value_counts().iter_rows())["reload"]
+8
 """
 
 from __future__ import annotations

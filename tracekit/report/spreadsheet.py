@@ -36,7 +36,7 @@ def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
 
     >>> from tracekit.run.analyze import analyze
     >>> list(sheets(analyze("sample_traces/reload", schedule="none")))[:3]
-    ['figures', 'budget', 'labels']
+    ['figures', 'steps', 'budget']
     """
     rates, by = analysis.rates, analysis.by
     warnings = [{"code": note.code, "message": note.message} for note in analysis.notices]
