@@ -340,7 +340,7 @@ def test_commands_are_whole_and_copied(look, pages, samples):
     assert f"tracekit analyze {samples / '1f1b'} --what-if" in commands
     assert sum("--explain" in words for words in commands) == page.locator("#kernels tbody tr").count()
     page.locator("[data-copy]").first.click()
-    page.wait_for_function("document.getElementById('said').textContent === 'copied'")
+    page.locator("#said", has_text="copied").wait_for(state="attached")
 
 
 def test_pipelines_and_steps_can_be_chosen(look, pages):

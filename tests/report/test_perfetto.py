@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.conftest import CHROMIUM, FLAGS
 from tracekit.report.perfetto.export import export
 from tracekit.report.schedule.write import write_schedule
 from tracekit.schedules import generate, simulate
@@ -59,28 +58,24 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def perfetto(interface):
+def perfetto(interface, browser):
     """A function that opens a trace in Perfetto and returns a function that asks its trace processor."""
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api")
     server = Server(("127.0.0.1", 0), lambda *args: Handler(*args, directory=str(interface)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    own = browser.new_context()
 
-        def open_trace(path):
-            server.trace = path.read_bytes()
-            for other in [page for context in browser.contexts for page in context.pages]:
-                other.close()
-            page = browser.new_page()
-            home = f"http://127.0.0.1:{server.server_port}"
-            page.goto(f"{home}/index.html#!/?url={home}/localtrace")
-            page.wait_for_function(LOADED, timeout=60_000)
-            return lambda sql: page.evaluate(ASK, sql)
+    def open_trace(path):
+        server.trace = path.read_bytes()
+        for other in own.pages:
+            other.close()
+        page = own.new_page()
+        home = f"http://127.0.0.1:{server.server_port}"
+        page.goto(f"{home}/index.html#!/?url={home}/localtrace")
+        page.wait_for_function(LOADED, timeout=60_000)
+        return lambda sql: page.evaluate(ASK, sql)
 
-        yield open_trace
-        browser.close()
+    yield open_trace
+    own.close()
     server.shutdown()
     server.server_close()
 
