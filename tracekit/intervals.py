@@ -1,4 +1,4 @@
-"""Sets of half-open intervals of time, [start, end), many groups at once: the only sweep code in the project.
+"""Sets of half-open intervals of time, [start, end), many groups at once.
 
 Building a set rests on one fact. Sort all starts and all ends, each on its own. At any moment the number of open
 intervals is (starts passed) − (ends passed), so at least *k* are open exactly inside ``[S[i+k-1], E[i])`` for some
@@ -6,8 +6,8 @@ intervals is (starts passed) − (ends passed), so at least *k* are open exactly
 no loop; work n log n (linear on sorted input), memory linear. Groups (ranks, steps, streams …) are laid end to end on
 one line of numbers, so a thousand groups cost one sweep.
 
-Two sets that are built already are sorted: native code merges them in one pass, and measures how much of other
-intervals they cover in another.
+Two sets that are built already are sorted: native code (``_util.sets``) merges them in one pass, and measures how
+much of other intervals they cover in another. There is no other sweep code in the project.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.native import native, whole
+from tracekit._util.native import whole
+from tracekit._util.sets import BOTH, EITHER, WITHOUT, cover, merge
 
 Longs = npt.NDArray[np.int64]
 _LIMIT = 2**62  # keys on the line stay below this
@@ -77,15 +78,15 @@ class Intervals:
 
     def __or__(self, other: Intervals) -> Intervals:
         """Return what either set covers."""
-        return _merged(self, other, _EITHER)
+        return _merged(self, other, EITHER)
 
     def __and__(self, other: Intervals) -> Intervals:
         """Return what both sets cover, group by group."""
-        return _merged(self, other, _BOTH)
+        return _merged(self, other, BOTH)
 
     def __sub__(self, other: Intervals) -> Intervals:
         """Return what this set covers and *other* does not."""
-        return _merged(self, other, _WITHOUT)
+        return _merged(self, other, WITHOUT)
 
     @property
     def total_ns(self) -> int:
@@ -145,7 +146,7 @@ class Intervals:
         covered = np.zeros(len(start), np.int64)
         if len(self):
             own = (whole(self.group), whole(self.start_ns), whole(self.end_ns), self._running())
-            _cover(*own, whole(asked), whole(start), whole(end), covered)
+            cover(*own, whole(asked), whole(start), whole(end), covered)
         return covered
 
     def to_frame(self) -> pl.DataFrame:
@@ -253,101 +254,16 @@ def _deep(opens: Longs, closes: Longs, k: int) -> tuple[Longs, Longs]:
     return opens[edge[:-1]], closes[edge[1:]]
 
 
-_EITHER, _BOTH, _WITHOUT = range(3)
-
-
 def _merged(first: Intervals, second: Intervals, way: int) -> Intervals:
     """Return two sets as one, in one pass over both: each is sorted and disjoint already."""
     if not len(second):
-        return EMPTY if way == _BOTH else first
+        return EMPTY if way == BOTH else first
     if not len(first):
-        return second if way == _EITHER else EMPTY
+        return second if way == EITHER else EMPTY
     out = np.empty((3, len(first) + len(second)), np.int64)
     columns = (whole(getattr(one, name)) for one in (first, second) for name in ("group", "start_ns", "end_ns"))
-    count = _merge(*columns, way, out)
+    count = merge(*columns, way, out)
     return Intervals(out[0, :count].copy(), out[1, :count].copy(), out[2, :count].copy())
-
-
-@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64[:,::1])")
-def _merge(  # noqa: PLR0912, PLR0917 - native code is one function and takes no keywords
-    group: Longs, start: Longs, end: Longs, group_b: Longs, start_b: Longs, end_b: Longs, way: int, out: Longs
-) -> int:  # fmt: skip
-    """Merge two sorted sets; return how many intervals came out."""
-    i = j = count = 0
-    if way == _EITHER:
-        while i < len(start) or j < len(start_b):
-            first = j >= len(start_b) or (
-                i < len(start) and (group[i] < group_b[j] or (group[i] == group_b[j] and start[i] <= start_b[j]))
-            )
-            if first:
-                g, s, e = group[i], start[i], end[i]
-                i += 1
-            else:
-                g, s, e = group_b[j], start_b[j], end_b[j]
-                j += 1
-            if count > 0 and out[0, count - 1] == g and s <= out[2, count - 1]:
-                out[2, count - 1] = max(out[2, count - 1], e)
-            else:
-                out[0, count], out[1, count], out[2, count] = g, s, e
-                count += 1
-        return count
-    since = start[0]  # without: what is left of the first set's interval begins here
-    while i < len(start):
-        if j >= len(start_b) or group[i] < group_b[j] or (group[i] == group_b[j] and end[i] <= start_b[j]):
-            if way == _WITHOUT and since < end[i]:
-                out[0, count], out[1, count], out[2, count] = group[i], since, end[i]
-                count += 1
-            i += 1
-            if i < len(start):
-                since = start[i]
-        elif group_b[j] < group[i] or end_b[j] <= since:
-            j += 1
-        else:  # they overlap
-            low, high = max(since, start_b[j]), min(end[i], end_b[j])
-            if way == _BOTH:
-                out[0, count], out[1, count], out[2, count] = group[i], low, high
-                count += 1
-            elif since < low:
-                out[0, count], out[1, count], out[2, count] = group[i], since, low
-                count += 1
-            since = high
-            if end_b[j] < end[i]:
-                j += 1
-            else:
-                i += 1
-                if i < len(start):
-                    since = start[i]
-    return count
-
-
-@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _cover(  # noqa: PLR0917 - native code takes no keywords
-    group: Longs, start: Longs, end: Longs, running: Longs, asked: Longs, low: Longs, high: Longs, covered: Longs
-) -> None:  # fmt: skip
-    """Add to *covered* the time of each asked interval that the set covers; *running* are the set's running totals."""
-    for edge in range(2):
-        place = 0  # how many intervals of the set start at or before the moment; the next is mostly near
-        for i in range(len(asked)):
-            g = asked[i]
-            t = high[i] if edge else low[i]
-            if place > 0 and (group[place - 1] > g or (group[place - 1] == g and start[place - 1] > t)):
-                a, b = 0, place - 1
-            else:
-                step, a, b = 1, place, place
-                while b < len(start) and (group[b] < g or (group[b] == g and start[b] <= t)):
-                    a, b, step = b + 1, b + step, step * 2
-                b = min(b, len(start))
-            while a < b:
-                middle = (a + b) // 2
-                if group[middle] < g or (group[middle] == g and start[middle] <= t):
-                    a = middle + 1
-                else:
-                    b = middle
-            place = a
-            passed = running[place]
-            if place > 0 and group[place - 1] == g and end[place - 1] > t:
-                passed -= end[place - 1] - t
-            covered[i] += passed if edge else -passed
 
 
 def _sweep_in_halves(open_group: Longs, opens: Longs, close_group: Longs, closes: Longs, k: int) -> Intervals:

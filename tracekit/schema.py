@@ -31,6 +31,9 @@ KINDS = (
     "other",
 )
 
+PATH_SEPARATOR = " > "
+"""Between the names of operators, ranges or modules inside each other, outermost first."""
+
 COMPUTE_LABELS = ("forward", "dgrad", "wgrad", "backward", "recompute", "optimizer")
 _EXCHANGES = ("ep_dispatch", "ep_combine", "pp_comm", "tp_comm", "dp_comm", "cp_comm", "comm")
 COMMUNICATION_LABELS = (*_EXCHANGES, "broadcast")
@@ -205,9 +208,9 @@ EVIDENCE = pl.Schema(
         "launch_ns": pl.Int64(),  # start of the API call that launched it; null when the file has none
         "launch_tid": pl.Int64(),  # thread of that call
         "op": _TEXT,  # innermost CPU op around the launch
-        "chain": _TEXT,  # the ops above it, outermost first, joined by " > "
+        "chain": _TEXT,  # the ops above it, outermost first, joined by ``PATH_SEPARATOR``
         "annotation": _TEXT,  # innermost user annotation around the launch
-        "annotations": _TEXT,  # all of them, outermost first, joined by " > "
+        "annotations": _TEXT,  # all of them, outermost first, joined by ``PATH_SEPARATOR``
         "node": _TEXT,  # autograd node that ran it: "MmBackward0"; null outside the engine
         "fwd_op": _TEXT,  # the forward op the node belongs to: "aten::mm"
         "autograd_sequence": pl.Int64(),  # number that ties a backward to its forward

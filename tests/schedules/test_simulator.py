@@ -200,6 +200,11 @@ def test_cells_table():
     assert cells.rows()[0][4:6] == (None, None)
 
 
+@pytest.mark.parametrize("name", PIPELINES)
+def test_only_schedules_that_flow_both_ways_hold_two_stages_weights(name):
+    assert generate(name, pp=4, microbatches=8).both_ways == (name in {"dualpipe", "chimera"})
+
+
 def test_placement_follows_the_direction():
     dual = generate("dualpipe", pp=4, microbatches=8)
     assert dual.stage_ranks[:, 0].tolist() == [0, 1, 2, 3]

@@ -46,11 +46,11 @@ OPTIONS: dict[str, Any] = {
 """How numba compiles native code, and what it calls: with no word about Python and no arrays of its own."""
 
 MODULES = (
+    "tracekit._util.sets",
     "tracekit.analysis.walk",
     "tracekit.classify._nest",
     "tracekit.compare.orders",
     "tracekit.compare.replay",
-    "tracekit.intervals",
     "tracekit.metrics.path",
     "tracekit.parsers.kineto.scanner",
     "tracekit.reconstruct.walks",

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.align.clocks import Clocks
+from tracekit.compare.whatif import TWO_WEIGHTS, WhatIf
 from tracekit.metrics.memory import LINE, RankMemory
 
 if TYPE_CHECKING:
     from tracekit.analysis.tables import RankTables
     from tracekit.compare import ScheduleComparison
-    from tracekit.compare.whatif import WhatIf
 
 MEMORY_LINE = pl.Schema({"rank": pl.Int32(), **LINE})
-TWICE_THE_WEIGHTS = ("dualpipe", "chimera")
-"""Schedules whose ranks hold two stages' weights: what that adds is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ class _Needs:
         high: int | None = max(low, round(self.rest[1] + row.peak_activations * self.microbatch[1]))
         if row.ran:
             low = high = self.peak_bytes
-        elif row.name in TWICE_THE_WEIGHTS:
+        elif TWO_WEIGHTS in row.rests_on:
             high = None
         return replace(row, peak_bytes=(low, high), fits=self._fits(low, high))
 

@@ -15,6 +15,7 @@ from tracekit.classify.autograd import Autograd
 from tracekit.classify.matmul import Matmuls
 from tracekit.classify.neighbours import GRADIENTS, B, F, O, R, W, shared
 from tracekit.classify.ranges import Launches, Ranges
+from tracekit.schema import PATH_SEPARATOR
 
 WGRAD = (
     r"(?i)wgrad|weight_?grad|grad_weight|_acc::GemmKernel|GammaBeta|dgamma|dbeta|gradbias|bias_grad|embedding_backward"
@@ -78,7 +79,7 @@ def read_directions(
     say("matmul", matmuls.role.map(lambda v: v == "forward"), F)
     say("matmul", matmuls.role.map(lambda v: v == "dgrad"), B)
     annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
-    opted = annotations.map(lambda v: any(_search(OPTIMIZER_ANNOTATION, part) for part in v.split(" > ")))
+    opted = annotations.map(lambda v: any(_search(OPTIMIZER_ANNOTATION, part) for part in v.split(PATH_SEPARATOR)))
     alone = compute & (launches.op < 0)
     say("name", opted | ops.matches(OPTIMIZER_OP) | (names.matches(OPTIMIZER) & alone), O)
     say("name", alone & names.matches(WGRAD), W)

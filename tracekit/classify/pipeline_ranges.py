@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-SEPARATOR = " > "
-"""Between the names of ranges inside each other."""
+from tracekit.schema import PATH_SEPARATOR
+
 _SINGLE = re.compile(r"PP:(\d+)(SEND_|RECV_)?([FIWB])(\d+)")
 _BLOCK = re.compile(r"(PP:\((\d+)F(\d+);(\d+)([IWB])(\d+)\))\w*")
 
@@ -52,7 +52,7 @@ def parse_path(path: str) -> PipelineRanges:
     (PipelineRanges(work=None, message=Place(op='F', stage=2, microbatch=0), halves=None, block=None), None)
     """
     work = message = halves = block = None
-    for part in path.split(SEPARATOR):
+    for part in path.split(PATH_SEPARATOR):
         if single := _SINGLE.fullmatch(part):
             place = Place(single[3], int(single[1]), int(single[4]))
             work, message = (work, place) if single[2] else (place, message)

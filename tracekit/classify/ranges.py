@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit.classify._nest import ANNOTATION, OP, Ints, inherit, nest, siblings, time_key
 from tracekit.classify._text import Bools, Text
-from tracekit.schema import GPU_KINDS
+from tracekit.schema import GPU_KINDS, PATH_SEPARATOR
 
 _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
 """Older files list the profiler's own annotations among the ops."""
@@ -74,7 +74,7 @@ class Ranges:
             code = int(self.name.codes[row])
             names.append(self.name.values[code] if code >= 0 else "?")
             row = int(parents[row])
-        return " > ".join(reversed(names))
+        return PATH_SEPARATOR.join(reversed(names))
 
     def paths(self, rows: Ints, parents: Ints, path: Ints) -> Text:
         """Spell the path of every row; each distinct path once."""

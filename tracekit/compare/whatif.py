@@ -74,6 +74,10 @@ class WhatIf:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in made.items()}
 
 
+TWO_WEIGHTS = "every rank holds two stages' weights"
+"""What a row rests on whose schedule flows both ways: how much memory that adds is not known."""
+
+
 @dataclass(frozen=True)
 class StageTimes:
     """What one micro-batch costs one rank, all its layers together."""
@@ -211,8 +215,8 @@ def _basis(
     split = any(op.kind == "W" for op in schedule.ranks[0])
     if split and not times.split_known:
         rests_on.append("backward halves into I and W")
-    if schedule.name in ("dualpipe", "chimera"):
-        rests_on.append("every rank holds two stages' weights")
+    if schedule.both_ways:
+        rests_on.append(TWO_WEIGHTS)
     if not isinstance(predicted, str):
         rests_on.append(predicted.runtime.words())
         unknown += predicted.fitted.unknown

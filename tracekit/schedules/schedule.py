@@ -119,6 +119,11 @@ class Schedule:
         placement.flags.writeable = False
         return placement
 
+    @property
+    def both_ways(self) -> bool:
+        """Whether micro-batches flow through the ranks in both directions, so that a rank holds two stages' weights."""
+        return bool((self.stage_ranks != self.stage_ranks[:, :1]).any())
+
     @cached_property
     def edges(self) -> Edges:
         """What every op waits for. Raises if an op is missing, doubled or on a rank of its own."""

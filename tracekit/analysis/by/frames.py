@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.classify._nest import ANNOTATION, Nested, nest
+from tracekit.schema import PATH_SEPARATOR
 
 Ints = npt.NDArray[np.int64]
 
@@ -85,7 +86,7 @@ class Frames:
         while row >= 0:
             names.append(self.name[self.code[row]])
             row = int(self.parent[row])
-        return " > ".join(reversed(names))
+        return PATH_SEPARATOR.join(reversed(names))
 
     def _ask(self, tid: Ints, at: Ints) -> Nested:
         threads = np.unique(self.tid)

@@ -11,11 +11,10 @@ import polars as pl
 from tracekit.analysis.by.rows import NO_PRODUCT, NO_SHAPE, NOT_PLACED, OUTSIDE, RankRows
 from tracekit.metrics.lanes import COMPUTE_SET
 from tracekit.metrics.rates import UNCOUNTED
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS, PATH_SEPARATOR
 
 LAST = (OUTSIDE, NO_SHAPE, NO_PRODUCT, NOT_PLACED)
 """Rows that are no place, in the order they come, after all others."""
-SEPARATOR = " > "
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +146,9 @@ def _inclusive(table: pl.DataFrame, kind: str) -> pl.DataFrame:
         return table
     sums: dict[tuple[int, str], int] = {}
     for group, path, ns in table.select("group", "path", "ns").iter_rows():
-        words = path.split(SEPARATOR) if path else []
+        words = path.split(PATH_SEPARATOR) if path else []
         for depth in range(1, len(words) + 1):
-            key = (group, SEPARATOR.join(words[:depth]))
+            key = (group, PATH_SEPARATOR.join(words[:depth]))
             sums[key] = sums.get(key, 0) + ns
     inside = [sums.get((group, path)) if path else None for group, path in table.select("group", "path").iter_rows()]
     return table.with_columns(inclusive_ns=pl.Series(inside, dtype=pl.Int64))

@@ -15,8 +15,8 @@ from tracekit.analysis.by.places import NOWHERE, REPETITION, Places, module_plac
 from tracekit.errors import OptionError
 from tracekit.metrics.charge import charge
 from tracekit.metrics.lanes import Lanes
-from tracekit.metrics.rates import products
-from tracekit.schema import RankEvents, conform
+from tracekit.metrics.rates import product_kinds, products
+from tracekit.schema import PATH_SEPARATOR, RankEvents, conform
 
 Ints = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ ROWS = pl.Schema(
         "name": pl.String(),
         "layer": pl.Int64(),
         "stage": pl.Int64(),  # where the trace names it
-        "path": pl.String(),  # of modules or annotations, outermost first, joined by " > "
+        "path": pl.String(),  # of modules or annotations, outermost first, joined by ``PATH_SEPARATOR``
         "evidence": pl.String(),  # what says so; null where nothing does
         "label": pl.String(),
         "count": pl.Int64(),  # GPU events
@@ -157,7 +157,10 @@ def _spelled(found: Places) -> npt.NDArray[np.str_]:
 def _by_annotation(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -> Named:
     path = kept["annotations"].cast(pl.String)
     distinct = path.unique().drop_nulls()
-    plain = {text: " > ".join(w for w in text.split(" > ") if not w.startswith("ProfilerStep#")) for text in distinct}
+    own = {
+        text: [word for word in text.split(PATH_SEPARATOR) if not word.startswith("ProfilerStep#")] for text in distinct
+    }
+    plain = {text: PATH_SEPARATOR.join(words) for text, words in own.items()}
     path = path.replace_strict(plain, default="", return_dtype=pl.String).fill_null("")
     if not (path != "").any():
         return _names(kept), "no GPU work was launched inside a range: name parts of the step with record_function"
@@ -167,8 +170,6 @@ def _by_annotation(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFra
 
 
 def _by_shape(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -> Named:
-    from tracekit.metrics.rates import product_kinds
-
     kinds = product_kinds(kept)
     known = kinds["op"].is_not_null() & kinds["shapes"].is_not_null()
     text = pl.format(
