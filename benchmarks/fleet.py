@@ -54,11 +54,11 @@ def _text(made, position):
         return json.dumps(json.loads(file.read_bytes()), indent=1).encode()
 
 
-def write(made, texts, folder, ranks):
-    """Write the first replicas' files: the stages' texts with the numbers of other ranks in them."""
+def write(made, texts, folder, ranks, some=None):
+    """Write the replicas' files (or only *some*): the stages' texts with the numbers of other ranks in them."""
     folder.mkdir(parents=True, exist_ok=True)
     replicas = ranks // PP
-    for replica in range(replicas):
+    for replica in some or range(replicas):
         for position, text in enumerate(texts):
             file = folder / f"rank{position * replicas + replica}.pt.trace.json"
             if not file.exists():
@@ -125,11 +125,9 @@ def curves(wanted):
     print("| ranks | GB | ingest s | CPU s | MB a CPU s | peak MB a process | analyze CPU s | its peak MB |")
     print("|---|---|---|---|---|---|---|---|")
     for ranks in wanted.ranks:
-        traces, store = folder / f"traces-{ranks}", folder / f"store-{ranks}"
-        write(made, texts, traces, ranks)
-        size = sum(file.stat().st_size for file in traces.iterdir()) / 1e6
+        store = folder / f"store-{ranks}"
         shutil.rmtree(store, ignore_errors=True)
-        (wall, cpu, peak), _ = timed([*COMMAND, "ingest", traces, "-o", store, "--workers", wanted.workers])
+        size, wall, cpu, peak = ingested(made, texts, store, ranks, wanted)
         (_, cpu2, peak2), text = timed([*COMMAND, "analyze", store, "--json"])
         found = json.loads(text)
         assert len(found["ranks"]) == ranks
@@ -137,8 +135,21 @@ def curves(wanted):
         print(f"| {ranks} | {size / 1e3:.2f} | {wall:.0f} | {cpu:.0f} | {size / cpu:.1f} | {peak:.0f} | {cpu2:.1f} "
               f"| {peak2:.0f} |", flush=True)  # fmt: skip
         if not wanted.keep:
-            shutil.rmtree(traces)
             shutil.rmtree(store)
+
+
+def ingested(made, texts, store, ranks, wanted):
+    """Write the traces and ingest them, a piece at a time: megabytes, wall and processor seconds, the largest peak."""
+    total, replicas, traces = [0.0, 0.0, 0.0, 0.0], range(ranks // PP), store.with_name(f"traces-{ranks}")
+    for first in replicas[:: wanted.piece // PP]:
+        write(made, texts, traces, ranks, replicas[first : first + wanted.piece // PP])
+        size = sum(file.stat().st_size for file in traces.iterdir()) / 1e6
+        words = ["ingest", traces, "-o", store, "--workers", wanted.workers, *(["--resume"] if first else [])]
+        (wall, cpu, peak), _ = timed([*COMMAND, *words])
+        total = [total[0] + size, total[1] + wall, total[2] + cpu, max(total[3], peak)]
+        print(f"{first * PP} of {ranks}: {wall:.0f} s, {cpu:.1f} CPU s, {peak:.0f} MB", file=sys.stderr, flush=True)
+        shutil.rmtree(traces)
+    return total
 
 
 def shares(wanted):
@@ -236,6 +247,7 @@ def main():
     options.add_argument("--megabytes", type=float, default=20)
     options.add_argument("--trace", type=Path, help="shares: of this trace instead of a synthetic one")
     options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--piece", type=int, default=128, help="traces on disk at a time")
     options.add_argument("--folder", type=Path)
     options.add_argument("--keep", action="store_true", help="leave traces and stores in the folder")
     wanted = options.parse_args()

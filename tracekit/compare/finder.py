@@ -11,8 +11,9 @@ from tracekit._util.text import counted
 from tracekit.compare import identify
 from tracekit.compare.identify import Match
 from tracekit.compare.judge import ELSEWHERE, elsewhere, unit_count
+from tracekit.compare.replay import Graphs
 from tracekit.errors import Notice
-from tracekit.reconstruct.pipeline import Pipeline
+from tracekit.reconstruct.pipeline import Pipeline, same_order
 from tracekit.schedules import Schedule
 
 
@@ -21,14 +22,16 @@ class Finder:
 
     def __init__(self, wanted: str) -> None:
         self.wanted = wanted
+        self.graphs = Graphs()
         self._known: dict[Hashable, tuple[Match | None, list[Notice]]] = {}
+        self._same: dict[Hashable, bool] = {}
         self._last: Schedule | None = None
 
     def match(self, pipeline: Pipeline) -> tuple[Match | None, list[Notice]]:
         """Return the match of this pipeline's order, and the notices about it."""
         key = (
             len(pipeline.ranks),
-            tuple((at, *order) for at, order in pipeline.orders().items()),
+            pipeline.order_key,
             tuple((at, to, n) for at, sent in pipeline.traffic.items() for to, n in sorted(sent.items())),
             (pipeline.stages_from, pipeline.weights_counted, pipeline.placement.shape, pipeline.placement.virtual),
         )
@@ -37,6 +40,13 @@ class Finder:
         match, notices = self._known[key]
         self._last = match.schedule if match else self._last
         return match, [Notice(n.code, _unknown(pipeline)) if n.code == "order-unknown" else n for n in notices]
+
+    def named_alike(self, pipeline: Pipeline, schedule: Schedule) -> bool:
+        """Return whether the pipeline's ops have the names that the schedule gives them."""
+        key = (schedule.name, schedule.pp, schedule.microbatches, schedule.virtual, id(schedule), pipeline.order_key)
+        if key not in self._same:
+            self._same[key] = same_order(pipeline, schedule)
+        return self._same[key]
 
 
 @dataclass(frozen=True)

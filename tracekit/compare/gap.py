@@ -20,15 +20,15 @@ unexplained    what is left
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
-from tracekit.compare.replay import Graph, Shares
+from tracekit.compare.replay import Graph, Graphs, Shares
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.schema import GAP_CAUSES, STALL_CAUSES
@@ -86,62 +86,69 @@ class Replays:
         return evened
 
 
-def replays(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> Replays:
-    """Return what every cell of *pipeline* took and what held it up."""
-    cells = pipeline.detail
-    graph = Graph.of(cells)
+def replays(pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], graphs: Graphs) -> list[Replays]:
+    """Return what every cell of each of *pipelines* took and what held it up; they are steps of the same ranks."""
+    if not pipelines:
+        return []
+    cells = pl.concat([pipeline.detail for pipeline in pipelines])
+    first = np.cumsum([0, *(pipeline.detail.height for pipeline in pipelines)]).tolist()
+    rows = [slice(a, b) for a, b in pairwise(first)]
+    made = [graphs.of(pipeline.detail) for pipeline in pipelines]
     start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
-    ready, early = graph.ready(start, end)
-    before = {cause: np.zeros(len(start), np.int64) for cause in (*STALL_CAUSES, "unexplained")}
-    for at in pipeline.positions:
-        rank = pipeline.ranks[at]
-        at_position = np.flatnonzero(graph.position == at)
-        low = pipeline.clocks.to_recorded(rank, ready[at_position])
-        high = pipeline.clocks.to_recorded(rank, np.maximum(start[at_position], ready[at_position]))
-        for cause, stall in ranks[rank].stalled.items():
-            before[cause][at_position] = stall.covered_ns(low, high)
-    before["unexplained"] = start - ready - sum(before[cause] for cause in STALL_CAUSES)
+    known = [graph.ready(start[at], end[at]) for graph, at in zip(made, rows, strict=True)]
+    ready = np.concatenate([ready for ready, _ in known])
+    before = _held_up(pipelines[0], ranks, np.concatenate([graph.position for graph in made]), ready, start)
     inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _INSIDE}
     work = np.maximum(end - start - sum(inside.values()), 0)
     inside["host"] = end - start - work - sum(inside[c] for c in _INSIDE if c != "host")
-    typical, balanced = _averages(cells, work)
-    origin = int(start.min()) if len(start) else 0
-    return Replays(graph, start - origin, end - origin, work, balanced, typical, inside, before, early)
+    replayed = []
+    for graph, at, (_, early) in zip(made, rows, known, strict=True):
+        typical, balanced = graph.averages(work[at])
+        origin = int(start[at].min()) if at.stop > at.start else 0
+        replayed.append(
+            Replays(
+                graph,
+                start[at] - origin,
+                end[at] - origin,
+                work[at],
+                balanced,
+                typical,
+                {cause: ns[at] for cause, ns in inside.items()},
+                {cause: ns[at] for cause, ns in before.items()},
+                early,
+            )
+        )
+    return replayed
 
 
-def _averages(cells: pl.DataFrame, work: Ints) -> tuple[Ints, Ints]:
-    """Median of every (op, stage), and the mean of those over the stages, for each cell."""
-    ops = cells["op"].to_list()
-    kinds = {op: number for number, op in enumerate(dict.fromkeys(ops))}
-    kind = np.fromiter((kinds[op] for op in ops), np.int64, len(ops))
-    stage, b_stage = whole_numbers(cells["stage"], 0), whole_numbers(cells["b_stage"], -1)
-    keys = np.stack([kind, stage, b_stage], axis=1)
-    distinct, which = np.unique(keys, axis=0, return_inverse=True)
-    which = which.reshape(-1)
-    medians = np.array([_rounded(np.median(work[which == k])) for k in range(len(distinct))], np.int64)
-    means = np.array([_rounded(medians[distinct[:, 0] == k].mean()) for k in range(len(kinds))], np.int64)
-    return medians[which], means[kind]
-
-
-def _rounded(value: np.floating) -> int:
-    return int(np.rint(value))
+def _held_up(
+    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], position: Ints, ready: Ints, start: Ints
+) -> dict[str, Ints]:
+    """Return what each cell, once *ready*, waited for until its *start*."""
+    before = {cause: np.zeros(len(start), np.int64) for cause in (*STALL_CAUSES, "unexplained")}
+    for at in np.unique(position).tolist():
+        rank = pipeline.ranks[at]
+        here = np.flatnonzero(position == at)
+        low = pipeline.clocks.to_recorded(rank, ready[here])
+        high = pipeline.clocks.to_recorded(rank, np.maximum(start[here], ready[here]))
+        for cause, stall in ranks[rank].stalled.items():
+            before[cause][here] = stall.covered_ns(low, high)
+    before["unexplained"] = start - ready - sum(before[cause] for cause in STALL_CAUSES)
+    return before
 
 
 def split_gap(r: Replays, ideal_ns: int) -> dict[str, int]:
     """Return the gap between measured and *ideal_ns*, in parts that sum to it."""
-    levels = [
-        ("order", r.ideal()),
-        ("imbalance", r.graph.makespan(r.typical)),
-        ("variation", r.graph.makespan(r.work)),
-        ("early_output", r.graph.makespan(r.work, None, r.early)),
-    ]
-    causes: tuple[str, ...] = ()
-    for cause in STALL_CAUSES:
-        causes += (cause,)
-        levels.append((cause, r.graph.makespan(*r.with_causes(r.work, causes), r.early)))
-    levels.append(("unexplained", r.makespan))
+    names = ("order", "imbalance", "variation", "early_output", *STALL_CAUSES)
+    durations = np.stack([r.balanced, r.typical, r.work, r.work, *[r.work] * len(STALL_CAUSES)])
+    delays = np.zeros_like(durations)
+    first = len(names) - len(STALL_CAUSES)
+    for row, cause in enumerate(STALL_CAUSES, first):
+        delays[row:] += r.before[cause]
+        durations[row:] += r.inside.get(cause, 0)
+    makespans = r.graph.makespans(durations, delays, r.early, first_early=names.index("early_output"))
     parts, last = {}, ideal_ns
-    for name, makespan in levels:
+    for name, makespan in zip((*names, "unexplained"), (*makespans, r.makespan), strict=True):
         parts[name] = makespan - last
         last = makespan
     return parts

@@ -26,9 +26,10 @@ from tracekit.compare.whatif import SEARCHED, WhatIf, stage_times, too_large_to_
 from tracekit.errors import Notice, OptionError
 from tracekit.reconstruct.lanes import CROSSED, crossed_share
 from tracekit.reconstruct.peers import name_peers
-from tracekit.reconstruct.pipeline import Pipeline, assemble, renamed
+from tracekit.reconstruct.pipeline import Pipeline, renamed
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.reconstruct.roles import find_roles, with_pipelines
+from tracekit.reconstruct.steps import assemble_steps
 from tracekit.schedules import Times, simulate
 from tracekit.schema import PHASES, conform
 
@@ -116,21 +117,42 @@ def _compare_line(
 ) -> tuple[list[Held], dict[int, list[Notice]]]:
     """Return every step of one pipeline compared with its ideal, and the notices about each step."""
     present = [by_rank[r] for r in line if r in by_rank]
-    compared: list[Held] = []
+    compared: list[_Compared] = []
     notices: dict[int, list[Notice]] = {}
     steps = _steps(present)
     cut = _cut_steps(present, steps) if finder.wanted == "auto" else set()
-    for step in steps:
-        pipeline = assemble(by_rank, line, step, clocks)
+    matched: list[tuple[Pipeline, Match, list[Notice]]] = []
+    for pipeline in assemble_steps(by_rank, line, steps, clocks):
         if not _worth(pipeline):
             continue
+        step = pipeline.step
         if step in cut:
             notices[step] = [Notice("step-cut", f"step {step} is cut: a part of what it launched was not recorded")]
             continue
-        comparison, notices[step] = _compare_step(pipeline, by_rank, finder)
+        match, found = finder.match(pipeline)
+        notices[step] = [] if match is not None else [*pipeline.notices, *found]
+        if match is not None:
+            matched.append((pipeline, match, found))
+    matched = _with_names(matched, finder)
+    measured = replays([pipeline for pipeline, _, _ in matched], by_rank, finder.graphs)
+    for (pipeline, match, found), replayed in zip(matched, measured, strict=True):
+        comparison, notices[pipeline.step] = _hold(pipeline, match, found, replayed, finder)
         if comparison is not None:
             compared.append(comparison)
-    return compared, notices
+    return _with_shifts(compared), notices
+
+
+def _with_names(
+    matched: list[tuple[Pipeline, Match, list[Notice]]], finder: Finder
+) -> list[tuple[Pipeline, Match, list[Notice]]]:
+    """Return the steps, those that follow their schedule exactly with the names that it gives their cells."""
+    exact = [
+        (pipeline, match.schedule, finder.named_alike(pipeline, match.schedule))
+        for pipeline, match, _ in matched
+        if match.exact
+    ]
+    named = iter(renamed(exact))
+    return [(next(named) if match.exact else pipeline, match, found) for pipeline, match, found in matched]
 
 
 def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:
@@ -185,15 +207,10 @@ def _reason(
     return (Notice("no-pipeline", "the ranks of a pipeline have no step in common"),)
 
 
-def _compare_step(
-    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], finder: Finder
-) -> tuple[Held | None, list[Notice]]:
-    match, notices = finder.match(pipeline)
-    if match is None:
-        return None, [*pipeline.notices, *notices]
-    if match.exact:
-        pipeline = renamed(pipeline, match.schedule)
-    measured = replays(pipeline, ranks)
+def _hold(
+    pipeline: Pipeline, match: Match, notices: list[Notice], measured: Replays, finder: Finder
+) -> tuple[_Compared | None, list[Notice]]:
+    """Return one step compared with its ideal; None, with notices why, where that cannot be believed."""
     complete = len(pipeline.positions) == len(pipeline.ranks)
     ideal = _ideal(pipeline, measured, match, complete=complete)
     gap = split_gap(measured, ideal.makespan) if complete else None
@@ -204,20 +221,8 @@ def _compare_step(
     if measured.graph.broken:
         text = f"{measured.graph.broken} cells seem to wait for each other: their stages or order are not certain"
         notices.append(Notice("order-uncertain", text))
-    return (
-        Held(
-            pipeline,
-            match,
-            measured,
-            ideal.makespan,
-            ideal.bubble,
-            gap,
-            _bubbles(pipeline, measured, ideal),
-            _shifts(pipeline, measured, ideal),
-            (*pipeline.notices, *notices, *_about(match, pipeline), *_late_starts(pipeline, measured)),
-        ),
-        [],
-    )
+    about = (*pipeline.notices, *notices, *_about(match, pipeline), *_late_starts(pipeline, measured))
+    return _Compared(pipeline, match, measured, ideal, gap, about), []
 
 
 def _asked(reason: Notice) -> str:
@@ -282,6 +287,18 @@ class _Ideal:
     idle: Mapping[int, Sequence[int]]
 
 
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """One step beside its ideal, before its cells were put into a table with it."""
+
+    pipeline: Pipeline
+    match: Match
+    measured: Replays
+    ideal: _Ideal
+    gap_ns: Mapping[str, int] | None
+    notices: tuple[Notice, ...]
+
+
 def _ideal(pipeline: Pipeline, r: Replays, match: Match, *, complete: bool) -> _Ideal:
     """Return the ideal: the run's own order where it is the schedule's, else the schedule simulated at its times.
 
@@ -324,14 +341,26 @@ def _bubbles(pipeline: Pipeline, r: Replays, ideal: _Ideal) -> tuple[RankBubble,
     )
 
 
-def _shifts(pipeline: Pipeline, r: Replays, ideal: _Ideal) -> pl.DataFrame:
-    start, end = ideal.times
-    return conform(
-        pipeline.cells.with_columns(
-            ideal_start_ns=pl.Series(start), ideal_end_ns=pl.Series(end), shift_ns=pl.Series(r.start - start)
+def _with_shifts(compared: Sequence[_Compared]) -> list[Held]:
+    """Return the steps of a pipeline with their cells beside the ideal's (``SHIFT``), put into one table at once."""
+    if not compared:
+        return []
+    start, end = (np.concatenate([one.ideal.times[i] for one in compared]) for i in range(2))
+    ran = np.concatenate([one.measured.start for one in compared])
+    table = conform(
+        pl.concat([one.pipeline.cells for one in compared]).with_columns(
+            ideal_start_ns=pl.Series(start), ideal_end_ns=pl.Series(end), shift_ns=pl.Series(ran - start)
         ),
         SHIFT,
     )
+    held, first = [], 0
+    for one in compared:
+        cells = table.slice(first, one.pipeline.cells.height)
+        first += len(cells)
+        bubbles = _bubbles(one.pipeline, one.measured, one.ideal)
+        figures = (one.ideal.makespan, one.ideal.bubble, one.gap_ns, bubbles, cells, one.notices)
+        held.append(Held(one.pipeline, one.match, one.measured, *figures))
+    return held
 
 
 def _head(compared: Sequence[Held], pipeline: int | None = None) -> tuple[Held, list[Notice]]:

@@ -25,6 +25,7 @@ class Graph:
     op: npt.NDArray[np.str_]
     stage: Ints
     microbatch: Ints
+    b_stage: Ints  # of FB: the stage of its backward; else -1
     waits: Ints  # cells × 4: before it on its rank, its input, its gradient, its own forward (of W: its I)
     order: Ints  # an order in which every cell follows what it waits for
     broken: int  # waits that went in a ring and were dropped
@@ -43,12 +44,13 @@ class Graph:
         op = cells["op"].cast(pl.String).to_numpy().astype(str)
         stage, microbatch = (whole_numbers(cells[n], 0) for n in ("stage", "microbatch"))
         block = op == "FB"
-        b_stage = np.where(block, whole_numbers(cells["b_stage"], 0), stage)
+        other = whole_numbers(cells["b_stage"], -1)
+        b_stage = np.where(block, np.maximum(other, 0), stage)
         b_microbatch = np.where(block, whole_numbers(cells["b_microbatch"], 0), microbatch)
         waits = _waits(position, op, (stage, microbatch), (b_stage, b_microbatch))
         first = np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2))
         order, broken = _running_order(waits, first)
-        return cls(position, op, stage, microbatch, waits, order, broken)
+        return cls(position, op, stage, microbatch, other, waits, order, broken)
 
     def run(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> tuple[Ints, Ints]:
         """Start and end of every cell: as soon as what it waits for is there, plus its own delay.
@@ -66,6 +68,12 @@ class Graph:
     def makespan(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> int:
         """From 0 to the end of the last cell."""
         return int(self.run(duration, delay, early)[1].max(initial=0))
+
+    def makespans(self, durations: Ints, delays: Ints, early: Shares, *, first_early: int) -> list[int]:
+        """Return the makespan of each row of *durations* and *delays*; *early* counts from row *first_early* on."""
+        ends, made = np.zeros(durations.shape[1], np.int64), np.zeros(len(durations), np.int64)
+        _replay_all(self.order, self.waits, whole(durations), whole(delays), early, first_early, ends, made)
+        return made.tolist()
 
     def ready(self, start: Ints, end: Ints) -> tuple[Ints, Shares]:
         """Return when each cell's inputs were all there, and by what share of an awaited cell it was ahead of its end.
@@ -91,21 +99,41 @@ class Graph:
         has_backward: Bools = self.op != "F"
         return has_backward
 
-    def idle_by_phase(self, start: Ints, end: Ints) -> dict[int, tuple[int, int, int]]:
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """The positions that have cells."""
+        return tuple(np.unique(self.position).tolist())
+
+    def idle_by_phase(self, start: Ints, end: Ints) -> dict[int, tuple[int, ...]]:
         """Return idle time per position: before its first backward, up to its last forward, after it."""
-        low, high = int(start.min(initial=0)), int(end.max(initial=0))
-        idle = {}
-        for at in np.unique(self.position):
-            here = self.position == at
-            back, forth = start[here & self.is_backward], end[here & self.is_forward]
-            warm = int(back.min()) if len(back) else high
-            cool = max(warm, int(forth.max()) if len(forth) else warm)
-            edges = ((low, warm), (warm, cool), (cool, high))
-            idle[int(at)] = tuple(_idle(start[here], end[here], a, b) for a, b in edges)
-        return idle  # type: ignore[return-value]
+        idle = np.zeros((max(self.positions, default=-1) + 1, 3), np.int64)
+        _idle(self.position, self.is_forward, self.is_backward, whole(start), whole(end), idle)
+        rows = idle.tolist()
+        return {at: tuple(rows[at]) for at in self.positions}
+
+    def averages(self, work: Ints) -> tuple[Ints, Ints]:
+        """Return for each cell the median of its op on its stage, and the mean of those over the stages."""
+        groups = self._alike
+        ordered = work[np.lexsort((work, groups.of_cell))]
+        low, high = ordered[groups.first + (groups.size - 1) // 2], ordered[groups.first + groups.size // 2]
+        medians = np.rint((low + high) / 2).astype(np.int64)
+        sums = np.bincount(groups.kind, weights=medians)
+        means = np.rint(sums / np.maximum(np.bincount(groups.kind), 1)).astype(np.int64)
+        return medians[groups.of_cell], means[groups.kind[groups.of_cell]]
+
+    @cached_property
+    def _alike(self) -> _Alike:
+        _, kind = np.unique(self.op, return_inverse=True)
+        keys = np.stack([kind.reshape(-1), self.stage, self.b_stage], axis=1)
+        distinct, which, size = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        return _Alike(which.reshape(-1), np.cumsum(size) - size, size, distinct[:, 0])
 
     def peak_activations(self) -> dict[int, int]:
         """Per position: most forwards held at once, each until its B or W."""
+        return self._peaks
+
+    @cached_property
+    def _peaks(self) -> dict[int, int]:
         freed = (self.op == "B") | (self.op == "W") | (self.op == "FB")
         peaks = {}
         for at in np.unique(self.position):
@@ -116,9 +144,59 @@ class Graph:
         return peaks
 
 
-def _idle(start: Ints, end: Ints, low: int, high: int) -> int:
-    inside = (np.minimum(end, high) - np.maximum(start, low)).clip(0)
-    return int(max(0, high - low - inside.sum()))
+@dataclass(frozen=True, eq=False)
+class _Alike:
+    """Cells of one op on one stage, as groups."""
+
+    of_cell: Ints
+    first: Ints  # of each group, in order of group
+    size: Ints
+    kind: Ints  # each group's op
+
+
+class Graphs:
+    """Graphs by what they are made from: ranks and steps that ran the same order share one."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[bytes, ...], Graph] = {}
+
+    def of(self, cells: pl.DataFrame) -> Graph:
+        """Return the graph of *cells* (``DETAILED``)."""
+        names = ("stage", "microbatch", "b_stage", "b_microbatch")
+        key = (
+            cells["position"].to_numpy().tobytes(),
+            cells["op"].to_physical().to_numpy().tobytes(),
+            *(whole_numbers(cells[name], -1).tobytes() for name in names),
+        )
+        if key not in self._made:
+            self._made[key] = Graph.of(cells)
+        return self._made[key]
+
+
+@native("void(int64[::1], boolean[::1], boolean[::1], int64[::1], int64[::1], int64[:,::1])")
+def _idle(  # noqa: PLR0917 - compiled code takes no keywords
+    position: Ints, forward: Bools, backward: Bools, start: Ints, end: Ints, idle: Ints
+) -> None:
+    """Fill *idle*: of each position, before its first backward, up to its last forward, and after it."""
+    low, high = np.int64(0), np.int64(0)
+    for i in range(len(position)):
+        low, high = min(low, start[i]), max(high, end[i])
+    for at in range(len(idle)):
+        warm, cool, back = high, low, False
+        for i in range(len(position)):
+            if position[i] == at and backward[i]:
+                warm, back = min(warm, start[i]) if back else start[i], True
+            if position[i] == at and forward[i]:
+                cool = max(cool, end[i])
+        cool = max(warm, cool)
+        idle[at, 0], idle[at, 1], idle[at, 2] = warm - low, cool - warm, high - cool
+        for i in range(len(position)):
+            if position[i] == at:
+                idle[at, 0] -= max(min(end[i], warm) - max(start[i], low), 0)
+                idle[at, 1] -= max(min(end[i], cool) - max(start[i], warm), 0)
+                idle[at, 2] -= max(min(end[i], high) - max(start[i], cool), 0)
+        for phase in range(3):
+            idle[at, phase] = max(idle[at, phase], 0)
 
 
 def _waits(position: Ints, op: npt.NDArray[np.str_], forth: tuple[Ints, Ints], back: tuple[Ints, Ints]) -> Ints:
@@ -195,3 +273,24 @@ def _replay(  # noqa: PLR0917 - compiled code takes no keywords
                 ready = end[j] - lead[i, k]
         start[i] = ready + delay[i]
         end[i] = start[i] + duration[i]
+
+
+@native("void(int64[::1], int64[:,::1], int64[:,::1], int64[:,::1], float64[:,::1], int64, int64[::1], int64[::1])")
+def _replay_all(  # noqa: PLR0917 - compiled code takes no keywords
+    order: Ints, waits: Ints, duration: Ints, delay: Ints, early: Shares, first_early: int, end: Ints, makespan: Ints
+) -> None:
+    """Replay every row of *duration* and *delay*, from row *first_early* on with what came early (*end*: scratch)."""
+    for row in range(len(duration)):
+        last = np.int64(0)
+        for i in order:
+            ready = np.int64(0)
+            for k in range(4):
+                j = waits[i, k]
+                if j >= 0:
+                    lead = np.int64(0)
+                    if row >= first_early:
+                        lead = np.int64(early[i, k] * duration[row, j])  # neither is below 0: cut off is rounded down
+                    ready = max(ready, end[j] - lead)
+            end[i] = ready + delay[row, i] + duration[row, i]
+            last = max(last, end[i])
+        makespan[row] = last

@@ -17,8 +17,9 @@ from tracekit.align.clocks import Clocks
 from tracekit.compare import identify
 from tracekit.compare.identify import Match
 from tracekit.errors import Notice
-from tracekit.reconstruct.pipeline import Pipeline, assemble
+from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank import RankPipeline
+from tracekit.reconstruct.steps import assemble
 from tracekit.schedules import Schedule
 
 SIZES = range(2, 17)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tracekit.reconstruct.pipeline import Pipeline, assemble
+from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank import RankPipeline, rank_pipeline
 from tracekit.reconstruct.roles import find_roles
+from tracekit.reconstruct.steps import assemble
 
 __all__ = ["Pipeline", "RankPipeline", "assemble", "find_roles", "rank_pipeline"]

@@ -1,8 +1,7 @@
-"""The cells of one pipeline in one step, assembled from its ranks."""
+"""The cells of one pipeline in one step, and their names once its schedule is known."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,10 +13,8 @@ import polars as pl
 from tracekit._util.columns import whole_numbers
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
-from tracekit.reconstruct.chunks import COUNTED, POSITION, SURE
-from tracekit.reconstruct.pairing import tied_by_messages
-from tracekit.reconstruct.place import Place, Placement, place
-from tracekit.reconstruct.rank import RankPipeline
+from tracekit.reconstruct.chunks import COUNTED, SURE
+from tracekit.reconstruct.place import Placement
 from tracekit.schedules import Op, Schedule
 from tracekit.schedules.ops import from_columns
 from tracekit.schema import CELLS, STALL_CAUSES, conform
@@ -73,6 +70,15 @@ class Pipeline:
         return self._orders
 
     @cached_property
+    def order_key(self) -> tuple[bytes, ...]:
+        """What ``orders`` says, as bytes: equal keys, equal orders."""
+        known = self.stages_from != "nothing"
+        names = ("stage", "microbatch", "b_stage", "b_microbatch") if known else ("pair", "b_pair")
+        columns = (whole_numbers(self.detail[name], -1) for name in names)
+        position, op = self.detail["position"].to_numpy(), self.detail["op"].to_physical().to_numpy()
+        return (position.tobytes(), op.tobytes(), *(column.tobytes() for column in columns))
+
+    @cached_property
     def _orders(self) -> dict[int, list[Op]]:
         known = self.stages_from != "nothing"
         ops = self.detail["op"].to_list()
@@ -92,140 +98,45 @@ class Pipeline:
         }
 
 
-def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: int, clocks: Clocks) -> Pipeline:
-    """Return the pipeline that the ranks *pipeline* (in stage order; some may have no trace) form in one step."""
-    position = {rank: i for i, rank in enumerate(pipeline)}
-    parts = {position[r]: ranks[r].by_step[step] for r in pipeline if r in ranks and step in ranks[r].by_step}
-    chunks = {at: table for at, (table, _) in parts.items()}
-    places = pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32)
-    messages = {at: table.with_columns(places) for at, (_, table) in parts.items()}
-    named = all(c["stage"].null_count() == 0 and c["microbatch"].null_count() == 0 for c in chunks.values())
-    placement = Placement("annotated", 1, {}) if named else place(chunks, messages, len(pipeline))
-    chunks = dict(tied_by_messages(chunks, messages, placement, len(pipeline)))
-    stages_from = "annotations" if named else _stages_from(placement, len(pipeline))
-    by_order = any(ranks[r].peers_by_order for r in pipeline if r in ranks)
-    tables = [
-        _cells(table, rank=pipeline[at], position=at, placement=placement, clocks=clocks, step=step)
-        for at, table in sorted(chunks.items())
-    ]
-    detail = pl.concat(tables) if tables else pl.DataFrame(schema=DETAILED)
-    if stages_from == "messages" and by_order:
-        detail = detail.with_columns(pl.min_horizontal("confidence", pl.lit(COUNTED, pl.Float32)).alias("confidence"))
-    return Pipeline(
-        tuple(pipeline),
-        step,
-        conform(detail, CELLS),
-        placement,
-        clocks,
-        stages_from,
-        () if named else _unplaced(placement),
-        detail,
-        any(
-            op == "W" and sure is not None and sure <= COUNTED
-            for c in chunks.values()
-            for op, sure in zip(c["op"].to_list(), c["confidence"].to_list(), strict=True)
-        ),
-        _traffic(messages),
-        stages_from == "messages" and not by_order,
-    )
+def same_order(pipeline: Pipeline, schedule: Schedule) -> bool:
+    """Return whether the pipeline's ops are the schedule's, by name and place."""
+    own = pipeline.orders()
+    return all(own[at] == list(schedule.ranks[at]) for at in pipeline.positions)
 
 
-def _stages_from(placement: Placement, ranks: int) -> str:
-    """Return where the stages come from, without annotations."""
-    if not placement.places:
-        return "nothing"
-    return "order" if ranks == 1 else "messages"
-
-
-def _unplaced(placement: Placement) -> tuple[Notice, ...]:
-    if placement.places:
-        return ()
-    return (Notice("stages-unknown", f"stages and micro-batches are not known: {placement.reason}"),)
-
-
-def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
-    """Return who sent how many messages to whom; empty where the trace does not show it."""
-    sent = {
-        at: Counter(peer for send, peer in zip(t["send"].to_list(), t["peer"].to_list(), strict=True) if send)
-        for at, t in messages.items()
-    }
-    if any(None in peers for peers in sent.values()) or not any(sent.values()):
-        return {}
-    return {at: dict(peers) for at, peers in sent.items()}
-
-
-def _cells(
-    chunks: pl.DataFrame, *, rank: int, position: int, placement: Placement, clocks: Clocks, step: int
-) -> pl.DataFrame:
-    """One rank's chunks as cells, forwards and backwards that ran as one block joined."""
-    places = placement.places.get(position, {})
-    chunks = _named(chunks, places)
-    table = _with_blocks(chunks) if (chunks["beside"] >= 0).any() else chunks
-    placed = table.with_columns(rank=pl.lit(rank, pl.Int32), position=pl.lit(position), step=pl.lit(step))
-    return conform(
-        clocks.align(placed, "start_ns", "end_ns", "launch_ns", "last_ns").sort("start_ns", "end_ns"), DETAILED
-    )
-
-
-def _with_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
-    """Forwards and backwards that ran as one block, joined; the others as they are."""
-    first = chunks.with_row_index("index")
-    halves = first.filter((pl.col("beside") >= 0) & (pl.col("op") != "F"))
-    forwards = first.filter((pl.col("beside") >= 0) & (pl.col("op") == "F"))
-    blocks = forwards.join(
-        halves.with_columns(pl.col("beside").cast(pl.UInt32)), left_on="index", right_on="beside", suffix="_b"
-    )
-    # Both halves were measured over the whole block.
-    joined = blocks.select(
-        pl.lit("FB").alias("op"),
-        "stage",
-        "microbatch",
-        "pair",
-        pl.col("pair_b").alias("b_pair"),
-        pl.col("stage_b").alias("b_stage"),
-        pl.col("microbatch_b").alias("b_microbatch"),
-        *(pl.min_horizontal(n, f"{n}_b").alias(n) for n in ("start_ns", "launch_ns", "confidence")),
-        *(pl.max_horizontal(n, f"{n}_b").alias(n) for n in ("end_ns", "last_ns")),
-        *(pl.max_horizontal(n, f"{n}_b").alias(n) for n in ("busy_ns", "wgrad_ns", *INSIDE)),
-    )
-    used = set(blocks["index"].to_list()) | set(blocks["index_b"].to_list())
-    single = first.filter(~pl.col("index").is_in(list(used))) if used else first
-    return pl.concat([single, joined], how="diagonal")
-
-
-def _named(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:
-    """Stage and micro-batch from the placement, where annotations did not give them."""
-    if not places:
-        sure = pl.when(pl.col("stage").is_null()).then(pl.min_horizontal("confidence", pl.lit(POSITION)))
-        return chunks.with_columns(confidence=sure.otherwise("confidence"))
-    placed = [places.get(pair, (None, None)) for pair in chunks["pair"].to_list()]
-    columns = []
-    for part, name in enumerate(("stage", "microbatch")):
-        own = chunks[name].to_list()
-        named = [place[part] if known is None else known for known, place in zip(own, placed, strict=True)]
-        columns.append(pl.Series(name, named, dtype=pl.Int32))
-    return chunks.with_columns(columns)
-
-
-def renamed(pipeline: Pipeline, schedule: Schedule) -> Pipeline:
-    """Return the pipeline with stages and micro-batches as *schedule*, whose order it follows, calls them.
+def renamed(steps: Sequence[tuple[Pipeline, Schedule, bool]]) -> list[Pipeline]:
+    """Return each pipeline with stages and micro-batches as the schedule whose order it follows calls them.
 
     The pattern of forwards, backwards and their pairs fitted every rank, so each forward takes the name of the
-    schedule's forward in the same place, and its backward and weight gradient follow.
+    schedule's forward in the same place, and its backward and weight gradient follow. The last of each of *steps*
+    says whether it has these names already.
     """
-    own = pipeline.orders()
-    same = all(own[at] == list(schedule.ranks[at]) for at in pipeline.positions)
-    fresh = pipeline.detail if same else _with_names_of(schedule, pipeline)
+    if not steps:
+        return []
+    fresh = [pipeline.detail if same else _with_names_of(plan, pipeline) for pipeline, plan, same in steps]
+    by_pattern = [
+        pipeline.stages_from == "nothing" or not _same_names(pipeline.detail, table)
+        for (pipeline, _, _), table in zip(steps, fresh, strict=True)
+    ]
+    sizes = [table.height for table in fresh]
     # An order that fits a schedule on every rank makes a pair tied by position likely, not certain.
     # Where messages were recorded with their peers, they bear it out a second time.
-    lifted = pl.max_horizontal("confidence", pl.lit(BORNE_OUT if pipeline.peers_told else COUNTED))
-    by_pattern = pipeline.stages_from == "nothing" or not _same_names(pipeline.detail, fresh)
-    limit = COUNTED if by_pattern else SURE
-    fresh = fresh.with_columns(confidence=pl.min_horizontal(lifted, pl.lit(limit)))
-    detail = _fused(conform(fresh, DETAILED), schedule)
-    source = "pattern" if by_pattern else pipeline.stages_from
-    kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")
-    return replace(pipeline, cells=conform(detail, CELLS), stages_from=source, notices=kept, detail=detail)
+    least = np.repeat([BORNE_OUT if pipeline.peers_told else COUNTED for pipeline, _, _ in steps], sizes)
+    most = np.repeat([COUNTED if pattern else SURE for pattern in by_pattern], sizes)
+    table = pl.concat([conform(one, DETAILED) if "cell" in one.columns else one for one in fresh])
+    lifted = pl.max_horizontal("confidence", pl.Series(least))
+    table = conform(table.with_columns(confidence=pl.min_horizontal(lifted, pl.Series(most))), DETAILED)
+    cells = conform(table, CELLS)
+    done, first = [], 0
+    for (pipeline, plan, _), pattern, size in zip(steps, by_pattern, sizes, strict=True):
+        detail = table.slice(first, size)
+        fused = _fused(detail, plan)
+        own = cells.slice(first, size) if fused is detail else conform(fused, CELLS)
+        source = "pattern" if pattern else pipeline.stages_from
+        kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")
+        done.append(replace(pipeline, cells=own, stages_from=source, notices=kept, detail=fused))
+        first += size
+    return done
 
 
 def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
@@ -265,8 +176,10 @@ def _same_names(before: pl.DataFrame, after: pl.DataFrame) -> bool:
 
 def _fused(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     """Join an I and the W right after it where the schedule has one B there."""
+    if not (detail["op"] == "W").any():
+        return detail
     whole = [(at, op.stage, op.microbatch) for at, order in enumerate(schedule.ranks) for op in order if op.kind == "B"]
-    if not whole or not (detail["op"] == "W").any():
+    if not whole:
         return detail
     place = ["position", "stage", "microbatch"]
     table = pl.DataFrame(whole, schema=dict.fromkeys(place, pl.Int32), orient="row").with_columns(fuse=pl.lit(True))
