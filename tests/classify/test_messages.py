@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from tests.classify.conftest import ENGINE, unannotated
+from tracekit._util.coded import Text
 from tracekit.classify import classify
-from tracekit.classify._text import Text
 from tracekit.classify.messages import sent_passes
 
 WORDS = ("forward", "backward")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.classify._text import Text
+from tracekit._util.coded import Text
 
 _CALLS = ["send", "recv", "isend", "irecv"]
 _OWN = [*_CALLS, "coalesced"]

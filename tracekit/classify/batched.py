@@ -10,9 +10,9 @@ from math import prod
 
 import numpy as np
 
+from tracekit._util.coded import Bools, Text
 from tracekit._util.shapes import MOST_ELEMENTS, is_shape, parsed
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import NODE, Ranges
 from tracekit.classify.tallies import places

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints, time_key
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.ranges import Launches, Ranges
 
 LIBRARIES = (

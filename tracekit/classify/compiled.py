@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tracekit.classify._text import Bools
+from tracekit._util.coded import Bools
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import NODE, Launches, Ranges
 from tracekit.classify.shapes import Dims

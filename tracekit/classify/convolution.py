@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.ranges import Launches, Ranges
 
 _CALLS = r"^aten::(convolution_backward|\w*convolution\w*_backward\w*|_slow_conv2d_backward|slow_conv\w*_backward)$"

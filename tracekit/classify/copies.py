@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.collectives import Collectives
 from tracekit.classify.ranges import Launches
 

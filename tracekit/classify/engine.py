@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.classify._text import Bools, Text
+from tracekit._util.coded import Bools, Text
 from tracekit.classify.evidence import Evidence
 from tracekit.classify.rules import Condition, Rule, RuleBook
 

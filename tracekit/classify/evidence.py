@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd, Nodes, read_autograd
 from tracekit.classify.batched import feeding
 from tracekit.classify.collectives import Collectives, read_collectives

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Text
 from tracekit._util.text import did_you_mean, one_line
-from tracekit.classify._text import Text
 from tracekit.classify.engine import Matcher, decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
 from tracekit.classify.fused import fused_operators

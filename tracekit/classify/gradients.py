@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.matmul import Matmuls
 from tracekit.classify.ranges import Launches

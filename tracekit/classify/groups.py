@@ -11,8 +11,8 @@ import re
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.collectives import Collectives
 
 _KINDS = ("dp", "pp", "tp", "cp", "ep")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit._util.coded import Text
 from tracekit.classify._nest import Ints
 from tracekit.classify._p2p import point_to_point
-from tracekit.classify._text import Text
 from tracekit.classify.engine import Decisions, decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
 from tracekit.classify.microbatch import Places, find_places

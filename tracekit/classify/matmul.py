@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.batched import BATCHED, batched_roles
 from tracekit.classify.ranges import Launches, Ranges

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 
 _PASSES = ("forward", "backward")
 _FEW = 4

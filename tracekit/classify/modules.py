@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.engine import Decisions
 from tracekit.classify.evidence import Evidence, decide
 from tracekit.classify.rules import RuleBook

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.parameters import parameter_work
 from tracekit.classify.ranges import Launches, Ranges

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from tracekit._util.coded import Bools, Text
 from tracekit._util.shapes import is_shape, parsed
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import NODE, Launches, Ranges
 

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import ANNOTATION, OP, Ints, inherit, nest, siblings, time_key
-from tracekit.classify._text import Bools, Text
 from tracekit.schema import GPU_KINDS, PATH_SEPARATOR
 
 _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"

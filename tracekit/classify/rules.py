@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.coded import Linear, Own
 from tracekit._util.text import did_you_mean
-from tracekit.classify._text import Linear, Own
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
 

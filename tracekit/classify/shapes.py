@@ -13,9 +13,9 @@ from math import prod
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit._util.shapes import is_shape, parsed
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Ranges
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 
 _TURNS = ("first", "second")
 _SHARES = ("once", "twice", "odd")

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify._text import Bools, Text
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.directions import BACKWARD, FORWARD, OPTIMIZER, WGRAD
 from tracekit.classify.matmul import KERNELS, layouts
