@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.reconstruct.walks import ENGINE, FORWARD, Bools, Ints, split_at
+from tracekit.reconstruct.kernels import ENGINE, FORWARD, Bools, Ints
+from tracekit.reconstruct.walks import split_at
 
 SURE, PAIRED, COUNTED, POSITION = 1.0, 0.95, 0.7, 0.5
 """Confidence: an annotation said so; autograd tied it; counted first in, first out; only its position says so."""

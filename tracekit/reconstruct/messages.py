@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.reconstruct.walks import ENGINE, FORWARD, LOOSE
+from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,15 +57,16 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
 
 def _makers(step: pl.Series, launch_ns: pl.Series, chunks: pl.DataFrame) -> pl.Series:
     """Return F or B for each send: the kind of the chunk launched last before it; several sends at once, one each."""
+    work = chunks.filter(pl.col("op") != "W").sort("step", "last_ns", maintain_order=True)
+    ops, last = work["op"].replace("I", "B").to_numpy().astype("<U1"), work["last_ns"].to_numpy()
     made = np.full(len(launch_ns), "", dtype="<U1")
     steps, at = step.fill_null(-1).to_numpy(), launch_ns.to_numpy()
     for number in np.unique(steps).tolist():
         in_step = np.flatnonzero(steps == number)
-        work = chunks.filter((pl.col("op") != "W") & (pl.col("step") == number)).sort("last_ns")
-        ops = work["op"].replace("I", "B").to_numpy().astype("<U1")
-        chunk = _senders(work["last_ns"].to_numpy(), at[in_step])
+        first, end = np.searchsorted(work["step"].to_numpy(), [number, number + 1]).tolist()
+        chunk = _senders(last[first:end], at[in_step])
         known = chunk >= 0
-        made[in_step[known]] = ops[chunk[known]]
+        made[in_step[known]] = ops[first:end][chunk[known]]
     return pl.Series("made", made).replace("", None)
 
 

@@ -16,14 +16,14 @@ import polars as pl
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union
 from tracekit.reconstruct.beside import beside
-from tracekit.reconstruct.chunks import POSITION, SURE, Segments
+from tracekit.reconstruct.chunks import POSITION, SURE
 from tracekit.reconstruct.contention import CONTENTION, contention
+from tracekit.reconstruct.kernels import LOOSE, prepare
 from tracekit.reconstruct.lanes import LANES, lanes
 from tracekit.reconstruct.messages import read_messages
 from tracekit.reconstruct.repeats import repeats
-from tracekit.reconstruct.segment import prepare, segment
+from tracekit.reconstruct.segment import segment_steps
 from tracekit.reconstruct.stalls import Timeline, find_stalls
-from tracekit.reconstruct.walks import LOOSE
 from tracekit.schema import COMPUTE_LABELS, STALL_CAUSES, ProcessGroup, Source
 
 Ints = npt.NDArray[np.int64]
@@ -108,12 +108,10 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     rows = prepare(labelled)
     if rows["step"].null_count() == rows.height:  # the whole trace is one step
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
-    segmented = [_step(step, part) for step, part in _steps(rows)]
-    chunks = _stack([c for c, _, _ in segmented], CHUNKS)
+    cut = _cut(rows)
     used = np.zeros(rows.height, bool)
-    for _, at, _ in segmented:
-        used[at] = True
-    ran = Timeline.of(rows)
+    used[cut.at] = True
+    ran, chunks = Timeline.of(rows), cut.chunks
     stalls = find_stalls(ran, used, everything, chunks)
     chunks = _measured(chunks, ran, stalls)
     messages = read_messages(rows, chunks)
@@ -128,22 +126,16 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
         notices=(*sampled, *_notices(rows, chunks)),
-        contention=_contention(rows, segmented, ran),
+        contention=_contention(rows, cut, ran),
     )
 
 
-def _contention(rows: pl.DataFrame, segmented: list[_Segmented], ran: Timeline) -> pl.DataFrame:
+def _contention(rows: pl.DataFrame, cut: _Cut, ran: Timeline) -> pl.DataFrame:
     """Return what communication cost the kernels of the chunks of all steps."""
-    places, chunk, op, before = [], [], [], 0
-    for table, at, number in segmented:
-        places.append(at)
-        chunk.append(number + before)
-        op.append(table["op"].to_numpy().astype(str)[number])
-        before += table.height
-    if not before:
+    if not len(cut.at):
         return pl.DataFrame(schema=CONTENTION)
-    used = rows[np.concatenate(places)].select("host_ns", "start_ns", "end_ns")
-    named = used.with_columns(chunk=pl.Series(np.concatenate(chunk)), op=pl.Series(np.concatenate(op), dtype=pl.String))
+    used = rows.select("host_ns", "start_ns", "end_ns")[cut.at]
+    named = used.with_columns(chunk=pl.Series(cut.chunk), op=cut.chunks["op"].gather(cut.chunk))
     return contention(named, ran.time(("pp_comm",)))
 
 
@@ -171,78 +163,72 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.
     return kept, (Notice("steps-sampled", text),)
 
 
-def _steps(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
-    """Return the rows of each step."""
-    parts = rows.filter(pl.col("step").is_not_null()).partition_by("step", maintain_order=True)
-    return sorted(((int(part["step"][0]), part) for part in parts), key=lambda item: item[0])
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """Chunks of all steps, the rows they are made of, and which chunk each of these rows is in."""
+
+    chunks: pl.DataFrame
+    at: Ints
+    chunk: Ints
 
 
-_Segmented = tuple[pl.DataFrame, Ints, Ints]
-"""Chunks of one step, the rows they are made of, and which chunk each row is in."""
-
-
-def _step(step: int, rows: pl.DataFrame) -> _Segmented:
-    """Chunks of one step, and the rows they are made of."""
-    cut = segment(rows)
-    inside = np.flatnonzero(cut.chunk >= 0)
-    if not len(inside):
-        return pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    used = rows[inside].select(
-        "name",
-        "host_ns",
-        "side",
-        "start_ns",
-        "end_ns",
-        "stage",
-        "microbatch",
-        "block",
-        chunk=pl.Series(cut.chunk[inside]),
+def _cut(rows: pl.DataFrame) -> _Cut:
+    """Return all steps' chunks: each step is cut alone, and what its chunks hold is counted for all steps at once."""
+    segmented = [(step, at, cut) for step, at, cut in segment_steps(rows) if (cut.chunk >= 0).any()]
+    if not segmented:
+        return _Cut(pl.DataFrame(schema=CHUNKS), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    counts = [len(cut.op) for _, _, cut in segmented]
+    first = np.cumsum([0, *counts]).tolist()
+    at = np.concatenate([at[cut.chunk >= 0] for _, at, cut in segmented])
+    chunk = np.concatenate(
+        [cut.chunk[cut.chunk >= 0] + before for before, (_, _, cut) in zip(first, segmented, strict=False)]
     )
-    chunks = (
+    used = rows.select(*_IN_CHUNKS)[at].with_columns(chunk=pl.Series(chunk))
+    chunks = _held(used).with_columns(
+        step=pl.Series(np.repeat([step for step, _, _ in segmented], counts)),
+        op=pl.Series([op for _, _, cut in segmented for op in cut.op], dtype=pl.String),
+        pair=pl.Series(np.concatenate([cut.pair for _, _, cut in segmented])),
+        confidence=pl.Series([sure for _, _, cut in segmented for sure in cut.confidence], dtype=pl.Float64),
+    )
+    chunks = _shared_names(chunks)
+    partners = [
+        beside(chunks[a:b], from_ranges=cut.from_ranges)
+        for a, b, (_, _, cut) in zip(first, first[1:], segmented, strict=False)
+    ]
+    return _Cut(chunks.with_columns(beside=pl.concat(partners)), at, chunk)
+
+
+_IN_CHUNKS = ("name", "host_ns", "side", "start_ns", "end_ns", "stage", "microbatch", "block")
+"""What is asked of a chunk's rows."""
+
+
+def _held(used: pl.DataFrame) -> pl.DataFrame:
+    """Return for every chunk when its rows were launched and ran, what they are called and how often they repeat."""
+    host = pl.col("host_ns")
+    return (
         used.group_by("chunk")
         .agg(
-            pl.col("host_ns").min().alias("launch_ns"),
-            pl.coalesce(pl.col("host_ns").filter(pl.col("side") != LOOSE).max(), pl.col("host_ns").max()).alias(
-                "last_ns"
-            ),
+            host.min().alias("launch_ns"),
+            pl.coalesce(host.filter(pl.col("side") != LOOSE).max(), host.max()).alias("last_ns"),
             pl.col("start_ns").min(),
             pl.col("end_ns").max(),
-            pl.col("stage").drop_nulls().first(),
-            pl.col("microbatch").drop_nulls().first(),
-            pl.col("block").drop_nulls().first(),
+            pl.col("stage", "microbatch", "block").drop_nulls().first(),
         )
         .join(repeats(used), on="chunk", how="left")
         .sort("chunk")
-        .with_columns(
-            step=pl.lit(step, pl.Int64),
-            op=pl.Series(cut.op, dtype=pl.String),
-            pair=pl.Series(cut.pair),
-            confidence=pl.Series(cut.confidence, dtype=pl.Float64),
-        )
-    )
-    chunks = _shared_names(chunks, cut)
-    numbers = np.searchsorted(chunks["chunk"].to_numpy(), cut.chunk[inside])
-    return (
-        chunks.with_columns(beside=beside(chunks, from_ranges=cut.from_ranges)),
-        rows["row"].to_numpy()[inside],
-        numbers,
     )
 
 
-def _shared_names(chunks: pl.DataFrame, cut: Segments) -> pl.DataFrame:
+def _shared_names(chunks: pl.DataFrame) -> pl.DataFrame:
     """Return the chunks; a backward without a name of its own has its forward's."""
-    has_names = chunks["stage"].is_not_null() & chunks["microbatch"].is_not_null()
-    if not has_names.any():
+    names, key = ("stage", "microbatch"), ["step", "pair"]
+    has_names = pl.all_horizontal(pl.col(names).is_not_null())
+    own = chunks.filter(has_names & (pl.col("op") == "F")).group_by(key).agg(pl.col(n).first() for n in names)
+    if not chunks.select(has_names.any()).item():
         return chunks
-    names = ("stage", "microbatch")
-    own = chunks.filter(has_names & (pl.col("op") == "F")).group_by("pair").agg(pl.col(n).first() for n in names)
-    joined = chunks.join(own, on="pair", how="left", suffix="_of_f", maintain_order="left")
+    joined = chunks.join(own, on=key, how="left", suffix="_of_f", maintain_order="left")
     named = joined.with_columns(pl.coalesce(n, f"{n}_of_f").alias(n) for n in names).drop(f"{n}_of_f" for n in names)
-    return named.with_columns(
-        confidence=pl.when(pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null())
-        .then(pl.lit(SURE))
-        .otherwise("confidence")
-    )
+    return named.with_columns(confidence=pl.when(has_names).then(pl.lit(SURE)).otherwise("confidence"))
 
 
 def _stall_table(stalls: dict[str, Intervals]) -> pl.DataFrame:
@@ -309,8 +295,3 @@ def _notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, ...]:
     if alone.height and alone.height < chunks.filter(pl.col("op") == "F").height:
         notices.append(Notice("forward-without-backward", "some forwards have no backward in the trace"))
     return tuple(notices)
-
-
-def _stack(frames: list[pl.DataFrame], schema: pl.Schema) -> pl.DataFrame:
-    real = [frame for frame in frames if frame.height]
-    return pl.concat(real) if real else pl.DataFrame(schema=schema)

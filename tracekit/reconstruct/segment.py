@@ -9,70 +9,28 @@ number to go by: they are counted off against the backwards that left them out, 
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.reconstruct import ranges
 from tracekit.reconstruct.chunks import Assembly, Segments, Work, between, runs
-from tracekit.reconstruct.walks import ENGINE, FORWARD, LOOSE, MESSAGE, NONE, Ints, View, find_walks, split_at
+from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, Ints, Kernels
+from tracekit.reconstruct.ranges import by_ranges
+from tracekit.reconstruct.walks import View, find_walks, split_at
 
 
-def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows that reconstruction looks at, in the order the host launched them, with what each is (``side``).
-
-    >>> from tracekit.schema import LABELLED, conform
-    >>> rows = [{"label": "forward", "launch_ns": 5, "start_ns": 9}, {"label": "wgrad", "launch_ns": 2, "start_ns": 9}]
-    >>> prepare(conform(pl.DataFrame(rows), LABELLED))["side"].to_list()
-    [3, 1]
-    """
-    label = pl.col("label").cast(pl.String)
-    engine = pl.col("node").is_not_null()
-    side = (
-        pl.when(label.is_in(["dgrad", "backward", "recompute"]) | ((label == "wgrad") & engine))
-        .then(ENGINE)
-        .when(label == "wgrad")
-        .then(LOOSE)
-        .when(label == "forward")
-        .then(FORWARD)
-        .when((label == "pp_comm") & pl.col("p2p").is_not_null())
-        .then(MESSAGE)
-        .otherwise(NONE)
-    )
-    text = pl.coalesce(pl.col("annotations").cast(pl.String), pl.col("annotation").cast(pl.String))
-    rows = labelled.with_columns(side=side.cast(pl.Int8), text=text)
-    named = ranges.names(rows["text"], backward=rows["side"].is_in([ENGINE, LOOSE]))
-    # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
-    both = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
-    return (
-        rows.drop("text")
-        .with_columns(
-            *(pl.coalesce(named[n], pl.when(both).then(pl.col(n))).alias(n) for n in ("stage", "microbatch")),
-            told_op=named["op"],
-            block=named["block"],
-            host_ns=pl.coalesce("launch_ns", "start_ns"),
-            number=pl.when(pl.col("autograd_sequence").is_between(0, 2**62) & (label != "recompute")).then(
-                "autograd_sequence"
-            ),
-        )
-        .sort("host_ns", maintain_order=True)
-        .with_row_index("row")
-    )
+def segment(kernels: Kernels) -> Segments:
+    """Return the chunks of one step's kernels: by the run's own ranges, else by evidence."""
+    return by_ranges(kernels) or by_evidence(kernels)
 
 
-def segment(rows: pl.DataFrame) -> Segments:
-    """Return the chunks of one step's rows (as ``prepare`` gives them): by the run's own ranges, else by evidence."""
-    return ranges.by_ranges(rows) or by_evidence(rows)
-
-
-def by_evidence(rows: pl.DataFrame) -> Segments:
-    """Return the chunks of one step's rows without using ranges."""
-    side = rows["side"].to_numpy()
-    took = (rows["end_ns"] - rows["start_ns"]).to_numpy()
-    is_wgrad = (rows["label"].cast(pl.String) == "wgrad").to_numpy()
+def by_evidence(kernels: Kernels) -> Segments:
+    """Return the chunks of one step's kernels without using ranges."""
+    side, took, is_wgrad = kernels.side, kernels.took_ns, kernels.is_wgrad
     engine = np.flatnonzero(side == ENGINE)
-    walk, owner, view = find_walks(rows)
+    walk, owner, view = find_walks(kernels)
     work = Work.of(walk, owner, engine, took, is_wgrad)
     chunk_of = np.full(len(side), -1, np.int64)
     chunk_of[engine] = work.chunk[walk] if len(engine) else walk
@@ -82,6 +40,17 @@ def by_evidence(rows: pl.DataFrame) -> Segments:
     chunk_of, guessed = _orphans(chunk_of, side, view, work)
     loose = np.flatnonzero(side == LOOSE)
     return Assembly(chunk_of, side, view.host, took, is_wgrad, view.messages, work, guessed).finish(loose)
+
+
+def segment_steps(rows: pl.DataFrame) -> list[tuple[int, Ints, Segments]]:
+    """Return for each step, in order, its number, the places of its rows (as ``prepare`` gives them) and its chunks."""
+    known = np.flatnonzero(rows["step"].is_not_null().to_numpy())
+    steps = rows["step"].to_numpy()[known].astype(np.int64)
+    order = np.argsort(steps, kind="stable")
+    at, steps = known[order], steps[order]
+    kernels = Kernels.of(rows if len(at) == len(rows) and (np.diff(at) == 1).all() else rows[at])
+    edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
+    return [(int(steps[a]), at[a:b], segment(kernels.part(a, b))) for a, b in pairwise(edges) if b > a]
 
 
 def _forwards(forward: Ints, number: Ints, chunk_of: Ints, engine: Ints, work: Work) -> Ints:

@@ -13,15 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
+from tracekit._util.coded import Text
 from tracekit._util.native import native, whole
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-NONE, FORWARD, ENGINE, LOOSE, MESSAGE = range(5)
-"""What a kernel is here: nothing of ours, a forward, run by autograd, a weight gradient outside it, a p2p kernel."""
+from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, MESSAGE, Bools, Ints, Kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +31,11 @@ class View:
     received: int  # see _received
 
 
-def _received(rows: pl.DataFrame) -> int:
+def _received(messages: Text) -> int:
     """Return the number of messages received by a rank with only one neighbour; 0 for any other."""
-    sent = rows.filter(pl.col("side") == MESSAGE)["p2p"].value_counts().rows()
-    words = [(word.partition(":"), count) for text, count in sent for word in str(text).split(",")]
+    often = np.bincount(messages.codes, minlength=len(messages.values)).tolist()
+    sent = [(text, count) for text, count in zip(messages.values, often, strict=True) if count]
+    words = [(word.partition(":"), count) for text, count in sent for word in text.split(",")]
     peers = {peer for (_, _, peer), _ in words}
     return sum(n for (way, _, _), n in words if way == "recv") if len(peers) == 1 and "?" not in peers else 0
 
@@ -228,21 +224,21 @@ def split_at(rows: Ints, cuts: Ints) -> list[Ints]:
     return [rows[a:b] for a, b in pairwise(edges)]
 
 
-def find_walks(rows: pl.DataFrame) -> tuple[Ints, Ints, View]:
+def find_walks(kernels: Kernels) -> tuple[Ints, Ints, View]:
     """Return the walk of every engine kernel (in launch order), each walk's owner, and the columns looked at.
 
     The owner of a walk is the walk that went over its numbers first: itself, or the backward it is the W of.
     """
-    side, host = rows["side"].to_numpy(), rows["host_ns"].to_numpy()
-    number = rows["number"].fill_null(-1).to_numpy()
+    side, host, number = kernels.side, kernels.host_ns, kernels.number
     forward = np.flatnonzero((side == FORWARD) & (number >= 0))
     forward = forward[np.argsort(number[forward], kind="stable")]
-    names = rows["name"].to_physical().to_numpy()
-    view = View(number, host, names, forward, host[side == MESSAGE], _received(rows))
+    message = side == MESSAGE
+    received = _received(Text(kernels.p2p.values, kernels.p2p.codes[message]))
+    view = View(number, host, kernels.name, forward, host[message], received)
     engine = np.flatnonzero(side == ENGINE)
     walk, owner = _walks(number[engine], np.cumsum(side == LOOSE)[engine])
     first = _first_visits(walk, owner, number[engine])
     cut = _split_halves(_split_by_messages(walk, engine, view), engine, view, first)
     walk, owner = _rewalk(number[engine], _homes(cut, number[engine], first), walk)
-    barriers = np.cumsum((side == FORWARD) | (side == MESSAGE))[engine]
+    barriers = np.cumsum((side == FORWARD) | message)[engine]
     return _lean_forward(walk, number[engine] >= 0, barriers), owner, view

@@ -12,7 +12,8 @@ import polars as pl
 from tracekit.analysis.by.host import Host
 from tracekit.classify.matmul import KERNELS
 from tracekit.metrics.repetition import Layers, find_layers
-from tracekit.reconstruct.segment import prepare, segment
+from tracekit.reconstruct.kernels import prepare
+from tracekit.reconstruct.segment import segment_steps
 
 Ints = npt.NDArray[np.int64]
 
@@ -114,8 +115,8 @@ def _chunks(labelled: pl.DataFrame) -> pl.DataFrame:
     if rows["step"].null_count() == rows.height:
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
     before, parts = 0, []
-    for step in rows.filter(pl.col("step").is_not_null()).partition_by("step", maintain_order=True):
-        cut = segment(step)
+    for _, at, cut in segment_steps(rows):
+        step = rows[at]
         ops = pl.Series([op if op in ("F", "B") else "" for op in cut.op] + [""], dtype=pl.String)
         inside = step.with_columns(chunk=pl.Series(cut.chunk) + before, part=ops.gather(cut.chunk % len(ops)))
         parts.append(inside.filter(pl.Series(cut.chunk >= 0)).select(columns))

@@ -1,0 +1,146 @@
+"""One rank's GPU events as reconstruction looks at them: in the order the host launched them, with what each is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit._util.coded import Text
+from tracekit.classify.pipeline_ranges import parse_path
+from tracekit.schema import LABELLED, LABELS
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+NONE, FORWARD, ENGINE, LOOSE, MESSAGE = range(5)
+"""What a kernel is here: nothing of ours, a forward, run by autograd, a weight gradient outside it, a p2p kernel."""
+
+_SIDES = {"dgrad": ENGINE, "backward": ENGINE, "recompute": ENGINE, "forward": FORWARD, "wgrad": LOOSE}
+_LABEL = LABELLED["label"]
+_SEQUENCES = 2**62
+"""Sequence numbers lie below."""
+
+
+def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that reconstruction looks at, in the order the host launched them, with what each is (``side``).
+
+    >>> from tracekit.schema import LABELLED, conform
+    >>> rows = [{"label": "forward", "launch_ns": 5, "start_ns": 9}, {"label": "wgrad", "launch_ns": 2, "start_ns": 9}]
+    >>> prepare(conform(pl.DataFrame(rows), LABELLED))["side"].to_list()
+    [3, 1]
+    """
+    host = labelled.select(pl.coalesce("launch_ns", "start_ns")).to_series().to_numpy()
+    order = np.argsort(host, kind="stable")
+    rows = labelled[order] if (np.diff(order) < 0).any() else labelled
+    side = _sides(rows)
+    named = names(_annotations(rows), backward=(side == ENGINE) | (side == LOOSE))
+    sequence = _integers(rows["autograd_sequence"])
+    numbered = (sequence >= 0) & (sequence <= _SEQUENCES) & (_codes(rows) != LABELS.index("recompute"))
+    # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
+    both = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
+    return rows.with_columns(
+        *(pl.coalesce(named[n], pl.when(both).then(pl.col(n))).alias(n) for n in ("stage", "microbatch")),
+        side=pl.Series(side),
+        told_op=named["op"],
+        block=named["block"],
+        host_ns=pl.Series(host[order]),
+        number=pl.when(pl.Series(numbered)).then(pl.Series(sequence)),
+    ).with_row_index("row")
+
+
+def _sides(rows: pl.DataFrame) -> npt.NDArray[np.int8]:
+    of_label = np.array([_SIDES.get(label, NONE) for label in LABELS] + [NONE], np.int8)
+    codes = _codes(rows)
+    side = of_label[codes]
+    side[(side == LOOSE) & rows["node"].is_not_null().to_numpy()] = ENGINE
+    side[(codes == LABELS.index("pp_comm")) & rows["p2p"].is_not_null().to_numpy()] = MESSAGE
+    return side
+
+
+def _codes(rows: pl.DataFrame) -> Ints:
+    return _integers(rows["label"].cast(_LABEL).to_physical())
+
+
+def _integers(series: pl.Series) -> Ints:
+    filled = series.fill_null(-1) if series.null_count() else series
+    return filled.to_numpy().astype(np.int64, copy=False)
+
+
+def _annotations(rows: pl.DataFrame) -> Text:
+    return Text.of(rows["annotations"]).fill(Text.of(rows["annotation"]))
+
+
+def names(text: Text, *, backward: Bools) -> pl.DataFrame:
+    """Return what ``PP:`` ranges name the kernels in them: op, stage, micro-batch, and the block of two it is in.
+
+    Inside a block the side tells whose a kernel is, unless a range of its own does.
+
+    >>> text = Text.of(pl.Series(["step > PP:2F7", "PP:(0F7;3B1)OVERLAP_F_B", "PP:(0F7;3B1)OVERLAP_F_B"]))
+    >>> names(text, backward=np.array([False, False, True])).rows()
+    [('F', 2, 7, None), ('F', 0, 7, 'PP:(0F7;3B1)'), ('B', 3, 1, 'PP:(0F7;3B1)')]
+    """
+    schema = {"op": pl.String(), "stage": pl.Int32(), "microbatch": pl.Int32(), "block": pl.String()}
+    told = [_name(value, backward=side) for value in text.values for side in (False, True)]
+    known = pl.DataFrame([*told, (None,) * len(schema)], schema=schema, orient="row")
+    return known[np.where(text.present, 2 * text.codes + backward, len(told))]
+
+
+def _name(path: str, *, backward: bool) -> tuple[str | None, int | None, int | None, str | None]:
+    """Op, stage and micro-batch of work under a path of ranges, and the block it is in."""
+    ranges = parse_path(path)
+    place = ranges.place(backward=backward)
+    return (place.op, place.stage, place.microbatch, ranges.block) if place else (None, None, None, ranges.block)
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """Columns of ``prepare`` as arrays, so that a step's share of them costs nothing to cut out."""
+
+    side: npt.NDArray[np.int8]
+    host_ns: Ints
+    took_ns: Ints
+    is_wgrad: Bools
+    number: Ints  # -1 where none
+    name: npt.NDArray[np.uint32]
+    p2p: Text
+    told_op: Text
+    stage: Ints  # -1 where none
+    microbatch: Ints
+
+    @classmethod
+    def of(cls, rows: pl.DataFrame) -> Kernels:
+        """From the rows of ``prepare``."""
+        return cls(
+            rows["side"].to_numpy(),
+            rows["host_ns"].to_numpy(),
+            rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy(),
+            _codes(rows) == LABELS.index("wgrad"),
+            _integers(rows["number"]),
+            rows["name"].to_physical().to_numpy(),
+            Text.of(rows["p2p"]),
+            Text.of(rows["told_op"]),
+            _integers(rows["stage"]),
+            _integers(rows["microbatch"]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.side)
+
+    def part(self, start: int, end: int) -> Kernels:
+        """Return the kernels from *start* to *end*."""
+        here = slice(start, end)
+        return Kernels(
+            self.side[here],
+            self.host_ns[here],
+            self.took_ns[here],
+            self.is_wgrad[here],
+            self.number[here],
+            self.name[here],
+            Text(self.p2p.values, self.p2p.codes[here]),
+            Text(self.told_op.values, self.told_op.codes[here]),
+            self.stage[here],
+            self.microbatch[here],
+        )
