@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.native import native
+
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
@@ -77,6 +79,27 @@ def _finder(pattern: str) -> Callable[[str], bool]:
     return found
 
 
+_MISSING = 2**32 - 1
+
+
+@native("int64(uint32[::1], int64[::1], int64[::1], int64[::1])")
+def _encode(numbers: npt.NDArray[np.uint32], lookup: Ints, first: Ints, codes: Ints) -> int:
+    """Number the values in the order they are first seen, and note in *first* where; return how many there are."""
+    count = 0
+    for i in range(len(numbers)):
+        if numbers[i] == _MISSING:
+            codes[i] = -1
+            continue
+        code = lookup[numbers[i]]
+        if code < 0:
+            code = count
+            lookup[numbers[i]] = code
+            first[code] = i
+            count += 1
+        codes[i] = code
+    return count
+
+
 @dataclass(frozen=True)
 class Text:
     """A column of text: distinct *values*, and for every row the place of its value (-1 where null)."""
@@ -92,22 +115,15 @@ class Text:
         [0, -1, 1, 0]
         """
         column = series.cast(pl.Categorical())
-        present = column.drop_nulls() if column.null_count() else column
-        physical = present.to_physical().to_numpy()
-        if not len(physical):
+        missing = column.null_count()
+        if missing == len(column):
             return cls((), np.full(len(series), -1, np.int64))
-        first = np.full(int(physical.max()) + 1, -1, np.int64)
-        first[physical[::-1]] = np.arange(len(physical))[::-1]  # what is written last stays: where each was first seen
-        seen = np.flatnonzero(first >= 0)
-        seen = seen[np.argsort(first[seen])]
-        distinct = present.gather(first[seen]).cast(pl.String).to_list()
-        lookup = np.full(len(first), -1, np.int64)
-        lookup[seen] = np.arange(len(seen))
-        if len(present) == len(column):
-            return cls(tuple(distinct), lookup[physical])
-        codes = np.full(len(column), -1, np.int64)
-        codes[column.is_not_null().to_numpy()] = lookup[physical]
-        return cls(tuple(distinct), codes)
+        physical = column.to_physical()
+        most = int(physical.max())  # type: ignore[arg-type]
+        numbers = (physical.fill_null(_MISSING) if missing else physical).to_numpy()
+        lookup, first, codes = np.full(most + 1, -1), np.empty(most + 1, np.int64), np.empty(len(column), np.int64)
+        count = _encode(np.ascontiguousarray(numbers, np.uint32), lookup, first, codes)
+        return cls(tuple(column.gather(first[:count]).cast(pl.String).to_list()), codes)
 
     @classmethod
     def constant(cls, value: str | None, rows: int) -> Text:

@@ -46,6 +46,7 @@ OPTIONS: dict[str, Any] = {
 """How numba compiles native code, and what it calls: with no word about Python and no arrays of its own."""
 
 MODULES = (
+    "tracekit._util.coded",
     "tracekit._util.sets",
     "tracekit.analysis.walk",
     "tracekit.classify._nest",

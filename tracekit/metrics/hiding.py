@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from tracekit._util.coded import Text
 from tracekit.metrics.lanes import COMPUTE_SET, Lanes
 
 LEAST = 3
@@ -43,13 +44,13 @@ def hiding_costs(labelled: pl.DataFrame, lanes: Lanes) -> pl.DataFrame:
     >>> hiding_costs(gpu, Lanes.of(gpu)).rows()
     [('forward', 3, 36, 30, 36)]
     """
-    compute = labelled.filter(
-        pl.col("label").cast(pl.String).is_in(COMPUTE_SET) & (pl.col("end_ns") > pl.col("start_ns"))
-    )
+    keys = [c for c in ("label", "name", "op", "shapes", "dtypes") if c in labelled.columns]
+    asked = Text.of(labelled["label"]).map(COMPUTE_SET.__contains__)
+    ran = pl.col("end_ns") > pl.col("start_ns")
+    compute = labelled.select(*keys, "start_ns", "end_ns").filter(pl.Series(asked) & ran)
     if compute.is_empty() or not len(lanes.communication):
         return COSTS.to_frame()
     beside = lanes.communication.covered_ns(compute["start_ns"].to_numpy(), compute["end_ns"].to_numpy())
-    keys = [c for c in ("label", "name", "op", "shapes", "dtypes") if c in compute.columns]
     times = compute.select(*keys, ns=pl.col("end_ns") - pl.col("start_ns")).with_columns(beside=pl.Series(beside))
     alone, busy = pl.col("beside") == 0, pl.col("beside") >= BESIDE * pl.col("ns")
     quantiles = {f"q{q}": pl.col("ns").filter(alone).quantile(q / 100) for q in (10, 50, 90)}

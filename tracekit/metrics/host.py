@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Text
 from tracekit.intervals import EMPTY, Intervals, union
 
 WAITS = r"StreamWaitEvent"
@@ -30,17 +31,18 @@ def api_calls(events: pl.DataFrame) -> pl.DataFrame:
     [('runtime', 'cudaFree')]
     """
     known = [column for column in API_COLUMNS if column in events.columns]
-    return events.select(known).filter(pl.col("kind").is_in(["runtime", "driver"]))
+    asked = events["kind"].is_in(["runtime", "driver"])
+    calls = events.select(known)
+    return calls if asked.all() else calls.filter(asked)
 
 
-def names_with(names: pl.Series, pattern: str) -> list[str]:
-    """Return the distinct names in which *pattern* is found: a few, where rows are many.
+def calls_named(calls: pl.DataFrame, pattern: str) -> pl.DataFrame:
+    """Return the calls in whose name *pattern* is found.
 
-    >>> names_with(pl.Series(["cudaFree", "cudaLaunchKernel", "cudaLaunchKernel"]), "Launch")
-    ['cudaLaunchKernel']
+    >>> calls_named(pl.DataFrame({"name": ["cudaFree", "cudaLaunchKernel"]}), "Launch").rows()
+    [('cudaLaunchKernel',)]
     """
-    distinct = names.unique().cast(pl.String).drop_nulls()
-    return distinct.filter(distinct.str.contains(pattern)).to_list()
+    return calls.filter(pl.Series(Text.of(calls["name"]).matches(pattern), dtype=pl.Boolean))
 
 
 def host_calls(events: pl.DataFrame) -> pl.DataFrame:
@@ -54,16 +56,11 @@ def host_calls(events: pl.DataFrame) -> pl.DataFrame:
     columns = {"kind", "name", "tid", "start_ns", "end_ns"}
     if not columns <= set(events.columns):
         return CALLS.to_frame()
-    calls = api_calls(events).select("name", "tid", "start_ns", "end_ns")
-    waits, blocks = names_with(calls["name"], WAITS), names_with(calls["name"], BLOCKS)
-    if not waits and not blocks:
+    calls = calls_named(api_calls(events).select("name", "tid", "start_ns", "end_ns"), f"{WAITS}|{BLOCKS}")
+    if calls.is_empty():
         return CALLS.to_frame()
-    return (
-        calls.filter(pl.col("name").is_in([*waits, *blocks]))
-        .with_columns(pl.col("name").cast(pl.String))
-        .with_columns(blocks=pl.col("name").is_in(blocks))
-        .sort("start_ns")
-    )
+    blocks = pl.Series(Text.of(calls["name"]).matches(BLOCKS))
+    return calls.with_columns(pl.col("name").cast(pl.String), blocks=blocks).sort("start_ns")
 
 
 def blocked(calls: pl.DataFrame) -> Intervals:

@@ -85,13 +85,17 @@ def inside_launches(events: pl.DataFrame, labelled: pl.DataFrame, holes: pl.Data
     """
     if holes.is_empty() or not {"correlation", "end_ns"} <= set(events.columns):
         return 0
-    launched = holes.with_columns(correlation=labelled["correlation"].gather(holes["next"]))
-    calls = events.lazy().filter(pl.col("kind").is_in(["runtime", "driver"])).select("correlation", "end_ns")
-    asked = calls.join(launched.lazy().select("correlation").unique(), on="correlation", how="semi").collect()
-    ends = asked.group_by("correlation").agg(returned=pl.col("end_ns").max())
-    begun = pl.col("start_ns") + pl.col("launch_bound_ns")
-    inside = (pl.min_horizontal("returned", "end_ns") - begun).clip(0)
-    return int(launched.join(ends, on="correlation").select(inside.sum()).item() or 0)
+    launched = holes.select(
+        pl.Series("correlation", labelled["correlation"].gather(holes["next"])),
+        "end_ns",
+        begun=pl.col("start_ns") + pl.col("launch_bound_ns"),
+    )
+    calls = events.select("correlation", returned="end_ns").filter(events["kind"].is_in(["runtime", "driver"]))
+    # A call inside a call has its correlation: the outer one returns last, and counts.
+    inside = launched.with_row_index("hole").join(calls, on="correlation").select(
+        "hole", ns=(pl.min_horizontal("returned", "end_ns") - pl.col("begun")).clip(0)
+    )  # fmt: skip
+    return int(inside.group_by("hole").agg(pl.col("ns").max())["ns"].sum())
 
 
 class _Stretches:
@@ -108,10 +112,10 @@ class _Stretches:
 
 
 def _ranges(events: pl.DataFrame, stretches: _Stretches, threads: list[int]) -> pl.DataFrame:
-    kinds = pl.col("kind").is_in(HOST_KINDS) & pl.col("tid").is_in(threads)
-    host = events.lazy().filter(kinds).select("kind", "name", "tid", "start_ns", "end_ns").collect()
-    touching = stretches.touched(host["start_ns"].to_numpy(), host["end_ns"].to_numpy())
-    ranges = host.filter(pl.Series(touching)).sort("tid", "start_ns", -pl.col("end_ns"))
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    asked = events["kind"].is_in(HOST_KINDS).to_numpy() & stretches.touched(start, end)
+    host = events.select("kind", "name", "tid", "start_ns", "end_ns")[np.flatnonzero(asked)]
+    ranges = host.filter(pl.col("tid").is_in(threads)).sort("tid", "start_ns", -pl.col("end_ns"))
     return ranges.with_columns(pl.col("kind").cast(pl.String))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.metrics.host import names_with
+from tracekit._util.coded import Text
 
 _COLLECTIVE = (
     r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|gather|scatter|reduce|dispatch|combine"
@@ -49,10 +49,9 @@ def issued_messages(events: pl.DataFrame) -> int:
     ...                               "collective": [None, None, "send"]}))
     1
     """
-    host = events.select("kind", "name", "collective").filter(pl.col("kind").is_in(["cpu_op", "annotation"]))
-    named = pl.col("name").is_in(names_with(host["name"], _ISSUED))
-    moved = pl.col("collective").is_in(names_with(host["collective"], _MOVED))
-    return host.filter(named | moved).height
+    host = events.select("name", "collective").filter(events["kind"].is_in(["cpu_op", "annotation"]))
+    named, moved = Text.of(host["name"]).matches(_ISSUED), Text.of(host["collective"]).matches(_MOVED)
+    return int((named | moved).sum())
 
 
 def unseen_messages(issued: int, messages: int) -> bool:

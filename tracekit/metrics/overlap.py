@@ -55,9 +55,9 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     >>> table.filter(label="pp_comm").select("ns", "hidden_ns", "exposed_ns", "bytes").rows()
     [(4, 2, 2, 9)]
     """
-    counts = labelled.group_by(_part(part), pl.col("label").cast(pl.String)).agg(
-        count=pl.len().cast(pl.Int64), bytes=_sum_or_null("bytes") if "bytes" in labelled.columns else pl.lit(None)
-    )
+    size = _sum_or_null("bytes") if "bytes" in labelled.columns else pl.lit(None)
+    counts = labelled.group_by(_part(part), "label").agg(count=pl.len().cast(pl.Int64), bytes=size)
+    counts = counts.with_columns(pl.col("label").cast(pl.String))
     rows = []
     for name in (*lanes.by_label, "compute", "communication", "copy"):
         lane = lanes.named(name)

@@ -151,18 +151,16 @@ def _between(rank: Rank, forest: _Forest, head: Longs) -> tuple[pl.DataFrame, Lo
 def _finished(rank: Rank, table: pl.DataFrame) -> pl.DataFrame:
     """Return the table with names in place of numbers."""
     labelled = rank.labelled
-    text = labelled["name"].cast(pl.String) if "name" in labelled.columns else pl.Series([""] * len(labelled))
-    op = labelled["op"].cast(pl.String) if "op" in labelled.columns else pl.Series([None], dtype=pl.String)
-    op = op if len(op) == len(text) else op.new_from_index(0, len(text))
-    around = labelled["annotation"].cast(pl.String) if "annotation" in labelled.columns else op
-    host = pl.DataFrame({"op": op, "around": around}).select(pl.coalesce("op", "around")).to_series()
-    named = table["named"]
+    words = [c for c in ("name", "op", "annotation") if c in labelled.columns]
+    named = labelled.select(words)[table["named"]].with_columns(pl.all().cast(pl.String))
+    text = pl.lit(named["name"]) if "name" in words else pl.lit("")
+    host = pl.coalesce(pl.lit(None, pl.String), *(pl.lit(named[c]) for c in words if c != "name"))
     ids = labelled["id"] if "id" in labelled.columns else pl.Series(np.arange(len(labelled)))
     kinds, labels = pl.Series(NODE_KINDS, dtype=NODES["kind"]), pl.Series(LABELS, dtype=NODES["label"])
     gpu = table["kind"] <= _COMM
     known = pl.col("label") >= 0
     return table.with_columns(
-        what=pl.when(pl.Series(gpu)).then(text.gather(named)).otherwise(host.gather(named)),
+        what=pl.when(pl.Series(gpu)).then(text).otherwise(host),
         id=pl.when(pl.col("row") >= 0).then(ids.gather(table["row"].clip(0))),
         kind=kinds.gather(table["kind"]),
         label=pl.when(known).then(labels.gather(table["label"].clip(0))),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit._util.coded import Text
 from tracekit._util.shapes import parsed
 from tracekit.classify.matmul import KERNELS as GEMM_KERNELS
 from tracekit.intervals import union
@@ -152,23 +153,11 @@ def product_kinds(labelled: pl.DataFrame) -> pl.DataFrame:
 
 def _product_rows(labelled: pl.DataFrame, *more: str) -> pl.DataFrame:
     """Return kernels that multiply matrices: by their operator, or by their own name."""
-    kernels = labelled.filter(pl.col("kind").cast(pl.String) == "kernel")
-    named = _matching(kernels["name"], GEMM_KERNELS)
-    counted = _matching(kernels["op"], f"^({'|'.join(map(re.escape, FORMULAS))})$")
+    asked = Text.of(labelled["name"]).matches(GEMM_KERNELS) | Text.of(labelled["op"]).map(FORMULAS.__contains__)
+    asked &= Text.of(labelled["kind"]).map(lambda kind: kind == "kernel")
     columns = ("name", "label", "module", "op", "op_id", "shapes", "dtypes")
-    return (
-        kernels.filter(named | counted)
-        .select(*columns, *more, "start_ns", "end_ns")
-        .with_columns(pl.col(c).cast(pl.String) for c in columns if c != "op_id")
-    )
-
-
-def _matching(column: pl.Series, pattern: str) -> pl.Series:
-    """Return which rows match; every distinct text is tried once."""
-    texts = column.cast(pl.String)
-    distinct = texts.unique().drop_nulls()
-    matches = distinct.filter(pl.Series([bool(re.search(pattern, text)) for text in distinct], dtype=pl.Boolean))
-    return texts.is_in(matches.to_list()).fill_null(False)
+    rows = labelled.select(*columns, *more, "start_ns", "end_ns").filter(pl.Series(asked, dtype=pl.Boolean))
+    return rows.with_columns(pl.col(c).cast(pl.String) for c in columns if c != "op_id")
 
 
 def _by_kind(
@@ -209,10 +198,10 @@ def _one_label_per_call(rows: pl.DataFrame) -> pl.DataFrame:
     """
     ns = pl.col("end_ns") - pl.col("start_ns")
     shared = pl.col("op_id").is_not_null() & (pl.col("op") != CONVOLUTION_BACKWARD)
-    own = rows.filter(~shared)
-    calls = rows.filter(shared)
+    several = shared & pl.col("op_id").is_duplicated()
     main = [pl.col(c).sort_by(ns).last().over("op_id") for c in ("label", "module", "dtype")]
-    return pl.concat([calls.with_columns(main), own])
+    calls = rows.filter(several).with_columns(main)
+    return pl.concat([calls, rows.filter(~several.fill_null(False))])
 
 
 def _typed(rows: pl.DataFrame) -> pl.DataFrame:

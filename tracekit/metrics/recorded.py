@@ -16,7 +16,7 @@ import polars as pl
 
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.host import api_calls, names_with
+from tracekit.metrics.host import api_calls, calls_named
 from tracekit.schema import GPU_KINDS
 
 Bools = npt.NDArray[np.bool_]
@@ -32,6 +32,8 @@ NODE_GAP_NS = 20_000
 QUEUED_GAP_NS = 200_000
 """Idle time before or after a graph, with work queued, above which nodes of the graph were not recorded."""
 
+_ASKED = ("correlation", "start_ns", "end_ns", "device", "stream", "launch_ns")
+"""What is asked of GPU events."""
 LAUNCHES = "LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy"
 CAPTURES = "StreamBeginCapture|StreamEndCapture"
 """Names of the calls that launch work, and of those around a graph's capture."""
@@ -56,7 +58,7 @@ def launches(events: pl.DataFrame) -> pl.DataFrame:
     ...                        "correlation": [1, 2]}))["correlation"].to_list()
     [1]
     """
-    return _calls(events, LAUNCHES).filter(pl.col("correlation").is_not_null())
+    return calls_named(api_calls(events), LAUNCHES).filter(pl.col("correlation").is_not_null())
 
 
 def with_launches(events: pl.DataFrame) -> pl.DataFrame:
@@ -85,13 +87,13 @@ def recorded(events: pl.DataFrame, labelled: pl.DataFrame) -> Recorded:
     (Intervals([9, 30)), ['gpu-events-lost'])
     """
     calls = launches(events).sort("start_ns")
-    gpu = labelled.filter(pl.col("kind").is_in(GPU_KINDS))
+    gpu = labelled.select(*_ASKED, "kind").filter(pl.col("kind").is_in(GPU_KINDS))
     if calls.is_empty() or gpu.is_empty():
         return Recorded()
     lost = calls.join(gpu.select("correlation"), on="correlation", how="anti")
     if len(lost) <= gpu["launch_ns"].null_count():  # events of which no launch is known may well be theirs
         lost = lost.clear()
-    captured = _captured(_calls(events, CAPTURES), lost)
+    captured = _captured(calls_named(api_calls(events), CAPTURES), lost)
     notices = _capture_notice(int(captured.sum()))
     lost = lost.filter(pl.Series(~captured))
     graph = pl.col("name").cast(pl.String).str.contains("GraphLaunch")
@@ -107,11 +109,6 @@ def recorded(events: pl.DataFrame, labelled: pl.DataFrame) -> Recorded:
     known = len(inside) <= LOST_LAUNCHES * len(calls)
     holes = holes | _windows(inside, calls, gpu)
     return Recorded(known, holes, cut, (*notices, _lost_notice(len(inside), len(calls), known=known)))
-
-
-def _calls(events: pl.DataFrame, pattern: str) -> pl.DataFrame:
-    calls = api_calls(events)
-    return calls.filter(pl.col("name").is_in(names_with(calls["name"], pattern)))
 
 
 def _captured(captures: pl.DataFrame, lost: pl.DataFrame) -> Bools:
