@@ -57,11 +57,22 @@ def mutate(raw, rng):
     return bytes(data[: int(rng.integers(len(data) + 1))] if rng.random() < 0.5 else data)
 
 
+def taught(raw):
+    """Return the scanner's table of keys as reading leaves it, right before memory nobody may touch."""
+    reader = worker.Worker(0, stacks=True)
+    reader.run(np.frombuffer(raw + bytes(scanner.PAD), np.uint8), 0, len(raw), trust=True)
+    keys = Guarded(reader._keys.nbytes).at_end(reader._keys.nbytes).view(np.uint64)
+    assert (reader._keys != worker.key_table()).any(), "nothing was learned"
+    keys[:] = reader._keys
+    return keys
+
+
 def main(path, rounds):
     raw = Stream(Path(path)).read(40_000)
     raw = raw[raw.index(b'"traceEvents"') :]
     raw = raw[raw.index(b"[") + 1 :]
     guarded = Guarded(3 * len(raw))
+    learned = taught(raw)
     rng = np.random.default_rng(1)
     pads = [bytes(scanner.PAD), b'"' * scanner.PAD, b"9" * scanner.PAD, b"\\" * scanner.PAD]
     for _ in range(rounds):
@@ -71,7 +82,10 @@ def main(path, rounds):
         for k, pad in enumerate(pads):
             place = (guarded.at_end, guarded.at_start)[k % 2](len(data) + scanner.PAD)
             place[:] = np.frombuffer(data + pad, np.uint8)
-            part = worker.Worker(0, stacks=True).run(place, 0, len(data), trust=bool(k < 4))
+            reader = worker.Worker(0, stacks=True)
+            if k % 2:  # what was learned from other bytes spares work, and changes nothing
+                reader._keys = learned
+            part = reader.run(place, 0, len(data), trust=bool(k < 4))
             rows = [(c.rows, [None if p is None else p.values.tobytes() for p in c.columns]) for c in part.chunks]
             results.add(repr((part.status, part.position, part.events, part.bad, part.bad_values, rows)))
             assert 0 <= part.position <= len(data)

@@ -54,6 +54,7 @@ MODULES = (
     "tracekit.compare.replay",
     "tracekit.metrics.path",
     "tracekit.parsers.kineto.scanner",
+    "tracekit.parsers.steps",
     "tracekit.reconstruct.walks",
     "tracekit.report.perfetto.tracks",
     "tracekit.schedules.controllable",

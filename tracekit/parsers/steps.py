@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.native import native, whole
 from tracekit.schema import GPU_KINDS, KINDS
 
 _MARK = r"^ProfilerStep#(\d+)$"
@@ -30,36 +32,59 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     marks = marks.drop_nulls().sort("start_ns", "end_ns", "step", descending=[False, True, False])
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
-    starts, numbers = events["start_ns"].to_numpy(), marks["step"].to_numpy()
-    pieces = _pieces(marks)
-    row, marked = _containing(pieces, starts)
-    steps = numbers[row]
-    del row
-    gpu = _of_kind(kind, *GPU_KINDS, "gpu_annotation")
-    launch = _launches(events["correlation"], _of_kind(kind, "runtime", "driver"), gpu)
-    known = launch >= 0
-    launched = np.flatnonzero(gpu)[known]
-    row, inside = _containing(pieces, starts[launch[known]])
-    marked[gpu] = False
-    steps[launched], marked[launched] = numbers[row], inside
-    return events.with_columns(pl.Series("step", steps, dtype=pl.Int64).set(pl.Series(~marked), None))
+    bounds, owner = _pieces(marks)
+    numbers = np.append(marks["step"].to_numpy(), -1)[owner]  # from each bound on; -1 where there is none, and not used
+    steps, inside = np.empty(events.height, np.int64), np.empty(events.height, np.bool_)
+    starts = whole(events["start_ns"].to_numpy())
+    _fill(starts, bounds, owner, numbers, steps, inside)
+    rows = np.flatnonzero(_of_kind(kind, *GPU_KINDS, "gpu_annotation"))
+    launch = _launches(events["correlation"], _of_kind(kind, "runtime", "driver"), rows)
+    inside[rows] = False
+    rows, launch = rows[launch >= 0], launch[launch >= 0]
+    launched, known = np.empty(len(rows), np.int64), np.empty(len(rows), np.bool_)
+    _fill(starts[launch], bounds, owner, numbers, launched, known)
+    steps[rows], inside[rows] = launched, known
+    step = pl.Series("step", steps)
+    return events.with_columns(step if inside.all() else step.set(pl.Series(~inside), None))
+
+
+@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean[::1])")
+def _fill(times: Any, bounds: Any, owner: Any, numbers: Any, steps: Any, inside: Any) -> None:  # noqa: PLR0917
+    """Write for each time the step around it, and whether there is one; times mostly stay between two bounds."""
+    last = bounds.shape[0] - 1
+    at = -1
+    for r in range(times.shape[0]):
+        time = times[r]
+        if (at >= 0 and time < bounds[at]) or (at < last and time >= bounds[at + 1]):
+            low, high = 0, last + 1  # how many bounds are not after it
+            while low < high:
+                middle = (low + high) >> 1
+                if bounds[middle] <= time:
+                    low = middle + 1
+                else:
+                    high = middle
+            at = low - 1
+        inside[r] = at >= 0 and owner[at] >= 0
+        steps[r] = numbers[at] if at >= 0 else -1
 
 
 def _of_kind(kind: npt.NDArray[np.uint8], *names: str) -> npt.NDArray[np.bool_]:
-    table = np.zeros(len(KINDS), np.bool_)
-    table[[KINDS.index(name) for name in names]] = True
-    return table[kind]
+    found: npt.NDArray[np.bool_] = np.logical_or.reduce([kind == KINDS.index(name) for name in names])
+    return found
 
 
 def _profiler_steps(events: pl.DataFrame, kind: npt.NDArray[np.uint8]) -> pl.DataFrame:
-    names = events["name"].unique()
+    names = events["name"].unique().cast(pl.Categorical())
     text = names.cast(pl.String)
     steps = pl.DataFrame({"name": names, "step": text.str.extract(_MARK).cast(pl.Int64, strict=False)}).drop_nulls()
     if steps.is_empty():
         return pl.DataFrame(schema={"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64})
+    codes = events["name"].cast(pl.Categorical()).to_physical().fill_null(0).to_numpy()
+    marked = np.zeros(int(codes.max()) + 1, np.bool_)
+    marked[steps["name"].to_physical().to_numpy()] = True
     # Files of 2021 list the steps among the operators; the copies that are drawn over the GPU do not count.
-    rows = pl.DataFrame({"row": np.flatnonzero(_of_kind(kind, "annotation", "cpu_op"))})
-    named = events.select("name", "start_ns", "end_ns")[rows["row"]]
+    rows = np.flatnonzero(marked[codes] & _of_kind(kind, "annotation", "cpu_op"))
+    named = events.select("name", "start_ns", "end_ns")[pl.Series(rows)].cast({"name": pl.Categorical()})
     return named.join(steps, on="name").select("step", "start_ns", "end_ns")
 
 
@@ -82,27 +107,22 @@ def _pieces(marks: pl.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
     return bounds, owner
 
 
-def _containing(
-    pieces: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], times: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """For each time the innermost mark around it, and whether there is one."""
-    bounds, owner = pieces
-    at = np.searchsorted(bounds, times, side="right") - 1
-    row = np.where(at >= 0, owner[np.maximum(at, 0)], -1)
-    return np.maximum(row, 0), row >= 0
-
-
 def _launches(
-    correlation: pl.Series, launch: npt.NDArray[np.bool_], gpu: npt.NDArray[np.bool_]
+    correlation: pl.Series, launch: npt.NDArray[np.bool_], gpu: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """For each GPU event the row of its launch, -1 for none; of several launches with one id the last."""
-    ids = correlation.fill_null(-1).to_numpy()
-    rows = np.flatnonzero(launch & (ids >= 0))
-    wanted = ids[gpu]
+    wanted = _ids(correlation, gpu)
+    rows = np.flatnonzero(launch)
+    ids = _ids(correlation, rows)
+    rows, ids = rows[ids >= 0], ids[ids >= 0]
     if not len(rows):
         return np.full(len(wanted), -1, np.int64)
-    order = np.argsort(ids[rows], kind="stable")
-    rows = rows[order]
-    at = np.searchsorted(ids[rows], wanted, side="right") - 1
-    hit = (at >= 0) & (ids[rows[np.maximum(at, 0)]] == wanted)
+    order = np.argsort(ids, kind="stable")
+    rows, ids = rows[order], ids[order]
+    at = np.searchsorted(ids, wanted, side="right") - 1
+    hit = (at >= 0) & (ids[np.maximum(at, 0)] == wanted)
     return np.where(hit, rows[np.maximum(at, 0)], -1)
+
+
+def _ids(correlation: pl.Series, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return correlation.gather(pl.Series(rows)).fill_null(-1).to_numpy()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.blocks import Scanned
-from tracekit.parsers.kineto.scanner.columns import NULL, NULL32, Column
-from tracekit.parsers.kineto.worker import Chunk, Piece
+from tracekit.parsers.kineto.scanner.columns import NARROW, NULL, NULL32, SPARSE, Column
+from tracekit.parsers.kineto.worker import Piece
 from tracekit.schema import EVENTS, KINDS, UNTIMED, conform
 
 Ints = npt.NDArray[np.int64]
@@ -48,6 +50,7 @@ CATEGORIES = {
 
 LATEST_NS = 1 << 62
 """No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
+_NONE = 2**32 - 1  # in place of a category: no text
 UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
 
@@ -113,11 +116,24 @@ class _Builder:
 
     def table(self, rank: int, base_ns: int) -> Table:
         n = self._rows
-        category, names = self._codes(Column.CAT, _plain)
-        kinds = np.array([KINDS.index(CATEGORIES.get(c.lower(), "other")) for c in [*names, ""]], np.uint8)
-        kind = kinds[category] if category is not None else np.full(n, KINDS.index("other"), np.uint8)
-        del category
-        gpu = np.isin(kind, [KINDS.index(k) for k in DEVICE_KINDS])
+        frame: dict[str, pl.Series] = {"rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, n)}
+        kind = self._kinds()
+        gpu = np.logical_or.reduce([kind == KINDS.index(k) for k in DEVICE_KINDS])
+        frame["kind"] = pl.Series(kind).cat.to(pl.Enum(KINDS))
+        del kind
+        frame["bytes"], frame["received"] = self._bytes()
+        for name, column, decode in (
+            ("name", Column.NAME, _plain),
+            ("shapes", Column.SHAPES, _compact),
+            ("collective", Column.COLLECTIVE, _plain),
+            ("group", Column.GROUP, _plain),
+            ("group_desc", Column.GROUP_DESC, _plain),
+            ("group_ranks", Column.GROUP_RANKS, _compact),
+            ("dtypes", Column.DTYPES, _list),
+        ):
+            frame[name] = self._text(column, decode)
+        first_bad = self._first_bad()
+        frame["id"] = pl.Series(self._places(Column.ID, [part.complete for part in self._parts]))
         start, length = self._take(Column.TS), self._take(Column.DUR)
         if start is None:
             start = np.full(n, NULL, np.int64)
@@ -127,20 +143,14 @@ class _Builder:
         if length is not None:
             np.copyto(end, start, where=end == NULL)
         untimed = {} if placed is None else _counted(gpu[~placed])
-        frame: dict[str, pl.Series] = {
-            "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, n),
-            "id": pl.Series(self._places(Column.ID, [part.complete for part in self._parts])),
-            "kind": pl.Series(kind).cat.to(pl.Enum(KINDS)),
-            "name": self._text(Column.NAME),
-            "start_ns": pl.Series(start),
-            "end_ns": pl.Series(end),
-        }
+        frame["start_ns"], frame["end_ns"] = pl.Series(start), pl.Series(end)
         del start, length, end
         pid, tid = self._take(Column.PID), self._take(Column.TID)
-        frame["device"] = self._series(_where(gpu, self._take(Column.DEVICE), pid), pl.Int32())
-        frame["stream"] = self._series(_where(gpu, self._take(Column.STREAM), tid))
+        rows = np.flatnonzero(gpu)
+        frame["device"] = self._sparse(rows, _own(self._take(Column.DEVICE), pid, rows), pl.Int32())
+        frame["stream"] = self._sparse(rows, _own(self._take(Column.STREAM), tid, rows))
         frame["pid"], frame["tid"] = self._series(pid), self._series(tid)
-        del pid, tid, gpu
+        del pid, tid, gpu, rows
         for name, column in (
             ("correlation", Column.CORRELATION),
             ("external_id", Column.EXTERNAL),
@@ -148,46 +158,54 @@ class _Builder:
             ("fwd_thread", Column.FWD_THREAD),
         ):
             frame[name] = self._series(self._take(column))
-        frame["shapes"] = self._text(Column.SHAPES, _compact)
-        frame["collective"] = self._text(Column.COLLECTIVE)
-        frame["group"] = _either(self._text(Column.GROUP), self._series(self._take(Column.GROUP_ID)))
-        frame["group_desc"] = self._text(Column.GROUP_DESC)
-        frame["group_ranks"] = self._text(Column.GROUP_RANKS, _compact)
-        frame["peer"] = self._series(_first(self._take(Column.DST), self._take(Column.SRC)), pl.Int32())
-        moved, received = self._bytes()
-        frame["bytes"], frame["received"] = self._series(moved), self._series(received)
-        frame["dtypes"] = self._text(Column.DTYPES, _list)
+        frame["group"] = _either(frame["group"], self._series(self._take(Column.GROUP_ID)))
+        frame["peer"] = self._peer()
         nodes, graphs = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
         frame["graph"] = self._series(_first(_no_zero(nodes), _no_zero(graphs)))
         events = pl.DataFrame(frame)
         if placed is not None:
             events = events.filter(pl.Series(placed))
-        return Table(conform(events, EVENTS), self._bad_text, self._first_bad(), untimed, out_of_range)
+        return Table(conform(events, EVENTS), self._bad_text, first_bad, untimed, out_of_range)
 
-    def _take(self, column: Column) -> Ints | None:
-        """Take one column of all chunks, which give it up; None when no row has a value."""
-        if all(chunk.columns[column] is None for chunk in self._chunks):
-            return None
-        values = np.full(self._rows, NULL, np.int64)
-        for _, rows, piece in self._pieces(column):
-            here = values[rows]
-            if piece.where is not None:
-                here[piece.where] = piece.values
-                continue
-            here[:] = piece.values
-            if not piece.full and piece.values.dtype == np.int32:
-                here[piece.values == NULL32] = NULL
-        return values
+    def _pieces(self, column: Column) -> tuple[list[Piece], Ints] | None:
+        """Take what the chunks hold of a column, and how compiled code is told of it; None where no row has a value.
 
-    def _pieces(self, column: Column) -> Iterator[tuple[Chunk, slice, Piece]]:
-        """Yield what each chunk holds of a column, and which rows that is of; the chunks give it up."""
-        at = 0
+        The chunks give it up: its memory goes back to the system when the column is put together.
+        """
+        pieces, rows, at = [], [], 0
         for chunk in self._chunks:
             piece, chunk.columns[column] = chunk.columns[column], None
-            rows = slice(at, at + chunk.rows)
+            if piece is None:
+                rows.append((at, chunk.rows, 0, SPARSE + NARROW, 0, 0, 0))
+            else:
+                pieces.append(piece)
+                place = (piece.how, piece.address, piece.where)
+                rows.append((at, chunk.rows, piece.size, *place, self._first_code[chunk.worker]))
             at += chunk.rows
+        return (pieces, np.array(rows, np.int64)) if pieces else None
+
+    def _take(self, column: Column) -> Ints | None:
+        """Take one column of all chunks; None when no row has a value."""
+        taken = self._pieces(column)
+        if taken is None:
+            return None
+        values = np.empty(self._rows, np.int64)
+        scanner.gather(taken[1], values)
+        return values
+
+    def _some(self, column: Column) -> tuple[Ints, Ints]:
+        """Take a column that few rows have: those rows, and their values."""
+        rows, values, at = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+        for chunk in self._chunks:
+            piece, chunk.columns[column] = chunk.columns[column], None
             if piece is not None:
-                yield chunk, rows, piece
+                here, there = piece.values.astype(np.int64), piece.rows
+                present = np.flatnonzero(here != (NULL32 if piece.narrow else NULL)) if there is None else there
+                here = here[present] if there is None else here
+                rows.append(present + np.int64(at))
+                values.append(here)
+            at += chunk.rows
+        return np.concatenate(rows), np.concatenate(values)
 
     def _places(self, column: Column, counts: list[int]) -> Ints:
         """Places in the whole file: each chunk counts from its part's first, and a part holds as many as *counts*."""
@@ -201,81 +219,134 @@ class _Builder:
         return np.empty(0, np.int64) if places is None else places
 
     def _first_bad(self) -> int | None:
+        """Return the first event whose text is damaged. All text has been taken."""
         if not self._bad_rows:
+            self._pieces(Column.EVENT)
             return None
         return int(self._places(Column.EVENT, [part.events for part in self._parts])[min(self._bad_rows)])
 
-    def _codes(self, column: Column, decode: Callable[[bytes], str]) -> tuple[npt.NDArray[np.int32] | None, list[str]]:
-        """Take a text column: codes into a list of distinct strings, -1 for none."""
-        if all(chunk.columns[column] is None for chunk in self._chunks):
-            return None, []
-        none = len(self._texts)
-        values = np.full(self._rows, -1, np.int32)
-        table = np.full(none + 1, -1, np.int32)
+    def _kinds(self) -> npt.NDArray[np.uint8]:
+        """Take the categories: of each row the kind."""
+        other = KINDS.index("other")
+
+        def numbers(names: list[str]) -> list[int]:
+            return [KINDS.index(CATEGORIES.get(name.lower(), "other")) for name in names]
+
+        codes = self._codes(Column.CAT, _plain, numbers, none=other)
+        return np.full(self._rows, other, np.uint8) if codes is None else codes.astype(np.uint8)
+
+    def _codes(
+        self,
+        column: Column,
+        decode: Callable[[bytes], str],
+        numbers: Callable[[list[str]], npt.ArrayLike],
+        *,
+        none: int = _NONE,
+    ) -> npt.NDArray[np.uint32] | None:
+        """Take a text column: of each row what *numbers* gives for its text, *none* where it has none.
+
+        Counts the rows with damaged text, and takes the mark of damage off it.
+        """
+        taken = self._pieces(column)
+        if taken is None:
+            return None
+        pieces = taken[1]
+        used = np.zeros(len(self._texts), np.uint8)
+        scanner.mark(pieces, used)
         known: dict[str, int] = {}
-        for chunk, rows, piece in self._pieces(column):
-            codes = piece.values + np.int32(self._first_code[chunk.worker])
-            if not piece.full and piece.where is None:
-                codes[piece.values == NULL32] = none
-            numbers = table[codes]
-            if (numbers < 0).any():
-                new = np.zeros(none + 1, np.bool_)
-                new[codes[numbers < 0]] = True
-                for code in np.flatnonzero(new[:none]).tolist():
-                    table[code] = known.setdefault(decode(self._texts[code]), len(known))
-                numbers = table[codes]
-            here = values[rows]
-            here[slice(None) if piece.where is None else piece.where] = numbers
-        return values, self._repaired(values, list(known))
+        codes = np.flatnonzero(used)
+        at = np.array([known.setdefault(decode(self._texts[code]), len(known)) for code in codes.tolist()], np.intp)
+        names = list(known)
+        values = np.empty(self._rows, np.uint32)
+        damaged = np.array([_DAMAGE in name for name in names], np.bool_)
+        if damaged.any():
+            scanner.translate(pieces, _table(len(used), codes, damaged[at], 0), values)
+            bad = np.flatnonzero(values)
+            self._bad_text += len(bad)
+            self._bad_rows.append(int(bad[0]))
+            names = [name.replace(_DAMAGE, "") for name in names]
+        table = _table(len(used), codes, np.asarray(numbers(names), np.uint32)[at], none)
+        scanner.translate(pieces, table, values)
+        return values
 
-    def _repaired(self, codes: npt.NDArray[np.int32], names: list[str]) -> list[str]:
-        """Count the rows with damaged text, and take its mark off."""
-        damaged = np.array([*(_DAMAGE in name for name in names), False])
-        if not damaged.any():
-            return names
-        bad = np.flatnonzero(damaged[codes])
-        self._bad_text += len(bad)
-        self._bad_rows.append(int(bad[0]))
-        return [name.replace(_DAMAGE, "") for name in names]
+    def _text(self, column: Column, decode: Callable[[bytes], str]) -> pl.Series:
+        kept: list[pl.Series] = []  # polars forgets categories when no series is left
 
-    def _text(self, column: Column, decode: Callable[[bytes], str] | None = None) -> pl.Series:
-        codes, names = self._codes(column, decode or _plain)
+        def numbers(names: list[str]) -> npt.NDArray[np.uint32]:
+            kept.append(pl.Series(names, dtype=pl.Categorical()))
+            return kept[0].to_physical().to_numpy()
+
+        codes = self._codes(column, decode, numbers)
         if codes is None:
             return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, self._rows)
-        categories = pl.Series(names, dtype=pl.Categorical())  # polars forgets them when no series is left
-        physical = categories.to_physical().to_numpy()
-        series = pl.Series(np.append(physical, physical[:1])[codes])
-        missing = codes < 0
+        missing = codes == _NONE
+        series = pl.Series(codes)
         if missing.any():
             series = series.set(pl.Series(missing), None)
-        text = series.cat.to(pl.Categorical())
-        del categories
-        return text
+        return series.cat.to(pl.Categorical())
+
+    def _sparse(self, rows: Ints, values: Ints | None, dtype: pl.DataType | None = None) -> pl.Series:
+        """Make a column of the values that some rows have; what *dtype* cannot hold is left out."""
+        if values is None or not len(rows):
+            return self._series(None, dtype)
+        some = _series(values, dtype)
+        whole = self._series(None, dtype)
+        return whole.scatter(rows, some)
 
     def _series(self, values: Ints | None, dtype: pl.DataType | None = None) -> pl.Series:
         if values is None:
             return pl.Series([None], dtype=dtype or pl.Int64()).new_from_index(0, self._rows)
-        series = pl.Series(values)
-        missing = values == NULL
-        if missing.any():
-            series = series.set(pl.Series(missing), None)
-        return series.cast(dtype, strict=False) if dtype else series
+        return _series(values, dtype)
 
-    def _bytes(self) -> tuple[Ints | None, Ints | None]:
+    def _peer(self) -> pl.Series:
+        """Take whom a message goes to, or where it comes from."""
+        (to, receiver), (origin, sender) = self._some(Column.DST), self._some(Column.SRC)
+        rows = np.union1d(to, origin)
+        values = np.full(len(rows), NULL, np.int64)
+        values[np.searchsorted(rows, origin)] = sender
+        values[np.searchsorted(rows, to)] = receiver
+        return self._sparse(rows, values, pl.Int32())
+
+    def _bytes(self) -> tuple[pl.Series, pl.Series]:
         """Return what an event moves, and of collectives what comes in: *bytes* is the larger of both ways."""
-        values = self._take(Column.BYTES)
-        sent, received = self._take(Column.IN_NELEMS), self._take(Column.OUT_NELEMS)
-        codes, names = self._codes(Column.DTYPE, _plain)
-        if sent is None or codes is None:
-            return values, None
-        if values is None:
-            values = np.full(self._rows, NULL, np.int64)
-        sizes = np.array([ITEM_BYTES.get(name, 0) for name in names] + [0], np.int64)[codes]
-        known = (sent != NULL) & (sizes > 0)
-        most = sent[known] if received is None else np.maximum(sent[known], received[known])
-        values[known] = _product(most, sizes[known])
-        incoming = None if received is None else np.where(known & (received != NULL), _product(received, sizes), NULL)
-        return values, incoming
+        (rows, moved), (at, sent) = self._some(Column.BYTES), self._some(Column.IN_NELEMS)
+        coming, received = self._some(Column.OUT_NELEMS)
+        sizes = self._codes(Column.DTYPE, _plain, lambda names: [ITEM_BYTES.get(name, 0) for name in names], none=0)
+        known = np.zeros(0, np.int64) if sizes is None else sizes[at].astype(np.int64)
+        del sizes
+        if not known.any():
+            return self._sparse(rows, moved), self._series(None)
+        at, sent, known = at[known > 0], sent[known > 0], known[known > 0]
+        back = _looked_up(at, coming, received)
+        both = np.union1d(rows, at)
+        values = np.empty(len(both), np.int64)
+        values[np.searchsorted(both, rows)] = moved
+        values[np.searchsorted(both, at)] = _product(np.maximum(sent, back), known)
+        incoming = np.where(back != NULL, _product(back, known), NULL)
+        return self._sparse(both, values), self._sparse(at, incoming)
+
+
+def _series(values: Ints, dtype: pl.DataType | None = None) -> pl.Series:
+    series = pl.Series(values)
+    missing = values == NULL
+    if missing.any():
+        series = series.set(pl.Series(missing), None)
+    return series.cast(dtype, strict=False) if dtype else series
+
+
+def _table(size: int, codes: Ints, numbers: npt.NDArray[Any], none: int) -> npt.NDArray[np.uint32]:
+    """Return for each code of text its number, and last what stands for none."""
+    table = np.full(size + 1, none, np.uint32)
+    table[codes] = numbers
+    return table
+
+
+def _looked_up(wanted: Ints, rows: Ints, values: Ints) -> Ints:
+    """Return the values that the wanted rows have; both in order."""
+    at = np.minimum(np.searchsorted(rows, wanted), max(len(rows) - 1, 0))
+    if not len(rows):
+        return np.full(len(wanted), NULL, np.int64)
+    return np.where(rows[at] == wanted, values[at], NULL)
 
 
 def _product(counts: Ints, sizes: Ints) -> Ints:
@@ -308,10 +379,9 @@ def _counted(gpu: npt.NDArray[np.bool_]) -> dict[str, int]:
     return {key: count for key, count in ((UNTIMED, lost), (UNTIMED_CPU, len(gpu) - lost)) if count}
 
 
-def _where(gpu: npt.NDArray[np.bool_], values: Ints | None, fallback: Ints | None) -> Ints | None:
-    """Take a GPU event's own value, or where the file shows it; nothing for the rest."""
-    own = _first(values, fallback)
-    return None if own is None or not gpu.any() else np.where(gpu, own, NULL)
+def _own(values: Ints | None, fallback: Ints | None, rows: Ints) -> Ints | None:
+    """Take GPU events' own values, or where the file shows them."""
+    return _first(None if values is None else values[rows], None if fallback is None else fallback[rows])
 
 
 def _first(values: Ints | None, fallback: Ints | None) -> Ints | None:

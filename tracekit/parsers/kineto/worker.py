@@ -5,30 +5,68 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.scanner import state as at
-from tracekit.parsers.kineto.scanner.columns import MEMORY_COLUMNS, NULL, NULL32, WIDTH, key_table
+from tracekit.parsers.kineto.scanner.columns import (
+    MEMORY_COLUMNS,
+    NARROW,
+    NOTHING,
+    NULL32,
+    SPARSE,
+    WIDE,
+    WIDTH,
+    key_table,
+)
 
 ROWS = 1 << 14
+TILE = 1 << 8  # rows that stay in the fastest memory until they are written to columns
 SLAB = 2 << 20
 FIRST_TEXTS = 1 << 13
 FIRST_BYTES = 1 << 20
 
 Ints = npt.NDArray[np.int64]
+_NO_PIECE = (NOTHING, 0, 0)
+
 Values = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class Piece:
-    """One column of a chunk: narrow where it fits; with *where* only the rows that have a value."""
+class Piece(NamedTuple):
+    """One column of a chunk, in 32 bits where it fits; if it is sparse, only the rows that have a value."""
 
-    values: Values
-    where: npt.NDArray[np.intp] | None = None
-    full: bool = False  # every row has a value
+    how: int
+    """``NARROW`` or ``WIDE``, and maybe ``SPARSE``."""
+    size: int
+    """How many values it has."""
+    address: int
+    where: int
+    """Address of the rows that the values are of, if it is sparse."""
+    room: npt.NDArray[np.uint8]
+    """The memory that holds both."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is kept in 32 bits."""
+        return self.how & ~SPARSE == NARROW
+
+    @property
+    def values(self) -> Values:
+        """The values."""
+        values: Values = self._view(self.address, np.int32 if self.narrow else np.int64)
+        return values
+
+    @property
+    def rows(self) -> npt.NDArray[np.int32] | None:
+        """The rows of the chunk that the values are of; None: all."""
+        return self._view(self.where, np.int32) if self.where else None
+
+    def _view(self, address: int, dtype: type[np.int32 | np.int64]) -> Any:
+        start = address - self.room.ctypes.data
+        return self.room[start : start + self.size * np.dtype(dtype).itemsize].view(dtype)
 
 
 @dataclass(slots=True)
@@ -67,9 +105,9 @@ class Worker:
         self.index = index
         self.stacks = stacks
         self._keys = key_table()
-        self._rows = np.empty((ROWS + 1, WIDTH), np.int64)
+        self._tile = np.empty((TILE + 1, WIDTH), np.int64)
         self._columns = np.empty((WIDTH, ROWS), np.int64)
-        self._low, self._high, self._present = np.empty((3, WIDTH), np.int64)
+        self._bounds = np.zeros((3, WIDTH), np.int64)
         self._slots = np.zeros(2 * FIRST_TEXTS, np.int64)
         self._starts = np.zeros(FIRST_TEXTS + 1, np.int64)
         self._heap = np.empty(FIRST_BYTES + scanner.PAD, np.uint8)
@@ -88,8 +126,8 @@ class Worker:
         position = start
         while True:
             part.status = scanner.scan(
-                buffer, position, end, self._keys, self._rows, self._slots, self._starts, self._heap, state,
-                self._memory, trust, self.stacks,
+                buffer, position, end, self._keys, self._tile, self._columns, self._bounds, self._slots, self._starts,
+                self._heap, state, self._memory, trust, self.stacks,
             )  # fmt: skip
             position = int(state[at.POS])
             self._harvest(part)
@@ -121,12 +159,10 @@ class Worker:
         count = int(self._state[at.ROWS])
         if not count:
             return
-        scanner.split(self._rows, count, self._columns, self._low, self._high, self._present)
-        bounds = zip(self._columns, self._low.tolist(), self._high.tolist(), self._present.tolist(), strict=True)
-        columns = [
-            self._piece(slab, values[:count], low, high, present)
-            for slab, (values, low, high, present) in zip(self._slabs, bounds, strict=True)
-        ]
+        bounds = zip(self._slabs, *self._bounds.tolist(), strict=True)
+        columns = [_piece(slab, count, low, high, present) for slab, low, high, present in bounds]
+        plan = [_NO_PIECE if piece is None else (piece.how, piece.address, piece.where) for piece in columns]
+        scanner.pack(self._columns, count, np.array(plan, np.int64))
         part.chunks.append(Chunk(self.index, count, columns))
         self._state[at.ROWS] = 0
 
@@ -141,13 +177,16 @@ class Worker:
         heap[:used] = self._heap[:used]
         self._heap = heap
 
-    def _piece(self, slab: _Slab, values: Ints, low: int, high: int, present: int) -> Piece | None:
-        if not present:
-            return None
-        where = np.flatnonzero(values != NULL) if present * 8 < len(values) else None
-        kept = values if where is None else values[where]
-        narrow = low > NULL32 and high < 2**31
-        return Piece(slab.keep(kept.astype(np.int32) if narrow else kept), where, present == len(values))
+
+def _piece(slab: _Slab, rows: int, low: int, high: int, present: int) -> Piece | None:
+    """Make room for a column of *rows*, of which *present* have a value."""
+    if not present:
+        return None
+    how, size = (NARROW, 4) if low > NULL32 and high < 2**31 else (WIDE, 8)
+    if present * 8 >= rows:
+        return Piece(how, rows, *slab.take(rows * size), slab.room)
+    values, where = slab.take(present * size, present * 4)
+    return Piece(how + SPARSE, present, values, where, slab.room)
 
 
 class _Slab:
@@ -157,18 +196,19 @@ class _Slab:
     """
 
     def __init__(self) -> None:
-        self._used, self._room = 0, np.empty(0, np.uint8)
+        self._used, self._start, self.room = 0, 0, np.empty(0, np.uint8)
 
-    def keep(self, values: Values) -> Values:
-        """Return a copy of *values* in the slab, or in the next when it is full."""
-        if self._used + values.nbytes > len(self._room):
-            self._room = np.frombuffer(mmap.mmap(-1, max(SLAB, values.nbytes)), np.uint8)
-            self._used = 0
-        copy: Values = self._room[self._used : self._used + values.nbytes].view(values.dtype)
-        copy[:] = values
-        self._used += -(-values.nbytes // 8) * 8
-        return copy
+    def take(self, first: int, second: int = 0) -> tuple[int, int]:
+        """Return two addresses (0: none) with room for that many bytes in ``room``, a new slab if the last is full."""
+        middle = -(-first // 8) * 8
+        size = middle + -(-second // 8) * 8
+        if self._used + size > len(self.room):
+            self.room = np.frombuffer(mmap.mmap(-1, max(SLAB, size)), np.uint8)
+            self._start, self._used = self.room.ctypes.data, 0
+        at = self._start + self._used
+        self._used += size
+        return at, at + middle if second else 0
 
     def release(self) -> None:
         """Release the slab itself; pieces keep what they need."""
-        self._used, self._room = 0, np.empty(0, np.uint8)
+        self._used, self._start, self.room = 0, 0, np.empty(0, np.uint8)

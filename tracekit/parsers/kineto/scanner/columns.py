@@ -19,6 +19,12 @@ NULL32 = -(2**31)
 """The same in a column narrowed to 32 bits."""
 
 
+NOTHING, NARROW, WIDE = range(3)
+"""How a column of a chunk is kept: not at all, in 32 bits or in 64 …"""
+SPARSE = 4
+"""… added to that: only the rows that have a value, and their numbers."""
+
+
 class Column(IntEnum):
     """The scanner's row."""
 
@@ -128,6 +134,15 @@ SLOT_WIDTH = 6  # length and level, four words of the key, its column
 KEY_BYTES = 32  # no wanted key is longer
 MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads keys over the table
 
+POWERS = SLOTS * SLOT_WIDTH  # of ten: they ride behind the keys, for the scanner's numbers
+GAPS = POWERS + 9  # what stood between two values before, see ``gaps``
+GAP_WIDTH = 8  # length, next key and level; the first word, the last, and up to four between; which to replace
+GAP_WAYS = 4  # that are remembered for each key
+GAP_LEAST, GAP_MOST = 8, 48  # bytes
+START = SLOTS  # in place of a slot: no key yet
+UNKNOWN = SLOTS + 1  # a key that no column wants, on each of the levels
+KEYS = GAPS + (UNKNOWN + 3) * GAP_WAYS * GAP_WIDTH  # words of all that
+
 
 def key_slot(first_word: int, length: int, level: int) -> int:
     """Where the search for a key starts: the scanner computes the same."""
@@ -139,10 +154,10 @@ def key_table() -> npt.NDArray[np.uint64]:
     """Lay the wanted keys out as an open-addressing table the scanner can probe without a string in sight.
 
     >>> key_table().shape
-    (777,)
+    (4969,)
     """
-    table = np.zeros(SLOTS * SLOT_WIDTH + 9, np.uint64)
-    table[-9:] = 10 ** np.arange(9)  # the powers of ten ride behind, for the scanner's numbers
+    table = np.zeros(KEYS, np.uint64)
+    table[POWERS:GAPS] = 10 ** np.arange(9)
     for level, keys in enumerate((EVENT_KEYS, ARG_KEYS, MEMORY_KEYS)):
         for key, column in keys.items():
             raw = key.encode()

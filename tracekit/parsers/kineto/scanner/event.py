@@ -9,67 +9,33 @@ from typing import Any
 import numpy as np
 
 from tracekit.parsers.kineto.scanner.columns import (
-    ARGS,
     FIRST_TEXT,
-    KEY_BYTES,
-    MIX,
     NULL,
     PHASE,
-    SLOT_WIDTH,
-    SLOTS,
+    START,
     WIDTH,
     Column,
 )
+from tracekit.parsers.kineto.scanner.gaps import CLOSED, known_gap, next_value
 from tracekit.parsers.kineto.scanner.numbers import common_number, lawful, quoted_number, read_number
-from tracekit.parsers.kineto.scanner.state import LOST, ODD, SEEN
+from tracekit.parsers.kineto.scanner.state import COLUMN, HELD, LEVEL, LOST, ODD, SEEN, SLOT
 from tracekit.parsers.kineto.scanner.words import (
+    BLANK,
     BRACE,
-    BRACE_END,
     BRACKET,
     BROKEN,
-    COLON,
-    COMMA,
     CUT,
     QUOTE,
     called,
-    low_bytes,
     scalar_end,
     skip,
     space,
     text_end,
-    word_at,
 )
 
-_MIX = np.uint64(MIX)
-_57 = np.uint64(57)
+_PLAIN = 1  # the level of arguments, see ``columns.key_table``
 _N = ord("n")
 _TS, _DUR = int(Column.TS), int(Column.DUR)
-
-
-@called
-def column_of(buf: Any, i: Any, length: Any, level: Any, keys: Any) -> Any:
-    """Find the column of the key at *i*, or -1. Compares the whole key: no two keys are ever taken for each other."""
-    if length > KEY_BYTES or length == 0:
-        return -1
-    tag = np.uint64(length | level << 8)
-    first = word_at(buf, i) if length >= 8 else low_bytes(word_at(buf, i), length)
-    slot = np.int64(((first ^ tag) * _MIX) >> _57)
-    while True:
-        at = slot * SLOT_WIDTH
-        if keys[at] == 0:
-            return -1
-        if keys[at] == tag and keys[at + 1] == first:
-            rest, k, same = length - 8, 1, True
-            while rest > 0 and same:
-                word = word_at(buf, i + 8 * k)
-                if rest < 8:
-                    word = low_bytes(word, rest)
-                same = word == keys[at + 1 + k]
-                rest -= 8
-                k += 1
-            if same:
-                return np.int64(keys[at + 5])
-        slot = (slot + 1) % SLOTS
 
 
 @called
@@ -83,42 +49,34 @@ def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, s
     for c in range(WIDTH):
         row[c] = NULL
     phase: Any
-    phase, level, odd, lost = 0, 0, 0, 0
+    slot: Any
+    level: Any
+    column: Any
+    phase, level, odd, lost, held = 0, 0, 0, 0, 0
+    plain = args == _PLAIN  # only then: what is behind a key of the event depends on which arguments are asked for
+    slot = np.int64(START)
     i = start + 1
     while True:
-        i = space(buf, i, end)
-        if i >= end:
-            return CUT
+        at = known_gap(buf, i, end, slot, keys) if plain else -1
+        if at >= 0:
+            gap = np.int64(keys[at])
+            i += gap & 0xFF
+            column, level, slot = (gap >> 32) - 2, gap >> 24 & 0xFF, gap >> 8 & 0xFFFF
+        else:
+            i = next_value(buf, i, end, slot, level, args, slot != START, keys, state, plain)
+            if i < 0:
+                return i
+            column, level, slot = state[COLUMN], state[LEVEL], state[SLOT]
+        if column == CLOSED:
+            break
+        if column >= 0:
+            held |= 1 << (column & 63)
         c = buf[i]
-        if c == BRACE_END:
-            i += 1
-            if level == 0:
-                break
-            level = 0
+        if c <= BLANK:  # behind a gap that was known without it
             i = space(buf, i, end)
             if i >= end:
                 return CUT
-            if buf[i] == COMMA:
-                i += 1
-            elif buf[i] != BRACE_END:
-                return BROKEN - i
-            continue
-        if c != QUOTE:
-            return BROKEN - i
-        first = i + 1
-        i = text_end(buf, first, end)
-        if i < 0:
-            return CUT
-        column = column_of(buf, first, i - first, level, keys)
-        i = space(buf, i + 1, end)
-        if i >= end:
-            return CUT
-        if buf[i] != COLON:
-            return BROKEN - i
-        i = space(buf, i + 1, end)
-        if i >= end:
-            return CUT
-        c = buf[i]
+            c = buf[i]
         first = i
         if c == QUOTE:
             first = i + 1
@@ -136,10 +94,6 @@ def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, s
                 if (column == _TS and row[column] == NULL) or (column == _DUR and row[column] < 0):
                     lost = 1
         elif c == BRACE or c == BRACKET:
-            if column == ARGS and c == BRACE:
-                level = args
-                i += 1
-                continue
             i = skip(buf, i, end)
             if i < 0:
                 return i
@@ -173,13 +127,7 @@ def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, s
             elif column >= FIRST_TEXT and column < WIDTH and buf[first] != _N:
                 row[column] = first
                 ends[column - FIRST_TEXT] = i
-        i = space(buf, i, end)
-        if i >= end:
-            return CUT
-        if buf[i] == COMMA:
-            i += 1
-        elif buf[i] != BRACE_END:
-            return BROKEN - i
+    state[HELD] |= held
     state[SEEN] = phase
     state[ODD] = odd
     state[LOST] = lost

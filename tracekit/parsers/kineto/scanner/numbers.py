@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.parsers.kineto.scanner.columns import NULL, SLOT_WIDTH, SLOTS, Column
+from tracekit.parsers.kineto.scanner.columns import NULL, POWERS, Column
 from tracekit.parsers.kineto.scanner.words import (
     BLANK,
     BRACE_END,
@@ -28,7 +28,6 @@ from tracekit.parsers.kineto.scanner.words import (
 _ZERO, _NINE, _E, _E_BIG, _N, _U, _T, _F = b"09eEnutf"
 _ZEROS = np.uint64(0x3030303030303030)
 _NINES = np.uint64(0x7676767676767676)  # lifts everything above nine over the high bit
-_POWERS = SLOTS * SLOT_WIDTH  # of ten, behind the keys
 _8, _16, _32 = np.array([8, 16, 32], np.uint64)
 _PAIRS, _FOURS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 _TENS, _HUNDREDS, _MYRIADS = np.uint64(2561), np.uint64(6553601), np.uint64(42949672960001)
@@ -63,7 +62,7 @@ def common_number(buf: Any, i: Any, end: Any, thousands: Any, keys: Any) -> Any:
     i += count
     if count == 8:
         count, more = _digits(buf, i)
-        value = value * np.int64(keys[_POWERS + count]) + more
+        value = value * np.int64(keys[POWERS + count]) + more
         i += count
         if value > 9_000_000_000_000_000:  # a thousand times this no longer fits
             return -1, 0
@@ -72,7 +71,7 @@ def common_number(buf: Any, i: Any, end: Any, thousands: Any, keys: Any) -> Any:
         count, more = _digits(buf, i + 1)
         if count == 0 or count > 3 or shift == 0:
             return -1, 0
-        value = value * 1000 + more * np.int64(keys[_POWERS + 3 - count])
+        value = value * 1000 + more * np.int64(keys[POWERS + 3 - count])
         shift = 0
         i += 1 + count
     c = buf[i]

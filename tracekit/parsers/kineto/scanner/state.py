@@ -24,6 +24,12 @@ an event there is no row for, before an event whose text the dictionary has no r
     ODD,
     LOST,
     MEMORY,
-) = range(15)
-PHASES = 16
+    COLUMN,
+    SLOT,
+    LEVEL,
+    HELD,
+    FILLED,
+    WASTE,
+) = range(21)
+PHASES = 21
 STATE = PHASES + 256

@@ -19,15 +19,19 @@ from tracekit.parsers.kineto.scanner.columns import (
     WIDTH,
     Column,
 )
-from tracekit.parsers.kineto.scanner.event import column_of, read_event
+from tracekit.parsers.kineto.scanner.event import read_event
+from tracekit.parsers.kineto.scanner.gaps import slot_of
+from tracekit.parsers.kineto.scanner.pieces import forget, spill
 from tracekit.parsers.kineto.scanner.state import (
     BAD,
     BAD_VALUES,
     COMPLETE,
     END,
     EVENTS,
+    FILLED,
     FIRST_BAD,
     FIRST_BAD_VALUE,
+    HELD,
     LOST,
     MEMORY,
     MORE,
@@ -43,6 +47,7 @@ from tracekit.parsers.kineto.scanner.state import (
     TEXT_BYTES,
     TEXT_COUNT,
     TEXT_FULL,
+    WASTE,
 )
 from tracekit.parsers.kineto.scanner.words import (
     BLANK,
@@ -69,6 +74,7 @@ _29, _32 = np.uint64(29), np.uint64(32)
 _X, _I = ord("X"), ord("i")
 _PLAIN, _OF_MEMORY = 1, 2  # levels of keys, see ``columns.key_table``
 _TS, _ID, _CAT, _EVENT = int(Column.TS), int(Column.ID), int(Column.CAT), int(Column.EVENT)
+_ALWAYS = 1 << _ID | 1 << _EVENT | 1 << _TS  # columns that rows have whatever the file says
 _NAME, _BYTES = int(Column.NAME), int(Column.BYTES)
 _KEPT = tuple(int(column) for column in MEMORY_COLUMNS.values())
 _MEMORY = np.frombuffer(MEMORY_NAME.encode(), "<u8")[0]
@@ -90,7 +96,7 @@ def next_event(buf: Any, i: Any, end: Any, keys: Any) -> Any:
             k = space(buf, i + 1, end)
             if k < end and buf[k] == QUOTE:
                 last = text_end(buf, k + 1, min(end, k + 2 + KEY_BYTES))
-                if last > 0 and column_of(buf, k + 1, last - k - 1, 0, keys) >= 0:
+                if last > 0 and slot_of(buf, k + 1, last - k - 1, 0, keys) >= 0:
                     return i
         i += 1
     return -1
@@ -187,36 +193,28 @@ def keep_memory(buf: Any, i: Any, end: Any, keys: Any, row: Any, ends: Any, stat
     return 1
 
 
-def scan(
-    block: Any,
+@called
+def walk(
+    buf: Any,
     start: Any,
     end: Any,
-    key_table: Any,
-    rows: Any,
-    slot_table: Any,
-    start_table: Any,
-    heap_bytes: Any,
-    state_table: Any,
-    memory_rows: Any,
+    keys: Any,
+    out: Any,
+    room: Any,
+    ends: Any,
+    slots: Any,
+    mask: Any,
+    starts: Any,
+    text_room: Any,
+    heap: Any,
+    byte_room: Any,
+    state: Any,
+    memory: Any,
+    memory_room: Any,
     trust: Any,
     stacks: Any,
 ) -> Any:
-    """Walk events from *start*; returns how it stopped, with the place in ``state[POS]``.
-
-    *trust*: an event that runs to *end* is damage when another event starts inside it. *stacks*: keep Python frames.
-    """
-    buf = as_bytes(block.ctypes.data)
-    keys = as_words(key_table.ctypes.data)
-    out = np.int64(rows.ctypes.data)
-    slots = as_ints(slot_table.ctypes.data)
-    starts = as_ints(start_table.ctypes.data)
-    heap = as_bytes(heap_bytes.ctypes.data)
-    state = as_ints(state_table.ctypes.data)
-    memory, memory_room = as_ints(memory_rows.ctypes.data), memory_rows.shape[0]
-    room, mask = rows.shape[0] - 1, slot_table.shape[0] - 1
-    text_room, byte_room = start_table.shape[0] - 1, heap_bytes.shape[0] - PAD
-    ends = as_ints(out + room * WIDTH * 8)  # the last row is scratch
-    waste = 16 * (end - start) + 1_000_000
+    """Walk events until *room* rows are filled, or until something else stops it."""
     i = start
     while True:
         i = space(buf, i, end)
@@ -230,9 +228,9 @@ def scan(
         if c == BRACKET_END:
             state[POS] = i + 1
             return END
-        if state[ROWS] >= room:
+        if state[FILLED] >= room:
             return ROWS_FULL
-        row = as_ints(out + state[ROWS] * WIDTH * 8)
+        row = as_ints(out + state[FILLED] * WIDTH * 8)
         stop = read_event(buf, i, end, keys, row, ends, state, _PLAIN) if c == BRACE else BROKEN - i
         if stop < 0:
             after = i + 1
@@ -240,15 +238,15 @@ def scan(
                 after = next_event(buf, i + 1, end, keys) if trust else -1
                 if after < 0:
                     return PARTIAL
-                waste -= end - i
+                state[WASTE] -= end - i
             else:
-                waste -= BROKEN - stop - i
+                state[WASTE] -= BROKEN - stop - i
                 after = next_event(buf, i + 1, end, keys)
                 if after < 0:
                     if not trust:
                         return PARTIAL
                     after = array_end(buf, BROKEN - stop, end)
-            if waste < 0:
+            if state[WASTE] < 0:
                 after = end
             _count_bad(state)
             state[EVENTS] += 1
@@ -289,7 +287,7 @@ def scan(
                 _count_bad(state)
             else:
                 state[COMPLETE] += 1
-            state[ROWS] += 1
+            state[FILLED] += 1
         if state[ODD] > 0:
             if state[BAD_VALUES] == 0:
                 state[FIRST_BAD_VALUE] = state[EVENTS]
@@ -298,18 +296,63 @@ def scan(
         i = stop
 
 
-def split(rows: Any, count: Any, columns: Any, low: Any, high: Any, present: Any) -> Any:
-    """Turn *count* rows into columns, and note of each the least and greatest value and how many there are."""
-    for c in range(WIDTH):
-        low[c], high[c], present[c] = np.int64(2**63 - 1), NULL, 0
-    for r in range(count):
-        for c in range(WIDTH):
-            value = rows[r, c]
-            columns[c, r] = value
-            if value != NULL:
-                low[c] = min(low[c], value)
-                high[c] = max(high[c], value)
-                present[c] += 1
+def scan(
+    block: Any,
+    start: Any,
+    end: Any,
+    key_table: Any,
+    tile_rows: Any,
+    column_rows: Any,
+    bound_rows: Any,
+    slot_table: Any,
+    start_table: Any,
+    heap_bytes: Any,
+    state_table: Any,
+    memory_rows: Any,
+    trust: Any,
+    stacks: Any,
+) -> Any:
+    """Walk events from *start*; returns how it stopped, with the place in ``state[POS]``.
+
+    Rows are written to a few of *tile_rows*, whose last is scratch, and from there to columns, together with their
+    bounds. *trust*: an event that runs to *end* is damage when another event starts inside it. *stacks*: keep Python
+    frames.
+    """
+    buf = as_bytes(block.ctypes.data)
+    keys = as_words(key_table.ctypes.data)
+    out = np.int64(tile_rows.ctypes.data)
+    columns, bounds = as_ints(column_rows.ctypes.data), as_ints(bound_rows.ctypes.data)
+    slots = as_ints(slot_table.ctypes.data)
+    starts = as_ints(start_table.ctypes.data)
+    heap = as_bytes(heap_bytes.ctypes.data)
+    state = as_ints(state_table.ctypes.data)
+    memory, memory_room = as_ints(memory_rows.ctypes.data), memory_rows.shape[0]
+    room, mask = column_rows.shape[1], slot_table.shape[0] - 1
+    text_room, byte_room = start_table.shape[0] - 1, heap_bytes.shape[0] - PAD
+    depth = tile_rows.shape[0] - 1
+    tile = as_ints(out)
+    ends = as_ints(out + depth * WIDTH * 8)
+    if state[ROWS] == 0:
+        forget(bounds)
+    state[WASTE] = 16 * (end - start) + 1_000_000
+    state[HELD] = _ALWAYS
+    state[FILLED] = 0
+    status = ROWS_FULL
+    i = start
+    while status == ROWS_FULL and state[ROWS] < room:
+        most = min(depth, room - state[ROWS])
+        status = walk(
+            buf, i, end, keys, out, most, ends, slots, mask, starts, text_room, heap, byte_room, state, memory,
+            memory_room, trust, stacks,
+        )  # fmt: skip
+        i = state[POS]
+        spill(tile, state[FILLED], columns, room, state[ROWS], state[HELD], bounds)
+        state[ROWS] += state[FILLED]
+        if state[FILLED] < most and status == ROWS_FULL:
+            break  # not these rows are full, but those of the allocator's events
+        state[HELD] = _ALWAYS
+        state[FILLED] = 0
+    return status
 
 
 def regrow(old: Any, new: Any) -> Any:

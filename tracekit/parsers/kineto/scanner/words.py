@@ -1,4 +1,4 @@
-# ruff: noqa: PLR1714, SIM109
+# ruff: noqa: PLR1714
 # A compiled loop: calls with arrays in them and tuples to compare with cost more than they tidy.
 """Bytes, eight at a time: what every step of the scanner is made of. Importing it needs numba."""
 
@@ -20,6 +20,7 @@ intrinsic: Any = extending.intrinsic
 _BYTES = types.CPointer(types.uint8)
 _WORDS = types.CPointer(types.uint64)
 _INTS = types.CPointer(types.int64)
+_SHORTS = types.CPointer(types.int32)
 
 BLANK, QUOTE, COMMA, COLON, MINUS, PLUS, POINT = b' ",:-+.'
 BRACKET, BRACKET_END, BRACE, BRACE_END = b"[]{}"
@@ -35,6 +36,8 @@ _OPENS = np.uint64(0x5B5B5B5B5B5B5B5B)
 _CLOSES = np.uint64(0x5D5D5D5D5D5D5D5D)
 _COMMAS = np.uint64(0x2C2C2C2C2C2C2C2C)
 _BLANKS = np.uint64(0x2121212121212121)  # one more than the last blank
+_LOWS = np.uint64(0x7F7F7F7F7F7F7F7F)
+_LIFT = np.uint64(0x5F5F5F5F5F5F5F5F)  # lifts everything above a blank over the high bit
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +81,7 @@ def _count_zeros(_context: Any, value: Any) -> Any:
     return types.int64(types.uint64), emit
 
 
-as_bytes, as_words, as_ints = _cast(_BYTES), _cast(_WORDS), _cast(_INTS)
+as_bytes, as_words, as_ints, as_shorts = _cast(_BYTES), _cast(_WORDS), _cast(_INTS), _cast(_SHORTS)
 word_at: Any = intrinsic(_load)
 trailing_zeros: Any = intrinsic(_count_zeros)
 
@@ -98,9 +101,17 @@ def low_bytes(word: Any, count: Any) -> Any:
 @inlined
 def space(buf: Any, i: Any, end: Any) -> Any:
     """Step over blanks and line breaks."""
-    while i < end and buf[i] <= BLANK:
-        i += 1
-    return i
+    if buf[i] > BLANK:
+        return i
+    if buf[i + 1] > BLANK:
+        return i + 1 if i < end else i
+    while i < end:
+        word = word_at(buf, i)
+        others = (((word & _LOWS) + _LIFT) | word) & HIGHS
+        if others != 0:
+            return min(i + (trailing_zeros(others) >> 3), end)
+        i += 8
+    return end
 
 
 @inlined
@@ -121,6 +132,12 @@ def text_end(buf: Any, i: Any, end: Any) -> Any:
     return CUT
 
 
+@inlined
+def _all_zero_bytes(word: Any) -> Any:
+    """Return the high bit of each zero byte, and no other."""
+    return ~(((word & _LOWS) + _LOWS) | word | _LOWS)
+
+
 @called
 def skip(buf: Any, i: Any, end: Any) -> Any:
     """Find the place after the array or object at *i*. A quote must be followed by what may follow a string."""
@@ -128,32 +145,31 @@ def skip(buf: Any, i: Any, end: Any) -> Any:
     while i < end:
         word = word_at(buf, i)
         folded = word & _FOLD
-        hits = zero_bytes(word ^ _QUOTES)
-        hits |= zero_bytes(folded ^ _OPENS) | zero_bytes(folded ^ _CLOSES)
-        if hits == 0:
+        opens, closes = _all_zero_bytes(folded ^ _OPENS), _all_zero_bytes(folded ^ _CLOSES)
+        quotes = zero_bytes(word ^ _QUOTES)
+        if quotes != 0:  # only what stands before the string counts
+            before = (quotes & (~quotes + ONE)) - ONE
+            opens, closes = opens & before, closes & before
+        hits = opens | closes
+        while hits != 0:
+            lowest = hits & (~hits + ONE)
+            depth += 1 if opens & lowest else -1
+            if depth == 0:
+                i += (trailing_zeros(lowest) >> 3) + 1
+                return i if i <= end else CUT
+            hits ^= lowest
+        if quotes == 0:
             i += 8
             continue
-        i += trailing_zeros(hits) >> 3
+        i = text_end(buf, i + (trailing_zeros(quotes) >> 3) + 1, end)
+        if i < 0:
+            return CUT
+        i = space(buf, i + 1, end)
         if i >= end:
             return CUT
         c = buf[i]
-        i += 1
-        if c == QUOTE:
-            i = text_end(buf, i, end)
-            if i < 0:
-                return CUT
-            i = space(buf, i + 1, end)
-            if i >= end:
-                return CUT
-            c = buf[i]
-            if c != COMMA and c != COLON and c != BRACKET_END and c != BRACE_END:
-                return BROKEN - i
-        elif c == BRACKET or c == BRACE:
-            depth += 1
-        else:
-            depth -= 1
-            if depth == 0:
-                return i
+        if c != COMMA and c != COLON and c != BRACKET_END and c != BRACE_END:
+            return BROKEN - i
     return CUT
 
 
