@@ -14,6 +14,7 @@ import tracekit
 from tracekit.analysis.memory import HeldMemory, RunMemory, with_memory
 from tracekit.metrics.chunks import ChunkMemory
 from tracekit.metrics.memory import Peak, RankMemory
+from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.scalars import scalars
 from tracekit.report.terminal.whatif import render_what_if
@@ -119,14 +120,17 @@ def test_the_terminal_names_what_does_not_fit(run):
     assert re.search(r"gpipe \S+ does not fit", captured.get())
 
 
-def test_the_page_draws_a_line_for_every_rank(run):
-    page = render_html(run)
-    lines = re.findall(r'<path d="(M0\.0 [^"]+ H1000)">', page)
-    assert len(lines) == 4
-    for line in lines:
-        across = [float(x) for x in re.findall(r"H([\d.]+)", line)]
-        assert across == sorted(across)
-    assert '<a href="#memory">' in page
+def test_the_page_holds_a_line_for_every_rank_on_its_lanes_axis(run):
+    found = lanes_data(run)
+    for rank, lanes in found["steps"][0]["ranks"].items():
+        at, allocated, reserved = zip(*lanes["memory"], strict=True)
+        assert at[0] == 0
+        assert list(at) == sorted(at)
+        assert at[-1] * 1e6 <= lanes["end_ns"]
+        peak = next(one.measured for one in run.memory.ranks if one.rank == int(rank))
+        assert max(allocated) <= peak.peak_bytes / 1e9 + 1e-5
+        assert max(reserved) <= found["memory_top"] + 1e-5
+    assert '<a href="#memory">' in render_html(run)
 
 
 def test_the_gate_holds_a_limit_on_memory_and_rates(run):

@@ -10,7 +10,7 @@ from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import rank_tables
 from tracekit.diffs.samples import from_analysis
 from tracekit.errors import OptionError
-from tracekit.report.view.ranks import step_time
+from tracekit.report.view.pace import pace
 from tracekit.run.load import load
 from tracekit.schema import RankEvents
 
@@ -177,7 +177,7 @@ def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
 
 def test_report_and_gate_agree_on_how_long_a_step_takes(cut_marks):
     for found in cut_marks:
-        ns, count, _ = step_time(found)
+        took = pace(found)
         samples = from_analysis(found.to_dict(), name="run").samples["step_ms"]
-        assert len(samples) == count == 8
-        assert ns / 1e6 == pytest.approx(sum(samples) / len(samples))
+        assert len(samples) == took.steps == 8
+        assert took.ns / 1e6 == pytest.approx(sum(samples) / len(samples))

@@ -12,6 +12,7 @@ from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.report.advice import advice
 from tracekit.report.view import view_of
+from tracekit.report.view.pace import pace
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +59,60 @@ def test_one_gpu_and_one_step(small):
     assert said(run_of(small)) == {"Time": "A step takes 1.0 ms: 60.0 % compute and 40.0 % idle."}
 
 
-def test_of_several_ranks_the_slowest_sets_the_pace_and_steps_are_a_mean(small):
+def slower(run, *, by, steps=None):
+    """The same run, whose rank 1 takes so much longer, in all its steps or in some."""
+
+    def longer(measured):
+        return replace(measured, budget=replace(measured.budget, span_ns=round(measured.budget.span_ns * (1 + by))))
+
+    one = run.ranks[1]
+    each = tuple(longer(step) if steps is None or step.step in steps else step for step in one.per_step)
+    whole = replace(one.whole, budget=replace(one.whole.budget, span_ns=sum(step.budget.span_ns for step in each)))
+    return replace(run, ranks=(run.ranks[0], replace(one, per_step=each, whole=whole), *run.ranks[2:]))
+
+
+def test_ranks_that_tie_are_alike_and_steps_are_a_mean(small):
     run = run_of(small, ranks=2, steps=3, exposed={"dp_comm": 100, "ep_combine": 200, "memory": 5})
     assert said(run)["Time"] == (
-        "A step takes 1.0 ms (rank 1, the slowest of 2; mean of 3 steps): 60.0 % compute, 30.5 % exposed "
-        "communication and copies and 9.5 % idle."
+        "A step takes 1.0 ms (2 ranks alike, within 0.1 %; mean of 3 steps): 60.0 % compute, 30.5 % exposed "
+        "communication or copies and 9.5 % idle."
     )
     assert said(run)["Exposed"] == (
         "Expert combine (ep_combine) 0.2 ms per rank and step, 20.0 % of the span; "
         "data-parallel communication (dp_comm) 0.1 ms per rank and step, 10.0 % of the span."
     )
+
+
+def test_a_rank_is_called_the_slowest_only_beyond_noise(small):
+    run = run_of(small, ranks=3, steps=3)
+    assert pace(slower(run, by=0.009)).slowest is None
+    assert pace(slower(run, by=0.012)).slowest == 1
+    assert "(rank 1, the slowest of 3; mean of 3 steps)" in said(slower(run, by=0.012))["Time"]
+    assert pace(slower(run, by=0.5, steps=[0])).slowest is None  # one odd step makes no rank slow
+    assert "the longest of 3 ranks, the shortest 14.3 % less" in said(slower(run, by=0.5, steps=[0]))["Time"]
+
+
+def test_two_ranks_that_tie_for_the_slowest_are_not_one(small):
+    run = slower(run_of(small, ranks=3), by=0.1)
+    both = replace(run, ranks=(run.ranks[0], run.ranks[1], replace(run.ranks[1], rank=2)))
+    assert pace(both).slowest is None
+    assert "(the longest of 3 ranks, the shortest 9.1 % less)" in said(both)["Time"]
+
+
+@pytest.mark.parametrize(("between", "told"), [(0.04, False), (0.06, True)])
+def test_time_between_steps_is_told_where_it_is_much(small, between, told):
+    run = run_of(small, steps=3)
+    one = run.ranks[0]
+    span = round(one.whole.budget.span_ns / (1 - between))
+    wide = replace(one, whole=replace(one.whole, budget=replace(one.whole.budget, span_ns=span)))
+    text = said(replace(run, ranks=(wide,)))["Time"]
+    assert ("pass between two" in text) is told
+    assert text.endswith("the time between steps included.") is told
+
+
+def test_only_what_is_exposed_is_called_exposed(small):
+    assert "exposed copies" in said(run_of(small, exposed={"memory": 5}))["Time"]
+    assert "exposed communication and" in said(run_of(small, exposed={"dp_comm": 5}))["Time"]
 
 
 def test_the_bubble_is_said_where_a_pipeline_runs(small):
@@ -86,6 +131,14 @@ def test_whom_the_others_wait_for(small):
         "75.0 % of the time in comm is waiting for another rank; "
         "the others wait longest for rank 3 (0.5 ms in 4 operations)."
     )
+    rows[0][columns.index("caused_ns")] = 460_000  # within a tenth of the first
+    both = run_of(small, exposed={"comm": 200}, wait={"comm": 150}, late=rows)
+    assert said(both)["Waits"].endswith(
+        "the others wait longest for rank 3 (0.5 ms in 4 operations) and rank 0 (0.5 ms in 1 operation)."
+    )
+    rows[0][columns.index("caused_ns")] = 440_000
+    one = run_of(small, exposed={"comm": 200}, wait={"comm": 150}, late=rows)
+    assert said(one)["Waits"].endswith("rank 3 (0.5 ms in 4 operations).")
     little = run_of(small, exposed={"comm": 200}, wait={"comm": 9}, late=rows)
     assert "Waits" not in said(little)
 

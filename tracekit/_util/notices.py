@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tracekit._util.text import listing
+from tracekit._util.text import ranks_named
 from tracekit.errors import Notice
 
 MOST_RANKS = 8
@@ -20,7 +20,7 @@ def merge_notices(by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int
 
     >>> cut = Notice("cut", "ends early")
     >>> [note.message for note in merge_notices([(0, [cut]), (1, [cut])])]
-    ['rank 0, 1: ends early']
+    ['ranks 0, 1: ends early']
     >>> [note.message for note in merge_notices([(0, [cut]), (1, [cut])], ranks=2)]
     ['ends early']
     >>> [note.message for note in merge_notices([(r, [Notice("lost", f"{r + 3} events lost")]) for r in (0, 1)])]
@@ -37,13 +37,9 @@ def merge_notices(by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int
 def _together(several: Sequence[tuple[int, str]], ranks: int | None) -> str:
     named, text = list(dict.fromkeys(rank for rank, _ in several)), several[0][1]
     if len({message for _, message in several}) > 1:
-        others = listing(map(str, named[1:]), most=MOST_RANKS)
-        return f"rank {named[0]}: {text}" + (f" (rank {others} too, with other numbers)" if others else "")
-    return (
-        text
-        if ranks is not None and len(named) == ranks > 1
-        else f"rank {listing(map(str, named), most=MOST_RANKS)}: {text}"
-    )
+        others = ranks_named(named[1:], most=MOST_RANKS) if named[1:] else ""
+        return f"rank {named[0]}: {text}" + (f" ({others} too, with other numbers)" if others else "")
+    return text if ranks is not None and len(named) == ranks > 1 else f"{ranks_named(named, most=MOST_RANKS)}: {text}"
 
 
 def without_rank(message: str) -> str:

@@ -71,6 +71,18 @@ def spans(numbers: Iterable[int], *, most: int = 12) -> str:
     return listing(("–".join(map(str, part)) for part in parts), most=most)
 
 
+def ranks_named(numbers: Iterable[int], *, most: int = 8) -> str:
+    """Name ranks, those that follow each other as a span.
+
+    >>> ranks_named([3]), ranks_named([0, 1]), ranks_named([0, 1, 2, 3, 7])
+    ('rank 3', 'ranks 0, 1', 'ranks 0–3, 7')
+    """
+    every = list(numbers)
+    if len(every) < 3:
+        return f"{'rank' if len(every) == 1 else 'ranks'} {', '.join(map(str, every))}"
+    return f"ranks {spans(every, most=most)}"
+
+
 def size(count: int) -> str:
     """Return a number of bytes.
 

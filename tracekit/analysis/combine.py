@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit._util.notices import merge_notices
-from tracekit._util.text import listing
+from tracekit._util.text import percent, ranks_named
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.analysis.by import By, combined
@@ -20,6 +20,7 @@ from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.memory import run_memory, with_memory
 from tracekit.analysis.peers import bound_notices, with_peers, without_settled
 from tracekit.analysis.rates import run_rates
+from tracekit.analysis.reasons import run_reasons
 from tracekit.analysis.result import Analysis
 from tracekit.analysis.scopes import rank_results
 from tracekit.analysis.tables import RankTables
@@ -71,6 +72,7 @@ def combine(
     tables["clocks"] = clocks.table
     tables["matched"] = clocks.align(matching.members, "start_ns", "end_ns").drop("row")
     tables["kernels"] = together([part.kernels for part in parts])
+    tables["reasons"] = run_reasons([part.reasons for part in parts], tables["kernels"])
     if memory is not None:
         tables["memory"] = memory.table(clocks)
     own = merge_notices(((part.source.rank, part.notices) for part in parts), ranks=len(parts))
@@ -252,7 +254,7 @@ def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Not
     unseen = [part.source.rank for part in parts if unseen_messages(part.messages_issued, seen[part.source.rank])]
     notices = []
     if unseen:
-        text = f"rank {listing(map(str, unseen), most=8)}: the host sends and receives, but no kernel is known to do so"
+        text = f"{ranks_named(unseen)}: the host sends and receives, but no kernel is known to do so"
         notices.append(Notice("wait-unknown", f"{text}: {least}; name the kernels in a rules file (--rules)"))
     lost = messages.filter(unknown_waits())
     if lost.is_empty():
@@ -280,8 +282,8 @@ def _other_notices(ranks: Sequence[RankResult]) -> list[Notice]:
         return []
     worst = max(loud, key=lambda rank: shares[rank])
     text = (
-        f"no rule knows what {shares[worst]:.1%} of rank {worst}'s span is (label other"
-        + (f"; above {LOUD_OTHER:.0%} on {len(loud)} ranks" if len(loud) > 1 else "")
+        f"no rule knows what {percent(shares[worst])} of rank {worst}'s span is (label other"
+        + (f"; above {percent(LOUD_OTHER, digits=0)} on {len(loud)} ranks" if len(loud) > 1 else "")
         + "): it counts as compute; name it in a rules file (--rules), see --explain other"
     )
     return [Notice("unlabelled", text)]
@@ -292,7 +294,9 @@ def _weak_notices(ranks: Sequence[RankResult]) -> list[Notice]:
     share = Measured.total(result.whole for result in ranks).weak_share
     if share is None or share <= LOUD_WEAK:
         return []
-    text = f"{share:.1%} of GPU time is labelled by weak evidence (what ran around it): record operators and shapes"
+    text = (
+        f"{percent(share)} of GPU time is labelled by weak evidence (what ran around it): record operators and shapes"
+    )
     return [Notice("weak-labels", f"{text}, or name it in a rules file (--rules); --explain says which rule decided")]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from tracekit._util.text import listing
+from tracekit._util.text import ranks_named
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.tables import RankTables
 from tracekit.analysis.walk import KINDS, Arrivals, Pieces, Walks, walk_back
@@ -280,7 +280,7 @@ def _notices(broken: tuple[int | None, int, int] | None, unknown: frozenset[str]
     notices = []
     if blind:
         text = (
-            f"rank {listing(map(str, blind), most=8)}: the file has no launches, so the critical path cannot cross "
+            f"{ranks_named(blind)}: the file has no launches, so the critical path cannot cross "
             "from the GPU to the host and follows the streams alone; record CPU activities as well"
         )
         notices.append(Notice("path-ends", text))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit._util.text import json_text
+from tracekit._util.text import json_text, percent
 from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.metrics.overlap import ratio
@@ -79,5 +79,5 @@ def _cells(name: str, figures: Measured, of: int) -> list[str]:
     idle = cost.idle_ns if figures.idle_known else None
     shares = [ratio(cost.compute_ns, span), ratio(sum(cost.exposed_ns.values()), span)]
     shares += [None if idle is None else ratio(idle, span)]
-    cells = ["–" if share is None else f"{share:.1%}" for share in shares]
+    cells = ["–" if share is None else percent(share) for share in shares]
     return [name, f"{span / of / 1e6:,.3f}", *cells, *([figures.bubble_words] if figures.pipeline else [])]

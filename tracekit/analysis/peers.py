@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit._util.text import percent
 from tracekit.align.peers import by_communicator
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import RankTables
@@ -94,7 +95,7 @@ def bound_notices(ranks: Sequence[RankResult], compared: ScheduleComparison | No
     if outside <= FAR * bound:
         return []
     text = (
-        f"the bubble's bound of {bound:.1%} counts idle time and known waits alone: ranks of the pipeline were in no "
-        f"cell for {outside:.1%} of its time"
+        f"the bubble's bound of {percent(bound)} counts idle time and known waits alone: ranks of the pipeline were in "
+        f"no cell for {percent(outside)} of its time"
     )
     return [Notice("bubble-bound-low", f"{text}; record the peers of messages to know how much of that is bubble")]

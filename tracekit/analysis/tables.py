@@ -15,6 +15,7 @@ from tracekit.analysis.by import RankRows, rank_rows
 from tracekit.analysis.damage import refuse_damaged, repeated
 from tracekit.analysis.foreign import why_no_gpu
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
+from tracekit.analysis.reasons import REASONS, kernel_reasons
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import phases
@@ -92,6 +93,8 @@ class RankTables:
     """What the allocator held; None where it was not recorded."""
     kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
     """Time by kernel name, label and module, a step."""
+    reasons: pl.DataFrame = field(default_factory=REASONS.to_frame)
+    """Why the longest of them have their labels, and where they ran (``analysis.reasons``)."""
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's products, where they were recorded."""
     path: pl.DataFrame = field(default_factory=NODES.to_frame)
@@ -135,10 +138,14 @@ def rank_tables(
     (104587652, True)
     """
     damaged = refuse_damaged(rank)
-    if labelled is None:
-        from tracekit.classify import classify, load_rules
+    if isinstance(rules, str | Path):
+        from tracekit.classify import load_rules
 
-        labelled = classify(rank.events, rules=load_rules(rules) if isinstance(rules, str | Path) else rules)
+        rules = load_rules(rules)
+    if labelled is None:
+        from tracekit.classify import classify
+
+        labelled = classify(rank.events, rules=rules)
         give_back_memory()  # labelling takes several times what it leaves
     api = api_calls(rank.events)
     recording = recorded(api, labelled)
@@ -177,6 +184,7 @@ def rank_tables(
         experts=expert_work(kept),
         memory=_memory(rank, kept, chunks, whole=steps is None),
         kernels=kernel_table(kept),
+        reasons=kernel_reasons(kept, rank=rank.source.rank, rules=rules),
         shapes=shape_list(rank.events),
         path=path_nodes(work, calls, exposed_in_order(whole)),
         instead=shortened(instead_of_launching(rank.events, kept, holes)),

@@ -16,7 +16,7 @@ from tracekit.classify.evidence import Evidence, gather
 from tracekit.classify.fused import fused_operators
 from tracekit.classify.microbatch import find_places
 from tracekit.classify.modules import find_modules
-from tracekit.classify.rules import Condition, Rule, RuleBook, builtin_rules
+from tracekit.classify.rules import COMPARISON, Condition, Rule, RuleBook, builtin_rules
 from tracekit.errors import OptionError
 from tracekit.schema import LABELS
 
@@ -206,6 +206,23 @@ def _asked(condition: Condition) -> str:
     if isinstance(condition, bool):
         return str(condition).lower()
     return _said(condition)
+
+
+def asked_of(rule: Rule) -> str:
+    """Return what a rule asks of an event, in words.
+
+    >>> asked_of(Rule("mine", "forward", when={"name": "my_kernel", "launched": True}, unless={"op": ("aten::mm",)}))
+    'name matches my_kernel; launched is true; op is not aten::mm'
+    """
+    asks = [f"{column} {_is(condition)} {_asked(condition)}" for column, condition in rule.when.items()]
+    bars = [f"{column} {_is(condition, negated=True)} {_asked(condition)}" for column, condition in rule.unless.items()]
+    return "; ".join((*asks, *bars))
+
+
+def _is(condition: Condition, *, negated: bool = False) -> str:
+    if isinstance(condition, str) and COMPARISON.fullmatch(condition) is None:
+        return "does not match" if negated else "matches"
+    return "is not" if negated else "is"
 
 
 def _micros(duration: Value) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.columns import whole_numbers
+from tracekit._util.text import percent
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match
 from tracekit.compare.predict.curves import by_chunks, by_microbatches
@@ -211,7 +212,9 @@ def _basis(
         rests_on.append(f"a rank's layers {cut}")
     if any(op.kind == "FB" for op in schedule.ranks[0]):
         apart = times.overlap is None or not isinstance(predicted, str)
-        rests_on.append("FB takes F + B" if apart else f"FB takes {times.overlap:.0%} of F + B, as measured")
+        rests_on.append(
+            "FB takes F + B" if apart else f"FB takes {percent(times.overlap, digits=0)} of F + B, as measured"
+        )
     split = any(op.kind == "W" for op in schedule.ranks[0])
     if split and not times.split_known:
         rests_on.append("backward halves into I and W")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.text import percent
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.host import api_calls, calls_named
@@ -230,6 +231,8 @@ def _hole_notice(holes: Intervals, gpu: pl.DataFrame) -> tuple[Notice, ...]:
         return ()
     span = int(gpu["end_ns"].to_numpy().max() - gpu["start_ns"].to_numpy().min())
     ns = int(holes.totals_ns(1)[0])
-    text = f"CUDA graphs ran for {ns / 1e6:.3f} ms ({ns / max(1, span):.1%} of the recording) without a kernel in the "
+    text = (
+        f"CUDA graphs ran for {ns / 1e6:.3f} ms ({percent(ns, max(1, span))} of the recording) without a kernel in the "
+    )
     text += "file: this time counts as not recorded, not as idle; record with graph node tracing"
     return (Notice("graph-nodes-missing", text),)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from tracekit._util.text import listing
+from tracekit._util.text import listing, percent
 from tracekit.align.peers import MESSAGES, Named, along_pipelines, by_communicator
 from tracekit.errors import Notice
 from tracekit.reconstruct.rank import RankPipeline
@@ -49,6 +49,6 @@ def _by_order(named: Named, count: int) -> Notice:
     more = f" and {len(named.lines) - 4} more" if len(named.lines) > 4 else ""
     text = (
         f"messages do not name their peers: along the pipeline of ranks {lines}{more} the k-th send meets the "
-        f"k-th receive, and {named.met:.0%} of the {count:,} ran at the same time as their other side"
+        f"k-th receive, and {percent(named.met, digits=0)} of the {count:,} ran at the same time as their other side"
     )
     return Notice("peers-by-order", f"{text}; waiting rests on that match (override with --layout)")

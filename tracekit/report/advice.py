@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracekit._util.text import ms, percent, signed_ms
+from tracekit._util.text import ms, percent, ranks_named, signed_ms
 from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
+from tracekit.parsers.ranks import absent
 from tracekit.report.names import short_kernel
 from tracekit.report.remedies import BECAUSE, FIXES, main_cause
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES
@@ -17,6 +18,15 @@ LATE = 0.02
 """Share of the span from which idle time of a host that launches late is worth a line."""
 _HIDEABLE = {"exposed_ep": ("ep_dispatch", "ep_combine"), "exposed_comm": ("tp_comm", "dp_comm", "cp_comm", "comm")}
 """Causes of a gap that compute could hide, and the labels they are made of."""
+_NAMED = 64
+"""Missing ranks that are looked at to be named."""
+_GAP_WORDS = {
+    "launch_bound": "was launch-bound",
+    "dependency": "waited for other work",
+    "warm_up": "was a slow launch call",
+    "unknown": "has no known cause",
+}
+"""What a gap of each cause did."""
 _BY_OVERLAP = ("nothing_to_hide", "same_stream", "one_queue", "compute_waited", "unknown")
 """Causes of exposure whose remedy needs compute to put beside it."""
 
@@ -38,12 +48,21 @@ def advice(analysis: Analysis) -> list[str]:
     found = [*(_gap(analysis) or _exposed(analysis, span)), *_idle(analysis, span), *_unknown(analysis, span)]
     if analysis.total.lower_bound:
         nameless = any(n.code == "wait-unknown" and "their peer" in n.message for n in analysis.notices)
-        first = "record to whom messages go (`tracekit doctor` says how)" if nameless else "add the other ranks' traces"
+        first = "record to whom messages go (`tracekit doctor` says how)" if nameless else _missing(analysis)
         found.append((0.0, f"{first}: waiting is only known from both sides"))
     lines = [text for _, text in sorted(found, reverse=True)]
     if analysis.schedule is not None and not analysis.schedule.what_if:
         lines.append("`--what-if` ranks the schedules this run could use, with its own measured times")
     return lines
+
+
+def _missing(analysis: Analysis) -> str:
+    """Ask for the ranks whose traces are not there, and for no other; where none is known to be, for messages."""
+    lost, named = absent([one.rank for one in analysis.ranks], analysis.world_size or 0, most=_NAMED)
+    if not lost:
+        return "add the ranks that are missing, or record every message (`tracekit doctor` says how)"
+    more = f" and {lost - len(named)} more" if lost > len(named) else ""
+    return f"add the {'trace' if lost == 1 else 'traces'} of {ranks_named(named)}{more}"
 
 
 def _gap(analysis: Analysis) -> list[tuple[float, str]]:
@@ -135,7 +154,7 @@ def _longest_gap(analysis: Analysis) -> str | None:
     worst = gaps.sort("ns", descending=True).row(0, named=True)
     why = max(IDLE_CAUSES, key=lambda cause: worst[f"{cause}_ns"])
     ended = f"{short_kernel(worst['next_name']).partition('<')[0][:60]} ({worst['next_label']})"
-    return f"the longest gap, {ms(worst['ns'])} on rank {worst['rank']}, was {IDLE_CAUSES[why]} and ended with {ended}"
+    return f"the longest gap, {ms(worst['ns'])} on rank {worst['rank']}, {_GAP_WORDS[why]} and ended with {ended}"
 
 
 def _unknown(analysis: Analysis, span: int) -> list[tuple[float, str]]:

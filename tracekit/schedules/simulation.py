@@ -14,6 +14,7 @@ import polars as pl
 
 from tracekit._util.above import above
 from tracekit._util.html import html_table
+from tracekit._util.text import percent
 from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS
 from tracekit.schedules.schedule import Schedule
@@ -146,7 +147,7 @@ class Simulation:
         columns = zip(self.busy, self.bubble, self.peak_activations, strict=True)
         rows = [(rank, f"{busy:g}", f"{idle:g}", peak) for rank, (busy, idle, peak) in enumerate(columns)]
         heads = ("rank", "work", "idle", "most activations held")
-        return html_table(f"{repr(self)[1:-1]}, {self.bubble_fraction:.1%} idle", heads, rows)
+        return html_table(f"{repr(self)[1:-1]}, {percent(self.bubble_fraction)} idle", heads, rows)
 
     def plot(self) -> Figure:
         """Return its picture.

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.text import percent
 from tracekit.compare.predict.engine import Outcome, run
 from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, Fitted, Machine, fit, match_messages
 from tracekit.compare.predict.programs import RUN, Program
@@ -146,7 +147,7 @@ def predictor(
     ]
     made = Predictor(own, runtime, fitted, (cells[0], cells[1], cells[2]), measured_ns)
     if made.miss > MOST_MISS:
-        return f"a replay of this run with its own messages and host is off by {made.miss:.0%}"
+        return f"a replay of this run with its own messages and host is off by {percent(made.miss, digits=0)}"
     return made
 
 

@@ -50,7 +50,7 @@ class Runtime:
     def words(self) -> str:
         """Return in words how messages are assumed to be ordered."""
         queues = _QUEUES[self.queues]
-        unknown = "each posted with its send: this run's order is not a known one"
+        unknown = "each posted with its send: the order this run posts them in is not a known one"
         how = "ordered as this run's were" if self.way else unknown
         return f"{queues}, {how}"
 

@@ -65,9 +65,9 @@ def _waterfall(found: Data | None) -> str:
     """What became of the slowest rank's step, part by part; the parts sum to the difference."""
     if not found:
         return ""
-    who = f"rank {found['rank']}, the slowest after"
     changes = [(row["part"], 1e6 * row["change_ms"]) for row in found["changes"]]
     made = rungs(("before", 1e6 * found["before_ms"]), ("after", 1e6 * found["after_ms"]), changes)
+    who = f"rank {found['rank']} (no other takes longer after)"
     table = waterfall_table(made, f"A step of {who}: mean over its steps; the parts sum to the difference")
     return f"<section><h2>From before to after</h2>{table}</section>"
 

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis import Analysis
+from tracekit.report.html.memory import memory_points, memory_top
 from tracekit.report.html.pack import BOXES, pack
 from tracekit.report.html.path import HOST, HOST_COLOUR, ROW, pieces_of
 from tracekit.report.palette import LABEL_COLOURS
@@ -37,6 +38,7 @@ def lanes_data(analysis: Analysis) -> dict[str, Any] | None:
         "kinds": [*_kinds(lanes, present), *([{"name": HOST, "colour": HOST_COLOUR}] if path else [])],
         "rows": [*lanes, *([ROW] if path else [])],
         "steps": _steps(analysis, lanes, present),
+        "memory_top": memory_top(analysis),
     }
 
 
@@ -100,6 +102,7 @@ def _rank_lanes(
         "boxes": pack(pl.concat([boxes, path.drop("said")], how="vertical_relaxed")),
         "path": path["said"].to_list(),
         "cells_at_ns": _cells_at(analysis, rank, begin, number),
+        **({"memory": held} if (held := memory_points(analysis, rank, (begin, end))) else {}),
     }
 
 

@@ -1,68 +1,41 @@
-"""What the page draws of memory: a line per rank under its lanes, over the same stretch of time."""
+"""What the page draws of memory: a line under a rank's lanes, on their time axis."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 import polars as pl
 
 from tracekit.analysis import Analysis
-from tracekit.report.view.memory import gb
 
-WIDTH, HEIGHT = 1000, 60
-"""Size of a line's own coordinates."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLine:
-    """One rank's line: paths in the coordinates above, and its peak in words."""
-
-    rank: int
-    allocated: str
-    reserved: str
-    peak: str
+Point = tuple[float, float, float | None]
+"""Milliseconds from the step's start, GB allocated, GB reserved; it holds until the next."""
 
 
-def memory_lines(analysis: Analysis, ranks: Iterable[int]) -> list[MemoryLine]:
-    """Return the lines of *ranks* in the step that the lanes show; none where memory was not recorded."""
+def memory_top(analysis: Analysis) -> float | None:
+    """Return the most that any rank held or reserved, in GB: the height of every line; None without a record."""
     if analysis.memory is None:
-        return []
-    wanted = analysis.schedule.head.pipeline.step if analysis.schedule is not None else None
-    lines = {one.rank: one.measured for one in analysis.memory.ranks}
-    top = max(max(found.reserved_bytes or 0, found.peak_bytes) for found in lines.values())
-    made = []
-    for rank in ranks:
-        span = _span(analysis.tables["steps"].filter(pl.col("rank") == rank), wanted)
-        if rank not in lines or span is None:
-            continue
-        shown = lines[rank].line
-        allocated, reserved = (_path(shown["at_ns"], shown[name], span, top) for name in ("allocated", "reserved"))
-        made.append(MemoryLine(rank, allocated, reserved, gb(lines[rank].peak_bytes)))
-    return made
+        return None
+    ranks = [one.measured for one in analysis.memory.ranks]
+    return max(max(found.reserved_bytes or 0, found.peak_bytes) for found in ranks) / 1e9
 
 
-def _span(steps: pl.DataFrame, wanted: int | None) -> tuple[int, int] | None:
-    step = steps.filter(pl.col("step") == wanted) if wanted is not None else steps.head(1)
-    step = steps.head(1) if step.is_empty() else step
-    return None if step.is_empty() else (step["start_ns"][0], step["end_ns"][0])
+def memory_points(analysis: Analysis, rank: int, span: tuple[int, int]) -> list[Point]:
+    """Return a rank's line from the start of *span* to its end; empty where its memory was not recorded."""
+    lines = {} if analysis.memory is None else {one.rank: one.measured.line for one in analysis.memory.ranks}
+    return points_in(lines[rank], span) if rank in lines else []
 
 
-def _path(at: pl.Series, held: pl.Series, span: tuple[int, int], top: int) -> str:
-    """Return a step line: what was held stays until the next point.
+def points_in(line: pl.DataFrame, span: tuple[int, int]) -> list[Point]:
+    """Return the points of a line in a span of time, first what was held when it began.
 
-    >>> _path(pl.Series([0, 50]), pl.Series([0, 30]), (0, 100), 60)
-    'M0.0 60.0 H500.0 V30.0 H1000'
+    >>> line = pl.DataFrame({"at_ns": [0, 5_000_000, 9_000_000], "allocated": [10**9, 2 * 10**9, 10**9],
+    ...                      "reserved": [None, 3 * 10**9, 3 * 10**9]}, schema_overrides={"reserved": pl.Int64})
+    >>> points_in(line, (4_000_000, 8_000_000))
+    [(0.0, 1.0, None), (1.0, 2.0, 3.0)]
     """
     begin, end = span
-    known = pl.DataFrame({"at": at, "held": held}).drop_nulls()
-    inside = known.filter(pl.col("at").is_between(begin, end))
-    before = known.filter(pl.col("at") < begin)
-    first = before["held"][-1] if len(before) else (inside["held"][0] if len(inside) else None)
-    if first is None:
-        return ""
-    points = inside.select(
-        x=(pl.col("at") - begin) / max(1, end - begin) * WIDTH, y=HEIGHT - pl.col("held") / max(1, top) * HEIGHT
-    )
-    moves = " ".join(f"H{x:.1f} V{y:.1f}" for x, y in points.iter_rows() if x > 0)
-    return f"M0.0 {HEIGHT - first / max(1, top) * HEIGHT:.1f} {moves} H{WIDTH}".replace("  ", " ")
+    known = line.filter(pl.col("allocated").is_not_null() & (pl.col("at_ns") <= end))
+    before = known.filter(pl.col("at_ns") <= begin).tail(1)
+    shown = pl.concat([before, known.filter(pl.col("at_ns") > begin)])
+    gb = [(pl.col(name) / 1e9).round(5) for name in ("allocated", "reserved")]
+    at = ((pl.col("at_ns").clip(begin) - begin) / 1e6).round(4)
+    return list(shown.select(at, *gb).iter_rows())

@@ -13,15 +13,17 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from tracekit._util.text import UNKNOWN, at_least, counted, ms, percent, signed_ms, terminal_lines, unbroken
+from tracekit._util.text import at_least, counted, ms, percent, signed_ms, terminal_lines, unbroken
 from tracekit.analysis import Analysis
 from tracekit.report.html.fleet import page_fleet
+from tracekit.report.html.kernels import kernel_moments, rows_by_name
 from tracekit.report.html.lanes import lanes_data
-from tracekit.report.html.memory import memory_lines
 from tracekit.report.html.path import moments
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.names import short_kernel
-from tracekit.report.view import View, view_of
+from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.view import View, grids, view_of
+from tracekit.report.view.grid import Grid
 
 
 def render_html(analysis: Analysis) -> str:
@@ -48,10 +50,26 @@ def render_html(analysis: Analysis) -> str:
         lanes=ranks,
         lane_steps=[one["step"] for one in lanes["steps"]],
         moments=moments(analysis, view.critical),
-        memory=memory_lines(analysis, ranks),
+        kernel_moments=kernel_moments(analysis, view.kernels, [one["step"] for one in lanes["steps"]]),
+        explained=rows_by_name(view.kernels),
+        grids=_grids(view),
         choices=len(data["schedule"]["choices"]) if data["schedule"] else 0,
     )
     return page
+
+
+def _grids(view: View) -> dict[str, Grid | None]:
+    """Return the tables that the page shares with the other reports."""
+    return {
+        "hiding": grids.hiding(view),
+        "idle": grids.idle(view),
+        "by": grids.by(view),
+        "products": grids.products(view),
+        "communication": grids.communication(view),
+        "experts": grids.experts(view),
+        "reload": grids.reload_lanes(view),
+        "copies": grids.copies(view, by_rank=True),
+    }
 
 
 def _sections(view: View, lanes: Collection[Any]) -> set[str]:
@@ -95,13 +113,13 @@ def _number(count: float) -> str:
     return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"
 
 
-def _tenths(value: float | None) -> str:
-    """A rate to a tenth; a dash where it is not known.
+def _sentence(text: str) -> str:
+    """A remark with a capital, as all remarks of a page have.
 
-    >>> _tenths(1234.56), _tenths(None)
-    ('1,234.6', '–')
+    >>> _sentence("by rank: 0"), _sentence("")
+    ('By rank: 0', '')
     """
-    return UNKNOWN if value is None else f"{value:,.1f}"
+    return text[:1].upper() + text[1:]
 
 
 def _shown(value: Any) -> Any:
@@ -120,9 +138,10 @@ def _template() -> Any:
         count=counted,
         at_least=at_least,
         number=_number,
-        tenths=_tenths,
+        sentence=_sentence,
         whole=unbroken,
         code=_code,
         short=short_kernel,
     )
+    environment.globals["colours"] = LABEL_COLOURS
     return environment.from_string(_asset("page.html.j2"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from tracekit._util.text import at_least, counted, listing, markdown, ms, percent, signed_ms
 from tracekit.analysis import Analysis
+from tracekit.report.markdown.grid import grid_section
 from tracekit.report.markdown.table import Code, folded, long_table, table
 from tracekit.report.names import short_kernel
-from tracekit.report.view import View, view_of
+from tracekit.report.view import View, grids, view_of
 from tracekit.report.view.budget import NOT_RECORDED
 
 MOST_TEXT = 160
@@ -115,6 +117,24 @@ def _memory(view: View) -> str:
     return "### Memory\n\n" + long_table(heads, cells, right=tuple(range(1, len(heads))))
 
 
+def _by(view: View) -> str:
+    if view.by is None:
+        return ""
+    named, _, unit = view.by.title.partition(" (")
+    found = grids.by(view)
+    if found is None:
+        return f"### {markdown(named)}\n\n" + "\n".join(f"- {markdown(line)}" for line in view.by.notes)
+    return grid_section(named, replace(found, notes=(unit.rstrip(")"), *found.notes)))
+
+
+def _experts(view: View) -> str:
+    return grid_section("Experts", grids.experts(view))
+
+
+def _copies(view: View) -> str:
+    return grid_section("Copies", grids.copies(view))
+
+
 def _stragglers(view: View) -> str:
     if not view.stragglers:
         return ""
@@ -153,5 +173,6 @@ def _source(view: View) -> str:
 
 
 SECTIONS: tuple[Callable[[View], str], ...] = (
-    _title, _answer, _next, _budget, _overlap, _gap, _memory, _reload, _stragglers, _kernels, _warnings, _source,
+    _title, _answer, _next, _budget, _overlap, _gap, _by, _experts, _memory, _copies, _reload, _stragglers, _kernels,
+    _warnings, _source,
 )  # fmt: skip

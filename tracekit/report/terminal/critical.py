@@ -20,5 +20,5 @@ def critical(view: View, width: int) -> RenderableType | None:
          "" if row.peer is None else f"rank {row.peer}", terminal(row.name()))
         for row in path.rows
     ]  # fmt: skip
-    made = fitted(heads, rows, width, left=("kind", "label", "what"), spare=("came last",), names="what")
+    made = fitted(heads, rows, width, left=("kind", "label", "what"), spare=("came last", "of step"), names="what")
     return Group(made, *(note(line) for line in path.notes))

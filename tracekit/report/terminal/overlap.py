@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from tracekit._util.text import bare_ms, percent
-from tracekit.report.terminal.table import label_name, table
+from tracekit.report.terminal.table import fitted, label_name, table
 from tracekit.report.view import View
+from tracekit.report.view.budget import LabelRow
 
 WIDE = 110
 """Columns from which two causes fit."""
@@ -17,19 +18,27 @@ def exposure(view: View, width: int) -> RenderableType | None:
     rows = view.exposure
     if not rows:
         return None
-    waited = any(row.wait_ns is not None for row in rows)
-    caused = any(row.because_ns for row in rows)
-    blocks = width >= WIDE and any(row.blocking_ns is not None for row in rows)
-    last = [*(["blocking ms"] if blocks else []), *(["wait ms"] if waited else []), *(["because"] if caused else [])]
-    made = table("label", "ms per rank", "hidden", "exposed ms", "of span", *last, left=("label", "because"))
-    for row in rows:
-        figures = [bare_ms(row.ns), percent(row.hidden), bare_ms(row.exposed_ns), percent(row.exposed_share)]
-        figures += [bare_ms(row.blocking_ns)] if blocks else []
-        figures += [bare_ms(row.wait_ns)] if waited else []
-        causes = row.causes(most=2 if width >= WIDE else 1)
-        figures += [", ".join(f"{percent(share, digits=0)} {cause}" for cause, share in causes)] if caused else []
-        made.add_row(label_name(row.label), *figures)
-    return made
+    heads = ("label", "ms per rank", "hidden", "exposed ms", "of span", "blocking ms", "wait ms", "because")
+    cells = [
+        (label_name(row.label), bare_ms(row.ns), percent(row.hidden), bare_ms(row.exposed_ns),
+         percent(row.exposed_share), bare_ms(row.blocking_ns), bare_ms(row.wait_ns), _causes(row, width))
+        for row in rows
+    ]  # fmt: skip
+    some = {"blocking ms": any(row.blocking_ns is not None for row in rows),
+            "wait ms": any(row.wait_ns is not None for row in rows)}  # fmt: skip
+    shown = [at for at, name in enumerate(heads) if some.get(name, True)]
+    return fitted(
+        [heads[at] for at in shown],
+        [[row[at] for at in shown] for row in cells],
+        width,
+        left=("label", "because"),
+        spare=("blocking ms", "of span", "wait ms"),
+    )
+
+
+def _causes(row: LabelRow, width: int) -> str:
+    causes = row.causes(most=2 if width >= WIDE else 1)
+    return ", ".join(f"{percent(share, digits=0)} {cause}" for cause, share in causes)
 
 
 def hiders(view: View, width: int) -> RenderableType | None:

@@ -16,14 +16,17 @@ MANY = 12
 """Ranks above which only the worst, the median and the best are listed."""
 SHOWN = 5
 LEAST_NAME = 24
-"""Letters a name keeps, however narrow the terminal."""
+"""Letters a name keeps, however narrow the terminal …"""
+WHOLE_NAME = 36
+"""… and how many it keeps as long as there are columns to spare."""
 
 
 def table(*columns: str, left: Sequence[str] = ()) -> Table:
     """Return an empty table; the columns in *left* are words and may wrap."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     for name in columns:
-        made.add_column(name, justify="left" if name in left else "right", no_wrap=name not in left)
+        whole = name not in left or name == "label"  # a label is one word, whatever its mark is made of
+        made.add_column(name, justify="left" if name in left else "right", no_wrap=whole)
     return made
 
 
@@ -33,13 +36,13 @@ def fitted(
     width: int,
     *,
     left: Sequence[str],
-    spare: Sequence[str] = (),
+    spare: Sequence[str | Sequence[str]] = (),
     names: str | None = None,
 ) -> Table:
     """Return a filled table no broader than *width* if it can be, in which no two names are cut alike.
 
-    The column *names* is shortened first, to what still tells its rows apart; then columns in *spare* go. A column that
-    is empty in every row is never there.
+    Columns in *spare* go first, in order; several that only say something together go together. Then the column *names*
+    is shortened, to what still tells its rows apart. A column that is empty in every row is never there.
 
     >>> made = fitted(("name", "ms", "peak"), [("a" * 9, "1.0", "3")], 16, left=("name",), spare=("peak",))
     >>> [column.header for column in made.columns]
@@ -48,11 +51,11 @@ def fitted(
     ['name', 'ms']
     """
     broad = {name: max([len(name), *(len(row[at]) for row in rows)]) for at, name in enumerate(columns)}
-    least = broad | ({names: min(broad[names], LEAST_NAME)} if names else {})
+    least = broad | ({names: min(broad[names], WHOLE_NAME)} if names else {})
     kept = [name for at, name in enumerate(columns) if not rows or any(len(row[at]) for row in rows)]
-    for name in spare:
-        if name in kept and _breadth(kept, least) > width:
-            kept.remove(name)
+    for group in spare:
+        if _breadth(kept, least) > width:
+            kept = [name for name in kept if name not in ([group] if isinstance(group, str) else group)]
     made = table(*kept, left=left)
     room = max(LEAST_NAME, width - _breadth(kept, broad | ({names: 0} if names else {})))
     told = apart((str(row[columns.index(names)]) for row in rows), most=room) if names else [""] * len(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.diffs import Run, Side, from_analysis
 from tracekit.gates import gate
-from tracekit.report.view.ranks import step_time
+from tracekit.report.view.pace import pace
 from tracekit.run.watch import Landed
 
 
@@ -25,9 +25,12 @@ def line(landed: Landed, *, first: Run | None = None) -> str:
     span = total.budget.span_ns
     if not span:
         return f"{name}: no GPU events"
-    ns, steps, _ = step_time(landed.analysis)
+    found = pace(landed.analysis)
     exposed = sum(total.budget.exposed_ns.values())
-    parts = [f"step {ms(ns)} ({counted(steps, 'step')})", f"compute {percent(total.budget.compute_ns, span)}"]
+    parts = [
+        f"step {ms(found.ns)} ({counted(found.steps, 'step')})",
+        f"compute {percent(total.budget.compute_ns, span)}",
+    ]
     parts += [f"exposed {percent(exposed, span)}"]
     if total.idle_known:
         parts.append(f"idle {percent(total.budget.idle_ns, span)}")

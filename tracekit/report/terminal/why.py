@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 
 from tracekit._util.text import bare_ms, percent
-from tracekit.report.terminal.table import label_name, note, table
-from tracekit.report.view import View
+from tracekit.report.terminal.grid import render_grid
+from tracekit.report.terminal.table import note, table
+from tracekit.report.view import View, grids
 
 
 def instead(view: View, width: int) -> RenderableType | None:
@@ -23,10 +24,4 @@ def instead(view: View, width: int) -> RenderableType | None:
 
 def hiding(view: View, width: int) -> RenderableType | None:
     """Show how much slower compute ran beside communication, and what hiding gains after that."""
-    found = view.hiding
-    if found is None:
-        return None
-    made = table("label", "kernels", "slower by", "extra ms per rank", left=("label",))
-    for row in found.rows:
-        made.add_row(label_name(row.label), f"{row.kernels:,}", percent(row.slower), bare_ms(row.extra_ns))
-    return Group(made, note(found.note))
+    return render_grid(grids.hiding(view), width)

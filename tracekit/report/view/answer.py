@@ -12,13 +12,20 @@ from tracekit._util.text import at_least, counted, joined, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.advice import of_the_gap
 from tracekit.report.remedies import BECAUSE
-from tracekit.report.view.budget import LabelRow
+from tracekit.report.view.budget import LabelRow, kind_of
+from tracekit.report.view.pace import Pace, pace
 from tracekit.report.view.pipeline import ScheduleView
-from tracekit.report.view.ranks import Straggler, step_time
+from tracekit.report.view.ranks import Straggler
 from tracekit.schema import LABEL_WORDS
 
 WORTH_SAYING = 0.01
 """Share of the span from which an exposed label is named."""
+APART = 0.05
+"""Share of the span from which the time between steps is worth a word: no step's own time holds it."""
+AS_LATE = 0.1
+"""Ranks that cause nearly as much waiting as the first, up to this share less, are named with it …"""
+MOST_LATE = 2
+"""… where they are no more than these: else none stands out."""
 _NO_SCHEDULE = ("order-unknown", "schedule-other", "step-cut", "ranks-unknown", "pipeline-size-unknown")
 """Notices that say why a pipeline has no schedule."""
 
@@ -53,9 +60,10 @@ def answer(
     if not analysis.total.budget.span_ns:
         said = [Line("Time", "There are no GPU events in these traces.", "warnings")]
     else:
+        found = pace(analysis)
         said = [
-            _spent(analysis),
-            *_exposed(analysis, labels, pipeline=pipeline, steps=step_time(analysis)[1]),
+            _spent(analysis, found),
+            *_exposed(analysis, labels, pipeline=pipeline, steps=found.steps),
             *_schedule(analysis, schedule),
             *_reload(analysis),
             *_waited(analysis, stragglers),
@@ -72,28 +80,37 @@ def elsewhere(analysis: Analysis, rank: int | None) -> str:
     if found is None or rank is None or rank in found.head.pipeline.ranks:
         return ""
     number = next((at for at, ranks in enumerate(found.pipelines) if rank in ranks), None)
-    return "" if number is None else f" (in pipeline {number}; to see it: --pipeline {number})"
+    return "" if number is None else f" (in pipeline {number}: --pipeline {number} shows it)"
 
 
-def _spent(analysis: Analysis) -> Line:
+def _spent(analysis: Analysis, found: Pace) -> Line:
     total, span = analysis.total, analysis.total.budget.span_ns
-    ns, steps, slowest = step_time(analysis)
     marked = any(one.steps for one in analysis.ranks)
-    about = [f"rank {slowest}, the slowest of {len(analysis.ranks)}"] if len(analysis.ranks) > 1 else []
-    about += [where.strip(" ()")] if (where := elsewhere(analysis, slowest)) else []
-    about += [f"mean of {counted(steps, 'step')}"] if steps > 1 else []
-    lead = f"{'A step takes' if marked else 'The trace spans'} {ms(ns)}" + (f" ({'; '.join(about)})" if about else "")
-    exposed = sum(total.budget.exposed_ns.values())
-    parts = [f"{percent(total.budget.compute_ns, span)} compute"]
-    parts += [f"{percent(exposed, span)} exposed communication and copies"] if exposed else []
-    parts += [f"{percent(total.budget.idle_ns, span)} idle"] if total.idle_known else ["idle not known"]
-    lost = total.budget.unrecorded_ns
-    parts += [f"{percent(lost, span)} not recorded"] if lost else []
-    text = f"{lead}: {joined(parts)}"
+    apart = found.between_ns * (found.steps - 1) > APART * span / max(1, found.ranks)
+    about = [f"{said}{elsewhere(analysis, found.slowest)}"] if (said := found.compared()) else []
+    about += [f"mean of {counted(found.steps, 'step')}"] if found.steps > 1 else []
+    about += [f"{ms(found.between_ns)} pass between two"] if apart else []
+    lead = f"{'A step takes' if marked else 'The trace spans'} {ms(found.ns)}"
+    lead += f" ({'; '.join(about)})" if about else ""
+    text = f"{lead}: {joined(_parts(analysis))}{', the time between steps included' if apart else ''}"
     other = total.label_ns.get("other", 0)
     if other > WORTH_SAYING * span:
         text += f"; {percent(other, span)} of the span is work that no rule knows (other), counted as compute"
     return Line("Time", f"{text}.", "budget")
+
+
+def _parts(analysis: Analysis) -> list[str]:
+    """Return what the span is made of, without what is not there."""
+    total, span = analysis.total, analysis.total.budget.span_ns
+    kinds = {kind_of(label) for label, ns in total.budget.exposed_ns.items() if ns}
+    what = {"communication": "communication", "copy": "copies"}
+    exposed = " or ".join(word for kind, word in what.items() if kind in kinds)
+    parts = [(total.budget.compute_ns, "compute"), (sum(total.budget.exposed_ns.values()), f"exposed {exposed}")]
+    said = [f"{percent(ns, span)} {name}" for ns, name in parts if ns]
+    said += ["idle not known"] if not total.idle_known else []
+    said += [f"{percent(total.budget.idle_ns, span)} idle"] if total.idle_known else []
+    lost = total.budget.unrecorded_ns
+    return [*said, *([f"{percent(lost, span)} not recorded"] if lost else [])]
 
 
 def _exposed(analysis: Analysis, labels: Sequence[LabelRow], *, pipeline: bool, steps: int) -> list[Line]:
@@ -148,9 +165,16 @@ def _waited(analysis: Analysis, stragglers: Sequence[Straggler]) -> list[Line]:
     if label is None or waits[label] < WORTH_SAYING * total.budget.span_ns:
         return []
     said = f"{percent(waits[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
-    late = next((one for one in stragglers if one.label == label), None)
-    if late is not None:
-        many = counted(late.operations, "operation")
-        named = f"rank {late.rank}{elsewhere(analysis, late.rank)}"
-        said += f"; the others wait longest for {named} ({ms(late.caused_ns)} in {many})"
+    late = [one for one in stragglers if one.label == label]
+    alike = [one for one in late if one.caused_ns >= (1 - AS_LATE) * late[0].caused_ns]
+    named = [
+        f"rank {one.rank}{elsewhere(analysis, one.rank)} "
+        f"({ms(one.caused_ns)} in {counted(one.operations, 'operation')})"
+        for one in alike
+    ]
+    if 0 < len(named) <= MOST_LATE:
+        said += f"; the others wait longest for {joined(named)}"
+    elif named:
+        most, least = ms(late[0].caused_ns), ms(late[len(named) - 1].caused_ns)
+        said += f"; {len(named)} ranks are waited for alike ({least} to {most} each)"
     return [Line("Waits", f"{said}.", "stragglers")]

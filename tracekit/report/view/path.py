@@ -63,7 +63,7 @@ def path_view(analysis: Analysis) -> PathView | None:
     shown = path.segments.filter(pl.col("step").eq_missing(step)).with_columns(ns=length)
     begin = int(shown["start_ns"].to_numpy().min())
     longest = shown.sort("ns", descending=True).head(LONGEST).sort("start_ns")
-    where = f" of step {step}, the slowest of {len(spans)}" if len(spans) > 1 else ""
+    where = f" of step {step}, the longest of {len(spans)}" if len(spans) > 1 else ""
     over = f" {counted(len(spans), 'step')}" if len(spans) > 1 else ""
     whole = ", from the first rank's start to the last one's end" if len(analysis.ranks) > 1 else ""
     covered = percent(int(longest["ns"].sum()), span)

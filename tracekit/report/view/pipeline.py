@@ -10,6 +10,7 @@ import polars as pl
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.compare import Held, ScheduleComparison, WhatIf
+from tracekit.report.view.pace import beyond_noise
 from tracekit.schema import GAP_CAUSES, PHASES
 
 LANE_PHASES = (*PHASES, "FB")
@@ -189,9 +190,19 @@ def which(found: ScheduleComparison) -> str:
     said = [f"step {found.head.pipeline.step}, the median of {steps}"] if steps > 1 else []
     if pipelines > 1:
         number = found.pipelines.index(found.head.pipeline.ranks)
-        which_one = f"pipeline {number}" if found.chosen else f"the slowest (pipeline {number})"
-        said.append(f"{which_one} of {pipelines} pipelines")
+        said.append(f"pipeline {number} of {pipelines}{'' if found.chosen else _slower(found)}")
     return ", ".join(said)
+
+
+def _slower(found: ScheduleComparison) -> str:
+    """Return how the pipeline shown compares with the others: the slowest only where it is so beyond noise."""
+    took: dict[tuple[int, ...], list[int]] = {}
+    for one in found.all:
+        took.setdefault(tuple(one.pipeline.ranks), []).append(one.measured_ns)
+    means = sorted((sum(times) / len(times) for times in took.values()), reverse=True)
+    if beyond_noise(means[0], means[1]):
+        return ", the slowest"
+    return f", {'all' if len(means) > 2 else 'both'} alike" if not beyond_noise(means[0], means[-1]) else ""
 
 
 def _side(held: Held, name: str, makespan_ns: int, outside: float) -> Side:

@@ -10,6 +10,7 @@ import polars as pl
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis, RankResult
+from tracekit.report.view.pace import beyond_noise
 from tracekit.schema import IDLE_CAUSES, PHASES
 
 MOST_BUBBLES = 16
@@ -52,7 +53,10 @@ class StepRow:
     least_ns: int
     median_ns: float
     most_ns: int
-    slowest: int
+    longest: int
+    """A rank on which it took longest."""
+    slowest: int | None
+    """That rank, where it is slower than every other beyond noise."""
     partial: bool
     share: float
     """Median of the longest step's."""
@@ -129,24 +133,22 @@ def steps_view(analysis: Analysis) -> Steps | None:
         least=pl.col("span_ns").min(),
         median=pl.col("span_ns").median(),
         most=pl.col("span_ns").max(),
-        slowest=pl.col("rank").sort_by("span_ns").last(),
+        longest=pl.col("rank").sort_by("span_ns").last(),
+        second=pl.col("span_ns").top_k(2).min(),
         partial=pl.col("partial").any(),
     )
     widest = int(spans["most"].to_numpy().max(initial=1))
     rows = tuple(
-        StepRow(step, least, median, most, slowest, partial, median / widest)
-        for step, least, median, most, slowest, partial in spans.sort("step").head(MOST_STEPS).iter_rows()
+        StepRow(
+            step,
+            least,
+            median,
+            most,
+            longest,
+            longest if beyond_noise(most, second) else None,
+            partial,
+            median / widest,
+        )
+        for step, least, median, most, longest, second, partial in spans.sort("step").head(MOST_STEPS).iter_rows()
     )
     return Steps(rows, max(0, len(spans) - MOST_STEPS), table["rank"].n_unique() == 1)
-
-
-def step_time(analysis: Analysis) -> tuple[float, int, int | None]:
-    """Return how long a step takes on its slowest rank, the mean over steps; how many steps; the rank slowest most.
-
-    A trace without step marks is one step.
-    """
-    slowest = list(analysis.step_times.values())
-    if not slowest:
-        return float(max((one.whole.budget.span_ns for one in analysis.ranks), default=0)), 1, None
-    ranks = [rank for _, rank in slowest]
-    return sum(ns for ns, _ in slowest) / len(slowest), len(slowest), max(ranks, key=ranks.count)

@@ -11,6 +11,7 @@ import polars as pl
 from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.view.reasons import Why, reasons
 
 MOST_ROWS = 32
 """Rows of a table with one or more per rank."""
@@ -69,7 +70,9 @@ class Kernel:
     share: float
     """Of the span."""
     command: str | None
-    """Explains its label."""
+    """Explains its label, rule by rule."""
+    why: Why | None = None
+    """What decided its label, and where it ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,11 @@ def kernels(analysis: Analysis, asked: str | None) -> tuple[Kernel, ...]:
     steps = max(1, sum(len(one.per_step) for one in analysis.ranks))
     span = max(1.0, analysis.total.budget.span_ns / steps)
     table = analysis.tables["kernels"].sort("ns", descending=True).head(MOST_KERNELS)
+    why = reasons(analysis)
     return tuple(
         Kernel(
             row["name"], row["label"], row["module"], LABEL_COLOURS[row["label"]], row["count"], row["ns"],
-            row["ns"] / span, _explain(row["name"], asked),
+            row["ns"] / span, _explain(row["name"], asked), why.get((row["name"], row["label"], row["module"])),
         )
         for row in table.to_dicts()
     )  # fmt: skip

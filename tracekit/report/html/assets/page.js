@@ -20,10 +20,12 @@
     return echarts.init(element, null, { renderer: "canvas" });
   }
 
-  function timeline(element, { rows, kinds, sections, end, describe, number, hidden, open, outlines }) {
+  function timeline(element, { rows, kinds, sections, end, describe, number, hidden, open, outlines, memory }) {
     const rowHeight = Math.max(9, Math.min(34, 640 / (rows.length * sections.length)));
-    const gridHeight = Math.max(rows.length * rowHeight, 30), gap = 46;
-    element.style.height = `${sections.length * (gridHeight + gap) + 64}px`;
+    const gridHeight = Math.max(rows.length * rowHeight, 30), gap = 46, LINE = 64;
+    // Under the rows, on the same time axis: what the allocator held.
+    const below = memory ? [sections.length] : [], axes = [...across(sections), ...below];
+    element.style.height = `${sections.length * (gridHeight + gap) + below.length * (LINE + gap) + 64}px`;
     const chart = echarts.getInstanceByDom(element) || begin(element);
     chart.resize();
 
@@ -79,25 +81,45 @@
       },
     });
 
+    const held = (at, dashed) => ({
+      type: "custom", name: "memory", xAxisIndex: sections.length, yAxisIndex: sections.length, silent: true, clip: true, animation: false,
+      data: [[0, 0]], encode: { x: 0, y: 1 },
+      renderItem: (params, api) => {
+        const points = [];
+        memory.points.forEach((point, i) => {
+          if (point[at] === null) return;
+          const until = i + 1 < memory.points.length ? memory.points[i + 1][0] : end;
+          points.push(api.coord([point[0], point[at]]), api.coord([until, point[at]]));
+        });
+        return { type: "polyline", shape: { points }, style: { fill: "none", stroke: css(dashed ? "--soft" : "--accent"), lineWidth: 1.5, lineDash: dashed ? [4, 3] : null } };
+      },
+    });
+    const place_of = (i) => (i < sections.length ? { top: 30 + i * (gridHeight + gap), height: gridHeight } : { top: 30 + i * (gridHeight + gap), height: LINE });
+    const named = { nameLocation: "start", nameTextStyle: { color: css("--ink"), fontWeight: 600, align: "right" }, axisTick: { show: false }, axisLine: { show: false } };
+
     const draw = () => chart.setOption({
       animation: false,
       legend: { show: false, data: kinds.map((kind) => kind.name), selected: Object.fromEntries(kinds.map((kind, k) => [kind.name, !hidden.has(k)])) },
-      grid: sections.map((_, i) => ({ left: 96, right: 22, top: 30 + i * (gridHeight + gap), height: gridHeight })),
-      xAxis: sections.map((_, i) => ({
-        gridIndex: i, type: "value", min: 0, max: end, axisLabel: { color: css("--soft"), formatter: (v) => `${+v.toFixed(3)}`, showMaxLabel: false, hideOverlap: true },
+      grid: axes.map((i) => ({ left: 100, right: 22, outerBoundsMode: "none", ...place_of(i) })), // one left edge, whatever the names
+      xAxis: axes.map((i) => ({
+        gridIndex: i, type: "value", min: 0, max: end, axisLabel: { show: !memory || i === sections.length, color: css("--soft"), formatter: (v) => `${+v.toFixed(3)}`, showMaxLabel: false, hideOverlap: true },
         axisLine: { lineStyle: { color: css("--line") } }, splitLine: { lineStyle: { color: css("--line"), opacity: 0.6 } },
-        name: i === sections.length - 1 ? "time (ms)" : "", nameLocation: "middle", nameGap: 24, nameTextStyle: { color: css("--soft") },
+        name: i === axes.length - 1 ? "time (ms)" : "", nameLocation: "middle", nameGap: 24, nameTextStyle: { color: css("--soft") },
       })),
-      yAxis: sections.map((section, i) => ({
-        gridIndex: i, type: "category", data: rows, inverse: true, name: section.name, nameLocation: "start", nameTextStyle: { color: css("--ink"), fontWeight: 600, align: "right" },
-        axisLabel: { color: css("--soft"), fontSize: Math.min(12, rowHeight), interval: rowHeight < 12 ? "auto" : 0 }, axisTick: { show: false }, axisLine: { show: false },
+      yAxis: axes.map((i) => (i < sections.length ? {
+        ...named, gridIndex: i, type: "category", data: rows, inverse: true, name: sections[i].name,
+        axisLabel: { color: css("--soft"), fontSize: Math.min(12, rowHeight), interval: rowHeight < 12 ? "auto" : 0 },
+      } : {
+        ...named, gridIndex: i, type: "value", min: 0, max: memory.top, name: "memory (GB)", nameLocation: "end",
+        axisLabel: { color: css("--soft"), formatter: (v) => `${+v.toPrecision(3)}`, hideOverlap: true }, splitNumber: 2, splitLine: { lineStyle: { color: css("--line"), opacity: 0.6 } },
       })),
       dataZoom: [
-        { type: "inside", xAxisIndex: across(sections), filterMode: "none", minSpan: 0.02, preventDefaultMouseMove: false },
-        { type: "slider", xAxisIndex: across(sections), filterMode: "none", bottom: 6, height: 18, brushSelect: false, showDetail: false,
+        { type: "inside", xAxisIndex: axes, filterMode: "none", minSpan: 0.02, preventDefaultMouseMove: false },
+        { type: "slider", xAxisIndex: axes, filterMode: "none", bottom: 6, height: 18, brushSelect: false, showDetail: false,
           borderColor: css("--line"), fillerColor: css("--filler"), handleStyle: { color: css("--ground"), borderColor: css("--soft") } },
       ],
-      series: sections.flatMap((_, i) => [...kinds.map((_, k) => shapes(i, k)), ...(number ? [numbers(i)] : []), ...(outlines ? [path(i)] : [])]),
+      series: [...sections.flatMap((_, i) => [...kinds.map((_, k) => shapes(i, k)), ...(number ? [numbers(i)] : []), ...(outlines ? [path(i)] : [])]),
+        ...(memory ? [held(2, true), held(1, false)] : [])],
     }, { replaceMerge: ["series", "grid", "xAxis", "yAxis"] });
     draw();
     element.onblur = () => show(null);
@@ -117,14 +139,22 @@
     const show = (hit, x, y) => {
       tip.hidden = !hit;
       if (!hit) return;
-      tip.textContent = describe(hit);
+      tip.textContent = hit.said ?? describe(hit);
       const box = element.getBoundingClientRect();
       tip.style.left = `${Math.max(4, Math.min(box.left + x + 14, innerWidth - tip.offsetWidth - 8))}px`;
       const below = box.top + y + 16;
       tip.style.top = `${below + tip.offsetHeight > innerHeight ? Math.max(4, box.top + y - tip.offsetHeight - 10) : below}px`;
     };
+    const heldAt = (x, y) => {
+      if (!memory || !chart.containPixel({ gridIndex: sections.length }, [x, y])) return null;
+      const time = chart.convertFromPixel({ gridIndex: sections.length }, [x, y])[0];
+      const point = memory.points.findLast(([at]) => at <= time);
+      if (!point) return null;
+      const reserved = point[2] === null ? "" : `, ${point[2].toPrecision(3)} GB reserved`;
+      return { said: `memory at ${time.toFixed(3)} ms\n${point[1].toPrecision(3)} GB allocated${reserved}` };
+    };
     const zr = chart.getZr();
-    const hover = ({ offsetX: x, offsetY: y }) => show(across(sections).map((index) => shownAt(index, x, y)).find(Boolean), x, y);
+    const hover = ({ offsetX: x, offsetY: y }) => show(heldAt(x, y) || across(sections).map((index) => shownAt(index, x, y)).find(Boolean), x, y);
     const leave = () => show(null);
     const press = ({ offsetX: x, offsetY: y }) => {
       const hit = across(sections).map((index) => shownAt(index, x, y)).find(Boolean);
@@ -258,7 +288,7 @@
     await show(0);
   }
 
-  async function lanes({ kinds, rows, steps }) {
+  async function lanes({ kinds, rows, steps, memory_top }) {
     const cache = new Map(), hidden = new Set(); // what is switched off stays off when another rank or step is chosen
     const [rankBox, stepBox, phaseBox] = ["rank", "step", "phase"].map((name) => document.getElementById(`lanes-${name}`));
     stepBox.replaceChildren(...steps.map(({ step }, which) => new Option(step ?? "all", which)).sort((a, b) => a.text - b.text));
@@ -287,7 +317,7 @@
       };
       const all = cache.get(found), onPath = found.path.length > 0;
       const around = byRow(all, (i) => all.microbatch[i] >= 0 && kinds[all.kind[i]].row !== undefined && [kinds[all.kind[i]].row, kinds[all.kind[i]].half]);
-      charts[at] = timeline(document.getElementById("lanes-chart"), { outlines: onPath ? () => around : null, rows, kinds, sections: [{ name: `rank ${rank}`, boxes: all }], end: found.end_ns / 1e6, describe, hidden });
+      charts[at] = timeline(document.getElementById("lanes-chart"), { outlines: onPath ? () => around : null, rows, kinds, sections: [{ name: `rank ${rank}`, boxes: all }], end: found.end_ns / 1e6, describe, hidden, memory: found.memory && { points: found.memory, top: memory_top } });
       legend(document.getElementById("lanes-legend"), kinds, hidden, (same, on) => charts[at].toggle(same, on), { path: onPath });
       const before = phaseBox.value;
       phaseBox.replaceChildren(new Option("all", ""), ...found.phases.map(({ name }) => new Option(name, name)));
@@ -320,6 +350,16 @@
     };
   }
 
+  // A kernel's explanation, in the row under it: opened, closed, or opened and brought into sight.
+  function explain(at, shut) {
+    const button = document.querySelector(`[data-why="${at}"]`), row = document.getElementById(`why-${at}`);
+    if (!button || !row) return;
+    row.hidden = shut ? !row.hidden : false;
+    button.setAttribute("aria-expanded", String(!row.hidden));
+    if (!shut) button.closest("tr").scrollIntoView({ block: "center" });
+    said.textContent = row.hidden ? "closed" : row.querySelector("dd").textContent;
+  }
+
   // A rank of the heat map in words: its figures, its lanes where they are here, else the command that makes them.
   function tellCell(cell) {
     const line = document.getElementById("heat-said"), link = line.querySelector("a"), command = line.querySelector(".command");
@@ -341,8 +381,13 @@
   // the clipboard.
   document.addEventListener("click", async (event) => {
     const near = (name) => event.target.closest(`[data-${name}]`), number = (text) => (text === undefined ? undefined : Number(text));
-    const rank = near("rank"), label = near("label"), cell = near("cell"), command = near("copy");
-    if (rank && openLanes) {
+    const rank = near("rank"), label = near("label"), cell = near("cell"), command = near("copy"), why = near("why"), kernel = near("kernel");
+    if (why) {
+      explain(why.dataset.why, true);
+    } else if (kernel) {
+      event.preventDefault();
+      explain(kernel.dataset.kernel, false);
+    } else if (rank && openLanes) {
       event.preventDefault();
       const { step, from, to } = rank.dataset;
       await openLanes(rank.dataset.rank, { step: number(step), from: number(from), to: number(to) });

@@ -1,0 +1,93 @@
+"""Tables that terminal, page and Markdown share: the same columns and rows in each, whatever the width."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tests.kept import analysis_of
+from tracekit.report.html.page import render_html
+from tracekit.report.markdown.analysis import render_markdown
+from tracekit.report.terminal.analysis import render
+from tracekit.report.view import grids, view_of
+
+SHARED = {
+    "copies": ("reload", {}),
+    "experts": ("router", {}),
+    "communication": ("router", {}),
+    "products": ("router", {}),
+    "idle": ("1f1b", {}),
+    "hiding": ("1f1b", {}),
+    "reload_lanes": ("reload", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def run(samples):
+    return lambda name, **options: analysis_of(samples / name, **options)
+
+
+def text_of(analysis, width):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    render(analysis, console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("table", SHARED)
+def test_every_column_is_in_a_wide_terminal_and_on_the_page(run, table):
+    name, options = SHARED[table]
+    analysis = run(name, **options)
+    found = getattr(grids, table)(view_of(analysis))
+    page, text = render_html(analysis), text_of(analysis, 200)
+    heads = next(line for line in text.splitlines() if line.split()[: 1] == found.columns[0].head.split()[:1]
+                 and all(column.head in line for column in found.columns))  # fmt: skip
+    assert heads
+    top = "".join(
+        f'<th scope="col"{" class=" + chr(34) + "word" + chr(34) if column.words else ""}>{column.name}</th>'
+        for column in found.columns
+    )
+    assert top in page
+
+
+def test_copies_say_how_much_of_the_link_they_use_everywhere(run):
+    analysis = run("reload")
+    assert "of link" in text_of(analysis, 80)
+    page = render_html(analysis).split('id="copies"')[1].split("</section>")[0]
+    assert '<th scope="col">of link</th>' in page
+    assert "65.7 %" in page
+    assert "Link: 63 GB/s one way" in page.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_experts_say_what_they_compute_everywhere(run):
+    analysis = run("router")
+    page = render_html(analysis).split("<h3>Experts</h3>")[1].split("</section>")[0]
+    markdown = render_markdown(analysis).split("### Experts")[1].split("###")[0]
+    for text in (page, markdown, text_of(analysis, 80)):
+        assert "of mean time" in text
+        assert "157.5 %" in text
+    assert "the step feels 1.2" in page.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_rows_that_were_asked_for_are_in_the_markdown(run):
+    by = run("layers", by="layer")
+    table = render_markdown(by).split("### By layer")[1].split("\n###")[0]
+    rows = grids.by(view_of(by)).rows
+    assert all(f"| {row[0]} |" in table for row in rows[:10])
+    assert "every busy nanosecond in one row" in table
+
+
+def test_a_note_about_a_column_goes_with_it(run):
+    wide, narrow = (text_of(run("router"), width).split("Experts: what")[1].split("Whom")[0] for width in (160, 60))
+    assert "most in: exchanges" in wide
+    assert "most in" not in narrow
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_no_table_is_broader_than_the_terminal_and_no_label_is_cut(run, width):
+    for name, options in (("1f1b", {}), ("router", {}), ("reload", {}), ("layers", {"by": "layer"})):
+        for line in text_of(run(name, **options), width).splitlines():
+            assert len(line) <= width or "tracekit analyze" in line
+            assert line.strip() != "■"
+            assert "■ …" not in line

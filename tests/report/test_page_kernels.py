@@ -1,0 +1,144 @@
+"""A kernel on the page opens its explanation in place and leads to its moment in the lanes; memory shares their axis."""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+import pytest
+
+from tracekit import load
+from tracekit.classify import classify
+from tracekit.report.html.page import render_html
+from tracekit.report.view import view_of
+from tracekit.run.analyze import analyze
+
+
+def lanes_zoom(page):
+    look = "echarts.getInstanceByDom(document.getElementById('lanes-chart')).getOption().dataZoom[0]"
+    return page.evaluate(f"[{look}.start, {look}.end]")
+
+
+def extents(page):
+    """What the lanes' axis and the memory's axis begin and end with, in ms."""
+    return page.evaluate(
+        "(() => { const c = echarts.getInstanceByDom(document.getElementById('lanes-chart'));"
+        "return c.getOption().xAxis.map((_, i) => [150, 900].map("
+        "x => c.convertFromPixel({gridIndex: i}, [x, 0])[0])); })()"
+    )
+
+
+def test_a_kernel_opens_and_closes_its_explanation(look, pages, analysed):
+    page = look(pages("1f1b"))
+    view = view_of(analysed("1f1b"))
+    assert page.locator("[data-why]").count() == len(view.kernels) == 20
+    button, row = page.locator("[data-why='2']"), page.locator("#why-2")
+    assert not row.is_visible()
+    button.click()
+    assert row.is_visible()
+    assert button.get_attribute("aria-expanded") == "true"
+    said, kernel = row.inner_text().replace("\N{NO-BREAK SPACE}", " "), view.kernels[1]
+    assert kernel.name in said
+    facts = dict(kernel.why.facts)
+    assert facts["label"].startswith(f"{kernel.label}, module {kernel.module}: by rule ")
+    assert re.search(r"by rule \S+ \(\w+ evidence, [\w-]+ rules\), confidence 0\.\d\d", said)
+    assert "aten::mm" in facts["launched by"]
+    assert re.fullmatch(r"\d+×\d+ · \d+×\d+ ( BFloat16)?", facts["shapes"])
+    button.click()
+    assert not row.is_visible()
+
+
+def test_where_a_kernel_ran_leads_to_its_longest_event_in_the_lanes(look, pages, analysed):
+    found = analysed("1f1b")
+    kernel = view_of(found).kernels[1]
+    page = look(pages("1f1b"))
+    page.locator("[data-why='2']").click()
+    page.locator("#why-2 [data-from]").nth(1).click()
+    place = kernel.why.places[1]
+    assert page.locator("#lanes-rank").input_value() == str(place.rank)
+    step = found.tables["steps"].filter(rank=place.rank).row(0, named=True)
+    middle = 100 * ((place.start_ns + place.end_ns) / 2 - step["start_ns"]) / step["span_ns"]
+    start, end = lanes_zoom(page)
+    assert start < middle < end
+    assert end - start < 5
+
+
+def test_places_and_rules_are_those_of_the_events(samples, analysed):
+    """Counted again from the labelled events themselves."""
+    events = classify(load(samples / "1f1b", ranks=[1]).rank(1).events)
+    kernel = view_of(analysed("1f1b")).kernels[1]
+    own = events.filter(
+        (pl.col("name") == kernel.name) & (pl.col("label") == kernel.label) & (pl.col("module") == kernel.module)
+    )
+    place = next(one for one in kernel.why.places if one.rank == 1)
+    took = own["end_ns"] - own["start_ns"]
+    assert (place.count, place.ns, place.longest_ns) == (len(own), took.sum(), took.max())
+    decided = own.group_by("rule").agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum()).sort("ns")["rule"][-1]
+    assert f"by rule {decided} " in dict(kernel.why.facts)["label"]
+
+
+def test_a_kernel_on_the_critical_path_leads_to_its_explanation(look, pages):
+    page = look(pages("steps/straggler", path=True))
+    link = page.locator("#path [data-kernel]").first
+    at = link.get_attribute("data-kernel")
+    link.click()
+    assert page.locator(f"#why-{at}").is_visible()
+
+
+def test_a_rule_of_ones_own_and_no_rule_at_all_are_said(tmp_path, kernels_named):
+    trace = kernels_named(["my_kernel", "mystery"])
+    rules = tmp_path / "mine.toml"
+    rules.write_text('[[rule]]\nname = "mine"\nlabel = "forward"\nwhen = { name = "^my_kernel" }\n')
+    found = {row.name: dict(row.why.facts) for row in view_of(analyze(trace, rules=rules)).kernels}
+    assert found["my_kernel"]["label"] == "forward: by rule mine (name evidence, mine rules), confidence 0.90"
+    assert found["my_kernel"]["the rule asks"] == "name matches ^my_kernel"
+    assert found["mystery"]["label"] == "other: no rule knows it"
+
+
+def test_without_scripts_every_explanation_is_open(browser, pages):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(pages("reload").as_uri())
+    assert page.locator("tr.why").first.is_visible()
+    context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1024])
+def test_an_open_explanation_fits_the_window(look, pages, width):
+    page = look(pages("1f1b"), width=width)
+    page.locator("[data-why='2']").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    box = page.locator("#why-2 .facts").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+
+
+def test_memory_follows_the_lanes_zoom_and_rank(look, pages):
+    page = look(pages("memory"))
+    lanes, memory = extents(page)
+    assert memory == pytest.approx(lanes)
+    page.locator("#lanes-chart").scroll_into_view_if_needed()
+    page.focus("#lanes-chart")
+    page.keyboard.press("+")
+    near, below = extents(page)
+    assert near[0] > lanes[0]
+    assert below == pytest.approx(near)
+    box = page.locator("#lanes-chart").bounding_box()
+    page.mouse.move(box["x"] + 500, box["y"] + box["height"] - 100)
+    page.locator("#tip", has_text="GB allocated").wait_for(state="visible")
+    first = page.locator("#tip").inner_text()
+    page.select_option("#lanes-rank", "3")
+    page.mouse.move(box["x"] + 501, box["y"] + box["height"] - 100)
+    page.wait_for_function(f"document.getElementById('tip').textContent !== {first!r}")
+
+
+def test_a_page_without_memory_has_no_empty_axis(look, pages):
+    page = look(pages("1f1b"))
+    assert len(extents(page)) == 1
+    rank = "JSON.parse(document.getElementById('data').textContent).lanes.steps[0].ranks[0]"
+    assert "memory" not in page.evaluate(f"Object.keys({rank})")
+
+
+def test_explanations_are_text_whatever_a_trace_says(tmp_path, kernels_named):
+    trace = kernels_named(["<img src=x onerror=alert(1)>"])
+    assert "<img" not in render_html(analyze(trace)).split("<main")[1].split("<script")[0]

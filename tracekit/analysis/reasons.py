@@ -1,0 +1,110 @@
+"""Why the longest kernels have their labels, and where they ran: what a page shows without the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from tracekit.classify import RuleBook
+
+MOST_REASONS = 32
+"""Kernels that are explained by rank, and of the run: the longest."""
+MOST_TEXT = 400
+"""Letters kept of what stands around a launch: the innermost."""
+_KEYS = ("name", "label", "module")
+_OUTER = ("chain", "annotations")
+_EVENT = ("step", "start_ns", "end_ns", "stream", "op", *_OUTER, "node", "fwd_op", "collective", "group_desc",
+          "group_ranks", "peer", "bytes", "shapes", "dtypes")  # fmt: skip
+REASONS = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        **dict.fromkeys(_KEYS, pl.String()),
+        "count": pl.Int64(),
+        "ns": pl.Int64(),
+        "rule": pl.String(),
+        "rule_ns": pl.Int64(),
+        "confidence": pl.Float32(),
+        "tier": pl.String(),
+        "pack": pl.String(),
+        "asks": pl.String(),
+        "step": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "stream": pl.Int64(),
+        **dict.fromkeys(("op", *_OUTER, "node", "fwd_op", "collective", "group_desc", "group_ranks"), pl.String()),
+        "peer": pl.Int32(),
+        "bytes": pl.Int64(),
+        "shapes": pl.String(),
+        "dtypes": pl.String(),
+    }
+)
+"""A row a kernel (name, label, module) of a rank: how often and how long it ran, the rule that decided most of its
+time, and its longest event with the evidence around it."""
+
+
+def kernel_reasons(labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None = None) -> pl.DataFrame:
+    """Return why one rank's longest kernels have their labels; *rules* are those that came before the built-in ones.
+
+    >>> from tracekit import load
+    >>> from tracekit.classify import classify
+    >>> found = kernel_reasons(classify(load("sample_traces/reload", ranks=[0]).rank(0).events), rank=0)
+    >>> found.select("label", "count", "rule", "tier").row(0)
+    ('broadcast', 8, 'reload-group', 'group')
+    """
+    if labelled.is_empty():
+        return REASONS.to_frame()
+    took = pl.col("end_ns") - pl.col("start_ns")
+    rows = labelled.lazy().select(*_KEYS, "rule", "confidence", ns=took).with_row_index("row")
+    by_rule = rows.group_by(*_KEYS, "rule").agg(
+        pl.len().cast(pl.Int64).alias("count"),
+        pl.col("ns").sum(),
+        pl.col("confidence").min(),
+        pl.col("row").get(pl.col("ns").arg_max()),
+        longest=pl.col("ns").max(),
+    )
+    largest = pl.col("ns").arg_max()
+    found = (
+        by_rule.sort("ns", "row", descending=[True, False])
+        .group_by(_KEYS, maintain_order=True)
+        .agg(
+            pl.col("count").sum(),
+            pl.col("rule", "confidence", "row").get(largest),
+            rule_ns=pl.col("ns").max(),
+            ns=pl.col("ns").sum(),
+        )
+        .sort("ns", "row", descending=[True, False])
+        .head(MOST_REASONS)
+        .collect()
+    )
+    events = labelled.select(_EVENT)[found["row"].to_list()]
+    inner = [pl.col(name).cast(pl.String).str.tail(MOST_TEXT) for name in _OUTER]
+    made = pl.concat([found.drop("row"), events.with_columns(inner)], how="horizontal")
+    said = _rule_words(rules)
+    rule = pl.col("rule").cast(pl.String)
+    words = [
+        rule.replace_strict({name: one[at] for name, one in said.items()}, default=None, return_dtype=pl.String).alias(
+            to
+        )
+        for at, to in enumerate(("tier", "pack", "asks"))
+    ]
+    made = made.with_columns(*words, rank=pl.lit(rank, pl.Int32))
+    return made.select(pl.col(name).cast(dtype) for name, dtype in REASONS.items())
+
+
+def run_reasons(parts: Sequence[pl.DataFrame], kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return the ranks' rows of the run's longest kernels alone, the longest first."""
+    wanted = kernels.top_k(MOST_REASONS, by="ns").select(_KEYS)
+    rows = pl.concat(parts) if parts else REASONS.to_frame()
+    return rows.join(wanted, on=_KEYS, how="semi", nulls_equal=True).sort("ns", "rank", descending=[True, False])
+
+
+def _rule_words(rules: RuleBook | None) -> Mapping[str, tuple[str, str, str]]:
+    """Return of each rule the kind of evidence it rests on, the file that holds it, and what it asks, in words."""
+    from tracekit.classify import builtin_rules
+    from tracekit.classify.explain import asked_of
+
+    book = rules.before(builtin_rules()) if rules is not None else builtin_rules()
+    return {rule.name: (rule.tier, rule.pack, asked_of(rule)) for rule in book.rules}
