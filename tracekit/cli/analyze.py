@@ -100,7 +100,7 @@ def analyze(
             rules=rules,
             schedule=schedule,
             layout=layout,
-            what_if=what_if,
+            what_if=what_if or plot == "curve",
             critical_path=critical_path,
             by=by,
             pipeline=pipeline,

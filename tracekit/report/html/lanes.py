@@ -140,6 +140,8 @@ def _cells_at(analysis: Analysis, rank: int, begin: int, step: int | None) -> in
 
 
 def _phases(analysis: Analysis, rank: int, step: int | None) -> list[dict[str, Any]]:
+    if not analysis.total.pipeline:
+        return []  # warm-up and cool-down are a pipeline's
     table = analysis.tables["phases"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(step))
     ends = table["span_ns"].cum_sum().to_list()
     return [

@@ -59,15 +59,15 @@ def sentence(result: Data) -> str:
     """Return what became of the step.
 
     >>> sentence({"metrics": []})
-    'step time cannot be compared'
+    'Step time cannot be compared'
     """
     step = next((m for m in result["metrics"] if m["metric"] == "step_ms"), None)
     if step is None or step["change"] is None:
-        return "step time cannot be compared"
+        return "Step time cannot be compared"
     how = {"regressed": "slower", "improved": "faster"}.get(step["verdict"], "no clear change")
     if step["verdict"] == "inconclusive":
         how = step["reason"]
-    what = "typical step" if words.typical(result) else "step"
+    what = "Typical step" if words.typical(result) else "Step"
     return (
         f"{what} {words.value(step['before'], 'ms')} → {words.value(step['after'], 'ms')} ({words.change(step)}): {how}"
     )
@@ -77,12 +77,12 @@ def rank_name(row: Data) -> str:
     """Name a rank, with the part of its budget that moved most.
 
     >>> rank_name({"rank": 1, "most": "idle_ms", "most_ms": 1.5})
-    'rank 1 (mostly idle)'
+    'rank 1 (idle)'
     """
     if not row["most"]:
         return f"rank {row['rank']}"
     part = row["most"].replace("exposed_ms.", "exposed ").replace("_ms", "")
-    return f"rank {row['rank']} (mostly {part})"
+    return f"rank {row['rank']} ({part})"
 
 
 def _labels(rows: Sequence[Data]) -> list[str]:

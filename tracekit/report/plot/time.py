@@ -151,6 +151,8 @@ def _fill(axes: Axes, rows: pl.DataFrame, named: Lane, top: float, *, shift_ms: 
 
 
 def _phases(axes: Axes, analysis: Analysis, rank: int, step: int | None) -> None:
+    if not analysis.total.pipeline:
+        return
     table = analysis.tables["phases"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(step))
     spans: Sequence[tuple[str, int]] = table.select("phase", "span_ns").rows()
     whole = sum(span for _, span in spans)
