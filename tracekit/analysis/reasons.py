@@ -52,7 +52,7 @@ def kernel_reasons(labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None 
     >>> from tracekit.classify import classify
     >>> found = kernel_reasons(classify(load("sample_traces/reload", ranks=[0]).rank(0).events), rank=0)
     >>> found.select("label", "count", "rule", "tier").row(0)
-    ('broadcast', 8, 'reload-group', 'group')
+    ('broadcast', 8, 'group-reload', 'group')
     """
     if labelled.is_empty():
         return REASONS.to_frame()
