@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.native import native
+from tracekit._util.native import native, whole
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -100,6 +100,35 @@ def _encode(numbers: npt.NDArray[np.uint32], lookup: Ints, first: Ints, codes: I
     return count
 
 
+def among(values: Ints, ordered: Ints) -> Bools:
+    """Which of *values* occur in *ordered*; numbers may be far apart, so no table of all that lie between.
+
+    >>> among(np.array([3, 4]), np.array([1, 4])).tolist()
+    [False, True]
+    """
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    contained: Bools = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return contained
+
+
+@native("void(int64[::1], int64[::1], int64, int64[::1])")
+def _pick(values: Ints, rows: Ints, missing: int, out: Ints) -> None:
+    for i in range(len(rows)):
+        out[i] = values[rows[i]] if rows[i] >= 0 else missing
+
+
+def pick(values: Ints, rows: Ints, missing: int = -1) -> Ints:
+    """Return the values at *rows*; *missing* for a negative row.
+
+    >>> pick(np.array([7, 8]), np.array([1, -1, 0])).tolist()
+    [8, -1, 7]
+    """
+    out = np.empty(len(rows), np.int64)
+    _pick(whole(values), whole(rows), missing, out)
+    return out
+
+
 @dataclass(frozen=True)
 class Text:
     """A column of text: distinct *values*, and for every row the place of its value (-1 where null)."""
@@ -152,15 +181,16 @@ class Text:
 
     def map(self, test: Callable[[str], bool]) -> Bools:
         """Rows whose value passes *test*; it runs once for each distinct value, and null never passes."""
-        hits = np.fromiter((bool(test(v)) for v in self.values), np.bool_, len(self.values))
-        return np.append(hits, False)[self.codes]
+        return self._where(np.fromiter((bool(test(v)) for v in self.values), np.bool_, len(self.values)))
+
+    def _where(self, hits: Bools) -> Bools:
+        """Rows whose value is among *hits*; most patterns speak of something that a trace does not have."""
+        return np.append(hits, False)[self.codes] if hits.any() else np.zeros(len(self.codes), np.bool_)
 
     def matches(self, pattern: str) -> Bools:
         """Rows in whose value the regular expression is found."""
         if isinstance(pattern, Linear):
-            return np.append(pattern.found_in(self.values), False)[self.codes]
-        if not self.values:
-            return np.zeros(len(self.codes), np.bool_)
+            return self._where(pattern.found_in(self.values))
         return self.map(_finder(pattern))
 
     def extract(self, pattern: str, group: int | str = 1) -> Text:
@@ -172,13 +202,15 @@ class Text:
     def replace(self, values: Sequence[str | None]) -> Text:
         """Exchange each distinct value for another, or for null."""
         distinct = tuple(dict.fromkeys(v for v in values if v is not None))
+        if distinct == tuple(values):
+            return Text(distinct, self.codes)
         place = {v: i for i, v in enumerate(distinct)}
         lookup = np.array([*(-1 if v is None else place[v] for v in values), -1], np.int64)
         return Text(distinct, lookup[self.codes])
 
     def take(self, rows: Ints) -> Text:
         """Pick the values at *rows*; a negative row gives null."""
-        return Text(self.values, np.where(rows >= 0, np.append(self.codes, -1)[rows], -1))
+        return Text(self.values, pick(self.codes, rows))
 
     def where(self, mask: Bools) -> Text:
         """Null outside *mask*."""
@@ -186,6 +218,8 @@ class Text:
 
     def fill(self, other: Text) -> Text:
         """Put *other*'s value where this column is null."""
+        if not other.values:
+            return self
         values = self.values + other.values
         codes = np.where(self.present, self.codes, np.where(other.present, other.codes + len(self.values), -1))
         return Text(values, codes).replace(values)

@@ -184,8 +184,9 @@ def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.D
             )
         )
     chosen = select_steps(present, steps)
-    index = pl.DataFrame({"step": chosen, "part": range(len(chosen))}, schema={"step": pl.Int64, "part": pl.Int64})
-    kept = placed.join(index, on="step", how="inner", maintain_order="left")
+    part = placed["step"].replace_strict(chosen, range(len(chosen)), default=None, return_dtype=pl.Int64)
+    kept = placed.with_columns(part=part)
+    kept = kept.filter(pl.col("part").is_not_null()) if part.null_count() else kept  # else nothing need be moved
     return kept, _table(kept, present), notices
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Text, among, pick
 from tracekit.classify._nest import Ints
 from tracekit.classify.ranges import NODE, Launches, Ranges
 
@@ -72,24 +72,24 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     makers, used = _makers(ranges, forward_op, numbered)
     rows = np.flatnonzero(makers)
     answered = np.zeros(len(ranges), np.bool_)
-    answered[rows] = _among(ranges.sequence[rows], node_sequence[is_node])
+    answered[rows] = among(ranges.sequence[rows], np.sort(node_sequence[is_node], kind="stable"))
     differentiable = ranges.nearest_op(answered)
     made_row = ranges.nearest_op(makers & used)
     again = _reruns(ranges, names, is_node, node_of)
     ahead = ranges.nearest_op(ranges.name.matches(FORWARD_ONLY) & ~inside)
 
     op = launches.op
-    node_row = _at(node_of, op)
-    made = _at(differentiable, op)
+    node_row = pick(node_of, op)
+    made = pick(differentiable, op)
     # A backward inside a node, as a checkpoint's, counts anew on its thread: the outer node's number is the forward's.
-    outer = ranges.nearest_op(is_node & (_at(node_of, ranges.op_of) < 0))
-    sequence = np.where(node_row >= 0, _at(node_sequence, _at(outer, op)), _at(ranges.sequence, made))
+    outer = ranges.nearest_op(is_node & (pick(node_of, ranges.op_of) < 0))
+    sequence = np.where(node_row >= 0, pick(node_sequence, pick(outer, op)), pick(ranges.sequence, made))
     site = Text.choose(
         len(op),
         [
-            ("recompute", (node_row >= 0) & (_at(again, op) >= 0)),
+            ("recompute", (node_row >= 0) & (pick(again, op) >= 0)),
             ("backward", node_row >= 0),
-            ("forward", (made >= 0) | (_at(ahead, op) >= 0)),
+            ("forward", (made >= 0) | (pick(ahead, op) >= 0)),
         ],
     )
     fwd = _forward_ops(ranges, forward_op, names, is_node, node_sequence)
@@ -105,25 +105,12 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
         ran_before,
         node_row,
         names.take(node_row),
-        ranges.name.take(_at(fwd, node_row)),
+        ranges.name.take(pick(fwd, node_row)),
         sequence,
         site,
-        _at(made_row, op) >= 0,
+        pick(made_row, op) >= 0,
         bool(is_node.any()),
     )
-
-
-def _among(values: Ints, others: Ints) -> Bools:
-    """Which of *values* occur in *others*; numbers may be far apart, so no table of all that lie between."""
-    ordered = np.sort(others)
-    if not len(ordered):
-        return np.zeros(len(values), np.bool_)
-    contained: Bools = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    return contained
-
-
-def _at(values: Ints, rows: Ints) -> Ints:
-    return np.where(rows >= 0, np.append(values, -1)[rows], -1)
 
 
 def _nodes(ranges: Ranges) -> Bools:

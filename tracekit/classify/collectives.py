@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Text, pick
 from tracekit.classify._nest import Ints, time_key
 from tracekit.classify.ranges import Launches, Ranges
 
@@ -201,7 +201,7 @@ def _around(ranges: Ranges, launches: Launches) -> Text:
     """Older files name the collective only in the op or annotation around the launch."""
     asks = ranges.name.matches(r"^c10d::\w*(reduce|gather|scatter|alltoall|broadcast|barrier|send|recv)")
     op = ranges.nearest_op(asks)
-    op_name = ranges.name.take(np.where(launches.op >= 0, np.append(op, -1)[launches.op], -1))
+    op_name = ranges.name.take(pick(op, launches.op))
     annotation = ranges.name.take(launches.ann).extract(r"^nccl:(?!coalesced)(\w+)")
     return op_name.replace([normal(v) for v in op_name.values]).fill(
         annotation.replace([normal(v) for v in annotation.values])
@@ -211,7 +211,7 @@ def _around(ranges: Ranges, launches: Launches) -> Text:
 def _peers(gpu: pl.DataFrame, ranges: Ranges, calls: Ints, first: Ints, last: Ints) -> Ints:
     own = gpu["peer"].fill_null(-1).to_numpy().astype(np.int64)
     asked = ranges.column("peer", calls).fill_null(-1).to_numpy().astype(np.int64)
-    from_call = np.where(last >= 0, np.append(asked, -1)[last], -1)
+    from_call = pick(asked, last)
     return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, from_call))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Text, pick
 from tracekit.classify._nest import Ints
 from tracekit.classify.ranges import Launches, Ranges
 
@@ -27,7 +27,7 @@ def read_convolutions(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> 
     names = Text.of(gpu["name"])
     kernel = (gpu["kind"] == "kernel").to_numpy()
     call_of = ranges.nearest_op(ranges.is_op & ranges.name.matches(_CALLS))
-    call = np.where(launches.op >= 0, np.append(call_of, -1)[launches.op], -1)
+    call = pick(call_of, launches.op)
     rows = np.flatnonzero((call >= 0) & kernel)
     if not len(rows):
         return Text.constant(None, len(gpu))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Text, pick
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.batched import BATCHED, batched_roles
@@ -68,7 +68,7 @@ def read_matmuls(
     names = Text.of(gpu["name"])
     is_call = ranges.is_op & ranges.name.matches(OPS)
     call_of = ranges.nearest_op(is_call)
-    call = np.where(launches.op >= 0, np.append(call_of, -1)[launches.op], -1)
+    call = pick(call_of, launches.op)
     is_kernel = (gpu["kind"] == "kernel").to_numpy()
     by_name = names.matches(KERNELS) & is_kernel & ~names.matches(_ATTENTION)
     is_gemm = is_kernel & ((call >= 0) | by_name)
@@ -127,10 +127,10 @@ def _without_ops(layout: Text) -> Text:
 
 def _after(ranges: Ranges, calls: Ints, role: Text, ops: Ints) -> Text:
     """Find the role of the product that the op before each op computed."""
-    before = _at(ranges.beside[0], ops)
+    before = pick(ranges.beside[0], ops)
     outer = np.full(len(ranges), -1, np.int64)
     outer[_outermost(ranges, calls)] = np.arange(len(calls))
-    return role.take(_at(outer, before))
+    return role.take(pick(outer, before))
 
 
 def _fill(role: Text, evidence: Text, other: Text, why: str) -> tuple[Text, Text]:
@@ -285,11 +285,7 @@ def _next_is(ranges: Ranges, outer: Ints, wanted: Bools) -> Bools:
 def _before_is(ranges: Ranges, outer: Ints, wanted: Bools) -> Bools:
     """Whether one of the two sibling ops before each call is in *wanted*."""
     one = ranges.beside[0][outer]
-    return _met(wanted, one) | _met(wanted, _at(ranges.beside[0], one))
-
-
-def _at(values: Ints, rows: Ints) -> Ints:
-    return np.where(rows >= 0, np.append(values, -1)[rows], -1)
+    return _met(wanted, one) | _met(wanted, pick(ranges.beside[0], one))
 
 
 def _met(wanted: Bools, rows: Ints) -> Bools:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Text, among, pick
 from tracekit.classify._nest import ANNOTATION, OP, Ints, inherit, nest, siblings, time_key
 from tracekit.schema import GPU_KINDS, PATH_SEPARATOR
 
@@ -176,22 +176,23 @@ def with_op_facts(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> pl.D
 
 def _first_calls(events: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:
     """Keep one call for every correlation of a GPU event: the earliest, as driver calls sit inside runtime calls."""
-    wanted = gpu.select(pl.col("correlation").drop_nulls().unique())
-    return (
-        events.select("kind", "correlation", "start_ns", "pid", "tid")
-        .filter(pl.col("kind").is_in(("runtime", "driver")) & pl.col("correlation").is_not_null())
-        .join(wanted, on="correlation", how="semi")
-        .sort("correlation", "start_ns")
-        .filter(pl.col("correlation").ne_missing(pl.col("correlation").shift(1)))
-    )
+    asked = events["kind"].is_in(("runtime", "driver")) & events["correlation"].is_not_null()
+    rows = np.flatnonzero(asked.to_numpy())
+    number, start = (events[c].gather(rows).to_numpy() for c in ("correlation", "start_ns"))
+    order = np.lexsort((start, number))  # calls come nearly in the order of their numbers
+    number = number[order]
+    first = np.ones(len(rows), np.bool_)
+    first[1:] = number[1:] != number[:-1]
+    first &= among(number, np.sort(gpu["correlation"].drop_nulls().to_numpy(), kind="stable"))
+    return events.select("correlation", "start_ns", "pid", "tid")[rows[order[first]]]
 
 
 def _launch_rows(gpu: pl.DataFrame, calls: pl.DataFrame) -> Ints:
     """For every GPU event the row of its call, -1 where the file has none."""
-    rows = gpu.select("correlation").join(
-        calls.select("correlation").with_row_index("row"), on="correlation", how="left", maintain_order="left"
+    known, asked = calls["correlation"].to_numpy(), _ints(gpu["correlation"])
+    return np.where(
+        among(asked, known) & gpu["correlation"].is_not_null().to_numpy(), np.searchsorted(known, asked), -1
     )
-    return _ints(rows["row"].cast(pl.Int64))
 
 
 def _thread_numbers(source: pl.DataFrame, calls: pl.DataFrame) -> tuple[Ints, Ints]:
@@ -242,13 +243,10 @@ def _attach(
     borrowed = engine[call_threads] & (ann < 0)
     ann = np.where(borrowed, ann_on_main, ann)
 
-    def spread(values: Ints, missing: int = -1) -> Ints:
-        return np.where(fire >= 0, np.append(values, missing)[fire], missing)
-
-    at, thread, tid = spread(_ints(calls["start_ns"])), spread(call_threads), spread(_ints(calls["tid"]))
-    ops = spread(op)
+    at, thread, tid = (pick(v, fire) for v in (_ints(calls["start_ns"]), call_threads, _ints(calls["tid"])))
+    ops = pick(op, fire)
     ops, at, thread, tid = _by_external_id(gpu, ranges, ops, at, thread=thread, tid=tid)
-    return Launches(at, thread, tid, ops, spread(ann))
+    return Launches(at, thread, tid, ops, pick(ann, fire))
 
 
 def _by_external_id(

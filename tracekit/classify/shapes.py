@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Text, pick
 from tracekit._util.shapes import is_shape, parsed
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
@@ -72,10 +72,7 @@ def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, 
     asked = pl.DataFrame({"sequence": np.where(node >= 0, autograd.node_sequence[node], -2)})
     forward_call = asked.join(table, on="sequence", how="left", maintain_order="left")["call"].fill_null(-1).to_numpy()
 
-    def pick(values: Ints) -> Ints:
-        return np.where(forward_call >= 0, np.append(values, 0)[forward_call], 0)
-
-    return Dims(pick(size.rows), pick(size.inner), pick(size.columns))
+    return Dims(*(pick(values, forward_call, missing=0) for values in (size.rows, size.inner, size.columns)))
 
 
 def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, *, rerun: Bools) -> Text:

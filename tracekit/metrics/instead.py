@@ -14,6 +14,7 @@ import re
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import among
 from tracekit.classify._nest import OP, Nested, nest
 from tracekit.intervals import Longs
 from tracekit.metrics.host import BLOCKS
@@ -85,17 +86,16 @@ def inside_launches(events: pl.DataFrame, labelled: pl.DataFrame, holes: pl.Data
     """
     if holes.is_empty() or not {"correlation", "end_ns"} <= set(events.columns):
         return 0
-    launched = holes.select(
-        pl.Series("correlation", labelled["correlation"].gather(holes["next"])),
-        "end_ns",
-        begun=pl.col("start_ns") + pl.col("launch_bound_ns"),
-    )
-    calls = events.select("correlation", returned="end_ns").filter(events["kind"].is_in(["runtime", "driver"]))
-    # A call inside a call has its correlation: the outer one returns last, and counts.
-    inside = launched.with_row_index("hole").join(calls, on="correlation").select(
-        "hole", ns=(pl.min_horizontal("returned", "end_ns") - pl.col("begun")).clip(0)
-    )  # fmt: skip
-    return int(inside.group_by("hole").agg(pl.col("ns").max())["ns"].sum())
+    asked = labelled["correlation"].gather(holes["next"])
+    calls = events.select("correlation", "end_ns").filter(events["kind"].is_in(["runtime", "driver"])).drop_nulls()
+    number, end = calls["correlation"].to_numpy(), calls["end_ns"].to_numpy()
+    order = np.lexsort((end, number))  # calls come nearly in the order of their numbers
+    number, end, wanted = number[order], end[order], asked.fill_null(-1).to_numpy()
+    known = np.flatnonzero(among(wanted, number) & asked.is_not_null().to_numpy())
+    # A call inside a call has its number: the outer one returns last, and counts.
+    returned = end[np.searchsorted(number, wanted[known], side="right") - 1]
+    start, until, bound = (holes[c].to_numpy()[known] for c in ("start_ns", "end_ns", "launch_bound_ns"))
+    return int(np.maximum(np.minimum(returned, until) - start - bound, 0).sum())
 
 
 class _Stretches:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Text
 from tracekit._util.native import native, whole
 from tracekit.intervals import Intervals, Longs
 from tracekit.metrics.causes import Rank
@@ -22,6 +23,8 @@ from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 NODE_KINDS = ("kernel", "copy", "communication", "launch", "host", "unknown")
 _KERNEL, _COPY, _COMM, _LAUNCH, _HOST, _UNKNOWN = range(len(NODE_KINDS))
+_WORDS = ("name", "op", "annotation")
+"""What a piece is called after: its kernel, or what the host launched it from."""
 SINCE_EVER = np.iinfo(np.int64).min // 4
 """Start of host work that nothing in the trace precedes."""
 
@@ -151,16 +154,15 @@ def _between(rank: Rank, forest: _Forest, head: Longs) -> tuple[pl.DataFrame, Lo
 def _finished(rank: Rank, table: pl.DataFrame) -> pl.DataFrame:
     """Return the table with names in place of numbers."""
     labelled = rank.labelled
-    words = [c for c in ("name", "op", "annotation") if c in labelled.columns]
-    named = labelled.select(words)[table["named"]].with_columns(pl.all().cast(pl.String))
-    text = pl.lit(named["name"]) if "name" in words else pl.lit("")
-    host = pl.coalesce(pl.lit(None, pl.String), *(pl.lit(named[c]) for c in words if c != "name"))
+    nameless = Text.constant(None, len(labelled))
+    name, op, around = (Text.of(labelled[c]) if c in labelled.columns else nameless for c in _WORDS)
+    named, gpu = table["named"].to_numpy(), (table["kind"] <= _COMM).to_numpy()
+    what = name.take(np.where(gpu, named, -1)).fill(op.fill(around).take(np.where(gpu, -1, named)))
     ids = labelled["id"] if "id" in labelled.columns else pl.Series(np.arange(len(labelled)))
     kinds, labels = pl.Series(NODE_KINDS, dtype=NODES["kind"]), pl.Series(LABELS, dtype=NODES["label"])
-    gpu = table["kind"] <= _COMM
     known = pl.col("label") >= 0
     return table.with_columns(
-        what=pl.when(pl.Series(gpu)).then(text).otherwise(host),
+        what=what.series("what"),
         id=pl.when(pl.col("row") >= 0).then(ids.gather(table["row"].clip(0))),
         kind=kinds.gather(table["kind"]),
         label=pl.when(known).then(labels.gather(table["label"].clip(0))),
