@@ -129,6 +129,12 @@ def test_what_was_there_before_stays_when_writing_fails(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_a_curve_is_predicted_without_being_asked_for(samples, tmp_path):
+    out = run("analyze", samples / "steps/a", "-o", tmp_path / "x.svg", "--plot", "curve", "--brief")
+    assert out.returncode == 0
+    assert "Nothing was predicted" not in (tmp_path / "x.svg").read_text()
+
+
 @pytest.mark.parametrize("plot", [None, "budget"])
 def test_a_picture_from_the_command_line(samples, tmp_path, plot):
     out = run("analyze", samples / "reload", "-o", tmp_path / "x.svg", *(["--plot", plot] if plot else []))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+from dataclasses import fields, replace
 
 import pytest
 from rich.console import Console
 
 from tests.kept import analysis_of
+from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.markdown.analysis import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import grids, view_of
+from tracekit.report.view.pipeline import WhatIfRow
 
 SHARED = {
     "copies": ("reload", {}),
@@ -82,6 +85,22 @@ def test_a_note_about_a_column_goes_with_it(run):
     wide, narrow = (text_of(run("router"), width).split("Experts: what")[1].split("Whom")[0] for width in (160, 60))
     assert "most in: exchanges" in wide
     assert "most in" not in narrow
+
+
+def test_a_run_without_a_pipeline_has_no_phases_to_choose(run):
+    assert lanes_data(run("router"))["steps"][0]["ranks"]["0"]["phases"] == []
+    assert lanes_data(run("1f1b"))["steps"][0]["ranks"]["0"]["phases"] != []
+
+
+@pytest.mark.parametrize(("saves", "shown"), [(99, False), (101, True)])
+def test_what_saves_nothing_has_no_row(run, saves, shown):
+    found = view_of(run("1f1b")).schedule
+    without = dict.fromkeys((field.name for field in fields(WhatIfRow)), None)
+    line = WhatIfRow(
+        **(without | {"name": "hide p2p", "change": "without", "saves_ns": saves, "rests_on": (), "unknown": ()})
+    )
+    held = replace(found, measured=replace(found.measured, makespan_ns=100_000), what_if=(line,))
+    assert bool(held.alternatives) is shown
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])

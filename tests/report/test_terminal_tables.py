@@ -11,7 +11,7 @@ from rich.console import Console, Group
 
 from tracekit.report.names import short_kernel
 from tracekit.report.terminal.by import by_rows
-from tracekit.report.terminal.table import LEAST_NAME, command_line, fitted, note
+from tracekit.report.terminal.table import LEAST_NAME, WHOLE_NAME, command_line, fitted, note
 from tracekit.report.terminal.whatif import render_what_if
 from tracekit.report.view.by import ByRow, ByView
 from tracekit.report.view.pipeline import WhatIfRow
@@ -58,6 +58,21 @@ def test_names_are_shortened_apart_and_never_below_what_tells_them():
     assert len(narrow[1].split(maxsplit=1)[1]) == LEAST_NAME
 
 
+def test_columns_that_say_something_only_together_go_together():
+    heads, rows = ("name", "a", "b", "c"), [("long_name_of_a_row", "1", "2", "3")]
+    made = fitted(heads, rows, 26, left=("name",), spare=(("a", "b"), "c"))
+    assert [column.header for column in made.columns] == ["name", "c"]
+
+
+def test_names_stay_whole_as_long_as_there_are_columns_to_spare():
+    rows = [("n" * WHOLE_NAME, "1.0", "2.0")]
+    made = fitted(("name", "a", "b"), rows, WHOLE_NAME + 5, left=("name",), spare=("b", "a"), names="name")
+    assert [column.header for column in made.columns] == ["name", "a"]
+    rows = [("n" * (WHOLE_NAME + 9), "1.0", "2.0")]
+    made = fitted(("name", "a", "b"), rows, WHOLE_NAME + 10, left=("name",), spare=("b", "a"), names="name")
+    assert [column.header for column in made.columns] == ["name", "a", "b"]
+
+
 def row(name, **more):
     known = {"change": "schedule", "predicted_ns": 1_000_000_000, "slower": False, "ran": False}
     unknown = {field.name: None for field in fields(WhatIfRow)} | {"rests_on": (), "unknown": ()}
@@ -78,6 +93,8 @@ def test_what_if_at_80_columns_names_every_schedule_and_its_prediction():
     ]
     assert all("1,000.0" in line for line in text[1:4])
     assert text[2].endswith("−12.3")  # the head names the unit, the sign says slower
+    assert "peak:" not in " ".join(text)  # a column that is not there needs no explanation
+    assert "peak: micro-batches held" in " ".join(printed(render_what_if([row("gpipe", peak_activations=8)], 80), 80))
 
 
 def test_a_kernel_is_called_by_what_tells_it_apart():

@@ -46,7 +46,7 @@ def schedule(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="Name every schedule.")] = False,
 ) -> None:
-    """Make an ideal schedule by name: its order, times, bubbles, memory and picture."""
+    """Make an ideal schedule by name: its order, times, time outside cells, memory and picture."""
     from tracekit.report.schedule.write import check_extension, write_schedule
 
     if list_all:

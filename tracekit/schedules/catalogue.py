@@ -65,13 +65,13 @@ CATALOGUE = (
     Entry(
         "zb-h1",
         lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=1),
-        summary="backward split in two, W fills the bubble; 1F1B's memory",
+        summary="backward split in two, W fills what was empty; 1F1B's memory",
         source="Qi et al. 2023, arXiv:2401.10241",
     ),
     Entry(
         "zb-h2",
         lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=2),
-        summary="as zb-h1 with twice the memory and no inner bubble at F = I = W",
+        summary="as zb-h1 with twice the memory and no inner gaps at F = I = W",
         source="Qi et al. 2023, arXiv:2401.10241",
     ),
     Entry(
@@ -99,7 +99,7 @@ CATALOGUE = (
     Entry(
         "zb-v",
         lambda n: zero_bubble.zb_v(n.pp, n.microbatches),
-        summary="two chunks per rank in a V, no inner bubble at F = I = W, 1F1B's memory",
+        summary="two chunks per rank in a V, no inner gaps at F = I = W, 1F1B's memory",
         source="Qi et al. 2024, arXiv:2405.15362",
         virtual=2,
     ),

@@ -20,8 +20,9 @@ class FigureRow:
     title: str
     cells: tuple[str, ...]
     """Least, 5 %, median, 95 %, most."""
-    least_rank: int
-    most_rank: int
+    least_rank: int | None
+    most_rank: int | None
+    """None where all ranks are alike."""
     counts: tuple[int, ...]
 
     @property
@@ -100,7 +101,9 @@ def page_fleet(found: Spread | None) -> FleetPage | None:
 
 def _figure(one: Figure) -> FigureRow:
     cells = tuple(_value(one.name, x) for x in (one.least, one.low, one.median, one.high, one.most))
-    return FigureRow(one.title, cells, one.least_rank, one.most_rank, one.counts)
+    alike = cells[0] == cells[-1]
+    ends = (None, None) if alike else (one.least_rank, one.most_rank)
+    return FigureRow(one.title, cells, *ends, one.counts)
 
 
 def _value(name: str, figure: float) -> str:

@@ -85,12 +85,14 @@ def _definitions(view: View, width: int) -> Text:
 def _over(view: View) -> str:
     """Return what a table is over: every rank, and every step where there are several."""
     count = len(view.steps.rows) + view.steps.more if view.steps else 1
-    return f"all ranks, {counted(count, 'step')}" if count > 1 else "all ranks"
+    ranks = "all ranks" if len(view.analysis.ranks) > 1 else "1 rank"
+    return f"{ranks}, {counted(count, 'step')}" if count > 1 else ranks
 
 
 def _budget_title(view: View) -> str:
     steps = "steps" if view.steps else "step"
-    return f"Where the {steps} went (shares of each rank's span, worst first)"
+    of = "each rank's span, worst first" if len(view.analysis.ranks) > 1 else "the rank's span"
+    return f"Where the {steps} went (shares of {of})"
 
 
 def _bubble_title(view: View) -> str:
@@ -107,7 +109,7 @@ SECTIONS: tuple[tuple[str | Callable[[View], str], Section], ...] = (
     ("Over the ranks (shares of each rank's span)", many_ranks),
     (lambda view: f"Compute ({_over(view)})", compute),
     (
-        lambda view: f"Communication and copies: what compute hides ({_over(view)}; most exposed first)",
+        lambda view: f"Communication and copies: what compute hides ({_over(view)})",
         exposure,
     ),
     ("What hides what (all ranks)", hiders),

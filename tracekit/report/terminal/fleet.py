@@ -34,7 +34,8 @@ def _figures(found: Spread, width: int) -> RenderableType:
     for one in found.figures:
         middle = (one.low, one.median, one.high) if wide else (one.median,)
         row = [value(one.name, x) for x in (one.least, *middle, one.most)]
-        made.add_row(NAMES[one.name], row[0], str(one.least_rank), *row[1:], str(one.most_rank), histogram(one))
+        ends = ("–", "–") if row[0] == row[-1] else (str(one.least_rank), str(one.most_rank))
+        made.add_row(NAMES[one.name], row[0], ends[0], *row[1:], ends[1], histogram(one))
     return made
 
 

@@ -26,7 +26,8 @@ def render_what_if(lines: Sequence[WhatIfRow], width: int) -> RenderableType | N
     shown = schedules[:ALTERNATIVES] + [line for line in schedules[ALTERNATIVES:] if line.ran]
     rows = [_cells(line) for line in (*shown, *(line for line in lines if line.change != "schedule"))]
     made = fitted(COLUMNS, rows, width, left=COLUMNS[:1], names=COLUMNS[0], spare=("outside cells", "peak", "ideal ms"))
-    return Group(made, *(note(text) for text in _notes(shown)))
+    heads = [str(column.header) for column in made.columns]
+    return Group(made, *(note(text) for text in _notes(shown, heads)))
 
 
 def _cells(line: WhatIfRow) -> list[Text | str]:
@@ -57,10 +58,12 @@ def _ms(ns: int | None) -> str:
     return "" if ns is None else bare_ms(ns, 1)
 
 
-def _notes(shown: Sequence[WhatIfRow]) -> list[str]:
+def _notes(shown: Sequence[WhatIfRow], heads: Sequence[str]) -> list[str]:
     """Return what the columns mean, and what the first rows rest on and could not know, each said once."""
-    said = ["saves: against this run as measured (− would be slower); × n: chunks per rank; peak: micro-batches held"]
-    said += ["ideal: free messages, balanced stages"]
+    meant = ["saves: against this run as measured (− would be slower)", "× n: chunks per rank"]
+    meant += ["peak: micro-batches held"] if "peak" in heads else []
+    meant += ["ideal: free messages, balanced stages"] if "ideal ms" in heads else []
+    said = ["; ".join(meant)]
     said += _memory(shown)
     other = [line for line in shown if not line.ran]
     rests = list(dict.fromkeys(text for line in other for text in line.rests_on))

@@ -14,10 +14,10 @@ from tracekit.schema import COMPUTE_LABELS
 MOST_ROWS = 40
 """Rows shown; the JSON has all."""
 TITLES = {
-    "layer": "By layer (ms per step on a rank that has it; every busy nanosecond in one row)",
-    "module": "By module (ms per step on a rank that has it; time in the module itself, and with what it calls)",
-    "annotation": "By annotation (ms per step on a rank that has it; innermost range, and with what is inside it)",
-    "shape": "By shape of products (ms per step on a rank that has it; most time lost to the GPU's peak first)",
+    "layer": "By layer (time in a step; every busy nanosecond in one row)",
+    "module": "By module (time in a step: in the module itself, and with what it calls)",
+    "annotation": "By annotation (time in a step: innermost range, and with what is inside it)",
+    "shape": "By shape of products (time in a step; most lost to the GPU's peak first)",
 }
 
 
@@ -70,7 +70,8 @@ def by_view(analysis: Analysis) -> ByView | None:
     rows = by.rows.to_dicts()
     places = [row for row in rows if row["name"] not in LAST]
     shown = places[:MOST_ROWS] + [row for row in rows if row["name"] in LAST]
-    notes = list(by.notes)
+    notes = ["times: means over the ranks that have the row"] if len(analysis.ranks) > 1 else []
+    notes += by.notes
     if len(places) > MOST_ROWS:
         notes.append(f"{counted(len(places) - MOST_ROWS, 'row')} more in the JSON")
     if by.placed:

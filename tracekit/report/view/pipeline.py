@@ -15,6 +15,8 @@ from tracekit.schema import GAP_CAUSES, PHASES
 
 LANE_PHASES = (*PHASES, "FB")
 """``FB``: inside overlapped pairs alone."""
+WORTH_A_ROW = 0.001
+"""Share of the makespan that one trouble less must save to have a row: less says nothing."""
 _HIDDEN_LABELS = ("ep_dispatch", "ep_combine", "offload", "onload")
 
 
@@ -129,7 +131,9 @@ class ScheduleView:
     @property
     def alternatives(self) -> tuple[WhatIfRow, ...]:
         """The what-ifs that can be compared with the run: other schedules, another layout, one trouble less."""
-        return tuple(row for row in self.what_if if row.change in ("schedule", "layout", "without"))
+        least = WORTH_A_ROW * self.measured.makespan_ns
+        rows = (row for row in self.what_if if row.change in ("schedule", "layout", "without"))
+        return tuple(row for row in rows if row.change != "without" or abs(row.saves_ns or 0) >= least)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -242,7 +246,8 @@ def _phases(lanes: pl.DataFrame) -> tuple[PhaseRow, ...]:
     rows = []
     table = lanes.filter(pl.col("label").is_in(_HIDDEN_LABELS))
     for (label, way), part in table.group_by("label", "pass", maintain_order=True):
-        rows.append(PhaseRow(f"{label} {way or ''}".strip(), _shares(part, "hidden_ns")))
+        passes = f" {way}" if way else ", pass unknown" if table.filter(label=label)["pass"].n_unique() > 1 else ""
+        rows.append(PhaseRow(f"{label}{passes}", _shares(part, "hidden_ns")))
     rows.sort(key=lambda row: row.name)
     sends = lanes.filter(pl.col("label") == "pp_comm")
     if rows and sends.height:

@@ -177,7 +177,8 @@ def _operation(row: dict[str, Any]) -> str:
     """Return what an operation is called, with its group where the trace names it, so that no two rows look alike."""
     group = f" ({terminal(row['group'])})" if row["group"] else ""
     where = f", {row['where']}" if row["where"] else ""
-    return f"{row['label']} {row['what']} × {row['ranks']}{group}{where}"
+    what = "" if row["what"] == row["label"] else f" {row['what']}"
+    return f"{row['label']}{what} × {row['ranks']}{group}{where}"
 
 
 def shape_words(shapes: str) -> str:

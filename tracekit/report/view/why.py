@@ -8,6 +8,8 @@ from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
 
 TOP = 5
+WORTH_A_ROW = 0.005
+"""Share of all that hiding costs from which a label has a row of it."""
 LOUD = 0.01
 """Share of the span from which launch-bound idle time is worth its table."""
 
@@ -90,6 +92,7 @@ def hiding_view(analysis: Analysis) -> Hiding | None:
     rows = tuple(
         HidingRow(row["label"], row["kernels"], row["slowdown"] - 1, row["extra_ns"] / ranks)
         for row in found.to_dict()["by_label"]
+        if abs(row["extra_ns"]) >= WORTH_A_ROW * found.extra_ns
     )
     net = "" if found.net_ns is None else f": a net gain of {ms(found.net_ns / ranks)}"
     cost = f"{'' if net else 'at least '}{ms(found.extra_ns / ranks)}"

@@ -115,7 +115,7 @@
       })),
       dataZoom: [
         { type: "inside", xAxisIndex: axes, filterMode: "none", minSpan: 0.02, preventDefaultMouseMove: false },
-        { type: "slider", xAxisIndex: axes, filterMode: "none", bottom: 6, height: 18, brushSelect: false, showDetail: false,
+        { type: "slider", show: !matchMedia("print").matches, xAxisIndex: axes, filterMode: "none", bottom: 6, height: 18, brushSelect: false, showDetail: false,
           borderColor: css("--line"), fillerColor: css("--filler"), handleStyle: { color: css("--ground"), borderColor: css("--soft") } },
       ],
       series: [...sections.flatMap((_, i) => [...kinds.map((_, k) => shapes(i, k)), ...(number ? [numbers(i)] : []), ...(outlines ? [path(i)] : [])]),
