@@ -75,7 +75,7 @@ STEP_PHASES = (*PHASES, "rest")
 IDLE_CAUSES = {
     "launch_bound": "launch-bound",
     "dependency": "dependency",
-    "warm_up": "slow launch call",
+    "warm_up": "slow launch",
     "unknown": "unknown",
 }
 """Why a GPU was idle, and the word for it: the host launched late, what it had launched was not ready, or the launch

@@ -31,7 +31,7 @@ def test_hovering_a_cell_tells_its_facts(look, pages):
     chart = page.locator("#schedule-chart")
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
-    page.mouse.move(box["x"] + 107, box["y"] + 45)  # rank 0's first forward
+    page.mouse.move(box["x"] + 112, box["y"] + 45)  # rank 0's first forward
     tip = page.locator("#tip")
     tip.wait_for(state="visible")
     assert re.match(r"forward · rank 0 · measured\nstage 0, micro-batch 0\n0\.000 to ", tip.inner_text())

@@ -273,7 +273,7 @@ def _missing(facts: Sequence[RankFacts], asked: Sequence[int] | None) -> Iterabl
         yield Finding(
             "missing-ranks",
             "limits",
-            f"{count} of {size} ranks are not here: {listing(map(str, first))}",
+            f"{count} of {size} ranks {'is' if count == 1 else 'are'} not here: {listing(map(str, first))}",
             tuple(first),
             ("waits inside communication of absent peers", "bubble fraction (a lower bound)", "a whole pipeline"),
             "record every rank: export_chrome_trace(f'rank{dist.get_rank()}.json.gz') on each",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from tracekit._util.text import ranks_named
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import MOST_RANKS
 from tracekit.reconstruct.rank import RankPipeline
@@ -130,8 +131,8 @@ def _missing(pipeline: Sequence[int], known: Mapping[int, object]) -> Notice | N
     missing = [m for m in pipeline if m not in known]
     if not missing:
         return None
-    text = f"pipeline {_few(pipeline)}: no trace of rank(s) {_few(missing)}: their cells, and what they held up, "
-    return Notice("partial-pipeline", f"{text}cannot be known")
+    text = f"pipeline of ranks {_few(pipeline)}: no trace of {ranks_named(missing)}: their cells, and what they held "
+    return Notice("partial-pipeline", f"{text}up, cannot be known")
 
 
 def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles:

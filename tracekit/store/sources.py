@@ -106,7 +106,7 @@ def missing_notice(sources: Sequence[Source]) -> tuple[Notice, ...]:
     if not count:
         return ()
     more = [f"+{count - len(first)} more"] if count > len(first) else []
-    text = f"{count} of {size} ranks are not here: {', '.join([*map(str, first), *more])}"
+    text = f"{count} of {size} ranks {'is' if count == 1 else 'are'} not here: {', '.join([*map(str, first), *more])}"
     return (Notice("missing-ranks", text),)
 
 

@@ -68,7 +68,7 @@ def _next(view: View, width: int) -> RenderableType | None:
     """List everything to do, with commands to copy."""
     said = [(one.text, one.command) for one in view.advice]
     if view.has_gpu:
-        said.append(("a page to share:", f"tracekit analyze {view.asked or 'PATH…'} -o report.html"))
+        said.append(("A page to share:", f"tracekit analyze {view.asked or 'PATH…'} -o report.html"))
     lines: list[RenderableType] = []
     for n, (text, command) in enumerate(said, 1):
         lines.append(Text(wrapped(text, max(40, width), first=f"  {n}. ", rest="     ")))

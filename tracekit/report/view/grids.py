@@ -19,12 +19,13 @@ def copies(view: View, *, by_rank: bool = False) -> Grid | None:
         Column("time", "ms", 3), Column("hidden", "share"),
         Column("stalled", "ms", note="exposed time charged to the copy"), Column("stalls", "count", 2),
     )  # fmt: skip
-    single = view.copies.by_rank if by_rank else ()
+    single = view.copies.by_rank if by_rank and len(view.analysis.ranks) > 1 else ()
     rows = [_copy(row) for row in (*single, *view.copies.total)]
     links = sorted({row.link_gb_s for row in view.copies.total if row.link_gb_s})
     notes = [f"link: {gb_s:g} GB/s one way between a GPU and its host; processes of one GPU share it" for gb_s in links]
-    return grid(columns[not by_rank :], [row[not by_rank :] for row in rows], notes=notes,
-                totals=range(len(single), len(rows)) if single else ())  # fmt: skip
+    first = 0 if single else 1  # without rows by rank there is no rank to name
+    totals = range(len(single), len(rows)) if single else ()
+    return grid(columns[first:], [row[first:] for row in rows], notes=notes, totals=totals)
 
 
 def _copy(row: CopyRow) -> tuple[Value, ...]:

@@ -9,7 +9,7 @@ from tracekit.analysis import Analysis
 
 TOP = 5
 WORTH_A_ROW = 0.005
-"""Share of all that hiding costs from which a label has a row of it."""
+"""Share of a table's whole (what hiding costs, launch-bound idle) from which something has a row of it."""
 LOUD = 0.01
 """Share of the span from which launch-bound idle time is worth its table."""
 
@@ -77,6 +77,7 @@ def instead_view(analysis: Analysis) -> Instead | None:
     rows = tuple(
         InsteadRow(ns / ranks, ns / bound, kind.replace("_", " "), (what or "")[:60], line or "")
         for (kind, what, line), ns in named[:TOP]
+        if ns >= WORTH_A_ROW * bound
     )
     inside = sum(one.inside_launch_ns for one in analysis.ranks) / ranks
     said = f"launch-bound idle is {percent(bound, span)} of the span; inside the launch call itself: {ms(inside)}"

@@ -100,7 +100,7 @@
     const draw = () => chart.setOption({
       animation: false,
       legend: { show: false, data: kinds.map((kind) => kind.name), selected: Object.fromEntries(kinds.map((kind, k) => [kind.name, !hidden.has(k)])) },
-      grid: axes.map((i) => ({ left: 100, right: 22, outerBoundsMode: "none", ...place_of(i) })), // one left edge, whatever the names
+      grid: axes.map((i) => ({ left: 106, right: 22, outerBoundsMode: "none", ...place_of(i) })), // one left edge, whatever the names
       xAxis: axes.map((i) => ({
         gridIndex: i, type: "value", min: 0, max: end, axisLabel: { show: !memory || i === sections.length, color: css("--soft"), formatter: (v) => `${+v.toFixed(3)}`, showMaxLabel: false, hideOverlap: true },
         axisLine: { lineStyle: { color: css("--line") } }, splitLine: { lineStyle: { color: css("--line"), opacity: 0.6 } },
