@@ -102,8 +102,8 @@ def page_fleet(found: Spread | None) -> FleetPage | None:
 def _figure(one: Figure) -> FigureRow:
     cells = tuple(_value(one.name, x) for x in (one.least, one.low, one.median, one.high, one.most))
     alike = cells[0] == cells[-1]
-    ends = (None, None) if alike else (one.least_rank, one.most_rank)
-    return FigureRow(one.title, cells, *ends, one.counts)
+    least, most = (None, None) if alike else (one.least_rank, one.most_rank)
+    return FigureRow(one.title, cells, least, most, one.counts)
 
 
 def _value(name: str, figure: float) -> str:
