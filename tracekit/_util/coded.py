@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -228,6 +229,11 @@ class Text:
         """Read the values as integers, -1 where null or longer than 64 bits hold."""
         return np.array([*(int(v) if len(v) < 19 else -1 for v in self.values), -1], np.int64)[self.codes]
 
+    def value(self, row: int) -> str | None:
+        """One row's value."""
+        code = self.codes[row]
+        return self.values[code] if code >= 0 else None
+
     def strings(self) -> list[str | None]:
         """Every row's value."""
         lookup = (*self.values, None)
@@ -237,3 +243,23 @@ class Text:
         """As a categorical polars column."""
         values = pl.Series(name, [*self.values, None], dtype=pl.String).cast(pl.Categorical())
         return values.gather(np.where(self.codes < 0, len(self.values), self.codes))
+
+
+Kind = tuple[str | None, ...]
+"""One value of each of several columns."""
+
+
+def kinds(rows: Ints, *columns: Text) -> list[tuple[Kind, Ints]]:
+    """Return *rows* apart by their values in all *columns*, in the order in which each kind is first seen.
+
+    >>> text = Text.of(pl.Series(["b", "a", "b"]))
+    >>> [(kind, rows.tolist()) for kind, rows in kinds(np.arange(3), text)]
+    [(('b',), [0, 2]), (('a',), [1])]
+    """
+    key = np.zeros(len(rows), np.int64)
+    for column in columns:
+        key = key * (len(column.values) + 1) + column.codes[rows] + 1
+    order = np.argsort(key, kind="stable")
+    edges = [*np.flatnonzero(np.diff(key[order], prepend=-1)).tolist(), len(order)]
+    parts = sorted((order[a:b] for a, b in pairwise(edges)), key=lambda at: int(at[0]))
+    return [(tuple(column.value(rows[at[0]]) for column in columns), rows[at]) for at in parts]

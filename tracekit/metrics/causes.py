@@ -123,21 +123,25 @@ def _of_label(rank: Rank, label: str, lane: Intervals, group: Longs, compute: Lo
     ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
     # A late peer can take part of any cause but the same stream; of copies nobody else knows.
     apart = (cause != _SAME) if label in COMMUNICATION_LABELS else np.zeros(len(cause), np.bool_)
-    table = pl.DataFrame(
-        {"part": piece_group, "cause": cause.astype(np.uint8), "id": ids[owner], "start_ns": start, "ns": end - start}
-    )
+    rest = np.flatnonzero(~apart)
+    of_kind = piece_group[rest] * len(EXPOSURE_CAUSES) + cause[rest]
+    kinds, first, kind = np.unique(of_kind, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # parts and causes as they are first met
+    summed = np.bincount(kind, weights=(end - start)[rest], minlength=len(kinds)).astype(np.int64)[order]
+    unknown = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(kinds))
     names = pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])
-    table = table.with_columns(
-        label=pl.lit(label, PIECES["label"]), cause=names.gather(table["cause"].cast(pl.UInt32)), apart=pl.Series(apart)
+    at = np.concatenate([np.flatnonzero(apart), rest[first[order]]])
+    return pl.DataFrame(
+        {
+            "part": piece_group[at],
+            "label": pl.Series([label], dtype=PIECES["label"]).new_from_index(0, len(at)),
+            "cause": names.gather(cause[at]),
+            "id": pl.concat([pl.Series(ids[owner[apart]], dtype=pl.Int64), unknown]),
+            "start_ns": pl.concat([pl.Series(start[apart], dtype=pl.Int64), unknown]),
+            "ns": np.concatenate([(end - start)[apart], summed]),
+        },
+        schema=PIECES,
     )
-    kept = table.filter("apart")
-    summed = (
-        table.filter(~pl.col("apart"))
-        .group_by("part", "label", "cause", maintain_order=True)
-        .agg(pl.col("ns").sum(), id=pl.lit(None, pl.Int64), start_ns=pl.lit(None, pl.Int64))
-    )
-    columns = list(PIECES)
-    return pl.concat([kept.select(columns), summed.select(columns)]).cast(dict(PIECES))  # type: ignore[arg-type]
 
 
 def _pieces(rank: Rank, label: str, lane: Intervals, group: Longs) -> tuple[Longs, Longs, Longs, Longs]:

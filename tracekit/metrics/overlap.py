@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from tracekit.intervals import Longs, union
+from tracekit._util.coded import Kind, Text, kinds
+from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, Lanes
 from tracekit.schema import LABELS, conform
 
@@ -87,83 +89,80 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
     >>> hidden(events).select("detail", "label", "pass", "by", "by_module", "ns").rows()
     [(False, 'ep_dispatch', None, 'dgrad', None, 2), (True, 'ep_dispatch', 'forward', 'dgrad', 'mlp', 2)]
     """
-    frame = labelled.select(_part(part), "label", "pass", "module", "start_ns", "end_ns")
-    asked = frame.filter(pl.col("label").is_in(EXPOSABLE))
-    hiding = frame.filter(pl.col("label").is_in(COMPUTE_SET))
-    if asked.is_empty() or hiding.is_empty():
+    start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
+    group = labelled[part].to_numpy() if part is not None else np.zeros(len(start), np.int64)
+    label, pass_, module = (Text.of(labelled[name]) for name in ("label", "pass", "module"))
+    asked = np.flatnonzero(label.map(EXPOSABLE.__contains__))
+    hiding = np.flatnonzero(label.map(COMPUTE_SET.__contains__))
+    if not len(asked) or not len(hiding):
         return pl.DataFrame(schema=HIDDEN)
-    tables = []
-    for detail in (False, True):
-        of = ["label", "pass"] if detail else ["label"]
-        by = ["label", "pass", "module"] if detail else ["label"]
-        pieces = _Pieces.of(asked, of)
-        found = _beside(pieces, hiding, by).with_columns(detail=pl.lit(detail))
-        tables.append(conform(found.filter(pl.col("ns") > 0), HIDDEN))
-    beside = pl.concat(tables)
-    table = pl.concat([beside, _alone(pieces.runs, beside)])
+    time = _Time(start, end, group)
+    plain = _matrix(time.runs(kinds(asked, label)), time.covers(kinds(hiding, label)), detail=False)
+    split = _matrix(
+        time.runs(kinds(asked, label, pass_)), time.covers(kinds(hiding, label, pass_, module)), detail=True
+    )
+    table = pl.DataFrame([*plain, *split], schema=HIDDEN, orient="row")
     order = pl.col("label").cast(pl.Enum(LABELS))
     return table.sort("part", "detail", order, "pass", -pl.col("ns"), "by", "by_pass", "by_module")
 
 
+class _Runs(NamedTuple):
+    """The disjoint pieces of each kind, those of one kind and part (a run) beside each other."""
+
+    pieces: Intervals
+    first: Longs
+    """Where each run begins."""
+    kind: list[Kind]
+    part: list[int]
+    of_ns: list[int]
+    """How long each run is."""
+
+
 @dataclass(frozen=True, eq=False)
-class _Pieces:
-    """The disjoint pieces of each label (and pass), those of one label, pass and part beside each other."""
+class _Time:
+    """When events ran, and in which part."""
 
     start: Longs
     end: Longs
     part: Longs
-    first: Longs
-    """Where each label, pass and part begins."""
-    runs: pl.DataFrame
-    """Of each of those: its keys, and how long it is."""
 
-    @classmethod
-    def of(cls, asked: pl.DataFrame, keys: list[str]) -> _Pieces:
-        """Return the pieces of *asked* by *keys*."""
-        named = asked.partition_by(keys, maintain_order=True)
-        unions = [union(*(rows[c].to_numpy() for c in ("start_ns", "end_ns", "part"))) for rows in named]
-        start, end, part = (np.concatenate([getattr(u, c) for u in unions]) for c in ("start_ns", "end_ns", "group"))
-        key = np.repeat(np.arange(len(unions)), [len(u) for u in unions])
-        new = np.ones(len(key), np.bool_)
-        new[1:] = (key[1:] != key[:-1]) | (part[1:] != part[:-1])
+    def covers(self, named: list[tuple[Kind, Longs]]) -> list[tuple[Kind, Intervals]]:
+        """Return the union of each kind's events, by part."""
+        return [(kind, union(self.start[rows], self.end[rows], self.part[rows])) for kind, rows in named]
+
+    def runs(self, named: list[tuple[Kind, Longs]]) -> _Runs:
+        """Return the pieces of all kinds."""
+        covers = self.covers(named)
+        columns = ("group", "start_ns", "end_ns")
+        part, start, end = (np.concatenate([getattr(cover, c) for _, cover in covers]) for c in columns)
+        which = np.repeat(np.arange(len(covers)), [len(cover) for _, cover in covers])
+        new = np.ones(len(which), np.bool_)
+        new[1:] = (which[1:] != which[:-1]) | (part[1:] != part[:-1])
         first = np.flatnonzero(new)
-        heads = pl.concat(rows[:1].select(pl.col(keys).cast(pl.String)) for rows in named)
-        runs = heads[key[first]].with_columns(
-            part=pl.Series(part[first], dtype=pl.Int64), of_ns=pl.Series(_sums(end - start, first))
-        )
-        return cls(start, end, part, first, runs)
+        kind = [covers[k][0] for k in which[first].tolist()]
+        of_ns = _sums(end - start, first).tolist()
+        return _Runs(Intervals(part, start, end), first, kind, part[first].tolist(), of_ns)
+
+
+def _matrix(runs: _Runs, covers: list[tuple[Kind, Intervals]], *, detail: bool) -> list[tuple[Any, ...]]:
+    """Return rows of HIDDEN: what each of *covers* hides of each run; in *detail* also the runs that nothing hides."""
+    rows: list[tuple[Any, ...]] = []
+    alone = np.ones(len(runs.first), np.bool_)
+    pieces = runs.pieces
+    for kind, cover in covers:
+        ns = _sums(cover.covered_ns(pieces.start_ns, pieces.end_ns, pieces.group), runs.first)
+        by, by_pass, by_module = (*kind, None, None)[:3]
+        for run in np.flatnonzero(ns).tolist():
+            label, pass_ = (*runs.kind[run], None)[:2]
+            rows.append((runs.part[run], detail, label, pass_, by, by_pass, by_module, int(ns[run]), runs.of_ns[run]))
+        alone &= ns == 0
+    for run in np.flatnonzero(alone).tolist() if detail else []:
+        rows.append((runs.part[run], True, *runs.kind[run], None, None, None, 0, runs.of_ns[run]))
+    return rows
 
 
 def _sums(ns: Longs, first: Longs) -> Longs:
     return np.add.reduceat(ns, first) if len(first) else ns[:0]
-
-
-def _alone(runs: pl.DataFrame, beside: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each part, label and pass of *runs* that nothing ran beside."""
-    every = runs.with_columns(ns=pl.lit(0), detail=pl.lit(True))
-    covered = beside.filter("detail")
-    return conform(every.join(covered, on=["part", "label", "pass"], how="anti", nulls_equal=True), HIDDEN)
-
-
-def _beside(pieces: _Pieces, hiding: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Return, for each label and part of *pieces*, the time that each label (pass and module) of *hiding* covers."""
-    names = {"label": "by", "pass": "by_pass", "module": "by_module"}
-    tables = []
-    for rows in hiding.partition_by(keys, maintain_order=True):
-        cover = union(*(rows[c].to_numpy() for c in ("start_ns", "end_ns", "part")))
-        ns = cover.covered_ns(pieces.start, pieces.end, pieces.part)
-        head = rows[:1].select(pl.col(key).cast(pl.String).alias(names[key]) for key in keys)
-        tables.append((head, _sums(ns, pieces.first)))
-    count = len(pieces.first)
-    heads = pl.concat(head for head, _ in tables)
-    return pl.concat(
-        [
-            pieces.runs[np.tile(np.arange(count), len(tables))],
-            heads[np.repeat(np.arange(len(tables)), count)],
-            pl.DataFrame({"ns": np.concatenate([ns for _, ns in tables])}),
-        ],
-        how="horizontal",
-    )
 
 
 def _part(column: str | None) -> pl.Expr:

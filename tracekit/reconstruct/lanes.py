@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import Text, kinds
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, PHASES
 
@@ -53,21 +54,20 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     """
     windows = _windows(chunks)
     low, high = _spans(windows)
-    keys = rows.select(pl.col("label").cast(pl.String), pl.col("pass").cast(pl.String))
-    kinds = keys.unique(maintain_order=True).rows()
     start, end = _spans(rows)
-    label = keys["label"]
-    compute = _time(start, end, label.is_in([*COMPUTE_LABELS, "other"]))
-    weights = _time(start, end, label == "wgrad")
+    label, pass_ = Text.of(rows["label"]), Text.of(rows["pass"])
+    compute = _time(start, end, label, (*COMPUTE_LABELS, "other"))
+    weights = _time(start, end, label, ("wgrad",))
     others = {
-        "forward": _time(start, end, label.is_in(["dgrad", "wgrad", "backward", "recompute"])),
-        "backward": _time(start, end, label == "forward"),
+        "forward": _time(start, end, label, ("dgrad", "wgrad", "backward", "recompute")),
+        "backward": _time(start, end, label, ("forward",)),
     }
     measured: dict[str, list[Ints]] = {name: [] for name in MEASURED}
-    known = [(name, pass_) for name, pass_ in kinds if name in _LANE]
-    for name, pass_ in known:
-        own_time = _time(start, end, (label == name) & keys["pass"].eq_missing(pass_))
-        crossed = own_time & others[pass_] if pass_ in others else EMPTY
+    found = kinds(np.flatnonzero(label.map(_LANE.__contains__)), label, pass_)
+    known = [(str(name), of_pass) for (name, of_pass), _ in found]
+    for (_, of_pass), at in found:
+        own_time = union(start[at], end[at])
+        crossed = own_time & others[of_pass] if of_pass in others else EMPTY
         for part, time in zip(
             measured.values(), (own_time, own_time & compute, own_time & weights, crossed), strict=True
         ):
@@ -88,8 +88,8 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     return summed.filter(pl.col("total_ns") > 0).select(pl.col(n).cast(kind) for n, kind in LANES.items())
 
 
-def _time(start: Ints, end: Ints, wanted: pl.Series) -> Intervals:
-    at = wanted.to_numpy()
+def _time(start: Ints, end: Ints, label: Text, wanted: tuple[str, ...]) -> Intervals:
+    at = label.map(wanted.__contains__)
     return union(start[at], end[at])
 
 
