@@ -8,7 +8,8 @@ from typing import Any, BinaryIO, Protocol, cast
 from tracekit.errors import InputError
 
 GZIP = b"\x1f\x8b"
-_STEP = 1 << 20
+_STEP = 1 << 18  # of a gzipped file; what is left of it is copied at each step
+_ROOM = 1 << 20  # what a step may inflate: more would be taken from the system, and given back, each time
 _BITE = 64
 
 
@@ -139,7 +140,7 @@ class Stream:
     def _step(self, engine: _Inflater, view: memoryview) -> int:
         before = engine.copy()
         try:
-            data = engine.decompress(self._input, len(view))
+            data = engine.decompress(self._input, min(len(view), _ROOM))
         except _errors():
             return self._salvage(before, view)
         self._input = engine.unused_data if engine.eof else engine.unconsumed_tail
