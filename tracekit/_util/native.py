@@ -67,7 +67,9 @@ _LIBRARY = ("memcpy", "memmove", "memset")  # all that native code may call
 _lock = threading.RLock()
 _declared: list[Native] = []
 _to_do: dict[str, bool] = {}  # functions that were compiled and kept: a sign that the rest has to be, too
-_engines: list[Any] = []  # code is there as long as the engine that holds it
+_engines: list[tuple[dict[Path, bytes | None], Any]] = []
+"""Code is there as long as the engine that holds it. One that takes all saves a millisecond for each function, but must
+not hold two states of one source: they define the same names. So each says what state of which source it holds."""
 
 
 class _Argument(NamedTuple):
@@ -135,13 +137,16 @@ class Native:
 
     def _key(self) -> bytes | None:
         """All that the code depends on; None where that cannot be told."""
+        made_of = self._made_of()
+        return made_of and _digest([made_of, self.name.encode(), self.signature.encode()])
+
+    def _made_of(self) -> bytes | None:
+        """All that the code of one source depends on."""
         files = sorted(self._source.glob("*.py")) if self._source.is_dir() else [self._source]
         try:
-            texts = [file.name.encode() + b"\0" + file.read_bytes() for file in (Path(__file__), *files)]
-            parts = [_machine(), self.name.encode(), self.signature.encode(), *texts]
+            return _digest([_machine(), *(_text(file, file.stat().st_mtime_ns) for file in (Path(__file__), *files))])
         except (OSError, ImportError):  # no source, or a numba that is not installed but packed
             return None
-        return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
     def _files(self) -> Iterator[Path]:
         """Where the code may be: as the user says, beside the source, or in the user's cache folder."""
@@ -216,13 +221,16 @@ class Native:
         from llvmlite import binding
 
         symbol, _, data = code.partition(b"\0")
-        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
+        made_of = self._made_of()
+        holds, engine = _engines[-1] if _engines else ({}, None)
+        if engine is None or holds.setdefault(self._source, made_of) != made_of or not made_of:
+            engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
+            _engines.append(({self._source: made_of}, engine))
         engine.add_object_file(binding.ObjectFileRef.from_data(data))
         engine.finalize_object()
         address = engine.get_function_address(symbol.decode())
         if not address:
             raise RuntimeError(f"{self.name} is not in its object file")
-        _engines.append(engine)
         function = ctypes.CFUNCTYPE(ctypes.c_int32, *self._ctypes())(address)
         arguments, returns = self._arguments, self._result != "void"
 
@@ -278,6 +286,15 @@ def _compile_the_rest() -> None:
     for function in list(_declared):
         if function.name.startswith(MODULES):
             function.load()
+
+
+@cache
+def _text(file: Path, _changed_ns: int) -> bytes:
+    return hashlib.sha256(file.name.encode() + b"\0" + file.read_bytes()).digest()
+
+
+def _digest(parts: list[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
 def _parse(signature: str) -> tuple[str, tuple[_Argument, ...]]:
