@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUIET = "#4A545E"
+UNDER_AXIS = 34
+"""Points that the numbers and the name of an axis take."""
 
 
 def canvas(ax: Axes | None, *, width: float, height: float) -> tuple[Figure, Axes]:
@@ -42,7 +44,11 @@ def legend(ax: Axes, handles: Sequence[Artist], *, given: bool) -> None:
     figure = cast("Figure", ax.get_figure(root=True))
     if given:
         fitted = rows_of(handles, ax.get_window_extent().width / figure.dpi)
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), **fitted, **look)
+        from matplotlib.transforms import ScaledTranslation
+
+        # In points, not in shares of the axes: below the numbers and the name of the axis, however low the axes are.
+        below = ax.transAxes + ScaledTranslation(0, -UNDER_AXIS / 72, figure.dpi_scale_trans)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0, **fitted, **look)
     else:
         fitted = rows_of(handles, float(figure.get_size_inches()[0]))
         figure.legend(loc="outside lower center", **fitted, **look)

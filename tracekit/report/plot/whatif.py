@@ -36,7 +36,7 @@ def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     if len(chunks) > 1:
         for line in chunks:
             _mark(axes, line)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0, top=1.08 * axes.get_ylim()[1])  # room for a mark's name at the top
     axes.set_xlabel("micro-batches of a step", fontsize=8.5, color=INK)
     axes.set_ylabel("ms per micro-batch", fontsize=8.5, color=INK)
     plain_axes(axes)
@@ -67,6 +67,6 @@ def _mark(axes: Axes, line: WhatIf) -> None:
     axes.plot([count], [height], color=INK, marker="_", markersize=12, linestyle="none")
     said = f"{line.virtual} chunk{'s' * (line.virtual != 1)}"
     note = axes.annotate(
-        said, (count, height), (9, 0), textcoords="offset points", fontsize=7.5, color=INK, va="center"
+        said, (count, height), (8, 2), textcoords="offset points", fontsize=7.5, color=INK, va="bottom"
     )
     note.set_path_effects([withStroke(linewidth=3, foreground="white")])  # a line may run behind it
