@@ -3,12 +3,15 @@
     python benchmarks/analyze.py [--folder FOLDER] [TRACE…]
 
 The store is built from the 1F1B sample: each of its ranks repeated, step after step, until it holds 2 M events, and
-the four ranks twice. Further paths are timed too, each as a whole command in a fresh process.
+the four ranks twice; it holds what ``tracekit ingest`` writes, the measured tables too. They are taken for all steps;
+where only some are asked for, the labelled events are measured. Further paths are timed too, each as a whole command in
+a fresh process.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
@@ -19,6 +22,8 @@ from pathlib import Path
 
 import polars as pl
 
+from tracekit.analysis.persist import write_tables
+from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.run.load import load
 from tracekit.schema import LABELLED, RankEvents, conform
@@ -62,19 +67,23 @@ def build(store):
             number = pl.lit(rank, pl.Int32)
             source = replace(part.source, rank=rank, world_size=RANKS, groups=())
             whole = RankEvents(events.with_columns(rank=number), source)
-            entries.append(write_rank(folder, whole, renumber(labelled, rank, LABELLED)))
+            labelled = renumber(labelled, rank, LABELLED)
+            tables = rank_tables(whole, labelled=labelled)
+            beside = lambda place, tables=tables: write_tables(tables, place)  # noqa: E731
+            entries.append(write_rank(folder, whole, labelled, beside=beside))
             print(f"rank {rank}: {len(events):,} events, {len(labelled):,} of them on the GPU")
         write_manifest(folder, entries)
 
 
 def timed(words):
-    """Run one command in a fresh process; return seconds and the peak memory of all its processes."""
-    began = time.perf_counter()
+    """Run one command in a fresh process; return seconds, processor seconds and the peak memory of its processes."""
+    began, before = time.perf_counter(), os.times()
     subprocess.run(
         [sys.executable, "-c", "from tracekit.cli import main; main()", *words], check=True, stdout=subprocess.DEVNULL
     )
-    took = time.perf_counter() - began
-    return took, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    took, after = time.perf_counter() - began, os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return took, cpu, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def main():
@@ -90,10 +99,11 @@ def main():
         timed(["analyze", path])  # warm: compiled code and file caches
         best = min(timed(["analyze", path])[0] for _ in range(3))
         print(f"{path}: {best:.2f} s")
-    for words in (["--schedule", "none"], []):
-        took, peak = timed(["analyze", str(store), *words])
+    for words in (["--schedule", "none"], [], ["--steps", "1:"]):
+        took, cpu, peak = timed(["analyze", str(store), *words])
         what = " ".join(words) or "with its schedule"
-        print(f"{RANKS} ranks × {EVENTS_A_RANK:,} events, {what}: {took:.1f} s, peak {peak:,.0f} MB")
+        size = f"{RANKS} ranks × {EVENTS_A_RANK:,} events"
+        print(f"{size}, {what}: {took:.1f} s, {cpu:.1f} CPU s, peak {peak:,.0f} MB")
 
 
 if __name__ == "__main__":

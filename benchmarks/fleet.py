@@ -1,6 +1,7 @@
 """Throughput, memory and shares of ``tracekit ingest`` and ``analyze`` against the number of ranks.
 
     python benchmarks/fleet.py curves [--ranks 16 32 64 128 256] [--megabytes 20] [--folder FOLDER]
+    python benchmarks/fleet.py combine STORE… [--workers 2]  # reading a store's tables, and putting them together
     python benchmarks/fleet.py shares [--megabytes 20] [--trace TRACE]     # where one rank's time goes
     python benchmarks/fleet.py same [--ranks 256]          # one answer: serially, from processes, from Dask
 
@@ -16,11 +17,13 @@ import contextlib
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -152,6 +155,57 @@ def ingested(made, texts, store, ranks, wanted):
     return total
 
 
+def combine(wanted):
+    """Processor seconds of reading the tables of stores and of putting them together, alone and with workers."""
+    print(f"load {os.getloadavg()[0]:.1f}")
+    print("| ranks | workers | reading, CPU s | combining, CPU s | of it workers | s | peak MB | of a worker | JSON |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for store in wanted.stores:
+        for workers in sorted({1, wanted.workers}):
+            words = [sys.executable, __file__, "combine-one", store, "--workers", str(workers)]
+            print(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.strip(), flush=True)
+
+
+def combine_one(wanted):
+    """One row of ``combine``, in a process of its own."""
+    from tracekit.analysis.combine import combine as together
+    from tracekit.run.driver import find_sources, spread_over
+    from tracekit.run.measure import Options
+
+    refs, _ = find_sources(wanted.stores[0])
+    tables = [one for ref in refs for one in Options().source_tables(ref)]
+    read, began = os.times(), time.perf_counter()
+    peaks = watched_peaks()
+    found = together(tables, schedule="auto", spread=spread_over(wanted.workers, None))
+    done, took = os.times(), time.perf_counter() - began
+    own, others = (done.user + done.system - read.user - read.system,
+                   done.children_user + done.children_system - read.children_user - read.children_system)  # fmt: skip
+    digest = hashlib.sha256(found.to_json().encode()).hexdigest()[:8]
+    print(f"| {len(tables)} | {wanted.workers} | {read.user + read.system:.1f} | {own + others:.1f} | {others:.1f} "
+          f"| {took:.0f} | {peak_mb('self'):.0f} | {max(peaks.values(), default=0):.0f} | {digest} |")  # fmt: skip
+
+
+def peak_mb(process):
+    """The most memory a process has had; what it was forked from does not count, as it does for its parent."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
+
+
+def watched_peaks():
+    """Peaks of this process's children, filled in while they run."""
+    peaks = {}
+
+    def watch():
+        while True:
+            for process in multiprocessing.active_children():
+                with contextlib.suppress(OSError):
+                    peaks[process.pid] = max(peaks.get(process.pid, 0), peak_mb(process.pid))
+            time.sleep(0.2)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return peaks
+
+
 def shares(wanted):
     """Processor seconds of each part of one rank's work, the best of three."""
     from tracekit.analysis.persist import write_tables
@@ -242,7 +296,8 @@ def dask(place):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=("curves", "shares", "same"))
+    options.add_argument("what", choices=("curves", "combine", "combine-one", "shares", "same"))
+    options.add_argument("stores", nargs="*", help="combine: stores that ingest wrote")
     options.add_argument("--ranks", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     options.add_argument("--megabytes", type=float, default=20)
     options.add_argument("--trace", type=Path, help="shares: of this trace instead of a synthetic one")
@@ -251,7 +306,8 @@ def main():
     options.add_argument("--folder", type=Path)
     options.add_argument("--keep", action="store_true", help="leave traces and stores in the folder")
     wanted = options.parse_args()
-    {"curves": curves, "shares": shares, "same": same}[wanted.what](wanted)
+    parts = {"curves": curves, "combine": combine, "combine-one": combine_one, "shares": shares, "same": same}
+    parts[wanted.what](wanted)
 
 
 if __name__ == "__main__":

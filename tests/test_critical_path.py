@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -174,11 +175,15 @@ def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
     """Each of two exchanges says that the other rank came last, at a time after its own end."""
 
     rows = [{"kind": "communication", "label": "pp_comm", "part": 0, "start_ns": at, "end_ns": at + 5, "idle_ns": 0,
-             "exposed_ns": 0, "before": before, "id": at, "last": at == 10, "what": "x", "rank": rank, "place": rank}
+             "exposed_ns": 0, "before": before, "id": at, "last": at == 10, "what": "x"}
             for rank in (0, 1) for at, before in ((0, -1), (5, 3 * rank), (10, 3 * rank + 1))]  # fmt: skip
-    table = pl.DataFrame(rows, schema={**NODES, "rank": pl.Int32, "place": pl.Int64})
-    columns = [table[name].to_numpy() for name in ("start_ns", "end_ns", "before")]
-    pieces = Pieces(table, (0, 1), *columns, (2,), ((2, 5),), (0,))
+    table = pl.DataFrame(rows, schema=NODES)
+    start, end, before = (table[name].to_numpy() for name in ("start_ns", "end_ns", "before"))
+    parts = [SimpleNamespace(source=SimpleNamespace(rank=rank), path=table[3 * rank : 3 * rank + 3]) for rank in (0, 1)]
+    kind = table["kind"].to_physical().to_numpy().astype(np.uint8)
+    six, places = np.arange(6), np.array([0, 0, 0, 1, 1, 1])
+    columns = (start, end, before.astype(np.int32), kind, six, places, table["id"])
+    pieces = Pieces(tuple(parts), np.array([0, 3, 6]), *columns, (2,), ((2, 5),), (0,))
     late = np.array([-1, 5, 5, -1, 2, 1])
     came, own = np.where(late >= 0, 14, 0), np.zeros(6, np.int64)
     table = _segments(pieces, walk_back(pieces, Arrivals(late, came, own, late >= 0)))

@@ -8,6 +8,7 @@ import gzip
 import importlib.util
 import json
 import os
+import pickle
 import pty
 import shutil
 import signal
@@ -105,7 +106,7 @@ def same(a, b, at=""):
 def test_tables_come_back_exactly(samples, tmp_path, name):
     made = Options().source_tables(find(samples / name)[0][0])[0]
     write_tables(made, tmp_path)
-    back = read_tables(tmp_path)
+    back = pickle.loads(pickle.dumps(read_tables(tmp_path)))  # what travels is whole; else parts stay in the store
     same(made, back)
     assert (made.by_step is made.window) == (back.by_step is back.window)
 
@@ -203,7 +204,8 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
     alone = Options()
     for rank in (0, BAD - 1, RANKS - 1):
-        same(alone.source_tables(find(traces, ranks=[rank])[0][0])[0], read_tables(store / f"rank={rank}"))
+        back = pickle.loads(pickle.dumps(read_tables(store / f"rank={rank}")))
+        same(alone.source_tables(find(traces, ranks=[rank])[0][0])[0], back)
 
 
 def test_no_scheduler_is_one_line_and_exit_code_2(traces, tmp_path, monkeypatch):

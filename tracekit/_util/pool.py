@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tracekit._util.faults import as_tracekit_error
 from tracekit._util.machine import cores
@@ -22,6 +22,19 @@ from tracekit.errors import InputError, OptionError, TracekitError
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+Spread = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""Who does the work: calls a function on every item and returns what it made of them, in their order."""
+
+
+def in_turn(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Yield what *function* makes of every item, one after the other in this process.
+
+    >>> list(in_turn(len, ["a", "bb"]))
+    [1, 2]
+    """
+    return map(function, items)
+
 
 IN_FLIGHT = 2
 """Items handed out per worker: one in work and one waiting."""

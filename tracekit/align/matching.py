@@ -42,7 +42,8 @@ An operation that only one rank recorded has no row. ``transfer_ns`` and ``wait_
 they do not depend on how clocks are aligned; when an operation began on all ranks does.
 """
 
-_KEY = ["what", "group", "group_ranks", "step", "source", "target"]
+_KEY = ["channel", "step", "source", "target"]
+_CHANNEL = ["what", "group", "group_ranks"]
 _AGREE_NS = 100_000  # ends of operations with no group named must agree this well (or within a quarter of their time)
 
 
@@ -66,12 +67,14 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     >>> match(ops).members.select("match", "rank", "sends", "peer", "transfer_ns", "wait_ns").rows()
     [(0, 0, True, 1, 5, 3), (0, 1, False, 0, 5, 0)]
     """
-    rows = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    keyed = rows if by_step else rows.with_columns(step=pl.lit(None, pl.Int64))
+    code, channels = _channels(operations)
+    numbered = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64), channel=code)
+    keyed = numbered if by_step else numbered.with_columns(step=pl.lit(None, pl.Int64))
     collectives = keyed.filter(pl.col("what") != "p2p").select(
         "row",
         "rank",
-        *_KEY[:4],
+        "channel",
+        "step",
         "order_ns",
         "start_ns",
         "end_ns",
@@ -84,24 +87,40 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
         n=pl.int_range(pl.len()).over([*_KEY, "rank", "sends"]).cast(pl.Int64)
     )
     members, uneven = _even_out(members)
-    members, doubtful = _verify(members)
+    members, doubtful = _verify(members, channels)
     key = pl.struct([*_KEY, "n"]).rank("dense").cast(pl.Int64) - 1
     members = members.with_columns(match=key)
     several = pl.col("rank").n_unique().over("match") > 1
     members = members.filter(several).with_columns(match=pl.col("match").rank("dense").cast(pl.Int64) - 1)
-    return Matching(_described(members.sort("match", "rank", "row"), rows), (*uneven, *doubtful))
+    return Matching(_described(members.sort("match", "rank", "row"), operations, channels), (*uneven, *doubtful))
 
 
-def _described(members: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+def _channels(operations: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
+    """Return a number for what each operation is and on which group, and what the numbers stand for, in order.
+
+    A run has few of them, and numbers are compared faster than text. The two sides of a message may name its group
+    differently, or not at all; the pair itself is enough.
+    """
+    named = pl.when(pl.col("what") != "p2p").then(pl.col("group", "group_ranks"))
+    text = operations.select("what", named).cast(pl.Categorical)
+    codes = text.with_columns(pl.all().to_physical())
+    first = codes.with_row_index("row").unique(_CHANNEL, keep="first", maintain_order=True)
+    distinct = text[first["row"]].cast(pl.String)
+    place = distinct.select(pl.struct(_CHANNEL).rank("dense").cast(pl.Int32) - 1).to_series()
+    known = first.select(_CHANNEL).with_columns(channel=place)
+    code = codes.join(known, on=_CHANNEL, how="left", nulls_equal=True, maintain_order="left")["channel"]
+    return code, distinct[place.arg_sort()]
+
+
+def _described(members: pl.DataFrame, operations: pl.DataFrame, channels: pl.DataFrame) -> pl.DataFrame:
     """Return MEMBERS: what each member is, and how its time divides into transfer and waiting."""
     own_ns = pl.col("end_ns") - pl.col("start_ns")
     shortest_ns = own_ns.min().over("match")
-    names = ("id", "step", "label", "bytes", "messages")
-    carried = pl.col("p2p").cast(pl.String).str.count_matches(",") + 1
-    about = rows.with_columns(messages=pl.when(pl.col("what") == "p2p").then(carried)).select("row", *names)
+    carried = pl.when(pl.col("what") == "p2p").then(pl.col("p2p").str.count_matches(",") + 1)
+    about = operations.select("id", "step", "label", "bytes", messages=carried)
     described = (
-        members.drop("step")
-        .join(about, on="row", how="left", maintain_order="left")
+        members.drop("step", "order_ns", "n")
+        .with_columns(*about[members["row"]].get_columns(), *channels[members["channel"]].get_columns())
         .with_columns(
             peer=pl.when("sends").then("target").otherwise("source"),
             bytes=pl.when(pl.col("messages").fill_null(1) == 1).then("bytes"),
@@ -114,7 +133,8 @@ def _described(members: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _messages(rows: pl.DataFrame) -> pl.DataFrame:
     """Return one row for each point-to-point message whose other side the file names."""
-    single = rows.filter((pl.col("what") == "p2p") & pl.col("p2p").is_not_null())
+    names = ("row", "rank", "channel", "step", "order_ns", "start_ns", "end_ns", "p2p")
+    single = rows.filter((pl.col("what") == "p2p") & pl.col("p2p").is_not_null()).select(names)
     parts = pl.col("message").str.split_exact(":", 1).struct
     return (
         single.with_columns(message=pl.col("p2p").cast(pl.String).str.split(","))
@@ -124,9 +144,6 @@ def _messages(rows: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             source=pl.when("sends").then("rank").otherwise("peer").cast(pl.Int32),
             target=pl.when("sends").then("peer").otherwise("rank").cast(pl.Int32),
-            # The two sides of a pair may name its group differently, or not at all; the pair itself is enough.
-            group=pl.lit(None, pl.String),
-            group_ranks=pl.lit(None, pl.String),
         )
     )
 
@@ -164,10 +181,10 @@ def _even_out(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     return moved.with_columns(n=pl.col("n") + pl.col("shift").fill_null(0)).drop("shift"), [notice]
 
 
-def _verify(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
+def _verify(members: pl.DataFrame, channels: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     """Return the matches without collectives of unnamed groups whose ends do not agree: these are not one operation."""
-    nameless = pl.col("group").is_null() & pl.col("group_ranks").is_null() & pl.col("source").is_null()
-    loose = members.filter(nameless)
+    nameless = channels["group"].is_null() & channels["group_ranks"].is_null()
+    loose = members.filter(nameless[members["channel"]] & members["source"].is_null())
     if loose.is_empty() or loose["rank"].n_unique() < 2:
         return members, []
     first = pl.col("end_ns").sort_by("rank").first().over([*_KEY, "n"])
@@ -179,7 +196,7 @@ def _verify(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     if bad.is_empty():
         return members, []
     kept = members.join(bad.select(_KEY).unique(), on=_KEY, how="anti", nulls_equal=True, maintain_order="left")
-    what = ", ".join(sorted(set(bad["what"].to_list()))[:4])
+    what = ", ".join(sorted(set(channels["what"][bad["channel"]].to_list()))[:4])
     notice = Notice(
         "unmatched-operations",
         f"{what}: the trace names no group and the ranks' ends do not agree, so waiting inside them is not known",

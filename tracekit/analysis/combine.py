@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from tracekit._util.notices import merge_notices
+from tracekit._util.pool import Spread, in_turn
 from tracekit._util.text import percent, ranks_named
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.analysis.by import By, combined
 from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
 from tracekit.analysis.kernels import all_shapes, together
+from tracekit.analysis.lazily import Make, Tables
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.memory import run_memory, with_memory
 from tracekit.analysis.peers import bound_notices, with_peers, without_settled
@@ -51,8 +54,12 @@ def combine(
     what_if: bool = False,
     path: bool = False,
     show: int | None = None,
+    spread: Spread = in_turn,
 ) -> Analysis:
-    """Return the ranks' tables as one analysis; *notices* come from reading them, *show* is the pipeline asked for."""
+    """Return the ranks' tables as one analysis; *notices* come from reading them, *show* is the pipeline asked for.
+
+    *spread* says who works on the many pipelines of a large run.
+    """
     layout, node = split_layout(layout)
     parts, ordered = with_peers(sorted(parts, key=lambda part: part.source.rank), layout)
     operations = pl.concat([part.operations for part in parts])
@@ -60,6 +67,7 @@ def combine(
     clocks = align(matching.members, [part.source.rank for part in parts])
     waited = waits(operations, matching.members, clocks)
     asked: dict[str, Any] = {"schedule": schedule, "layout": layout, "what_if": what_if, "pipeline": show}
+    asked["spread"] = spread
     compared, reasons = _compare(parts, clocks, **asked)
     memory = run_memory(parts, compared)
     compared = with_memory(compared, memory)
@@ -69,25 +77,26 @@ def combine(
     ranks = tuple(_with_blocking(result, critical) for result in ranks)
     reports = [part.reload for part in parts if part.reload is not None]
     tables = _tables(parts, ranks, waited)
-    tables["clocks"] = clocks.table
-    tables["matched"] = clocks.align(matching.members, "start_ns", "end_ns").drop("row")
-    tables["kernels"] = together([part.kernels for part in parts])
-    tables["reasons"] = run_reasons([part.reasons for part in parts], tables["kernels"])
+    kernels = cache(lambda: together([part.kernels for part in parts]))
+    tables["clocks"] = lambda: clocks.table
+    tables["matched"] = lambda: clocks.align(matching.members, "start_ns", "end_ns").drop("row")
+    tables["kernels"] = kernels
+    tables["reasons"] = lambda: run_reasons([part.reasons for part in parts], kernels())
     if memory is not None:
-        tables["memory"] = memory.table(clocks)
+        tables["memory"] = lambda: memory.table(clocks)
     own = merge_notices(((part.source.rank, part.notices) for part in parts), ranks=len(parts))
     if compared is not None:
-        tables |= {"cells": compared.cells, "lanes": compared.lanes}
+        tables |= {"cells": lambda: compared.cells, "lanes": lambda: compared.lanes}
     elif any(notice.code == "overlap-seen" for notice in reasons):
-        tables["lanes"] = _lanes(parts)
+        tables["lanes"] = lambda: _lanes(parts)
     if path:
         critical = in_cells(critical, compared) if compared is not None else critical
         critical = critical.because(parts, waited)
-        tables |= {"critical_path": critical.segments, "slack": critical.slack}
+        tables |= {"critical_path": lambda: critical.segments, "slack": lambda: critical.slack}
     return Analysis(
         sources=tuple(part.source for part in parts),
         ranks=ranks,
-        tables=tables,
+        tables=Tables(tables),
         clocks=clocks,
         reload=reload_report(reports),
         rates=run_rates(
@@ -145,23 +154,21 @@ def _with_blocking(result: RankResult, critical: CriticalPath) -> RankResult:
     return replace(result, whole=add(result.whole), per_step=tuple(add(scope, scope.step) for scope in result.per_step))
 
 
-def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl.DataFrame) -> dict[str, pl.DataFrame]:
+def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl.DataFrame) -> dict[str, Make]:
     """Return everything as tables; columns ``rank`` and ``step`` come first (a null step is the whole window)."""
+    rank_first = ("rank", pl.exclude("rank"))
     return {
-        "steps": pl.concat([p.steps for p in parts]).select("rank", pl.exclude("rank")),
-        "budget": _budget_table(ranks),
-        "labels": _stacked(parts, "labels"),
-        "hidden": _stacked(parts, "hidden"),
-        "copies": _stacked(parts, "copies", steps=False),
-        "bubbles": _bubble_table(ranks),
-        "phases": _phase_table(ranks),
-        "operations": waited.drop("part", "order_ns"),
-        "stragglers": stragglers(waited),
-        "gaps": pl.concat([p.gaps for p in parts])
-        .drop("part")
-        .select("rank", pl.exclude("rank"))
-        .sort("ns", descending=True),
-        "timeline": pl.concat([p.timeline for p in parts]).select("rank", pl.exclude("rank")),
+        "steps": lambda: pl.concat([p.steps for p in parts]).select(*rank_first),
+        "budget": lambda: _budget_table(ranks),
+        "labels": lambda: _stacked(parts, "labels"),
+        "hidden": lambda: _stacked(parts, "hidden"),
+        "copies": lambda: _stacked(parts, "copies", steps=False),
+        "bubbles": lambda: _bubble_table(ranks),
+        "phases": lambda: _phase_table(ranks),
+        "operations": lambda: waited.drop("part", "order_ns"),
+        "stragglers": lambda: stragglers(waited),
+        "gaps": lambda: pl.concat([p.gaps for p in parts]).drop("part").select(*rank_first).sort("ns", descending=True),
+        "timeline": lambda: pl.concat([p.timeline for p in parts]).select(*rank_first),
     }
 
 

@@ -197,10 +197,9 @@ def critical_path(
     parts: Sequence[RankTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
 ) -> CriticalPath:
     """Return the path of every step; *operations* and *members* are all ranks' communication and how it matched."""
-    with_path = [part for part in parts if len(part.path)]
     segments, slack, broken = SEGMENTS.to_frame(), SLACK.to_frame(), None
-    if with_path:
-        pieces = Pieces.of(with_path, clocks)
+    pieces = Pieces.of(parts, clocks)
+    if pieces is not None:
         walks = walk_back(pieces, Arrivals.of(pieces, members, clocks))
         segments, slack, broken = _segments(pieces, walks), _slack(pieces, walks), _broken(pieces, walks)
     silent = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
@@ -216,8 +215,8 @@ def _segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     order = np.lexsort((-np.arange(len(walks.step)), walks.step))  # each walk went back in time
     at, step, kind = walks.piece[order], walks.step[order], walks.kind[order]
     ns = (walks.end - walks.start)[order]
-    place = pieces.table["place"].to_numpy()[at]
-    label = pieces.table["label"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy()[at]
+    place, about = pieces.place(at), pieces.about(at)
+    label = about["label"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
     joins = np.isin(kind, [KINDS.index(name) for name in _JOINED])
     joins[0] = False
     for column in (step, kind, place, label):
@@ -226,10 +225,8 @@ def _segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     run = np.cumsum(~joins) - 1
     longest = np.empty(len(first), np.int64)
     by_length = np.lexsort((ns, run))
-    longest[run[by_length]] = at[by_length]  # they ascend: the last one stays
-    sums = {
-        c: np.add.reduceat(np.minimum(pieces.table[c].to_numpy()[at], ns), first) for c in ("idle_ns", "exposed_ns")
-    }
+    longest[run[by_length]] = by_length  # they ascend: the last one stays
+    sums = {c: np.add.reduceat(np.minimum(about[c].to_numpy(), ns), first) for c in ("idle_ns", "exposed_ns")}
     peer = walks.peer[order][first]
     peers = pl.Series([*pieces.ranks, None], dtype=pl.Int32)
     return conform(
@@ -238,8 +235,8 @@ def _segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
                 "step": pl.Series(pieces.steps, dtype=pl.Int64).gather(step[first]),
                 "rank": peers.gather(place[first]),
                 "kind": pl.Series(KINDS).gather(kind[first]),
-                "what": pieces.table["what"].gather(longest),
-                "label": pieces.table["label"].gather(at[first]),
+                "what": about["what"].gather(longest),
+                "label": about["label"].gather(first),
                 "peer": peers.gather(np.where(peer >= 0, peer, len(pieces.ranks))),
                 "start_ns": walks.start[order][first],
                 "end_ns": walks.end[order][np.append(first[1:], len(order)) - 1],
@@ -253,7 +250,7 @@ def _segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
 def _slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     """Return each rank's time on the path of each step and the least it came early to the path's operations."""
     steps, ranks = walks.early.shape
-    at = walks.step * ranks + pieces.table["place"].to_numpy()[walks.piece]
+    at = walks.step * ranks + pieces.place(walks.piece)
     on = np.zeros(steps * ranks, np.int64)
     np.add.at(on, at, walks.end - walks.start)
     table = pl.DataFrame(

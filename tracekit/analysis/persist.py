@@ -19,7 +19,7 @@ import polars as pl
 
 from tracekit._version import __version__
 from tracekit.analysis.tables import Measures, RankTables
-from tracekit.errors import Notice
+from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.chunks import ChunkMemory
@@ -63,17 +63,62 @@ def _member(name: str) -> zipfile.ZipInfo:
     return zipfile.ZipInfo(name)
 
 
-def read_tables(folder: Path) -> RankTables | None:
+LATER = ("path",)
+"""Fields of a rank that are read each time they are asked for, and not kept: two thirds of a rank's tables."""
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, pl.exceptions.PolarsError)
+
+
+class StoredTables(RankTables):
+    """A rank's tables in a store; those of ``LATER`` stay there until they are asked for."""
+
+    file: Path
+    later: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in LATER:
+            raise AttributeError(name)
+        try:
+            with zipfile.ZipFile(self.file) as packed:
+                return _decode(self.later[name], packed, {})
+        except _UNREADABLE as error:
+            raise InputError(f"{self.file}: is damaged: {error}", hint="ingest the traces again") from error
+
+    def without_pipeline(self) -> StoredTables:
+        """Return the tables for an analysis that asks for no schedule."""
+        return _stored(self.__dict__ | {"pipeline": None})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = [field.name for field in dataclasses.fields(RankTables)]
+        return _whole, (dict(zip(names, (getattr(self, name) for name in names), strict=True)),)
+
+
+def _whole(fields: dict[str, Any]) -> RankTables:
+    """Return tables that need no store: what travels to another process takes everything along."""
+    return RankTables(**fields)
+
+
+def read_tables(folder: Path) -> StoredTables | None:
     """Return a rank's tables; None where there are none, or another version measured them: measure again."""
     try:
         with zipfile.ZipFile(folder / FILE) as packed:
             document = json.loads(packed.read(_JSON))
             if document["format"] != FORMAT or document["tracekit"] != __version__:
                 return None
-            tables = _decode(document["tables"], packed, {})
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, pl.exceptions.PolarsError):
+            value = document["tables"]
+            if value[_KIND] != RankTables.__name__:
+                return None
+            later = {name: value["of"].pop(name) for name in LATER}
+            seen: dict[str, Any] = {}
+            fields = {name: _decode(item, packed, seen) for name, item in value["of"].items()}
+    except _UNREADABLE:
         return None  # the labelled events beside it say the same
-    return tables if isinstance(tables, RankTables) else None
+    return _stored({**fields, "file": folder / FILE, "later": later})
+
+
+def _stored(fields: dict[str, Any]) -> StoredTables:
+    made = StoredTables.__new__(StoredTables)
+    made.__dict__.update(fields)
+    return made
 
 
 @cache

@@ -25,7 +25,11 @@ from tracekit.schema import COMMUNICATION_LABELS, LABELS
 _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
 _ORDER = (*SETS, *LABELS)
 
-Rows = dict[int, list[dict[str, Any]]]
+Rows = Mapping[int, list[tuple[Any, ...]]]
+"""A table's rows by part."""
+
+TOGETHER = 128
+"""Ranks whose operations are looked at in one go: more take memory, fewer take calls."""
 
 
 def rank_results(parts: Sequence[RankTables], waited: pl.DataFrame, *, pipeline: bool) -> tuple[RankResult, ...]:
@@ -34,17 +38,19 @@ def rank_results(parts: Sequence[RankTables], waited: pl.DataFrame, *, pipeline:
     *pipeline*: whether the run has one. What is asked of the operations is computed for all ranks at once: a thousand
     ranks have few operations each.
     """
-    waits = _Waits.by_rank(waited)
-    window, by_step = (_causes(parts, waited, window=window) for window in (True, False))
-    return tuple(
-        _rank_result(
-            part,
-            waits.get(part.source.rank, _NOTHING),
-            (window[part.source.rank], by_step[part.source.rank]),
-            pipeline=pipeline,
-        )
-        for part in parts
-    )
+    results: list[RankResult] = []
+    for first in range(0, len(parts), TOGETHER):
+        some = parts[first : first + TOGETHER]
+        theirs = waited
+        if len(some) < len(parts):
+            theirs = waited.filter(pl.col("rank").is_in([part.source.rank for part in some]))
+        waits = _Waits.by_rank(theirs)
+        causes = [_causes(some, theirs, window=window) for window in (True, False)]
+        for part in some:
+            rank = part.source.rank
+            because = (causes[0].get(rank, {}), causes[1].get(rank, {}))
+            results.append(_rank_result(part, waits.get(rank, _NOTHING), because, pipeline=pipeline))
+    return tuple(results)
 
 
 def _rank_result(part: RankTables, waits: _Waits, because: tuple[Rows, Rows], *, pipeline: bool) -> RankResult:
@@ -135,17 +141,16 @@ class _Waits:
 _NOTHING = _Waits(*(np.zeros(0, dtype) for dtype in (np.int64, np.int64, bool, np.int64, np.int64, bool, bool)))
 
 
-def _causes(parts: Sequence[RankTables], waited: pl.DataFrame, *, window: bool) -> dict[int, Rows]:
+def _causes(parts: Sequence[RankTables], waited: pl.DataFrame, *, window: bool) -> Mapping[int, Rows]:
     """Return why time was exposed, by rank and part: in the whole window, or in each step."""
-    pieces = pl.concat(
-        (part.window if window else part.by_step).exposed.select(
-            pl.all(), rank=pl.lit(part.source.rank, waited.schema["rank"])
-        )
-        for part in parts
-    )
-    found: dict[int, Rows] = defaultdict(lambda: defaultdict(list))
-    for row in with_peers(pieces, waited, each=("rank",)).iter_rows(named=True):
-        found[row["rank"]][row["part"]].append(row)
+    tables = [(part.window if window else part.by_step).exposed for part in parts]
+    ranks = np.repeat([part.source.rank for part in parts], [table.height for table in tables])
+    pieces = pl.concat(tables).with_columns(pl.Series("rank", ranks, waited.schema["rank"]))
+    found: dict[int, dict[int, list[tuple[Any, ...]]]] = defaultdict(lambda: defaultdict(list))
+    table = with_peers(pieces, waited, each=("rank",))
+    columns = (table[name].to_list() for name in ("rank", "part", "label", "cause", "ns"))
+    for rank, part, *row in zip(*columns, strict=True):
+        found[rank][part].append(tuple(row))
     return found
 
 
@@ -164,29 +169,29 @@ def _measured(
 
     *unseen*: the host issued sends or receives, and nothing on the GPU is known to be one.
     """
-    labels = _by_part(measures.labels)
-    matrix = _by_part(measures.hidden.filter(~pl.col("detail")))
+    labels = _by_part(measures.labels, "label", "ns", "count", "hidden_ns")
+    matrix = _by_part(measures.hidden, "detail", "label", "by", "ns")
     waiting = waits.by_label(len(steps))
     unknown = set(waits.part[waits.unknown].tolist())
     exposed = hollow.totals_ns(len(steps))
     figures = []
     for part, step in enumerate(steps):
-        budget, rows = measures.budgets[part], labels[part]
+        budget, rows = measures.budgets[part], labels.get(part, [])
         wait, least = int(exposed[part]), unseen or part in unknown or not pipeline
         figures.append(
             Measured(
                 budget=budget,
-                label_ns=_ordered({row["label"]: row["ns"] for row in rows}),
-                label_count={row["label"]: row["count"] for row in rows if row["count"] is not None},
+                label_ns=_ordered({label: ns for label, ns, _, _ in rows}),
+                label_count={label: count for label, _, count, _ in rows if count is not None},
                 hidden_ns={
                     "communication": 0,
                     "copy": 0,
-                    **{row["label"]: row["hidden_ns"] for row in rows if row["label"] not in _NEVER_HIDDEN},
+                    **{label: ns for label, _, _, ns in rows if label not in _NEVER_HIDDEN},
                 },
-                hidden_by_ns=_matrix(rows, matrix[part]),
+                hidden_by_ns=_matrix([row[0] for row in rows], matrix.get(part, [])),
                 wait_ns=waiting[part],
                 weak_ns=measures.weak[part],
-                because_ns=_because(budget.exposed_ns, because[part]),
+                because_ns=_because(budget.exposed_ns, because.get(part, [])),
                 bubble=Bubble(budget.span_ns, budget.idle_ns, None if least else wait, wait if least else 0),
                 idle_known=idle_known,
                 lower_bound=pipeline and (least or budget.unrecorded_ns > 0),
@@ -197,10 +202,12 @@ def _measured(
     return figures
 
 
-def _by_part(table: pl.DataFrame) -> Rows:
-    rows: Rows = defaultdict(list)
-    for row in table.iter_rows(named=True):
-        rows[row["part"]].append(row)
+def _by_part(table: pl.DataFrame, *names: str) -> Rows:
+    """Return the columns *names* of each part's rows."""
+    rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    columns = (table[name].to_list() for name in names)
+    for part, row in zip(table["part"].to_list(), zip(*columns, strict=True), strict=True):
+        rows[part].append(row)
     return rows
 
 
@@ -208,19 +215,19 @@ def _ordered(by_label: dict[str, int]) -> dict[str, int]:
     return {label: by_label[label] for label in _ORDER if label in by_label}
 
 
-def _matrix(labels: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    present = {row["label"] for row in labels}
-    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE if label in present}
-    for row in rows:
-        matrix[row["label"]][row["by"]] = row["ns"]
+def _matrix(labels: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
+    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE if label in labels}
+    for detail, label, by, ns in rows:
+        if not detail:
+            matrix[label][by] = ns
     return matrix
 
 
-def _because(exposed: Mapping[str, int], rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def _because(exposed: Mapping[str, int], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
     """Return each exposed label's time by cause, in the order of the budget."""
     by_label: dict[str, dict[str, int]] = {label: {} for label, ns in exposed.items() if ns}
-    for row in rows:
-        by_label[row["label"]][row["cause"]] = row["ns"]
+    for label, cause, ns in rows:
+        by_label[label][cause] = ns
     return by_label
 
 

@@ -1,14 +1,15 @@
 """Walking back along what held each piece of work back, over all ranks at once, in native code.
 
-The pieces of all ranks (``metrics.path``) lie in one table, and each communication knows the piece of the rank that
-came last to it. A walk starts at the end of a step and goes back piece by piece; where a communication waited for
-another rank, it goes on with that rank's piece.
+The pieces of all ranks (``metrics.path``) lie one after the other, as few columns as the walk needs, and each
+communication knows the piece of the rank that came last to it. A walk starts at the end of a step and goes back piece
+by piece; where a communication waited for another rank, it goes on with that rank's piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +26,31 @@ KINDS = (*NODE_KINDS, "message", "collective")
 """What a segment can be; a communication is a message or a collective."""
 _MESSAGE, _COLLECTIVE = KINDS.index("message"), KINDS.index("collective")
 
+Places = npt.NDArray[np.int32]
+Codes = npt.NDArray[np.uint8]
+
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """All ranks' pieces on the common clock, and where the walk of each step starts."""
+    """All ranks' pieces on the common clock, and where the walk of each step starts.
 
-    table: pl.DataFrame
-    """NODES of all ranks, with ``place``: which rank it is of, counted from 0."""
-    ranks: tuple[int, ...]
+    A thousand ranks have millions of pieces: what only those on the path are asked for stays with the ranks.
+    """
+
+    parts: tuple[RankTables, ...]
+    """The ranks that have pieces; a rank's place counts from 0."""
+    first: Longs
+    """Where each place's pieces begin, and the last one's end."""
     start: Longs
     end: Longs
-    before: Longs
+    before: Places
+    kind: Codes
+    comm: Longs
+    """The pieces that are communication, in order …"""
+    comm_place: Longs
+    """… the place of each …"""
+    comm_id: pl.Series
+    """… and its event."""
     steps: tuple[int | None, ...]
     ends: tuple[tuple[int, ...], ...]
     """Of each step, the pieces that end it on a rank."""
@@ -43,53 +58,113 @@ class Pieces:
     """Of each step, when its first rank's GPU work began."""
 
     @classmethod
-    def of(cls, parts: Sequence[RankTables], clocks: Clocks) -> Pieces:
-        """Return the pieces of the ranks that have any."""
-        sized = np.cumsum([0, *(len(part.path) for part in parts)])
-        table = pl.concat(
-            part.path.with_columns(
-                place=pl.lit(at, pl.Int64),
-                rank=pl.lit(part.source.rank, pl.Int32),
-                before=pl.when(pl.col("before") >= 0).then(pl.col("before") + int(sized[at])).otherwise(-1),
+    def of(cls, parts: Sequence[RankTables], clocks: Clocks) -> Pieces | None:
+        """Return the pieces of the ranks that have any; None where none has."""
+        there: list[RankTables] = []
+        columns: list[tuple[npt.NDArray[Any], ...]] = []
+        ids, ends, first = [], [], [0]
+        began = _begun(parts, clocks)
+        for part in parts:
+            path = part.path
+            if not len(path):
+                continue
+            start, end = (path[name].to_numpy() for name in ("start_ns", "end_ns"))
+            since = start < 0  # since ever, on every clock
+            before = path["before"].to_numpy()
+            kind = path["kind"].to_physical().to_numpy()
+            columns.append(
+                (
+                    np.where(since, start, clocks.to_common(part.source.rank, start)),
+                    clocks.to_common(part.source.rank, end),
+                    np.where(before >= 0, before + first[-1], -1).astype(np.int32),
+                    kind.astype(np.uint8),
+                )
             )
-            for at, part in enumerate(parts)
-        )
-        since = table["start_ns"].to_numpy()
-        moved = clocks.align(table.select("rank", "start_ns", "end_ns"), "start_ns", "end_ns")
-        start = np.where(since < 0, since, moved["start_ns"].to_numpy())  # since ever, on every clock
-        end = moved["end_ns"].to_numpy()
-        last = np.flatnonzero(table["last"].to_numpy())
-        first = pl.concat(part.steps.select("step", "start_ns", "rank") for part in parts)
-        began = dict(zip(*_keyed(clocks.align(first, "start_ns")), strict=True))
-        numbers = [part.steps["step"].to_list() for part in parts]
-        places, halves = table["place"].gather(last).to_list(), table["part"].gather(last).to_list()
-        ends: dict[int | None, list[tuple[int, int]]] = {}
-        for piece, place, part in zip(last.tolist(), places, halves, strict=True):
-            step = numbers[place][part] if part < len(numbers[place]) else None
-            ends.setdefault(step, []).append((piece, began[parts[place].source.rank, step]))
-        steps = sorted(ends, key=lambda step: (step is None, step or 0))
+            ids.append(path["id"].filter(kind == _COMMUNICATION))
+            ends += _ends(part, path, first[-1], began)
+            first.append(first[-1] + len(path))
+            there.append(part)
+        if not there:
+            return None
+        start, end, before, kind = (_joined(columns, at) for at in range(4))
+        by_step: dict[int | None, list[tuple[int, int]]] = {}
+        for step, piece, ns in ends:
+            by_step.setdefault(step, []).append((piece, ns))
+        steps = sorted(by_step, key=lambda step: (step is None, step or 0))
+        comm = np.flatnonzero(kind == _COMMUNICATION)
         return cls(
-            table,
-            tuple(part.source.rank for part in parts),
+            tuple(there),
+            np.array(first, np.int64),
             whole(start),
             whole(end),
-            whole(table["before"].to_numpy()),
+            before,
+            kind,
+            comm,
+            np.searchsorted(first, comm, side="right") - 1,
+            pl.concat(ids),
             tuple(steps),
-            tuple(tuple(piece for piece, _ in ends[step]) for step in steps),
-            tuple(min(ns for _, ns in ends[step]) for step in steps),
+            tuple(tuple(piece for piece, _ in by_step[step]) for step in steps),
+            tuple(min(ns for _, ns in by_step[step]) for step in steps),
         )
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank at each place."""
+        return tuple(part.source.rank for part in self.parts)
 
-def _keyed(first: pl.DataFrame) -> tuple[list[tuple[int, int | None]], list[int]]:
-    return list(zip(first["rank"].to_list(), first["step"].to_list(), strict=True)), first["start_ns"].to_list()
+    def place(self, pieces: Longs) -> Longs:
+        """Return where the rank of each of *pieces* is."""
+        return np.searchsorted(self.first, pieces, side="right") - 1
+
+    def about(self, pieces: Longs) -> pl.DataFrame:
+        """Return what is known of *pieces*: label, what, idle_ns and exposed_ns."""
+        place = self.place(pieces)
+        order = np.argsort(place, kind="stable")
+        names = ("label", "what", "idle_ns", "exposed_ns")
+        found: list[pl.DataFrame] = [
+            self.parts[at].path.select(names)[pieces[order[place[order] == at]] - self.first[at]]
+            for at in np.unique(place).tolist()
+        ]
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pl.concat(found)[back]
+
+
+def _joined(columns: list[tuple[npt.NDArray[Any], ...]], at: int) -> npt.NDArray[Any]:
+    """Return one column of all ranks; what was joined is let go, so that never much is there twice."""
+    joined = np.concatenate([of_rank[at] for of_rank in columns])
+    for place, of_rank in enumerate(columns):
+        columns[place] = (*of_rank[:at], _NO_ROWS, *of_rank[at + 1 :])
+    return joined
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+def _begun(parts: Sequence[RankTables], clocks: Clocks) -> dict[tuple[int, int | None], int]:
+    """Return when each rank began each of its steps, on the common clock."""
+    table = clocks.align(pl.concat(part.steps.select("step", "start_ns", "rank") for part in parts), "start_ns")
+    rank, step, start = (table[name].to_list() for name in ("rank", "step", "start_ns"))
+    return dict(zip(zip(rank, step, strict=True), start, strict=True))
+
+
+def _ends(
+    part: RankTables, path: pl.DataFrame, first: int, began: dict[tuple[int, int | None], int]
+) -> list[tuple[int | None, int, int]]:
+    """Return the pieces that end a rank's steps: the step, the piece, and when the rank began it."""
+    numbers = part.steps["step"].to_list()
+    last = np.flatnonzero(path["last"].to_numpy())
+    steps = [numbers[at] if at < len(numbers) else None for at in path["part"].gather(last).to_list()]
+    pairs = zip(steps, last.tolist(), strict=True)
+    return [(step, first + piece, began[part.source.rank, step]) for step, piece in pairs]
 
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """Of each piece that is a communication: who came last to it, and when."""
+    """Of each communication: who came last to it, and when."""
 
     late: Longs
-    """The piece of the last to come; -1: not known, or this one."""
+    """The communication of the last to come; -1: not known, or this one."""
     came: Longs
     """When the last came."""
     own: Longs
@@ -99,7 +174,7 @@ class Arrivals:
     @classmethod
     def of(cls, pieces: Pieces, members: pl.DataFrame, clocks: Clocks) -> Arrivals:
         """Return the arrivals at the operations that matched; *members* are their events."""
-        count = len(pieces.table)
+        count = len(pieces.comm)
         late, came, own = np.full(count, -1, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
         message = np.zeros(count, np.bool_)
         if members.is_empty():
@@ -109,7 +184,9 @@ class Arrivals:
         named = latest.select("match", last_rank="rank", last_id="id", last_ns="start_ns")
         # A kernel of several messages starts to transfer when the last of all its partners has come.
         arrivals = moved.join(named, on="match").sort("last_ns").group_by("rank", "id", maintain_order=True).last()
-        known = pieces.table.select("rank", "id").with_row_index("piece").filter(pl.col("id").is_not_null())
+        rank = pl.Series("rank", np.array(pieces.ranks)[pieces.comm_place], pl.Int32)
+        known = pl.DataFrame([rank, pieces.comm_id.alias("id")]).with_row_index("piece")
+        known = known.filter(pl.col("id").is_not_null())
         last = known.group_by("rank", "id").last().select(last_rank="rank", last_id="id", last_piece="piece")
         found = known.join(arrivals, on=["rank", "id"]).join(last, on=["last_rank", "last_id"], how="left")
         at = found["piece"].to_numpy()
@@ -142,44 +219,44 @@ class Walks:
 
 def walk_back(pieces: Pieces, arrivals: Arrivals) -> Walks:
     """Return the walks of all steps."""
-    steps, ranks = len(pieces.steps), len(pieces.ranks)
-    kind = pieces.table["kind"].to_physical().to_numpy()
-    waits = np.where(arrivals.message, _MESSAGE, _COLLECTIVE)
-    kinds = whole(np.where(kind == _COMMUNICATION, waits, kind))
-    place = whole(pieces.table["place"].to_numpy())
-    here = np.zeros((steps, ranks), np.int64)
-    state = np.zeros((steps, 4), np.int64)
+    steps, ranks = len(pieces.steps), pieces.ranks
+    kinds = whole(np.where(arrivals.message, _MESSAGE, _COLLECTIVE))
+    here = np.zeros((steps, len(ranks)), np.int64)
+    state = np.zeros((steps, 5), np.int64)
     for step, (ends, begin) in enumerate(zip(pieces.ends, pieces.begin, strict=True)):
-        here[step, place[list(ends)]] = 1
-        final = max(ends, key=lambda piece: (pieces.end[piece], -pieces.ranks[place[piece]]))
-        state[step] = begin, -1, 0, final
-    room = len(kinds) + 2 * steps + 1024
+        place = dict(zip(ends, pieces.place(np.array(ends)).tolist(), strict=True))
+        here[step, list(place.values())] = 1
+        final = max(ends, key=lambda piece: (pieces.end[piece], -ranks[place[piece]]))
+        state[step] = begin, -1, 0, final, place[final]
+    room = len(pieces.start) + 2 * steps + 1024  # more than is ever filled: the system gives memory where it is written
     while True:
         rows = np.zeros((room, 6), np.int64)
-        early, operations = np.full((steps, ranks), -1, np.int64), np.zeros((steps, ranks), np.int64)
+        early, operations = np.full((steps, len(ranks)), -1, np.int64), np.zeros((steps, len(ranks)), np.int64)
         seen = np.full(len(kinds), -1, np.int64)
         taken = _walk_all(
-            place, kinds, pieces.start, pieces.end, pieces.before, arrivals.late, arrivals.came, arrivals.own, here,
-            state, early, operations, seen, rows,
+            pieces.start, pieces.end, pieces.before, pieces.kind, pieces.comm, pieces.comm_place, kinds, arrivals.late,
+            arrivals.came, arrivals.own, here, state, early, operations, seen, rows,
         )  # fmt: skip
         if taken >= 0:
             break
         room *= 2
     step_of, piece, kind_of, peer, began, ended = (np.ascontiguousarray(rows[:taken, i]) for i in range(6))
-    stopped = tuple((pieces.ranks[row[1]], row[2]) if row[1] >= 0 else None for row in state.tolist())
+    stopped = tuple((ranks[row[1]], row[2]) if row[1] >= 0 else None for row in state.tolist())
     return Walks(step_of, piece, kind_of, peer, began, ended, early, operations, stopped)
 
 
 @native(
-    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
-    " int64[:,::1], int64[:,::1], int64[:,::1], int64[:,::1], int64[::1], int64[:,::1])"
+    "int64(int64[::1], int64[::1], int32[::1], uint8[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
+    " int64[::1], int64[:,::1], int64[:,::1], int64[:,::1], int64[:,::1], int64[::1], int64[:,::1])"
 )
 def _walk_all(  # noqa: PLR0917 - compiled code takes no keywords
-    place: Longs,
-    kind: Longs,
     start: Longs,
     end: Longs,
-    before: Longs,
+    before: Places,
+    kind: Codes,
+    comm: Longs,
+    comm_place: Longs,
+    comm_kind: Longs,
     late: Longs,
     came: Longs,
     own: Longs,
@@ -193,32 +270,41 @@ def _walk_all(  # noqa: PLR0917 - compiled code takes no keywords
     """Walk every step back; return how many segments there are, or -1 where *rows* has no room for them."""
     taken = 0
     for step in range(len(state)):
-        begin, row = state[step, 0], state[step, 3]
+        begin, row, place = state[step, 0], state[step, 3], state[step, 4]
         at = end[row]
         while at > begin:
-            until, peer, further = start[row], -1, row
-            if kind[row] >= _MESSAGE:
-                seen[row] = step  # clocks that disagree could send the walk in a circle: each is gone to once
-                last = late[row]
-                if last >= 0 and here[step, place[last]] > 0 and seen[last] != step:
+            until, peer, further, is_a = start[row], -1, row, np.int64(kind[row])
+            goes = place
+            if is_a == _COMMUNICATION:
+                c, high = 0, len(comm)
+                while c < high:  # which communication it is
+                    middle = (c + high) // 2
+                    if comm[middle] < row:
+                        c = middle + 1
+                    else:
+                        high = middle
+                is_a = comm_kind[c]
+                seen[c] = step  # clocks that disagree could send the walk in a circle: each is gone to once
+                last = late[c]
+                if last >= 0 and here[step, comm_place[last]] > 0 and seen[last] != step:
                     seen[last] = step
-                    margin = max(came[row] - own[row], 0)
-                    rank = place[row]
-                    if operations[step, rank] == 0 or margin < early[step, rank]:
-                        early[step, rank] = margin
-                    operations[step, rank] += 1
-                    peer, until, further = place[last], came[row], last
+                    margin = max(came[c] - own[c], 0)
+                    if operations[step, place] == 0 or margin < early[step, place]:
+                        early[step, place] = margin
+                    operations[step, place] += 1
+                    goes = comm_place[last]
+                    peer, until, further = goes, came[c], comm[last]
             if taken + 2 > len(rows):
                 return -1
             until = min(max(until, begin), at)
             if until < at:
-                rows[taken, 0], rows[taken, 1], rows[taken, 2] = step, row, kind[row]
+                rows[taken, 0], rows[taken, 1], rows[taken, 2] = step, row, is_a
                 rows[taken, 3], rows[taken, 4], rows[taken, 5] = peer, until, at
                 taken += 1
-            at = until
-            row = before[further]
+            at, place = until, goes
+            row = np.int64(before[further])
             if row < 0 and at > begin:
-                state[step, 1], state[step, 2] = place[further], at - begin
+                state[step, 1], state[step, 2] = place, at - begin
                 rows[taken, 0], rows[taken, 1], rows[taken, 2] = step, further, _UNKNOWN
                 rows[taken, 3], rows[taken, 4], rows[taken, 5] = -1, begin, at
                 taken += 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.html import html_table
@@ -15,10 +16,13 @@ from tracekit.compare.identify import Match
 from tracekit.compare.whatif import WhatIf
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.schedules import Op
-from tracekit.schema import CELLS
+from tracekit.schema import CELLS, conform
 
 SHIFT = pl.Schema({**CELLS, "ideal_start_ns": pl.Int64(), "ideal_end_ns": pl.Int64(), "shift_ns": pl.Int64()})
 """Cells with their ideal times, both from the start of the step's first cell; shift = measured − ideal start."""
+
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,13 @@ class Held:
     ideal_bubble: float
     gap_ns: Mapping[str, int] | None  # None: ranks are missing, so the causes are not known
     bubbles: tuple[RankBubble, ...]
-    cells: pl.DataFrame  # SHIFT
+    ideal_times: tuple[Ints, Ints]
     notices: tuple[Any, ...] = ()
+
+    @property
+    def cells(self) -> pl.DataFrame:
+        """Its cells beside the ideal's (``SHIFT``)."""
+        return shifted([self])
 
     @property
     def measured_ns(self) -> int:
@@ -73,6 +82,15 @@ class Held:
             "ideal_ns": self.ideal_ns,
             "gap_ns": None if self.gap_ns is None else dict(self.gap_ns),
         }
+
+
+def shifted(steps: Sequence[Held]) -> pl.DataFrame:
+    """Return the cells of several steps beside their ideals' (``SHIFT``)."""
+    start, end = (np.concatenate([held.ideal_times[i] for held in steps]) for i in range(2))
+    ran = np.concatenate([held.replays.start for held in steps])
+    ideal = {"ideal_start_ns": start, "ideal_end_ns": end, "shift_ns": ran - start}
+    table = pl.concat([held.pipeline.detail for held in steps])
+    return conform(table.with_columns(pl.Series(name, ns) for name, ns in ideal.items()), SHIFT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +147,7 @@ class ScheduleComparison:
     @property
     def cells(self) -> pl.DataFrame:
         """Cells of all pipelines and steps, with ideal times and shifts."""
-        return pl.concat([comparison.cells for comparison in self.all])
+        return shifted(self.all)
 
     def __repr__(self) -> str:
         head = self.head

@@ -23,12 +23,27 @@ class Finder:
     def __init__(self, wanted: str) -> None:
         self.wanted = wanted
         self.graphs = Graphs()
-        self._known: dict[Hashable, tuple[Match | None, list[Notice]]] = {}
-        self._same: dict[Hashable, bool] = {}
+        self._known: dict[Hashable, tuple[Match | None, list[Notice], bool]] = {}
         self._last: Schedule | None = None
+
+    def copy(self) -> Finder:
+        """Return a finder that knows what this one does, and learns on its own."""
+        other = Finder(self.wanted)
+        other.graphs = self.graphs.copy()
+        other._known, other._last = dict(self._known), self._last
+        return other
 
     def match(self, pipeline: Pipeline) -> tuple[Match | None, list[Notice]]:
         """Return the match of this pipeline's order, and the notices about it."""
+        match, notices, _ = self._find(pipeline)
+        self._last = match.schedule if match else self._last
+        return match, [Notice(n.code, _unknown(pipeline)) if n.code == "order-unknown" else n for n in notices]
+
+    def named_alike(self, pipeline: Pipeline) -> bool:
+        """Return whether the pipeline's ops have the names that the schedule it matches gives them."""
+        return self._find(pipeline)[2]
+
+    def _find(self, pipeline: Pipeline) -> tuple[Match | None, list[Notice], bool]:
         key = (
             len(pipeline.ranks),
             pipeline.order_key,
@@ -36,17 +51,10 @@ class Finder:
             (pipeline.stages_from, pipeline.weights_counted, pipeline.placement.shape, pipeline.placement.virtual),
         )
         if key not in self._known:
-            self._known[key] = _match(pipeline, self.wanted, self._last)
-        match, notices = self._known[key]
-        self._last = match.schedule if match else self._last
-        return match, [Notice(n.code, _unknown(pipeline)) if n.code == "order-unknown" else n for n in notices]
-
-    def named_alike(self, pipeline: Pipeline, schedule: Schedule) -> bool:
-        """Return whether the pipeline's ops have the names that the schedule gives them."""
-        key = (schedule.name, schedule.pp, schedule.microbatches, schedule.virtual, id(schedule), pipeline.order_key)
-        if key not in self._same:
-            self._same[key] = same_order(pipeline, schedule)
-        return self._same[key]
+            match, notices = _match(pipeline, self.wanted, self._last)
+            alike = match is not None and match.exact and same_order(pipeline, match.schedule)
+            self._known[key] = (match, notices, alike)
+        return self._known[key]
 
 
 @dataclass(frozen=True)

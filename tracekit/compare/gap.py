@@ -93,7 +93,7 @@ def replays(pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], gr
     cells = pl.concat([pipeline.detail for pipeline in pipelines])
     first = np.cumsum([0, *(pipeline.detail.height for pipeline in pipelines)]).tolist()
     rows = [slice(a, b) for a, b in pairwise(first)]
-    made = [graphs.of(pipeline.detail) for pipeline in pipelines]
+    made = [graphs.of(pipeline) for pipeline in pipelines]
     start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
     known = [graph.ready(start[at], end[at]) for graph, at in zip(made, rows, strict=True)]
     ready = np.concatenate([ready for ready, _ in known])

@@ -11,6 +11,7 @@ import polars as pl
 
 from tracekit._util.columns import whole_numbers
 from tracekit._util.native import native, whole
+from tracekit.reconstruct.pipeline import Pipeline
 
 Ints = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
@@ -158,18 +159,19 @@ class Graphs:
     """Graphs by what they are made from: ranks and steps that ran the same order share one."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[bytes, ...], Graph] = {}
+        self._made: dict[bytes, Graph] = {}
 
-    def of(self, cells: pl.DataFrame) -> Graph:
-        """Return the graph of *cells* (``DETAILED``)."""
-        names = ("stage", "microbatch", "b_stage", "b_microbatch")
-        key = (
-            cells["position"].to_numpy().tobytes(),
-            cells["op"].to_physical().to_numpy().tobytes(),
-            *(whole_numbers(cells[name], -1).tobytes() for name in names),
-        )
+    def copy(self) -> Graphs:
+        """Return the same graphs, to which others can be added."""
+        other = Graphs()
+        other._made = dict(self._made)
+        return other
+
+    def of(self, pipeline: Pipeline) -> Graph:
+        """Return the graph of a pipeline's cells."""
+        key = pipeline.numbers.tobytes()
         if key not in self._made:
-            self._made[key] = Graph.of(cells)
+            self._made[key] = Graph.of(pipeline.detail)
         return self._made[key]
 
 

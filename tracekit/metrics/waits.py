@@ -35,10 +35,11 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
     own = aligned.sort("row", "transfer_ns", "match").group_by("row", maintain_order=True)
     columns = ("row", "match", "last_rank", "late_ns", "wait_ns", "transfer_ns")
     first = own.first().select(columns).join(own.agg(matched=pl.len()), on="row")
-    numbered = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    joined = numbered.join(first, on="row", how="left", maintain_order="left")
-    messages = pl.col("p2p").str.count_matches(":").fill_null(0)
-    return joined.with_columns(open=messages > pl.col("matched").fill_null(0)).drop("row", "matched")
+    rows = pl.select(row=pl.int_range(len(operations), dtype=pl.Int64))
+    found = rows.join(first, on="row", how="left", maintain_order="left").drop("row")
+    messages = operations["p2p"].str.count_matches(":").fill_null(0)
+    open_ = (messages > found["matched"].fill_null(0)).alias("open")
+    return operations.with_columns(*found.drop("matched").get_columns(), open_)
 
 
 def stragglers(waited: pl.DataFrame) -> pl.DataFrame:

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import whole_numbers
@@ -18,6 +19,8 @@ from tracekit.reconstruct.place import Placement
 from tracekit.schedules import Op, Schedule
 from tracekit.schedules.ops import from_columns
 from tracekit.schema import CELLS, STALL_CAUSES, conform
+
+Ints = npt.NDArray[np.int64]
 
 BORNE_OUT = 0.85
 """Confidence of cells tied by position whose order a schedule and the recorded peers of their messages both explain."""
@@ -36,6 +39,28 @@ DETAILED = pl.Schema(
     }
 )
 """Cells with their place, their pair (see ``CHUNKS``), first and last launch, layers, weight gradients and stalls."""
+NAMED = ("position", "op", "stage", "microbatch", "b_stage", "b_microbatch", "pair", "b_pair")
+"""What a cell is, whenever it ran."""
+_BY_STAGE, _BY_PAIR = slice(0, 6), [0, 1, 6, 7]
+
+
+def names_as_numbers(detail: pl.DataFrame) -> Ints:
+    """Return the columns ``NAMED`` of cells (``DETAILED``), side by side; -1 where there is none."""
+    op = detail["op"].to_physical().to_numpy().astype(np.int64)
+    return np.stack([op if name == "op" else whole_numbers(detail[name], -1) for name in NAMED], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows of a larger table, cut out when they are asked for: a table of few rows takes more room than its rows."""
+
+    table: pl.DataFrame
+    first: int
+    size: int
+
+    def frame(self) -> pl.DataFrame:
+        """Return the rows."""
+        return self.table.slice(self.first, self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,20 +72,32 @@ class Pipeline:
 
     ranks: tuple[int, ...]
     step: int
-    cells: pl.DataFrame
     placement: Placement
     clocks: Clocks
     stages_from: str  # "annotations", "messages", "pattern" or "nothing"
     notices: tuple[Notice, ...] = ()
-    detail: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DETAILED), repr=False)
+    rows: Stretch = field(default_factory=lambda: Stretch(pl.DataFrame(schema=DETAILED), 0, 0), repr=False)
+    """Where its cells (``DETAILED``) stand in the table of all steps."""
     weights_counted: bool = False
     traffic: Mapping[int, Mapping[int, int]] = field(default_factory=dict, repr=False)
     peers_told: bool = False  # the recording says to whom messages went
+    numbers: Ints = field(default_factory=lambda: np.zeros((0, len(NAMED)), np.int64), repr=False)
+    """What each cell is (``NAMED``), as numbers."""
+
+    @property
+    def detail(self) -> pl.DataFrame:
+        """Its cells with all that is known of them (``DETAILED``)."""
+        return self.rows.frame()
+
+    @property
+    def cells(self) -> pl.DataFrame:
+        """Its cells."""
+        return conform(self.detail, CELLS)
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
         """Positions in the pipeline that have a trace."""
-        return tuple(np.unique(self.detail["position"].to_numpy()).tolist())
+        return tuple(np.unique(self.numbers[:, NAMED.index("position")]).tolist())
 
     def orders(self) -> dict[int, list[Op]]:
         """Return what each rank ran, in order, by its position in the pipeline.
@@ -69,14 +106,10 @@ class Pipeline:
         """
         return self._orders
 
-    @cached_property
-    def order_key(self) -> tuple[bytes, ...]:
+    @property
+    def order_key(self) -> bytes:
         """What ``orders`` says, as bytes: equal keys, equal orders."""
-        known = self.stages_from != "nothing"
-        names = ("stage", "microbatch", "b_stage", "b_microbatch") if known else ("pair", "b_pair")
-        columns = (whole_numbers(self.detail[name], -1) for name in names)
-        position, op = self.detail["position"].to_numpy(), self.detail["op"].to_physical().to_numpy()
-        return (position.tobytes(), op.tobytes(), *(column.tobytes() for column in columns))
+        return self.numbers[:, _BY_STAGE if self.stages_from != "nothing" else _BY_PAIR].tobytes()
 
     @cached_property
     def _orders(self) -> dict[int, list[Op]]:
@@ -126,15 +159,17 @@ def renamed(steps: Sequence[tuple[Pipeline, Schedule, bool]]) -> list[Pipeline]:
     table = pl.concat([conform(one, DETAILED) if "cell" in one.columns else one for one in fresh])
     lifted = pl.max_horizontal("confidence", pl.Series(least))
     table = conform(table.with_columns(confidence=pl.min_horizontal(lifted, pl.Series(most))), DETAILED)
-    cells = conform(table, CELLS)
+    numbers = names_as_numbers(table)
+    split = "W" in table["op"].to_list()
     done, first = [], 0
     for (pipeline, plan, _), pattern, size in zip(steps, by_pattern, sizes, strict=True):
-        detail = table.slice(first, size)
-        fused = _fused(detail, plan)
-        own = cells.slice(first, size) if fused is detail else conform(fused, CELLS)
+        rows, what = Stretch(table, first, size), numbers[first : first + size]
+        if split:
+            fused = _fused(rows.frame(), plan)
+            rows, what = Stretch(fused, 0, fused.height), names_as_numbers(fused)
         source = "pattern" if pattern else pipeline.stages_from
         kept = tuple(n for n in pipeline.notices if n.code != "stages-unknown")
-        done.append(replace(pipeline, cells=own, stages_from=source, notices=kept, detail=fused))
+        done.append(replace(pipeline, stages_from=source, notices=kept, rows=rows, numbers=what))
         first += size
     return done
 

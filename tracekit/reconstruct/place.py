@@ -43,7 +43,7 @@ def place(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFram
         return _two_ways(goes, pp)
     if _wraps(goes, pp):
         return _loop(goes, pp)
-    if pp > 2 and any((table["peer"] == (at - 1) % pp).any() for at, table in messages.items() if at == 0):
+    if pp > 2 and 0 in messages and pp - 1 in messages[0]["peer"].to_list():
         return Placement("unknown", 1, {}, "without the last rank the chunks of a loop cannot be told apart")
     return _line(goes, chunks)
 
@@ -115,7 +115,7 @@ def _count(stages: list[int], first: Mapping[int, int] | None = None) -> dict[in
 
 def _line(goes: Mapping[int, list[int | None]], chunks: Mapping[int, pl.DataFrame]) -> Placement:
     """One stage per rank; backwards whose forward is not in the trace are numbered after the others."""
-    pairs = {at: chunks[at]["pair"].n_unique() for at in goes}
+    pairs = {at: len(set(chunks[at]["pair"].to_list())) for at in goes}
     return Placement("line", 1, {at: _count([at] * max(len(peers), pairs[at])) for at, peers in goes.items()})
 
 

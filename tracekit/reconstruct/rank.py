@@ -85,8 +85,9 @@ class RankPipeline:
     @cached_property
     def stalled(self) -> dict[str, Intervals]:
         """Stalls by cause, ready to be measured."""
-        parts = self.stalls.partition_by("cause", as_dict=True)
-        return {str(k[0]): union(p["start_ns"].to_numpy(), p["end_ns"].to_numpy()) for k, p in parts.items()}
+        code, *times = (self.stalls[name].to_physical().to_numpy() for name in STALLS)
+        there = np.unique(code).tolist()
+        return {STALL_CAUSES[number]: union(*(time[code == number] for time in times)) for number in there}
 
 
 def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFrame | None = None) -> RankPipeline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -15,10 +15,10 @@ from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import COUNTED, POSITION
 from tracekit.reconstruct.pairing import tied_by_messages
-from tracekit.reconstruct.pipeline import DETAILED, INSIDE, Pipeline
+from tracekit.reconstruct.pipeline import DETAILED, INSIDE, Pipeline, Stretch, names_as_numbers
 from tracekit.reconstruct.place import Place, Placement, place
 from tracekit.reconstruct.rank import RankPipeline
-from tracekit.schema import CELLS, conform
+from tracekit.schema import conform
 
 Names = list[int | None]
 
@@ -45,20 +45,20 @@ def assemble_steps(
         placed.append(_Placed.of(step, {at: chunks[at][step] for at in there}, sent, len(pipeline)))
     by_order = any(rank.peers_by_order for rank in present.values())
     detail, first = _cells(placed, pipeline, clocks, by_order=by_order)
-    cells = conform(detail, CELLS)
+    numbers = names_as_numbers(detail)
     return [
         Pipeline(
             tuple(pipeline),
             one.step,
-            cells.slice(at, count),
-            one.placement,
+            replace(one.placement, places={}),  # the cells have them
             clocks,
             one.stages_from,
             () if one.named else _unplaced(one.placement),
-            detail.slice(at, count),
+            Stretch(detail, at, count),
             one.weights_counted,
             one.traffic,
             one.stages_from == "messages" and not by_order,
+            numbers[at : at + count],
         )
         for one, at, count in zip(placed, first, np.diff(first).tolist(), strict=False)
     ]
@@ -200,7 +200,7 @@ class _Piece:
     @classmethod
     def of(cls, turn: int, at: int, chunks: pl.DataFrame, step: _Placed) -> _Piece:
         places = step.placement.places.get(at, {})
-        blocks = (chunks["beside"] >= 0).any()
+        blocks = chunks["beside"].to_numpy().max(initial=-1) >= 0
         names = _named(chunks, places)
         if blocks:
             own = (pl.Series(name, column, pl.Int32) for name, column in names.items())

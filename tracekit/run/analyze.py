@@ -18,7 +18,7 @@ from tracekit.analysis.tables import RankTables
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.reconstruct.roles import split_layout
-from tracekit.run.driver import MEASURE_PAYS_BYTES, Span, check_run, find_sources, map_sources
+from tracekit.run.driver import MEASURE_PAYS_BYTES, Span, check_run, find_sources, map_sources, spread_over
 from tracekit.run.ingest import ingest
 from tracekit.run.measure import Options
 from tracekit.store.reading import failure_notices
@@ -87,7 +87,15 @@ def analyze(
         lenient=lenient,
         by=by,
     )
-    reduce = partial(combine, schedule=schedule, layout=layout, what_if=what_if, path=critical_path, show=pipeline)
+    reduce = partial(
+        combine,
+        schedule=schedule,
+        layout=layout,
+        what_if=what_if,
+        path=critical_path,
+        show=pipeline,
+        spread=spread_over(workers, executor),
+    )
     if isinstance(traces, Trace):
         chosen = [part for part in traces.parts if ranks is None or part.source.rank in ranks]
         if absent := set(ranks or ()) - {part.source.rank for part in chosen}:

@@ -8,12 +8,13 @@ their own work in the middle.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from tracekit._util.machine import cores
 from tracekit._util.notices import merge_notices
-from tracekit._util.pool import Done, executor_size, iter_map
+from tracekit._util.pool import Done, Spread, executor_size, in_turn, iter_map
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.parsers.refs import SourceRef
@@ -76,6 +77,30 @@ def map_sources(
             if one.error is None and each is not None:
                 each(one.unwrap())
     return sorted(done, key=lambda one: one.index)
+
+
+SPREAD_PAYS_ITEMS = 4
+"""Shares of the work of putting ranks together (64 pipelines) from which processes pay: one takes a second to start."""
+
+
+def spread_over(workers: int | None, executor: Executor | None) -> Spread:
+    """Return who works on what is left when ranks are put together: *workers* processes, or an *executor*.
+
+    An item that failed on a worker, or whose worker died twice, is an error: the answer would not be whole.
+
+    >>> list(spread_over(1, None)(len, ["a", "bb"]))
+    [1, 2]
+    """
+
+    def spread(function: Callable[[Any], R], items: Sequence[Any]) -> Iterable[R]:
+        count = workers if workers is not None else cores() if len(items) >= SPREAD_PAYS_ITEMS else 1
+        if len(items) < 2 or (count < 2 and executor is None):
+            return in_turn(function, items)
+        count = workers or executor_size(executor) if executor is not None else count
+        done = iter_map(function, items, workers=count, executor=executor, progress="comparing")
+        return [one.unwrap() for one in sorted(done, key=lambda one: one.index)]
+
+    return spread
 
 
 def check_run(

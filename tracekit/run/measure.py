@@ -71,7 +71,7 @@ class Options:
             ):  # else the labelled events say the same
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
             if stored is not None:
-                return [stored if self.pipeline else replace(stored, pipeline=None)]
+                return [stored if self.pipeline else stored.without_pipeline()]
             labelled = store.labelled(ref.rank)
             if labelled is not None:
                 return [self.measure(store.rank(ref.rank), labelled)]
