@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from tracekit import analyze
+from tracekit._util.pool import Done
+from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine import combine
 from tracekit.compare import lines
+from tracekit.compare.finder import Finder
 from tracekit.errors import InputError
+from tracekit.run import driver
 from tracekit.run.driver import find_sources, spread_over
 from tracekit.run.measure import Options
 from tracekit.schedules import generate
@@ -59,6 +63,32 @@ def test_the_answer_does_not_depend_on_the_size_of_a_share(tables, monkeypatch):
     whole = answer(tables, spread_over(1, None))
     monkeypatch.setattr(lines, "AT_ONCE", 1)
     assert answer(tables, spread_over(1, None)) == whole
+
+
+@pytest.mark.parametrize(("count", "handed_out"), [(16, []), (17, [1]), (33, [16, 1])])
+def test_sixteen_pipelines_are_a_share_and_the_first_share_stays_here(count, handed_out):
+    seen = []
+
+    def spread(work, items):
+        seen.extend(len(some) for some, _ in items)
+        return map(work, items)
+
+    assert len(lines.compare_lines([()] * count, {}, Finder("auto"), Clocks.recorded([]), spread)) == count
+    assert seen == handed_out
+
+
+@pytest.mark.parametrize(("shares", "processes"), [(3, False), (4, True)])
+def test_four_shares_are_worth_processes(monkeypatch, shares, processes):
+    asked = []
+
+    def iter_map(function, items, *, workers, **_):
+        asked.append(workers)
+        return [Done(at, item, value=function(item)) for at, item in enumerate(items)]
+
+    monkeypatch.setattr(driver, "iter_map", iter_map)
+    monkeypatch.setattr(driver, "cores", lambda: 2)
+    assert list(spread_over(None, None)(str, range(shares))) == [str(n) for n in range(shares)]
+    assert asked == ([2] if processes else [])
 
 
 def die(place: Path, times: int, item: int) -> int:
