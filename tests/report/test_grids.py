@@ -15,6 +15,7 @@ from tracekit.report.markdown.analysis import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import grids, view_of
 from tracekit.report.view.pipeline import WhatIfRow
+from tracekit.report.view.why import instead_view
 
 SHARED = {
     "copies": ("reload", {}),
@@ -90,6 +91,23 @@ def test_a_note_about_a_column_goes_with_it(run):
 def test_a_run_without_a_pipeline_has_no_phases_to_choose(run):
     assert lanes_data(run("router"))["steps"][0]["ranks"]["0"]["phases"] == []
     assert lanes_data(run("1f1b"))["steps"][0]["ranks"]["0"]["phases"] != []
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.0045, False), (0.0055, True)])
+def test_what_the_host_hardly_did_has_no_row(run, share, shown):
+    analysis = run("router")
+    span = analysis.total.budget.span_ns
+    little = round(share * span)
+    rows = [{"instead": "operator", "what": name, "line": None, "ns": ns} for name, ns in
+            (("aten::mm", span - little), ("aten::add", little))]  # fmt: skip
+    first = replace(analysis.ranks[0], instead=tuple(rows))
+    others = tuple(replace(one, instead=()) for one in analysis.ranks[1:])
+    found = instead_view(replace(analysis, ranks=(first, *others)))
+    assert [row.what for row in found.rows] == ["aten::mm", "aten::add"][: 1 + shown]
+
+
+def test_an_operation_is_named_once(run):
+    assert view_of(run("reload")).rates.communication[0].name == "broadcast × 4 (1)"
 
 
 @pytest.mark.parametrize(("saves", "shown"), [(99, False), (101, True)])

@@ -69,12 +69,13 @@ def _chosen(view: View) -> tuple[list[Bar], str]:
 
     if len(ranks) <= MANY:
         return [bar(one) for one in ranks], ""
+    best = max(ranks, key=_busy_share)  # of several alike the first, as in the spread
     picked = [
         *(bar(one) for one in ranks[:SHOWN]),
         bar(ranks[len(ranks) // 2], " (median)"),
-        bar(ranks[-1], " (best)"),
+        bar(best, " (best)"),
     ]
-    ends = [f"{percent(_busy_share(one))} (rank {one.rank})" for one in (ranks[0], ranks[-1])]
+    ends = [f"{percent(_busy_share(one))} (rank {one.rank})" for one in (ranks[0], best)]
     return picked, f"{counted(len(ranks), 'rank')}: compute runs from {' to '.join(ends)} of the span"
 
 

@@ -57,8 +57,8 @@ def communication(view: View) -> Grid | None:
     if view.rates is None:
         return None
     columns = (
-        Column("operation", "name"), Column("size"), Column("count", "count"), Column("GB/s", "rate"),
-        Column("bus GB/s", "rate", 0 if view.rates.linked else 1), Column("of link", "share"), Column("transfer", "ms"),
+        Column("operation", "name"), Column("size"), Column("count", "count", 1), Column("GB/s", "rate"),
+        Column("bus GB/s", "rate", 0 if view.rates.linked else 2), Column("of link", "share"), Column("transfer", "ms"),
         Column("waited", "ms"),
     )  # fmt: skip
     rows = [
@@ -91,7 +91,7 @@ def idle(view: View) -> Grid | None:
     ]
     if view.pipelined:
         columns += [Column("pipeline wait", "ms"), Column("bubble", "figure", note="of the span")]
-        columns += [Column(f"in {phase}", "ms", 1, "bubble in that phase") for phase in PHASES]
+        columns += [Column(phase, "ms", 1, "bubble in that phase") for phase in PHASES]
     made = [
         (row.rank, row.idle_ns, *(row.causes[name] for name in causes))
         + ((row.wait_ns, at_least(percent(row.bubble), row.lower_bound)) if view.pipelined else ())
