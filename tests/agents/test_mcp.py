@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def ask(*calls):
             names = {tool.name for tool in (await client.list_tools()).tools}
             return names, [await client.call_tool(name, arguments) for name, arguments in calls]
 
-    return asyncio.run(talk())
+    with ThreadPoolExecutor(1) as apart:  # a browser of other tests may have a loop running in this thread
+        return apart.submit(asyncio.run, talk()).result()
 
 
 def data(result):

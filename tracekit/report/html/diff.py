@@ -28,6 +28,7 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--ink); } svg .on { fill:
 svg .name { font-weight: 600; } svg .idle { fill: var(--idle); } svg .tick { stroke: var(--line); opacity: .6; }
 .kernel { min-width: 16rem; max-width: 34rem; white-space: normal; overflow-wrap: anywhere; }
 .kernel span { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
+@media (max-width: 640px) { .kernel { min-width: 42vw; max-width: 42vw; } .moved { min-width: 5rem; } }
 """
 
 

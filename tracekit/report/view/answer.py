@@ -80,14 +80,14 @@ def elsewhere(analysis: Analysis, rank: int | None) -> str:
     if found is None or rank is None or rank in found.head.pipeline.ranks:
         return ""
     number = next((at for at, ranks in enumerate(found.pipelines) if rank in ranks), None)
-    return "" if number is None else f" (in pipeline {number}: --pipeline {number} shows it)"
+    return "" if number is None else f"in pipeline {number}: `--pipeline {number}` shows it"
 
 
 def _spent(analysis: Analysis, found: Pace) -> Line:
     total, span = analysis.total, analysis.total.budget.span_ns
     marked = any(one.steps for one in analysis.ranks)
     apart = found.between_ns * (found.steps - 1) > APART * span / max(1, found.ranks)
-    about = [f"{said}{elsewhere(analysis, found.slowest)}"] if (said := found.compared()) else []
+    about = [said for said in (found.compared(), elsewhere(analysis, found.slowest)) if said]
     about += [f"mean of {counted(found.steps, 'step')}"] if found.steps > 1 else []
     about += [f"{ms(found.between_ns)} pass between two"] if apart else []
     lead = f"{'A step takes' if marked else 'The trace spans'} {ms(found.ns)}"
@@ -168,8 +168,8 @@ def _waited(analysis: Analysis, stragglers: Sequence[Straggler]) -> list[Line]:
     late = [one for one in stragglers if one.label == label]
     alike = [one for one in late if one.caused_ns >= (1 - AS_LATE) * late[0].caused_ns]
     named = [
-        f"rank {one.rank}{elsewhere(analysis, one.rank)} "
-        f"({ms(one.caused_ns)} in {counted(one.operations, 'operation')})"
+        f"rank {one.rank} ({ms(one.caused_ns)} in {counted(one.operations, 'operation')}"
+        + (f"; {where})" if (where := elsewhere(analysis, one.rank)) else ")")
         for one in alike
     ]
     if 0 < len(named) <= MOST_LATE:

@@ -70,7 +70,7 @@ def by_view(analysis: Analysis) -> ByView | None:
     rows = by.rows.to_dicts()
     places = [row for row in rows if row["name"] not in LAST]
     shown = places[:MOST_ROWS] + [row for row in rows if row["name"] in LAST]
-    notes = ["times: means over the ranks that have the row"] if len(analysis.ranks) > 1 else []
+    notes = ["times: means over the ranks that have the row"] if by.placed and len(analysis.ranks) > 1 else []
     notes += by.notes
     if len(places) > MOST_ROWS:
         notes.append(f"{counted(len(places) - MOST_ROWS, 'row')} more in the JSON")
