@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -82,15 +82,8 @@ def kernel_reasons(labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None 
     events = labelled.select(_EVENT)[found["row"].to_list()]
     inner = [pl.col(name).cast(pl.String).str.tail(MOST_TEXT) for name in _OUTER]
     made = pl.concat([found.drop("row"), events.with_columns(inner)], how="horizontal")
-    said = _rule_words(rules)
-    rule = pl.col("rule").cast(pl.String)
-    words = [
-        rule.replace_strict({name: one[at] for name, one in said.items()}, default=None, return_dtype=pl.String).alias(
-            to
-        )
-        for at, to in enumerate(("tier", "pack", "asks"))
-    ]
-    made = made.with_columns(*words, rank=pl.lit(rank, pl.Int32))
+    said = _rule_words(found["rule"].cast(pl.String).to_list(), rules)
+    made = pl.concat([made.with_columns(rank=pl.lit(rank, pl.Int32)), said], how="horizontal")
     return made.select(pl.col(name).cast(dtype) for name, dtype in REASONS.items())
 
 
@@ -101,10 +94,12 @@ def run_reasons(parts: Sequence[pl.DataFrame], kernels: pl.DataFrame) -> pl.Data
     return rows.join(wanted, on=_KEYS, how="semi", nulls_equal=True).sort("ns", "rank", descending=[True, False])
 
 
-def _rule_words(rules: RuleBook | None) -> Mapping[str, tuple[str, str, str]]:
-    """Return of each rule the kind of evidence it rests on, the file that holds it, and what it asks, in words."""
+def _rule_words(names: Sequence[str], rules: RuleBook | None) -> pl.DataFrame:
+    """Return of each rule named the evidence it rests on, the file that holds it, and what it asks, in words."""
     from tracekit.classify import builtin_rules
     from tracekit.classify.explain import asked_of
 
     book = rules.before(builtin_rules()) if rules is not None else builtin_rules()
-    return {rule.name: (rule.tier, rule.pack, asked_of(rule)) for rule in book.rules}
+    known = {rule.name: rule for rule in book.rules if rule.name in set(names)}
+    rows = [(one.tier, one.pack, asked_of(one)) if (one := known.get(name)) else (None,) * 3 for name in names]
+    return pl.DataFrame(rows, schema=dict.fromkeys(("tier", "pack", "asks"), pl.String), orient="row")

@@ -20,6 +20,7 @@ from tracekit.doctor.answers import again, answers
 from tracekit.doctor.extras import extras
 from tracekit.doctor.recording import Finding, RankFacts, findings
 from tracekit.errors import Notice
+from tracekit.metrics.host import api_calls
 from tracekit.metrics.recorded import recorded, with_launches
 from tracekit.parsers.refs import SourceRef
 from tracekit.run.driver import check_run, find_sources, map_sources
@@ -163,7 +164,7 @@ def examine(part: RankEvents) -> RankFacts:
     )
     launched = gpu.join(known, on="correlation", how="semi").select(pl.len())
     total, busy, joined = (frame.row(0, named=True) for frame in pl.collect_all([one, on_gpu, launched]))
-    recording = recorded(events, with_launches(events))
+    recording = recorded(api_calls(events), with_launches(events))
     return RankFacts(
         source=part.source,
         lost=recording.notices,

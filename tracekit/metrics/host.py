@@ -45,18 +45,18 @@ def calls_named(calls: pl.DataFrame, pattern: str) -> pl.DataFrame:
     return calls.filter(pl.Series(Text.of(calls["name"]).matches(pattern), dtype=pl.Boolean))
 
 
-def host_calls(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls of one rank that make a stream or the host wait, in order of time.
+def host_calls(api: pl.DataFrame) -> pl.DataFrame:
+    """Return those of the host's calls (``api_calls``) that make a stream or the host wait, in order of time.
 
-    >>> events = pl.DataFrame({"kind": ["runtime"] * 3, "tid": [1] * 3, "start_ns": [0, 5, 9], "end_ns": [1, 6, 20],
+    >>> api = pl.DataFrame({"kind": ["runtime"] * 3, "tid": [1] * 3, "start_ns": [0, 5, 9], "end_ns": [1, 6, 20],
     ...     "name": ["cudaLaunchKernel", "cudaStreamWaitEvent", "cudaStreamSynchronize"]})
-    >>> host_calls(events).select("name", "blocks").rows()
+    >>> host_calls(api).select("name", "blocks").rows()
     [('cudaStreamWaitEvent', False), ('cudaStreamSynchronize', True)]
     """
-    columns = {"kind", "name", "tid", "start_ns", "end_ns"}
-    if not columns <= set(events.columns):
+    columns = ("name", "tid", "start_ns", "end_ns")
+    if not set(columns) <= set(api.columns):
         return CALLS.to_frame()
-    calls = calls_named(api_calls(events).select("name", "tid", "start_ns", "end_ns"), f"{WAITS}|{BLOCKS}")
+    calls = calls_named(api.select(columns), f"{WAITS}|{BLOCKS}")
     if calls.is_empty():
         return CALLS.to_frame()
     blocks = pl.Series(Text.of(calls["name"]).matches(BLOCKS))

@@ -17,7 +17,7 @@ import polars as pl
 from tracekit._util.text import percent
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.host import api_calls, calls_named
+from tracekit.metrics.host import calls_named
 from tracekit.schema import GPU_KINDS
 
 Bools = npt.NDArray[np.bool_]
@@ -52,14 +52,14 @@ class Recorded:
     notices: tuple[Notice, ...] = ()
 
 
-def launches(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the API calls that put kernels and copies on the GPU.
+def launches(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return those of the host's calls that put kernels and copies on the GPU.
 
     >>> launches(pl.DataFrame({"kind": ["runtime", "runtime"], "name": ["cudaLaunchKernel", "cudaFree"],
     ...                        "correlation": [1, 2]}))["correlation"].to_list()
     [1]
     """
-    return calls_named(api_calls(events), LAUNCHES).filter(pl.col("correlation").is_not_null())
+    return calls_named(calls, LAUNCHES).filter(pl.col("correlation").is_not_null())
 
 
 def with_launches(events: pl.DataFrame) -> pl.DataFrame:
@@ -94,7 +94,7 @@ def recorded(events: pl.DataFrame, labelled: pl.DataFrame) -> Recorded:
     lost = calls.join(gpu.select("correlation"), on="correlation", how="anti")
     if len(lost) <= gpu["launch_ns"].null_count():  # events of which no launch is known may well be theirs
         lost = lost.clear()
-    captured = _captured(calls_named(api_calls(events), CAPTURES), lost)
+    captured = _captured(calls_named(events, CAPTURES), lost)
     notices = _capture_notice(int(captured.sum()))
     lost = lost.filter(pl.Series(~captured))
     graph = pl.col("name").cast(pl.String).str.contains("GraphLaunch")
