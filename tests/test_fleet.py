@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,6 +121,18 @@ def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_pa
     file.write_bytes(file.read_bytes()[:-40])
     assert read_tables(tmp_path) is None
     assert read_tables(tmp_path / "nowhere") is None
+
+
+def test_a_field_that_a_store_does_not_have_yet_has_its_default(samples, tmp_path):
+    write_tables(Options().source_tables(find(samples / "reload")[0][0])[0], tmp_path)
+    with zipfile.ZipFile(tmp_path / "tables.zip") as packed:
+        members = {name: packed.read(name) for name in packed.namelist()}
+    document = json.loads(members["tables.json"])
+    del document["tables"]["of"]["hiding"]
+    with zipfile.ZipFile(tmp_path / "tables.zip", "w") as packed:
+        for name, data in (members | {"tables.json": json.dumps(document)}).items():
+            packed.writestr(name, data)
+    assert read_tables(tmp_path).hiding.is_empty()
 
 
 def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(samples, tmp_path, monkeypatch):

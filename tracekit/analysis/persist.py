@@ -109,10 +109,12 @@ def read_tables(folder: Path) -> StoredTables | None:
                 return None
             later = {name: value["of"].pop(name) for name in LATER}
             seen: dict[str, Any] = {}
-            fields = {name: _decode(item, packed, seen) for name, item in value["of"].items()}
+            # What a store lacks that was written before a field was thought of has its default.
+            known = RankTables(**{name: _decode(item, packed, seen) for name, item in value["of"].items()})
     except _UNREADABLE:
         return None  # the labelled events beside it say the same
-    return _stored({**fields, "file": folder / FILE, "later": later})
+    kept = {name: item for name, item in vars(known).items() if name not in LATER}
+    return _stored({**kept, "file": folder / FILE, "later": later})
 
 
 def _stored(fields: dict[str, Any]) -> StoredTables:
