@@ -6,15 +6,15 @@ on the launching thread (``record_param_comms`` in PyTorch traces, NCCL's own ra
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.coded import Ints, Text, among
 
 _CALLS = ["send", "recv", "isend", "irecv"]
 _OWN = [*_CALLS, "coalesced"]
 _MOVES = r"(?i)sendrecv|nccl.*generic"
-_COLUMNS = ("id", "kind", "name", "tid", "start_ns", "correlation", "collective", "peer")
-_PEER = pl.col("peer").cast(pl.String).fill_null("?")
+_FOUND = {"id": pl.Int64(), "p2p": pl.String()}
 
 
 def point_to_point(events: pl.DataFrame) -> pl.DataFrame:
@@ -32,29 +32,32 @@ def point_to_point(events: pl.DataFrame) -> pl.DataFrame:
     >>> point_to_point(conform(pl.DataFrame(rows), EVENTS)).rows()
     [(3, 'send:2,recv:0')]
     """
-    collective = pl.col("collective").cast(pl.String)
-    events = events.select(_COLUMNS)
-    asked = events.filter(pl.col("kind").is_in(["cpu_op", "annotation"]) & pl.col("collective").is_not_null())
-    ops = asked.filter(collective.is_in(_CALLS)).select(
-        "tid", at="start_ns", message=pl.format("{}:{}", collective.str.strip_prefix("i"), _PEER)
+    collective = Text.of(events["collective"])
+    host = events["kind"].is_in(["cpu_op", "annotation"]).to_numpy()
+    ops = np.flatnonzero(host & collective.map(_CALLS.__contains__))
+    nameless = ~collective.present | collective.map(_OWN.__contains__)
+    kernels = np.flatnonzero((events["kind"] == "kernel").to_numpy() & nameless)
+    kernels = kernels[Text.of(events["name"].gather(kernels)).matches(_MOVES)]
+    if not len(ops) or not len(kernels):
+        return pl.DataFrame(schema=_FOUND)
+    launched = _launches(events, kernels)
+    asked = events.select("tid", "start_ns", "peer")[ops].with_columns(op=pl.Series(ops)).drop_nulls("tid")
+    moved = (
+        asked.sort("start_ns", maintain_order=True)
+        .join_asof(launched, on="start_ns", by="tid", strategy="forward", check_sortedness=False)
+        .drop_nulls("id")
     )
-    kernels = events.filter(
-        (pl.col("kind") == "kernel") & (pl.col("collective").is_null() | pl.col("collective").is_in(_OWN))
-    ).select("id", "correlation", "name")
-    kernels = kernels.filter(pl.Series(Text.of(kernels["name"]).matches(_MOVES))).drop("name")
-    if ops.is_empty() or kernels.is_empty():
-        return pl.DataFrame(schema={"id": pl.Int64(), "p2p": pl.String()})
-    launches = (
-        events.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null())
-        .select("correlation", "tid", at="start_ns")
-        .join(kernels.select("correlation"), on="correlation", how="semi")
-        .unique("correlation", keep="first", maintain_order=True)
-    )
-    kernels = kernels.join(launches, on="correlation").sort("at")
-    return (
-        ops.sort("at")
-        .join_asof(kernels, on="at", by="tid", strategy="forward", check_sortedness=False)
-        .filter(pl.col("id").is_not_null())
-        .group_by("id", maintain_order=True)
-        .agg(p2p=pl.col("message").str.join(","))
-    )
+    call = pl.Series([str(collective.value(op)).removeprefix("i") for op in moved["op"].to_list()], dtype=pl.String)
+    message = pl.format("{}:{}", call, pl.col("peer").cast(pl.String).fill_null("?"))
+    return moved.select("id", p2p=message).group_by("id", maintain_order=True).agg(pl.col("p2p").str.join(","))
+
+
+def _launches(events: pl.DataFrame, kernels: Ints) -> pl.DataFrame:
+    """Return ``id`` of each kernel whose launch is known, with ``tid`` and ``start_ns`` of the first call; by start."""
+    asked = events["kind"].is_in(["runtime", "driver"]) & events["correlation"].is_not_null()
+    rows = np.flatnonzero(asked.to_numpy())
+    number = events["correlation"].gather(rows).to_numpy()
+    wanted = events.select("id", "correlation")[kernels].drop_nulls()
+    rows = rows[among(number, np.sort(wanted["correlation"].to_numpy()))]
+    calls = events.select("correlation", "tid", "start_ns")[rows].unique("correlation", keep="first")
+    return wanted.join(calls, on="correlation").select("id", "tid", "start_ns").sort("start_ns")

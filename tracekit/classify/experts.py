@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Text, kinds
 from tracekit.classify._nest import Ints, walk_exchanges
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import Collectives, own_name
@@ -110,30 +110,24 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     if not len(waits) or not len(rows):
         return out
     rows = rows[np.argsort(launches.at[rows], kind="stable")]
-    asked = pl.DataFrame({"group": _names(comm.group.take(rows).series("group")), "row": rows, "at": launches.at[rows]})
-    waited = pl.DataFrame({"group": _names(ranges.column("group", waits)), "wait": ranges.start[waits]}).sort("wait")
-    place = pl.int_range(pl.len()).over("group").alias("place")
-    asked, waited = asked.with_columns(place), waited.with_columns(place)
-    both = asked.join(waited, on=("group", "place"))
-    # Groups waited for less often than called on, or with many calls open at once, are not in step.
-    counts = asked.group_by("group").len("asked").join(waited.group_by("group").len("waited"), on="group")
-    open_calls = (
-        waited.rename({"wait": "at", "place": "waited"})
-        .join_asof(asked.select("group", "place", "at"), on="at", by="group", check_sortedness=False)
-        .group_by("group")
-        .agg(most=(pl.col("place") - pl.col("waited")).max())
-    )
-    in_step = counts.join(open_calls, on="group").filter(
-        (pl.col("asked") == pl.col("waited")) & (pl.col("most") <= MOST_OPEN)
-    )
-    steady = both.join(in_step, on="group", how="semi").filter(pl.col("wait") >= pl.col("at"))
-    out[steady["row"].to_numpy()] = steady["wait"].to_numpy()
+    waits = waits[np.argsort(ranges.start[waits], kind="stable")]
+    waited = dict(kinds(waits, ranges.text("group")))
+    for group, calls in kinds(rows, comm.group):
+        answers = waited.get(group, waits[:0])
+        at, wait = launches.at[calls], ranges.start[answers]
+        # Groups waited for less often than called on, or with many calls open at once, are not in step.
+        if len(at) != len(wait) or _most_open(at, wait) > MOST_OPEN:
+            continue
+        after = wait >= at
+        out[calls[after]] = wait[after]
     return out
 
 
-def _names(groups: pl.Series) -> pl.Series:
-    """Group names as text; what has none counts as one group."""
-    return groups.cast(pl.String).fill_null("")
+def _most_open(at: Ints, wait: Ints) -> int:
+    """Return how many calls were open at most when one was waited for; more than allowed where none had been made."""
+    last = np.searchsorted(at, wait, side="right") - 1
+    open_calls = (last - np.arange(len(wait)))[last >= 0]
+    return int(open_calls.max()) if len(open_calls) else MOST_OPEN + 1
 
 
 def _known_after(launches: Launches, values: Text, at: Ints) -> Text:
