@@ -151,7 +151,7 @@ def test_the_bad_rank_is_listed_by_path_and_the_rest_is_analyzed(serial, traces)
     assert len(serial.ranks) == RANKS - 1
     said = {notice.code: notice.message for notice in serial.notices}
     assert said["rank-failed"].startswith(f"rank {BAD} is left out: {traces}/rank{BAD}.pt.trace.json.gz: ")
-    assert said["missing-ranks"] == f"1 of {RANKS} ranks are not here: {BAD}"
+    assert said["missing-ranks"] == f"1 of {RANKS} ranks is not here: {BAD}"
     assert serial.schedule.name == "1f1b"
     assert [held.gap_ns is None for held in serial.schedule.all].count(True) == 1  # its pipeline's causes
 
