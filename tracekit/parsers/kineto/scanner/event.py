@@ -52,7 +52,8 @@ def read_event(buf: Any, start: Any, end: Any, keys: Any, row: Any, ends: Any, s
     slot: Any
     level: Any
     column: Any
-    phase, level, odd, lost, held = 0, 0, 0, 0, 0
+    phase, odd, lost, held = 0, 0, 0, 0
+    level = np.int64(0)  # and not just 0: for each type that an argument has a function is compiled again
     plain = args == _PLAIN  # only then: what is behind a key of the event depends on which arguments are asked for
     slot = np.int64(START)
     i = start + 1

@@ -93,7 +93,7 @@ def known_gap(buf: Any, i: Any, end: Any, slot: Any, keys: Any) -> Any:
     return -1
 
 
-@inlined
+@called
 def _remember(buf: Any, i: Any, after: Any, before: Any, slot: Any, level: Any, column: Any, keys: Any) -> None:
     """Remember ``buf[i:after]`` behind the key in slot *before*, in place of the bytes that were remembered longest."""
     length = after - i
@@ -136,10 +136,10 @@ def next_value(
             i += 1
             if level == 0:
                 if learn:
-                    _remember(buf, begin, i, before, 0, 0, CLOSED, keys)
+                    _remember(buf, begin, i, before, level, level, np.int64(CLOSED), keys)
                 state[COLUMN] = CLOSED
                 return i
-            level = 0
+            level = np.int64(0)
             started = True
             continue
         if buf[i] != QUOTE:
@@ -149,7 +149,7 @@ def next_value(
         if i < 0:
             return CUT
         slot = slot_of(buf, first, i - first, level, keys)
-        column = np.int64(keys[slot * SLOT_WIDTH + 5]) if slot >= 0 else -1
+        column = np.int64(keys[slot * SLOT_WIDTH + 5]) if slot >= 0 else np.int64(-1)
         i = space(buf, i + 1, end)
         if i >= end:
             return CUT

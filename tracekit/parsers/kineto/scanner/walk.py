@@ -72,7 +72,7 @@ from tracekit.parsers.kineto.scanner.words import (
 _MIX = np.uint64(MIX)
 _29, _32 = np.uint64(29), np.uint64(32)
 _X, _I = ord("X"), ord("i")
-_PLAIN, _OF_MEMORY = 1, 2  # levels of keys, see ``columns.key_table``
+_EVENTS, _PLAIN, _OF_MEMORY = np.arange(3)  # levels of keys, see ``columns.key_table``
 _TS, _ID, _CAT, _EVENT = int(Column.TS), int(Column.ID), int(Column.CAT), int(Column.EVENT)
 _ALWAYS = 1 << _ID | 1 << _EVENT | 1 << _TS  # columns that rows have whatever the file says
 _NAME, _BYTES = int(Column.NAME), int(Column.BYTES)
@@ -96,7 +96,7 @@ def next_event(buf: Any, i: Any, end: Any, keys: Any) -> Any:
             k = space(buf, i + 1, end)
             if k < end and buf[k] == QUOTE:
                 last = text_end(buf, k + 1, min(end, k + 2 + KEY_BYTES))
-                if last > 0 and slot_of(buf, k + 1, last - k - 1, 0, keys) >= 0:
+                if last > 0 and slot_of(buf, k + 1, last - k - 1, _EVENTS, keys) >= 0:
                     return i
         i += 1
     return -1

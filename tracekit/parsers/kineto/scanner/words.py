@@ -98,7 +98,7 @@ def low_bytes(word: Any, count: Any) -> Any:
     return word & ((ONE << np.uint64(count * 8)) - ONE)
 
 
-@inlined
+@called
 def space(buf: Any, i: Any, end: Any) -> Any:
     """Step over blanks and line breaks."""
     if buf[i] > BLANK:
