@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from tracekit import analyze
 from tracekit.errors import OptionError
 from tracekit.report.view import view_of
+from tracekit.report.view.pipeline import which
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
@@ -31,14 +35,14 @@ def test_the_slowest_is_shown(found):
     assert found.schedule.pipelines == ((0, 2), (1, 3))
     assert found.schedule.head.pipeline.ranks == (1, 3)
     assert not found.schedule.chosen
-    assert "the slowest (pipeline 1) of 2 pipelines" in view_of(found).schedule.which
+    assert view_of(found).schedule.which == "pipeline 1 of 2, the slowest"
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, (0, 2)), (1, (1, 3))])
 def test_any_can_be_asked_for(folder, number, ranks):
     chosen = analyze(folder, pipeline=number)
     assert chosen.schedule.head.pipeline.ranks == ranks
-    assert f"pipeline {number} of 2 pipelines" in view_of(chosen).schedule.which
+    assert view_of(chosen).schedule.which == f"pipeline {number} of 2"
 
 
 def test_a_pipeline_that_is_not_there_is_refused(folder):
@@ -50,4 +54,11 @@ def test_a_pipeline_that_is_not_there_is_refused(folder):
 def test_the_story_says_where_a_rank_is_that_is_not_shown(folder):
     chosen = analyze(folder, pipeline=0)
     said = " ".join(line.text for line in view_of(chosen).answer)
-    assert "rank 1 (in pipeline 1; to see it: --pipeline 1)" in said or "rank 3 (in pipeline 1" in said
+    assert re.search(r"rank [13][ (,].*in pipeline 1: `--pipeline 1` shows it", said)
+
+
+def test_pipelines_that_tie_are_alike(found):
+    own = found.schedule
+    same = [replace(held, pipeline=replace(held.pipeline, ranks=ranks)) for held, ranks in
+            ((own.head, own.head.pipeline.ranks), (own.head, (0, 2)))]  # fmt: skip
+    assert which(replace(own, all=tuple(same))) .endswith(" of 2, both alike")
