@@ -87,8 +87,8 @@ def test_a_bound_far_below_the_pipelines_own_table_says_so(samples, monkeypatch)
     assert found.total.lower_bound
     said = {note.code: note.message for note in found.notices}
     assert "peers-by-order" not in said
-    assert "4.2%" in said["bubble-bound-low"]
-    assert "49.4%" in said["bubble-bound-low"]
+    assert "4.2 %" in said["bubble-bound-low"]
+    assert "49.4 %" in said["bubble-bound-low"]
 
 
 def test_a_bubble_that_is_known_has_no_bound(untold):
