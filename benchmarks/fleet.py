@@ -1,7 +1,7 @@
 """Throughput, memory and shares of ``tracekit ingest`` and ``analyze`` against the number of ranks.
 
     python benchmarks/fleet.py curves [--ranks 16 32 64 128 256] [--megabytes 20] [--folder FOLDER]
-    python benchmarks/fleet.py combine STORE… [--workers 2]  # reading a store's tables, and putting them together
+    python benchmarks/fleet.py combine STORE [--ranks 16 64 256 1024] [--workers 2]    # a store's tables put together
     python benchmarks/fleet.py shares [--megabytes 20] [--trace TRACE]     # where one rank's time goes
     python benchmarks/fleet.py same [--ranks 256]          # one answer: serially, from processes, from Dask
 
@@ -156,33 +156,49 @@ def ingested(made, texts, store, ranks, wanted):
 
 
 def combine(wanted):
-    """Processor seconds of reading the tables of stores and of putting them together, alone and with workers."""
+    """Processor seconds of reading a store's tables and putting them together: its first pipelines, alone or shared."""
     print(f"load {os.getloadavg()[0]:.1f}")
     print("| ranks | workers | reading, CPU s | combining, CPU s | of it workers | s | peak MB | of a worker | JSON |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for store in wanted.stores:
+    for ranks in wanted.ranks:
         for workers in sorted({1, wanted.workers}):
-            words = [sys.executable, __file__, "combine-one", store, "--workers", str(workers)]
+            words = [sys.executable, __file__, "combine-one", wanted.store, "--ranks", ranks, "--workers", workers]
+            words = list(map(str, words))
             print(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.strip(), flush=True)
 
 
 def combine_one(wanted):
     """One row of ``combine``, in a process of its own."""
     from tracekit.analysis.combine import combine as together
+    from tracekit.analysis.persist import StoredTables
     from tracekit.run.driver import find_sources, spread_over
     from tracekit.run.measure import Options
 
-    refs, _ = find_sources(wanted.stores[0])
+    refs, _ = find_sources(wanted.store)
+    replicas = len(refs) // PP
+    refs = [ref for at, ref in enumerate(refs) if at % replicas < wanted.ranks[0] // PP]
     tables = [one for ref in refs for one in Options().source_tables(ref)]
+    late = [0.0]  # what combining reads itself is reading, too
+    read_later = StoredTables.__getattr__
+
+    def reading(self, name):
+        since = time.process_time()
+        try:
+            return read_later(self, name)
+        finally:
+            late[0] += time.process_time() - since
+
+    StoredTables.__getattr__ = reading
     read, began = os.times(), time.perf_counter()
     peaks = watched_peaks()
     found = together(tables, schedule="auto", spread=spread_over(wanted.workers, None))
     done, took = os.times(), time.perf_counter() - began
     own, others = (done.user + done.system - read.user - read.system,
                    done.children_user + done.children_system - read.children_user - read.children_system)  # fmt: skip
+    peak, first = peak_mb("self"), read.user + read.system + late[0]
     digest = hashlib.sha256(found.to_json().encode()).hexdigest()[:8]
-    print(f"| {len(tables)} | {wanted.workers} | {read.user + read.system:.1f} | {own + others:.1f} | {others:.1f} "
-          f"| {took:.0f} | {peak_mb('self'):.0f} | {max(peaks.values(), default=0):.0f} | {digest} |")  # fmt: skip
+    print(f"| {len(tables)} | {wanted.workers} | {first:.1f} | {own + others - late[0]:.1f} | {others:.1f} "
+          f"| {took:.0f} | {peak:.0f} | {max(peaks.values(), default=0):.0f} | {digest} |")  # fmt: skip
 
 
 def peak_mb(process):
@@ -297,7 +313,7 @@ def dask(place):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("what", choices=("curves", "combine", "combine-one", "shares", "same"))
-    options.add_argument("stores", nargs="*", help="combine: stores that ingest wrote")
+    options.add_argument("store", nargs="?", help="combine: a store that ingest wrote")
     options.add_argument("--ranks", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     options.add_argument("--megabytes", type=float, default=20)
     options.add_argument("--trace", type=Path, help="shares: of this trace instead of a synthetic one")
