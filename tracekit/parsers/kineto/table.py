@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,7 @@ CATEGORIES = {
 
 LATEST_NS = 1 << 62
 """No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
+_MANY = 100_000  # rows above which a second thread pays
 _NONE = 2**32 - 1  # in place of a category: no text
 UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
@@ -121,7 +123,32 @@ class _Builder:
         gpu = np.logical_or.reduce([kind == KINDS.index(k) for k in DEVICE_KINDS])
         frame["kind"] = pl.Series(kind).cat.to(pl.Enum(KINDS))
         del kind
-        frame["bytes"], frame["received"] = self._bytes()
+        start, length = self._take(Column.TS), self._take(Column.DUR)
+        if start is None:
+            start = np.full(n, NULL, np.int64)
+        placed, out_of_range = _placed(start, length, base_ns)
+        start += base_ns  # what overflows here is not placed
+        end = start.copy() if length is None else np.add(start, length, out=length, where=length != NULL)
+        if length is not None:
+            np.copyto(end, start, where=end == NULL)
+        frame["start_ns"], frame["end_ns"] = pl.Series(start), pl.Series(end)
+        del start, length, end
+        if n < _MANY:
+            frame |= self._described() | self._numbered(gpu)
+        else:
+            with ThreadPoolExecutor(1) as aside:  # the two halves take other columns and take as long
+                described = aside.submit(self._described)
+                frame |= self._numbered(gpu)
+                frame |= described.result()
+        events = pl.DataFrame(frame)
+        if placed is not None:
+            events = events.filter(pl.Series(placed))
+        untimed = {} if placed is None else _counted(gpu[~placed])
+        return Table(conform(events, EVENTS), self._bad_text, self._first_bad(), untimed, out_of_range)
+
+    def _described(self) -> dict[str, pl.Series]:
+        """Take what is text, and what few rows have."""
+        frame: dict[str, pl.Series] = {}
         for name, column, decode in (
             ("name", Column.NAME, _plain),
             ("shapes", Column.SHAPES, _compact),
@@ -132,25 +159,25 @@ class _Builder:
             ("dtypes", Column.DTYPES, _list),
         ):
             frame[name] = self._text(column, decode)
-        first_bad = self._first_bad()
+        frame["bytes"], frame["received"] = self._bytes()
+        if not self._bad_rows:
+            self._pieces(Column.EVENT)  # needed to name the first event with damaged text, and no longer
+        frame["group"] = _either(frame["group"], self._series(self._take(Column.GROUP_ID)))
+        frame["peer"] = self._peer()
+        nodes, graphs = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
+        frame["graph"] = self._series(_first(_no_zero(nodes), _no_zero(graphs)))
+        return frame
+
+    def _numbered(self, gpu: npt.NDArray[np.bool_]) -> dict[str, pl.Series]:
+        """Take the numbers that most rows have."""
+        frame: dict[str, pl.Series] = {}
         frame["id"] = pl.Series(self._places(Column.ID, [part.complete for part in self._parts]))
-        start, length = self._take(Column.TS), self._take(Column.DUR)
-        if start is None:
-            start = np.full(n, NULL, np.int64)
-        placed, out_of_range = _placed(start, length, base_ns)
-        start += base_ns  # what overflows here is not placed
-        end = start.copy() if length is None else np.add(start, length, out=length, where=length != NULL)
-        if length is not None:
-            np.copyto(end, start, where=end == NULL)
-        untimed = {} if placed is None else _counted(gpu[~placed])
-        frame["start_ns"], frame["end_ns"] = pl.Series(start), pl.Series(end)
-        del start, length, end
         pid, tid = self._take(Column.PID), self._take(Column.TID)
         rows = np.flatnonzero(gpu)
         frame["device"] = self._sparse(rows, _own(self._take(Column.DEVICE), pid, rows), pl.Int32())
         frame["stream"] = self._sparse(rows, _own(self._take(Column.STREAM), tid, rows))
         frame["pid"], frame["tid"] = self._series(pid), self._series(tid)
-        del pid, tid, gpu, rows
+        del pid, tid, rows
         for name, column in (
             ("correlation", Column.CORRELATION),
             ("external_id", Column.EXTERNAL),
@@ -158,14 +185,7 @@ class _Builder:
             ("fwd_thread", Column.FWD_THREAD),
         ):
             frame[name] = self._series(self._take(column))
-        frame["group"] = _either(frame["group"], self._series(self._take(Column.GROUP_ID)))
-        frame["peer"] = self._peer()
-        nodes, graphs = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
-        frame["graph"] = self._series(_first(_no_zero(nodes), _no_zero(graphs)))
-        events = pl.DataFrame(frame)
-        if placed is not None:
-            events = events.filter(pl.Series(placed))
-        return Table(conform(events, EVENTS), self._bad_text, first_bad, untimed, out_of_range)
+        return frame
 
     def _pieces(self, column: Column) -> tuple[list[Piece], Ints] | None:
         """Take what the chunks hold of a column, and how compiled code is told of it; None where no row has a value.
@@ -221,7 +241,6 @@ class _Builder:
     def _first_bad(self) -> int | None:
         """Return the first event whose text is damaged. All text has been taken."""
         if not self._bad_rows:
-            self._pieces(Column.EVENT)
             return None
         return int(self._places(Column.EVENT, [part.events for part in self._parts])[min(self._bad_rows)])
 

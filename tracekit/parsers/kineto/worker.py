@@ -25,7 +25,7 @@ from tracekit.parsers.kineto.scanner.columns import (
 
 ROWS = 1 << 14
 TILE = 1 << 8  # rows that stay in the fastest memory until they are written to columns
-SLAB = 2 << 20
+FIRST_SLAB, SLAB = 1 << 16, 2 << 20  # of a column's memory: few values must not take a page of megabytes
 FIRST_TEXTS = 1 << 13
 FIRST_BYTES = 1 << 20
 
@@ -203,7 +203,8 @@ class _Slab:
         middle = -(-first // 8) * 8
         size = middle + -(-second // 8) * 8
         if self._used + size > len(self.room):
-            self.room = np.frombuffer(mmap.mmap(-1, max(SLAB, size)), np.uint8)
+            room = max(min(2 * len(self.room), SLAB), FIRST_SLAB, size)
+            self.room = np.frombuffer(mmap.mmap(-1, room), np.uint8)
             self._start, self._used = self.room.ctypes.data, 0
         at = self._start + self._used
         self._used += size
