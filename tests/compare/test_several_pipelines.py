@@ -61,4 +61,4 @@ def test_pipelines_that_tie_are_alike(found):
     own = found.schedule
     same = [replace(held, pipeline=replace(held.pipeline, ranks=ranks)) for held, ranks in
             ((own.head, own.head.pipeline.ranks), (own.head, (0, 2)))]  # fmt: skip
-    assert which(replace(own, all=tuple(same))) .endswith(" of 2, both alike")
+    assert which(replace(own, all=tuple(same))).endswith(" of 2, both alike")
