@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from tests.kept import analysis_of
 from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.html.path import pieces_of, time_in_cells
@@ -181,16 +180,14 @@ def test_what_a_rank_without_a_named_schedule_hid_by_phase(look, runs, tmp_path)
     assert texts(page, "#phases tbody tr") == [["ep_combine forward", "–", "75.0 %", "0.0 %", "–"]]
 
 
-def test_on_a_phone_the_names_that_stay_leave_room_for_the_figures(look, samples, tmp_path):
-    page = tmp_path / "shapes.html"
-    page.write_text(render_html(analysis_of(samples / "recompute", by="shape")), encoding="utf-8")
-    window = look(page, width=390)
+def test_on_a_phone_the_names_that_stay_leave_room_for_the_figures(look, pages):
+    window = look(pages("vpp-overlap"), width=390)
     widths = window.evaluate(
         "[...document.querySelectorAll('.scroll th[scope=row]')].map((one) => one.getBoundingClientRect().width)"
     )
     assert len(widths) > 20
     assert max(widths) < 0.6 * 390
-    table = window.locator("#by .scroll")
+    table = window.locator("#rates .scroll", has_text="operation")
     table.evaluate("(one) => { one.scrollLeft = 120; }")
-    first = window.locator("#by tbody th").first.bounding_box()
+    first = table.locator("tbody th").first.bounding_box()
     assert first["x"] == pytest.approx(table.bounding_box()["x"], abs=1)  # it stays while the figures pass
