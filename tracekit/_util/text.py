@@ -71,6 +71,15 @@ def spans(numbers: Iterable[int], *, most: int = 12) -> str:
     return listing(("–".join(map(str, part)) for part in parts), most=most)
 
 
+def sentence(text: str) -> str:
+    """Return text with a capital; a label or a word to type keeps its own letters.
+
+    >>> sentence("by rank: 0"), sentence("dp_comm is exposed"), sentence("`--what-if` ranks"), sentence("")
+    ('By rank: 0', 'dp_comm is exposed', '`--what-if` ranks', '')
+    """
+    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
+
+
 def ranks_named(numbers: Iterable[int], *, most: int = 8) -> str:
     """Name ranks, those that follow each other as a span.
 

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from tracekit._util.text import at_least, counted, ms, percent, signed_ms, terminal_lines, unbroken
+from tracekit._util.text import at_least, counted, ms, percent, sentence, signed_ms, terminal_lines, unbroken
 from tracekit.analysis import Analysis
 from tracekit.report.html.fleet import page_fleet
 from tracekit.report.html.kernels import kernel_moments, rows_by_name
@@ -113,15 +113,6 @@ def _number(count: float) -> str:
     return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"
 
 
-def _sentence(text: str) -> str:
-    """A remark with a capital, as all remarks of a page have.
-
-    >>> _sentence("by rank: 0"), _sentence("")
-    ('By rank: 0', '')
-    """
-    return text[:1].upper() + text[1:]
-
-
 def _shown(value: Any) -> Any:
     """Return text of a trace without what no page can hold; what we wrote ourselves is as it is."""
     return terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -138,7 +129,7 @@ def _template() -> Any:
         count=counted,
         at_least=at_least,
         number=_number,
-        sentence=_sentence,
+        sentence=sentence,
         whole=unbroken,
         code=_code,
         short=short_kernel,
