@@ -16,35 +16,8 @@ from tracekit._util.text import one_line
 _TYPE = re.compile(r" <(list\[)?(str|Path|path|int)\]?>$")
 
 
-class _Words:
-    """How typer turns a parameter's words into values, where they stay words: else it builds validators, for 0.1 s."""
-
-    def __init__(self, param: Any) -> None:
-        self._make = param.get_runtime_param
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value; all that could be a mistake is left to typer."""
-        kind, several = param.type_descriptor.annotation, param.multiple or param.nargs == -1
-        if value is None:
-            return () if several else None
-        if kind is str and isinstance(value, str) and not several:
-            return value
-        if kind == list[str] and several and isinstance(value, list | tuple) and all(type(v) is str for v in value):
-            return list(value)
-        param._runtime_param = None
-        return self._make().coerce(value, param=param, ctx=ctx)
-
-
 class Command(TyperCommand):
     """A command whose help names words as people type them: ``PATH``, not ``{PATH}`` or ``<list[str]>``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words of the command."""
-        for param in self.params:
-            if hasattr(param, "_runtime_param") and hasattr(param, "type_descriptor"):  # typer from 0.20 on
-                param._runtime_param = param._runtime_param or _Words(param)
-        read: list[str] = super().parse_args(ctx, args)
-        return read
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line."""
