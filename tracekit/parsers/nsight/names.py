@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import polars as pl
 
 from tracekit.errors import Notice
@@ -80,7 +81,7 @@ class Strings:
 
     def holds(self, ids: pl.Series) -> bool:
         """Return whether every id has its text here."""
-        return self._known(ids).height == ids.drop_nulls().n_unique() and not ids.null_count()
+        return not ids.null_count() and _distinct(ids).is_in(self._table["id"].implode()).all()
 
     def first_known(self, choices: Sequence[pl.Series]) -> pl.Series:
         """Return, row by row, the first of several ids whose text is here; where none is, the first.
@@ -124,16 +125,30 @@ class Strings:
         return named
 
     def _known(self, ids: pl.Series) -> pl.DataFrame:
-        wanted = ids.unique().drop_nulls().rename("id").to_frame()
+        wanted = _distinct(ids).rename("id").to_frame()
         return wanted.join(self._table, on="id", how="inner")
+
+
+def _distinct(ids: pl.Series) -> pl.Series:
+    """Return every id once, without null: counted, where the ids are small."""
+    if ids.null_count() or _largest(ids) is None:
+        return ids.unique().drop_nulls()
+    return pl.Series(np.flatnonzero(np.bincount(ids.to_numpy())), dtype=ids.dtype)
+
+
+def _largest(ids: pl.Series) -> int | None:
+    """Return the largest id; None where a table of all ids up to it would be too large, or there is none."""
+    low, high = ids.min(), ids.max()
+    dense = isinstance(low, int) and isinstance(high, int) and low >= 0 and high < _DENSE
+    return high if dense and isinstance(high, int) else None
 
 
 def _look_up(ids: pl.Series, known: pl.DataFrame) -> pl.Series:
     """Replace ids by values: through a dense table, three times as fast as a join, where the ids are small."""
-    low, high = ids.min(), ids.max()
-    if not isinstance(low, int) or not isinstance(high, int) or low < 0 or high >= _DENSE:
+    largest = _largest(ids)
+    if largest is None:
         return ids.rename("id").to_frame().join(known, on="id", how="left", maintain_order="left")["value"]
-    dense = pl.int_range(high + 1, dtype=pl.Int64, eager=True).alias("id").to_frame()
+    dense = pl.int_range(largest + 1, dtype=pl.Int64, eager=True).alias("id").to_frame()
     return dense.join(known, on="id", how="left", maintain_order="left")["value"].gather(ids.rename("value"))
 
 

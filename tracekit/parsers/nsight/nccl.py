@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit._util.coded import Text
 from tracekit.parsers.nsight.exchanges import PART, join_exchanges
 from tracekit.parsers.nsight.payload import Layout, decode
 
@@ -92,8 +93,11 @@ def on_kernels(kernels: pl.DataFrame, launches: pl.DataFrame, records: pl.DataFr
     Batched sends and receives are launched after their ops have ended and get nothing, as in a PyTorch trace.
     """
     facts = ["collective", "peer", "bytes", "group"]
-    nccl = kernels.with_row_index("_row").filter(pl.col("name").cast(pl.String).str.starts_with("nccl"))
-    if not nccl.height or not records.height:
+    if not records.height:
+        return kernels
+    named = Text.of(kernels["name"]).map(lambda name: name.startswith("nccl"))
+    nccl = kernels.with_row_index("_row").filter(pl.Series(named, dtype=pl.Boolean))
+    if not nccl.height:
         return kernels
     launch = launches.select("correlation", "tid", at="start_ns", process="process").unique("correlation")
     launched = nccl.select("_row", "process", "correlation").join(launch, on=["process", "correlation"])
