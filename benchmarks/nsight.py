@@ -1,14 +1,15 @@
-"""How fast an Nsight sqlite export becomes the events table, beside pandas.read_sql of the same columns.
+"""How fast an Nsight export becomes the events table, beside pandas reading the same columns of it.
 
-    python benchmarks/nsight.py [--kernels 5000000] [--launches] [--keep FILE]
+    python benchmarks/nsight.py [--kernels 5000000] [--launches] [--formats sqlite parquetdir arrowdir] [--keep FOLDER]
 
-Makes an export with the tables and all columns that nsys writes, then reads it in fresh processes: seconds are the
+Makes exports with the tables and all columns that nsys writes, then reads them in fresh processes: seconds are the
 best of three, memory is the peak above what the imports take.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
 import sqlite3
@@ -79,6 +80,29 @@ def make(path: Path, kernels: int, launches: bool) -> None:
     connection.close()
 
 
+def convert(path: Path, folder: Path) -> None:
+    """Write the tables of a sqlite export as a folder of files, in the format that its name says."""
+    import adbc_driver_sqlite.dbapi as adbc
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    folder.mkdir()
+    with adbc.connect(str(path)) as connection, connection.cursor() as cursor:
+        for name in ("StringIds", "TARGET_INFO_SESSION_START_TIME", *READ):
+            cursor.execute(f"SELECT * FROM {name}")
+            table = cursor.fetch_arrow_table()
+            if folder.suffix == ".parquetdir":
+                parquet.write_table(table, folder / f"{name}.parquet")
+            else:
+                with pa.ipc.new_file(folder / f"{name}.arrow", table.schema) as file:
+                    file.write_table(table)
+
+
+def size_of(path: Path) -> float:
+    """Return the megabytes of a file, or of all files of a folder."""
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir())) / 2**20
+
+
 def with_tracekit(path: str) -> dict[str, float]:
     from tracekit.parsers import nsight
 
@@ -101,16 +125,23 @@ def with_tracekit(path: str) -> dict[str, float]:
 def with_pandas(path: str) -> dict[str, float]:
     import pandas as pd
 
-    began, busy = time.perf_counter(), time.process_time()
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    frames = [pd.read_sql(f"SELECT {', '.join(columns)} FROM {table}", connection) for table, columns in READ.items()]
+    began, busy = time.perf_counter(), time.process_time()
+    frames = [_pandas(pd, Path(path), table, columns) for table, columns in READ.items()]
     seconds, cpu = time.perf_counter() - began, time.process_time() - busy
-    connection.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     table = sum(frame.memory_usage().sum() for frame in frames)
     rows = sum(len(frame) for frame in frames)
     return {"seconds": seconds, "cpu": cpu, "rows": rows, "peak_mb": peak / 1024, "table_mb": table / 2**20}
+
+
+def _pandas(pd, path: Path, table: str, columns: list[str]):
+    if path.suffix == ".parquetdir":
+        return pd.read_parquet(path / f"{table}.parquet", columns=columns)
+    if path.suffix == ".arrowdir":
+        return pd.read_feather(path / f"{table}.arrow", columns=columns)
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        return pd.read_sql(f"SELECT {', '.join(columns)} FROM {table}", connection)
 
 
 def measure(way: str, path: Path, times: int) -> dict[str, float]:
@@ -128,33 +159,46 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--kernels", type=int, default=5_000_000)
     options.add_argument("--launches", action="store_true", help="with an API call for each kernel")
-    options.add_argument("--keep", type=Path, help="write the export here and keep it; read it if it is there")
+    options.add_argument("--formats", nargs="+", default=["sqlite", "parquetdir", "arrowdir"])
+    options.add_argument("--keep", type=Path, help="write the exports here and keep them; read them if they are there")
     options.add_argument("--repeat", type=int, default=3)
-    options.add_argument("--way", choices=["make", "tracekit", "pandas"], help=argparse.SUPPRESS)
+    options.add_argument("--way", choices=["make", "convert", "tracekit", "pandas"], help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.way == "make":
         make(chosen.keep, chosen.kernels, chosen.launches)
-        return
-    if chosen.way:
+    elif chosen.way == "convert":
+        convert(chosen.keep.with_suffix(".sqlite"), chosen.keep)
+    elif chosen.way:
         print(json.dumps({"tracekit": with_tracekit, "pandas": with_pandas}[chosen.way](str(chosen.keep))))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = chosen.keep or Path(folder) / "report.sqlite"
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            compare(chosen, chosen.keep or Path(folder))
+
+
+def compare(chosen: argparse.Namespace, folder: Path) -> None:
+    """Make what is not there yet, and print what both ways take for each format."""
+    size = ["--kernels", str(chosen.kernels), *(["--launches"] if chosen.launches else [])]
+    for suffix in dict.fromkeys(["sqlite", *chosen.formats]):
+        path = folder / f"report.{suffix}"
         if not path.exists():
             # In a process of its own: what a parent once held counts as its children's peak.
-            size = ["--kernels", str(chosen.kernels), *(["--launches"] if chosen.launches else [])]
-            subprocess.run([sys.executable, __file__, "--way", "make", "--keep", str(path), *size], check=True)
-        print(f"{path.stat().st_size / 2**20:,.0f} MB of sqlite")
-        ours = measure("tracekit", path, chosen.repeat)
-        theirs = measure("pandas", path, 1)
-    for name, run in (("tracekit", ours), ("pandas.read_sql", theirs)):
+            way = ["--way", "make", *size] if suffix == "sqlite" else ["--way", "convert"]
+            subprocess.run([sys.executable, __file__, "--keep", str(path), *way], check=True)
+        if suffix in chosen.formats:
+            show(path, chosen.repeat)
+
+
+def show(path: Path, repeat: int) -> None:
+    print(f"{size_of(path):,.0f} MB of {path.suffix[1:]}")
+    ours, theirs = measure("tracekit", path, repeat), measure("pandas", path, 1)
+    for name, run in (("tracekit", ours), ("pandas", theirs)):
         print(
             f"{name:16} {run['seconds']:6.2f} s, {run['cpu']:6.2f} s of CPU  {run['rows']:,} rows  "
             f"peak {run['peak_mb']:,.0f} MB  table {run['table_mb']:,.0f} MB  "
             f"peak/table {run['peak_mb'] / run['table_mb']:.2f}"
         )
     faster, lighter = (theirs[what] / ours[what] for what in ("seconds", "cpu"))
-    print(f"{faster:.1f} times faster, on {lighter:.1f} times less CPU")
+    print(f"pandas / tracekit: {faster:.1f} in seconds, {lighter:.1f} in CPU seconds")
 
 
 if __name__ == "__main__":
