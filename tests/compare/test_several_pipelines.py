@@ -35,14 +35,14 @@ def test_the_slowest_is_shown(found):
     assert found.schedule.pipelines == ((0, 2), (1, 3))
     assert found.schedule.head.pipeline.ranks == (1, 3)
     assert not found.schedule.chosen
-    assert view_of(found).schedule.which == "pipeline 1 of 2, the slowest"
+    assert view_of(found).schedule.which == "pipeline 1 (of 0 and 1), the slowest"
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, (0, 2)), (1, (1, 3))])
 def test_any_can_be_asked_for(folder, number, ranks):
     chosen = analyze(folder, pipeline=number)
     assert chosen.schedule.head.pipeline.ranks == ranks
-    assert view_of(chosen).schedule.which == f"pipeline {number} of 2"
+    assert view_of(chosen).schedule.which == f"pipeline {number} (of 0 and 1)"
 
 
 def test_a_pipeline_that_is_not_there_is_refused(folder):
@@ -61,4 +61,4 @@ def test_pipelines_that_tie_are_alike(found):
     own = found.schedule
     same = [replace(held, pipeline=replace(held.pipeline, ranks=ranks)) for held, ranks in
             ((own.head, own.head.pipeline.ranks), (own.head, (0, 2)))]  # fmt: skip
-    assert which(replace(own, all=tuple(same))).endswith(" of 2, both alike")
+    assert which(replace(own, all=tuple(same))).endswith(" (of 0 and 1), both alike")

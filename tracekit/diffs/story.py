@@ -15,6 +15,11 @@ LEAST = 0.03
 ALIKE = 0.5
 """Ranks whose change is at least this share of the largest changed together."""
 
+NAMED = 0.9
+"""Share of a label's change from which one module's is it, and carries its number …"""
+MOST = 0.5
+"""… and from which it is named beside the label."""
+
 Parts = Mapping[str, float]
 """Milliseconds per step by part: compute, ``exposed pp_comm``, idle, …; and ``label forward`` for labels."""
 
@@ -78,12 +83,17 @@ def _work(changes: Mapping[int, Parts], rank: int, modules: Mapping[str, tuple[s
     by_label = {label: changes[rank].get(f"label {label}", 0.0) for label in (*COMPUTE_LABELS, "other")}
     label = max(by_label, key=lambda name: sign * by_label[name])
     module, moved = modules.get(label, ("", 0.0))
-    named = f"{module} {label}" if module and sign * moved > 0 else label
-    what = f"{named} {'grew' if sign > 0 else 'shrank'} by {_ms(by_label[label] if by_label[label] else whole)}"
+    every = sum(parts.get(f"label {label}", 0.0) for parts in changes.values()) / len(changes)
+    share = moved / every if every and sign * moved > 0 else 0.0
+    named = f"{module} {label}" if module and share >= NAMED else label
     alike = [r for r, parts in changes.items() if sign * parts.get("compute", 0.0) >= ALIKE * abs(whole)]
+    together = len(alike) == len(changes) > 1
+    by = _ms(by_label[label] if by_label[label] else whole)
+    what = f"{named} {'grew' if sign > 0 else 'shrank'} by {'up to ' * together}{by}"
+    what += f", most of it in {module}" if module and MOST <= share < NAMED else ""
     if len(changes) == 1:
         return what
-    return f"on every rank {what}" if len(alike) == len(changes) else f"rank {rank}'s {what}"
+    return f"on every rank {what}" if together else f"rank {rank}'s {what}"
 
 
 def _waiting(changes: Mapping[int, Parts], cause: int, least: float) -> list[str]:

@@ -67,15 +67,20 @@ def _missing(analysis: Analysis) -> str:
 
 def _gap(analysis: Analysis) -> list[tuple[float, str]]:
     """Name the largest cause that keeps a pipeline from its ideal: exposed waiting is what follows from it."""
+    held, cause = analysis.schedule, _largest(analysis)
+    if held is None or held.gap_ns is None or cause is None:
+        return []
+    gap, total, why = held.gap_ns, sum(held.gap_ns.values()), GAP_CAUSES[cause]
+    remedy = cannot_fit(analysis, _HIDEABLE[cause]) if cause in _HIDEABLE else None
+    return [(1.0, f"{of_the_gap(gap[cause], total, 'to the ideal', why.words)}: {remedy or why.remedy}")]
+
+
+def _largest(analysis: Analysis) -> str | None:
+    """Return the largest cause of the gap that has a remedy; None where none is worth a line."""
     held = analysis.schedule
     gap = {cause: ns for cause, ns in ((held and held.gap_ns) or {}).items() if GAP_CAUSES[cause].remedy}
     cause = max(gap, key=lambda name: gap[name], default=None)
-    if held is None or cause is None or gap[cause] <= WORTH * held.head.measured_ns:
-        return []
-    total = sum((held.gap_ns or {}).values())
-    why = GAP_CAUSES[cause]
-    remedy = cannot_fit(analysis, _HIDEABLE[cause]) if cause in _HIDEABLE else None
-    return [(1.0, f"{of_the_gap(gap[cause], total, 'to the ideal', why.words)}: {remedy or why.remedy}")]
+    return cause if held is not None and cause is not None and gap[cause] > WORTH * held.head.measured_ns else None
 
 
 def of_the_gap(ns: float, total: float, where: str, words: str) -> str:
@@ -135,8 +140,8 @@ def _idle(analysis: Analysis, span: int) -> list[tuple[float, str]]:
     bound = sum(one.idle_causes.get("launch_bound", 0) for one in analysis.ranks)
     gap = _longest_gap(analysis) if total.idle_known else None
     if total.idle_known and bound > LATE * span:
-        text = f"the GPU is idle {percent(bound / span)} of the span because the host launches late: CUDA graphs, "
-        text += "fewer small kernels, or less Python in the step"
+        text = f"the GPU is idle {percent(bound / span)} of the span because the host launches late"
+        text += "" if _largest(analysis) == "host" else ": CUDA graphs, fewer small kernels, or less Python in the step"
         if gap is not None and 2 * bound > total.budget.idle_ns:
             text, gap = f"{text}; {gap}", None
         found.append((bound / span, text))

@@ -8,7 +8,8 @@ from typing import Any
 from tracekit._util.text import counted, signed, terminal
 from tracekit.report.names import short_kernel
 
-TYPICAL = "typical step: the pseudo-median over steps, which a single odd step cannot move; analyze prints means"
+TYPICAL = "levels are of a typical step: the pseudo-median, which a single odd step cannot move; analyze prints means"
+MEANS = "labels, modules and kernels: means over ranks; ranks and cells: their own"
 MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
 ORDER = ("regressed", "inconclusive", "improved", "pass")
 Row = Mapping[str, Any]

@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from tracekit._util.text import html, unbroken
+from tracekit._util.text import sentence as capital
 from tracekit.report.ci import words
 from tracekit.report.html.timelines import two_timelines
 from tracekit.report.html.waterfall import rungs, waterfall_table
@@ -23,7 +24,7 @@ _STYLE = """
 .moved::before { content: ""; position: absolute; left: 50%; top: 0; bottom: 0; border-left: 1px solid var(--line); }
 .moved i.worse { left: 50%; background: #D55E00; } .moved i.better { right: 50%; background: #5B8DEF; }
 .mark { white-space: nowrap; } .bad { color: light-dark(#B34700, #f09b66); font-weight: 600; }
-svg { max-width: none; display: block; }
+svg { width: 100%; min-width: 56rem; height: auto; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--ink); } svg .on { fill: #16202a; }
 svg .name { font-weight: 600; } svg .idle { fill: var(--idle); } svg .tick { stroke: var(--line); opacity: .6; }
 .kernel { min-width: 16rem; max-width: 34rem; white-space: normal; overflow-wrap: anywhere; }
@@ -44,12 +45,15 @@ def render(result: Data) -> str:
     body.append(f'<section class="answer">{"".join(said)}</section>')
     body += [_waterfall(result.get("waterfall")), _timelines(result.get("timelines"))]
     body.append(_metrics(result["metrics"]))
-    body += [f'<p class="note">{html(words.TYPICAL)}</p>'] if words.typical(result) and result["metrics"] else []
+    body += (
+        [f'<p class="note">{html(capital(words.TYPICAL))}</p>'] if words.typical(result) and result["metrics"] else []
+    )
     body.append(_labels(words.telling(result["labels"])))
     name: Callable[[Data], str] = words.named
     for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
         body.append(_times(key, by, words.telling(result[key])))
-    body += [f'<p class="note">{html(note)}</p>' for note in result["notes"]]
+    said_last = [words.MEANS] if len(result["ranks"]) > 1 else []
+    body += [f'<p class="note">{html(capital(note))}</p>' for note in (*said_last, *result["notes"])]
     shared = resources.files("tracekit.report.html").joinpath("assets", "page.css").read_text(encoding="utf-8")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

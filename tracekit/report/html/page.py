@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -24,6 +24,7 @@ from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.view import View, grids, view_of
 from tracekit.report.view.grid import Grid
+from tracekit.report.view.pipeline import paired
 
 
 def render_html(analysis: Analysis) -> str:
@@ -54,8 +55,19 @@ def render_html(analysis: Analysis) -> str:
         explained=rows_by_name(view.kernels),
         grids=_grids(view),
         choices=len(data["schedule"]["choices"]) if data["schedule"] else 0,
+        choosing=_choosing(data["schedule"]["choices"]) if data["schedule"] else "",
     )
     return page
+
+
+def _choosing(choices: Sequence[Mapping[str, Any]]) -> str:
+    """Name what the choices differ in.
+
+    >>> _choosing([{"ranks": [0, 1], "step": 2}, {"ranks": [0, 1], "step": 3}])
+    'Step'
+    """
+    pipelines, steps = ({str(one[key]) for one in choices} for key in ("ranks", "step"))
+    return "Step" if len(pipelines) < 2 else "Pipeline" if len(steps) < 2 else "Pipeline and step"
 
 
 def _grids(view: View) -> dict[str, Grid | None]:
@@ -133,6 +145,7 @@ def _template() -> Any:
         whole=unbroken,
         code=_code,
         short=short_kernel,
+        paired=paired,
     )
     environment.globals["colours"] = LABEL_COLOURS
     return environment.from_string(_asset("page.html.j2"))

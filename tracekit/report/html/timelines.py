@@ -21,7 +21,7 @@ def two_timelines(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     end = max((cell["end_ns"] for rows in sides.values() for cell in rows), default=0) / 1e6
     if not end:
         return ""
-    scale, y, out = (WIDTH - LEFT - 8) / end, 16, []
+    scale, y, out, cells_of = (WIDTH - LEFT - 8) / end, 16, [], []
     for name, cells in sides.items():
         ranks = sorted({cell["rank"] for cell in cells})[:MOST_ROWS]
         out.append(f'<text x="0" y="{y}" class="name">{html(name)}</text>')
@@ -30,7 +30,7 @@ def two_timelines(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         for rank, top in row.items():
             out.append(f'<text x="0" y="{top + 14}">rank {rank}</text>')
             out.append(f'<rect x="{LEFT}" y="{top}" width="{last:.1f}" height="{ROW - 3}" class="idle"/>')
-        out += [_cell(cell, row[cell["rank"]], scale) for cell in cells if cell["rank"] in row]
+        cells_of += [_cell(cell, row[cell["rank"]], scale) for cell in cells if cell["rank"] in row]
         y += len(ranks) * ROW + GAP
     for tick in ticks(end):
         x = LEFT + tick * scale
@@ -38,6 +38,7 @@ def two_timelines(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         out.append(f'<text x="{x:.1f}" y="{y - 4}" text-anchor="middle">{tick:g}</text>')
     out.append(f'<text x="{WIDTH / 2}" y="{y + 12}" text-anchor="middle">time (ms) from each step\'s first cell</text>')
     shape = f'viewBox="0 0 {WIDTH} {y + 18}" width="{WIDTH}"'
+    out += cells_of  # above the lines of time
     label = "Pipeline cells before and after, on one time axis"
     return f'<div class="scroll"><svg {shape} role="img" aria-label="{label}">{"".join(out)}</svg></div>{_key(sides)}'
 

@@ -65,8 +65,10 @@ def _budget(view: View) -> str:
         share = {part.name: part.share for part in bar.parts}
         last = [at_least(percent(bar.bubble), bar.lower_bound)] if view.pipelined else []
         rows.append([bar.name, ms(bar.span_ns), *(percent(share.get(name)) for name in parts), *last])
-    said = "Shares of each rank's span."
-    return f"### Where the time went\n\n{said}\n\n" + long_table(head, rows, right=range(1, len(head)))
+    said = f"Shares of {'each' if len(view.analysis.ranks) > 1 else 'the'} rank's span."
+    return f"### Where the step{'s' if view.steps else ''} went\n\n{said}\n\n" + long_table(
+        head, rows, right=range(1, len(head))
+    )
 
 
 def _overlap(view: View) -> str:
@@ -101,7 +103,7 @@ def _gap(view: View) -> str:
 
 
 def _reload(view: View) -> str:
-    return "### Weight update\n\n" + table(("", ""), view.reload.facts) if view.reload is not None else ""
+    return "### Weight reload\n\n" + table(("", ""), view.reload.facts) if view.reload is not None else ""
 
 
 def _memory(view: View) -> str:
@@ -139,8 +141,9 @@ def _stragglers(view: View) -> str:
     if not view.stragglers:
         return ""
     cells = [[f"rank {row.rank}", row.label, ms(row.caused_ns), row.operations] for row in view.stragglers]
-    said = "Time other ranks waited because this one came last."
-    return f"### Stragglers\n\n{said}\n\n" + long_table(("", "in", "waited for", "operations"), cells, right=(2, 3))
+    said = "The rank that starts an operation last, and the others' waiting in it, summed over ranks."
+    head = ("", "in", "others waited", "operations")
+    return f"### Whom the others wait for\n\n{said}\n\n" + long_table(head, cells, right=(2, 3))
 
 
 def _kernels(view: View) -> str:

@@ -36,6 +36,7 @@ def render(result: Data) -> str:
         ("cells", "Cells", words.named),
     ):
         parts += _times(title, name, words.telling(result[key]))
+    parts += [f"{words.MEANS[:1].upper()}{words.MEANS[1:]}."] if len(result["ranks"]) > 1 else []
     if result["notes"]:
         parts.append("\n".join(f"- {markdown(note)}" for note in result["notes"]))
     return "\n\n".join(parts) + "\n"
@@ -113,5 +114,7 @@ def _times(title: str, name: Any, rows: Sequence[Data]) -> list[str]:
     ]
     more = f"\n\n… and {len(rows) - MOST} more" if len(rows) > MOST else ""
     return [
-        f"## {title}\n\n" + table((title.lower(), "before", "after", "change per step"), cells, right=(1, 2, 3)) + more
+        f"## {title}\n\n"
+        + table((title.lower()[:-1], "before", "after", "change per step"), cells, right=(1, 2, 3))
+        + more
     ]

@@ -25,7 +25,8 @@ def render(result: Data) -> str:
         parts.append(_checks(telling))
     if passing:
         one = len(passing) == 1
-        parts.append(folded(f"{counted(len(passing), 'more metric')} {'passes' if one else 'pass'}", _checks(passing)))
+        count = counted(len(passing), "more metric" if telling else "metric")
+        parts.append(folded(f"{count} {'passes' if one else 'pass'}", _checks(passing)))
     parts += [f"<sub>{words.TYPICAL}</sub>"] if checks and words.typical(result) else []
     parts += _moved(result.get("moved") or {})
     if result["waivers"]:
@@ -62,7 +63,7 @@ def _moved(moved: Data) -> list[str]:
                 for r in rows
             ]
             head = (name[:-1], "before", "after", "change per step")
-            parts.append(f"### {title} that moved most\n\n" + table(head, cells, right=(1, 2, 3)))
+            parts.append(folded(f"{title} that moved most", table(head, cells, right=(1, 2, 3))))
     if moved.get("notes"):
         parts.append("\n".join(f"- {markdown(note)}" for note in moved["notes"]))
     return parts

@@ -38,7 +38,7 @@ def budget(view: View, width: int) -> RenderableType | None:
 
 def _legend(view: View) -> Text:
     legend = Text("  ")
-    kinds = {part.kind for part in view.budget.mean.parts}
+    kinds = {part.kind for part in view.budget.mean.parts if part.ns}
     for name, colour in (
         ("compute", COMPUTE_COLOUR),
         ("communication", LABEL_COLOURS["pp_comm"]),

@@ -43,6 +43,7 @@ def render(result: Data, *, width: int = 100) -> RenderableType:
     for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
         if result[key]:
             parts += [Text(""), _times(key, by, words.telling(result[key]), width)]
+    parts += [note(words.MEANS)] if len(result["ranks"]) > 1 else []
     parts += [Text(terminal(said), style="dim") for said in result["notes"]]
     return Group(*parts)
 

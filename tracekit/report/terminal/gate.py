@@ -16,11 +16,11 @@ from tracekit.report.terminal.table import note
 
 STYLES = {"pass": "green", "improved": "cyan", "regressed": "bold red", "inconclusive": "yellow", "error": "bold red"}
 PASSING_SHOWN = 8
-NAME = 52
-"""Letters of a kernel's name, so that it fits 80 columns."""
+BESIDE = 28
+"""Columns that stand before a kernel's name."""
 
 
-def render(result: Mapping[str, Any]) -> RenderableType:
+def render(result: Mapping[str, Any], *, width: int = 80) -> RenderableType:
     """Return what to print: the sentence, the table, what moved, the waivers."""
     parts: list[RenderableType] = [Text(terminal(words.headline(result)), style=STYLES[result["verdict"]])]
     if result["verdict"] == "regressed":
@@ -28,21 +28,24 @@ def render(result: Mapping[str, Any]) -> RenderableType:
     if result["checks"]:
         parts.append(_table(result["checks"]))
         parts += [note(words.TYPICAL)] if words.typical(result) else []
-    parts += _moved(result.get("moved") or {}) if result["verdict"] == "regressed" else []
+    parts += _moved(result.get("moved") or {}, width) if result["verdict"] == "regressed" else []
     parts += [Text(terminal(_waiver(w)), style="dim") for w in result["waivers"]]
     return Group(*parts)
 
 
 def show(result: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the answer."""
-    (console or Screen()).print(render(result))
+    console = console or Screen()
+    console.print(render(result, width=console.width))
 
 
 def _table(checks: list[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, side in (("", "left"), ("metric", "left"), ("before", "right"), ("after", "right"), ("change", "right")):
         table.add_column(name, justify=side, no_wrap=name != "metric")  # type: ignore[arg-type]
-    table.add_column("why", justify="left", overflow="fold")
+    explained = any(_why(check) for check in checks)
+    if explained:
+        table.add_column("why", justify="left", overflow="fold")
     ordered = sorted(checks, key=lambda c: words.ORDER.index(c["verdict"]))
     passing = [c for c in ordered if c["verdict"] == "pass" and not c["requirement"]]
     hidden = passing[PASSING_SHOWN:]
@@ -54,7 +57,7 @@ def _table(checks: list[Mapping[str, Any]]) -> Table:
             words.value(check["before"], unit),
             words.value(check["after"], unit),
             words.change(check),
-            Text(terminal(_why(check)), style="dim" if check["verdict"] == "pass" else style),
+            *([Text(terminal(_why(check)), style="dim" if check["verdict"] == "pass" else style)] if explained else []),
         )
     if hidden:
         table.add_row("", f"and {len(hidden)} more that pass")
@@ -68,13 +71,13 @@ def _why(check: Mapping[str, Any]) -> str:
     return reason
 
 
-def _moved(moved: Mapping[str, Any]) -> list[RenderableType]:
+def _moved(moved: Mapping[str, Any], width: int) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for table in ("kernels", "cells"):
         if moved.get(table):
             lines.append(Text(f"{table} that moved most", style="bold"))
             rows = moved[table][:5]
-            names = apart((terminal(words.named(row)) for row in rows), most=NAME)
+            names = apart((terminal(words.named(row)) for row in rows), most=max(12, width - BESIDE))
             lines += [
                 Text(f"  {words.milliseconds(row):>24}  {name}", no_wrap=True, overflow="ellipsis")
                 for row, name in zip(rows, names, strict=True)

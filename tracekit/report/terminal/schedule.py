@@ -14,7 +14,7 @@ from tracekit.report.terminal.gantt import gantt
 from tracekit.report.terminal.table import MANY, SHOWN, note, table
 from tracekit.report.terminal.whatif import render_what_if
 from tracekit.report.view import View
-from tracekit.report.view.pipeline import PhaseRow, Rung, ScheduleView
+from tracekit.report.view.pipeline import PhaseRow, Rung, ScheduleView, paired
 from tracekit.schema import PHASES
 
 
@@ -96,8 +96,9 @@ def _phases(rows: Sequence[PhaseRow]) -> RenderableType | None:
     """Show what was hidden by phase, where there is more than pipeline transfers."""
     if not rows:
         return None
-    made = table("hidden by phase", *PHASES, "inside FB", left=("hidden by phase",))
+    heads = [*PHASES, *(["inside FB"] if paired(rows) else [])]
+    made = table("hidden by phase", *heads, left=("hidden by phase",))
     for row in rows:
-        made.add_row(row.name, *(percent(share) for share in row.shares))
+        made.add_row(row.name, *(percent(share) for share in row.shares[: len(heads)]))
     said = "shares of each label's time that compute ran beside; the overlapped schedule's ideal is all of it"
     return Group(made, note(said))

@@ -15,7 +15,7 @@ from tracekit.report.view.pipeline import WhatIfRow
 ALTERNATIVES = 6
 """Schedules shown; the rest are in the JSON."""
 
-COLUMNS = ("what if", "predicted ms", "between", "ideal ms", "saves ms", "outside cells", "peak")
+COLUMNS = ("what if", "predicted ms", "between ms", "ideal ms", "saves ms", "outside cells", "peak")
 
 
 def render_what_if(lines: Sequence[WhatIfRow], width: int) -> RenderableType | None:

@@ -143,13 +143,14 @@ def budget_view(analysis: Analysis) -> BudgetView:
     shown = _shown(analysis)
     total = analysis.total
     exposed = [(f"exposed {label}", LABEL_COLOURS[label]) for label, ns in total.budget.exposed_ns.items() if ns]
+    ran = [("compute", COMPUTE_COLOUR)] if total.budget.compute_ns else []
     idle = [("idle", IDLE_COLOUR)] if total.idle_known else []
     lost = [(NOT_RECORDED, UNRECORDED_COLOUR)] if total.budget.unrecorded_ns else []
     return BudgetView(
         bars=tuple(bar_of(f"rank {one.rank}", one.whole, rank=one.rank) for one in shown),
         mean=bar_of("mean", total, of=len(analysis.ranks)),
         hidden_ranks=len(analysis.ranks) - len(shown),
-        legend=(("compute", COMPUTE_COLOUR), *exposed, *idle, *lost),
+        legend=(*ran, *exposed, *idle, *lost),
     )
 
 

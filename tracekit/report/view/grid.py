@@ -7,7 +7,7 @@ the cells. What a table holds is decided here alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracekit._util.text import UNKNOWN, bare_ms, ms, percent
@@ -31,6 +31,8 @@ class Column:
     """Where a terminal is narrow, columns with the highest number go first; 0 stays."""
     note: str = ""
     """What it means, where its name does not say; columns with the same note share it."""
+    digits: int = field(default=1, repr=False)
+    """Digits of a time with its unit: three in all of the column's longest, one at least."""
 
     @property
     def head(self) -> str:
@@ -51,7 +53,9 @@ class Column:
     def shown(self, value: Value) -> str:
         """Return a cell with its unit."""
         if self.kind in ("ms", "MB") and value is not None:
-            return ms(value) if self.kind == "ms" and not isinstance(value, str) else f"{self.bare(value)} MB"
+            return (
+                ms(value, self.digits) if self.kind == "ms" and not isinstance(value, str) else f"{self.bare(value)} MB"
+            )
         return self.bare(value)
 
 
@@ -120,8 +124,21 @@ def grid(
     whole = Grid(tuple(columns), tuple(tuple(row) for row in rows), tuple(notes), frozenset(totals))
     kept = whole.kept
     return Grid(
-        tuple(whole.columns[at] for at in kept),
+        tuple(_fine(whole.columns[at], [row[at] for row in whole.rows]) for at in kept),
         tuple(tuple(row[at] for at in kept) for row in whole.rows),
         whole.notes,
         whole.totals,
     )
+
+
+def _fine(column: Column, values: Sequence[Value]) -> Column:
+    """Return a column of times with the digits that tell short ones apart.
+
+    >>> column = _fine(Column("time", "ms"), [245_000, 110_000])
+    >>> column.shown(245_000), _fine(column, [12_300_000, 245_000]).shown(245_000)
+    ('0.245 ms', '0.2 ms')
+    """
+    if column.kind != "ms":
+        return column
+    longest = max((abs(value) for value in values if isinstance(value, int | float)), default=0) / 1e6
+    return replace(column, digits=1 if longest >= 10 or not longest else 2 if longest >= 1 else 3)

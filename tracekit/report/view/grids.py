@@ -9,6 +9,10 @@ from tracekit.report.view.work import CopyRow
 from tracekit.schema import IDLE_CAUSES, PHASES
 
 
+LANES = {"h2d": "H2D"}
+"""Lanes of a weight update that are written otherwise than in the data."""
+
+
 def copies(view: View, *, by_rank: bool = False) -> Grid | None:
     """Return copies by label over all ranks; *by_rank* puts each rank's above them."""
     if view.copies is None:
@@ -117,8 +121,11 @@ def reload_lanes(view: View) -> Grid | None:
         return None
     columns = (Column("rank", "rank"), Column("lane"), Column("buckets", "count"), Column("time", "ms"),
                Column("GB/s", "rate"))  # fmt: skip
-    keys = ("rank", "lane", "count", "ns", "bandwidth_gb_s")
-    return grid(columns, [tuple(row[key] for key in keys) for row in view.reload.lanes])  # type: ignore[misc]
+    keys = ("count", "ns", "bandwidth_gb_s")
+    rows = [
+        (row["rank"], LANES.get(row["lane"], row["lane"]), *(row[key] for key in keys)) for row in view.reload.lanes
+    ]
+    return grid(columns, rows)
 
 
 def by(view: View) -> Grid | None:

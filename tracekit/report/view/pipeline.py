@@ -194,7 +194,8 @@ def which(found: ScheduleComparison) -> str:
     said = [f"step {found.head.pipeline.step}, the median of {steps}"] if steps > 1 else []
     if pipelines > 1:
         number = found.pipelines.index(found.head.pipeline.ranks)
-        said.append(f"pipeline {number} of {pipelines}{'' if found.chosen else _slower(found)}")
+        of = f"of 0 {'and' if pipelines == 2 else 'to'} {pipelines - 1}"  # as --pipeline counts
+        said.append(f"pipeline {number} ({of}){'' if found.chosen else _slower(found)}")
     return ", ".join(said)
 
 
@@ -239,6 +240,15 @@ def unnamed_phases(analysis: Analysis) -> tuple[PhaseRow, ...]:
     if analysis.schedule is not None or "lanes" not in analysis.tables:
         return ()
     return _phases(analysis.tables["lanes"])
+
+
+def paired(rows: Sequence[PhaseRow]) -> bool:
+    """Return whether anything ran inside overlapped pairs: without them there is nothing to say of them.
+
+    >>> paired([PhaseRow("ep_dispatch", (0.5, 0.5, None, None))]), paired([PhaseRow("ep_dispatch", (None, 0.5, 0.1, 1.0))])
+    (False, True)
+    """
+    return any(row.shares[-1] is not None for row in rows)
 
 
 def _phases(lanes: pl.DataFrame) -> tuple[PhaseRow, ...]:

@@ -132,7 +132,7 @@ def _below_peak(analysis: Analysis, rates: RunRates) -> str | None:
     if shorter is None or not steps:
         return None
     said = f"products would take {ms(shorter / steps)} less per rank and step at the GPUs' peak"
-    return f"Kernels below peak: {said}; they are as slow in the ideal, so this is not part of the gap"
+    return f"kernels below peak: {said}; they are as slow in the ideal, so this is not part of the gap"
 
 
 def _communication(rates: RunRates) -> tuple[BandwidthRow, ...]:

@@ -22,7 +22,7 @@
 
   function timeline(element, { rows, kinds, sections, end, describe, number, hidden, open, outlines, memory }) {
     const rowHeight = Math.max(9, Math.min(34, 640 / (rows.length * sections.length)));
-    const gridHeight = Math.max(rows.length * rowHeight, 30), gap = 46, LINE = 64;
+    const gridHeight = Math.max(rows.length * rowHeight, 30), gap = 54, LINE = 64;
     // Under the rows, on the same time axis: what the allocator held.
     const below = memory ? [sections.length] : [], axes = [...across(sections), ...below];
     element.style.height = `${sections.length * (gridHeight + gap) + below.length * (LINE + gap) + 64}px`;
