@@ -80,7 +80,8 @@ def _overlap(view: View) -> str:
         [row.label, ms(row.ns), percent(1 - row.exposed), *(percent(share) for share in row.cells)]
         for row in matrix.rows
     ]
-    said = "Share of each row's own time, over all ranks, that compute covers; kernels that run at once count each."
+    over = ", over all ranks," if len(view.analysis.ranks) > 1 else ""
+    said = f"Share of each row's own time{over} that compute covers; kernels that run at once count each."
     return f"### What hides what\n\n{said}\n\n" + long_table(head, rows, right=range(1, len(head)))
 
 
@@ -150,11 +151,18 @@ def _kernels(view: View) -> str:
     if not view.kernels:
         return ""
     cells = [
-        [Code(_short(short_kernel(row.name))), row.label, row.module or "", f"{row.count:,.1f}", ms(row.ns, 2)]
+        [
+            Code(_short(short_kernel(row.name))),
+            row.label,
+            row.module or "",
+            f"{row.count:,.1f}".removesuffix(".0"),
+            ms(row.ns, 2),
+        ]
         for row in view.kernels
     ]
     inside = table(("kernel", "label", "module", "per step", "time per step"), cells, right=(3, 4))
-    return folded(f"The {len(view.kernels)} largest kernels, averaged over ranks", inside)
+    over = ", averaged over ranks" if len(view.analysis.ranks) > 1 else ""
+    return folded(f"The {len(view.kernels)} longest kernels{over}", inside)
 
 
 def _short(name: str) -> str:

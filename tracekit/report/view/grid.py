@@ -32,7 +32,7 @@ class Column:
     note: str = ""
     """What it means, where its name does not say; columns with the same note share it."""
     digits: int = field(default=1, repr=False)
-    """Digits of a time with its unit: three in all of the column's longest, one at least."""
+    """Digits of a time with its unit: as many as make three of its table's longest, one at least."""
 
     @property
     def head(self) -> str:
@@ -122,23 +122,22 @@ def grid(
     if not rows:
         return None
     whole = Grid(tuple(columns), tuple(tuple(row) for row in rows), tuple(notes), frozenset(totals))
-    kept = whole.kept
+    kept, digits = whole.kept, _digits(columns, rows)
     return Grid(
-        tuple(_fine(whole.columns[at], [row[at] for row in whole.rows]) for at in kept),
+        tuple(replace(whole.columns[at], digits=digits) for at in kept),
         tuple(tuple(row[at] for at in kept) for row in whole.rows),
         whole.notes,
         whole.totals,
     )
 
 
-def _fine(column: Column, values: Sequence[Value]) -> Column:
-    """Return a column of times with the digits that tell short ones apart.
+def _digits(columns: Sequence[Column], rows: Sequence[Sequence[Value]]) -> int:
+    """Return the digits of a table's times that tell short ones apart: the same in every column.
 
-    >>> column = _fine(Column("time", "ms"), [245_000, 110_000])
-    >>> column.shown(245_000), _fine(column, [12_300_000, 245_000]).shown(245_000)
-    ('0.245 ms', '0.2 ms')
+    >>> [_digits([Column("time", "ms")], [[ns], [110_000]]) for ns in (999_000, 1_000_000, 9_990_000, 10_000_000)]
+    [3, 2, 2, 1]
     """
-    if column.kind != "ms":
-        return column
-    longest = max((abs(value) for value in values if isinstance(value, int | float)), default=0) / 1e6
-    return replace(column, digits=1 if longest >= 10 or not longest else 2 if longest >= 1 else 3)
+    timed = [at for at, column in enumerate(columns) if column.kind == "ms"]
+    times = [abs(row[at]) for row in rows for at in timed if isinstance(row[at], int | float)]  # type: ignore[arg-type]
+    longest = max(times, default=0) / 1e6
+    return 1 if longest >= 10 or not longest else 2 if longest >= 1 else 3

@@ -8,7 +8,6 @@ from tracekit.report.view.model import View
 from tracekit.report.view.work import CopyRow
 from tracekit.schema import IDLE_CAUSES, PHASES
 
-
 LANES = {"h2d": "H2D"}
 """Lanes of a weight update that are written otherwise than in the data."""
 
@@ -121,11 +120,9 @@ def reload_lanes(view: View) -> Grid | None:
         return None
     columns = (Column("rank", "rank"), Column("lane"), Column("buckets", "count"), Column("time", "ms"),
                Column("GB/s", "rate"))  # fmt: skip
-    keys = ("count", "ns", "bandwidth_gb_s")
-    rows = [
-        (row["rank"], LANES.get(row["lane"], row["lane"]), *(row[key] for key in keys)) for row in view.reload.lanes
-    ]
-    return grid(columns, rows)
+    keys = ("rank", "lane", "count", "ns", "bandwidth_gb_s")
+    lanes = [{**row, "lane": LANES.get(str(row["lane"]), row["lane"])} for row in view.reload.lanes]
+    return grid(columns, [tuple(row[key] for key in keys) for row in lanes])  # type: ignore[misc]
 
 
 def by(view: View) -> Grid | None:

@@ -245,7 +245,7 @@ def unnamed_phases(analysis: Analysis) -> tuple[PhaseRow, ...]:
 def paired(rows: Sequence[PhaseRow]) -> bool:
     """Return whether anything ran inside overlapped pairs: without them there is nothing to say of them.
 
-    >>> paired([PhaseRow("ep_dispatch", (0.5, 0.5, None, None))]), paired([PhaseRow("ep_dispatch", (None, 0.5, 0.1, 1.0))])
+    >>> paired([PhaseRow("offload", (0.5, 0.5, None, None))]), paired([PhaseRow("offload", (None, 0.5, 0.1, 1.0))])
     (False, True)
     """
     return any(row.shares[-1] is not None for row in rows)
