@@ -189,7 +189,8 @@ def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:
     """
     # What does not break is not white space to textwrap while it is another sign.
     clean = unbroken(terminal(text)).replace("\N{NO-BREAK SPACE}", "\x1f")
-    lines = textwrap.wrap(clean, width, initial_indent=first, subsequent_indent=rest) or [first]
+    # An option is one word: at the end of a line --include-json must not become --include-.
+    lines = textwrap.wrap(clean, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [first]
     return "\n".join(lines).replace("\x1f", " ")
 
 

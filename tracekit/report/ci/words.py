@@ -122,6 +122,16 @@ def telling(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if round(row["change_ms"], 3)] or list(rows)
 
 
+def said_once(reasons: Sequence[str]) -> list[str]:
+    """Return the reasons of a table's rows; one that stands above is not said again.
+
+    >>> said_once(["too few steps", "too few steps", "", "breaks step_ms < +3%"])
+    ['too few steps', 'as above', '', 'breaks step_ms < +3%']
+    """
+    above = ("", *reasons)
+    return ["as above" if reason and reason == above[at] else reason for at, reason in enumerate(reasons)]
+
+
 def explain(row: Row) -> str:
     """Say why a check has its verdict, in one line.
 

@@ -111,8 +111,8 @@ def _metrics(rows: Sequence[Data]) -> str:
     cells = [
         (_named(m["metric"]), _cell(words.value(m["before"], m["unit"])), _cell(words.value(m["after"], m["unit"])),
          _cell(words.change(m)), _cell(f"{words.MARKS[m['verdict']]} {m['verdict']}", "word mark"),
-         _cell(m["reason"], "word wrap"))
-        for m in rows
+         _cell(why, "word wrap"))
+        for m, why in zip(rows, words.said_once([m["reason"] for m in rows]), strict=True)
     ]  # fmt: skip
     return _table("Metrics", ("metric", "before", "after", "change", "verdict", "why"), cells)
 

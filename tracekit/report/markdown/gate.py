@@ -37,6 +37,12 @@ def render(result: Data) -> str:
 
 
 def _checks(checks: Sequence[Data]) -> str:
+    whys = words.said_once(
+        [
+            f"waived until {c['waiver']['until']}: {c['waiver']['reason']}" if c["waiver"] else c["reason"]
+            for c in checks
+        ]
+    )
     rows = [
         (
             f"{ICONS[c['verdict']]} {c['verdict']}",
@@ -45,9 +51,9 @@ def _checks(checks: Sequence[Data]) -> str:
             words.value(c["after"], c["unit"]),
             words.change(c),
             words.sure(c),
-            (f"waived until {c['waiver']['until']}: {c['waiver']['reason']}" if c["waiver"] else c["reason"]),
+            why,
         )
-        for c in checks
+        for c, why in zip(checks, whys, strict=True)
     ]
     head = ("verdict", "metric", "before", "after", "change", "likely range", "why")
     return table(head, rows, right=(2, 3, 4, 5))

@@ -49,7 +49,8 @@ def _table(checks: list[Mapping[str, Any]]) -> Table:
     ordered = sorted(checks, key=lambda c: words.ORDER.index(c["verdict"]))
     passing = [c for c in ordered if c["verdict"] == "pass" and not c["requirement"]]
     hidden = passing[PASSING_SHOWN:]
-    for check in (c for c in ordered if c not in hidden):
+    shown = [c for c in ordered if c not in hidden]
+    for check, why in zip(shown, words.said_once([_why(c) for c in shown]), strict=True):
         unit, style = check["unit"], STYLES[check["verdict"]]
         table.add_row(
             Text(words.MARKS[check["verdict"]], style=style),
@@ -57,7 +58,7 @@ def _table(checks: list[Mapping[str, Any]]) -> Table:
             words.value(check["before"], unit),
             words.value(check["after"], unit),
             words.change(check),
-            *([Text(terminal(_why(check)), style="dim" if check["verdict"] == "pass" else style)] if explained else []),
+            *([Text(terminal(why), style="dim" if check["verdict"] == "pass" else style)] if explained else []),
         )
     if hidden:
         table.add_row("", f"and {len(hidden)} more that pass")
