@@ -63,7 +63,6 @@ def kernel_reasons(labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None 
         pl.col("ns").sum(),
         pl.col("confidence").min(),
         pl.col("row").get(pl.col("ns").arg_max()),
-        longest=pl.col("ns").max(),
     )
     largest = pl.col("ns").arg_max()
     found = (
@@ -100,6 +99,6 @@ def _rule_words(names: Sequence[str], rules: RuleBook | None) -> pl.DataFrame:
     from tracekit.classify.explain import asked_of
 
     book = rules.before(builtin_rules()) if rules is not None else builtin_rules()
-    known = {rule.name: rule for rule in book.rules if rule.name in set(names)}
+    known = {rule.name: rule for rule in book.rules}
     rows = [(one.tier, one.pack, asked_of(one)) if (one := known.get(name)) else (None,) * 3 for name in names]
     return pl.DataFrame(rows, schema=dict.fromkeys(("tier", "pack", "asks"), pl.String), orient="row")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
+from tracekit._util.columns import whole_numbers
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd, Nodes, read_autograd
 from tracekit.classify.batched import feeding
@@ -162,7 +162,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     summed |= _after(launches, chain.matches(_SHARDS)) & comm.call.map(lambda v: v in ("all_gather", "reduce_scatter"))
     reducing = None
     if not autograd.active and autograd.site.present.any():  # without operators: by who sums what, and when
-        reducing = reducing_groups(comm, passes.known, autograd.site, _ints(gpu["bytes"]))
+        reducing = reducing_groups(comm, passes.known, autograd.site, whole_numbers(gpu["bytes"]))
     uses = group_uses(gpu, comm, kinds, summed=summed, lost=launches.at < 0, reducing=reducing)
     base |= {
         "group_kind": kinds,
@@ -213,9 +213,9 @@ def _launch_columns(
         "annotation": ranges.name.take(launches.ann),
         "annotations": annotations,
         "domain": ranges.text("domain").take(launches.ann),
-        "bytes": _ints(gpu["bytes"]),
-        "stream": _ints(gpu["stream"]),
-        "graph": _ints(gpu["graph"]),
+        "bytes": whole_numbers(gpu["bytes"]),
+        "stream": whole_numbers(gpu["stream"]),
+        "graph": whole_numbers(gpu["graph"]),
         "launched": launches.at >= 0,
         "wgrad_annotated": np.full(len(gpu), bool(marked.any())),
     }
@@ -309,7 +309,3 @@ def _deferred(role: Text, direction: Text, site: Text, at: Ints) -> bool:
     """Weight gradients run outside the engine, so what the engine runs is the input's."""
     outside = ~site.present & (at >= 0)  # of what the file lost the launch of, nobody knows who ran it
     return bool((outside & (role.map(lambda v: v == "wgrad") | direction.map(lambda v: v == "wgrad"))).any())
-
-
-def _ints(series: pl.Series) -> npt.NDArray[np.int64]:
-    return series.fill_null(-1).to_numpy().astype(np.int64)

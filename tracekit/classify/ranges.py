@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text, among, pick
+from tracekit._util.columns import whole_numbers
 from tracekit.classify._nest import ANNOTATION, OP, Ints, inherit, nest, siblings, time_key
 from tracekit.schema import GPU_KINDS, PATH_SEPARATOR
 
@@ -107,10 +108,6 @@ class Launches:
     ann: Ints  # row of the innermost annotation, on the launching thread or on the one that waits for it
 
 
-def _ints(series: pl.Series) -> Ints:
-    return series.fill_null(-1).to_numpy().astype(np.int64, copy=False)
-
-
 def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     """Split *events* into its GPU rows (sorted by start), the CPU ranges, and the launches that join them."""
     gpu = _gpu_in_order(events)
@@ -127,8 +124,8 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
     is_op = (source["kind"] == "cpu_op").to_numpy()[order] & ~names.matches(_MARKS)
     main = _main_thread(threads, names)
 
-    asked = _ints(calls["start_ns"])
-    start, end = _ints(source["start_ns"])[order], _ints(source["end_ns"])[order]
+    asked = whole_numbers(calls["start_ns"])
+    start, end = whole_numbers(source["start_ns"])[order], whole_numbers(source["end_ns"])[order]
     # Every call is looked up on its own thread, and on the one that drives.
     on_main = np.full(len(calls), main, np.int64)
     what = np.where(is_op, OP, ANNOTATION)
@@ -143,7 +140,7 @@ def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
         threads,
         start,
         end,
-        _ints(source["sequence"])[order],
+        whole_numbers(source["sequence"])[order],
         found_in.op_of,
         found_in.ann_of,
         found_in.op_path,
@@ -189,7 +186,7 @@ def _first_calls(events: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:
 
 def _launch_rows(gpu: pl.DataFrame, calls: pl.DataFrame) -> Ints:
     """For every GPU event the row of its call, -1 where the file has none."""
-    known, asked = calls["correlation"].to_numpy(), _ints(gpu["correlation"])
+    known, asked = calls["correlation"].to_numpy(), whole_numbers(gpu["correlation"])
     return np.where(
         among(asked, known) & gpu["correlation"].is_not_null().to_numpy(), np.searchsorted(known, asked), -1
     )
@@ -197,7 +194,7 @@ def _launch_rows(gpu: pl.DataFrame, calls: pl.DataFrame) -> Ints:
 
 def _thread_numbers(source: pl.DataFrame, calls: pl.DataFrame) -> tuple[Ints, Ints]:
     """Number the threads of both tables, in the order of their process and thread ids."""
-    pid, tid = (np.concatenate([_ints(source[c]), _ints(calls[c])]) for c in ("pid", "tid"))
+    pid, tid = (np.concatenate([whole_numbers(source[c]), whole_numbers(calls[c])]) for c in ("pid", "tid"))
     change = np.ones(len(pid), np.bool_)  # neighbours in a file mostly share their thread
     change[1:] = (pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])
     place = pl.DataFrame({"pid": pid[change], "tid": tid[change]})
@@ -208,13 +205,13 @@ def _thread_numbers(source: pl.DataFrame, calls: pl.DataFrame) -> tuple[Ints, In
 
 def _in_order(source: pl.DataFrame, threads: Ints) -> Ints:
     """Rows by thread, then start, the longer first; an op before an annotation that equals it."""
-    start = _ints(source["start_ns"])
+    start = whole_numbers(source["start_ns"])
     key = time_key(threads, start - start.min(initial=0))
     order = np.argsort(key, kind="stable")
     if bool((np.diff(key[order]) > 0).all()):
         return order
     kind = source["kind"].to_physical().to_numpy().astype(np.int64)
-    return np.lexsort((_ints(source["id"]), kind, -_ints(source["end_ns"]), key))
+    return np.lexsort((whole_numbers(source["id"]), kind, -whole_numbers(source["end_ns"]), key))
 
 
 def _main_thread(threads: Ints, names: Text) -> int:
@@ -243,7 +240,9 @@ def _attach(
     borrowed = engine[call_threads] & (ann < 0)
     ann = np.where(borrowed, ann_on_main, ann)
 
-    at, thread, tid = (pick(v, fire) for v in (_ints(calls["start_ns"]), call_threads, _ints(calls["tid"])))
+    at, thread, tid = (
+        pick(v, fire) for v in (whole_numbers(calls["start_ns"]), call_threads, whole_numbers(calls["tid"]))
+    )
     ops = pick(op, fire)
     ops, at, thread, tid = _by_external_id(gpu, ranges, ops, at, thread=thread, tid=tid)
     return Launches(at, thread, tid, ops, pick(ann, fire))
@@ -263,11 +262,11 @@ def _by_external_id(
     matched = gpu.select("external_id").join(
         known.unique("external_id", keep="last"), on="external_id", how="left", maintain_order="left"
     )
-    row = np.where(lost, _ints(matched["row"].cast(pl.Int64)), -1)
+    row = np.where(lost, whole_numbers(matched["row"].cast(pl.Int64)), -1)
     use = row >= 0
     if not use.any():
         return op, at, thread, tid
-    tids = _ints(ranges.column("tid", np.arange(len(ranges))))
+    tids = whole_numbers(ranges.column("tid", np.arange(len(ranges))))
     return (
         np.where(use, row, op),
         np.where(use, ranges.start[row], at),

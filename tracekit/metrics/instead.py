@@ -76,18 +76,18 @@ def shortened(rows: pl.DataFrame, most: int = MOST) -> pl.DataFrame:
                                                for c, t in ROWS.items())])  # fmt: skip
 
 
-def inside_launches(events: pl.DataFrame, labelled: pl.DataFrame, holes: pl.DataFrame) -> int:
-    """Return how much of *holes* was spent inside the launch call of the work that ended each.
+def inside_launches(api: pl.DataFrame, labelled: pl.DataFrame, holes: pl.DataFrame) -> int:
+    """Return how much of *holes* was spent inside the launch call (one of *api*) of the work that ended each.
 
     >>> calls = pl.DataFrame({"kind": ["runtime"], "correlation": [7], "end_ns": [90]})
     >>> holes = pl.DataFrame({"start_ns": [5], "end_ns": [95], "launch_bound_ns": [75], "next": [0]})
     >>> inside_launches(calls, pl.DataFrame({"correlation": [7]}), holes)
     10
     """
-    if holes.is_empty() or not {"correlation", "end_ns"} <= set(events.columns):
+    if holes.is_empty() or not {"correlation", "end_ns"} <= set(api.columns):
         return 0
     asked = labelled["correlation"].gather(holes["next"])
-    calls = events.select("correlation", "end_ns").filter(events["kind"].is_in(["runtime", "driver"])).drop_nulls()
+    calls = api.select("correlation", "end_ns").drop_nulls()
     number, end = calls["correlation"].to_numpy(), calls["end_ns"].to_numpy()
     order = np.lexsort((end, number))  # calls come nearly in the order of their numbers
     number, end, wanted = number[order], end[order], asked.fill_null(-1).to_numpy()

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text
+from tracekit._util.columns import whole_numbers
 from tracekit.classify.pipeline_ranges import parse_path
 from tracekit.schema import LABELLED, LABELS
 
@@ -37,7 +38,7 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     rows = labelled[order] if (np.diff(order) < 0).any() else labelled
     side = _sides(rows)
     named = names(_annotations(rows), backward=(side == ENGINE) | (side == LOOSE))
-    sequence = _integers(rows["autograd_sequence"])
+    sequence = whole_numbers(rows["autograd_sequence"])
     numbered = (sequence >= 0) & (sequence <= _SEQUENCES) & (_codes(rows) != LABELS.index("recompute"))
     # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
     both = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
@@ -61,12 +62,7 @@ def _sides(rows: pl.DataFrame) -> npt.NDArray[np.int8]:
 
 
 def _codes(rows: pl.DataFrame) -> Ints:
-    return _integers(rows["label"].cast(_LABEL).to_physical())
-
-
-def _integers(series: pl.Series) -> Ints:
-    filled = series.fill_null(-1) if series.null_count() else series
-    return filled.to_numpy().astype(np.int64, copy=False)
+    return whole_numbers(rows["label"].cast(_LABEL).to_physical())
 
 
 def _annotations(rows: pl.DataFrame) -> Text:
@@ -118,12 +114,12 @@ class Kernels:
             rows["host_ns"].to_numpy(),
             rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy(),
             _codes(rows) == LABELS.index("wgrad"),
-            _integers(rows["number"]),
+            whole_numbers(rows["number"]),
             rows["name"].to_physical().to_numpy(),
             Text.of(rows["p2p"]),
             Text.of(rows["told_op"]),
-            _integers(rows["stage"]),
-            _integers(rows["microbatch"]),
+            whole_numbers(rows["stage"]),
+            whole_numbers(rows["microbatch"]),
         )
 
     def __len__(self) -> int:
