@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,39 +13,13 @@ import polars as pl
 
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.blocks import Scanned
+from tracekit.parsers.kineto.names import CATEGORIES, ITEM_BYTES
 from tracekit.parsers.kineto.scanner.columns import NARROW, NULL, NULL32, SPARSE, Column
+from tracekit.parsers.kineto.texts import DAMAGE, compact, listed, plain
 from tracekit.parsers.kineto.worker import Piece
 from tracekit.schema import EVENTS, KINDS, UNTIMED, conform
 
 Ints = npt.NDArray[np.int64]
-
-CATEGORIES = {
-    "kernel": "kernel",
-    "mtia_ccp_events": "kernel",
-    "gpu_memcpy": "memcpy",
-    "memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "memset": "memset",
-    "cpu_op": "cpu_op",
-    "operator": "cpu_op",
-    "cuda_runtime": "runtime",
-    "runtime": "runtime",
-    "hip_runtime": "runtime",
-    "xpu_runtime": "runtime",
-    "mtia_runtime": "runtime",
-    "glow_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "cuda_driver": "driver",
-    "hip_driver": "driver",
-    "xpu_driver": "driver",
-    "privateuse1_driver": "driver",
-    "user_annotation": "annotation",
-    "gpu_user_annotation": "gpu_annotation",
-    "python_function": "python",
-    "overhead": "overhead",
-    "cuda_sync": "sync",
-}
-"""The profiler's categories, in lower case (files of 2021 capitalise them), and the kind each is."""
 
 LATEST_NS = 1 << 62
 """No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
@@ -55,34 +27,6 @@ _MANY = 100_000  # rows above which a second thread pays
 _NONE = 2**32 - 1  # in place of a category: no text
 UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
-
-ITEM_BYTES = {
-    "Byte": 1,
-    "Char": 1,
-    "Bool": 1,
-    "Short": 2,
-    "Half": 2,
-    "BFloat16": 2,
-    "Int": 4,
-    "Float": 4,
-    "Long": 8,
-    "Double": 8,
-    "ComplexHalf": 4,
-    "ComplexFloat": 8,
-    "ComplexDouble": 16,
-    "QInt8": 1,
-    "QUInt8": 1,
-    "QInt32": 4,
-    "UInt16": 2,
-    "UInt32": 4,
-    "UInt64": 8,
-    "Float8_e5m2": 1,
-    "Float8_e4m3fn": 1,
-    "Float8_e5m2fnuz": 1,
-    "Float8_e4m3fnuz": 1,
-    "Float8_e8m0fnu": 1,
-}
-"""Size of an element, by the name the profiler gives its type."""
 
 
 @dataclass(slots=True)
@@ -150,13 +94,13 @@ class _Builder:
         """Take what is text, and what few rows have."""
         frame: dict[str, pl.Series] = {}
         for name, column, decode in (
-            ("name", Column.NAME, _plain),
-            ("shapes", Column.SHAPES, _compact),
-            ("collective", Column.COLLECTIVE, _plain),
-            ("group", Column.GROUP, _plain),
-            ("group_desc", Column.GROUP_DESC, _plain),
-            ("group_ranks", Column.GROUP_RANKS, _compact),
-            ("dtypes", Column.DTYPES, _list),
+            ("name", Column.NAME, plain),
+            ("shapes", Column.SHAPES, compact),
+            ("collective", Column.COLLECTIVE, plain),
+            ("group", Column.GROUP, plain),
+            ("group_desc", Column.GROUP_DESC, plain),
+            ("group_ranks", Column.GROUP_RANKS, compact),
+            ("dtypes", Column.DTYPES, listed),
         ):
             frame[name] = self._text(column, decode)
         frame["bytes"], frame["received"] = self._bytes()
@@ -251,7 +195,7 @@ class _Builder:
         def numbers(names: list[str]) -> list[int]:
             return [KINDS.index(CATEGORIES.get(name.lower(), "other")) for name in names]
 
-        codes = self._codes(Column.CAT, _plain, numbers, none=other)
+        codes = self._codes(Column.CAT, plain, numbers, none=other)
         return np.full(self._rows, other, np.uint8) if codes is None else codes.astype(np.uint8)
 
     def _codes(
@@ -277,13 +221,13 @@ class _Builder:
         at = np.array([known.setdefault(decode(self._texts[code]), len(known)) for code in codes.tolist()], np.intp)
         names = list(known)
         values = np.empty(self._rows, np.uint32)
-        damaged = np.array([_DAMAGE in name for name in names], np.bool_)
+        damaged = np.array([DAMAGE in name for name in names], np.bool_)
         if damaged.any():
             scanner.translate(pieces, _table(len(used), codes, damaged[at], 0), values)
             bad = np.flatnonzero(values)
             self._bad_text += len(bad)
             self._bad_rows.append(int(bad[0]))
-            names = [name.replace(_DAMAGE, "") for name in names]
+            names = [name.replace(DAMAGE, "") for name in names]
         table = _table(len(used), codes, np.asarray(numbers(names), np.uint32)[at], none)
         scanner.translate(pieces, table, values)
         return values
@@ -330,7 +274,7 @@ class _Builder:
         """Return what an event moves, and of collectives what comes in: *bytes* is the larger of both ways."""
         (rows, moved), (at, sent) = self._some(Column.BYTES), self._some(Column.IN_NELEMS)
         coming, received = self._some(Column.OUT_NELEMS)
-        sizes = self._codes(Column.DTYPE, _plain, lambda names: [ITEM_BYTES.get(name, 0) for name in names], none=0)
+        sizes = self._codes(Column.DTYPE, plain, lambda names: [ITEM_BYTES.get(name, 0) for name in names], none=0)
         known = np.zeros(0, np.int64) if sizes is None else sizes[at].astype(np.int64)
         del sizes
         if not known.any():
@@ -420,51 +364,3 @@ def _either(group: pl.Series, old: pl.Series) -> pl.Series:
     if old.null_count() == len(old):
         return group
     return pl.select(pl.coalesce(group.cast(pl.String), old.cast(pl.String)).cast(pl.Categorical())).to_series()
-
-
-_DAMAGE = "\udfff"  # half of a letter: text that is whole never holds it
-_HALVES = re.compile("[\ud800-\udfff]")
-
-
-def _plain(raw: bytes) -> str:
-    """Read a JSON string's text. Damage (bad bytes, escapes, control characters) is read as it stands, and marked."""
-    try:
-        text = raw.decode()
-        return _whole(str(json.loads(f'"{text}"'))) if "\\" in text or not text.isprintable() else text
-    except ValueError:
-        return _repair(raw)
-
-
-def _repair(raw: bytes) -> str:
-    text = raw.decode("utf-8", "replace")
-    try:
-        return _whole(str(json.loads(f'"{text}"', strict=False))) + _DAMAGE
-    except ValueError:
-        return text + _DAMAGE
-
-
-def _list(raw: bytes) -> str:
-    """A list of words without the spaces between them; what is not JSON stays as it is."""
-    text = raw.decode("utf-8", "replace")
-    try:
-        return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _whole(text: str) -> str:
-    r"""Mark and replace halves of letters: JSON can spell them, no text can hold them.
-
-    >>> _whole("a\ud800").removesuffix(_DAMAGE)
-    'a\ufffd'
-    """
-    if text.isascii():
-        return text
-    clean = _HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
-    return text if clean == text else clean + _DAMAGE
-
-
-def _compact(raw: bytes) -> str:
-    """Numbers in brackets without the spaces."""
-    text = raw.decode("utf-8", "replace")
-    return "".join(text.split()) if '"' not in text else text
