@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
+import platform
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO
 
 from tracekit.errors import InputError
 
 GZIP = b"\x1f\x8b"
 _STEP = 1 << 18  # of a gzipped file; what is left of it is copied at each step
-_ROOM = 1 << 20  # what a step may inflate: more would be taken from the system, and given back, each time
-_BITE = 64
+_BITE = 64  # of a damaged one: a step that fails gives nothing of what was whole in it
+_WITH_HEADER = 31
 
 
-class _Inflater(Protocol):
-    unconsumed_tail: bytes
-    unused_data: bytes
-    eof: bool
+@dataclass(frozen=True, slots=True)
+class Inflater:
+    """A library that inflates as ``zlib`` does, and the bytes it may make at once: as many as stay in fast memory."""
 
-    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
-    def copy(self) -> _Inflater: ...
+    module: str
+    room: int
+
+    def start(self) -> Any:
+        """Return what inflates one member of a gzip file."""
+        return importlib.import_module(self.module).decompressobj(_WITH_HEADER)
+
+    def error(self) -> type[Exception]:
+        """Return what it raises at damage."""
+        raised: type[Exception] = importlib.import_module(self.module).error
+        return raised
 
 
-def _inflater() -> _Inflater:
-    from zlib_ng import zlib_ng
-
-    made: Any = zlib_ng.decompressobj(31)
-    return cast(_Inflater, made)
+INFLATERS = {"isa-l": Inflater("isal.isal_zlib", 1 << 18), "zlib-ng": Inflater("zlib_ng.zlib_ng", 1 << 20)}
 
 
-def _errors() -> type[Exception]:
-    from zlib_ng import zlib_ng
-
-    return cast(type[Exception], zlib_ng.error)
+@cache
+def inflater() -> Inflater:
+    """Return the faster one here: ISA-L is written in x86-64's own instructions, and slower than zlib-ng elsewhere."""
+    return INFLATERS["isa-l" if platform.machine().lower() in ("x86_64", "amd64") else "zlib-ng"]
 
 
 class Stream:
@@ -58,18 +66,20 @@ class Stream:
         self._owned = isinstance(source, str | Path)
         self.restart()
 
-    def restart(self) -> None:
-        """Go back to the first byte."""
+    def restart(self, *, step: int | None = None) -> None:
+        """Go back to the first byte; *step*: bytes of the file to fetch at once."""
         self._file.seek(0)
+        self._step = step or _STEP
         self._input = self._fetch()
         self.gzipped = self._input[:2] == GZIP
         self.cut_short = False
         """The gzip data ends early or is damaged: what came before it was read."""
-        self._engine = _inflater() if self.gzipped else None
+        self._engine = inflater().start() if self.gzipped else None
+        self._inflated = 0
 
     def _fetch(self) -> bytes:
         try:
-            return self._file.read(_STEP) or b""
+            return self._file.read(self._step) or b""
         except OSError as error:
             raise self._unreadable(error) from None
 
@@ -133,31 +143,28 @@ class Stream:
             if engine.eof:  # another member may follow; anything else is padding
                 if self._input[:2] != GZIP:
                     break
-                engine = self._engine = _inflater()
-            done += self._step(engine, view[done:])
+                engine = self._engine = inflater().start()
+            done += self._bite(engine, view[done:])
         return done
 
-    def _step(self, engine: _Inflater, view: memoryview) -> int:
-        before = engine.copy()
+    def _bite(self, engine: Any, view: memoryview) -> int:
         try:
-            data = engine.decompress(self._input, min(len(view), _ROOM))
-        except _errors():
-            return self._salvage(before, view)
+            data = engine.decompress(self._input, min(len(view), inflater().room))
+        except inflater().error():
+            if self._step == _BITE:
+                self.cut_short = True
+                return 0
+            return self._carefully(view)
         self._input = engine.unused_data if engine.eof else engine.unconsumed_tail
         view[: len(data)] = data
+        self._inflated += len(data)
         return len(data)
 
-    def _salvage(self, engine: _Inflater, view: memoryview) -> int:
-        """Inflate up to the damage in small bites: a big one that fails gives nothing."""
-        done, self._engine = 0, engine
-        while done < len(view) and self._input:
-            bite, self._input = self._input[:_BITE], self._input[_BITE:]
-            try:
-                data = engine.decompress(bite, len(view) - done)
-            except _errors():
-                self.cut_short = True
-                break
-            self._input = engine.unconsumed_tail + self._input
-            view[done : done + len(data)] = data
-            done += len(data)
-        return done
+    def _carefully(self, view: memoryview) -> int:
+        """Inflate up to the damage: once more from the start, in bites of which none holds much that is whole."""
+        known = self._inflated
+        self.restart(step=_BITE)
+        scratch = memoryview(bytearray(inflater().room))
+        while known > 0 and (done := self._inflate(scratch[:known])):
+            known -= done
+        return self._inflate(view)

@@ -1,0 +1,80 @@
+"""Bytes of plain and gzipped files, from every library that inflates."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import platform
+
+import numpy as np
+import pytest
+
+from tracekit.parsers.kineto import stream as module
+from tracekit.parsers.kineto.stream import INFLATERS, Stream, inflater
+
+TEXT = b"".join(b'{"ph": "X", "ts": %d, "name": "kernel %d"},\n' % (k * 977, k % 89) for k in range(40_000))
+PACKED = gzip.compress(TEXT)
+
+
+@pytest.fixture(params=sorted(INFLATERS))
+def library(request, monkeypatch):
+    monkeypatch.setattr(module, "inflater", lambda: INFLATERS[request.param])
+    return request.param
+
+
+def read(raw, size=1 << 17):
+    """All that a stream gives, in pieces of *size*, and whether it was cut short."""
+    stream, pieces = Stream(io.BytesIO(raw)), []
+    while piece := stream.read(size):
+        pieces.append(piece)
+    return b"".join(pieces), stream.cut_short
+
+
+def test_the_faster_library_is_taken(monkeypatch):
+    for machine, name in (("x86_64", "isa-l"), ("AMD64", "isa-l"), ("aarch64", "zlib-ng"), ("arm64", "zlib-ng")):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        inflater.cache_clear()
+        assert inflater() is INFLATERS[name]
+    inflater.cache_clear()
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 17, 1 << 23])
+def test_all_bytes_come_out(library, size):
+    assert read(TEXT, size) == (TEXT, False)
+    assert read(PACKED, size) == (TEXT, False)
+
+
+def test_members_one_after_the_other_are_one_file(library):
+    halves = gzip.compress(TEXT[:500_000]) + gzip.compress(TEXT[500_000:])
+    assert read(halves) == (TEXT, False)
+    assert read(halves + b"\0" * 512) == (TEXT, False), "padding behind the last member is no data"
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.999])
+def test_of_a_file_that_ends_early_all_that_is_there_comes_out(library, share):
+    got, cut = read(PACKED[: int(len(PACKED) * share)])
+    assert cut
+    assert TEXT.startswith(got)
+    assert len(got) > len(TEXT) * share * 0.8
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_a_damaged_file_all_before_the_damage_comes_out(library, seed):
+    chance = np.random.default_rng(seed)
+    at = int(chance.integers(len(PACKED) // 4, len(PACKED) - 100))
+    spoilt = bytearray(PACKED)
+    spoilt[at : at + 40] = chance.bytes(40)
+    got, cut = read(bytes(spoilt))
+    assert cut, "the sum at the end would tell, if nothing did before"
+    sound, _ = read(PACKED[:at])
+    assert got[: len(sound) - 70_000] == sound[: len(sound) - 70_000], "but for what a bite holds"
+
+
+def test_reading_again_starts_from_the_first_byte(library):
+    spoilt = PACKED[:3000] + b"\0" * 40 + PACKED[3040:]
+    stream = Stream(io.BytesIO(spoilt))
+    first = stream.read(2 * len(TEXT))
+    assert stream.cut_short
+    stream.restart()
+    assert not stream.cut_short
+    assert stream.read(2 * len(TEXT)) == first
