@@ -1,13 +1,9 @@
 """Sets of half-open intervals of time, [start, end), many groups at once.
 
-Building a set rests on one fact. Sort all starts and all ends, each on its own. At any moment the number of open
-intervals is (starts passed) − (ends passed), so at least *k* are open exactly inside ``[S[i+k-1], E[i])`` for some
-*i*. With k = 1 that is the union, with k = *n* over *n* disjoint sets their intersection. Two sorts and a comparison,
-no loop; work n log n (linear on sorted input), memory linear. Groups (ranks, steps, streams …) are laid end to end on
-one line of numbers, so a thousand groups cost one sweep.
-
-Two sets that are built already are sorted: native code (``_util.sets``) merges them in one pass, and measures how
-much of other intervals they cover in another. There is no other sweep code in the project.
+Traces are nearly sorted, and so are sets that are built: native code (``_util.sets``) joins intervals in order of start,
+merges two sets, and measures how much of other intervals a set covers, each in one pass. Groups (ranks, steps, streams,
+labels …) are kept apart in the same pass, so a thousand of them cost no more than one. There is no other sweep code in
+the project.
 """
 
 from __future__ import annotations
@@ -20,10 +16,10 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import whole
-from tracekit._util.sets import BOTH, EITHER, WITHOUT, cover, merge
+from tracekit._util.sets import BOTH, EITHER, WITHOUT, cover, join, merge
 
 Longs = npt.NDArray[np.int64]
-_LIMIT = 2**62  # keys on the line stay below this
+_SPARE = 1024  # groups that may be empty before they are numbered anew
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,10 +166,19 @@ def union(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike |
     Intervals(0: [0, 4), 0: [5, 9), 1: [3, 6))
     """
     start, end, code = _columns(start_ns, end_ns, group)
-    real = end > start
-    if not real.all():
-        start, end, code = start[real], end[real], code[real]
-    return _depth([Intervals(code, start, end)], 1)
+    if not len(start):
+        return EMPTY
+    groups = int(code.max()) + 1
+    if groups > len(code) + _SPARE or code.min() < 0:
+        codes, dense = np.unique(code, return_inverse=True)
+        found = union(start, end, dense)
+        return Intervals(codes[found.group], found.start_ns, found.end_ns)
+    room, out = np.empty((3, groups + 1), np.int64), np.empty((3, len(start)), np.int64)
+    count = join(whole(code), whole(start), whole(end), room, out)
+    if count < 0:
+        order = _by_start(start)
+        count = join(code[order], start[order], end[order], room, out)
+    return Intervals(*(column[:count].copy() for column in out))
 
 
 def union_of(frame: pl.DataFrame, group: str | None = None) -> Intervals:
@@ -183,75 +188,6 @@ def union_of(frame: pl.DataFrame, group: str | None = None) -> Intervals:
     Intervals([0, 6))
     """
     return union(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy(), frame[group].to_numpy() if group else None)
-
-
-def intersection(first: Intervals, *others: Intervals) -> Intervals:
-    """Return what all the sets cover.
-
-    >>> intersection(union([0], [9]), union([2], [20]), union([4], [30]))
-    Intervals([4, 9))
-    """
-    return _depth([first, *others], 1 + len(others))
-
-
-def complement(holes: Intervals, within: Intervals) -> Intervals:
-    """Return what *within* covers outside *holes*.
-
-    >>> complement(union([2, 6], [4, 20]), union([0], [10]))
-    Intervals([0, 2), [4, 6))
-    """
-    return within - holes
-
-
-def depth(
-    start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, at_least: int, group: npt.ArrayLike | None = None
-) -> Intervals:
-    """Return the time when at least so many of the intervals are open at once.
-
-    >>> depth([0, 2, 3], [10, 6, 8], at_least=2)
-    Intervals([2, 8))
-    >>> depth([0, 2, 3], [10, 6, 8], at_least=3)
-    Intervals([3, 6))
-    """
-    start, end, code = _columns(start_ns, end_ns, group)
-    real = end > start
-    return _depth([Intervals(code[real], start[real], end[real])], at_least)
-
-
-def _depth(sets: list[Intervals], k: int) -> Intervals:
-    """Where at least *k* of all the sets' intervals are open; the empty ones are gone already."""
-    group, start, end = (
-        np.concatenate([getattr(s, name) for s in sets]) if len(sets) > 1 else getattr(sets[0], name)
-        for name in ("group", "start_ns", "end_ns")
-    )
-    return _sweep(group, start, group, end, k)
-
-
-def _sweep(open_group: Longs, opens: Longs, close_group: Longs, closes: Longs, k: int) -> Intervals:
-    """Where the number of moments opened, less those closed, is at least *k*, group by group."""
-    if len(opens) < k:
-        return EMPTY
-    if not open_group.any():
-        start, end = _deep(_sorted(opens), _sorted(closes), k)
-        return Intervals(np.zeros(len(start), np.int64), start, end)
-    line = _Line.over(open_group, opens, closes)
-    if line is None:
-        return _sweep_in_halves(open_group, opens, close_group, closes, k)
-    start, end = _deep(_sorted(line.key(open_group, opens)), _sorted(line.key(close_group, closes)), k)
-    return Intervals(*line.back(start, end))
-
-
-def _deep(opens: Longs, closes: Longs, k: int) -> tuple[Longs, Longs]:
-    """From sorted openings and sorted closings, the merged intervals at least *k* deep."""
-    opens, closes = opens[k - 1 :], closes[: len(closes) - k + 1]
-    real = closes > opens
-    if not real.all():
-        opens, closes = opens[real], closes[real]
-    if not len(opens):
-        return opens.copy(), closes.copy()
-    edge = np.ones(len(opens) + 1, bool)
-    np.greater(opens[1:], closes[:-1], out=edge[1:-1])
-    return opens[edge[:-1]], closes[edge[1:]]
 
 
 def _merged(first: Intervals, second: Intervals, way: int) -> Intervals:
@@ -266,78 +202,15 @@ def _merged(first: Intervals, second: Intervals, way: int) -> Intervals:
     return Intervals(out[0, :count].copy(), out[1, :count].copy(), out[2, :count].copy())
 
 
-def _sweep_in_halves(open_group: Longs, opens: Longs, close_group: Longs, closes: Longs, k: int) -> Intervals:
-    """Take the groups in two halves: so many, or times so far apart, that one line cannot hold them."""
-    codes = np.unique(open_group)
-    if len(codes) == 1:
-        zero = np.zeros_like(open_group)
-        found = _sweep(zero, opens, zero, closes, k)
-        return Intervals(found.group + codes[0], found.start_ns, found.end_ns)
-    middle = codes[len(codes) // 2]
-    halves = ((open_group < middle, close_group < middle), (open_group >= middle, close_group >= middle))
-    parts = [_sweep(open_group[a], opens[a], close_group[b], closes[b], k) for a, b in halves]
-    return concat(parts)
-
-
-def concat(sets: list[Intervals]) -> Intervals:
-    """Join sets whose groups follow one another without overlap.
-
-    >>> concat([union([0], [4]), union([1], [2], [1])])
-    Intervals(0: [0, 4), 1: [1, 2))
-    """
-    return Intervals(
-        np.concatenate([s.group for s in sets]),
-        np.concatenate([s.start_ns for s in sets]),
-        np.concatenate([s.end_ns for s in sets]),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Groups laid end to end: key = time + group × stride."""
-
-    origin: int
-    stride: int
-
-    @classmethod
-    def over(cls, group: Longs, start: Longs, end: Longs) -> _Line | None:
-        """Return the line that holds all of these, or None when the keys would not fit."""
-        origin = int(start.min())
-        stride = int(end.max()) - origin + 1
-        groups = int(group.max()) + 1
-        return cls(origin, stride) if stride * groups + abs(origin) < _LIMIT else None
-
-    def key(self, group: Longs, time: Longs) -> Longs:
-        key = group * self.stride
-        key += time
-        return key
-
-    def back(self, start: Longs, end: Longs) -> tuple[Longs, Longs, Longs]:
-        if not len(start):
-            return start, start, end
-        codes = np.arange((start[-1] - self.origin) // self.stride + 1)
-        if len(codes) <= len(start):  # find each group's stretch rather than divide every key
-            edges = np.append(np.searchsorted(start, codes * self.stride + self.origin), len(start))
-            group = np.repeat(codes, np.diff(edges))
-        else:
-            group = (start - self.origin) // self.stride
-        shift = group * self.stride
-        start -= shift  # the sweep made these arrays: no one else holds them
-        end -= shift
-        return group, start, end
-
-
 def _columns(start_ns: Any, end_ns: Any, group: Any) -> tuple[Longs, Longs, Longs]:
     start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
     code = np.zeros(len(start), np.int64) if group is None else np.asarray(group, np.int64)
     return start, end, code
 
 
-def _sorted(values: Longs) -> Longs:
-    """Sorted values. Traces come nearly sorted, which a merge sort makes almost free."""
-    falls = int(np.count_nonzero(values[1:] < values[:-1]))
-    if not falls:
-        return values
-    if falls < len(values) // 16 or len(values) < 100_000:
-        return np.sort(values, kind="stable")
-    return pl.Series(values).sort().to_numpy()  # uses every core
+def _by_start(start: Longs) -> Longs:
+    """Return the rows in order of start. Traces come nearly sorted, which a merge sort makes almost free."""
+    falls = int(np.count_nonzero(start[1:] < start[:-1]))
+    if falls < len(start) // 16 or len(start) < 100_000:
+        return np.argsort(start, kind="stable")
+    return pl.Series(start).arg_sort().to_numpy().astype(np.int64)  # uses every core

@@ -1,4 +1,4 @@
-"""Native passes over sets of intervals that are built: sorted by group and start, disjoint (``tracekit.intervals``)."""
+"""Native passes over intervals, and over sets of them that are built: disjoint, sorted by group and start."""
 
 from __future__ import annotations
 
@@ -9,8 +9,44 @@ from tracekit._util.native import native
 
 Longs = npt.NDArray[np.int64]
 
+_NEVER = np.iinfo(np.int64).min
 EITHER, BOTH, WITHOUT = range(3)
 """What ``merge`` keeps: what either set covers, what both do, what the first does and the second does not."""
+
+
+@native("int64(int64[::1], int64[::1], int64[::1], int64[:,::1], int64[:,::1])")
+def join(group: Longs, start: Longs, end: Longs, room: Longs, out: Longs) -> int:
+    """Join intervals that touch, those of each group in order of start; return how many came out, -1 if out of order.
+
+    *room* has three rows, one column for each group and one more: where a group's next interval goes, until when the
+    last one reaches, and when it began.
+    """
+    groups = room.shape[1] - 1
+    for g in range(groups + 1):
+        room[0, g], room[1, g], room[2, g] = 0, _NEVER, _NEVER
+    for i in range(len(start)):
+        g = group[i]
+        if end[i] > start[i]:
+            if start[i] < room[2, g]:
+                return -1
+            room[2, g] = start[i]
+            if start[i] > room[1, g]:
+                room[0, g + 1] += 1
+            room[1, g] = max(room[1, g], end[i])
+    for g in range(groups):
+        room[0, g + 1] += room[0, g]
+        room[1, g] = _NEVER
+    count = room[0, groups]
+    for i in range(len(start)):
+        g = group[i]
+        if end[i] > start[i]:
+            if start[i] > room[1, g]:
+                at = room[0, g]
+                room[0, g] = at + 1
+                out[0, at], out[1, at] = g, start[i]
+            room[1, g] = max(room[1, g], end[i])
+            out[2, room[0, g] - 1] = room[1, g]
+    return int(count)
 
 
 @native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64[:,::1])")
