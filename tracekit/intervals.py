@@ -1,8 +1,8 @@
 """Sets of half-open intervals of time, [start, end), many groups at once.
 
-Traces are nearly sorted, and so are sets that are built: native code (``_util.sets``) joins intervals in order of start,
-merges two sets, and measures how much of other intervals a set covers, each in one pass. Groups (ranks, steps, streams,
-labels …) are kept apart in the same pass, so a thousand of them cost no more than one. There is no other sweep code in
+Traces are nearly sorted, and sets that are built are: native code (``_util.sets``) joins intervals in order of start,
+merges two sets, and measures how much of other intervals a set covers, each in one pass. Groups (ranks, steps, labels
+…) are kept apart in the same pass, so a thousand of them cost no more than one. There is no other sweep code in
 the project.
 """
 
@@ -178,7 +178,7 @@ def union(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike |
     if count < 0:
         order = _by_start(start)
         count = join(code[order], start[order], end[order], room, out)
-    return Intervals(*(column[:count].copy() for column in out))
+    return Intervals(out[0, :count].copy(), out[1, :count].copy(), out[2, :count].copy())
 
 
 def union_of(frame: pl.DataFrame, group: str | None = None) -> Intervals:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tracekit.metrics.budget import Budget, budgets
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes
-from tracekit.metrics.overlap import hidden, label_times, ratio
+from tracekit.metrics.overlap import TOGETHER, hidden, label_times, ratio
 from tracekit.schema import LABELS
 
 WIDTH = 50
@@ -101,6 +101,14 @@ def test_the_detailed_matrix_splits_by_pass_and_module(raw):
         asked = canvas(r["label"], r["part"], r["pass"])
         hiding = canvas(r["by"], r["part"], r["by_pass"], r["by_module"])
         assert r["ns"] == (asked & hiding).sum()
+
+
+def test_the_matrix_of_thousands_of_parts():
+    parts = [0, TOGETHER, 3 * TOGETHER + 1]
+    one = {"label": ["dgrad", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8], "pass": None, "module": None}
+    events = pl.concat([pl.DataFrame({**one, "part": [part] * 2}) for part in parts])
+    found = hidden(events, part="part").filter(~pl.col("detail"))
+    assert found.select("part", "label", "by", "ns", "of_ns").rows() == [(p, "pp_comm", "dgrad", 2, 4) for p in parts]
 
 
 def test_time_under_two_exposed_labels_goes_to_the_first():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +114,32 @@ def among(values: Ints, ordered: Ints) -> Bools:
     return contained
 
 
+def alike(*columns: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+    """Return a number for each row, the same where all *columns* are, as they are first seen; and where each is.
+
+    Columns hold whole numbers from -1 (null, say), the smaller the better.
+
+    >>> alike(np.array([7, 7, 2]), np.array([-1, -1, 0]))
+    (array([0, 0, 1]), array([0, 2]))
+    """
+    code, first = np.zeros(len(columns[0]), np.int64), np.zeros(1, np.int64)
+    for column in columns:
+        width = int(column.max(initial=-1)) + 2
+        code, first = _numbered(code * width + column + 1, len(first) * width)
+    return code, first
+
+
+def _numbered(keys: Ints, size: int) -> tuple[Ints, Ints]:
+    """Number the *keys*, which lie below *size*, in the order they are first seen, and say where that is."""
+    if size <= 4 * len(keys) + 65536:
+        lookup, first, codes = np.full(size, -1), np.empty(min(size, len(keys)), np.int64), np.empty_like(keys)
+        count = _encode(keys.astype(np.uint32), lookup, first, codes)
+        return codes, first[:count]
+    _, first, codes = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return np.argsort(order)[codes], first[order]
+
+
 @native("void(int64[::1], int64[::1], int64, int64[::1])")
 def _pick(values: Ints, rows: Ints, missing: int, out: Ints) -> None:
     for i in range(len(rows)):
@@ -144,7 +171,7 @@ class Text:
         >>> Text.of(pl.Series(["b", None, "a", "b"])).codes.tolist()
         [0, -1, 1, 0]
         """
-        column = series.cast(pl.Categorical())
+        column = series if isinstance(series.dtype, pl.Enum) else series.cast(pl.Categorical())
         missing = column.null_count()
         if missing == len(column):
             return cls((), np.full(len(series), -1, np.int64))

@@ -9,7 +9,8 @@ from tracekit._util.native import native
 
 Longs = npt.NDArray[np.int64]
 
-_NEVER = np.iinfo(np.int64).min
+NEVER = np.iinfo(np.int64).min // 2
+"""Before all times."""
 EITHER, BOTH, WITHOUT = range(3)
 """What ``merge`` keeps: what either set covers, what both do, what the first does and the second does not."""
 
@@ -23,7 +24,7 @@ def join(group: Longs, start: Longs, end: Longs, room: Longs, out: Longs) -> int
     """
     groups = room.shape[1] - 1
     for g in range(groups + 1):
-        room[0, g], room[1, g], room[2, g] = 0, _NEVER, _NEVER
+        room[0, g], room[1, g], room[2, g] = 0, NEVER, NEVER
     for i in range(len(start)):
         g = group[i]
         if end[i] > start[i]:
@@ -35,7 +36,7 @@ def join(group: Longs, start: Longs, end: Longs, room: Longs, out: Longs) -> int
             room[1, g] = max(room[1, g], end[i])
     for g in range(groups):
         room[0, g + 1] += room[0, g]
-        room[1, g] = _NEVER
+        room[1, g] = NEVER
     count = room[0, groups]
     for i in range(len(start)):
         g = group[i]
@@ -129,3 +130,28 @@ def cover(  # noqa: PLR0917 - native code takes no keywords
             if place > 0 and group[place - 1] == g and end[place - 1] > t:
                 passed -= end[place - 1] - t
             covered[i] += passed if edge else -passed
+
+
+@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[:,::1], int64[:,:,::1])")
+def meet(  # noqa: PLR0917 - native code takes no keywords
+    group: Longs, kind: Longs, start: Longs, end: Longs, reach: Longs, total: Longs, both: Longs
+) -> None:
+    """Add up how long each kind runs (*total*) and how long two kinds run at once (*both*), in each group.
+
+    Intervals come in order of start. The kinds are those asked about, then those they may meet: ``both[g, a, b]`` is
+    of asked kind *a* and of kind *b* behind them. *reach* says until when each runs.
+    """
+    asked, others = both.shape[1], both.shape[2]
+    for i in range(len(start)):
+        g, k = group[i], kind[i]
+        since = max(start[i], reach[g, k])
+        if end[i] <= since:
+            continue
+        total[g, k] += end[i] - since
+        reach[g, k] = end[i]
+        if k < asked:
+            for j in range(others):
+                both[g, k, j] += max(min(end[i], reach[g, asked + j]) - since, 0)
+        else:
+            for j in range(asked):
+                both[g, j, k - asked] += max(min(end[i], reach[g, j]) - since, 0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Kind, Text, kinds
-from tracekit.intervals import Intervals, Longs, union
+from tracekit._util.coded import Text, alike
+from tracekit._util.native import whole
+from tracekit._util.sets import NEVER, meet
+from tracekit.intervals import Longs
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, Lanes
 from tracekit.schema import LABELS, conform
 
@@ -37,6 +41,10 @@ HIDDEN = pl.Schema(
         "of_ns": pl.Int64(),  # time of the label (and pass) in this part: the share's denominator
     }
 )
+
+
+TOGETHER = 512
+"""Parts whose matrices are filled at once."""
 
 
 def ratio(part: int, whole: int) -> float | None:
@@ -89,80 +97,119 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
     >>> hidden(events).select("detail", "label", "pass", "by", "by_module", "ns").rows()
     [(False, 'ep_dispatch', None, 'dgrad', None, 2), (True, 'ep_dispatch', 'forward', 'dgrad', 'mlp', 2)]
     """
-    start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
-    group = labelled[part].to_numpy() if part is not None else np.zeros(len(start), np.int64)
+    time = Time.of(labelled, part)
     label, pass_, module = (Text.of(labelled[name]) for name in ("label", "pass", "module"))
     asked = np.flatnonzero(label.map(EXPOSABLE.__contains__))
     hiding = np.flatnonzero(label.map(COMPUTE_SET.__contains__))
     if not len(asked) or not len(hiding):
         return pl.DataFrame(schema=HIDDEN)
-    time = _Time(start, end, group)
-    plain = _matrix(time.runs(kinds(asked, label)), time.covers(kinds(hiding, label)), detail=False)
-    split = _matrix(
-        time.runs(kinds(asked, label, pass_)), time.covers(kinds(hiding, label, pass_, module)), detail=True
-    )
-    table = pl.DataFrame([*plain, *split], schema=HIDDEN, orient="row")
-    order = pl.col("label").cast(pl.Enum(LABELS))
-    return table.sort("part", "detail", order, "pass", -pl.col("ns"), "by", "by_pass", "by_module")
-
-
-class _Runs(NamedTuple):
-    """The disjoint pieces of each kind, those of one kind and part (a run) beside each other."""
-
-    pieces: Intervals
-    first: Longs
-    """Where each run begins."""
-    kind: list[Kind]
-    part: list[int]
-    of_ns: list[int]
-    """How long each run is."""
+    plain = _Kinds.of(asked, label), _Kinds.of(hiding, label)
+    split = _Kinds.of(asked, label, pass_), _Kinds.of(hiding, label, pass_, module)
+    pieces = [_matrix(some, *kinds, detail=kinds is split) for some in time.in_turn() for kinds in (plain, split)]
+    found = {name: np.concatenate([piece[name] for piece in pieces]) for name in HIDDEN}
+    order = {label: place for place, label in enumerate(LABELS)}
+    keys = [*(_ranks(found[name]) for name in ("by_module", "by_pass", "by")), -found["ns"], _ranks(found["pass"])]
+    keys += [np.array([order[label] for label in found["label"]]), found["detail"], found["part"]]
+    at = np.lexsort(keys)
+    return pl.DataFrame({name: column[at].tolist() for name, column in found.items()}, schema=HIDDEN)
 
 
 @dataclass(frozen=True, eq=False)
-class _Time:
+class Time:
     """When events ran, and in which part."""
 
     start: Longs
     end: Longs
     part: Longs
+    parts: range = range(1)
+    """Those that are looked at."""
 
-    def covers(self, named: list[tuple[Kind, Longs]]) -> list[tuple[Kind, Intervals]]:
-        """Return the union of each kind's events, by part."""
-        return [(kind, union(self.start[rows], self.end[rows], self.part[rows])) for kind, rows in named]
+    @classmethod
+    def of(cls, labelled: pl.DataFrame, part: str | None) -> Time:
+        """Return the times of a table; *part* names its column of parts (none: all is one part)."""
+        start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
+        return cls(start, end, labelled[part].to_numpy() if part is not None else np.zeros(len(start), np.int64))
 
-    def runs(self, named: list[tuple[Kind, Longs]]) -> _Runs:
-        """Return the pieces of all kinds."""
-        covers = self.covers(named)
-        columns = ("group", "start_ns", "end_ns")
-        part, start, end = (np.concatenate([getattr(cover, c) for _, cover in covers]) for c in columns)
-        which = np.repeat(np.arange(len(covers)), [len(cover) for _, cover in covers])
-        new = np.ones(len(which), np.bool_)
-        new[1:] = (which[1:] != which[:-1]) | (part[1:] != part[:-1])
-        first = np.flatnonzero(new)
-        kind = [covers[k][0] for k in which[first].tolist()]
-        of_ns = _sums(end - start, first).tolist()
-        return _Runs(Intervals(part, start, end), first, kind, part[first].tolist(), of_ns)
+    def in_turn(self, most: int = TOGETHER) -> Iterator[Time]:
+        """Return the same times, a few parts at a time: the matrices of thousands take room."""
+        parts = int(self.part.max(initial=0)) + 1
+        for first in range(0, parts, most):
+            yield replace(self, parts=range(first, min(first + most, parts)))
+
+    def met(self, rows: Longs, kind: Longs, asked: int, others: int) -> tuple[Longs, Longs]:
+        """Return how long each kind runs in each part, and how long each *asked* kind runs at once with the others.
+
+        *kind* is of each of *rows*: one of the kinds asked about, or one of the others behind them.
+        """
+        parts = len(self.parts)
+        if parts <= self.part.max(initial=0):
+            here = (self.part[rows] >= self.parts.start) & (self.part[rows] < self.parts.stop)
+            rows, kind = rows[here], kind[here]
+        total, both = np.zeros((parts, asked + others), np.int64), np.zeros((parts, asked, others), np.int64)
+        start = self.start[rows]
+        if (start[1:] < start[:-1]).any():
+            order = np.argsort(start, kind="stable")
+            rows, kind, start = rows[order], kind[order], start[order]
+        reach = np.full_like(total, NEVER)
+        meet(
+            whole(self.part[rows] - self.parts.start),
+            whole(kind),
+            whole(start),
+            whole(self.end[rows]),
+            reach,
+            total,
+            both,
+        )
+        return total, both
 
 
-def _matrix(runs: _Runs, covers: list[tuple[Kind, Intervals]], *, detail: bool) -> list[tuple[Any, ...]]:
-    """Return rows of HIDDEN: what each of *covers* hides of each run; in *detail* also the runs that nothing hides."""
-    rows: list[tuple[Any, ...]] = []
-    alone = np.ones(len(runs.first), np.bool_)
-    pieces = runs.pieces
-    for kind, cover in covers:
-        ns = _sums(cover.covered_ns(pieces.start_ns, pieces.end_ns, pieces.group), runs.first)
-        by, by_pass, by_module = (*kind, None, None)[:3]
-        for run in np.flatnonzero(ns).tolist():
-            label, pass_ = (*runs.kind[run], None)[:2]
-            rows.append((runs.part[run], detail, label, pass_, by, by_pass, by_module, int(ns[run]), runs.of_ns[run]))
-        alone &= ns == 0
-    for run in np.flatnonzero(alone).tolist() if detail else []:
-        rows.append((runs.part[run], True, *runs.kind[run], None, None, None, 0, runs.of_ns[run]))
-    return rows
+@dataclass(frozen=True, eq=False)
+class _Kinds:
+    """Rows told apart by some columns."""
+
+    rows: Longs
+    code: Longs
+    names: tuple[npt.NDArray[np.object_], ...]
+    """Of each column, the value of each kind, and nothing at the end."""
+
+    @classmethod
+    def of(cls, rows: Longs, *columns: Text) -> _Kinds:
+        code, first = alike(*(column.codes[rows] for column in columns))
+        places = [np.append(column.codes[rows[first]], -1) for column in columns]
+        values = (np.array([*column.values, None], object) for column in columns)
+        return cls(rows, code, tuple(names[at] for names, at in zip(values, places, strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.names[0]) - 1
+
+    def named(self, code: Longs, width: int) -> list[npt.NDArray[np.object_]]:
+        """Return the values of these kinds (nothing for -1), in *width* columns."""
+        names = [column[code] for column in self.names]
+        return names + [np.full(len(code), None, object)] * (width - len(names))
 
 
-def _sums(ns: Longs, first: Longs) -> Longs:
-    return np.add.reduceat(ns, first) if len(first) else ns[:0]
+def _matrix(time: Time, asked: _Kinds, hiding: _Kinds, *, detail: bool) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of HIDDEN: what *hiding* hides of *asked*; in *detail* also what nothing hides."""
+    rows = np.concatenate([asked.rows, hiding.rows])
+    kind = np.concatenate([asked.code, hiding.code + len(asked)])
+    order = np.argsort(rows, kind="stable")  # two runs that ascend
+    total, both = time.met(rows[order], kind[order], len(asked), len(hiding))
+    part, of, by = np.nonzero(both)
+    ns = both[part, of, by]
+    if detail:
+        alone = np.nonzero((total[:, : len(asked)] > 0) & ~both.any(axis=2))
+        part, of = (np.concatenate([known, more]) for known, more in zip((part, of), alone, strict=True))
+        none = np.zeros_like(alone[0])
+        by, ns = np.concatenate([by, none - 1]), np.concatenate([ns, none])
+    named = [*asked.named(of, 2), *hiding.named(by, 3)]
+    columns = [part + time.parts.start, np.full(len(part), detail, np.bool_), *named, ns, total[part, of]]
+    return dict(zip(HIDDEN, columns, strict=True))
+
+
+def _ranks(names: npt.NDArray[np.object_]) -> Longs:
+    """Return the place of each name in their order; nothing comes first."""
+    place = {name: at for at, name in enumerate(sorted({name for name in names if name is not None}))}
+    return np.array([place.get(name, -1) for name in names], np.int64)
 
 
 def _part(column: str | None) -> pl.Expr:
