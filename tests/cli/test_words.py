@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import tracekit
-from tracekit.cli import main
+from tracekit.cli import app, main
 from tracekit.cli._common import parse_ranks
 from tracekit.errors import OptionError
 
@@ -215,3 +216,40 @@ def test_the_command_is_a_module_too():
     assert out.stdout == f"tracekit {tracekit.__version__}\n"
     out = subprocess.run([sys.executable, "-m", "tracekit", "analyze"], capture_output=True, text=True, check=False)
     assert "see tracekit analyze --help" in out.stderr.replace("python -m tracekit", "tracekit")
+
+
+LINES = [
+    ["analyze", "a", "b c", "-o", "x.html", "-o", "y.json", "--steps", "2:4", "--rank", "3", "--what-if"],
+    ["analyze", "a", "--schedule", "auto", "--workers", "2", "--store", "s"],
+    ["ingest", "a", "-o", "store"],
+    ["diff", "a", "b"],
+    ["gate", "a", "--allow", "x", "--allow", "y", "--baseline", "b"],
+    ["gate", "--update-baseline"],
+    ["export", "a", "-o", "x.json.gz"],
+    ["open", "a", "--port", "8000"],
+    ["doctor", "a", "b"],
+    ["redact", "a", "-o", "b", "--keep", "k"],
+    ["schedule", "1f1b", "--pp", "4", "--microbatches", "8"],
+    ["demo"],
+    ["watch", "folder"],
+    ["query", "store", "select 1"],
+    ["mcp", "here", "there"],
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=" ".join)
+def test_words_that_skip_typers_validators_mean_the_same(line, monkeypatch):
+    """What a command is called with is what typer itself would make of the words."""
+
+    def called_with():
+        command = typer.main.get_command(app)
+        one = command.commands[line[0]]
+        return one.make_context(line[0], list(line[1:])).params
+
+    quick = called_with()
+    monkeypatch.setattr("tracekit.cli._base._processed", lambda param, process, ctx, value: process(ctx, value))
+    slow = called_with()
+    assert {name: value or None for name, value in quick.items()} == {
+        name: value or None for name, value in slow.items()
+    }
+    assert [name for name in slow if slow[name] and type(slow[name]) is not type(quick[name])] == []

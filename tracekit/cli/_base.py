@@ -6,6 +6,8 @@ import difflib
 import os
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
@@ -16,7 +18,32 @@ from tracekit._util.text import one_line
 _TYPE = re.compile(r" <(list\[)?(str|Path|path|int)\]?>$")
 
 
-class Command(TyperCommand):
+def _processed(param: Any, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """Return the value of a parameter as typer makes it of its words, where there is something to make.
+
+    An option that nobody gave has its default, and a list of paths stays the words it is: for either typer would build
+    a validator, 0.15 s for all of ``analyze``.
+    """
+    if param.nargs == -1 and value and all(type(word) is str for word in value):
+        value = list(value)
+    elif param.required or not (value is None or value is param.default):
+        return process(ctx, value)
+    return value if param.callback is None else param.callback(ctx, param, value)
+
+
+class _Quick:
+    """Whatever takes words: only those that are given, and that do not stay words, go through typer's validators."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, the help among them."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # that of a command, beside which it stands
+        for param in params:
+            if not isinstance(param.process_value, partial):
+                param.process_value = partial(_processed, param, param.process_value)
+        return params
+
+
+class Command(_Quick, TyperCommand):
     """A command whose help names words as people type them: ``PATH``, not ``{PATH}`` or ``<list[str]>``."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -33,7 +60,7 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
 
 
-class Root(TyperGroup):
+class Root(_Quick, TyperGroup):
     """All commands. A reader that leaves early (``| head``) has read enough: no word, exit code 0."""
 
     def invoke(self, ctx: Any) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
 def mcp(
-    folders: Annotated[list[Path], typer.Argument(help="Folders whose traces may be read.", metavar="FOLDER")],
+    folders: Annotated[list[str], typer.Argument(help="Folders whose traces may be read.", metavar="FOLDER")],
 ) -> None:
     """Serve tools for agents over standard input and output; read-only, and only under the given folders."""
     from tracekit.agents.server import make_server
