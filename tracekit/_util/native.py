@@ -54,6 +54,7 @@ MODULES = (
     "tracekit.compare.replay",
     "tracekit.metrics.path",
     "tracekit.parsers.kineto.scanner",
+    "tracekit.parsers.nsight.btree",
     "tracekit.parsers.steps",
     "tracekit.reconstruct.walks",
     "tracekit.report.perfetto.tracks",
@@ -97,7 +98,8 @@ class Native:
     """A function and its native code, loaded or compiled at the first call.
 
     *function* is the function, or ``module:name`` where importing it needs numba. *source* is the file it is written
-    in, or the folder: all of tracekit that it uses must be there, since this is what tells whether code is stale.
+    in, or the folder: all of tracekit that it uses must be there or in ``compiled``, since these tell whether code is
+    stale.
     """
 
     def __init__(self, signature: str, function: Callable[..., Any] | str, source: str | Path) -> None:
@@ -143,8 +145,9 @@ class Native:
     def _made_of(self) -> bytes | None:
         """All that the code of one source depends on."""
         files = sorted(self._source.glob("*.py")) if self._source.is_dir() else [self._source]
+        shared = Path(__file__), Path(__file__).with_name("compiled.py")
         try:
-            return _digest([_machine(), *(_text(file, file.stat().st_mtime_ns) for file in (Path(__file__), *files))])
+            return _digest([_machine(), *(_text(file, file.stat().st_mtime_ns) for file in (*shared, *files))])
         except (OSError, ImportError):  # no source, or a numba that is not installed but packed
             return None
 

@@ -1,17 +1,23 @@
-"""sqlite exports: read in rowid ranges on two threads, from a file that is never written to or locked."""
+"""sqlite exports: from the pages of the file, or through sqlite in rowid ranges; never written to, never locked.
+
+What a file consists of, integers of tables with rowids, is read past sqlite (``btree``). sqlite reads the rest: text,
+tables of another kind, and what is unusual or damaged, which it knows best.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import polars as pl
 
 from tracekit.errors import InputError, Notice
+from tracekit.parsers.nsight.btree import UnusualError, find_stored, read_integers
 from tracekit.parsers.nsight.columnar import to_polars
 from tracekit.parsers.nsight.tables import KNOWN, TEXT
 
@@ -22,42 +28,6 @@ SMALL = 100_000
 """Below this many rows a second thread costs more than it gains."""
 
 
-class Pair(NamedTuple):
-    """Two small numbers that are asked for as one: what a row costs is mostly its number of columns."""
-
-    high: str
-    low: str
-    bits: int  # that the lower number takes
-    shift: int  # 0 where the higher number leaves those bits free by itself
-    absent: int  # what the higher number is where the file has none
-
-    def ask(self) -> str:
-        """Return the SQL that packs the pair."""
-        none = (1 << self.bits) - 1
-        return f'(ifnull("{self.high}", {self.absent}) << {self.shift}) | ifnull("{self.low}", {none}) AS "{self.high}"'
-
-    def unpack(self) -> tuple[pl.Expr, pl.Expr]:
-        """Return the two numbers as they were, null where there was no number.
-
-        >>> both = pl.DataFrame({"streamId": [7 << 32 | 41, 7 << 32 | 0xFFFFFFFF]}).with_columns(*PAIRS[1].unpack())
-        >>> both.rows()
-        [(7, 41), (7, None)]
-        """
-        none = (1 << self.bits) - 1
-        low = pl.col(self.high) & none
-        high = pl.col(self.high) - low
-        if self.shift:
-            high = (high // (1 << self.shift)) & none
-        return (
-            pl.when(high != self.absent).then(high).alias(self.high),
-            pl.when(low != none).then(low).alias(self.low),
-        )
-
-
-PAIRS = (
-    Pair("globalPid", "deviceId", bits=24, shift=0, absent=0),
-    Pair("streamId", "correlationId", bits=32, shift=32, absent=0xFFFFFFFF),
-)
 _BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What sqlite raises on a damaged file; its own message may quote the damage."""
 
@@ -78,6 +48,7 @@ class SqliteExport:
                     for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
                 ]
                 self._columns = {name: _column_names(connection, name) for name in names}
+                self._stored = {name: find_stored(connection, name) for name in names if self._columns[name]}
         except _BROKEN as error:
             raise InputError(
                 f"{path}: the sqlite file is damaged", hint="export the report again with `nsys export`"
@@ -96,19 +67,25 @@ class SqliteExport:
         """Read columns; of a damaged table, the rows around the damage."""
         if not columns:
             return pl.DataFrame()
+        with contextlib.suppress(UnusualError):
+            return self._from_pages(table, columns)
         query = f'SELECT {", ".join(_select(name) for name in columns)} FROM "{table}"'
         ranges = self._ranges(table)
         try:
-            if len(ranges) == 1:
-                return self._query(query)
-            pairs = [pair for pair in PAIRS if pair.high in columns and pair.low in columns]
-            apart = [_select(name) for name in columns if not any(name in (pair.high, pair.low) for pair in pairs)]
-            packed = f'SELECT {", ".join([*apart, *(pair.ask() for pair in pairs)])} FROM "{table}"'
             with ThreadPoolExecutor(THREADS) as pool:
-                frame = pl.concat(pool.map(self._query, [packed + where for where in ranges]))
-            return frame.with_columns(part for pair in pairs for part in pair.unpack())
+                halves = list(pool.map(self._query, [query + where for where in ranges]))
+            if any(half.schema != halves[0].schema for half in halves):
+                raise _DamageError(pl.DataFrame())  # one has what the other has not, such as a number with a fraction
+            return pl.concat(halves)
         except _DamageError:
             return self._checked(table, query, columns)
+
+    def _from_pages(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Read columns of integers past sqlite, where table and file are as usual."""
+        stored = self._stored[table]
+        if stored is None or any(name in TEXT for name in columns):
+            raise UnusualError("text, or another kind of table")
+        return to_polars(read_integers(self.path, stored, columns), trusted=True)
 
     def _checked(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
         """Read a table in which a number may be text, which sqlite allows, as null there; else one that is damaged."""

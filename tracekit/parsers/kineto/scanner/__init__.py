@@ -5,7 +5,7 @@ writes past the rows and the dictionary it was given: when either is full it sto
 is called again from there. Nothing here trusts the bytes: an event that is not JSON is counted and stepped over.
 
 What is compiled is written in ``walk`` and ``pieces``, which are imported only to compile it. Of tracekit, compiled
-code may use only what is in this folder: its files tell whether code kept on disk is stale.
+code may use only what is in this folder and in ``_util.compiled``: these files tell whether code kept on disk is stale.
 """
 
 from __future__ import annotations

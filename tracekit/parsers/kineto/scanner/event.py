@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tracekit._util.compiled import called
 from tracekit.parsers.kineto.scanner.columns import (
     FIRST_TEXT,
     NULL,
@@ -26,7 +27,6 @@ from tracekit.parsers.kineto.scanner.words import (
     BROKEN,
     CUT,
     QUOTE,
-    called,
     scalar_end,
     skip,
     space,

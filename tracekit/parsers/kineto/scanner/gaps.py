@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tracekit._util.compiled import called, inlined, word_at
 from tracekit.parsers.kineto.scanner.columns import (
     ARGS,
     GAP_LEAST,
@@ -36,12 +37,9 @@ from tracekit.parsers.kineto.scanner.words import (
     COMMA,
     CUT,
     QUOTE,
-    called,
-    inlined,
     low_bytes,
     space,
     text_end,
-    word_at,
 )
 
 CLOSED = -2  # in place of a column: the event ends here

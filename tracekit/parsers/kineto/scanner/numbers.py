@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tracekit._util.compiled import called, inlined, trailing_zeros, word_at
 from tracekit.parsers.kineto.scanner.columns import NULL, POWERS, Column
 from tracekit.parsers.kineto.scanner.words import (
     BLANK,
@@ -18,11 +19,7 @@ from tracekit.parsers.kineto.scanner.words import (
     MINUS,
     PLUS,
     POINT,
-    called,
-    inlined,
     low_bytes,
-    trailing_zeros,
-    word_at,
 )
 
 _ZERO, _NINE, _E, _E_BIG, _N, _U, _T, _F = b"09eEnutf"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tracekit._util.compiled import as_bytes, as_ints, as_shorts, called
 from tracekit.parsers.kineto.scanner.columns import NARROW, NULL, NULL32, SPARSE, WIDTH
-from tracekit.parsers.kineto.scanner.words import as_bytes, as_ints, as_shorts, called
 
 _MOST = 2**63 - 1
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tracekit._util.compiled import as_bytes, as_ints, as_words, called, inlined, word_at
 from tracekit.parsers.kineto.scanner.columns import (
     FIRST_TEXT,
     KEY_BYTES,
@@ -58,15 +59,9 @@ from tracekit.parsers.kineto.scanner.words import (
     COMMA,
     CUT,
     QUOTE,
-    as_bytes,
-    as_ints,
-    as_words,
-    called,
-    inlined,
     low_bytes,
     space,
     text_end,
-    word_at,
 )
 
 _MIX = np.uint64(MIX)
