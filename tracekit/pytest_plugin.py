@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tracekit._util.records import dataclass
 
 if TYPE_CHECKING:
     from tracekit.diffs import Run

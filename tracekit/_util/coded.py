@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import native, whole
+from tracekit._util.records import dataclass
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

@@ -6,12 +6,11 @@ one match; a kernel that carries several point-to-point messages is a member of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.errors import Notice
 from tracekit.schema import conform
 

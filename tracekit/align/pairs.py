@@ -9,13 +9,14 @@ time between two of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from tracekit._util.records import dataclass
 
 ENOUGH = 8
 """Windows of the recording that must speak before a drift is believed."""

@@ -9,12 +9,13 @@ run at the same time: that check decides which ranks form a pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, permutations
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from tracekit._util.records import dataclass
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

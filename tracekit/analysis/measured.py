@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import percent
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare.whatif import TWO_WEIGHTS, WhatIf
 from tracekit.metrics.memory import LINE, RankMemory

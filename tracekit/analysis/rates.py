@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.metrics.balance import expert_balance
 from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.experts import WORK, ExpertCost, expert_cost

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from tracekit._util.above import above
+from tracekit._util.records import dataclass
 from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.figures import Figures

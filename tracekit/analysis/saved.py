@@ -7,13 +7,14 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.analysis.figures import Figures
 from tracekit.analysis.measured import RankResult
 from tracekit.analysis.result import FORMAT

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.analysis.measured import RankResult
 from tracekit.analysis.result import Analysis
 from tracekit.schema import COMMUNICATION_LABELS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.machine import give_back_memory
+from tracekit._util.records import dataclass
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.by import RankRows, rank_rows
 from tracekit.analysis.damage import refuse_damaged, repeated

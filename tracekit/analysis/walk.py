@@ -8,7 +8,6 @@ by piece; where a communication waited for another rank, it goes on with that ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import native, whole
+from tracekit._util.records import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.tables import RankTables
 from tracekit.intervals import Longs

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text, pick
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints, time_key
 from tracekit.classify.ranges import Launches, Ranges
 

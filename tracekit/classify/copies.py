@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.collectives import Collectives
 from tracekit.classify.ranges import Launches

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.matmul import Matmuls

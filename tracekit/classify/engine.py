@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.coded import Bools, Text
+from tracekit._util.records import dataclass
 from tracekit.classify.evidence import Evidence
 from tracekit.classify.rules import Condition, Rule, RuleBook
 

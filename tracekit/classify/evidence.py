@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
 from tracekit._util.columns import whole_numbers
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd, Nodes, read_autograd
 from tracekit.classify.batched import feeding

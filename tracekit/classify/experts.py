@@ -7,12 +7,12 @@ Plain all-to-alls all look alike; in a layer the forward dispatches, then combin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text, kinds
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints, walk_exchanges
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import Collectives, own_name

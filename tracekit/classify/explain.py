@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Text
+from tracekit._util.records import dataclass
 from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify.engine import Matcher, decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather

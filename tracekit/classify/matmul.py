@@ -9,12 +9,13 @@ are owed than were computed. The layout letters in kernel names come last.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text, pick
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.batched import BATCHED, batched_roles

@@ -7,11 +7,11 @@ micro-batch: the sequence numbers it runs through are that micro-batch's forward
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.engine import Decisions
 from tracekit.classify.evidence import Evidence

@@ -7,12 +7,12 @@ the GPU mixes streams. A stretch of launches ends at communication and where the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.parameters import parameter_work

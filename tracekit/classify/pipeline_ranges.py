@@ -8,8 +8,8 @@ one beside the backward of another.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from tracekit._util.records import dataclass
 from tracekit.schema import PATH_SEPARATOR
 
 _SINGLE = re.compile(r"PP:(\d+)(SEND_|RECV_)?([FIWB])(\d+)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -10,6 +9,7 @@ import polars as pl
 
 from tracekit._util.coded import Bools, Text, among, pick
 from tracekit._util.columns import whole_numbers
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import ANNOTATION, OP, Ints, inherit, nest, siblings, time_key
 from tracekit.schema import GPU_KINDS, PATH_SEPARATOR
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tracekit._util.coded import Linear, Own
+from tracekit._util.records import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES

@@ -6,7 +6,6 @@ weight's the rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
@@ -14,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text, pick
+from tracekit._util.records import dataclass
 from tracekit._util.shapes import is_shape, parsed
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.html import html_table
+from tracekit._util.records import dataclass
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match
 from tracekit.compare.whatif import WhatIf

@@ -21,13 +21,13 @@ unexplained    what is left
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.compare.replay import Graph, Graphs, Shares
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank import RankPipeline

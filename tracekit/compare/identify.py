@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tracekit._util.records import dataclass
 from tracekit.compare.orders import Difference, differences, distance, grain, pattern, same_work
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Op, Schedule, Times, generate, names, read_orders

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from tracekit._util.columns import whole_numbers
 from tracekit._util.pool import Spread
+from tracekit._util.records import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare._collecting import no_collecting
 from tracekit.compare.comparison import Held, RankBubble

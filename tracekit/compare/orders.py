@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.native import native
+from tracekit._util.records import dataclass
 from tracekit.schedules import Op
 
 Unit = tuple[str, int, int]

@@ -8,11 +8,11 @@ inside the pipeline and the order is a known schedule's at that size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import gcd
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare import identify
 from tracekit.compare.identify import Match

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.columns import whole_numbers
+from tracekit._util.records import dataclass
 from tracekit._util.text import percent
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match

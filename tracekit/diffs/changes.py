@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -13,6 +12,7 @@ import polars as pl
 
 from tracekit._util.above import above
 from tracekit._util.html import html_table
+from tracekit._util.records import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs import stats

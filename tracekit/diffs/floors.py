@@ -9,9 +9,9 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 
+from tracekit._util.records import dataclass
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Floor, Metric, resolve
 from tracekit.diffs.samples import SETS, Run

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from tracekit._util.records import dataclass
 from tracekit.diffs.metrics import Metric
 
 

@@ -7,9 +7,10 @@ analysed a moment ago are the same to the gate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit.align.steps import step_times
 from tracekit.diffs.metrics import Metric
 from tracekit.diffs.rated import rated_samples

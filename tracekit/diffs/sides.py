@@ -10,10 +10,10 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit.analysis import Analysis
 from tracekit.analysis.figures import Figures
 from tracekit.analysis.saved import read_document

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tracekit._util.records import dataclass
 
 Floats = NDArray[np.float64]
 _NORMAL = NormalDist()

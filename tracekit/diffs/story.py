@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import joined, signed
 from tracekit.diffs.samples import Run
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import counted
 from tracekit.diffs import stats
 from tracekit.diffs.floors import PRIOR_DF, Noise, doubt, floor_of, label_time, prior

@@ -7,9 +7,9 @@ most of it, and the report on disk holds more than its export: no new run is nee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 
+from tracekit._util.records import dataclass
 from tracekit.doctor.recording import RankFacts
 
 OPTION = "--include-blobs=true"

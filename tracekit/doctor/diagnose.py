@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import polars as pl
 
 from tracekit._util.html import html_table
+from tracekit._util.records import dataclass
 from tracekit._util.text import json_text
 from tracekit.doctor.answers import again, answers
 from tracekit.doctor.extras import extras

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from tracekit._util.records import dataclass
 from tracekit.doctor.recording import RankFacts
 from tracekit.metrics.peaks import VARIABLE, find_gpu
 

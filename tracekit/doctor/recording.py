@@ -6,9 +6,10 @@ Lacks are data. A new one is a new entry in ``LACKS`` and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tracekit._util.notices import without_rank
+from tracekit._util.records import dataclass
 from tracekit._util.text import listing
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import absent

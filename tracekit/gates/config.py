@@ -5,11 +5,12 @@ from __future__ import annotations
 import fnmatch
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.diffs.verdict import Check, Rules
 from tracekit.errors import OptionError

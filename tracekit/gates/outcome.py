@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
 from os import PathLike
 from typing import Any, Literal
 
 from tracekit._util.above import above
 from tracekit._util.html import html_table
+from tracekit._util.records import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs.changes import moved

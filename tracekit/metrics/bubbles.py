@@ -7,11 +7,10 @@ its first backward, steady until its last forward has ended, cool-down until its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.lanes import Lanes
 from tracekit.schema import STEP_PHASES

@@ -6,10 +6,11 @@ Where work is missing from the file, idle time in which it may have run is a par
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from tracekit._util.records import dataclass
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.lanes import EXPOSABLE, Lanes
 

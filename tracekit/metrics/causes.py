@@ -24,12 +24,12 @@ While an operation is exposed no compute runs. The question is what the next com
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.intervals import EMPTY, Intervals, Longs, union
 from tracekit.metrics.holds import LAUNCH, NOTHING, OTHER, Holds
 from tracekit.metrics.host import blocked

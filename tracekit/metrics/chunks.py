@@ -6,11 +6,11 @@ an operator needs only while it runs is free again there. All times are the host
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from tracekit._util.records import dataclass
 
 Ints = npt.NDArray[np.int64]
 

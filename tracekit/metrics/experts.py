@@ -8,12 +8,13 @@ is measured: both bounds hold for it, nothing is said of more.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.intervals import union
 from tracekit.schema import conform
 

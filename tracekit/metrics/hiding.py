@@ -7,12 +7,12 @@ shapes, alone. Groups whose times alone scatter are left out: what differs there
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from tracekit._util.coded import Text
+from tracekit._util.records import dataclass
 from tracekit.metrics.lanes import COMPUTE_SET, Lanes
 
 LEAST = 3

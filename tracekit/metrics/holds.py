@@ -18,12 +18,11 @@ so. Every event is held by at most one other, so that following the holders back
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.intervals import Longs
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 

@@ -7,11 +7,11 @@ communication = ep_dispatch … comm, broadcast; copy = offload, onload, reload,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS
 

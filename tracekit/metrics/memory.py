@@ -9,10 +9,11 @@ is a range: what was surely held in it, and what may have been.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.metrics.chunks import ChunkMemory, chunk_memory
 
 MEMORY_PHASES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import polars as pl
 
 from tracekit._util.coded import Text, alike
 from tracekit._util.native import whole
+from tracekit._util.records import dataclass
 from tracekit._util.sets import NEVER, meet
 from tracekit.intervals import Longs
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, Lanes

@@ -10,12 +10,12 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit.errors import InputError
 
 VARIABLE = "TRACEKIT_PEAKS"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import polars as pl
 
 from tracekit._util.coded import Text
+from tracekit._util.records import dataclass
 from tracekit._util.shapes import parsed
 from tracekit.classify.matmul import KERNELS as GEMM_KERNELS
 from tracekit.intervals import union

@@ -8,12 +8,13 @@ idle time lies between the budget's idle, and idle and unrecorded together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import percent
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union

@@ -12,9 +12,10 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote

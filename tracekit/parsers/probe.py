@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit.parsers.ranks import rank_number
 
 HEAD_BYTES = 1 << 18

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit.errors import InputError
 
 _FOLDER_SUFFIXES = (".parquetdir", ".arrowdir")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import whole_numbers
+from tracekit._util.records import dataclass
 from tracekit.classify.pipeline_ranges import parse_path
 from tracekit.schema import LABELLED, LABELS
 

@@ -13,10 +13,11 @@ on the next, and counting is enough once each forward's stage on its rank is kno
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+
+from tracekit._util.records import dataclass
 
 Place = tuple[int, int]
 """Stage and micro-batch."""

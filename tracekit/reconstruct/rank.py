@@ -6,13 +6,14 @@ those come when the ranks of a pipeline meet in ``assemble``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union
 from tracekit.reconstruct.beside import beside

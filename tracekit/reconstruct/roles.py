@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import ranks_named
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import MOST_RANKS

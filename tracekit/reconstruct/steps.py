@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import COUNTED, POSITION

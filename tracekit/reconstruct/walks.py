@@ -8,7 +8,6 @@ the weight gradient of that backward.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from tracekit._util.coded import Text
 from tracekit._util.native import native, whole
+from tracekit._util.records import dataclass
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, MESSAGE, Bools, Ints, Kernels
 
 

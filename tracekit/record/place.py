@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit.errors import OptionError
 
 SUFFIX = ".pt.trace.json.gz"

@@ -11,9 +11,10 @@ import hashlib
 import os
 from collections.abc import Collection
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from tracekit._util.records import dataclass
 from tracekit.analysis.persist import write_tables
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify, load_rules

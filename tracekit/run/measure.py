@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.analysis.by.frames import module_frames
 from tracekit.analysis.persist import FILE, read_tables
 from tracekit.analysis.tables import RankTables, rank_tables

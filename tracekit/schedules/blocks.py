@@ -12,12 +12,13 @@ other's backward and the other way round:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import Literal
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.errors import DeadlockError, OptionError, ScheduleError
 from tracekit.schedules.times import Times
 

@@ -6,13 +6,13 @@ how long an activation lives, and so the memory. Then the ends are squeezed: gap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from tracekit._util.native import native
+from tracekit._util.records import dataclass
 from tracekit.schedules.ops import Kind, Op, from_columns
 
 PERIOD = 6

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import Op, parse_orders

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.html import html_table
+from tracekit._util.records import dataclass
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import KINDS, Op
 

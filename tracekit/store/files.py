@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ import polars as pl
 
 from tracekit._util.faults import unreadable, unwritable
 from tracekit._util.files import atomic_write
+from tracekit._util.records import dataclass
 from tracekit._version import __version__
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._util.records import dataclass
 from tracekit.errors import OptionError
 from tracekit.schedules import Schedule, Simulation, Times, simulate
 

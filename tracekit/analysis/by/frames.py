@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.classify._nest import ANNOTATION, Nested, nest
 from tracekit.schema import PATH_SEPARATOR
 

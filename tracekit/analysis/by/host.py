@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.classify.autograd import read_autograd
 from tracekit.classify.ranges import Ranges, read_ranges
 

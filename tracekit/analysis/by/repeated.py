@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.analysis.by.host import Host
 from tracekit.classify.matmul import KERNELS
 from tracekit.metrics.repetition import Layers, find_layers

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.analysis.by.rows import NO_PRODUCT, NO_SHAPE, NOT_PLACED, OUTSIDE, RankRows
 from tracekit.metrics.lanes import COMPUTE_SET
 from tracekit.metrics.rates import UNCOUNTED

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.analysis.by.frames import module_frames
 from tracekit.analysis.by.places import NOWHERE, REPETITION, Places, module_places, places

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._util.records import dataclass
 from tracekit.compare.predict.machine import Machine
 from tracekit.compare.predict.programs import POST, RUN, WAIT, Program
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.reconstruct.contention import lost
 
 FEWEST = 30

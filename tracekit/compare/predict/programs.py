@@ -13,9 +13,10 @@ every send behind it. Three ways are known:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from tracekit._util.records import dataclass
 from tracekit.schedules import Op, Schedule
 
 RUN, POST, WAIT = range(3)

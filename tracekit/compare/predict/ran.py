@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.compare.predict.engine import Launches
 from tracekit.compare.predict.machine import MIDDLE, Machine
 from tracekit.compare.predict.programs import POST, RUN, Program

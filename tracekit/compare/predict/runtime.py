@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.compare.predict.programs import WAYS, Program
 from tracekit.schedules import Schedule
 

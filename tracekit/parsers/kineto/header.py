@@ -6,9 +6,10 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream

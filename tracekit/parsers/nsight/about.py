@@ -6,10 +6,9 @@ diagnostics only the severity and known phrases are used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.errors import Notice
 from tracekit.parsers.nsight.tables import Export, read_table
 from tracekit.parsers.nsight.timed import LATEST_NS

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+
+from tracekit._util.records import dataclass
 
 _IN_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _PAIR = ["process", "device"]

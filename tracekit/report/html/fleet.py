@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import ms, percent
 from tracekit.analysis.spread import FIGURES, Figure, Spread, by_rank
 

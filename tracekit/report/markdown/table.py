@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import counted, markdown, markdown_code
 
 MOST_ROWS = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import native, whole
+from tracekit._util.records import dataclass
 from tracekit.schema import GPU_KINDS
 
 Ints = npt.NDArray[np.int64]

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import polars as pl
 from zlib_ng import gzip_ng
 
 from tracekit._util.files import atomic_write, check_target
+from tracekit._util.records import dataclass
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.compare.comparison import Held

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import apart, terminal, wrapped
 from tracekit.report.palette import LABEL_COLOURS
 

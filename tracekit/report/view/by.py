@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import counted, listing, terminal
 from tracekit.analysis import Analysis
 from tracekit.analysis.by.result import LAST

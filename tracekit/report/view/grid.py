@@ -7,9 +7,10 @@ the cells. What a table holds is decided here alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import UNKNOWN, bare_ms, ms, percent
 
 Value = str | int | float | None

@@ -6,8 +6,7 @@ means over ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tracekit._util.records import dataclass
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import Spread
 from tracekit.errors import Notice

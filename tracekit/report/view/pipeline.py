@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.compare import Held, ScheduleComparison, WhatIf

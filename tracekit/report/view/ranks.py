@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis, RankResult
 from tracekit.report.view.pace import beyond_noise

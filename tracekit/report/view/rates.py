@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit._util.shapes import parsed
 from tracekit._util.text import ms, percent, terminal
 from tracekit.analysis import Analysis

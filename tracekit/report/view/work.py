@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.palette import LABEL_COLOURS
