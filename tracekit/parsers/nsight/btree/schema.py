@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from tracekit._util.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
