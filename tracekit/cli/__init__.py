@@ -78,6 +78,7 @@ def fail(error: TracekitError) -> int:
 def main() -> None:
     """Run the command line."""
     speak_plainly()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts and spins one thread per core; nothing needs them
     gc.set_threshold(200_000)  # imports make many objects and no garbage: collecting meanwhile takes 0.2 s
     try:
         code = app(standalone_mode=False)
