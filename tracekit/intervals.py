@@ -157,6 +157,16 @@ class Intervals:
         return self._cumulative[0]
 
 
+def sums(values: Longs, group: Longs, groups: int) -> Longs:
+    """Return the sum of the values in each of the groups 0 … *groups* − 1; *group* ascends.
+
+    >>> sums(np.array([1, 2, 4]), np.array([0, 0, 2]), 3).tolist()
+    [3, 0, 4]
+    """
+    running = np.concatenate([[0], np.cumsum(values)])
+    return np.diff(running[np.searchsorted(group, np.arange(groups + 1))])
+
+
 EMPTY = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 

@@ -11,7 +11,6 @@ from tracekit import analyze
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.intervals import union
-from tracekit.metrics.budget import exposed_in_order
 from tracekit.metrics.causes import COMPUTE_STREAM_SHARE, Rank, exposure_causes, with_peers
 from tracekit.metrics.holds import HELD_NS, HOW, NEXT_NS, holds
 from tracekit.metrics.host import CALLS
@@ -42,12 +41,12 @@ def why(labelled):
         calls = pl.DataFrame(told, schema=CALLS, orient="row").sort("start_ns")
         lanes = Lanes.of(events)
         rank = Rank.of(events, holds(events, np.sort(np.array(waits, np.int64) * US)), calls)
-        pieces = exposure_causes(rank, exposed_in_order(lanes), parts=False)
+        pieces = exposure_causes(rank, lanes.paid, parts=False)
         peers = events.with_columns(wait_ns=pl.lit(None if wait_us is None else wait_us * US, pl.Int64))
         found: dict[str, dict[str, int]] = {}
         for _, label, cause, ns in with_peers(pieces, peers).iter_rows():
             found.setdefault(label, {})[cause] = ns // US
-        exposed = {label: lane.total_ns // US for label, lane in exposed_in_order(lanes).items() if lane.total_ns}
+        exposed = {label: lane.total_ns // US for label, lane in lanes.paid.items() if lane.total_ns}
         assert {label: sum(causes.values()) for label, causes in found.items()} == exposed
         return found
 
@@ -176,7 +175,7 @@ def test_pieces_are_carried_by_the_event_that_runs(labelled):
         ]  # fmt: skip
         events = labelled(*rows)
         rank = Rank.of(events, holds(events), CALLS.to_frame())
-        paid = exposed_in_order(Lanes.of(events))
+        paid = Lanes.of(events).paid
         pieces = exposure_causes(rank, paid, parts=False)
         for label, lane in paid.items():
             mine = pieces.filter(pl.col("label") == label)

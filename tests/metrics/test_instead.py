@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
+from tracekit.metrics.host import Api
 from tracekit.metrics.instead import ROWS, inside_launches, instead_of_launching, shortened
 from tracekit.schema import EVENTS, LABELLED, conform
 
@@ -74,7 +75,7 @@ def test_without_a_host_nothing_is_said():
     holes = pl.DataFrame({"start_ns": [0], "launch_bound_ns": [100], "next": [0]})
     assert instead_of_launching(conform(pl.DataFrame(), EVENTS), gpu, holes).is_empty()
     assert instead_of_launching(pl.DataFrame({"kind": [], "name": []}), gpu, holes).is_empty()
-    assert inside_launches(pl.DataFrame({"kind": []}), gpu, holes) == 0
+    assert inside_launches(Api(pl.DataFrame({"kind": []})), gpu, holes) == 0
 
 
 def test_shortening_keeps_the_sums():

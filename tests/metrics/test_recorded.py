@@ -6,9 +6,13 @@ import polars as pl
 import pytest
 
 from tracekit.metrics import recorded as module
-from tracekit.metrics.recorded import recorded
+from tracekit.metrics.host import Api
 
 US = 1_000
+
+
+def recorded(calls, gpu):
+    return module.recorded(Api(calls), gpu)
 
 
 def calls(n, *, every=10 * US, name="cudaLaunchKernel", step=None):

@@ -20,7 +20,7 @@ from tracekit.analysis.reasons import REASONS, kernel_reasons
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import phases
-from tracekit.metrics.budget import Budget, budgets, exposed_in_order
+from tracekit.metrics.budget import Budget, budgets
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.copies import copies
 from tracekit.metrics.experts import WORK, expert_work
@@ -38,7 +38,7 @@ from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.path import NODES, path_nodes
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.rates import PRODUCTS, Rates, products
-from tracekit.metrics.recorded import launches, recorded
+from tracekit.metrics.recorded import recorded
 from tracekit.metrics.reload import reload_events
 from tracekit.metrics.timeline import timeline
 from tracekit.metrics.weak import weak_ns
@@ -150,13 +150,13 @@ def rank_tables(
         give_back_memory()  # labelling takes several times what it leaves
     api = api_calls(rank.events)
     recording = recorded(api, labelled)
-    labelled = with_slow_calls(labelled, launches(api))
+    labelled = with_slow_calls(labelled, api.calls)
     labelled, unmarked = number_steps(labelled)
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     parts = max(1, len(table))
     calls = host_calls(api)
-    waits = calls.filter(~pl.col("blocks"))["start_ns"].to_numpy()
+    waits = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
     work = Rank.of(kept, holds(kept, waits), calls)
     whole = Lanes.of(kept)
     holes = gaps(kept, whole, unrecorded=recording.unrecorded)
@@ -187,7 +187,7 @@ def rank_tables(
         kernels=kernel_table(kept),
         reasons=kernel_reasons(kept, rank=rank.source.rank, rules=rules),
         shapes=shape_list(rank.events),
-        path=path_nodes(work, calls, exposed_in_order(whole)),
+        path=path_nodes(work, calls, whole.paid),
         instead=shortened(instead_of_launching(rank.events, kept, holes)),
         inside_launch_ns=inside_launches(api, kept, holes),
         hiding=hiding_costs(kept, whole),
@@ -215,24 +215,23 @@ def _measure(
 ) -> Measures:
     labelled = work.labelled
     times = label_times(labelled, lanes, part=part)
-    paid = exposed_in_order(lanes)
     stalls = {
         (p, label): (int(ns), int(count))
-        for label, intervals in paid.items()
+        for label, intervals in lanes.paid.items()
         if label in COPY_LABELS
         for p, (ns, count) in enumerate(
             zip(intervals.totals_ns(lanes.parts), np.bincount(intervals.group, minlength=lanes.parts), strict=True)
         )
     }
     return Measures(
-        budgets=tuple(budgets(lanes, paid, unrecorded=unrecorded)),
+        budgets=tuple(budgets(lanes, unrecorded=unrecorded)),
         labels=times,
         hidden=hidden(labelled, part=part),
         phases=phases(lanes),
         causes=gap_causes(holes),
         copies=copies(times, stalls, link_gb_s=link),
         covered=lanes.compute & lanes.communication,
-        exposed=exposure_causes(work, paid, parts=part is not None),
+        exposed=exposure_causes(work, lanes.paid, parts=part is not None),
         weak=weak_ns(labelled, parts=lanes.parts, part=part),
     )
 

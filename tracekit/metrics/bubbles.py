@@ -66,29 +66,30 @@ def phases(lanes: Lanes) -> pl.DataFrame:
     >>> phases(Lanes.of(events)).select("phase", "start_ns", "end_ns", "idle_ns").rows()
     [('warm-up', 0, 5, 1), ('steady', 5, 12, 0), ('cool-down', 12, 16, 1), ('rest', 16, 21, 4)]
     """
-    hull, idle = lanes.busy.hull(), lanes.busy.gaps()
-    forward = lanes.label("forward").hull()
+    hull, forward = lanes.busy.hull(), lanes.label("forward").hull()
     backward = _hull_of([lanes.label(x) for x in _BACKWARD])
-    rows = []
-    for part in range(lanes.parts):
-        whole, ahead, behind = hull.of(part), forward.of(part), backward.of(part)
-        if not (len(whole) and len(ahead) and len(behind)):
-            continue
-        first = int(behind.start_ns[0])
-        last = max(int(ahead.end_ns[0]), first)
-        done = max(int(behind.end_ns[0]), last)
-        edges = [int(whole.start_ns[0]), first, last, done, int(whole.end_ns[0])]
-        for name, start, end in zip(STEP_PHASES, edges[:-1], edges[1:], strict=True):
-            rows.append((part, name, start, end))
-    bounds = pl.DataFrame(
-        rows, schema={"part": pl.Int64, "phase": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}, orient="row"
+    part = np.intersect1d(forward.group, backward.group)
+    (begin, end), (_, last), (first, done) = (_edges(one, part) for one in (hull, forward, backward))
+    last = np.maximum(last, first)
+    edges = np.stack([begin, first, last, np.maximum(done, last), end], axis=1)
+    asked = edges[:, :-1].ravel(), edges[:, 1:].ravel(), np.repeat(part, len(STEP_PHASES))
+    return pl.DataFrame(
+        {
+            "part": asked[2],
+            "phase": pl.Series(list(STEP_PHASES) * len(part), dtype=pl.String),
+            "start_ns": asked[0],
+            "end_ns": asked[1],
+            "span_ns": asked[1] - asked[0],
+            "compute_ns": lanes.compute.covered_ns(*asked),
+            "idle_ns": lanes.idle.covered_ns(*asked),
+        }
     )
-    asked = [bounds[c].to_numpy() for c in ("start_ns", "end_ns", "part")]
-    return bounds.with_columns(
-        span_ns=pl.col("end_ns") - pl.col("start_ns"),
-        compute_ns=pl.Series(lanes.compute.covered_ns(*asked)),
-        idle_ns=pl.Series(idle.covered_ns(*asked)),
-    )
+
+
+def _edges(hull: Intervals, part: Longs) -> tuple[Longs, Longs]:
+    """Return the start and the end of these parts."""
+    at = np.searchsorted(hull.group, part)
+    return hull.start_ns[at], hull.end_ns[at]
 
 
 def exposed_waits(start_ns: Longs, wait_ns: Longs, part: Longs, covered: Intervals) -> Intervals:

@@ -51,13 +51,11 @@ class Budget:
         )
 
 
-def budgets(
-    lanes: Lanes, paid: Mapping[str, Intervals] | None = None, *, unrecorded: Intervals = EMPTY
-) -> list[Budget]:
+def budgets(lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
     """Return one budget per part: where its span went.
 
-    *paid* is ``exposed_in_order`` where that was computed already. Time that two exposed labels cover goes to the one
-    that comes first in the order of labels. *unrecorded* is when lost work may have run.
+    Time that two exposed labels cover goes to the one that comes first in the order of labels. *unrecorded* is when
+    lost work may have run.
 
     >>> import polars as pl
     >>> events = pl.DataFrame({"label": ["forward", "pp_comm", "offload", "forward"],
@@ -68,8 +66,7 @@ def budgets(
     parts = lanes.parts
     spans = lanes.busy.hull().totals_ns(parts)
     busy, compute = lanes.busy.totals_ns(parts), lanes.compute.totals_ns(parts)
-    shares = exposed_in_order(lanes) if paid is None else paid
-    exposed = {label: part.totals_ns(parts) for label, part in shares.items()}
+    exposed = {label: part.totals_ns(parts) for label, part in lanes.paid.items()}
     holes = unrecorded_gaps(lanes, unrecorded).totals_ns(parts)
     return [
         Budget(
@@ -90,15 +87,5 @@ def unrecorded_gaps(lanes: Lanes, unrecorded: Intervals) -> Intervals:
     count = len(unrecorded)
     group = np.repeat(np.arange(lanes.parts), count)
     return union(np.tile(unrecorded.start_ns, lanes.parts), np.tile(unrecorded.end_ns, lanes.parts), group) & (
-        lanes.busy.gaps()
+        lanes.idle
     )
-
-
-def exposed_in_order(lanes: Lanes) -> dict[str, Intervals]:
-    """Return, for each communication and copy label, the exposed time that it pays for."""
-    taken, paid = lanes.compute, {}
-    for label in EXPOSABLE:
-        if label in lanes.by_label:
-            paid[label] = lanes.by_label[label] - taken
-            taken = taken | lanes.by_label[label]
-    return paid

@@ -24,17 +24,20 @@ While an operation is exposed no compute runs. The question is what the next com
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import alike
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
-from tracekit.intervals import EMPTY, Intervals, Longs, union
-from tracekit.metrics.holds import LAUNCH, NOTHING, OTHER, Holds
+from tracekit.intervals import Intervals, Longs, union
+from tracekit.metrics.holds import LAUNCH, NOTHING, OTHER, Holds, in_order
 from tracekit.metrics.host import blocked
-from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE
-from tracekit.schema import COMMUNICATION_LABELS, EXPOSURE_CAUSES, LABELS
+from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, among_labels, label_codes
+from tracekit.schema import COMMUNICATION_LABELS, EXPOSURE_CAUSES
 
 Bools = npt.NDArray[np.bool_]
 
@@ -77,68 +80,97 @@ class Rank:
     @classmethod
     def of(cls, labelled: pl.DataFrame, holds: Holds, calls: pl.DataFrame) -> Rank:
         """Return the arrays of a labelled table (with ``part``, if it has parts), its holds and the host's calls."""
-        launch = labelled["launch_ns"].cast(pl.Int64)
-        part = labelled["part"] if "part" in labelled.columns else pl.zeros(len(labelled), pl.Int64, eager=True)
+        launch = labelled["launch_ns"]
         return cls(
             labelled,
             holds,
             labelled["start_ns"].to_numpy(),
             labelled["end_ns"].to_numpy(),
-            launch.fill_null(0).to_numpy(),
+            whole_numbers(launch, 0),
             launch.is_not_null().to_numpy(),
-            labelled["label"].cast(pl.Enum(LABELS)).to_physical().to_numpy().astype(np.int64),
-            part.cast(pl.Int64).to_numpy(),
+            label_codes(labelled),
+            whole_numbers(labelled["part"]) if "part" in labelled.columns else np.zeros(len(labelled), np.int64),
             blocked(calls),
             bool((~calls["blocks"]).any()),
         )
 
+    @cached_property
+    def order(self) -> Longs:
+        """The rows by start, then end."""
+        return in_order(self.start_ns, self.end_ns)
+
+    def labels(self, *names: str) -> Bools:
+        """Return which rows have one of these labels."""
+        return among_labels(self.label, names)
+
+    @cached_property
+    def compute(self) -> Longs:
+        """Rows of compute on compute streams, by start: small kernels on a copy's stream hide nothing."""
+        rows = np.flatnonzero(self.labels(*COMPUTE_SET) & (self.end_ns > self.start_ns))
+        stream = self.holds.stream[rows]
+        if not len(rows):
+            return rows
+        busy = np.bincount(stream, weights=(self.end_ns - self.start_ns)[rows])
+        rows = rows[busy[stream] >= COMPUTE_STREAM_SHARE * busy.sum()]
+        ordered: Longs = rows[np.argsort(self.start_ns[rows], kind="stable")]
+        return ordered
+
+    @cached_property
+    def computes(self) -> Bools:
+        """Which rows these are."""
+        mask = np.zeros(len(self.start_ns), np.bool_)
+        mask[self.compute] = True
+        return mask
+
+    @cached_property
+    def runs(self) -> Intervals:
+        """When they ran."""
+        return union(self.start_ns[self.compute], self.end_ns[self.compute])
+
+    @cached_property
+    def launches(self) -> Longs:
+        """When they were launched, in order."""
+        return np.sort(self.launch_ns[self.compute[self.launched[self.compute]]], kind="stable")
+
+    @cached_property
+    def last_work(self) -> Longs:
+        """When the last forward or backward work of each part begins; never where it has none."""
+        last = np.full(int(self.part.max(initial=0)) + 1, np.iinfo(np.int64).max, np.int64)
+        rows = self.order[self.labels(*_STEP_WORK)[self.order]]
+        last[self.part[rows]] = self.start_ns[rows]  # starts ascend: the last one stays
+        return last
+
 
 def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -> pl.DataFrame:
-    """Return PIECES: the causes of each label's exposed time (*paid*, as ``exposed_in_order`` gives it).
+    """Return PIECES: the causes of each label's exposed time (*paid*, as ``Lanes.paid`` gives it).
 
     With *parts* the groups of *paid* are the rank's parts, else all is one group.
     """
     group = rank.part if parts else np.zeros_like(rank.part)
-    compute = _compute(rank)
-    pieces = [_of_label(rank, label, lane, group, compute) for label, lane in paid.items() if len(lane)]
-    return pl.concat(pieces) if pieces else PIECES.to_frame()
-
-
-def _compute(rank: Rank) -> Longs:
-    """Return the rows of compute on compute streams, by start: small kernels on a copy's stream hide nothing."""
-    codes = [LABELS.index(label) for label in COMPUTE_SET]
-    rows = np.flatnonzero(np.isin(rank.label, codes) & (rank.end_ns > rank.start_ns))
-    stream = rank.holds.stream[rows]
-    if not len(rows):
-        return rows
-    busy = np.bincount(stream, weights=(rank.end_ns - rank.start_ns)[rows])
-    rows = rows[busy[stream] >= COMPUTE_STREAM_SHARE * busy.sum()]
-    ordered: Longs = rows[np.argsort(rank.start_ns[rows], kind="stable")]
-    return ordered
-
-
-def _of_label(rank: Rank, label: str, lane: Intervals, group: Longs, compute: Longs) -> pl.DataFrame:
-    piece_group, start, end, owner = _pieces(rank, label, lane, group)
-    cause = _judge(rank, start, end, owner, compute)
-    ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
+    found = {label: _pieces(rank, label, lane, group) for label, lane in paid.items() if len(lane)}
+    if not found:
+        return PIECES.to_frame()
+    label = np.repeat([EXPOSABLE.index(name) for name in found], [len(pieces[0]) for pieces in found.values()])
+    part, start, end, owner = (np.concatenate(columns) for columns in zip(*found.values(), strict=True))
+    cause = _judge(rank, start, end, owner)
     # A late peer can take part of any cause but the same stream; of copies nobody else knows.
-    apart = (cause != _SAME) if label in COMMUNICATION_LABELS else np.zeros(len(cause), np.bool_)
+    apart = (cause != _SAME) & np.isin(EXPOSABLE, COMMUNICATION_LABELS)[label]
     rest = np.flatnonzero(~apart)
-    of_kind = piece_group[rest] * len(EXPOSURE_CAUSES) + cause[rest]
-    kinds, first, kind = np.unique(of_kind, return_index=True, return_inverse=True)
-    order = np.argsort(first)  # parts and causes as they are first met
-    summed = np.bincount(kind, weights=(end - start)[rest], minlength=len(kinds)).astype(np.int64)[order]
-    unknown = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(kinds))
-    names = pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])
-    at = np.concatenate([np.flatnonzero(apart), rest[first[order]]])
+    kind, first = alike(label[rest], part[rest], cause[rest])
+    summed = np.bincount(kind, weights=(end - start)[rest], minlength=len(first)).astype(np.int64)
+    at = np.concatenate([np.flatnonzero(apart), rest[first]])
+    order = np.argsort(label[at], kind="stable")
+    at = at[order]
+    ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
+    unknown = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(first))
     return pl.DataFrame(
         {
-            "part": piece_group[at],
-            "label": pl.Series([label], dtype=PIECES["label"]).new_from_index(0, len(at)),
-            "cause": names.gather(cause[at]),
-            "id": pl.concat([pl.Series(ids[owner[apart]], dtype=pl.Int64), unknown]),
-            "start_ns": pl.concat([pl.Series(start[apart], dtype=pl.Int64), unknown]),
-            "ns": np.concatenate([(end - start)[apart], summed]),
+            "part": part[at],
+            "label": pl.Series(EXPOSABLE, dtype=PIECES["label"]).gather(label[at]),
+            "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"]).gather(cause[at]),
+            "id": pl.concat([pl.Series(ids[owner[apart]], dtype=pl.Int64), unknown]).gather(order),
+            "start_ns": pl.concat([pl.Series(start[apart], dtype=pl.Int64), unknown]).gather(order),
+            "ns": np.concatenate([(end - start)[apart], summed])[order],
         },
         schema=PIECES,
     )
@@ -149,7 +181,7 @@ def _pieces(rank: Rank, label: str, lane: Intervals, group: Longs) -> tuple[Long
 
     Of several events at once the one that ends last of those begun carries it.
     """
-    rows = np.flatnonzero((rank.label == LABELS.index(label)) & (rank.end_ns > rank.start_ns))
+    rows = np.flatnonzero(rank.labels(label) & (rank.end_ns > rank.start_ns))
     low = int(rank.start_ns[rows].min())
     stride = int(rank.end_ns[rows].max()) - low + 1
     rows = rows[np.argsort(group[rows] * stride + rank.start_ns[rows], kind="stable")]
@@ -174,13 +206,13 @@ def _pieces(rank: Rank, label: str, lane: Intervals, group: Longs) -> tuple[Long
     return lane.group[which][real], (start - shift)[real], (end - shift)[real], rows[carriers[carrier[real]]]
 
 
-def _judge(rank: Rank, start: Longs, end: Longs, owner: Longs, compute: Longs) -> npt.NDArray[np.int8]:
+def _judge(rank: Rank, start: Longs, end: Longs, owner: Longs) -> npt.NDArray[np.int8]:
     """Return the cause of each piece [start, end) of the events *owner*, as far as this rank alone can tell."""
     if not rank.launched.any():
         return np.full(len(start), _UNKNOWN, np.int8)
     holds, stream = rank.holds, rank.holds.stream
-    begins = rank.start_ns[compute]
-    at = np.searchsorted(begins, start)
+    compute = rank.compute
+    at = np.searchsorted(rank.start_ns[compute], start)
     ahead, behind = _pick(compute, at), _pick(compute, at - 1)
     there = (ahead >= 0) & (rank.part[ahead] == rank.part[owner])
     earlier = (behind >= 0) & (rank.part[behind] == rank.part[owner])
@@ -190,13 +222,13 @@ def _judge(rank: Rank, start: Longs, end: Longs, owner: Longs, compute: Longs) -
     waiting_host = rank.blocked.covered_ns(start, end) * 2 >= end - start
     launch_bound = sure & (how == LAUNCH)
     tied = sure & (by == owner)
-    unasked = tied & (how == OTHER) & np.isin(blocker, compute) & ~holds.waits[blocker]
+    unasked = tied & (how == OTHER) & rank.computes[blocker] & ~holds.waits[blocker]
     queue = unasked & rank.waits_recorded & (rank.launch_ns[blocker] > rank.launch_ns[owner])
     waits = (tied & ~unasked) | (launch_bound & waiting_host)
-    tail = _after_step_work(rank, start, owner)
-    missed = _beside(rank, compute, rank.start_ns[owner]) >= end - start
+    tail = start >= rank.last_work[rank.part[owner]]
+    missed = _beside(rank.runs, rank.start_ns[owner]) >= end - start
     begun_late = (holds.how[owner] == LAUNCH) & holds.sure[owner] & missed
-    between = _launched_between(rank, compute, owner, ahead)
+    between = _launched_between(rank, owner, ahead)
     # The first that holds decides.
     return np.select(
         [
@@ -239,19 +271,8 @@ def _walk(rank: Rank, row: Longs, start: Longs, end: Longs) -> tuple[Longs, Long
     return np.where(on, -1, row), by
 
 
-def _after_step_work(rank: Rank, at: Longs, owner: Longs) -> Bools:
-    """Return whether all forward and backward work of the owner's step had begun by then; False where it has none."""
-    rows = np.isin(rank.label, [LABELS.index(label) for label in _STEP_WORK])
-    last = np.full(int(rank.part.max(initial=0)) + 1, np.iinfo(np.int64).max, np.int64)
-    parts = rank.part[rows]
-    last[np.unique(parts)] = np.iinfo(np.int64).min
-    np.maximum.at(last, parts, rank.start_ns[rows])
-    return at >= last[rank.part[owner]]
-
-
-def _beside(rank: Rank, compute: Longs, at: Longs) -> Longs:
+def _beside(runs: Intervals, at: Longs) -> Longs:
     """Return how long compute had been running without a break at these moments; 0 where none ran."""
-    runs = union(rank.start_ns[compute], rank.end_ns[compute])
     if not len(runs):
         return np.zeros(len(at), np.int64)
     before = np.searchsorted(runs.start_ns, at, side="left") - 1
@@ -259,11 +280,10 @@ def _beside(rank: Rank, compute: Longs, at: Longs) -> Longs:
     return np.where(inside, at - runs.start_ns[np.maximum(before, 0)], 0)
 
 
-def _launched_between(rank: Rank, compute: Longs, owner: Longs, ahead: Longs) -> Bools:
+def _launched_between(rank: Rank, owner: Longs, ahead: Longs) -> Bools:
     """Return whether compute was launched after the owner and before the next compute."""
-    times = np.sort(rank.launch_ns[compute[rank.launched[compute]]]) if len(compute) else EMPTY.start_ns
-    first = np.searchsorted(times, rank.launch_ns[owner], side="right")
-    return np.searchsorted(times, rank.launch_ns[ahead], side="left") > first
+    first = np.searchsorted(rank.launches, rank.launch_ns[owner], side="right")
+    return np.searchsorted(rank.launches, rank.launch_ns[ahead], side="left") > first
 
 
 def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame, *, each: tuple[str, ...] = ()) -> pl.DataFrame:

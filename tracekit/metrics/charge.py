@@ -11,7 +11,6 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.intervals import Intervals
-from tracekit.metrics.budget import exposed_in_order
 from tracekit.metrics.lanes import COMPUTE_SET, Lanes
 
 Ints = npt.NDArray[np.int64]
@@ -30,7 +29,7 @@ def charge(labelled: pl.DataFrame, lanes: Lanes) -> Ints:
     paid = np.zeros(len(labelled), np.int64)
     label = labelled["label"].cast(pl.String)
     _charge(labelled, label.is_in(COMPUTE_SET), lanes.compute, paid)
-    for name, exposed in exposed_in_order(lanes).items():
+    for name, exposed in lanes.paid.items():
         _charge(labelled, label == name, exposed, paid)
     return paid
 

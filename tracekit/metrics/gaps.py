@@ -11,8 +11,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit.intervals import EMPTY, Intervals, Longs
+from tracekit._util.columns import whole_numbers
+from tracekit.intervals import EMPTY, Intervals, Longs, sums
 from tracekit.metrics.budget import unrecorded_gaps
+from tracekit.metrics.host import LAUNCHES
 from tracekit.metrics.lanes import Lanes
 from tracekit.schema import IDLE_CAUSES
 
@@ -34,7 +36,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def with_slow_calls(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the events with ``launch_end_ns``: when their launch call returned, where it took unusually long.
+    """Return the events with ``launch_end_ns``: when their launch (of *calls*) returned, where it took unusually long.
 
     A copy's call may take as long as the copy: only kernels' and graphs' launches count.
 
@@ -43,11 +45,14 @@ def with_slow_calls(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame
     >>> with_slow_calls(pl.DataFrame({"correlation": [1, 2, 3, None]}), calls)["launch_end_ns"].to_list()
     [None, 900000, None, None]
     """
-    slow = calls.filter(pl.col("end_ns") - pl.col("start_ns") > SLOW_CALL_NS).unique("correlation", keep="last")
-    slow = slow.filter(pl.col("name").cast(pl.String).str.contains("Launch"))
-    if slow.is_empty():
+    slow = calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy() > SLOW_CALL_NS
+    found = calls[np.flatnonzero(slow)]
+    name = pl.col("name").cast(pl.String)
+    found = found.filter(name.str.contains(LAUNCHES) & pl.col("correlation").is_not_null())
+    found = found.unique("correlation", keep="last").filter(name.str.contains("Launch"))
+    if found.is_empty():
         return labelled.with_columns(launch_end_ns=pl.lit(None, pl.Int64))
-    ends = slow.select("correlation", launch_end_ns="end_ns")
+    ends = found.select("correlation", launch_end_ns="end_ns")
     return labelled.join(ends, on="correlation", how="left", maintain_order="left")
 
 
@@ -61,7 +66,7 @@ def gaps(
     >>> gaps(events, Lanes.of(events)).select("start_ns", "ns", "launch_bound_ns", "dependency_ns").rows()
     [(4, 6, 3, 3)]
     """
-    holes = lanes.busy.gaps() - unrecorded_gaps(lanes, unrecorded)
+    holes = lanes.idle - unrecorded_gaps(lanes, unrecorded)
     if not len(holes):
         return pl.DataFrame(schema=GAPS)
     following, launch = _following(labelled, holes, part)
@@ -89,7 +94,7 @@ def _in_call(labelled: pl.DataFrame, following: Longs, holes: Intervals, bound: 
     """Return the part of each gap in which the launch of the event that ended it had begun and not returned."""
     if "launch_end_ns" not in labelled.columns:
         return np.zeros(len(holes), np.int64)
-    returned = labelled["launch_end_ns"].gather(following).fill_null(0).to_numpy()
+    returned = whole_numbers(labelled["launch_end_ns"].gather(following), 0)
     begun = holes.start_ns + bound
     inside: Longs = np.clip(returned - begun, 0, holes.end_ns - begun)
     return inside
@@ -97,22 +102,24 @@ def _in_call(labelled: pl.DataFrame, following: Longs, holes: Intervals, bound: 
 
 def _following(labelled: pl.DataFrame, holes: Intervals, part: str | None) -> tuple[Longs, Longs]:
     """Return the event that ends each gap and its launch: of several that start together, the one launched first."""
-    frame = labelled.select(
-        "start_ns",
-        launch=pl.col("launch_ns").fill_null(_NEVER),
-        part=pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64),
-        real=pl.col("end_ns") > pl.col("start_ns"),
-    )
-    start, group, launch = (frame[c].to_numpy() for c in ("start_ns", "part", "launch"))
-    order = np.lexsort((launch, start, group))
-    order = order[frame["real"].to_numpy()[order]]
-    # Within a part starts ascend, so the first event at or after a gap's end is the one that ended it.
-    edges = np.searchsorted(group[order], np.arange(int(holes.group[-1]) + 2))
+    start, launch = labelled["start_ns"].to_numpy(), whole_numbers(labelled["launch_ns"], _NEVER)
+    rows = np.flatnonzero(labelled["end_ns"].to_numpy() > start)
+    group = whole_numbers(labelled[part])[rows] if part is not None else np.zeros(len(rows), np.int64)
+    order = np.lexsort((start[rows], group))
+    rows, group = rows[order], group[order]
+    begins = start[rows]
+    first = np.ones(len(rows), np.bool_)
+    first[1:] = (begins[1:] != begins[:-1]) | (group[1:] != group[:-1])
+    tied = np.flatnonzero(~(first & np.append(first[1:], True)))
+    rows[tied] = rows[tied[np.lexsort((launch[rows[tied]], np.cumsum(first)[tied]))]]
+    rows, group, begins = rows[first], group[first], begins[first]
+    # Within a part starts ascend, and a gap ends where some event starts.
+    edges = np.searchsorted(group, np.arange(int(holes.group[-1]) + 2))
     follower = np.empty(len(holes), np.int64)
-    for g in np.unique(holes.group):
-        rows = slice(*np.searchsorted(holes.group, [g, g + 1]))
-        stretch = order[edges[g] : edges[g + 1]]
-        follower[rows] = stretch[np.searchsorted(start[stretch], holes.end_ns[rows])]
+    borders = np.searchsorted(holes.group, np.arange(len(edges)))
+    for g in np.flatnonzero(np.diff(borders)).tolist():
+        here = slice(borders[g], borders[g + 1])
+        follower[here] = rows[edges[g] + np.searchsorted(begins[edges[g] : edges[g + 1]], holes.end_ns[here])]
     return follower, launch[follower]
 
 
@@ -129,10 +136,15 @@ def name_gaps(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:
 
 
 def gap_causes(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the idle time of each part by cause.
+    """Return the idle time of each part by cause; gaps stand in the order of parts.
 
     >>> gap_causes(pl.DataFrame({"part": [0, 0], "launch_bound_ns": [3, 1], "dependency_ns": [3, 0],
     ...                          "warm_up_ns": [0, 0], "unknown_ns": [0, 2], "ns": [6, 3]})).rows()
     [(0, 4, 3, 0, 2, 2)]
     """
-    return table.group_by("part").agg(pl.col(CAUSES).sum(), gaps=pl.len().cast(pl.Int64)).sort("part")
+    part = table["part"].to_numpy()
+    parts = int(part[-1]) + 1 if len(part) else 0
+    count = sums(np.ones(len(part), np.int64), part, parts)
+    there = np.flatnonzero(count)
+    summed = {cause: sums(table[cause].to_numpy(), part, parts)[there] for cause in CAUSES}
+    return pl.DataFrame({"part": there, **summed, "gaps": count[there]})

@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import Text
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.intervals import Longs
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
@@ -92,7 +94,7 @@ def holds(labelled: pl.DataFrame, waits_ns: Longs | None = None) -> Holds:
 def _is_compute(labelled: pl.DataFrame) -> Bools:
     if "label" not in labelled.columns:
         return np.ones(len(labelled), np.bool_)
-    return (~labelled["label"].cast(pl.String).is_in([*COMMUNICATION_LABELS, *COPY_LABELS])).to_numpy()
+    return ~Text.of(labelled["label"]).map((*COMMUNICATION_LABELS, *COPY_LABELS).__contains__)
 
 
 def _waits(before: Longs, launch: Longs, known: Bools, waits_ns: Longs | None) -> Bools:
@@ -104,15 +106,23 @@ def _waits(before: Longs, launch: Longs, known: Bools, waits_ns: Longs | None) -
     if waits_ns is None or not len(waits_ns) or not known.any():
         return np.ones(len(before), np.bool_)
     both = known & (before >= 0) & known[before]
-    since = np.where(both, launch[before], launch)
-    asked = np.searchsorted(waits_ns, launch) - np.searchsorted(waits_ns, since)
-    every = np.sort(launch[known], kind="stable")
-    every = every[np.diff(every, prepend=every[0] - 1) > 0] if len(every) else every
-    between = np.searchsorted(every, launch) - np.searchsorted(every, since, side="right")
-    latest = np.searchsorted(every, launch, side="left") - 1
-    own = np.searchsorted(waits_ns, launch) - np.searchsorted(waits_ns, every[np.maximum(latest, 0)], side="right")
-    waits: Bools = ~both | (asked > np.maximum(between, 0)) | ((latest >= 0) & (own > 0))
+    every, turn = _turns(launch, known)
+    earlier = np.where(both, turn[before], turn)
+    asked, last = (np.searchsorted(waits_ns, every, side=side) for side in ("left", "right"))
+    told = asked[turn] - asked[earlier] > np.maximum(turn - earlier - 1, 0)
+    own = (turn > 0) & (asked[turn] > last[turn - 1])
+    waits: Bools = ~both | told | own
     return waits
+
+
+def _turns(launch: Longs, known: Bools) -> tuple[Longs, Longs]:
+    """Return all moments at which something was launched, in order, and which of them is each event's."""
+    order = np.argsort(np.where(known, launch, np.iinfo(np.int64).max), kind="stable")
+    ordered = launch[order[: int(known.sum())]]
+    new = np.diff(ordered, prepend=ordered[0] - 1) > 0
+    turn = np.zeros(len(launch), np.int64)
+    turn[order[: len(ordered)]] = np.cumsum(new) - 1
+    return ordered[new], turn
 
 
 def in_order(start: Longs, end: Longs) -> Longs:
@@ -123,12 +133,17 @@ def in_order(start: Longs, end: Longs) -> Longs:
 
 def _columns(labelled: pl.DataFrame) -> tuple[Longs, Longs, Longs, Bools, Longs]:
     start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
-    launch = labelled["launch_ns"].cast(pl.Int64)
-    stream = labelled["stream"].cast(pl.Int64).fill_null(-1)
+    launch = labelled["launch_ns"]
+    return start, end, whole_numbers(launch, 0), launch.is_not_null().to_numpy(), streams(labelled)
+
+
+def streams(labelled: pl.DataFrame) -> Longs:
+    """Return a number from 0 for each event's stream; streams of several devices are apart."""
+    stream = whole_numbers(labelled["stream"])
     if "device" in labelled.columns and labelled["device"].n_unique() > 1:
-        stream = stream + (labelled["device"].cast(pl.Int64).fill_null(-1) + 1) * (1 << 40)
-    codes = np.searchsorted(stream.unique().sort().to_numpy(), stream.to_numpy())
-    return start, end, launch.fill_null(0).to_numpy(), launch.is_not_null().to_numpy(), codes
+        stream = stream + (whole_numbers(labelled["device"]) + 1) * (1 << 40)
+    known = np.unique(stream[np.flatnonzero(np.diff(stream, prepend=stream[:1] - 1))])  # of runs, few by few
+    return np.searchsorted(known, stream)
 
 
 def _before(stream: Longs, start: Longs, end: Longs) -> tuple[Longs, Longs]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Text
-from tracekit.intervals import EMPTY, Intervals, union
+from tracekit._util.coded import Bools, Text
+from tracekit._util.records import dataclass
+from tracekit.intervals import Intervals, union
 
+LAUNCHES = "LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy"
+"""Work is put on the GPU."""
 WAITS = r"StreamWaitEvent"
 """A stream waits for an event of another stream; the host goes on."""
 BLOCKS = (
@@ -24,48 +29,56 @@ API_COLUMNS = ("kind", "name", "tid", "correlation", "start_ns", "end_ns", "step
 """What the metrics ask of the host's calls of CUDA; a table of fewer columns is cut faster."""
 
 
-def api_calls(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the host's calls of CUDA (or HIP), in the order of the file.
+@dataclass(frozen=True, eq=False)
+class Api:
+    """The host's calls of CUDA (or HIP), in the order of the file."""
 
-    >>> api_calls(pl.DataFrame({"kind": ["runtime", "cpu_op"], "name": ["cudaFree", "aten::mm"]})).rows()
+    calls: pl.DataFrame
+
+    @cached_property
+    def names(self) -> Text:
+        """What each call is called."""
+        return Text.of(self.calls["name"])
+
+    def named(self, pattern: str) -> Bools:
+        """Return in which calls' names *pattern* is found.
+
+        >>> Api(pl.DataFrame({"name": ["cudaFree", "cudaLaunchKernel"]})).named("Launch").tolist()
+        [False, True]
+        """
+        return self.names.matches(pattern)
+
+
+def api_calls(events: pl.DataFrame) -> Api:
+    """Return the host's calls of CUDA (or HIP) among all events.
+
+    >>> api_calls(pl.DataFrame({"kind": ["runtime", "cpu_op"], "name": ["cudaFree", "aten::mm"]})).calls.rows()
     [('runtime', 'cudaFree')]
     """
     known = [column for column in API_COLUMNS if column in events.columns]
     asked = events["kind"].is_in(["runtime", "driver"])
     calls = events.select(known)
-    return calls if asked.all() else calls.filter(asked)
+    return Api(calls if asked.all() else calls.filter(asked))
 
 
-def calls_named(calls: pl.DataFrame, pattern: str) -> pl.DataFrame:
-    """Return the calls in whose name *pattern* is found.
-
-    >>> calls_named(pl.DataFrame({"name": ["cudaFree", "cudaLaunchKernel"]}), "Launch").rows()
-    [('cudaLaunchKernel',)]
-    """
-    return calls.filter(pl.Series(Text.of(calls["name"]).matches(pattern), dtype=pl.Boolean))
-
-
-def host_calls(api: pl.DataFrame) -> pl.DataFrame:
-    """Return those of the host's calls (``api_calls``) that make a stream or the host wait, in order of time.
+def host_calls(api: Api) -> pl.DataFrame:
+    """Return those of the host's calls that make a stream or the host wait, in order of time.
 
     >>> api = pl.DataFrame({"kind": ["runtime"] * 3, "tid": [1] * 3, "start_ns": [0, 5, 9], "end_ns": [1, 6, 20],
     ...     "name": ["cudaLaunchKernel", "cudaStreamWaitEvent", "cudaStreamSynchronize"]})
-    >>> host_calls(api).select("name", "blocks").rows()
+    >>> host_calls(Api(api)).select("name", "blocks").rows()
     [('cudaStreamWaitEvent', False), ('cudaStreamSynchronize', True)]
     """
     columns = ("name", "tid", "start_ns", "end_ns")
-    if not set(columns) <= set(api.columns):
+    if not set(columns) <= set(api.calls.columns):
         return CALLS.to_frame()
-    calls = calls_named(api.select(columns), f"{WAITS}|{BLOCKS}")
-    if calls.is_empty():
-        return CALLS.to_frame()
-    blocks = pl.Series(Text.of(calls["name"]).matches(BLOCKS))
-    return calls.with_columns(pl.col("name").cast(pl.String), blocks=blocks).sort("start_ns")
+    rows = np.flatnonzero(api.named(f"{WAITS}|{BLOCKS}"))
+    rows = rows[np.argsort(api.calls["start_ns"].to_numpy()[rows], kind="stable")]
+    blocks = pl.Series("blocks", api.named(BLOCKS)[rows])
+    return api.calls.select(columns)[rows].with_columns(pl.col("name").cast(pl.String), blocks)
 
 
 def blocked(calls: pl.DataFrame) -> Intervals:
     """Return when the host stood still in a call that waits for the GPU."""
-    rows = calls.filter("blocks")
-    if rows.is_empty():
-        return EMPTY
-    return union(rows["start_ns"].to_numpy().astype(np.int64), rows["end_ns"].to_numpy())
+    rows = calls["blocks"].to_numpy()
+    return union(calls["start_ns"].to_numpy()[rows], calls["end_ns"].to_numpy()[rows])

@@ -14,10 +14,11 @@ import re
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import among
+from tracekit._util.columns import whole_numbers
+from tracekit._util.sets import NEVER
 from tracekit.classify._nest import OP, Nested, nest
 from tracekit.intervals import Longs
-from tracekit.metrics.host import BLOCKS
+from tracekit.metrics.host import BLOCKS, Api
 
 INSTEAD = ("sync", "allocation", "launch", "garbage_collection", "data_loading", "operator", "annotation", "python")
 """What a host can have done: waited for the GPU, managed its memory, launched other work, …, Python between ranges."""
@@ -76,26 +77,38 @@ def shortened(rows: pl.DataFrame, most: int = MOST) -> pl.DataFrame:
                                                for c, t in ROWS.items())])  # fmt: skip
 
 
-def inside_launches(api: pl.DataFrame, labelled: pl.DataFrame, holes: pl.DataFrame) -> int:
+def inside_launches(api: Api, labelled: pl.DataFrame, holes: pl.DataFrame) -> int:
     """Return how much of *holes* was spent inside the launch call (one of *api*) of the work that ended each.
 
     >>> calls = pl.DataFrame({"kind": ["runtime"], "correlation": [7], "end_ns": [90]})
     >>> holes = pl.DataFrame({"start_ns": [5], "end_ns": [95], "launch_bound_ns": [75], "next": [0]})
-    >>> inside_launches(calls, pl.DataFrame({"correlation": [7]}), holes)
+    >>> inside_launches(Api(calls), pl.DataFrame({"correlation": [7]}), holes)
     10
     """
-    if holes.is_empty() or not {"correlation", "end_ns"} <= set(api.columns):
+    if holes.is_empty() or not {"correlation", "end_ns"} <= set(api.calls.columns):
         return 0
-    asked = labelled["correlation"].gather(holes["next"])
-    calls = api.select("correlation", "end_ns").drop_nulls()
-    number, end = calls["correlation"].to_numpy(), calls["end_ns"].to_numpy()
-    order = np.lexsort((end, number))  # calls come nearly in the order of their numbers
-    number, end, wanted = number[order], end[order], asked.fill_null(-1).to_numpy()
-    known = np.flatnonzero(among(wanted, number) & asked.is_not_null().to_numpy())
-    # A call inside a call has its number: the outer one returns last, and counts.
-    returned = end[np.searchsorted(number, wanted[known], side="right") - 1]
-    start, until, bound = (holes[c].to_numpy()[known] for c in ("start_ns", "end_ns", "launch_bound_ns"))
+    asked = whole_numbers(labelled["correlation"])[holes["next"].to_numpy()]
+    returned = _returned(whole_numbers(api.calls["correlation"]), api.calls["end_ns"].to_numpy(), asked)
+    start, until, bound = (holes[c].to_numpy() for c in ("start_ns", "end_ns", "launch_bound_ns"))
     return int(np.maximum(np.minimum(returned, until) - start - bound, 0).sum())
+
+
+def _returned(number: Longs, end: Longs, asked: Longs) -> Longs:
+    """Return when the calls of the numbers *asked* for returned; never where there is none.
+
+    A call inside a call has its number: the outer one returns last, and counts.
+    """
+    known = (number >= 0) & (number >= asked.min()) & (number <= asked.max())
+    number, end = number[known], end[known]
+    order = np.argsort(end, kind="stable")  # calls come nearly in order
+    number, end = number[order], end[order]
+    low, size = int(number.min(initial=0)), int(number.max(initial=0)) + 1
+    if size - low > 8 * (len(number) + len(asked)):  # numbers far apart
+        known, place = np.unique(np.concatenate([number, asked]), return_inverse=True)
+        number, asked, low, size = place[: len(number)], place[len(number) :], 0, len(known)
+    last = np.full(size - low + 1, NEVER)
+    last[number - low] = end  # the last one stays
+    return last[np.where((asked >= low) & (asked < size), asked - low, -1)]
 
 
 class _Stretches:

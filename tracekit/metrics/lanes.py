@@ -6,13 +6,16 @@ communication = ep_dispatch … comm, broadcast; copy = offload, onload, reload,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
-from tracekit.intervals import EMPTY, Intervals, union
+from tracekit.intervals import EMPTY, Intervals, Longs, union
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS
 
 COMPUTE_SET = (*COMPUTE_LABELS, "other")
@@ -23,9 +26,30 @@ SETS: Mapping[str, tuple[str, ...]] = {
 }
 EXPOSABLE = tuple(label for label in LABELS if label not in COMPUTE_SET)
 """Communication and copy labels, in the order that settles who pays for time two of them cover."""
+_SET_OF = np.array([next(at for at, labels in enumerate(SETS.values()) if label in labels) for label in LABELS])
 
 
-@dataclass(frozen=True, slots=True)
+def label_codes(labelled: pl.DataFrame) -> Longs:
+    """Return the place of each event's label in ``LABELS``.
+
+    >>> label_codes(pl.DataFrame({"label": ["forward", "wgrad"]})).tolist()
+    [0, 2]
+    """
+    return whole_numbers(labelled["label"].cast(pl.Enum(LABELS)).to_physical())
+
+
+def among_labels(codes: Longs, labels: Iterable[str]) -> npt.NDArray[np.bool_]:
+    """Return which of the *codes* are of these *labels*.
+
+    >>> among_labels(np.array([0, 2]), ["wgrad", "other"]).tolist()
+    [False, True]
+    """
+    wanted = np.zeros(len(LABELS), np.bool_)
+    wanted[[LABELS.index(label) for label in labels]] = True
+    return wanted[codes]
+
+
+@dataclass(frozen=True, eq=False)
 class Lanes:
     """Unions by label and by set; the group of every interval is its part (step), 0 … parts − 1.
 
@@ -47,15 +71,32 @@ class Lanes:
     @classmethod
     def of(cls, labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) -> Lanes:
         """Return the lanes of a labelled table; *part* names the column of step indices (none: all is one part)."""
-        code = labelled["label"].cast(pl.Enum(LABELS)).to_physical().to_numpy().astype(np.int64)
-        group = code * parts
-        if part is not None:
-            group = group + labelled[part].to_numpy()
-        swept = union(labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy(), group)
-        sections = {label: swept.section(i * parts, (i + 1) * parts) for i, label in enumerate(LABELS)}
-        by_label = {label: lane for label, lane in sections.items() if len(lane)}
-        sets = {name: _join([by_label[x] for x in labels if x in by_label]) for name, labels in SETS.items()}
-        return cls(parts, by_label, **sets, busy=_join(list(sets.values())))
+        start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
+        group = labelled[part].to_numpy() if part is not None else np.zeros(len(start), np.int64)
+        code = label_codes(labelled)
+
+        def swept(kind: Longs, names: Iterable[str]) -> dict[str, Intervals]:
+            """Return the union of each kind, by part."""
+            both = union(start, end, kind * parts + group)
+            return {name: both.section(at * parts, (at + 1) * parts) for at, name in enumerate(names)}
+
+        by_label = {label: lane for label, lane in swept(code, LABELS).items() if len(lane)}
+        return cls(parts, by_label, **swept(_SET_OF[code], SETS), busy=union(start, end, group))
+
+    @cached_property
+    def idle(self) -> Intervals:
+        """The gaps of each part, in which nothing ran."""
+        return self.busy.gaps()
+
+    @cached_property
+    def paid(self) -> Mapping[str, Intervals]:
+        """For each communication and copy label, the exposed time that it pays for: of two at once the first does."""
+        left, paid = self.busy - self.compute, {}
+        for label in EXPOSABLE:
+            if label in self.by_label:
+                paid[label] = self.by_label[label] & left
+                left = left - self.by_label[label]
+        return paid
 
     def label(self, name: str) -> Intervals:
         """Return one label's union; empty when nothing carries it."""
@@ -64,11 +105,3 @@ class Lanes:
     def named(self, name: str) -> Intervals:
         """Return the union of a label or of a set (``communication``, ``copy``, ``compute``)."""
         return getattr(self, name) if name in SETS else self.label(name)
-
-
-def _join(sets: list[Intervals]) -> Intervals:
-    if not sets:
-        return EMPTY
-    if len(sets) == 1:
-        return sets[0]
-    return union(*(np.concatenate([getattr(s, c) for s in sets]) for c in ("start_ns", "end_ns", "group")))

@@ -11,12 +11,13 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text, alike
+from tracekit._util.columns import whole_numbers, with_nulls
 from tracekit._util.native import whole
 from tracekit._util.records import dataclass
 from tracekit._util.sets import NEVER, meet
-from tracekit.intervals import Longs
-from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, Lanes
-from tracekit.schema import LABELS, conform
+from tracekit.intervals import Longs, sums
+from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes, label_codes
+from tracekit.schema import LABELS
 
 LABEL_TIMES = pl.Schema(
     {
@@ -66,24 +67,38 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     >>> table.filter(label="pp_comm").select("ns", "hidden_ns", "exposed_ns", "bytes").rows()
     [(4, 2, 2, 9)]
     """
-    size = _sum_or_null("bytes") if "bytes" in labelled.columns else pl.lit(None)
-    counts = labelled.group_by(_part(part), "label").agg(count=pl.len().cast(pl.Int64), bytes=size)
-    counts = counts.with_columns(pl.col("label").cast(pl.String))
-    rows = []
-    for name in (*lanes.by_label, "compute", "communication", "copy"):
+    names = (*SETS, *LABELS)
+    place = label_codes(labelled) + len(SETS)
+    if part is not None:
+        place = place + whole_numbers(labelled[part]) * len(names)
+    total, under = np.zeros((2, lanes.parts, len(names)), np.int64)
+    for at, name in enumerate(names):
         lane = lanes.named(name)
-        total = lane.totals_ns(lanes.parts)
-        hidden = total if name in (*COMPUTE_SET, "compute") else (lane & lanes.compute).totals_ns(lanes.parts)
-        rows += [
-            (int(p), name, int(total[p]), int(hidden[p]), int(total[p] - hidden[p])) for p in np.flatnonzero(total)
-        ]
-    times = pl.DataFrame(rows, schema=["part", "label", "ns", "hidden_ns", "exposed_ns"], orient="row")
-    joined = times.cast({"part": pl.Int64, "label": pl.String}).join(
-        counts, on=["part", "label"], how="full", coalesce=True
+        if not len(lane):
+            continue
+        total[:, at] = under[:, at] = lane.totals_ns(lanes.parts)
+        if name not in (*COMPUTE_SET, "compute"):
+            shared = lanes.compute.covered_ns(lane.start_ns, lane.end_ns, lane.group)
+            under[:, at] = sums(shared, lane.group, lanes.parts)
+    count, size, sized = np.zeros((3, total.size), np.int64)
+    count += np.bincount(place, minlength=total.size)
+    if "bytes" in labelled.columns:
+        moved = np.flatnonzero(labelled["bytes"].is_not_null().to_numpy())
+        np.add.at(size, place[moved], whole_numbers(labelled["bytes"])[moved])
+        sized[place[moved]] = 1
+    rows = np.flatnonzero((total.ravel() > 0) | (count > 0))
+    return pl.DataFrame(
+        {
+            "part": rows // len(names),
+            "label": pl.Series(names, dtype=pl.String).gather(rows % len(names)),
+            "ns": total.ravel()[rows],
+            "count": with_nulls(count[rows], count[rows] > 0),
+            "hidden_ns": under.ravel()[rows],
+            "exposed_ns": (total - under).ravel()[rows],
+            "bytes": with_nulls(size[rows], sized[rows] > 0),
+        },
+        schema=LABEL_TIMES,
     )
-    order = pl.Enum(["compute", "communication", "copy", *LABELS])
-    filled = joined.with_columns(pl.col("ns", "hidden_ns", "exposed_ns").fill_null(0))
-    return conform(filled.sort("part", pl.col("label").cast(order)), LABEL_TIMES)
 
 
 def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
@@ -211,11 +226,3 @@ def _ranks(names: npt.NDArray[np.object_]) -> Longs:
     """Return the place of each name in their order; nothing comes first."""
     place = {name: at for at, name in enumerate(sorted({name for name in names if name is not None}))}
     return np.array([place.get(name, -1) for name in names], np.int64)
-
-
-def _part(column: str | None) -> pl.Expr:
-    return (pl.col(column).cast(pl.Int64) if column is not None else pl.lit(0, pl.Int64)).alias("part")
-
-
-def _sum_or_null(column: str) -> pl.Expr:
-    return pl.when(pl.col(column).is_not_null().any()).then(pl.col(column).sum()).otherwise(None)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.coded import Text, alike
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit._util.shapes import parsed
 from tracekit.classify.matmul import KERNELS as GEMM_KERNELS
-from tracekit.intervals import union
+from tracekit.intervals import Longs, union
 from tracekit.metrics.flops import CONVOLUTION_BACKWARD, FORMULAS, convolution_outputs, flop
 from tracekit.metrics.peaks import peak_tflop_s
-from tracekit.schema import conform
 
 PRODUCTS = pl.Schema(
     {
@@ -102,7 +103,7 @@ def products(
 
     *key* names a column that keeps products apart besides; the table then has it too.
 
-    >>> from tracekit.schema import LABELLED
+    >>> from tracekit.schema import LABELLED, conform
     >>> event = {"id": 9, "kind": "kernel", "name": "gemm_bf16", "label": "forward", "op": "aten::mm", "op_id": 4,
     ...          "shapes": "[[1000,1000],[1000,1000]]", "start_ns": 0, "end_ns": 10_000}
     >>> table, rates = products(conform(pl.DataFrame([event]), LABELLED), device="NVIDIA H200")
@@ -110,20 +111,19 @@ def products(
     ([2000000000], 200, True)
     """
     span_ns = _span_ns(labelled)
-    rows = _product_rows(labelled, *([key] if key else []))
-    if rows.is_empty():
+    rows = _Products.of(labelled)
+    if not len(rows.at):
         return PRODUCTS.to_frame(), Rates(0, 0, 0, 0, None, span_ns)
-    table = _by_kind(rows, device, multiprocessors, key)
-    counted = table.filter(pl.col("flop").is_not_null())
-    model = counted.filter(pl.col("label") != "recompute")
-    known = bool(len(model)) and model["at_peak_ns"].null_count() == 0
-    product_ns = int(union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()).totals_ns(1)[0])
+    table = _by_kind(rows, device, multiprocessors, labelled[key] if key else None)
+    counted = table["flop"].is_not_null()
+    model = counted & (table["label"] != "recompute")
+    at_peak = table["at_peak_ns"].filter(model)
     rates = Rates(
-        flop=int(counted["flop"].sum()),
-        model_flop=int(model["flop"].sum()),
-        product_ns=product_ns,
-        uncounted_ns=int(table.filter(pl.col("flop").is_null())["ns"].sum()),
-        at_peak_ns=float(model["at_peak_ns"].sum()) if known else None,
+        flop=int(table["flop"].filter(counted).sum()),
+        model_flop=int(table["flop"].filter(model).sum()),
+        product_ns=union(rows.start_ns, rows.end_ns).total_ns,
+        uncounted_ns=int(table["ns"].filter(~counted).sum()),
+        at_peak_ns=float(at_peak.sum()) if len(at_peak) and not at_peak.null_count() else None,
         span_ns=span_ns,
     )
     return table, rates
@@ -132,97 +132,118 @@ def products(
 def _span_ns(labelled: pl.DataFrame) -> int:
     if labelled.is_empty():
         return 0
-    first, last = labelled.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
-    return int(last - first)
+    return int(labelled["end_ns"].to_numpy().max() - labelled["start_ns"].to_numpy().min())
 
 
 def product_kinds(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return of every event whether it is a ``product``, and of products ``op``, ``shapes`` and ``dtype``.
 
-    >>> from tracekit.schema import LABELLED
+    >>> from tracekit.schema import LABELLED, conform
     >>> event = {"kind": "kernel", "name": "gemm_bf16", "op": "aten::mm", "shapes": "[[2,4],[4,8]]", "op_id": 1}
     >>> product_kinds(conform(pl.DataFrame([event, {**event, "name": "add", "op": "aten::add"}]), LABELLED)).rows()
     [(True, 'aten::mm', '[[2,4],[4,8]]', 'bf16'), (False, None, None, None)]
     """
-    numbered = labelled.with_row_index("row")
-    rows = _one_label_per_call(_typed(_product_rows(numbered, "row")))
-    kinds = rows.select("row", "op", "shapes", "dtype", product=pl.lit(value=True))
-    joined = numbered.select("row").join(kinds, on="row", how="left", maintain_order="left")
-    return joined.select(pl.col("product").fill_null(value=False), "op", "shapes", "dtype")
+    rows = _Products.of(labelled)
+    place = np.full(len(labelled), len(rows.at), np.int64)
+    place[rows.at] = np.arange(len(rows.at))
+    columns = {name: [*getattr(rows, name).strings(), None] for name in ("op", "shapes", "dtype")}
+    kinds = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+    return kinds[place].insert_column(0, pl.Series("product", place < len(rows.at)))
 
 
-def _product_rows(labelled: pl.DataFrame, *more: str) -> pl.DataFrame:
-    """Return kernels that multiply matrices: by their operator, or by their own name."""
-    asked = Text.of(labelled["name"]).matches(GEMM_KERNELS) | Text.of(labelled["op"]).map(FORMULAS.__contains__)
-    asked &= Text.of(labelled["kind"]).map(lambda kind: kind == "kernel")
-    columns = ("name", "label", "module", "op", "op_id", "shapes", "dtypes")
-    rows = labelled.select(*columns, *more, "start_ns", "end_ns").filter(pl.Series(asked, dtype=pl.Boolean))
-    return rows.with_columns(pl.col(c).cast(pl.String) for c in columns if c != "op_id")
+@dataclass(frozen=True, eq=False)
+class _Products:
+    """Kernels that multiply matrices: by their operator, or by their own name."""
+
+    at: Longs
+    """Rows of the table."""
+    label: Text
+    module: Text
+    op: Text
+    shapes: Text
+    dtype: Text
+    """Of the operator's recorded inputs, else from the kernel's name."""
+    op_id: Longs
+    start_ns: Longs
+    end_ns: Longs
+
+    @classmethod
+    def of(cls, labelled: pl.DataFrame) -> _Products:
+        """Return the products of a labelled table.
+
+        All kernels of a call get the label, module and type of its longest, so that helpers do not count as calls.
+        """
+        names, ops = Text.of(labelled["name"]), Text.of(labelled["op"])
+        asked = names.matches(GEMM_KERNELS) | ops.map(FORMULAS.__contains__)
+        at = np.flatnonzero(asked & (labelled["kind"] == "kernel").to_numpy())
+        name, op = Text(names.values, names.codes[at]), Text(ops.values, ops.codes[at])
+        label, module, shapes, dtypes = (
+            Text.of(labelled[c].gather(at)) for c in ("label", "module", "shapes", "dtypes")
+        )
+        start, end = labelled["start_ns"].to_numpy()[at], labelled["end_ns"].to_numpy()[at]
+        op_id = whole_numbers(labelled["op_id"].gather(at))
+        dtype = _types(dtypes, name)
+        main = _longest_of_call(op, op_id, end - start)
+        return cls(at, label.take(main), module.take(main), op, shapes, dtype.take(main), op_id, start, end)
+
+
+def _longest_of_call(op: Text, op_id: Longs, ns: Longs) -> Longs:
+    """Return for each kernel the longest of its call.
+
+    The backward of a convolution computes two gradients in one call: each stands for itself.
+    """
+    longest = np.arange(len(ns))
+    rows = np.flatnonzero((op_id >= 0) & op.map(lambda name: name != CONVOLUTION_BACKWARD))
+    order = rows[np.lexsort((ns[rows], op_id[rows]))]
+    last = np.flatnonzero(np.diff(op_id[order], append=-1))
+    longest[order] = np.repeat(order[last], np.diff(last, prepend=-1))
+    return longest
 
 
 def _by_kind(
-    rows: pl.DataFrame, device: str | None, multiprocessors: int | None, key: str | None = None
+    rows: _Products, device: str | None, multiprocessors: int | None, key: pl.Series | None = None
 ) -> pl.DataFrame:
     """Return the sums over calls alike: one operator on inputs of one shape and type, for one label and module."""
-    keys = ["label", "module", "op", "shapes", "dtype", *([key] if key else [])]
-    rows = _one_label_per_call(_typed(rows))
-    rows = rows.with_columns(kind=pl.struct(keys).rank("dense").cast(pl.Int64) - 1)
-    count = int(rows["kind"].max()) + 1  # type: ignore[arg-type]
-    busy = union(*(rows[c].to_numpy() for c in ("start_ns", "end_ns", "kind"))).totals_ns(count)
-    table = rows.group_by("kind", *keys).agg(calls=pl.col("op_id").n_unique().cast(pl.Int64)).sort("kind")
-    outputs = convolution_outputs(table.filter(pl.col("op") == CONVOLUTION_BACKWARD)["shapes"].drop_nulls().to_list())
-    flops = [
-        None if op is None or shapes is None else flop(op, shapes, outputs=outputs)
-        for op, shapes in table.select("op", "shapes").iter_rows()
-    ]
-    peaks = {
-        dtype: peak_tflop_s(device, dtype, multiprocessors=multiprocessors) if device and dtype else None
-        for dtype in table["dtype"].unique().to_list()
-    }
-    table = table.with_columns(
-        flop=_times(pl.Series([None if flop is None or flop >= MOST_FLOP else flop for flop in flops], dtype=pl.Int64)),
-        ns=pl.Series(busy).gather(table["kind"]),
-        peak=pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64),
+    columns = (rows.label, rows.module, rows.op, rows.shapes, rows.dtype)
+    keys = [] if key is None else [key.gather(rows.at)]
+    kind, first = alike(*(column.codes for column in columns), *(whole_numbers(one) for one in keys))
+    names = list(
+        zip(
+            *(Text(c.values, c.codes[first]).strings() for c in columns),
+            *(one.gather(first).to_list() for one in keys),
+            strict=True,
+        )
     )
-    table = table.with_columns(at_peak_ns=pl.col("flop") / (pl.col("peak") * 1e3))
-    impossible = pl.col("at_peak_ns") > pl.col("ns")  # faster than the peak: the type is not what it seems
-    table = table.with_columns(at_peak_ns=pl.when(~impossible).then("at_peak_ns"))
-    schema = pl.Schema({**PRODUCTS, key: table.schema[key]}) if key else PRODUCTS
-    return conform(table.sort(["ns", "kind"], descending=[True, False]), schema)
+    busy = union(rows.start_ns, rows.end_ns, kind).totals_ns(len(first)).tolist()
+    calls = np.bincount(kind[alike(kind, rows.op_id)[1]], minlength=len(first)).tolist()
+    outputs = convolution_outputs([name[3] for name in names if name[2] == CONVOLUTION_BACKWARD and name[3]])
+    found = []
+    for (label, module, op, shapes, dtype, *more), count, ns in zip(names, calls, busy, strict=True):
+        each = None if op is None or shapes is None else flop(op, shapes, outputs=outputs)
+        work = each * count if each is not None and each * count < MOST_FLOP else None
+        peak = peak_tflop_s(device, dtype, multiprocessors=multiprocessors) if device and dtype else None
+        at_peak = None if work is None or peak is None else work / (peak * 1e3)
+        if at_peak is not None and at_peak > ns:  # faster than the peak: the type is not what it seems
+            at_peak = None
+        found.append((label, module, op, shapes, dtype, count, work, ns, at_peak, *more))
+    found.sort(key=lambda row: (-row[7], *((value is not None, value) for value in (*row[:5], *row[9:]))))
+    schema = PRODUCTS if key is None else {**PRODUCTS, key.name: key.dtype}
+    return pl.DataFrame(found, schema=schema, orient="row")
 
 
-def _one_label_per_call(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows; all kernels of a call get the label of its longest, so that helpers do not count as calls.
-
-    The backward of a convolution computes two gradients in one call: each keeps its label.
-    """
-    ns = pl.col("end_ns") - pl.col("start_ns")
-    shared = pl.col("op_id").is_not_null() & (pl.col("op") != CONVOLUTION_BACKWARD)
-    several = shared & pl.col("op_id").is_duplicated()
-    main = [pl.col(c).sort_by(ns).last().over("op_id") for c in ("label", "module", "dtype")]
-    calls = rows.filter(several).with_columns(main)
-    return pl.concat([calls, rows.filter(~several.fill_null(False))])
-
-
-def _typed(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with ``dtype``: of the operator's recorded inputs, else from the kernel's name."""
-    types = {text: _recorded_type(text) for text in rows["dtypes"].unique().drop_nulls().to_list()}
-    named = {name: _named_type(name) for name in rows["name"].unique().to_list()}
-    recorded = pl.col("dtypes").replace_strict(types, default=None, return_dtype=pl.String)
-    by_name = pl.col("name").replace_strict(named, default=None, return_dtype=pl.String)
+def _types(recorded: Text, name: Text) -> Text:
+    """Return the type of each product's inputs: as recorded, else from the kernel's name."""
+    known = recorded.replace([_recorded_type(text) for text in recorded.values])
+    used = np.zeros(len(name.values), np.bool_)
+    used[name.codes[name.present]] = True
+    named = name.replace([_named_type(v) if here else None for v, here in zip(name.values, used, strict=True)])
     # Products of 32-bit inputs may run on tensor cores in TF32: only the kernel's name tells.
-    dtype = pl.when((recorded == "fp32") & (by_name == "tf32")).then(by_name).otherwise(pl.coalesce(recorded, by_name))
-    return rows.with_columns(dtype=dtype)
+    wider = known.map(lambda dtype: dtype == "fp32") & named.map(lambda dtype: dtype == "tf32")
+    return known.where(~wider).fill(named)
 
 
 MOST_FLOP = 1 << 62
 """No call, and no run, does as much work: shapes that imply it are damaged."""
-
-
-def _times(per_call: pl.Series) -> pl.Expr:
-    """Return the FLOP of all calls; null where they do not fit in 64 bits."""
-    whole = pl.lit(per_call) * pl.col("calls")
-    return pl.when(pl.lit(per_call).cast(pl.Float64) * pl.col("calls") < MOST_FLOP).then(whole)
 
 
 def _recorded_type(text: str) -> str | None:

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit._util.text import percent
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.host import calls_named
+from tracekit.metrics.host import LAUNCHES, Api
 from tracekit.schema import GPU_KINDS
 
 Bools = npt.NDArray[np.bool_]
@@ -36,9 +37,8 @@ QUEUED_GAP_NS = 200_000
 
 _ASKED = ("correlation", "start_ns", "end_ns", "device", "stream", "launch_ns")
 """What is asked of GPU events."""
-LAUNCHES = "LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy"
 CAPTURES = "StreamBeginCapture|StreamEndCapture"
-"""Names of the calls that launch work, and of those around a graph's capture."""
+"""Names of the calls around a graph's capture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +51,6 @@ class Recorded:
     cut_steps: tuple[int | None, ...] = ()
     """Steps recorded only in part, at the recording's beginning or end; None where there are no step marks."""
     notices: tuple[Notice, ...] = ()
-
-
-def launches(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return those of the host's calls that put kernels and copies on the GPU.
-
-    >>> launches(pl.DataFrame({"kind": ["runtime", "runtime"], "name": ["cudaLaunchKernel", "cudaFree"],
-    ...                        "correlation": [1, 2]}))["correlation"].to_list()
-    [1]
-    """
-    return calls_named(calls, LAUNCHES).filter(pl.col("correlation").is_not_null())
 
 
 def with_launches(events: pl.DataFrame) -> pl.DataFrame:
@@ -77,25 +67,30 @@ def with_launches(events: pl.DataFrame) -> pl.DataFrame:
     return gpu.join(begun, on="correlation", how="left", maintain_order="left")
 
 
-def recorded(events: pl.DataFrame, labelled: pl.DataFrame) -> Recorded:
-    """Return what is missing in the file: *events* are the host's calls, *labelled* what ran on the GPU.
+def recorded(api: Api, labelled: pl.DataFrame) -> Recorded:
+    """Return what is missing in the file: *api* are the host's calls, *labelled* what ran on the GPU.
 
     >>> calls = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": [1, 2, 3], "tid": 1,
     ...          "start_ns": [0, 1, 2], "end_ns": [1, 2, 3], "step": None}
     >>> ran = {"kind": "kernel", "correlation": [1, 3], "start_ns": [5, 30], "end_ns": [9, 40], "stream": 7,
     ...        "device": 0, "launch_ns": [0, 2]}
-    >>> done = recorded(pl.DataFrame(calls), pl.DataFrame(ran))
+    >>> done = recorded(Api(pl.DataFrame(calls)), pl.DataFrame(ran))
     >>> done.unrecorded, [notice.code for notice in done.notices]
     (Intervals([9, 30)), ['gpu-events-lost'])
     """
-    calls = launches(events).sort("start_ns")
-    gpu = labelled.select(*_ASKED, "kind").filter(pl.col("kind").is_in(GPU_KINDS))
-    if calls.is_empty() or gpu.is_empty():
+    launched = np.flatnonzero(api.named(LAUNCHES) & api.calls["correlation"].is_not_null().to_numpy())
+    if not len(launched) or labelled.is_empty():
         return Recorded()
-    lost = calls.join(gpu.select("correlation"), on="correlation", how="anti")
+    own, there = (whole_numbers(table["correlation"]) for table in (api.calls, labelled))
+    missing = ~np.isin(own[launched], there)
+    if not missing.any() and not api.named("GraphLaunch").any():
+        return Recorded()
+    gpu = labelled.select(_ASKED)
+    calls = api.calls[launched].with_columns(missing=pl.Series(missing)).sort("start_ns")
+    lost = calls.filter("missing")
     if len(lost) <= gpu["launch_ns"].null_count():  # events of which no launch is known may well be theirs
         lost = lost.clear()
-    captured = _captured(calls_named(events, CAPTURES), lost)
+    captured = _captured(api.calls.filter(pl.Series(api.named(CAPTURES))), lost)
     notices = _capture_notice(int(captured.sum()))
     lost = lost.filter(pl.Series(~captured))
     graph = pl.col("name").cast(pl.String).str.contains("GraphLaunch")

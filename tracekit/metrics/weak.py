@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
-from tracekit.intervals import union_of
+from tracekit.intervals import union
+from tracekit.metrics.lanes import label_codes
+from tracekit.schema import LABELS
 
 WEAK = 0.65
 """Confidence below which a label's evidence is weak: neighbours and order alone give less, names and operators more."""
@@ -19,5 +22,8 @@ def weak_ns(labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) 
     >>> weak_ns(events)
     (3,)
     """
-    decided = (pl.col("confidence") < WEAK) & (pl.col("label").cast(pl.String) != "other")
-    return tuple(int(ns) for ns in union_of(labelled.filter(decided), part).totals_ns(parts))
+    weak = labelled["confidence"].to_numpy() < np.float32(WEAK)
+    rows = np.flatnonzero(weak & (label_codes(labelled) != LABELS.index("other")))
+    group = labelled[part].to_numpy()[rows] if part is not None else None
+    found = union(labelled["start_ns"].to_numpy()[rows], labelled["end_ns"].to_numpy()[rows], group)
+    return tuple(found.totals_ns(parts).tolist())
