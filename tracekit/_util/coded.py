@@ -6,7 +6,7 @@ Regular expressions run over the distinct values only, and every row is a lookup
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.native import native, whole
-from tracekit._util.records import dataclass
+from tracekit._util.literals import needed
+from tracekit._util.native import native
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -81,7 +81,19 @@ def _finder(pattern: str) -> Callable[[str], bool]:
     return found
 
 
-_MISSING = 2**32 - 1
+MISSING = 2**32 - 1
+"""What stands for null among the numbers of a categorical column."""
+
+
+def physical(column: pl.Series) -> pl.Expr:
+    """Return what reads the numbers that stand for a column's texts."""
+    named = pl.col(column.name)
+    numbers = (named.cast(pl.Categorical()) if column.dtype == pl.String else named).to_physical()
+    return numbers.cast(pl.UInt32).fill_null(MISSING) if column.null_count() else numbers
+
+
+def _table(answers: Iterable[bool]) -> Bools:
+    return np.array([*answers, False], np.bool_)
 
 
 @native("int64(uint32[::1], int64[::1], int64[::1], int64[::1])")
@@ -89,7 +101,7 @@ def _encode(numbers: npt.NDArray[np.uint32], lookup: Ints, first: Ints, codes: I
     """Number the values in the order they are first seen, and note in *first* where; return how many there are."""
     count = 0
     for i in range(len(numbers)):
-        if numbers[i] == _MISSING:
+        if numbers[i] == MISSING:
             codes[i] = -1
             continue
         code = lookup[numbers[i]]
@@ -140,29 +152,34 @@ def _numbered(keys: Ints, size: int) -> tuple[Ints, Ints]:
     return np.argsort(order)[codes], first[order]
 
 
-@native("void(int64[::1], int64[::1], int64, int64[::1])")
-def _pick(values: Ints, rows: Ints, missing: int, out: Ints) -> None:
-    for i in range(len(rows)):
-        out[i] = values[rows[i]] if rows[i] >= 0 else missing
-
-
 def pick(values: Ints, rows: Ints, missing: int = -1) -> Ints:
     """Return the values at *rows*; *missing* for a negative row.
 
     >>> pick(np.array([7, 8]), np.array([1, -1, 0])).tolist()
     [8, -1, 7]
     """
-    out = np.empty(len(rows), np.int64)
-    _pick(whole(values), whole(rows), missing, out)
+    if not len(values):
+        return np.full(len(rows), missing, np.int64)
+    out = values.take(rows, mode="clip")
+    out[rows < 0] = missing
     return out
 
 
-@dataclass(frozen=True)
-class Text:
-    """A column of text: distinct *values*, and for every row the place of its value (-1 where null)."""
+Answers = dict[str | tuple[str, ...], Bools]
+"""Of each pattern, and of each choice of words, which distinct values it holds for; the last is null's, False."""
 
-    values: tuple[str, ...]
-    codes: Ints
+
+class Text:
+    """A column of text: distinct *values*, and for every row the place of its value (-1 where null).
+
+    What was asked of its values is kept, and is not to be written to; columns of the same values share it.
+    """
+
+    def __init__(self, values: tuple[str, ...], codes: Ints, known: Answers | None = None) -> None:
+        self.values = values
+        self.codes = codes
+        self._known: Answers = {} if known is None else known
+        self._rows: Answers = {}
 
     @classmethod
     def of(cls, series: pl.Series) -> Text:
@@ -171,16 +188,19 @@ class Text:
         >>> Text.of(pl.Series(["b", None, "a", "b"])).codes.tolist()
         [0, -1, 1, 0]
         """
-        column = series if isinstance(series.dtype, pl.Enum) else series.cast(pl.Categorical())
-        missing = column.null_count()
-        if missing == len(column):
-            return cls((), np.full(len(series), -1, np.int64))
-        physical = column.to_physical()
-        most = int(physical.max())  # type: ignore[arg-type]
-        numbers = (physical.fill_null(_MISSING) if missing else physical).to_numpy()
-        lookup, first, codes = np.full(most + 1, -1), np.empty(most + 1, np.int64), np.empty(len(column), np.int64)
-        count = _encode(np.ascontiguousarray(numbers, np.uint32), lookup, first, codes)
-        return cls(tuple(column.gather(first[:count]).cast(pl.String).to_list()), codes)
+        if series.null_count() == len(series):
+            return cls.constant(None, len(series))
+        return cls.coded(series, series.to_frame().select(physical(series)).to_series().to_numpy())
+
+    @classmethod
+    def coded(cls, column: pl.Series, numbers: npt.NDArray[Any], rows: Ints | None = None) -> Text:
+        """Read a column of text, or the given *rows* of it; *numbers* are what ``physical`` reads of all its rows."""
+        asked = np.ascontiguousarray(numbers if rows is None else numbers.take(rows), np.uint32)
+        known = asked != MISSING
+        most = int(asked.max(where=known, initial=0))
+        lookup, first, codes = np.full(most + 1, -1), np.empty(most + 1, np.int64), np.empty(len(asked), np.int64)
+        seen = first[: _encode(asked, lookup, first, codes)]
+        return cls(tuple(column[seen if rows is None else rows[seen]].to_list()), codes)
 
     @classmethod
     def constant(cls, value: str | None, rows: int) -> Text:
@@ -195,9 +215,10 @@ class Text:
         ['x', 'y']
         """
         codes = np.full(rows, -1, np.int64)
-        for place, (_, mask) in reversed(list(enumerate(cases))):
-            codes[mask] = place
-        return cls(tuple(value for value, _ in cases), codes)
+        values = tuple(dict.fromkeys(value for value, _ in cases))
+        for value, mask in reversed(cases):
+            codes[mask] = values.index(value)
+        return cls(values, codes)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -209,17 +230,53 @@ class Text:
 
     def map(self, test: Callable[[str], bool]) -> Bools:
         """Rows whose value passes *test*; it runs once for each distinct value, and null never passes."""
-        return self._where(np.fromiter((bool(test(v)) for v in self.values), np.bool_, len(self.values)))
+        return self._where(_table(test(value) for value in self.values))
 
     def _where(self, hits: Bools) -> Bools:
         """Rows whose value is among *hits*; most patterns speak of something that a trace does not have."""
-        return np.append(hits, False)[self.codes] if hits.any() else np.zeros(len(self.codes), np.bool_)
+        return hits[self.codes] if hits.any() else np.zeros(len(self.codes), np.bool_)
+
+    def _kept(self, asked: str | tuple[str, ...]) -> Bools:
+        if asked not in self._rows:
+            self._rows[asked] = self._where(self.answers(asked))
+            self._rows[asked].flags.writeable = False
+        return self._rows[asked]
+
+    def any_of(self, *words: str) -> Bools:
+        """Rows whose value is one of these words.
+
+        >>> Text.of(pl.Series(["b", None, "a"])).any_of("a", "c").tolist()
+        [False, False, True]
+        """
+        return self._kept(words)
 
     def matches(self, pattern: str) -> Bools:
         """Rows in whose value the regular expression is found."""
-        if isinstance(pattern, Linear):
-            return self._where(pattern.found_in(self.values))
-        return self.map(_finder(pattern))
+        return self._kept(pattern)
+
+    def answers(self, asked: str | tuple[str, ...]) -> Bools:
+        """For each distinct value, and last for null: a pattern is found in it, or it is one of several words."""
+        key = (asked, "") if isinstance(asked, Linear) else asked  # the same letters may be a pattern of either kind
+        if key not in self._known:
+            self._known[key] = self._asked(asked)
+        return self._known[key]
+
+    def _asked(self, asked: str | tuple[str, ...]) -> Bools:
+        if isinstance(asked, tuple):
+            return _table(value in asked for value in self.values)
+        if isinstance(asked, Linear):
+            return np.append(asked.found_in(self.values), False)
+        if self._lacks(needed(asked)):
+            return np.zeros(len(self.values) + 1, np.bool_)
+        return _table(map(_finder(asked), self.values))
+
+    def _lacks(self, words: tuple[str, ...]) -> bool:
+        """Return whether no value holds any of the words; letters that are not plain have more than one spelling."""
+        return bool(words) and self._spelt.isascii() and not any(word in self._spelt for word in words)
+
+    @cached_property
+    def _spelt(self) -> str:
+        return "\n".join(self.values).lower()
 
     def extract(self, pattern: str, group: int | str = 1) -> Text:
         """Keep what a group of the pattern holds; null where it is not found."""
@@ -238,19 +295,29 @@ class Text:
 
     def take(self, rows: Ints) -> Text:
         """Pick the values at *rows*; a negative row gives null."""
-        return Text(self.values, pick(self.codes, rows))
+        return Text(self.values, pick(self.codes, rows), self._known)
 
     def where(self, mask: Bools) -> Text:
         """Null outside *mask*."""
-        return Text(self.values, np.where(mask, self.codes, -1))
+        return Text(self.values, np.where(mask, self.codes, -1), self._known)
+
+    def spread(self, rows: Ints, size: int) -> Text:
+        """Put the values at *rows* of a column of *size* rows, null elsewhere.
+
+        >>> Text.of(pl.Series(["a"])).spread(np.array([1]), 3).strings()
+        [None, 'a', None]
+        """
+        codes = np.full(size, -1, np.int64)
+        codes[rows] = self.codes
+        return Text(self.values, codes, self._known)
 
     def fill(self, other: Text) -> Text:
         """Put *other*'s value where this column is null."""
-        if not other.values:
+        if not other.present.any() or self.present.all():
             return self
-        values = self.values + other.values
-        codes = np.where(self.present, self.codes, np.where(other.present, other.codes + len(self.values), -1))
-        return Text(values, codes).replace(values)
+        place = {value: code for code, value in enumerate(dict.fromkeys(self.values + other.values))}
+        theirs = np.array([*(place[value] for value in other.values), -1])
+        return Text(tuple(place), np.where(self.present, self.codes, theirs[other.codes]))
 
     def numbers(self) -> Ints:
         """Read the values as integers, -1 where null or longer than 64 bits hold."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import MISSING, Bools, Ints, Text, physical
+from tracekit._util.native import native, whole
 
-def whole_numbers(column: pl.Series, missing: int = -1) -> npt.NDArray[np.int64]:
+UNSAID = -(1 << 63)
+"""Stands for null where any number may be written."""
+
+
+def whole_numbers(column: pl.Series, missing: int = -1) -> Ints:
     """Return a column of integers with *missing* in place of null; not to be written to.
 
     >>> whole_numbers(pl.Series([3, None], dtype=pl.Int32), -1).tolist()
@@ -29,3 +38,104 @@ def with_nulls(values: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> p
     """
     column = pl.Series(values, dtype=pl.Int64)
     return column if known.all() else column.scatter(np.flatnonzero(~known), None)
+
+
+class Table:
+    """Columns of a table as arrays, read all at once: a question to polars costs as much as ten thousand rows.
+
+    >>> table = Table(pl.DataFrame({"at": [3, None], "name": ["a", None]}), ("at", "name"))
+    >>> table.whole("at").tolist(), table.text("name").strings()
+    ([3, -1], ['a', None])
+    """
+
+    def __init__(self, frame: pl.DataFrame, names: Iterable[str]) -> None:
+        """Read these columns; others are read when they are asked for."""
+        self.frame = frame
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._texts: dict[str, Text] = {}
+        self._read([name for name in names if not self.silent(name)])
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def silent(self, name: str) -> bool:
+        """Return whether a column is null on every row."""
+        return self.frame[name].null_count() == len(self.frame)
+
+    def _read(self, names: list[str]) -> None:
+        self._arrays |= {c.name: c.to_numpy() for c in self.frame.select(_reads(self.frame[name]) for name in names)}
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return a column as numbers: integers with -1 for null, of a correlation ``UNSAID``; texts ``physical``."""
+        if name not in self._arrays:
+            self._read([name])
+        return self._arrays[name]
+
+    def whole(self, name: str) -> Ints:
+        """Return a column of integers; not to be written to."""
+        return self.array(name).astype(np.int64, copy=False)
+
+    def present(self, name: str) -> Bools:
+        """Rows on which a column of text is not null."""
+        known: Bools = self.array(name) != MISSING
+        return known
+
+    def text(self, name: str) -> Text:
+        """Return a column of text."""
+        if name not in self._texts:
+            self._texts[name] = self.text_at(name, None)
+        return self._texts[name]
+
+    def text_at(self, name: str, rows: Ints | None) -> Text:
+        """Return a column of text at these rows; all of them where none are given."""
+        if self.silent(name):
+            return Text.constant(None, len(self) if rows is None else len(rows))
+        return Text.coded(self.frame[name], self.array(name), rows)
+
+
+def _reads(column: pl.Series) -> pl.Expr:
+    if not column.dtype.is_integer():
+        return physical(column)
+    named = pl.col(column.name)
+    return named.fill_null(UNSAID if column.name == "correlation" else -1) if column.null_count() else named
+
+
+@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def _number(one: Ints, other: Ints, slots: Ints, first: Ints, out: Ints) -> int:
+    """Number pairs in the order they are first seen, and note where in *first*; -1 where *slots* are too few."""
+    count = 0
+    mask = len(slots) - 1
+    for i in range(len(one)):
+        if i and one[i] == one[i - 1] and other[i] == other[i - 1]:
+            out[i] = out[i - 1]
+            continue
+        place = (one[i] * 1099511628211 ^ other[i]) * 1099511628211
+        place = (place ^ (place >> 29)) & mask
+        while slots[place] >= 0 and (one[first[slots[place]]] != one[i] or other[first[slots[place]]] != other[i]):
+            place = (place + 1) & mask
+        if slots[place] < 0:
+            if 2 * count > mask:
+                return -1
+            slots[place] = count
+            first[count] = i
+            count += 1
+        out[i] = slots[place]
+    return count
+
+
+def pair_numbers(one: Ints, other: Ints) -> Ints:
+    """Number the pairs of two columns by their rank among the distinct pairs.
+
+    >>> pair_numbers(np.array([7, 0, 7]), np.array([2, 9, 1])).tolist()
+    [2, 0, 1]
+    """
+    one, other, out = whole(one), whole(other), np.empty(len(one), np.int64)
+    size, count = 256, -1
+    while count < 0:
+        size *= 4
+        first = np.empty(size, np.int64)
+        count = _number(one, other, np.full(size, -1), first, out)
+    seen = first[:count]
+    rank = np.empty(count, np.int64)
+    rank[np.lexsort((other[seen], one[seen]))] = np.arange(count)
+    return rank[out]

@@ -47,9 +47,11 @@ OPTIONS: dict[str, Any] = {
 
 MODULES = (
     "tracekit._util.coded",
+    "tracekit._util.columns",
     "tracekit._util.sets",
     "tracekit.analysis.walk",
     "tracekit.classify._nest",
+    "tracekit.classify._nodes",
     "tracekit.compare.orders",
     "tracekit.compare.replay",
     "tracekit.metrics.path",

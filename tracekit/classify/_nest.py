@@ -21,7 +21,7 @@ OP, ANNOTATION = 0, 1
 
 
 @native(
-    "void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[:,::1], int64[:,::1],"
+    "void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[::1], int64[:,::1],"
     " int64[::1], int64[::1], int64[:,::1])"
 )
 def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and calls cost it
@@ -29,7 +29,6 @@ def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and cal
     asked_thread: Ints, asked_at: Ints, answers: Ints,
 ) -> None:  # fmt: skip
     op_of, ann_of = around[0], around[1]
-    op_path, ann_path = path[0], path[1]
     ops, anns = room[0], room[1]
     n_ops = n_anns = 0
     current = np.int64(-1)
@@ -60,16 +59,15 @@ def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and cal
             n_anns -= 1
         if n_ops > 0:
             op_of[i] = ops[n_ops - 1]
-            op_path[i] = op_path[ops[n_ops - 1]]
         if n_anns > 0:
             ann_of[i] = anns[n_anns - 1]
-            ann_path[i] = ann_path[anns[n_anns - 1]]
+        above = op_of[i] if what[i] == OP else ann_of[i]
+        way = path[above] if above >= 0 else np.int64(0)
+        path[i] = (way ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
         if what[i] == OP:
-            op_path[i] = (op_path[i] ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
             ops[n_ops] = i
             n_ops += 1
         else:
-            ann_path[i] = (ann_path[i] ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
             anns[n_anns] = i
             n_anns += 1
 
@@ -79,8 +77,7 @@ class Nested(NamedTuple):
 
     op_of: Ints
     ann_of: Ints
-    op_path: Ints  # of ranges: down to and with the range itself
-    ann_path: Ints
+    path: Ints  # of an op: of the ops down to and with itself; of an annotation: of the annotations
     asked_op: Ints  # of points
     asked_ann: Ints
 
@@ -98,17 +95,17 @@ def nest(  # noqa: PLR0917 - as many columns
     >>> nested.op_of.tolist(), nested.asked_op.tolist(), nested.asked_ann.tolist()
     ([-1, 0], [1], [-1])
     """
-    around, path = np.full((2, len(start)), -1, np.int64), np.zeros((2, len(start)), np.int64)
-    order = _in_order(asked_thread, asked_at)
+    around, path = np.full((2, len(start)), -1, np.int64), np.empty(len(start), np.int64)
+    order = in_order(asked_thread, asked_at)
     answers = np.full((2, len(order)), -1, np.int64)
     columns = (whole(column) for column in (thread, start, end, what, name))
-    _sweep(*columns, around, path, np.empty_like(path), asked_thread[order], asked_at[order], answers)
+    _sweep(*columns, around, path, np.empty_like(around), asked_thread[order], asked_at[order], answers)
     asked = np.empty_like(answers)
     asked[:, order] = answers
-    return Nested(*around, *path, *asked)
+    return Nested(around[0], around[1], path, asked[0], asked[1])
 
 
-def _in_order(thread: Ints, time: Ints) -> Ints:
+def in_order(thread: Ints, time: Ints) -> Ints:
     """Rows by thread, then time; mostly they are nearly so already, which a stable sort of one number knows to use."""
     if len(time) and int(np.ptp(time)) < 1 << 52 and int(thread.min()) >= 0 and int(thread.max()) < 1 << 10:
         return np.argsort(time_key(thread, time - time.min()), kind="stable")
@@ -138,6 +135,31 @@ def inherit(parent: Ints, own: Bools) -> Ints:
     nearest = np.full(len(parent), -1, np.int64)
     _inherit(whole(parent), np.ascontiguousarray(own), nearest)
     return nearest
+
+
+@native("void(int64[::1], boolean[::1], int64[::1], int64[::1], boolean[::1], int64[::1])")
+def _climb(parent: Ints, is_op: Bools, name: Ints, rows: Ints, wanted: Bools, out: Ints) -> None:  # noqa: PLR0917
+    for i in range(len(rows)):
+        row = rows[i]
+        if i and row == rows[i - 1]:
+            out[i] = out[i - 1]
+            continue
+        while row >= 0 and not (is_op[row] and wanted[name[row]]):
+            row = parent[row]
+        out[i] = row
+
+
+def climb(parent: Ints, is_op: Bools, name: Ints, rows: Ints, wanted: Bools) -> Ints:
+    """For each of *rows* the nearest op at or above it whose name is *wanted*, -1 where none.
+
+    >>> tree = np.array([-1, 0, 1]), np.ones(3, np.bool_), np.array([0, 1, 0])
+    >>> climb(*tree, np.array([2, 0, -1]), np.array([False, True, False])).tolist()
+    [1, -1, -1]
+    """
+    out = np.full(len(rows), -1, np.int64)
+    if wanted.any():
+        _climb(parent, is_op, name, rows, wanted, out)
+    return out
 
 
 @native("void(int64[::1], int64[::1], boolean[::1], int64[::1], int64[::1], int64[::1])")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import NamedTuple
+
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text, among, pick
 from tracekit._util.records import dataclass
-from tracekit.classify._nest import Ints
+from tracekit.classify import _nodes
+from tracekit.classify._nest import Ints, in_order
 from tracekit.classify.ranges import NODE, Launches, Ranges
 
 _BACKWARD = r"(Backward\d*|Backwards|BackwardHook|AccumulateGrad|CopySlices)$"
+_BOOKKEEPING = r"^(record_param_comms|c10d::|nccl:|aten::(detach|empty|zeros_like|record_stream))|^detach"
 _CHECKPOINT = r"(?i)checkpoint|recompute"
 """Nodes of functions that people write to run a forward again."""
 
@@ -23,23 +28,23 @@ FORWARD_ONLY = (
 """Operators that only a forward calls, as long as no node does."""
 
 
-@dataclass(frozen=True)
-class Nodes:
+class Nodes(NamedTuple):
     """Numbers and start times of the nodes the engine ran, in order of time."""
 
     sequence: Ints
     start: Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Autograd:
     """The engine's nodes among the ranges, and what they say of every GPU event."""
 
-    is_node: Bools  # of every range: it is the outer range of one node's evaluation
+    ranges: Ranges
+    names: Text  # of every range: its name as a node, "MmBackward0"
+    rows: Ints  # the outer ranges of nodes' evaluations, in order of thread and time
     node_of: Ints  # of every range: the row of the node that runs it, -1 outside the engine
     differentiable: Ints  # of every range: nearest op at or above it that made a node which ran backward
     again: Ints  # of every range: nearest op at or above it that re-runs forward work inside a node
-    names: Text  # of every range: its name as a node, "MmBackward0"
     node_sequence: Ints  # of every range that is a node: its number
     runs_again: Bools  # of every range that is a node: the same node runs once more later
     ran_before: Bools  # of every range that is a node: the same node ran before
@@ -49,162 +54,173 @@ class Autograd:
     sequence: Ints
     site: Text  # "forward", "backward", "recompute"; null where the engine says nothing
     made: Bools  # of every GPU event: its op made a node, though perhaps none that ran backward in this window
-    active: bool  # the trace holds any backward at all
 
-    def nodes(self, ranges: Ranges) -> Nodes:
-        """List the numbered nodes in the order they ran."""
-        rows = np.flatnonzero(self.is_node & (self.node_sequence >= 0))
-        rows = rows[np.argsort(ranges.start[rows], kind="stable")]
-        return Nodes(self.node_sequence[rows], ranges.start[rows])
+    @property
+    def active(self) -> bool:
+        """The trace holds any backward at all."""
+        return bool(len(self.rows))
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        """The numbered nodes in the order they ran."""
+        rows = self.rows[self.node_sequence[self.rows] >= 0]
+        rows = rows[np.argsort(self.ranges.start[rows], kind="stable")]
+        return Nodes(self.node_sequence[rows], self.ranges.start[rows])
 
 
 def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     """Find the engine's nodes, tie each to its forward op, and place every GPU event."""
-    is_node = _nodes(ranges)
-    node_of = ranges.nearest_op(is_node)
-    names = _node_names(ranges)
-    inside = node_of >= 0
-    node_sequence = np.where(is_node, _node_sequence(ranges, is_node), -1)
-
-    numbered = ranges.is_op & ~inside & (ranges.sequence >= 0) & ~ranges.name.matches(r"^record_param_comms")
-    forward_op = numbered & ~ranges.name.matches(r"^c10d::")
-    makers, used = _makers(ranges, forward_op, numbered)
-    rows = np.flatnonzero(makers)
-    answered = np.zeros(len(ranges), np.bool_)
-    answered[rows] = among(ranges.sequence[rows], np.sort(node_sequence[is_node], kind="stable"))
-    differentiable = ranges.nearest_op(answered)
-    made_row = ranges.nearest_op(makers & used)
-    again = _reruns(ranges, names, is_node, node_of)
-    ahead = ranges.nearest_op(ranges.name.matches(FORWARD_ONLY) & ~inside)
+    names = _node_names(ranges.name)
+    walk = _nodes.find_nodes(ranges.op_of, ranges.is_op, ranges.name.codes, _says(ranges.name), ranges.sequence)
+    node_of, number, marks = walk.node_of, walk.number, walk.marks
+    rows = np.flatnonzero(marks & _nodes.NODE)
+    makers, taken = _makers(ranges, walk.outside)
+    forward_op = ~ranges.called(walk.outside, r"^c10d::")
+    makers &= forward_op
+    made = walk.outside[makers]
+    marks[made[among(ranges.sequence[made], np.sort(number[rows], kind="stable"))]] |= _nodes.ANSWERED
+    marks[walk.outside[makers & taken]] |= _nodes.MADE
+    marks[_reruns(ranges, names, rows, walk)] |= _nodes.AGAIN
+    differentiable, again = _nodes.spread(ranges.op_of, marks)
 
     op = launches.op
-    node_row = pick(node_of, op)
-    made = pick(differentiable, op)
+    node_row, maker = pick(node_of, op), pick(differentiable, op)
+    met = np.append(marks, np.uint8(0))[op]
     # A backward inside a node, as a checkpoint's, counts anew on its thread: the outer node's number is the forward's.
-    outer = ranges.nearest_op(is_node & (pick(node_of, ranges.op_of) < 0))
-    sequence = np.where(node_row >= 0, pick(node_sequence, pick(outer, op)), pick(ranges.sequence, made))
+    sequence = np.where(node_row >= 0, pick(number, _outer(ranges, node_of, node_row)), pick(ranges.sequence, maker))
     site = Text.choose(
         len(op),
         [
             ("recompute", (node_row >= 0) & (pick(again, op) >= 0)),
             ("backward", node_row >= 0),
-            ("forward", (made >= 0) | (pick(ahead, op) >= 0)),
+            ("forward", (maker >= 0) | (met & _nodes.FORWARD > 0)),
         ],
     )
-    fwd = _forward_ops(ranges, forward_op, names, is_node, node_sequence)
-    runs_again, ran_before = _visits(ranges, names, is_node, node_sequence)
+    runs_again, ran_before = _visits(ranges, names, rows, number)
     return Autograd(
-        is_node,
+        ranges,
+        names,
+        rows,
         node_of,
         differentiable,
         again,
-        names,
-        node_sequence,
+        number,
         runs_again,
         ran_before,
         node_row,
         names.take(node_row),
-        ranges.name.take(pick(fwd, node_row)),
+        ranges.name.take(_forward_ops(ranges, names, walk.outside[forward_op], node_row, number)),
         sequence,
         site,
-        pick(made_row, op) >= 0,
-        bool(is_node.any()),
+        met & _nodes.MADE > 0,
     )
 
 
-def _nodes(ranges: Ranges) -> Bools:
-    """Outer ranges of node evaluations; where the wrapper was not recorded, the node's own range stands for it."""
-    wrapper = ranges.name.map(lambda v: v.startswith(NODE))
-    named = ranges.name.matches(_BACKWARD) & ~wrapper & ~ranges.name.matches(r"^(aten|c10d)::")
-    alone = named & (ranges.nearest_op(wrapper) < 0)
-    return (wrapper | alone) & ranges.is_op
+def _says(names: Text) -> Ints:
+    """What each distinct name says of an op."""
+    nodes = {v.removeprefix(NODE) for v in names.values if v.startswith(NODE)}
+    wrapper = names.answers(f"^{NODE}")
+    backward = names.answers(_BACKWARD)
+    inner = np.array([*(v in nodes for v in names.values), False])
+    own = wrapper | backward | inner | names.answers(_BOOKKEEPING)
+    says: Ints = (
+        wrapper * _nodes.WRAPPER
+        + (backward & ~wrapper & ~names.answers(r"^(aten|c10d)::")) * _nodes.NAMED
+        + names.answers(r"^record_param_comms") * _nodes.COMMS
+        + names.answers(FORWARD_ONLY) * _nodes.AHEAD
+        + own * _nodes.NO_RERUN
+    )
+    return says
 
 
-def _node_names(ranges: Ranges) -> Text:
-    def short(value: str) -> str:
-        return value.removeprefix(NODE).removeprefix("torch::autograd::")
-
-    return ranges.name.replace([short(v) for v in ranges.name.values])
+def _node_names(names: Text) -> Text:
+    return names.replace([v.removeprefix(NODE).removeprefix("torch::autograd::") for v in names.values])
 
 
-def _node_sequence(ranges: Ranges, is_node: Bools) -> Ints:
-    """Find every node's number; some files write it on the inner range only."""
-    sequence = ranges.sequence.copy()
-    inner = np.flatnonzero((ranges.op_of >= 0) & (ranges.sequence >= 0))
-    parent = ranges.op_of[inner]
-    use = is_node[parent] & (sequence[parent] < 0)
-    sequence[parent[use]] = ranges.sequence[inner[use]]
-    return sequence
+def _outer(ranges: Ranges, node_of: Ints, node: Ints) -> Ints:
+    """Return the outermost node around each of the given nodes."""
+    while ((above := pick(node_of, pick(ranges.op_of, node))) >= 0).any():
+        node = np.where(above >= 0, above, node)
+    return node
 
 
-def _visits(ranges: Ranges, names: Text, is_node: Bools, node_sequence: Ints) -> tuple[Bools, Bools]:
+def _visits(ranges: Ranges, names: Text, nodes: Ints, number: Ints) -> tuple[Bools, Bools]:
     """Nodes that run again, and nodes that ran before: same name, number and forward thread.
 
     A zero-bubble schedule differentiates by the inputs first and by the weights later, through the same nodes.
     """
-    rows = np.flatnonzero(is_node & (node_sequence >= 0))
+    again, before = np.zeros((2, len(number)), np.bool_)
+    rows = nodes[number[nodes] >= 0]
+    rows = rows[np.argsort(number[rows], kind="stable")]
+    same = np.diff(number[rows], prepend=-1, append=-1) == 0
+    rows = rows[same[1:] | same[:-1]]
+    if not len(rows):
+        return again, before
     table = pl.DataFrame(
         {
             "name": names.codes[rows],
-            "sequence": node_sequence[rows],
+            "sequence": number[rows],
             "thread": ranges.column("fwd_thread", rows),
             "start": ranges.start[rows],
         }
     )
     keys = ("name", "sequence", "thread")
-    twice = table.select(pl.struct(keys).is_duplicated()).to_series()
-    table, rows = table.filter(twice), rows[twice.to_numpy()]  # mostly none
     visits = table.select(
         again=pl.col("start") < pl.col("start").max().over(keys),
         before=pl.col("start") > pl.col("start").min().over(keys),
     )
-    again, before = np.zeros(len(is_node), np.bool_), np.zeros(len(is_node), np.bool_)
     again[rows], before[rows] = visits["again"].to_numpy(), visits["before"].to_numpy()
     return again, before
 
 
-def _makers(ranges: Ranges, candidates: Bools, numbered: Bools) -> tuple[Bools, Bools]:
-    """Ops that made a node, and the numbers that some node took.
+def _makers(ranges: Ranges, rows: Ints) -> tuple[Bools, Bools]:
+    """Which numbered ops made a node, and which numbers some node took.
 
     An op records the number the *next* node will get, so ops that make none repeat the number of the one that does:
     the last to start with it, and whatever contains that one. A number was taken when a higher one follows on the
-    thread, even where the window ends before the backward. Among all *numbered* ops only *candidates* can have made a
-    node; that another repeats a number later still shows that those before it did not take it.
+    thread, even where the window ends before the backward.
     """
-    rows = np.flatnonzero(numbered)
-    table = pl.DataFrame({"thread": ranges.thread[rows], "sequence": ranges.sequence[rows], "end": ranges.end[rows]})
-    last = table.select(pl.col("end").last().over("thread", "sequence"))["end"].to_numpy()
-    higher = table.select(pl.col("sequence") < pl.col("sequence").max().over("thread"))["sequence"].to_numpy()
-    makers, taken = np.zeros(len(candidates), np.bool_), np.zeros(len(candidates), np.bool_)
-    makers[rows], taken[rows] = ranges.end[rows] >= last, higher
-    return makers & candidates, taken
+    if not len(rows):
+        return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
+    thread, sequence, end = ranges.thread[rows], ranges.sequence[rows], ranges.end[rows]
+    order = in_order(thread, sequence)
+    ordered = end[order]
+    last = np.append((np.diff(sequence[order]) != 0) | (np.diff(thread[order]) != 0), True)
+    stop = np.flatnonzero(last)
+    makers = np.empty(len(rows), np.bool_)
+    makers[order] = ordered >= np.repeat(ordered[stop], np.diff(stop, prepend=-1))
+    begins = np.flatnonzero(np.diff(thread, prepend=-1))  # rows come thread by thread
+    highest = np.repeat(np.maximum.reduceat(sequence, begins), np.diff(begins, append=len(rows)))
+    return makers, sequence < highest
 
 
-def _reruns(ranges: Ranges, names: Text, is_node: Bools, node_of: Ints) -> Ints:
+def _reruns(ranges: Ranges, names: Text, nodes: Ints, walk: _nodes.Walk) -> Ints:
     """Ops that run forward again inside a node.
 
     Backward formulas run with gradients off, so their ops carry no sequence number; a checkpoint re-runs its forward
     with gradients on. A node's own inner range repeats the node's number and is no re-run. A function written in Python
     always gets a number, so it counts inside a checkpoint alone, or where its own node runs later.
     """
-    nodes = {v.removeprefix(NODE) for v in ranges.name.values if v.startswith(NODE)}
-    own = ranges.name.matches(_BACKWARD) | ranges.name.map(lambda v: v.startswith(NODE) or v in nodes)
-    numbered = (node_of >= 0) & ~is_node & ~own & (ranges.sequence >= 0) & ~_bookkeeping(ranges)
-    python = numbered & ranges.name.map(lambda v: "::" not in v)
-    checkpoint = names.matches(_CHECKPOINT)
-    believed = np.append(checkpoint, False)[node_of] | _answered_later(ranges, names, is_node, python)
-    return inherit_below(ranges, numbered & (~python | believed), is_node)
+    rows = walk.inside
+    python = ~ranges.called(rows, "::")
+    believed = np.ones(len(rows), np.bool_)
+    believed[python] = _answered_later(ranges, names, nodes, rows[python])
+    return rows[believed | names.take(walk.node_of[rows]).matches(_CHECKPOINT)]
 
 
-def _answered_later(ranges: Ranges, names: Text, is_node: Bools, functions: Bools) -> Bools:
-    """Which *functions* have a node of their name and number run after them."""
-    out = np.zeros(len(ranges), np.bool_)
-    rows, nodes = np.flatnonzero(functions), np.flatnonzero(is_node & (ranges.sequence >= 0))
+def _answered_later(ranges: Ranges, names: Text, nodes: Ints, rows: Ints) -> Bools:
+    """Which functions (*rows*) have a node of their name and number run after them."""
+    out = np.zeros(len(rows), np.bool_)
+    nodes = nodes[ranges.sequence[nodes] >= 0]
     if not len(rows) or not len(nodes):
         return out
     called = ranges.name.replace([f"{v}Backward" for v in ranges.name.values])
     asked = pl.DataFrame(
-        {"name": called.take(rows).series("name").cast(pl.String), "sequence": ranges.sequence[rows], "row": rows}
+        {
+            "name": called.take(rows).series("name").cast(pl.String),
+            "sequence": ranges.sequence[rows],
+            "place": np.arange(len(rows)),
+        }
     )
     ran = pl.DataFrame(
         {
@@ -215,46 +231,51 @@ def _answered_later(ranges: Ranges, names: Text, is_node: Bools, functions: Bool
     )
     last = ran.group_by("name", "sequence").agg(pl.col("at").max())
     answers = asked.join(last, on=("name", "sequence"))
-    row = answers["row"].to_numpy()
-    out[row] = answers["at"].to_numpy() > ranges.start[row]
+    place = answers["place"].to_numpy()
+    out[place] = answers["at"].to_numpy() > ranges.start[rows[place]]
     return out
 
 
-def _bookkeeping(ranges: Ranges) -> Bools:
-    return ranges.name.matches(
-        r"^(record_param_comms|c10d::|nccl:|aten::(detach|empty|zeros_like|record_stream))|^detach"
-    )
+def _forward_ops(ranges: Ranges, names: Text, ops: Ints, node_row: Ints, number: Ints) -> Ints:
+    """For every event inside a node the row of the forward op that the node belongs to, -1 where none.
+
+    It has the node's number; of several it is the last one whose name fits, else the last.
+    """
+    nodes = distinct(node_row[node_row >= 0], len(ranges))
+    nodes = nodes[number[nodes] >= 0]
+    fwd = np.empty(len(ranges) + 1, np.int64)
+    fwd[node_row] = -1
+    fitted, want = (text.replace([_key(v) for v in text.values]) for text in (ranges.name, names))
+    place = {value: code for code, value in enumerate(fitted.values)}
+    key = np.array([*(place.get(v, -1) for v in want.values), -1])[want.codes[nodes]]
+    ranks, asked = np.unique(number[nodes], return_inverse=True)
+    found = among(ranges.sequence[ops], ranks)
+    ops = ops[found]
+    at = np.searchsorted(ranks, ranges.sequence[ops])
+    any_op = np.full(len(ranks), -1, np.int64)
+    any_op[at] = ops  # of several the last stays
+    size = len(fitted.values) + 1
+    pairs, wanted = np.unique(asked * size + key, return_inverse=True)
+    mine = at * size + fitted.codes[ops]
+    fits = among(mine, pairs) & (fitted.codes[ops] >= 0)
+    best = np.full(len(pairs), -1, np.int64)
+    best[np.searchsorted(pairs, mine[fits])] = ops[fits]
+    fwd[nodes] = np.where((best[wanted] >= 0) & (key >= 0), best[wanted], any_op[asked])
+    return fwd[node_row]
 
 
-def inherit_below(ranges: Ranges, own: Bools, stop: Bools) -> Ints:
-    """Like ``nearest_op``, but not past a range of *stop*: a node inside a re-run is backward again."""
-    nearest = ranges.nearest_op(own | stop)
-    hit = nearest >= 0
-    at = np.where(hit, nearest, 0)
-    return np.where(hit & own[at] & ~stop[at], nearest, -1)
+def _key(name: str) -> str:
+    """What the names of an op and of its node have in common."""
+    name = name.rsplit("::", 1)[-1].lower().replace("_", "")
+    return name.rstrip("0123456789").removesuffix("backward")
 
 
-def _forward_ops(ranges: Ranges, forward_op: Bools, names: Text, is_node: Bools, node_sequence: Ints) -> Ints:
-    """For every node the row of the forward op it belongs to: same number, and the name that fits it best."""
+def distinct(rows: Ints, size: int) -> Ints:
+    """The distinct *rows* below *size*, in order.
 
-    def key(value: str) -> str:
-        value = value.rsplit("::", 1)[-1].lower().replace("_", "")
-        return value.rstrip("0123456789").removesuffix("backward")
-
-    rows = np.flatnonzero(forward_op)
-    fitted = ranges.name.replace([key(v) for v in ranges.name.values])
-    want = names.replace([key(v) for v in names.values])
-    nodes = np.flatnonzero(is_node & (node_sequence >= 0))
-    ops = pl.DataFrame({"sequence": ranges.sequence[rows], "op": rows, "key": fitted.take(rows).series("key")})
-    asked = pl.DataFrame({"sequence": node_sequence[nodes], "node": nodes, "want": want.take(nodes).series("want")})
-    # The last op of those that fit, else the last of all, as one number: ops of names that fit count above the others.
-    fits = (pl.col("key") == pl.col("want")).fill_null(False).cast(pl.Int64)
-    best = (
-        asked.join(ops, on="sequence")
-        .select("node", best=pl.col("op") + fits * len(ranges))
-        .group_by("node")
-        .agg(pl.col("best").max())
-    )
-    out = np.full(len(ranges), -1, np.int64)
-    out[best["node"].to_numpy()] = best["best"].to_numpy() % max(len(ranges), 1)
-    return out
+    >>> distinct(np.array([3, 1, 3]), 5).tolist()
+    [1, 3]
+    """
+    seen = np.zeros(size, np.bool_)
+    seen[rows] = True
+    return np.flatnonzero(seen)

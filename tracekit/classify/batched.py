@@ -14,7 +14,7 @@ from tracekit._util.coded import Bools, Text
 from tracekit._util.shapes import MOST_ELEMENTS, is_shape, parsed
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.ranges import NODE, Ranges
+from tracekit.classify.ranges import Ranges
 from tracekit.classify.tallies import places
 
 _CALLS = r"^aten::(bmm|baddbmm)$"
@@ -33,7 +33,7 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
     A node that no ``AccumulateGrad`` follows has no weight. Of one that feeds a parameter, the product whose result is
     as large as the parameter is the weight's; where sizes do not tell, that of the second operand is.
     """
-    inside = (node >= 0) & ranges.name.matches(_CALLS)[calls] & autograd.names.take(node).matches(BATCHED)
+    inside = ranges.called(calls, _CALLS) & autograd.names.take(node).matches(BATCHED)
     rows = np.flatnonzero(inside)
     if not len(rows):
         return Text.constant(None, len(calls)), inside
@@ -53,7 +53,7 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
 
 def _result_sizes(ranges: Ranges, calls: Ints) -> Ints:
     """How many numbers each call's result holds; -1 where unknown."""
-    shapes = Text.of(ranges.column("shapes", calls))
+    shapes = ranges.text("shapes", calls)
     return np.array([*(_result_size(v) for v in shapes.values), -1], np.int64)[shapes.codes]
 
 
@@ -78,8 +78,8 @@ def feeding(ranges: Ranges, autograd: Autograd) -> Text:
 
     Nodes that hand gradients on may be of different branches, so here none may stand between.
     """
-    rows = np.flatnonzero(autograd.is_node)  # in order of thread and time
-    accumulates = autograd.names.take(rows).map(lambda v: v == "AccumulateGrad")
+    rows = autograd.rows
+    accumulates = autograd.names.take(rows).any_of("AccumulateGrad")
     direct = np.zeros(len(ranges) + 1, np.bool_)
     direct[rows[:-1]] = accumulates[1:] & (ranges.thread[rows[1:]] == ranges.thread[rows[:-1]])
     feeds = direct[autograd.node_row]
@@ -92,11 +92,11 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
     A gradient is accumulated as soon as it is there, so what accumulates right after a node, with nothing between but
     nodes that hand gradients on, is what the node gave.
     """
-    rows = np.flatnonzero(autograd.is_node)  # in order of thread and time
+    rows = autograd.rows
     names = autograd.names.take(rows)
     place = np.where(names.matches(_PASSES_ON), len(rows), np.arange(len(rows)))
     following = np.append(np.minimum.accumulate(place[::-1])[::-1][1:], len(rows))
-    accumulates = np.append(names.map(lambda v: v == "AccumulateGrad"), False)
+    accumulates = np.append(names.any_of("AccumulateGrad"), False)
     thread = np.append(ranges.thread[rows], -1)
     fed = accumulates[following] & (thread[following] == ranges.thread[rows])
     sizes = np.append(_accumulated(ranges, rows), _UNKNOWN)
@@ -107,8 +107,8 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
 
 def _accumulated(ranges: Ranges, nodes: Ints) -> Ints:
     """Size of the first operand of each node, which for ``AccumulateGrad`` is the gradient; -1 where unknown."""
-    inner = np.flatnonzero(ranges.name.map(lambda v: v.endswith("AccumulateGrad") and not v.startswith(NODE)))
-    shapes = Text.of(ranges.column("shapes", inner))
+    inner = ranges.accumulating
+    shapes = ranges.text("shapes", inner)
     first = [next(iter(_shapes(v)), None) for v in shapes.values]
     size = np.array([*(_UNKNOWN if s is None else prod(s) for s in first), _UNKNOWN], np.int64)[shapes.codes]
     of = np.full(len(ranges), _UNKNOWN, np.int64)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
 from tracekit._util.coded import Bools, Text, pick
-from tracekit._util.records import dataclass
+from tracekit._util.columns import whole_numbers
 from tracekit.classify._nest import Ints, time_key
-from tracekit.classify.ranges import Launches, Ranges
+from tracekit.classify.ranges import Gpu, Launches, Ranges
 
 LIBRARIES = (
     (
@@ -47,11 +47,11 @@ _SPOKEN = (  # what a kernel's name says about the collective, where nothing bet
     ("recv", r"pp_recv_impl"),
 )
 _TALK = r"^(wait|barrier_wait|startcoalesced|endcoalesced|init|bootstrap|part)$"
+_NCCL_RANGES = r"^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|Send|Recv|AlltoAll|Gather|Scatter)"
 _P2P = ("send", "recv", "isend", "irecv")
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(NamedTuple):
     """What is known of every GPU event that communicates; null elsewhere."""
 
     library: Text
@@ -99,16 +99,15 @@ def own_name(kernel: str) -> str:
     return re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
 
 
-def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> Collectives:
+def read_collectives(gpu: Gpu, ranges: Ranges, launches: Launches) -> Collectives:
     """Join every communication kernel to the call that asked for it."""
-    names = Text.of(gpu["name"])
-    kernel = (gpu["kind"] == "kernel").to_numpy()
-    own = Text.of(gpu["collective"]).present
+    names, kernel = gpu.names, gpu.is_kernel
+    own = gpu.text("collective").present
     named = [(lib, names.matches(p) & kernel) for lib, p in LIBRARIES]
     plain = names.replace([own_name(v) for v in names.values])
     # What the call itself launches moves its data, whatever it is named; copies between devices are a copy engine's.
-    asked = ranges.name.take(launches.op).matches(r"^(record_param_comms|c10d::)")
-    copied = (gpu["kind"] == "memcpy").to_numpy() & names.matches(r"(?i)PtoP|Peer") & asked
+    asked = ranges.called(launches.op, r"^(record_param_comms|c10d::)")
+    copied = gpu.text("kind").any_of("memcpy") & names.matches(r"(?i)PtoP|Peer") & asked
     library = Text.choose(
         len(gpu),
         [
@@ -121,29 +120,23 @@ def read_collectives(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> C
     first, last = _batches(ranges, launches, calls, library)
 
     def column(name: str) -> Text:
-        asked = Text.of(ranges.column(name, calls))
-        return Text.of(gpu[name]).fill(asked.take(last)).where(library.present)
+        return gpu.text(name).fill(ranges.text(name, calls).take(last)).where(library.present)
 
-    call = _named(gpu, ranges, launches, calls, first=first, last=last).where(library.present)
+    group, group_desc, group_ranks = column("group"), column("group_desc"), column("group_ranks")
+    call = _named(gpu, ranges, launches, calls, library.present, first=first, last=last)
     peer = _peers(gpu, ranges, calls, first, last)
-    peer = np.where(peer >= 0, peer, _spelt_peers(ranges, launches, column("group_ranks")))
-    return Collectives(
-        library,
-        call,
-        column("group"),
-        column("group_desc"),
-        column("group_ranks"),
-        np.where(library.present, peer, -1),
-    )
+    peer = np.where(peer >= 0, peer, _spelt_peers(ranges, launches, group_ranks))
+    return Collectives(library, call, group, group_desc, group_ranks, np.where(library.present, peer, -1))
 
 
 def _calls(ranges: Ranges) -> Ints:
     """Ranges that ask for communication, in thread and time order."""
-    name = ranges.text("collective")
-    nccl = ranges.text("domain").matches(r"(?i)^nccl$") & ranges.name.matches(
-        r"^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|Send|Recv|AlltoAll|Gather|Scatter)"
-    )
-    return np.flatnonzero((name.present & ~name.matches(_TALK)) | (nccl & ~name.present))
+    rows, marked = ranges.having("collective"), ranges.having("domain")
+    calls = rows[~ranges.text("collective", rows).matches(_TALK)]
+    if not len(marked):
+        return calls
+    nccl = ranges.text("domain", marked).matches(r"(?i)^nccl$") & ranges.called(marked, _NCCL_RANGES)
+    return np.union1d(calls, np.setdiff1d(marked[nccl], rows))
 
 
 def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> tuple[Ints, Ints]:
@@ -174,8 +167,8 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     since = np.where(fresh, thread_start, np.maximum(before + 1, thread_start))
     inside = same & (ranges.end[calls[until]] > launches.at[rows])
     # Two kernels may answer one batch. Other libraries' kernels answer only what they were launched in.
-    batched = ranges.text("collective").map(lambda v: v in _P2P)[calls[until]]
-    ours = library.map(lambda v: v in ("nccl", "mscclpp"))[rows]
+    batched = ranges.text("collective", calls[until]).any_of(*_P2P)
+    ours = library.any_of("nccl", "mscclpp")[rows]
     same &= inside | (ours & ((since <= until) | batched))
     since = np.minimum(since, until)
     since = np.where(inside, until, since)
@@ -183,34 +176,37 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     return first, last
 
 
-def _named(gpu: pl.DataFrame, ranges: Ranges, launches: Launches, calls: Ints, *, first: Ints, last: Ints) -> Text:
-    own = Text.of(gpu["collective"])
+def _named(
+    gpu: Gpu, ranges: Ranges, launches: Launches, calls: Ints, communicates: Bools, *, first: Ints, last: Ints
+) -> Text:
+    """Name the call of everything that *communicates*."""
+    own = gpu.text("collective")
     own = own.replace([normal(v) for v in own.values])
-    raw = ranges.text("collective").take(calls).fill(ranges.name.take(calls))
+    raw = ranges.text("collective", calls).fill(ranges.name.take(calls))
     asked = raw.replace([normal(v) for v in raw.values])
     end = asked.take(last)
     mixed = _differs(asked.codes, first, last)
-    p2p = end.map(lambda v: v in _P2P)
-    batch = Text.choose(len(gpu), [("coalesced", p2p & mixed)])
-    names = Text.of(gpu["name"])
-    spoken = Text.choose(len(gpu), [(word, names.matches(p)) for word, p in _SPOKEN])
-    return own.fill(batch).fill(end).fill(_around(ranges, launches)).fill(spoken)
+    batch = Text.choose(len(gpu), [("coalesced", end.any_of(*_P2P) & mixed)])
+    known = own.fill(batch).fill(end)
+    rows = np.flatnonzero(communicates & ~known.present)
+    names = gpu.names.take(rows)
+    spoken = Text.choose(len(rows), [(word, names.matches(p)) for word, p in _SPOKEN])
+    return known.where(communicates).fill(_around(ranges, launches, rows).fill(spoken).spread(rows, len(gpu)))
 
 
-def _around(ranges: Ranges, launches: Launches) -> Text:
+def _around(ranges: Ranges, launches: Launches, rows: Ints) -> Text:
     """Older files name the collective only in the op or annotation around the launch."""
-    asks = ranges.name.matches(r"^c10d::\w*(reduce|gather|scatter|alltoall|broadcast|barrier|send|recv)")
-    op = ranges.nearest_op(asks)
-    op_name = ranges.name.take(pick(op, launches.op))
-    annotation = ranges.name.take(launches.ann).extract(r"^nccl:(?!coalesced)(\w+)")
+    asks = ranges.around(launches.op[rows], r"^c10d::\w*(reduce|gather|scatter|alltoall|broadcast|barrier|send|recv)")
+    op_name = ranges.name.take(asks)
+    annotation = ranges.name.take(launches.ann[rows]).extract(r"^nccl:(?!coalesced)(\w+)")
     return op_name.replace([normal(v) for v in op_name.values]).fill(
         annotation.replace([normal(v) for v in annotation.values])
     )
 
 
-def _peers(gpu: pl.DataFrame, ranges: Ranges, calls: Ints, first: Ints, last: Ints) -> Ints:
-    own = gpu["peer"].fill_null(-1).to_numpy().astype(np.int64)
-    asked = ranges.column("peer", calls).fill_null(-1).to_numpy().astype(np.int64)
+def _peers(gpu: Gpu, ranges: Ranges, calls: Ints, first: Ints, last: Ints) -> Ints:
+    own = gpu.whole("peer")
+    asked = whole_numbers(ranges.column("peer", calls))
     from_call = pick(asked, last)
     return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, from_call))
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from tracekit._util.coded import Bools
+from tracekit.classify._nest import inherit
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import NODE, Launches, Ranges
 from tracekit.classify.shapes import Dims
@@ -32,17 +33,21 @@ Shape = tuple[int, int, int]
 
 def with_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Autograd, Bools]:
     """Mark what nodes compute again; also which ranges are products of a compiled graph that nothing tells apart."""
-    compiled = np.append(autograd.names.matches(COMPILED) & autograd.is_node, False)[autograd.node_of]
     doubtful = np.zeros(len(ranges), np.bool_)
+    if not (ranges.name.answers(_ONLY_AHEAD).any() or autograd.names.answers(COMPILED).any()):
+        return autograd, doubtful
+    is_node = np.zeros(len(ranges), np.bool_)
+    is_node[autograd.rows] = True
+    compiled = np.append(autograd.names.matches(COMPILED) & is_node, False)[autograd.node_of]
     ahead = (autograd.node_of >= 0) & ranges.is_op & ranges.name.matches(_ONLY_AHEAD)
     again = ahead & (autograd.again < 0)
     if compiled.any():
         products, doubtful = _products(ranges, autograd, compiled)
         again |= products
-        again |= _leading_up(ranges, autograd, compiled, products | ahead)
+        again |= _leading_up(ranges, autograd, compiled & ~is_node, products | ahead)
     if not again.any():
         return autograd, doubtful
-    rerun = ranges.nearest_op(again | autograd.is_node)
+    rerun = inherit(ranges.op_of, (again & ranges.is_op) | is_node)
     inside = (rerun >= 0) & np.append(again, False)[rerun]
     row = np.where((autograd.again < 0) & inside, rerun, autograd.again)
     op = launches.op
@@ -126,6 +131,6 @@ def _leading_up(ranges: Ranges, autograd: Autograd, compiled: Bools, again: Bool
     repeated = np.flatnonzero(compiled & again)
     repeated = repeated[ranges.start[repeated] < first[autograd.node_of[repeated]]]
     np.maximum.at(last, autograd.node_of[repeated], ranges.start[repeated])
-    graph = ranges.nearest_op(ranges.name.matches(COMPILED) & ~ranges.name.map(lambda v: v.startswith(NODE))) >= 0
-    own = ranges.is_op & ~autograd.is_node & ~ranges.name.matches(COMPILED)
+    graph = inherit(ranges.op_of, ranges.is_op & ranges.name.matches(COMPILED) & ~ranges.name.matches(f"^{NODE}")) >= 0
+    own = ranges.is_op & ~ranges.name.matches(COMPILED)
     return compiled & graph & own & (ranges.start < last[autograd.node_of])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text, pick
+from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
-from tracekit.classify.ranges import Launches, Ranges
+from tracekit.classify.ranges import Gpu, Launches, Ranges
 
 _CALLS = r"^aten::(convolution_backward|\w*convolution\w*_backward\w*|_slow_conv2d_backward|slow_conv\w*_backward)$"
 _WGRAD = r"(?i)wgrad|wrw|bwd_?weight|backward_(weight|filter)"
@@ -22,18 +22,15 @@ _HELPERS = (
 )
 
 
-def read_convolutions(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> Text:
+def read_convolutions(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
     """``dgrad`` or ``wgrad`` for the kernels of every convolution's backward; null elsewhere."""
-    names = Text.of(gpu["name"])
-    kernel = (gpu["kind"] == "kernel").to_numpy()
-    call_of = ranges.nearest_op(ranges.is_op & ranges.name.matches(_CALLS))
-    call = pick(call_of, launches.op)
-    rows = np.flatnonzero((call >= 0) & kernel)
+    call = ranges.around(launches.op, _CALLS)
+    rows = np.flatnonzero((call >= 0) & gpu.is_kernel)
     if not len(rows):
         return Text.constant(None, len(gpu))
     rows = rows[np.lexsort((launches.at[rows], call[rows]))]
     asked = ranges.name.take(call[rows])  # older operators have one call for each gradient
-    word = names.take(rows)
+    word = gpu.names.take(rows)
     known = Text.choose(
         len(rows),
         [
@@ -53,7 +50,7 @@ def _by_order(call: Ints, main: Bools, known: Text) -> Text:
     """Of two main kernels the first is the input's; of more, what comes before a known weight's kernel is."""
     place = pl.int_range(pl.len()).over("call").alias("place")
     rows = np.flatnonzero(main)
-    wgrad = known.take(rows).map(lambda v: v == "wgrad")
+    wgrad = known.take(rows).any_of("wgrad")
     table = (
         pl.DataFrame({"call": call[rows], "wgrad": wgrad})
         .with_columns(place)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-import polars as pl
+from typing import NamedTuple
 
-from tracekit._util.coded import Bools, Text
-from tracekit._util.records import dataclass
+import numpy as np
+
+from tracekit._util.coded import Bools, Text, among
 from tracekit.classify._nest import Ints
 from tracekit.classify.collectives import Collectives
-from tracekit.classify.ranges import Launches
+from tracekit.classify.ranges import Gpu, Launches
 
 _WAYS = (
     ("d2h", r"(?i)DtoH|D2[HM]\b|DeviceToHost|Device -> (Pinned|Pageable|Host|Memory)|Device-to-Host"),
@@ -21,8 +21,7 @@ LARGE = 1 << 18
 """Bytes below which a copy is a scalar, an index or a flag rather than a tensor worth moving away."""
 
 
-@dataclass(frozen=True)
-class Copies:
+class Copies(NamedTuple):
     """For every GPU event: how and why it copies; null where it does not."""
 
     way: Text  # "d2h", "h2d", "d2d", "p2p"
@@ -31,19 +30,18 @@ class Copies:
     stream: Text  # of every event: what its stream mostly does: "compute", "communication", "copy"
 
 
-def read_copies(gpu: pl.DataFrame, launches: Launches, comm: Collectives, *, engine: Bools) -> Copies:
+def read_copies(gpu: Gpu, launches: Launches, comm: Collectives, *, engine: Bools) -> Copies:
     """Find what every copy is for; *engine* are the events that the backward launched."""
-    names = Text.of(gpu["name"])
-    copy = (gpu["kind"] == "memcpy").to_numpy()
+    names, copy = gpu.names, gpu.text("kind").any_of("memcpy")
     way = Text.choose(len(gpu), [(w, copy & names.matches(p)) for w, p in _WAYS])
     host = Text.choose(
         len(gpu),
         [("pinned", copy & names.matches(r"(?i)pinned")), ("pageable", copy & names.matches(r"(?i)pageable"))],
     )
-    out, back = way.map(lambda v: v == "d2h"), way.map(lambda v: v == "h2d")
-    size = gpu["bytes"].fill_null(-1).to_numpy().astype(np.int64)
+    out, back = way.any_of("d2h"), way.any_of("h2d")
+    size = gpu.whole("bytes")
     both = np.intersect1d(size[out & (size >= LARGE)], size[back & (size >= LARGE)])
-    round_trip = np.isin(size, np.union1d(both, _saved(size, out & ~engine, back & engine)))
+    round_trip = among(size, np.union1d(both, _saved(size, out & ~engine, back & engine)))
     staged, loaded = _around_broadcasts(launches, comm, way)
     use = Text.choose(
         len(gpu),
@@ -73,12 +71,10 @@ def _saved(size: Ints, out: Bools, back: Bools) -> Ints:
 def _around_broadcasts(launches: Launches, comm: Collectives, way: Text) -> tuple[Bools, Bools]:
     """Device copies launched just before a broadcast stage it; those launched just after one load what it brought."""
     none = np.zeros(len(way), np.bool_)
-    cast = comm.call.map(lambda v: v == "broadcast")
-    device = way.map(lambda v: v in ("d2d", "p2p"))
+    cast, device = comm.call.any_of("broadcast"), way.any_of("d2d", "p2p")
     if not cast.any() or not device.any():
         return none, none
-    order = np.argsort(launches.at, kind="stable")
-    order = order[(launches.at >= 0)[order] & (comm.library.present | way.present)[order]]
+    order = launches.ordered(comm.library.present | way.present)
     is_cast, is_device = cast[order], device[order]
     after = is_device & np.concatenate([[False], is_cast[:-1]])
     before = is_device & ~after & np.concatenate([is_cast[1:], [False]])
@@ -88,13 +84,12 @@ def _around_broadcasts(launches: Launches, comm: Collectives, way: Text) -> tupl
     return staged, loaded
 
 
-def _streams(gpu: pl.DataFrame, copy: Bools, comm: Collectives) -> Text:
+def _streams(gpu: Gpu, copy: Bools, comm: Collectives) -> Text:
     """Name a stream for what fills three quarters of its busy time; the one with most of the compute is compute's.
 
     Slow communication that runs on the compute stream fills it, and what is computed there is no part of it.
     """
-    duration = (gpu["end_ns"] - gpu["start_ns"]).to_numpy()
-    number: Ints = gpu.select(pl.struct("device", "stream").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    duration, number = gpu.whole("end_ns") - gpu.whole("start_ns"), gpu.place
     if not len(number):
         return Text.constant(None, 0)
     total = np.bincount(number, weights=duration)
@@ -103,6 +98,8 @@ def _streams(gpu: pl.DataFrame, copy: Bools, comm: Collectives) -> Text:
     home = (computed > 0.5 * computed.sum())[number]
 
     def mostly(mask: Bools) -> Bools:
+        if not mask.any():
+            return mask
         filled = np.bincount(number, weights=np.where(mask, duration, 0), minlength=len(total)) > 0.75 * total
         chosen: Bools = ~home & filled[number]
         return chosen

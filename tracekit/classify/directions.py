@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
-from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.matmul import Matmuls
-from tracekit.classify.neighbours import GRADIENTS, B, F, O, R, W, shared
-from tracekit.classify.ranges import Launches, Ranges
+from tracekit.classify.neighbours import GRADED, B, F, O, R, W, shared
+from tracekit.classify.ranges import Gpu, Launches, Ranges
 from tracekit.schema import PATH_SEPARATOR
 
 WGRAD = (
@@ -43,8 +43,7 @@ OPTIMIZER_ANNOTATION = (
 _VALUES = ("forward", "backward", "wgrad", "recompute", "optimizer")
 
 
-@dataclass(frozen=True)
-class Directions:
+class Directions(NamedTuple):
     """For every GPU event the direction of the work around it, and how that is known."""
 
     value: Text  # "forward", "backward", "wgrad", "recompute", "optimizer"
@@ -52,45 +51,47 @@ class Directions:
 
 
 def read_directions(
-    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, *, comm: Bools
+    gpu: Gpu, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, *, comm: Bools
 ) -> Directions:
     """Place every GPU event in a pass, as far as anything speaks for one."""
     n = len(gpu)
-    names = Text.of(gpu["name"])
-    compute = (gpu["kind"] == "kernel").to_numpy() & ~comm
+    names = gpu.names
+    compute = gpu.is_kernel & ~comm
     value, source = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    open_ = ~comm
     sources: list[str] = []
 
     def say(why: str, mask: Bools, what: int | Ints) -> None:
         if why not in sources:
             sources.append(why)
-        new = mask & (value < 0) & ~comm
+        new = np.flatnonzero(mask & open_)
         value[new] = what if isinstance(what, int) else what[new]
         source[new] = sources.index(why)
+        open_[new] = False
 
     site = autograd.site
-    say("autograd", site.map(lambda v: v == "recompute"), R)
-    say("autograd", site.map(lambda v: v == "backward"), B)
-    say("autograd", site.map(lambda v: v == "forward"), F)
-    ops = ranges.paths(launches.op, ranges.op_of, ranges.op_path)
+    say("autograd", site.any_of("recompute"), R)
+    say("autograd", site.any_of("backward"), B)
+    say("autograd", site.any_of("forward"), F)
+    ops = launches.chain
     say("seed", compute & ops.matches(r"^aten::ones_like > ") & _before_engine(launches, autograd), B)
-    say("matmul", matmuls.role.map(lambda v: v == "wgrad"), W)
+    say("matmul", matmuls.role.any_of("wgrad"), W)
     say("autograd", autograd.made & ~matmuls.role.present, F)
-    say("matmul", matmuls.role.map(lambda v: v == "forward"), F)
-    say("matmul", matmuls.role.map(lambda v: v == "dgrad"), B)
-    annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
-    opted = annotations.map(lambda v: any(_search(OPTIMIZER_ANNOTATION, part) for part in v.split(PATH_SEPARATOR)))
+    say("matmul", matmuls.role.any_of("forward"), F)
+    say("matmul", matmuls.role.any_of("dgrad"), B)
+    opted = launches.annotations.map(_names_optimizer)
     alone = compute & (launches.op < 0)
     say("name", opted | ops.matches(OPTIMIZER_OP) | (names.matches(OPTIMIZER) & alone), O)
     say("name", alone & names.matches(WGRAD), W)
     say("name", alone & names.matches(BACKWARD), B)
     say("name", alone & names.matches(FORWARD), F)
-    if autograd.active or bool(opted.any()) or bool(np.isin(value, (B, W))[compute].any()):
+    if autograd.active or bool(opted.any()) or bool(((value == B) | (value == W))[compute].any()):
         for why, what, hit in shared(value, gpu, ranges, launches, autograd, comm=comm):
             say(why, hit, what)
         _unlaunched(say, value, gpu, names, launches)
     else:
-        value[value == O] = -1  # without a backward, what updates many tensors at once is no optimizer
+        open_[value == O] = True  # without a backward, what updates many tensors at once is no optimizer
+        value[value == O] = -1
         # Without an operator or a kernel of a framework's, nothing says that this is a model at all.
         if bool((launches.op >= 0).any()) or bool((names.matches(FRAMEWORK) & compute).any()):
             say("no backward in trace", np.ones(n, np.bool_), F)
@@ -99,20 +100,19 @@ def read_directions(
 
 def _before_engine(launches: Launches, autograd: Autograd) -> Bools:
     """Launches right after which the engine launches."""
-    order = np.argsort(launches.at, kind="stable")
-    out = np.zeros(len(order), np.bool_)
+    out, order = np.zeros(len(launches.at), np.bool_), launches.order
     out[order[:-1]] = (autograd.node_row >= 0)[order[1:]]
-    return out & (launches.at >= 0)
+    return out
 
 
-def _search(pattern: str, text: str) -> bool:
-    return re.search(pattern, text) is not None
+def _names_optimizer(path: str) -> bool:
+    return any(re.search(OPTIMIZER_ANNOTATION, part) for part in path.split(PATH_SEPARATOR))
 
 
 Say = Callable[[str, Bools, int | Ints], None]
 
 
-def _unlaunched(say: Say, value: Ints, gpu: pl.DataFrame, names: Text, launches: Launches) -> None:
+def _unlaunched(say: Say, value: Ints, gpu: Gpu, names: Text, launches: Launches) -> None:
     """Events whose launch the file lost: as all others of their name, else as both neighbours on their stream."""
     lost = launches.at < 0
     if not lost.any():
@@ -124,10 +124,10 @@ def _unlaunched(say: Say, value: Ints, gpu: pl.DataFrame, names: Text, launches:
     agreed = np.where(low == high, high, -1)[names.codes]
     say("namesake", lost & (agreed >= 0), agreed)
     decided = pl.when(pl.col("value") >= 0).then("value")
-    table = pl.DataFrame({"value": value, "device": gpu["device"], "stream": gpu["stream"]}).select(
-        before=decided.forward_fill().over("device", "stream").fill_null(-1),
-        after=decided.backward_fill().over("device", "stream").fill_null(-1),
+    table = pl.DataFrame({"value": value, "place": gpu.place}).select(
+        before=decided.forward_fill().over("place").fill_null(-1),
+        after=decided.backward_fill().over("place").fill_null(-1),
     )
     before, after = table["before"].to_numpy(), table["after"].to_numpy()
-    say("between", lost & np.isin(before, GRADIENTS) & np.isin(after, GRADIENTS), B)
+    say("between", lost & GRADED[before] & GRADED[after], B)
     say("between", lost & (before == F) & (after == F), F)

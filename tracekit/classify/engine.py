@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.coded import Bools, Text
-from tracekit._util.records import dataclass
-from tracekit.classify.evidence import Evidence
-from tracekit.classify.rules import Condition, Rule, RuleBook
+from tracekit._util.coded import Text
+from tracekit.classify.evidence import Evidence, first_met
+from tracekit.classify.rules import RuleBook
 
 UNKNOWN = "other"
 """Rule named on what no rule knows."""
@@ -22,8 +23,7 @@ PASS_OF = {
 }
 
 
-@dataclass(frozen=True)
-class Decisions:
+class Decisions(NamedTuple):
     """For every event the place of the rule that won (-1 where none did), and what follows from it."""
 
     winner: npt.NDArray[np.int64]
@@ -34,42 +34,9 @@ class Decisions:
     confidence: npt.NDArray[np.float32]
 
 
-class Matcher:
-    """Tests rules against one trace's evidence; a condition used by many rules is evaluated once."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self.evidence = evidence
-        self._known: dict[tuple[str, Condition], Bools] = {}
-
-    def test(self, column: str, condition: Condition) -> Bools:
-        """Rows that meet one condition."""
-        key = (column, condition)
-        if key not in self._known:
-            self._known[key] = self.evidence.test(column, condition)
-        return self._known[key]
-
-    def match(self, rule: Rule) -> Bools:
-        """Rows that meet all of a rule's conditions and none of its exceptions."""
-        hit = np.ones(len(self.evidence), np.bool_)
-        for column, condition in rule.when.items():
-            hit &= self.test(column, condition)
-            if not hit.any():  # most rules speak of something that this trace does not have
-                return hit
-        for column, condition in rule.unless.items():
-            hit &= ~self.test(column, condition)
-        return hit
-
-
 def decide_all(evidence: Evidence, book: RuleBook) -> Decisions:
     """Give every event the label of the first rule that matches it."""
-    matcher = Matcher(evidence)
-    winner = np.full(len(evidence), -1, np.int64)
-    for place, rule in enumerate(book.rules):
-        hit = matcher.match(rule)
-        if hit.any():
-            winner[hit & (winner < 0)] = place
-            if winner.min() >= 0:
-                break
+    winner = first_met(evidence, [(rule.when, rule.unless) for rule in book.rules])
     rules = book.rules
     label = Text((*(r.label for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
     label = label.replace(label.values)
@@ -89,6 +56,6 @@ def find_passes(evidence: Evidence, decisions: Decisions) -> Text:
     Weights that are sent round, and a norm or a loss that a pipeline's ranks agree on, are of no pass.
     """
     spoken = evidence.text("exchange_pass").fill(evidence.text("comm_pass"))
-    moves = evidence.text("call").map(lambda v: v in ("send", "recv", "sendrecv", "coalesced"))
-    agreed = decisions.label.map(lambda v: v == "pp_comm") & evidence.text("call").present & ~moves
-    return decisions.passes.fill(spoken.where(~decisions.label.map(lambda v: v == "broadcast") & ~agreed))
+    moves = evidence.text("call").any_of("send", "recv", "sendrecv", "coalesced")
+    agreed = decisions.label.any_of("pp_comm") & evidence.text("call").present & ~moves
+    return decisions.passes.fill(spoken.where(~decisions.label.any_of("broadcast") & ~agreed))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
-from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
-from tracekit.classify.autograd import Autograd, Nodes, read_autograd
+from tracekit.classify.autograd import Autograd, read_autograd
 from tracekit.classify.batched import feeding
 from tracekit.classify.collectives import Collectives, read_collectives
 from tracekit.classify.compiled import with_recomputed
@@ -23,7 +24,7 @@ from tracekit.classify.experts import Marks, comm_passes, read_exchanges
 from tracekit.classify.gradients import read_gradients
 from tracekit.classify.groups import group_holds, group_uses, reducing_groups
 from tracekit.classify.matmul import Matmuls, read_matmuls
-from tracekit.classify.ranges import Launches, Ranges, read_ranges, with_op_facts
+from tracekit.classify.ranges import Gpu, Launches, Ranges, read_ranges
 from tracekit.classify.rules import COMPARISON, Condition, Kind
 from tracekit.classify.tallies import halves, turns
 from tracekit.classify.threads import read_threads
@@ -37,24 +38,21 @@ COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
 ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
     """Columns of evidence, one row for each GPU event, in order of start."""
 
-    gpu: pl.DataFrame
+    gpu: Gpu
     columns: dict[str, Column]
-    launch_at: Ints
-    launch_tid: Ints
-    launch_thread: Ints
-    sequence: Ints
-    node_row: Ints
-    nodes: Nodes
+    ranges: Ranges
+    launches: Launches
+    autograd: Autograd
     collectives: Collectives
 
     @property
     def two_way(self) -> bool:
         """Forward work arrives over the pipeline from more than one rank."""
-        arrives = self.text("comm_pass").map(lambda v: v == "forward") & self.text("call").map(lambda v: v == "recv")
+        arrives = self.text("comm_pass").any_of("forward") & self.text("call").any_of("recv")
         return len(np.unique(self.collectives.peer[arrives & (self.collectives.peer >= 0)])) > 1
 
     def __len__(self) -> int:
@@ -70,12 +68,7 @@ class Evidence:
         """Rows whose evidence meets one condition of a rule."""
         values = self.columns[column]
         if isinstance(values, Text):
-            if isinstance(condition, bool):
-                return values.present if condition else ~values.present
-            if isinstance(condition, tuple):
-                return values.map(lambda v: v in condition)
-            assert isinstance(condition, str), "numbers are compared with numbers"
-            return values.matches(condition)
+            return _answers(values, condition)[values.codes]
         if isinstance(condition, str):
             return _compare(values, condition)
         met: Bools = values == condition
@@ -98,20 +91,18 @@ class Evidence:
 def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     """Join every GPU event of one rank to all that speaks for its label."""
     gpu, ranges, launches = read_ranges(events)
-    gpu = with_op_facts(gpu, ranges, launches)
     comm = read_collectives(gpu, ranges, launches)
+    communicates = comm.library.present
     autograd, doubtful = with_recomputed(ranges, launches, read_autograd(ranges, launches))
-    autograd = read_threads(gpu, launches, autograd, comm=comm.library.present)
+    autograd = read_threads(gpu, launches, autograd, comm=communicates)
     matmuls = read_matmuls(gpu, ranges, launches, autograd, doubtful=doubtful)
     matmuls = matmuls.with_convolutions(read_convolutions(gpu, ranges, launches))
-    directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm=comm.library.present)
-    kernel = (gpu["kind"] == "kernel").to_numpy()
-    passes = comm_passes(ranges, launches, autograd, comm, directions, kernel=kernel)
+    directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm=communicates)
+    passes = comm_passes(ranges, launches, autograd, comm, directions, kernel=gpu.is_kernel)
     copies = read_copies(gpu, launches, comm, engine=autograd.node_row >= 0)
-    names, chain = Text.of(gpu["name"]), ranges.paths(launches.op, ranges.op_of, ranges.op_path)
     base: dict[str, Column] = {
-        **_launch_columns(gpu, ranges, launches, names, chain),
-        "class": _classes(gpu, comm, names),
+        **_launch_columns(gpu, ranges, launches),
+        "class": _classes(gpu, comm),
         "node": autograd.node,
         "fwd_op": autograd.fwd_op,
         "site": autograd.site,
@@ -120,7 +111,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "role": matmuls.role,
         "role_from": matmuls.evidence,
         "after_role": matmuls.after,
-        "visit": _visits(launches, autograd, matmuls, comm.library.present),
+        "visit": _visits(launches, autograd, matmuls, communicates),
         "gemm_turn": turns(matmuls.whole, autograd.node_row, launches.at),
         "gemm_half": halves(matmuls.whole, autograd.node_row, launches.at),
         "gemm_share": matmuls.share,
@@ -142,27 +133,17 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
         "peer": comm.peer,
         "trained": np.full(len(gpu), autograd.active or _trained(directions.value)),
     }
-    evidence = Evidence(
-        gpu,
-        base,
-        launches.at,
-        launches.tid,
-        launches.thread,
-        autograd.sequence,
-        autograd.node_row,
-        autograd.nodes(ranges),
-        comm,
-    )
-    kinds = decide(evidence, groups).where(comm.library.present)
-    attention = names.matches(ATTENTION) | chain.matches(ATTENTION)
-    marks = Marks(attention, matmuls.is_gemm, kinds.map(lambda v: v == "ep"))
+    evidence = Evidence(gpu, base, ranges, launches, autograd, comm)
+    kinds = decide(evidence, groups, np.flatnonzero(communicates))
+    attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
+    marks = Marks(attention, matmuls.is_gemm, kinds.any_of("ep"))
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
-    summed = autograd.node.map(lambda v: v == "AccumulateGrad") | evidence.text("annotations").matches(_HOOKS)
-    summed &= comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter", "reduce"))
-    summed |= _after(launches, chain.matches(_SHARDS)) & comm.call.map(lambda v: v in ("all_gather", "reduce_scatter"))
+    summed = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(_HOOKS)
+    summed &= comm.call.any_of("all_reduce", "reduce_scatter", "reduce")
+    summed |= _after(launches, launches.chain.matches(_SHARDS)) & comm.call.any_of("all_gather", "reduce_scatter")
     reducing = None
     if not autograd.active and autograd.site.present.any():  # without operators: by who sums what, and when
-        reducing = reducing_groups(comm, passes.known, autograd.site, whole_numbers(gpu["bytes"]))
+        reducing = reducing_groups(comm, passes.known, autograd.site, gpu.whole("bytes"))
     uses = group_uses(gpu, comm, kinds, summed=summed, lost=launches.at < 0, reducing=reducing)
     base |= {
         "group_kind": kinds,
@@ -186,44 +167,90 @@ def _compare(values: Column, condition: str) -> Bools:
     return met
 
 
-def decide(evidence: Evidence, kinds: Sequence[Kind]) -> Text:
-    """Take the value of the first kind whose conditions all hold."""
-    cases: list[tuple[str, Bools]] = []
-    for kind in kinds:
-        mask = np.ones(len(evidence), np.bool_)
-        for column, condition in kind.when.items():
-            mask &= evidence.test(column, condition)
-        cases.append((kind.value, mask))
-    chosen = Text.choose(len(evidence), cases)
+def _answers(values: Text, condition: Condition) -> Bools:
+    """For each distinct value, and last for null: it meets a condition."""
+    if isinstance(condition, bool):
+        return np.append(np.full(len(values.values), condition), not condition)
+    assert isinstance(condition, str | tuple), "numbers are compared with numbers"
+    return values.answers(condition)
+
+
+Conditions = Mapping[str, Condition]
+_AT_ONCE = 64
+"""Cases that are told apart by the bits of one number."""
+
+
+def first_met(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]], rows: Ints | None = None) -> Ints:
+    """For every event the place of the first case all of whose conditions it meets, and none of its exceptions.
+
+    Conditions are asked of distinct values, and cases that no value meets left out; -1 where no case holds. Only
+    *rows* are looked at where they are given.
+    """
+    met = np.full(len(evidence), -1, np.int64)
+    rows = np.arange(len(evidence)) if rows is None else rows
+    open_cases = (place for place, (when, _) in enumerate(cases) if _possible(evidence, when))
+    while len(rows) and (places := list(islice(open_cases, _AT_ONCE))):
+        bits = _meets(evidence, [cases[place] for place in places], rows)
+        hit = bits > 0
+        first = np.bitwise_count((bits & (~bits + np.uint64(1))) - np.uint64(1))  # bits below the lowest that is set
+        met[rows[hit]] = np.array(places)[first[hit]]
+        rows = rows[~hit]
+    return met
+
+
+def _possible(evidence: Evidence, when: Conditions) -> bool:
+    """Return whether some value meets each condition; most rules speak of something that this trace does not have."""
+    columns = ((evidence.columns[column], condition) for column, condition in when.items())
+    return all(_answers(values, c).any() for values, c in columns if isinstance(values, Text))
+
+
+def _meets(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]], rows: Ints) -> npt.NDArray[np.uint64]:
+    """For each of *rows* the cases it meets, one bit each."""
+    every = np.uint64((1 << _AT_ONCE) - 1)
+    barred: dict[str, npt.NDArray[np.uint64]] = {}
+    bits = np.full(len(rows), (1 << len(cases)) - 1, np.uint64)
+    for place, sides in enumerate(cases):
+        bit = np.uint64(1 << place)
+        for side, conditions in enumerate(sides):
+            for column, condition in conditions.items():
+                values = evidence.columns[column]
+                if isinstance(values, Text):
+                    table = barred.setdefault(column, np.zeros(len(values.values) + 1, np.uint64))
+                    table[_answers(values, condition) == bool(side)] |= bit
+                else:
+                    bits[evidence.test(column, condition)[rows] == bool(side)] &= every ^ bit
+    for column, table in barred.items():
+        bits &= ~table[evidence.text(column).codes[rows]]
+    return bits
+
+
+def decide(evidence: Evidence, kinds: Sequence[Kind], rows: Ints) -> Text:
+    """Take, for *rows*, the value of the first kind whose conditions all hold."""
+    chosen = Text(tuple(kind.value for kind in kinds), first_met(evidence, [(kind.when, {}) for kind in kinds], rows))
     return chosen.replace(chosen.values)
 
 
-def _launch_columns(
-    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, names: Text, chain: Text
-) -> dict[str, Column]:
-    annotations = ranges.paths(launches.ann, ranges.ann_of, ranges.ann_path)
-    marked = ranges.name.where(~ranges.is_op).matches(
-        r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+"
-    )
+def _launch_columns(gpu: Gpu, ranges: Ranges, launches: Launches) -> dict[str, Column]:
+    marked = ranges.name.answers(r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+")
+    annotated = marked.any() and bool((marked[ranges.name.codes] & ~ranges.is_op).any())
     return {
-        "kind": Text.of(gpu["kind"].cast(pl.String)),
-        "name": names,
+        "kind": gpu.text("kind"),
+        "name": gpu.names,
         "op": ranges.name.take(launches.op),
-        "chain": chain,
+        "chain": launches.chain,
         "annotation": ranges.name.take(launches.ann),
-        "annotations": annotations,
-        "domain": ranges.text("domain").take(launches.ann),
-        "bytes": whole_numbers(gpu["bytes"]),
-        "stream": whole_numbers(gpu["stream"]),
-        "graph": whole_numbers(gpu["graph"]),
+        "annotations": launches.annotations,
+        "domain": ranges.text("domain", launches.ann),
+        "bytes": gpu.whole("bytes"),
+        "stream": gpu.whole("stream"),
+        "graph": gpu.whole("graph"),
         "launched": launches.at >= 0,
-        "wgrad_annotated": np.full(len(gpu), bool(marked.any())),
+        "wgrad_annotated": np.full(len(gpu), annotated),
     }
 
 
-def _classes(gpu: pl.DataFrame, comm: Collectives, names: Text) -> Text:
-    kind = gpu["kind"].cast(pl.String)
-    copies = kind.is_in(["memcpy", "memset"]).to_numpy() | names.matches(COPY_KERNELS)
+def _classes(gpu: Gpu, comm: Collectives) -> Text:
+    copies = gpu.text("kind").any_of("memcpy", "memset") | gpu.names.matches(COPY_KERNELS)
     return Text.choose(
         len(gpu),
         [
@@ -236,8 +263,10 @@ def _classes(gpu: pl.DataFrame, comm: Collectives, names: Text) -> Text:
 
 def _after(launches: Launches, mask: Bools) -> Bools:
     """Events launched right after one of *mask* on the same thread."""
-    order = np.lexsort((launches.at, launches.thread))
     out = np.zeros(len(mask), np.bool_)
+    if not mask.any():
+        return out
+    order = np.lexsort((launches.at, launches.thread))
     same = launches.thread[order[1:]] == launches.thread[order[:-1]]
     out[order[1:]] = mask[order[:-1]] & same & (launches.at[order[:-1]] >= 0)
     return out
@@ -245,8 +274,7 @@ def _after(launches: Launches, mask: Bools) -> Bools:
 
 def _leads_to(launches: Launches, comm: Collectives, role: Text) -> Text:
     """Of communication, the role of the next one launched, where that is on a group of the same ranks."""
-    rows = np.flatnonzero(comm.library.present & (launches.at >= 0))
-    rows = rows[np.argsort(launches.at[rows], kind="stable")]
+    rows = launches.ordered(comm.library.present)
     out = np.full(len(role), -1, np.int64)
     ranks = comm.group_ranks.codes[rows]
     same = (ranks[1:] == ranks[:-1]) & (ranks[1:] >= 0)
@@ -254,10 +282,12 @@ def _leads_to(launches: Launches, comm: Collectives, role: Text) -> Text:
     return Text(role.values, out)
 
 
-def _stream_passes(gpu: pl.DataFrame, direction: Text) -> Text:
+def _stream_passes(gpu: Gpu, direction: Text) -> Text:
     """Find the pass of the next exchange on each event's stream: what runs before it there prepares it."""
-    code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("device", "stream").fill_null(-1)
-    table = pl.DataFrame({"code": direction.codes, "device": gpu["device"], "stream": gpu["stream"]})
+    if not direction.present.any():
+        return direction
+    code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("place").fill_null(-1)
+    table = pl.DataFrame({"code": direction.codes, "place": gpu.place})
     return Text(direction.values, table.select(code)["code"].to_numpy().astype(np.int64))
 
 
@@ -267,14 +297,15 @@ def _visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bool
     Only where products show that the second time is for the weights: a graph kept and run through twice is none.
     """
     n = len(launches.at)
+    if not autograd.ran_before.any():
+        return Text.constant(None, n)
     inside = autograd.node_row >= 0
     later = inside & np.append(autograd.ran_before, False)[autograd.node_row]
-    alone = np.bincount(autograd.node_row[matmuls.is_gemm & inside], minlength=len(autograd.is_node)) == 1
-    paid = later & matmuls.role.map(lambda v: v == "wgrad") & np.append(alone, False)[autograd.node_row]
+    alone = np.bincount(autograd.node_row[matmuls.is_gemm & inside], minlength=len(autograd.node_of)) == 1
+    paid = later & matmuls.role.any_of("wgrad") & np.append(alone, False)[autograd.node_row]
     if not paid.any():
         return Text.constant(None, n)
-    order = np.argsort(launches.at, kind="stable")
-    order = order[launches.at[order] >= 0]
+    order = launches.order
     # A stretch of the caller's own launches ends at the engine, at communication and at forward work.
     cut = (autograd.site.present | comm)[order]
     rows = np.arange(len(order))
@@ -302,10 +333,10 @@ def _shapes(ranks: Text) -> Text:
 
 
 def _trained(direction: Text) -> bool:
-    return bool(direction.map(lambda v: v in ("backward", "wgrad", "recompute", "optimizer")).any())
+    return bool(direction.any_of("backward", "wgrad", "recompute", "optimizer").any())
 
 
 def _deferred(role: Text, direction: Text, site: Text, at: Ints) -> bool:
     """Weight gradients run outside the engine, so what the engine runs is the input's."""
     outside = ~site.present & (at >= 0)  # of what the file lost the launch of, nobody knows who ran it
-    return bool((outside & (role.map(lambda v: v == "wgrad") | direction.map(lambda v: v == "wgrad"))).any())
+    return bool((outside & (role.any_of("wgrad") | direction.any_of("wgrad"))).any())

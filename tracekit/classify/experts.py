@@ -7,18 +7,18 @@ Plain all-to-alls all look alike; in a layer the forward dispatches, then combin
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
 from tracekit._util.coded import Bools, Text, kinds
-from tracekit._util.records import dataclass
+from tracekit._util.columns import pair_numbers
 from tracekit.classify._nest import Ints, walk_exchanges
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import Collectives, own_name
 from tracekit.classify.directions import Directions
 from tracekit.classify.messages import sent_passes
-from tracekit.classify.ranges import Launches, Ranges
+from tracekit.classify.ranges import Gpu, Launches, Ranges
 
 MOST_OPEN = 8
 """Calls that may be open on a group at once for its waits to be taken as answering them in turn."""
@@ -31,16 +31,14 @@ _REUSES = r"(?<!_)dispatch_impl<[^,]*,[^,]*,[^,]*, (true|\(bool\)1)|hybrid_dispa
 """DeepEP's second version says in a template argument that it re-uses a layout."""
 
 
-@dataclass(frozen=True)
-class Exchanges:
+class Exchanges(NamedTuple):
     """For every GPU event that exchanges tokens with experts: its role in the model and its pass."""
 
     role: Text  # "dispatch" or "combine"
     direction: Text  # "forward" or "backward"
 
 
-@dataclass(frozen=True)
-class Passes:
+class Passes(NamedTuple):
     """What is known of each communication kernel's pass."""
 
     known: Text
@@ -60,23 +58,25 @@ def comm_passes(
     own = Text.choose(
         len(communicates),
         [
-            ("backward", communicates & site.map(lambda v: v in ("backward", "recompute"))),
-            ("forward", communicates & site.map(lambda v: v == "forward")),
+            ("backward", communicates & site.any_of("backward", "recompute")),
+            ("forward", communicates & site.any_of("forward")),
         ],
     )
-    strong = directions.value.where(directions.source.map(lambda v: v in ("autograd", "matmul", "name")) & kernel)
+    strong = directions.value.where(directions.source.any_of("autograd", "matmul", "name") & kernel)
     passes = strong.replace(
         [{"wgrad": "backward", "recompute": "backward", "optimizer": None}.get(v, v) for v in strong.values]
     )
-    waits = _wait_times(ranges, launches, comm)
-    user = _known_after(launches, passes, np.where(waits >= 0, waits, launches.at)).where(communicates & (waits >= 0))
-    maker = _known_before(launches, passes).where(communicates)
-    result = passes.where(~directions.value.map(lambda v: v == "wgrad"))  # gradients of weights are not sent on
-    sent = sent_passes(launches.at, result, comm.call.map(lambda v: v == "send"), comm.peer)
-    sent = sent.fill(maker.where(comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter", "reduce"))))
-    received = _answers(comm, sent).fill(user.where(comm.call.map(lambda v: v in ("recv", "all_gather"))))
-    idle = Text.choose(len(communicates), [("forward", communicates & directions.value.map(lambda v: v == "forward"))])
-    again = directions.value.map(lambda v: v == "recompute") | site.map(lambda v: v == "recompute")
+    rows = np.flatnonzero(communicates)
+    waits = _wait_times(ranges, launches, comm)[rows]
+    known = launches.ordered(passes.present)
+    user = passes.take(_known_after(launches.at, known, waits)).spread(rows, len(kernel))
+    maker = passes.take(_known_before(launches.at, known, launches.at[rows])).spread(rows, len(kernel))
+    result = passes.where(~directions.value.any_of("wgrad"))  # gradients of weights are not sent on
+    sent = sent_passes(launches.at, result, comm.call.any_of("send"), comm.peer, launches.order)
+    sent = sent.fill(maker.where(comm.call.any_of("all_reduce", "reduce_scatter", "reduce")))
+    received = _answers(comm, sent).fill(user.where(comm.call.any_of("recv", "all_gather")))
+    idle = Text.choose(len(communicates), [("forward", communicates & directions.value.any_of("forward"))])
+    again = directions.value.any_of("recompute") | site.any_of("recompute")
     return Passes(own.fill(sent).fill(received).fill(idle), own, maker, user, passes, again)
 
 
@@ -86,8 +86,8 @@ def _answers(comm: Collectives, sent: Text) -> Text:
     Two ranks that hold several stages each may send each other both; then a receive says nothing of itself.
     """
     known = comm.peer >= 0
-    send, recv = comm.call.map(lambda v: v == "send") & known, comm.call.map(lambda v: v == "recv") & known
-    ahead, back = send & sent.map(lambda v: v == "forward"), send & sent.map(lambda v: v == "backward")
+    send, recv = comm.call.any_of("send") & known, comm.call.any_of("recv") & known
+    ahead, back = send & sent.any_of("forward"), send & sent.any_of("backward")
     size = int(comm.peer.max(initial=0)) + 1
     forward = np.bincount(comm.peer[ahead], minlength=size) > 0
     backward = np.bincount(comm.peer[back], minlength=size) > 0
@@ -104,14 +104,13 @@ def _answers(comm: Collectives, sent: Text) -> Text:
 def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     """When the host waited for each kernel: the k-th wait on a group answers its k-th call. -1 where it did not."""
     out = np.full(len(launches.at), -1, np.int64)
-    collective = ranges.text("collective")
-    waits = np.flatnonzero(collective.map(lambda v: v == "wait"))
-    rows = np.flatnonzero(comm.library.present & (launches.at >= 0))
+    waits = ranges.having("collective")
+    waits = waits[ranges.text("collective", waits).any_of("wait")]
+    rows = launches.ordered(comm.library.present)
     if not len(waits) or not len(rows):
         return out
-    rows = rows[np.argsort(launches.at[rows], kind="stable")]
     waits = waits[np.argsort(ranges.start[waits], kind="stable")]
-    waited = dict(kinds(waits, ranges.text("group")))
+    waited = {group: waits[places] for group, places in kinds(np.arange(len(waits)), ranges.text("group", waits))}
     for group, calls in kinds(rows, comm.group):
         answers = waited.get(group, waits[:0])
         at, wait = launches.at[calls], ranges.start[answers]
@@ -130,29 +129,18 @@ def _most_open(at: Ints, wait: Ints) -> int:
     return int(open_calls.max()) if len(open_calls) else MOST_OPEN + 1
 
 
-def _known_after(launches: Launches, values: Text, at: Ints) -> Text:
-    known = np.flatnonzero(values.present & (launches.at >= 0))
-    known = known[np.argsort(launches.at[known], kind="stable")]
-    place = np.searchsorted(launches.at[known], at, side="right")
-    ok = (place < len(known)) & (at >= 0)
-    return values.take(np.where(ok, np.append(known, -1)[place], -1))
+def _known_after(at: Ints, known: Ints, asked: Ints) -> Ints:
+    """Return which of the *known*, in order of *at*, is the first after each moment; -1 where none."""
+    return np.where(asked >= 0, np.append(known, -1)[np.searchsorted(at[known], asked, side="right")], -1)
 
 
-def _known_before(launches: Launches, values: Text) -> Text:
-    known = np.flatnonzero(values.present & (launches.at >= 0))
-    known = known[np.argsort(launches.at[known], kind="stable")]
-    place = np.searchsorted(launches.at[known], launches.at, side="left") - 1
-    return values.take(np.where((place >= 0) & (launches.at >= 0), np.append(known, -1)[place], -1))
+def _known_before(at: Ints, known: Ints, asked: Ints) -> Ints:
+    """Return which of the *known*, in order of *at*, is the last before each moment; -1 where none."""
+    return np.where(asked >= 0, np.append(-1, known)[np.searchsorted(at[known], asked, side="left")], -1)
 
 
 def read_exchanges(
-    gpu: pl.DataFrame,
-    launches: Launches,
-    autograd: Autograd,
-    comm: Collectives,
-    *,
-    passes: Passes,
-    marks: Marks,
+    gpu: Gpu, launches: Launches, autograd: Autograd, comm: Collectives, *, passes: Passes, marks: Marks
 ) -> Exchanges:
     """Roles of DeepEP-like kernels, of all-to-alls on an expert group, and of such that behave as if on one."""
     named = _named_exchanges(gpu, launches, autograd, comm)
@@ -160,8 +148,7 @@ def read_exchanges(
     return Exchanges(named.role.fill(plain.role), named.direction.fill(plain.direction))
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(NamedTuple):
     """What tells a layer's parts apart."""
 
     attention: Bools
@@ -169,24 +156,26 @@ class Marks:
     expert: Bools  # communication on a group that is known to be an expert group
 
 
-def _named_exchanges(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:
-    names = Text.of(gpu["name"])
-    ours = comm.library.map(lambda v: v in ("deepep", "nvshmem", "custom"))
+def _named_exchanges(gpu: Gpu, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:
+    names, none = gpu.names, Text.constant(None, len(gpu))
+    ours = comm.library.any_of("deepep", "nvshmem", "custom")
+    if not ours.any():
+        return Exchanges(none, none)
     spoken = names.replace([_spoken(v) for v in names.values]).where(ours)
     plain = names.replace([own_name(v) for v in names.values])
     helper, finish = ours & plain.matches(_HELPER), ours & plain.matches(_FINISH)
     main = spoken.present & ~helper & ~finish
-    order = np.lexsort((np.arange(len(gpu)), np.where(launches.at >= 0, launches.at, gpu["start_ns"].to_numpy())))
+    order = np.lexsort((np.arange(len(gpu)), np.where(launches.at >= 0, launches.at, gpu.whole("start_ns"))))
     order = order[(main | helper | finish)[order]]
     if not len(order):
-        return Exchanges(Text.constant(None, len(gpu)), Text.constant(None, len(gpu)))
+        return Exchanges(none, none)
     is_main = main[order]
-    combines = spoken.map(lambda v: v == "combine")[order] & is_main
+    combines = spoken.any_of("combine")[order] & is_main
     dispatches = is_main & ~combines
     reuses = names.matches(_REUSES)[order]
     fresh = names.matches(r"(?i)(?<!cached_)notify_dispatch|dispatch_layout")[order]
     cached = names.matches(r"(?i)cached_notify")[order] | reuses
-    rerun = autograd.site.map(lambda v: v == "recompute")[order]
+    rerun = autograd.site.any_of("recompute")[order]
     backward = _dispatch_backward(autograd, order, is_main, dispatches, fresh=fresh, cached=cached)
     backward = _match_combines(autograd, order, combines, dispatches, backward)
     # A combine kernel running backward is dispatch, and the reverse; the forward run again keeps its roles.
@@ -219,8 +208,8 @@ def _dispatch_backward(
     np.logical_or.at(prepared, since[fresh], True)
     np.logical_or.at(reused, since[cached], True)
     site = autograd.site.take(order)
-    engine = site.map(lambda v: v == "backward")
-    ahead = site.map(lambda v: v in ("forward", "recompute"))
+    engine = site.any_of("backward")
+    ahead = site.any_of("forward", "recompute")
     return dispatches & (engine | (~ahead & autograd.active & reused[since] & ~prepared[since]))
 
 
@@ -235,8 +224,8 @@ def _match_combines(autograd: Autograd, order: Ints, combines: Bools, dispatches
     matched = opened[np.where(ok, place, 0)] if len(opened) else np.zeros(len(closed), np.int64)
     out[closed] = np.where(ok & bool(len(opened)), backward[matched], False)
     site = autograd.site.take(order)
-    out |= site.map(lambda v: v == "backward") & combines
-    out &= ~(site.map(lambda v: v in ("forward", "recompute")) & combines)
+    out |= site.any_of("backward") & combines
+    out &= ~(site.any_of("forward", "recompute") & combines)
     return out
 
 
@@ -250,25 +239,17 @@ def _last_main(is_main: Bools) -> Ints:
     return np.maximum.accumulate(np.where(is_main, np.arange(len(is_main)), -1))
 
 
-def _plain_exchanges(
-    gpu: pl.DataFrame, launches: Launches, comm: Collectives, passes: Passes, marks: Marks
-) -> Exchanges:
+def _plain_exchanges(gpu: Gpu, launches: Launches, comm: Collectives, passes: Passes, marks: Marks) -> Exchanges:
     """All-to-alls take turns: the forward dispatches, then combines; the backward combines, then dispatches.
 
     A group that nobody describes counts as an expert group when its exchanges come in pairs, as many in the
     backward as in the forward.
     """
-    rows = np.flatnonzero(comm.call.map(lambda v: v == "all_to_all") & (launches.at >= 0))
+    rows = launches.ordered(comm.call.any_of("all_to_all"))
     none = Text.constant(None, len(gpu))
     if not len(rows):
         return Exchanges(none, none)
-    rows = rows[np.argsort(launches.at[rows], kind="stable")]
-    lane = (
-        pl.DataFrame({"group": comm.group.codes[rows], "step": gpu["step"].gather(rows)})
-        .select(pl.struct("group", "step").rank("dense").cast(pl.Int64) - 1)
-        .to_series()
-        .to_numpy()
-    )
+    lane = pair_numbers(comm.group.codes[rows], gpu.whole("step")[rows])
     turn, direction = _take_turns(launches, passes, marks, rows, lane)
     ahead = np.bincount(lane, weights=direction == 0)[lane]
     every = np.bincount(lane, weights=direction != _AGAIN)[lane]

@@ -12,7 +12,7 @@ import polars as pl
 from tracekit._util.coded import Text
 from tracekit._util.records import dataclass
 from tracekit._util.text import did_you_mean, one_line
-from tracekit.classify.engine import Matcher, decide_all, find_passes
+from tracekit.classify.engine import decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
 from tracekit.classify.fused import fused_operators
 from tracekit.classify.microbatch import find_places
@@ -120,11 +120,11 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     evidence = gather(events, book.groups)
     rows = _select(evidence, selector)
     decisions = decide_all(evidence, book)
-    duration = (evidence.gpu["end_ns"] - evidence.gpu["start_ns"]).to_numpy()
+    duration = evidence.gpu.whole("end_ns") - evidence.gpu.whole("start_ns")
     row = int(rows[duration[rows].argmax()])
     places = find_places(evidence, decisions)
     shown: dict[str, Value] = dict(evidence.show(row))
-    shown |= _fused(events, str(evidence.gpu["name"][row]))
+    shown |= _fused(events, str(evidence.gpu.frame["name"][row]))
     for name, number in (("stage", places.stage[row]), ("microbatch", places.microbatch[row])):
         if number >= 0:
             shown[name] = int(number)
@@ -132,7 +132,6 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     spread = sorted(zip(labels.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1])
     modules = find_modules(evidence, decisions, book)
     passes = find_passes(evidence, decisions)
-    matcher = Matcher(evidence)
     return Explanation(
         str(selector),
         _event(evidence, row, int(duration[row])),
@@ -141,7 +140,7 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
         _value(modules, row),
         float(decisions.confidence[row]),
         shown,
-        tuple(_try(matcher, rule, row, shown) for rule in book.rules),
+        tuple(_try(evidence, rule, row, shown) for rule in book.rules),
         tuple((decisions.label.values[code], count) for code, count in spread),
     )
 
@@ -160,7 +159,7 @@ def _fused(events: pl.DataFrame, kernel: str) -> dict[str, Value]:
 
 def _select(evidence: Evidence, selector: str | int) -> np.ndarray[Any, np.dtype[np.int64]]:
     text = str(selector)
-    ids = evidence.gpu["id"].to_numpy()
+    ids = evidence.gpu.whole("id")
     rows = np.flatnonzero(ids == int(text)) if text.isdecimal() else np.zeros(0, np.int64)
     if not len(rows):
         rows = np.flatnonzero(evidence.text("name").map(lambda name: text in name))
@@ -173,7 +172,7 @@ def _select(evidence: Evidence, selector: str | int) -> np.ndarray[Any, np.dtype
 
 
 def _event(evidence: Evidence, row: int, duration: int) -> dict[str, Value]:
-    record = evidence.gpu.select("rank", "id", "kind", "name", "start_ns", "device", "stream", "step").row(
+    record = evidence.gpu.frame.select("rank", "id", "kind", "name", "start_ns", "device", "stream", "step").row(
         row, named=True
     )
     return {**record, "duration_ns": duration}
@@ -183,13 +182,13 @@ def _value(text: Text, row: int) -> str | None:
     return text.values[text.codes[row]] if text.codes[row] >= 0 else None
 
 
-def _try(matcher: Matcher, rule: Rule, row: int, shown: Mapping[str, Value]) -> Tried:
+def _try(evidence: Evidence, rule: Rule, row: int, shown: Mapping[str, Value]) -> Tried:
     failed = ""
     for column, condition in rule.when.items():
-        if not failed and not matcher.test(column, condition)[row]:
+        if not failed and not evidence.test(column, condition)[row]:
             failed = f"{column} is {_said(shown.get(column))}, not {_asked(condition)}"
     for column, condition in rule.unless.items():
-        if not failed and matcher.test(column, condition)[row]:
+        if not failed and evidence.test(column, condition)[row]:
             failed = f"{column} is {_said(shown.get(column))}, which rules it out"
     return Tried(rule.name, rule.pack, rule.tier, rule.label, not failed, failed)
 

@@ -14,7 +14,7 @@ from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.matmul import Matmuls
-from tracekit.classify.ranges import Launches
+from tracekit.classify.ranges import Gpu, Launches
 
 SUMS = r"(?i)(^|[^a-z])add(functor)?([^a-z]|$)"
 """Names of kernels that add one tensor to another."""
@@ -24,17 +24,19 @@ _AHEAD = 2
 """A sum follows its product at once, or after the one other product of its layer."""
 
 
-def read_gradients(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, matmuls: Matmuls) -> Text:
+def read_gradients(gpu: Gpu, launches: Launches, autograd: Autograd, matmuls: Matmuls) -> Text:
     """Return "weight" or "input" for every kernel of a backward told by its thread; null elsewhere."""
     n = len(gpu)
-    back = autograd.site.map(lambda v: v == "backward") & (launches.thread >= 0)
-    role = matmuls.role.where(back)
-    weights = role.map(lambda v: v == "wgrad")
-    if autograd.active or not weights.any() or not role.map(lambda v: v == "dgrad").any():
+    if autograd.active:
         return Text.constant(None, n)
-    rows = np.flatnonzero(back & (gpu["kind"] == "kernel").to_numpy() & ~(matmuls.is_gemm & ~matmuls.whole))
+    back = autograd.site.any_of("backward") & (launches.thread >= 0)
+    role = matmuls.role.where(back)
+    weights = role.any_of("wgrad")
+    if not weights.any() or not role.any_of("dgrad").any():
+        return Text.constant(None, n)
+    rows = np.flatnonzero(back & gpu.is_kernel & ~(matmuls.is_gemm & ~matmuls.whole))
     rows = rows[np.lexsort((launches.at[rows], launches.thread[rows]))]
-    names = Text.of(gpu["name"])
+    names = gpu.names
     sums = (names.matches(SUMS) & ~matmuls.is_gemm)[rows]
     summed_by = _summed_by(matmuls.is_gemm[rows], sums, launches.thread[rows])
     of_weights = weights[rows]

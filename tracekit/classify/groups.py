@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import polars as pl
 
 from tracekit._util.coded import Bools, Text
 from tracekit.classify._nest import Ints
 from tracekit.classify.collectives import Collectives
+from tracekit.classify.ranges import Gpu
 
 _KINDS = ("dp", "pp", "tp", "cp", "ep")
 _ONE_TO_ONE = ("send", "recv", "coalesced")
@@ -34,9 +34,9 @@ def reducing_groups(comm: Collectives, passes: Text, site: Text, size: Ints) -> 
     backward is under way or over, so a group that sums only then is of replicas.
     """
     groups = len(comm.group.values)
-    sums = comm.call.map(lambda v: v in ("all_reduce", "reduce_scatter")) & comm.group.present
-    scatters = comm.call.map(lambda v: v == "reduce_scatter")
-    forward, backward = (passes.map(lambda v, way=way: v == way) for way in ("forward", "backward"))  # type: ignore[misc]
+    sums = comm.call.any_of("all_reduce", "reduce_scatter") & comm.group.present
+    scatters = comm.call.any_of("reduce_scatter")
+    forward, backward = passes.any_of("forward"), passes.any_of("backward")
     ahead = sums & forward & (scatters | (size >= _LARGE))
 
     def count(mask: Bools) -> Ints:
@@ -49,7 +49,7 @@ def reducing_groups(comm: Collectives, passes: Text, site: Text, size: Ints) -> 
 
 
 def group_uses(
-    gpu: pl.DataFrame, comm: Collectives, kinds: Text, *, summed: Bools, lost: Bools, reducing: Ints | None = None
+    gpu: Gpu, comm: Collectives, kinds: Text, *, summed: Bools, lost: Bools, reducing: Ints | None = None
 ) -> Text:
     """Kind of every communication kernel's group as its use shows; null where the group's own description speaks.
 
@@ -57,14 +57,15 @@ def group_uses(
     *reducing* the kinds that sums show. A group that spans several ways of splitting the model is of the kind of
     another group with the same ranks.
     """
-    group = np.where(lost & (comm.group.codes < 0), _stream_groups(gpu, comm), comm.group.codes)
+    nowhere = lost & (comm.group.codes < 0)
+    group = np.where(nowhere, _stream_groups(gpu, comm), comm.group.codes) if nowhere.any() else comm.group.codes
     known = np.full(len(comm.group.values) + 1, -1, np.int64) if reducing is None else reducing.copy()
     known[comm.group.codes[summed & (comm.group.codes >= 0)]] = _KINDS.index("dp")
     kind = np.array([*(_KINDS.index(v) if v in _KINDS else -1 for v in kinds.values), -1], np.int64)[kinds.codes]
     described = (kind >= 0) & (comm.group.codes >= 0)
     known[comm.group.codes[described]] = kind[described]
     known[-1] = -1
-    alike = np.where(kinds.map(lambda v: v == "several"), _same_ranks(comm, known), -1)
+    alike = np.where(kinds.any_of("several"), _same_ranks(comm, known), -1)
     own = np.where(comm.library.present & ~kinds.present, known[group], -1)
     return Text(_KINDS, np.where(alike >= 0, alike, own))
 
@@ -85,19 +86,20 @@ def group_holds(comm: Collectives, kinds: Text, uses: Text) -> Text:
     Not on a group that holds replicas too: it spans more than the pipeline.
     """
     kind = kinds.fill(uses)
-    messages = comm.call.map(lambda v: v in _ONE_TO_ONE) & ~kind.map(lambda v: v in _NO_PEERS)
+    messages = comm.call.any_of(*_ONE_TO_ONE) & ~kind.any_of(*_NO_PEERS)
     peers = {int(peer) for peer in np.unique(comm.peer[messages & (comm.peer >= 0)])}
     members = [frozenset(int(n) for n in re.findall(r"\d+", v)) for v in comm.group_ranks.values]
-    replicas = {members[code] for code in np.unique(comm.group_ranks.codes[kind.map(lambda v: v == "dp")]) if code >= 0}
+    replicas = {members[code] for code in np.unique(comm.group_ranks.codes[kind.any_of("dp")]) if code >= 0}
     spans = [any(len(other) > 1 and other <= group for other in replicas) for group in members]
     holds = ["pp" if peers & group and not wide else None for group, wide in zip(members, spans, strict=True)]
     return comm.group_ranks.replace(holds).where(comm.library.present)
 
 
-def _stream_groups(gpu: pl.DataFrame, comm: Collectives) -> Ints:
+def _stream_groups(gpu: Gpu, comm: Collectives) -> Ints:
     """For every event the one group that its stream's collectives belong to, -1 where there is not exactly one."""
-    place = ("device", "stream")
-    code = pl.col("code").filter(pl.col("code") >= 0)
-    one = pl.when(code.n_unique().over(place) == 1).then(code.max().over(place))
-    table = pl.DataFrame({"code": comm.group.codes, "device": gpu["device"], "stream": gpu["stream"]})
-    return table.select(one.fill_null(-1))["code"].to_numpy().astype(np.int64)
+    rows = np.flatnonzero(comm.group.present)
+    low, high = np.full((2, int(gpu.place.max(initial=-1)) + 1), -1, np.int64)
+    np.maximum.at(high, gpu.place[rows], comm.group.codes[rows])
+    low[:] = high
+    np.minimum.at(low, gpu.place[rows], comm.group.codes[rows])
+    return np.where(low == high, high, -1)[gpu.place]

@@ -11,6 +11,7 @@ from tracekit.classify.engine import Decisions, decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
 from tracekit.classify.microbatch import Places, find_places
 from tracekit.classify.modules import find_modules
+from tracekit.classify.ranges import op_facts
 from tracekit.classify.rules import RuleBook, builtin_rules
 from tracekit.schema import LABELLED, conform
 
@@ -33,19 +34,20 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
 
 
 def _table(evidence: Evidence, decisions: Decisions, modules: Text, places: Places) -> pl.DataFrame:
-    comm, own = evidence.collectives, evidence.gpu
+    comm, own = evidence.collectives, evidence.gpu.frame
     words = ("op", "chain", "annotation", "annotations", "node", "fwd_op")
     passes = find_passes(evidence, decisions)
     return own.with_columns(
+        *op_facts(evidence.ranges, evidence.launches),
         **{name: evidence.text(name).series(name) for name in words},
         collective=pl.coalesce("collective", comm.call.series("call")),
         group=pl.coalesce("group", comm.group.series("asked")),
         group_desc=pl.coalesce("group_desc", comm.group_desc.series("asked")),
         group_ranks=pl.coalesce("group_ranks", comm.group_ranks.series("asked")),
         peer=_nullable("peer", comm.peer),
-        launch_ns=_nullable("launch_ns", evidence.launch_at),
-        launch_tid=_nullable("launch_tid", evidence.launch_tid),
-        autograd_sequence=_nullable("autograd_sequence", evidence.sequence),
+        launch_ns=_nullable("launch_ns", evidence.launches.at),
+        launch_tid=_nullable("launch_tid", evidence.launches.tid),
+        autograd_sequence=_nullable("autograd_sequence", evidence.autograd.sequence),
         label=decisions.label.series("label").cast(pl.String),
         rule=decisions.rule.series("rule"),
         stage=_nullable("stage", places.stage),

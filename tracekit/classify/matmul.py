@@ -9,17 +9,16 @@ are owed than were computed. The layout letters in kernel names come last.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text, pick
-from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
-from tracekit.classify.autograd import Autograd
+from tracekit.classify.autograd import Autograd, distinct
 from tracekit.classify.batched import BATCHED, batched_roles
-from tracekit.classify.ranges import Launches, Ranges
+from tracekit.classify.ranges import Gpu, Launches, Ranges
 from tracekit.classify.shapes import roles_by_shape
 from tracekit.classify.tallies import owed, places, shares
 
@@ -45,8 +44,7 @@ _LAYOUTS = {
 _TRANSPOSES = r"^aten::(t|transpose|numpy_T|permute|mT|adjoint)$"
 
 
-@dataclass(frozen=True)
-class Matmuls:
+class Matmuls(NamedTuple):
     """For every GPU event that multiplies matrices: its role and the evidence for it."""
 
     is_gemm: Bools
@@ -59,26 +57,21 @@ class Matmuls:
     def with_convolutions(self, role: Text) -> Matmuls:
         """Put the roles of convolutions' kernels in front."""
         why = Text.choose(len(role), [("convolution", role.present)])
-        return replace(self, role=role.fill(self.role), evidence=why.fill(self.evidence))
+        return self._replace(role=role.fill(self.role), evidence=why.fill(self.evidence))
 
 
-def read_matmuls(
-    gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd, *, doubtful: Bools
-) -> Matmuls:
+def read_matmuls(gpu: Gpu, ranges: Ranges, launches: Launches, autograd: Autograd, *, doubtful: Bools) -> Matmuls:
     """Give every matrix multiplication its role; shapes say nothing of ranges that are *doubtful*."""
-    names = Text.of(gpu["name"])
-    is_call = ranges.is_op & ranges.name.matches(OPS)
-    call_of = ranges.nearest_op(is_call)
-    call = pick(call_of, launches.op)
-    is_kernel = (gpu["kind"] == "kernel").to_numpy()
-    by_name = names.matches(KERNELS) & is_kernel & ~names.matches(_ATTENTION)
-    is_gemm = is_kernel & ((call >= 0) | by_name)
+    names = gpu.names
+    call = ranges.around(launches.op, OPS)
+    by_name = names.matches(KERNELS) & gpu.is_kernel & ~names.matches(_ATTENTION)
+    is_gemm = gpu.is_kernel & ((call >= 0) | by_name)
 
-    calls = np.unique(call[is_gemm & (call >= 0)])  # the ops that launched something, in thread and time order
+    calls = distinct(call[is_gemm & (call >= 0)], len(ranges))  # that launched something, in thread and time order
     whole = is_gemm & ~names.matches(r"(?i)split_?k")
     nameless = whole & (call < 0)
-    share = shares(whole, autograd.node_row, autograd.sequence, autograd.site.map(lambda v: v == "forward"))
-    role, evidence = _call_roles(ranges, autograd, calls, doubtful[calls], paid=np.unique(autograd.node_row[nameless]))
+    share = shares(whole, autograd.node_row, autograd.sequence, autograd.site.any_of("forward"))
+    role, evidence = _call_roles(ranges, autograd, calls, doubtful[calls], paid=autograd.node_row[nameless])
     place = np.searchsorted(calls, call) if len(calls) else np.zeros(len(call), np.int64)
     place = np.where((call >= 0) & is_gemm, np.minimum(place, max(len(calls) - 1, 0)), -1)
     after = _after(ranges, calls, role, launches.op)
@@ -86,19 +79,19 @@ def read_matmuls(
     role, evidence = _fill(role, evidence, _fused(role, nameless, autograd.node_row), "order")
 
     site = autograd.site
-    backward, forward = site.map(lambda v: v == "backward"), site.map(lambda v: v == "forward")
+    backward, forward = site.any_of("backward"), site.any_of("forward")
     silent = autograd.node.matches(rf"(?i)conv|{BATCHED}")  # there layouts do not tell the gradients apart
     layout = layouts(names).where(is_gemm & ~silent)
-    role, evidence = _fill(role, evidence, layout.where(backward & ~layout.map(lambda v: v == "forward")), "layout")
+    role, evidence = _fill(role, evidence, layout.where(backward & ~layout.any_of("forward")), "layout")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", forward & is_gemm)]), "pass")
     host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0) & autograd.active
-    role, evidence = _fill(role, evidence, layout.where(host & layout.map(lambda v: v == "wgrad")), "layout")
+    role, evidence = _fill(role, evidence, layout.where(host & layout.any_of("wgrad")), "layout")
     pays = owed(nameless, share, host & nameless & ~role.present, launches.at)
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("wgrad", pays)]), "owed")
     role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", is_gemm & autograd.made)]), "pass")
     bare = _without_ops(layout.where(is_gemm & (launches.op < 0)))
     if backward.any() and not autograd.active:  # threads told the backward: outside it there is no input's gradient
-        bare = bare.where(~site.present & ~bare.map(lambda v: v == "dgrad"))
+        bare = bare.where(~site.present & ~bare.any_of("dgrad"))
     role, evidence = _fill(role, evidence, bare, "layout")
     return Matmuls(is_gemm, whole, share, role, after, evidence)
 
@@ -110,8 +103,8 @@ def _fused(role: Text, nameless: Bools, node: Ints) -> Text:
     """
     nodes = int(node.max(initial=-1)) + 2
     inside = node >= 0
-    dgrad = np.bincount(node[inside & role.map(lambda v: v == "dgrad")], minlength=nodes) > 0
-    wgrad = np.bincount(node[inside & role.map(lambda v: v == "wgrad")], minlength=nodes) > 0
+    dgrad = np.bincount(node[inside & role.any_of("dgrad")], minlength=nodes) > 0
+    wgrad = np.bincount(node[inside & role.any_of("wgrad")], minlength=nodes) > 0
     alone = np.bincount(node[inside & nameless], minlength=nodes) == 1
     return Text.choose(len(node), [("wgrad", inside & nameless & (dgrad & ~wgrad & alone)[node])])
 
@@ -172,8 +165,8 @@ def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints, doubtful: Bools
     consumed, transposed = _by_use(ranges, calls, node, in_node)
     role, evidence = _fill(role, evidence, consumed, "consumer")
     role, evidence = _fill(role, evidence, transposed, "transpose")
-    usual = np.isin(ranges.op_path[calls], np.unique(ranges.op_path[calls[forward]]))
-    linear = ranges.nearest_op(ranges.name.map(lambda v: v == "aten::linear"))[calls] >= 0
+    usual = np.isin(ranges.paths_of[calls], np.unique(ranges.paths_of[calls[forward]]))
+    linear = ranges.around(calls, r"^aten::linear\Z") >= 0
     usual |= linear
     ahead = linear & (autograd.node_of[calls] < 0) & autograd.active
     role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", ahead)]), "pass")
@@ -194,7 +187,8 @@ def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) ->
     linear = mm | addmm
     pair, single = linear & (count == 2), linear & (count == 1)
     alone = in_node & (count == 1)
-    unnumbered = in_node & (np.append(autograd.node_sequence, -1)[node] < 0)
+    unnumbered = in_node & (pick(autograd.node_sequence, node) < 0)
+    weights = _weight_runs(ranges, autograd) if single.any() else node[:0]
     last = alone & _met(autograd.ran_before, node) & ~_met(autograd.runs_again, node)
     return Text.choose(
         len(node),
@@ -203,7 +197,7 @@ def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) ->
             ("dgrad", pair & mm & (order == 1)),
             ("dgrad", pair & addmm & (order == 0)),
             ("wgrad", pair & addmm & (order == 1)),
-            ("wgrad", single & np.isin(node, _weight_runs(ranges, autograd))),
+            ("wgrad", single & np.isin(node, weights)),
             ("wgrad", single & unnumbered & _met(_goes_on_to(ranges, autograd, r"^TBackward"), node)),
             ("wgrad", last & _met(_goes_on_to(ranges, autograd, r"^AccumulateGrad$"), node)),
             ("dgrad", alone & _met(autograd.runs_again, node)),
@@ -214,7 +208,7 @@ def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) ->
 
 def _weight_runs(ranges: Ranges, autograd: Autograd) -> Ints:
     """Nodes whose run went on to their weight's transpose, made one or two numbers before the product."""
-    rows = np.flatnonzero(autograd.is_node & (autograd.node_sequence >= 0))
+    rows = autograd.rows[autograd.node_sequence[autograd.rows] >= 0]
     rows = rows[np.argsort(ranges.start[rows], kind="stable")]
     name = autograd.names.take(rows)
     thread = ranges.column("fwd_thread", rows).fill_null(-1)
@@ -234,7 +228,7 @@ def _weight_runs(ranges: Ranges, autograd: Autograd) -> Ints:
 
 def _goes_on_to(ranges: Ranges, autograd: Autograd, names: str) -> Bools:
     """Nodes after which their thread runs a node of these *names*."""
-    rows = np.flatnonzero(autograd.is_node)  # in order of thread and time
+    rows = autograd.rows
     wanted = autograd.names.take(rows).matches(names)
     same = ranges.thread[rows[1:]] == ranges.thread[rows[:-1]]
     out = np.zeros(len(ranges), np.bool_)
@@ -255,42 +249,31 @@ def _by_use(ranges: Ranges, calls: Ints, node: Ints, in_node: Bools) -> tuple[Te
     _, count = _places(node, in_node)
     several = in_node & (count >= 2) & (count <= 4)  # a compiled graph's many products say nothing by their order
     outer = _outermost(ranges, calls)
-    after = _next_is(ranges, outer, ranges.name.matches(r"^aten::(add_|copy_|_foreach_add_)$"))
-    before = _before_is(ranges, outer, ranges.name.matches(_TRANSPOSES))
-    return _decide(node, several, after), _decide(node, several, before)
+    before, after = pick(ranges.beside[0], outer), pick(ranges.beside[1], outer)
+    added = ranges.called(after, r"^aten::(add_|copy_|_foreach_add_)$")
+    turned = ranges.called(before, _TRANSPOSES) | ranges.called(pick(ranges.beside[0], before), _TRANSPOSES)
+    return _decide(node, several, added), _decide(node, several, turned)
 
 
 def _decide(node: Ints, several: Bools, mark: Bools) -> Text:
     """Where some but not all products of a node are marked, those are wgrad and the rest dgrad."""
-    share = pl.DataFrame({"node": node, "mark": mark}).select(pl.col("mark").mean().over("node"))["mark"].to_numpy()
-    split = several & (share > 0) & (share < 1)
+    _, number = np.unique(node, return_inverse=True)
+    marked, every = (np.bincount(number, weights=weights)[number] for weights in (mark, None))
+    split = several & (marked > 0) & (marked < every)
     return Text.choose(len(node), [("wgrad", split & mark), ("dgrad", split & ~mark)])
 
 
 def _outermost(ranges: Ranges, calls: Ints) -> Ints:
     """Climb to the outermost matmul op around each call: aten::matmul of aten::mm."""
-    is_call = ranges.is_op & ranges.name.matches(OPS)
-    outer = calls.copy()
+    outer = calls
     for _ in range(4):  # einsum > bmm, linear > matmul > mm: never deeper
         parent = ranges.op_of[outer]
-        up = (parent >= 0) & is_call[parent]
-        outer = np.where(up, parent, outer)
+        outer = np.where(ranges.called(parent, OPS), parent, outer)
     return outer
 
 
-def _next_is(ranges: Ranges, outer: Ints, wanted: Bools) -> Bools:
-    """Whether the next sibling op after each call is in *wanted*."""
-    return _met(wanted, ranges.beside[1][outer])
-
-
-def _before_is(ranges: Ranges, outer: Ints, wanted: Bools) -> Bools:
-    """Whether one of the two sibling ops before each call is in *wanted*."""
-    one = ranges.beside[0][outer]
-    return _met(wanted, one) | _met(wanted, pick(ranges.beside[0], one))
-
-
 def _met(wanted: Bools, rows: Ints) -> Bools:
-    return np.append(wanted, False)[rows] & (rows >= 0)
+    return wanted.take(rows, mode="clip") & (rows >= 0) if len(wanted) else np.zeros(len(rows), np.bool_)
 
 
 def _owed(ranges: Ranges, calls: Ints, node: Ints, role: Text, *, usual: Bools, paid: Bools) -> Text:
@@ -303,7 +286,7 @@ def _owed(ranges: Ranges, calls: Ints, node: Ints, role: Text, *, usual: Bools, 
     in_node = node >= 0
     _, count = _places(node, in_node)
     alone = in_node & (count == 1) & ~role.present
-    dgrad_only = in_node & (count == 1) & role.map(lambda v: v == "dgrad")
+    dgrad_only = in_node & (count == 1) & role.any_of("dgrad")
     outside = ~in_node & ~role.present & ~usual
     order = np.argsort(ranges.start[calls], kind="stable")
     balance = np.cumsum(np.where((alone | dgrad_only) & ~paid, 1, 0)[order]) - np.cumsum(

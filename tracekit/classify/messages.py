@@ -17,20 +17,24 @@ _FEW = 4
 """One exception in so many does not count."""
 
 
-def sent_passes(at: Ints, made: Text, sends: Bools, peer: Ints) -> Text:
+def sent_passes(at: Ints, made: Text, sends: Bools, peer: Ints, order: Ints | None = None) -> Text:
     """Pass of every send. *made* is the pass of compute whose result may be sent, so no weight gradient's.
+
+    *order* are the rows whose time is known, in order of time, where that has been found already.
 
     >>> at, made = np.array([1, 2, 3, 4]), Text(_PASSES, np.array([0, 1, -1, -1]))
     >>> sent_passes(at, made, np.array([False, False, True, True]), np.array([-1, -1, 2, 2])).series("pass").to_list()
     [None, None, 'forward', 'backward']
     """
     out = np.full(len(at), -1, np.int64)
-    rows = np.flatnonzero(sends & (at >= 0))
-    rows = rows[np.argsort(at[rows], kind="stable")]
+    if order is None:
+        order = np.argsort(at, kind="stable")
+        order = order[at[order] >= 0]
+    rows = order[sends[order]]
     if not len(rows):
         return Text(_PASSES, out)
-    codes = _coded(made)
-    done = [np.sort(at[(codes == way) & (at >= 0)]) for way in (0, 1)]
+    codes = _coded(made)[order]
+    done = [at[order[codes == way]] for way in (0, 1)]
     count = np.stack([np.searchsorted(times, at[rows]) for times in done])  # results of each pass before each send
     fresh = (np.diff(count, axis=1, prepend=-1) > 0).any(axis=0)
     run = np.cumsum(fresh) - 1  # sends with nothing computed between them

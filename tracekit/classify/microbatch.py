@@ -7,11 +7,11 @@ micro-batch: the sequence numbers it runs through are that micro-batch's forward
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.engine import Decisions
 from tracekit.classify.evidence import Evidence
@@ -20,8 +20,7 @@ from tracekit.classify.pipeline_ranges import parse_path
 _PLAIN = re.compile(r"(?:^| > )(Forward|Backward) (\d+)(?= > |$)")
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """Stage and micro-batch of every event, -1 where unknown."""
 
     stage: Ints
@@ -31,7 +30,7 @@ class Places:
 def find_places(evidence: Evidence, decisions: Decisions) -> Places:
     """Read places off the annotations; fill micro-batches from the backward calls where every call looks alike."""
     annotations = evidence.text("annotations")
-    backward = decisions.passes.fill(evidence.text("comm_pass")).map(lambda v: v == "backward")
+    backward = decisions.passes.fill(evidence.text("comm_pass")).any_of("backward")
     lookup = np.array([*(_read(v) for v in annotations.values), (-1,) * 4], np.int64).reshape(-1, 4)
     stage_f, batch_f, stage_b, batch_b = lookup[annotations.codes].T
     stage, batch = np.where(backward, stage_b, stage_f), np.where(backward, batch_b, batch_f)
@@ -63,7 +62,7 @@ def _by_backward_calls(evidence: Evidence) -> Ints:
     another order, or is fed from both ends; there the numbers alone do not tell micro-batches.
     """
     none = np.full(len(evidence), -1, np.int64)
-    numbers, starts = evidence.nodes.sequence, evidence.nodes.start
+    numbers, starts = evidence.autograd.nodes
     if len(numbers) < 2 or evidence.two_way:
         return none
     # Inside one call numbers fall; one well above the number before starts the next call.
@@ -79,20 +78,22 @@ def _by_backward_calls(evidence: Evidence) -> Ints:
     if not in_turn or calls["overlap"].fill_null(False).any() or calls["width"].n_unique() > 1:
         return none
     # An event belongs to the call its number lies in; the engine's unnumbered work, to the call then running.
-    sequence, at = evidence.sequence, evidence.launch_at
+    sequence, at = evidence.autograd.sequence, evidence.launches.at
     nearest = np.searchsorted(calls["low"].to_numpy(), sequence, side="right") - 1
     inside = (sequence >= 0) & (nearest >= 0) & (sequence <= calls["high"].to_numpy()[np.maximum(nearest, 0)])
     running = np.searchsorted(starts, at, side="right") - 1
-    engine = (evidence.node_row >= 0) & (sequence < 0) & (running >= 0)
+    engine = (evidence.autograd.node_row >= 0) & (sequence < 0) & (running >= 0)
     place = np.where(inside, nearest, np.where(engine, call[np.maximum(running, 0)], -1))
-    return _within_steps(evidence.gpu["step"], place)
+    return _within_steps(evidence.gpu.whole("step"), place)
 
 
-def _within_steps(step: pl.Series, place: Ints) -> Ints:
+def _within_steps(step: Ints, place: Ints) -> Ints:
     """Start counting anew in each step."""
-    table = pl.DataFrame({"step": step.fill_null(-1), "place": place})
-    first = table.select(pl.col("place").filter(pl.col("place") >= 0).min().over("step").fill_null(0))["place"]
-    return np.where(place >= 0, place - first.to_numpy(), -1)
+    steps, number = np.unique(step, return_inverse=True)
+    first = np.full(len(steps), np.iinfo(np.int64).max)
+    known = place >= 0
+    np.minimum.at(first, number[known], place[known])
+    return np.where(known, place - first[number], -1)
 
 
 def _slack(numbers: Ints) -> int:

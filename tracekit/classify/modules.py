@@ -21,26 +21,27 @@ _DRAWS = ("attention", "mlp", "head", "router")
 
 def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Text:
     """Name the module of every compute event, null where nothing tells."""
-    compute = evidence.text("class").map(lambda v: v == "compute")
-    optimizer = decisions.label.map(lambda v: v == "optimizer")
-    spoken = decisions.module.fill(decide(evidence, book.modules)).where(compute & ~optimizer)
-    forward = decisions.label.map(lambda v: v == "forward") & compute
+    compute = evidence.text("class").any_of("compute")
+    asked = compute & ~decisions.label.any_of("optimizer")
+    spoken = decisions.module.where(asked)
+    spoken = spoken.fill(decide(evidence, book.modules, np.flatnonzero(asked & ~spoken.present)))
+    forward = decisions.label.any_of("forward") & compute
     gemm = np.asarray(evidence.columns["gemm"]).astype(np.bool_)
     # A layer that normalizes and multiplies in one function has both names; its products are no norm.
-    spoken = spoken.where(~(gemm & spoken.map(lambda v: v == "norm")))
+    spoken = spoken.where(~(gemm & spoken.any_of("norm")))
     placed = _beside(evidence, spoken, forward, forward & gemm)
     known = spoken.fill(placed)
-    inherited = _through_autograd(evidence, known, forward).where(compute & ~optimizer)
-    return known.fill(inherited.where(~(gemm & inherited.map(lambda v: v == "norm"))))
+    inherited = _through_autograd(evidence, known, forward).where(asked)
+    return known.fill(inherited.where(~(gemm & inherited.any_of("norm"))))
 
 
 def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -> Text:
     """Forward products without a module take the next one's, if products may belong to it, else the last one's."""
-    rows = np.flatnonzero(forward & (evidence.launch_at >= 0))
-    rows = rows[np.lexsort((evidence.launch_at[rows], evidence.launch_thread[rows]))]
+    rows = evidence.launches.ordered(forward)
+    rows = rows[np.argsort(evidence.launches.thread[rows], kind="stable")]
     codes = np.where(module.codes[rows] >= 0, module.codes[rows], -1)
     known = pl.when(pl.col("code") >= 0).then("code")
-    table = pl.DataFrame({"code": codes, "thread": evidence.launch_thread[rows]}).select(
+    table = pl.DataFrame({"code": codes, "thread": evidence.launches.thread[rows]}).select(
         before=known.forward_fill().over("thread").fill_null(-1),
         after=known.backward_fill().over("thread").fill_null(-1),
     )
@@ -55,8 +56,8 @@ def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -
 
 def _through_autograd(evidence: Evidence, module: Text, forward: Bools) -> Text:
     """Backward events share the module of the forward they differentiate, where all of that is one module's."""
-    ahead = np.flatnonzero(forward & (evidence.sequence >= 0))
-    sequence: Ints = evidence.sequence
+    sequence: Ints = evidence.autograd.sequence
+    ahead = np.flatnonzero(forward & (sequence >= 0))
     code = pl.col("code").filter(pl.col("code") >= 0)
     table = (
         pl.DataFrame({"sequence": sequence[ahead], "code": module.codes[ahead]})

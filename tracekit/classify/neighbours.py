@@ -7,20 +7,20 @@ the GPU mixes streams. A stretch of launches ends at communication and where the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
 from tracekit._util.coded import Bools
-from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.parameters import parameter_work
-from tracekit.classify.ranges import Launches, Ranges
+from tracekit.classify.ranges import Gpu, Launches, Ranges
 
 F, B, W, R, O = range(5)  # noqa: E741 - the letters that stand for these everywhere
 """Forward, backward, a weight's gradient, forward work run again, the optimizer."""
-GRADIENTS = (B, W, R)
+GRADED = np.array([False, True, True, True, False, False])
+"""Of each of these, and last of none: it belongs to the backward."""
 _STEPS = r"(?i)^(ProfilerStep#|iteration|step|train(ing)?[_ ]?(step|batch|loop|iter)|epoch)"
 """Ranges around a whole step or more."""
 _MESSAGES = (
@@ -30,8 +30,7 @@ _MESSAGES = (
 """Ranges named for communication."""
 
 
-@dataclass(frozen=True)
-class Sides:
+class Sides(NamedTuple):
     """Directions of the nearest known work before and after each launch, and whether it is in the same stretch."""
 
     last: Ints
@@ -60,14 +59,13 @@ class Sides:
 
 
 def shared(
-    value: Ints, gpu: pl.DataFrame, ranges: Ranges, launches: Launches, autograd: Autograd, *, comm: Bools
+    value: Ints, gpu: Gpu, ranges: Ranges, launches: Launches, autograd: Autograd, *, comm: Bools
 ) -> Iterator[tuple[str, int, Bools]]:
     """Directions that events share with their neighbours: why, which, and the events; the first that holds counts.
 
     What stands between two kinds of work is neither, and neighbours say nothing of a stream on which nothing is known.
     """
-    order = np.argsort(launches.at, kind="stable")
-    order = order[launches.at[order] >= 0]
+    order = launches.order
     if not len(order):
         return
     engine = _engine_threads(ranges, launches, autograd)[launches.thread][order]
@@ -77,13 +75,13 @@ def shared(
     # Where no operator launched it, other work of that kind says more than operators do.
     kind = Sides.of(dirs, (dirs >= 0) & alone, stretch)
     sides = kind.where(alone & (kind.behind | kind.ahead), Sides.of(dirs, dirs >= 0, stretch))
-    around = ranges.name.take(launches.ann)
+    around = ranges.name.take(launches.ann[order])
     # A range that no rule knows says that something else is done, and one named for messages that none of this is.
-    plain, messages = (~around.present | around.matches(_STEPS))[order], around.matches(_MESSAGES)[order]
+    plain, messages = ~around.present | around.matches(_STEPS), around.matches(_MESSAGES)
     sums, copies = (part[order] for part in parameter_work(ranges, launches, autograd))
-    bare = alone & ~messages & gpu["graph"].is_null().to_numpy()[order]
+    bare = alone & ~messages & gpu.frame["graph"].is_null().to_numpy()[order]
     streams = _known_streams(gpu, value)[order]
-    graded = np.isin(sides.last, GRADIENTS)
+    graded = GRADED[sides.last]
     cases = (
         ("parameters", W, sums & graded & plain),
         ("parameters", O, copies & (sides.last == O) & plain),
@@ -99,8 +97,8 @@ def shared(
 def _between(sides: Sides, *, engine: Bools, plain: Bools, messages: Bools) -> Iterator[tuple[str, int, Bools]]:
     """Work whose two neighbours agree, and what the caller does with the gradients before the optimizer."""
     last, following = sides.last, sides.following
-    graded, beside = np.isin(last, GRADIENTS), sides.behind | sides.ahead
-    yield "between", B, graded & np.isin(following, GRADIENTS) & (beside | engine)
+    graded, beside = GRADED[last], sides.behind | sides.ahead
+    yield "between", B, graded & GRADED[following] & (beside | engine)
     yield "between", F, (last == F) & (following == F) & beside & ~messages
     yield "between", O, (last == O) & (following == O) & sides.behind & sides.ahead & plain
     yield "between", O, graded & (following == O) & ~engine & plain
@@ -115,20 +113,21 @@ def _at_ends(sides: Sides, *, bare: Bools, plain: Bools) -> Iterator[tuple[str, 
     last, following = sides.last, sides.following
     leads, follows = sides.ahead & (~sides.behind | (last == W)), sides.behind & ~sides.ahead
     yield "between", F, (bare & leads & (following == F)) | ((bare | plain) & follows & (last == F))
-    yield "between", B, bare & ((leads & np.isin(following, GRADIENTS)) | (follows & np.isin(last, GRADIENTS)))
+    yield "between", B, bare & ((leads & GRADED[following]) | (follows & GRADED[last]))
 
 
-def _known_streams(gpu: pl.DataFrame, value: Ints) -> Bools:
+def _known_streams(gpu: Gpu, value: Ints) -> Bools:
     """Events on streams on which some event's direction is known."""
-    known = pl.DataFrame({"known": value >= 0, "device": gpu["device"], "stream": gpu["stream"]})
-    return known.select(pl.col("known").any().over("device", "stream")).to_series().to_numpy()
+    known = np.zeros(int(gpu.place.max(initial=-1)) + 1, np.bool_)
+    known[gpu.place[value >= 0]] = True
+    return known[gpu.place]
 
 
 def _engine_threads(ranges: Ranges, launches: Launches, autograd: Autograd) -> Bools:
     """Of every thread, and of no thread at the end: it runs the backward and does not drive the program."""
-    runs = autograd.site.map(lambda v: v in ("backward", "recompute"))
+    runs = autograd.site.any_of("backward", "recompute")
     nodes = np.zeros(int(max(ranges.thread.max(initial=-1), launches.thread.max(initial=-1))) + 2, np.bool_)
-    nodes[ranges.thread[autograd.is_node]] = True
+    nodes[ranges.thread[autograd.rows]] = True
     nodes[launches.thread[runs]] = True
     nodes[[ranges.main, -1]] = False
     return nodes

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools
 from tracekit._util.shapes import is_shape, parsed
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.ranges import NODE, Launches, Ranges
+from tracekit.classify.ranges import Launches, Ranges
 
 _SUMS = r"^aten::(add_|_foreach_add_)$"
 _COPIES = r"^aten::copy_$"
@@ -24,8 +24,8 @@ _COPIES = r"^aten::copy_$"
 
 def parameter_work(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Bools, Bools]:
     """Events that add to, and that copy, tensors of a parameter's size, launched outside the engine."""
-    grads = np.flatnonzero(ranges.name.map(lambda v: v.endswith("AccumulateGrad") and not v.startswith(NODE)))
-    sizes = {size for text in Text.of(ranges.column("shapes", grads)).values if (size := _size(text))}
+    grads = ranges.accumulating
+    sizes = {size for text in ranges.text("shapes", grads).values if (size := _size(text))}
     none = np.zeros(len(launches.op), np.bool_)
     if not sizes:
         return none, none
@@ -35,8 +35,8 @@ def parameter_work(ranges: Ranges, launches: Launches, autograd: Autograd) -> tu
 
 def _of(ranges: Ranges, op: Ints, outside: Bools, names: str, sizes: set[int]) -> Bools:
     out = np.zeros(len(op), np.bool_)
-    rows = np.flatnonzero(outside & ranges.name.take(op).matches(names))
-    out[rows] = Text.of(ranges.column("shapes", op[rows])).map(lambda v: _size(v) in sizes)
+    rows = np.flatnonzero(outside & ranges.called(op, names))
+    out[rows] = ranges.text("shapes", op[rows]).map(lambda v: _size(v) in sizes)
     return out
 
 

@@ -8,27 +8,49 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text, among, pick
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import UNSAID, Table, pair_numbers, whole_numbers
 from tracekit._util.records import dataclass
-from tracekit.classify._nest import ANNOTATION, OP, Ints, inherit, nest, siblings, time_key
-from tracekit.schema import GPU_KINDS, PATH_SEPARATOR
+from tracekit.classify._nest import ANNOTATION, OP, Ints, climb, nest, siblings, time_key
+from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 
 _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
 """Older files list the profiler's own annotations among the ops."""
 
-_COLUMNS = ("id", "kind", "name", "start_ns", "end_ns", "pid", "tid", "sequence")
-"""What is asked of all CPU ranges; what few of them are asked for is looked up where it is."""
+_ASKED = ("id", "kind", "name", "start_ns", "end_ns", "pid", "tid", "correlation", "sequence", "collective")
+"""What is asked of all events; what few of them are asked for is looked up where it is."""
+_ASKED_ON_GPU = (
+    "kind", "name", "start_ns", "end_ns", "device", "stream", "correlation", "external_id", "collective", "group",
+    "group_desc", "group_ranks", "peer", "bytes", "graph", "step",
+)  # fmt: skip
 
 NODE = "autograd::engine::evaluate_function: "
 
 
-@dataclass(frozen=True)
+class Gpu(Table):
+    """One rank's GPU events, by start."""
+
+    @cached_property
+    def names(self) -> Text:
+        """What each is called."""
+        return self.text("name")
+
+    @cached_property
+    def is_kernel(self) -> Bools:
+        """Which are kernels."""
+        return self.text("kind").any_of("kernel")
+
+    @cached_property
+    def place(self) -> Ints:
+        """Number of each one's device and stream, from 0."""
+        return pair_numbers(self.whole("device"), self.whole("stream"))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Ranges:
     """Ops and annotations of every thread, sorted so that a parent comes before its children."""
 
-    source: pl.DataFrame  # all events, as the file has them; few columns are ever put in order whole
-    kept: Ints  # rows of the source that are ranges
-    order: Ints  # places in *kept*, sorted
+    source: Table  # all events, as the file has them; few columns are ever put in order whole
+    rows: Ints  # of every range its row in the source
     name: Text
     is_op: Bools
     thread: Ints
@@ -37,8 +59,7 @@ class Ranges:
     sequence: Ints  # -1 where none
     op_of: Ints  # the op that contains this range, -1 where none
     ann_of: Ints
-    op_path: Ints  # equal numbers are equal paths from the thread's root
-    ann_path: Ints
+    paths_of: Ints  # equal numbers are equal paths from the thread's root, of ops or of annotations
     main: int  # the thread that drives the program
 
     def __len__(self) -> int:
@@ -46,22 +67,39 @@ class Ranges:
 
     def column(self, name: str, rows: Ints) -> pl.Series:
         """Pick one column of the events at *rows*."""
-        return self.source[name].gather(self.kept[self.order[rows]])
+        return self.source.frame[name][self.rows[rows]]
 
-    def text(self, name: str) -> Text:
-        """One text column of all ranges."""
-        if name not in self._texts:
-            text = Text.of(self.source[name].gather(self.kept))
-            self._texts[name] = Text(text.values, text.codes[self.order])
-        return self._texts[name]
+    def text(self, name: str, rows: Ints) -> Text:
+        """One text column at *rows*; null for a negative row."""
+        inside = rows >= 0
+        if self.source.silent(name) or not inside.any():
+            return Text.constant(None, len(rows))
+        if inside.all():
+            return self.source.text_at(name, self.rows[rows])
+        text = self.source.text_at(name, self.rows[rows[inside]])
+        codes = np.full(len(rows), -1, np.int64)
+        codes[inside] = text.codes
+        return Text(text.values, codes)
+
+    def having(self, name: str) -> Ints:
+        """Ranges that have a value in a text column."""
+        if self.source.silent(name):
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(self.source.present(name)[self.rows])
+
+    def called(self, rows: Ints, pattern: str) -> Bools:
+        """Which of *rows* have a name in which the pattern is found; a negative row has none."""
+        return self.name.take(rows).matches(pattern)
+
+    def around(self, rows: Ints, pattern: str) -> Ints:
+        """For each of *rows* the nearest op at or above it whose name matches the pattern, -1 where none."""
+        return climb(self.op_of, self.is_op, self.name.codes, rows, self.name.answers(pattern))
 
     @cached_property
-    def _texts(self) -> dict[str, Text]:
-        return {}
-
-    def nearest_op(self, own: Bools) -> Ints:
-        """For every range the nearest op at or above it that is in *own*."""
-        return inherit(self.op_of, own & self.is_op)
+    def accumulating(self) -> Ints:
+        """The nodes' own ranges, inside their evaluations, that add up a parameter's gradient."""
+        wanted = self.name.answers(r"AccumulateGrad\Z") & ~self.name.answers(f"^{NODE}")
+        return np.flatnonzero(wanted[self.name.codes])
 
     @cached_property
     def beside(self) -> tuple[Ints, Ints]:
@@ -77,27 +115,17 @@ class Ranges:
             row = int(parents[row])
         return PATH_SEPARATOR.join(reversed(names))
 
-    def paths(self, rows: Ints, parents: Ints, path: Ints) -> Text:
+    def paths(self, rows: Ints, parents: Ints) -> Text:
         """Spell the path of every row; each distinct path once."""
-        key = (id(rows), id(path))
-        if key not in self._spelt:
-            self._spelt[key] = (rows, self._spell(rows, parents, path))
-        return self._spelt[key][1]
-
-    @cached_property
-    def _spelt(self) -> dict[tuple[int, int], tuple[Ints, Text]]:
-        return {}  # the rows are kept beside their paths, so that no other array takes their place
-
-    def _spell(self, rows: Ints, parents: Ints, path: Ints) -> Text:
         inside = rows >= 0
-        distinct, first, places = np.unique(path[rows[inside]], return_index=True, return_inverse=True)
+        distinct, first, places = np.unique(self.paths_of[rows[inside]], return_index=True, return_inverse=True)
         examples = rows[inside][first]
         codes = np.full(len(rows), -1, np.int64)
         codes[inside] = places
         return Text(tuple(self.path(int(r), parents) for r in examples[: len(distinct)]), codes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Launches:
     """For every GPU event: the call that launched it and the ranges around that call (-1 where unknown)."""
 
@@ -106,160 +134,166 @@ class Launches:
     tid: Ints
     op: Ints  # row of the innermost op in Ranges
     ann: Ints  # row of the innermost annotation, on the launching thread or on the one that waits for it
+    chain: Text  # names of the ops around the call, from the outermost
+    annotations: Text  # names of the annotations around it
+
+    @cached_property
+    def order(self) -> Ints:
+        """Events whose launch is known, in the order they were launched."""
+        order = np.argsort(self.at, kind="stable")
+        return order[self.at[order] >= 0]
+
+    def ordered(self, mask: Bools) -> Ints:
+        """Events of *mask* whose launch is known, in the order they were launched."""
+        return self.order[mask[self.order]]
 
 
-def read_ranges(events: pl.DataFrame) -> tuple[pl.DataFrame, Ranges, Launches]:
+def read_ranges(events: pl.DataFrame) -> tuple[Gpu, Ranges, Launches]:
     """Split *events* into its GPU rows (sorted by start), the CPU ranges, and the launches that join them."""
-    gpu = _gpu_in_order(events)
-    is_range = events["kind"].is_in(("cpu_op", "annotation"))
-    kept = np.flatnonzero(is_range.to_numpy())
-    source = events.select(_COLUMNS).filter(is_range)
-    calls = _first_calls(events, gpu)
-    threads, call_threads = _thread_numbers(source, calls)
-    order = _in_order(source, threads)
-    threads = threads[order]
-    fire = _launch_rows(gpu, calls)
-    unordered = Text.of(source["name"])
-    names = Text(unordered.values, unordered.codes[order])
-    is_op = (source["kind"] == "cpu_op").to_numpy()[order] & ~names.matches(_MARKS)
+    source = Table(events, _ASKED)
+    gpu = Gpu(events[_gpu_in_order(source)], _ASKED_ON_GPU)
+    calls = _first_calls(source, gpu.whole("correlation"))
+    ranges, asked = _nested(source, np.flatnonzero(_of_kind(source, "cpu_op", "annotation")), calls)
+    return gpu, ranges, _attach(gpu, ranges, calls, asked)
+
+
+def _of_kind(source: Table, *kinds: str) -> Bools:
+    wanted = np.array([kind in kinds for kind in KINDS])
+    of_kind: Bools = wanted[source.array("kind")]
+    return of_kind
+
+
+def _gpu_in_order(source: Table) -> Ints:
+    """Rows of GPU events by start, then id."""
+    rows = np.flatnonzero(_of_kind(source, *GPU_KINDS))
+    start, number = source.whole("start_ns")[rows], source.whole("id")[rows]
+    if bool((number[1:] >= number[:-1]).all()):
+        return rows[np.argsort(start, kind="stable")]
+    return rows[np.lexsort((number, start))]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Asked:
+    """What is around each call, on its own thread and on the one that drives."""
+
+    thread: Ints
+    op: Ints
+    ann: Ints
+    ann_on_main: Ints
+
+
+def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
+    """Put the ranges in order and find what is around each of them, and around each call."""
+    both = np.concatenate([kept, calls])
+    numbers = pair_numbers(source.whole("pid")[both], source.whole("tid")[both])
+    threads, call_threads = numbers[: len(kept)], numbers[len(kept) :]
+    order = _in_order(source, kept, threads)
+    threads, rows = threads[order], kept[order]
+    names = source.text_at("name", rows)
+    is_op = _of_kind(source, "cpu_op")[rows]
+    if names.answers(_MARKS).any():
+        is_op &= ~names.matches(_MARKS)
     main = _main_thread(threads, names)
-
-    asked = whole_numbers(calls["start_ns"])
-    start, end = whole_numbers(source["start_ns"])[order], whole_numbers(source["end_ns"])[order]
-    # Every call is looked up on its own thread, and on the one that drives.
-    on_main = np.full(len(calls), main, np.int64)
+    start, end = source.whole("start_ns")[rows], source.whole("end_ns")[rows]
+    asked = source.whole("start_ns")[calls]
+    # Every call is looked up on its own thread, and those of the engine on the one that drives, too.
+    borrows = np.flatnonzero(_engines(threads, call_threads, names)[call_threads])
     what = np.where(is_op, OP, ANNOTATION)
-    where = np.concatenate([call_threads, on_main]), np.concatenate([asked, asked])
-    found_in = nest(threads, start, end, what, names.codes, *where)
+    where = np.concatenate([call_threads, np.full(len(borrows), main)]), np.concatenate([asked, asked[borrows]])
+    found = nest(threads, start, end, what, names.codes, *where)
+    on_main = np.full(len(calls), -1, np.int64)
+    on_main[borrows] = found.asked_ann[len(calls) :]
+    sequence = source.whole("sequence")[rows]
     ranges = Ranges(
-        events,
-        kept,
-        order,
-        names,
-        is_op,
-        threads,
-        start,
-        end,
-        whole_numbers(source["sequence"])[order],
-        found_in.op_of,
-        found_in.ann_of,
-        found_in.op_path,
-        found_in.ann_path,
-        main,
+        source, rows, names, is_op, threads, start, end, sequence, found.op_of, found.ann_of, found.path, main
     )
-    op, ann, ann_on_main = found_in.asked_op[: len(calls)], *np.split(found_in.asked_ann, 2)
-    launches = _attach(gpu, ranges, calls, fire, call_threads, op=op, ann=ann, ann_on_main=ann_on_main)
-    return gpu, ranges, launches
+    return ranges, _Asked(call_threads, found.asked_op[: len(calls)], found.asked_ann[: len(calls)], on_main)
 
 
-def _gpu_in_order(events: pl.DataFrame) -> pl.DataFrame:
-    """GPU events by start, then id: rows are put in order first, and the columns moved once."""
-    rows = np.flatnonzero(events["kind"].is_in(GPU_KINDS).to_numpy())
-    start, number = (events[c].gather(rows).to_numpy() for c in ("start_ns", "id"))
-    return events[rows[np.lexsort((number, start))]]
+def op_facts(ranges: Ranges, launches: Launches) -> list[pl.Series]:
+    """Return the id, input shapes and input types of the op that launched each GPU event."""
+    rows = pl.Series("row", pick(ranges.rows, launches.op))
+    known = pl.when(pl.lit(rows) >= 0).then(pl.lit(rows))
+    facts = ranges.source.frame.select(pl.col("id", "shapes", "dtypes").gather(known))
+    return facts.rename({"id": "op_id"}).get_columns()
 
 
-def with_op_facts(gpu: pl.DataFrame, ranges: Ranges, launches: Launches) -> pl.DataFrame:
-    """Return the GPU events with the id, input shapes and input types of the op that launched each."""
-    known = launches.op >= 0
-    rows = np.where(known, launches.op, 0) if len(ranges) else np.zeros(0, np.int64)
-    if not len(ranges):
-        return gpu.with_columns(op_id=pl.lit(None, pl.Int64))
-    mask = pl.Series(known)
-    facts = {name: ranges.column(name, rows) for name in ("id", "shapes", "dtypes")}
-    kept = {name: pl.select(pl.when(mask).then(values)).to_series() for name, values in facts.items()}
-    return gpu.with_columns(op_id=kept["id"], shapes=kept["shapes"], dtypes=kept["dtypes"])
+def _first_calls(source: Table, wanted: Ints) -> Ints:
+    """Rows of one call for each correlation that is *wanted*: the earliest, as driver calls sit inside runtime calls.
+
+    They come in the order of their correlations.
+    """
+    rows = np.flatnonzero(_of_kind(source, "runtime", "driver"))
+    number = source.whole("correlation")[rows]
+    asked = among(number, np.sort(wanted, kind="stable")) & (number != UNSAID)
+    rows, number = rows[asked], number[asked]
+    order = np.argsort(number, kind="stable")  # calls come nearly in the order of their numbers
+    start = source.whole("start_ns")[rows]
+    again = number[order][1:] == number[order][:-1]
+    if bool((again & (np.diff(start[order]) < 0)).any()):
+        order = np.lexsort((start, number))
+    first = np.ones(len(order), np.bool_)
+    first[1:] = ~again
+    found: Ints = rows[order[first]]
+    return found
 
 
-def _first_calls(events: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:
-    """Keep one call for every correlation of a GPU event: the earliest, as driver calls sit inside runtime calls."""
-    asked = events["kind"].is_in(("runtime", "driver")) & events["correlation"].is_not_null()
-    rows = np.flatnonzero(asked.to_numpy())
-    number, start = (events[c].gather(rows).to_numpy() for c in ("correlation", "start_ns"))
-    order = np.lexsort((start, number))  # calls come nearly in the order of their numbers
-    number = number[order]
-    first = np.ones(len(rows), np.bool_)
-    first[1:] = number[1:] != number[:-1]
-    first &= among(number, np.sort(gpu["correlation"].drop_nulls().to_numpy(), kind="stable"))
-    return events.select("correlation", "start_ns", "pid", "tid")[rows[order[first]]]
-
-
-def _launch_rows(gpu: pl.DataFrame, calls: pl.DataFrame) -> Ints:
-    """For every GPU event the row of its call, -1 where the file has none."""
-    known, asked = calls["correlation"].to_numpy(), whole_numbers(gpu["correlation"])
-    return np.where(
-        among(asked, known) & gpu["correlation"].is_not_null().to_numpy(), np.searchsorted(known, asked), -1
-    )
-
-
-def _thread_numbers(source: pl.DataFrame, calls: pl.DataFrame) -> tuple[Ints, Ints]:
-    """Number the threads of both tables, in the order of their process and thread ids."""
-    pid, tid = (np.concatenate([whole_numbers(source[c]), whole_numbers(calls[c])]) for c in ("pid", "tid"))
-    change = np.ones(len(pid), np.bool_)  # neighbours in a file mostly share their thread
-    change[1:] = (pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])
-    place = pl.DataFrame({"pid": pid[change], "tid": tid[change]})
-    number = place.select(pl.struct("pid", "tid").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-    numbers = number[np.cumsum(change) - 1]
-    return numbers[: len(source)], numbers[len(source) :]
-
-
-def _in_order(source: pl.DataFrame, threads: Ints) -> Ints:
+def _in_order(source: Table, kept: Ints, threads: Ints) -> Ints:
     """Rows by thread, then start, the longer first; an op before an annotation that equals it."""
-    start = whole_numbers(source["start_ns"])
+    start = source.whole("start_ns")[kept]
     key = time_key(threads, start - start.min(initial=0))
     order = np.argsort(key, kind="stable")
     if bool((np.diff(key[order]) > 0).all()):
         return order
-    kind = source["kind"].to_physical().to_numpy().astype(np.int64)
-    return np.lexsort((whole_numbers(source["id"]), kind, -whole_numbers(source["end_ns"]), key))
+    end, kind, number = (source.whole(name)[kept] for name in ("end_ns", "kind", "id"))
+    return np.lexsort((number, kind, -end, key))
 
 
 def _main_thread(threads: Ints, names: Text) -> int:
     """Return the main thread: the one with most ops, counting those of the autograd engine out."""
     if not len(threads):
         return -1
-    weight = np.where(names.matches("Backward|AccumulateGrad"), 0.0, 1.0)
-    weight[names.map(lambda v: v.startswith("ProfilerStep#"))] = len(threads)
-    return int(np.bincount(threads, weights=weight).argmax())
+    weight = np.where(names.answers("Backward|AccumulateGrad"), 0, 1)
+    weight[:-1][[v.startswith("ProfilerStep#") for v in names.values]] = len(threads)
+    size = len(weight)
+    counts = np.bincount(threads * size + names.codes + 1)
+    counts.resize((int(threads.max()) + 1) * size)
+    return int((counts.reshape(-1, size) @ np.roll(weight, 1)).argmax())
 
 
-def _attach(
-    gpu: pl.DataFrame,
-    ranges: Ranges,
-    calls: pl.DataFrame,
-    fire: Ints,
-    call_threads: Ints,
-    *,
-    op: Ints,
-    ann: Ints,
-    ann_on_main: Ints,
-) -> Launches:
+def _engines(threads: Ints, call_threads: Ints, names: Text) -> Bools:
+    """Of every thread: the autograd engine runs nodes on it."""
+    engine = np.zeros(int(max(threads.max(initial=-1), call_threads.max(initial=-1))) + 1, np.bool_)
+    engine[threads[names.matches(f"^{NODE}")]] = True
+    return engine
+
+
+def _attach(gpu: Gpu, ranges: Ranges, calls: Ints, asked: _Asked) -> Launches:
+    known, wanted = ranges.source.whole("correlation")[calls], gpu.whole("correlation")
+    fire = np.where(among(wanted, known), np.searchsorted(known, wanted), -1)
     # The autograd engine works on threads of its own while the caller waits inside its annotation.
-    engine = np.zeros(int(max(ranges.thread.max(initial=-1), call_threads.max(initial=-1))) + 1, np.bool_)
-    engine[ranges.thread[ranges.name.map(lambda v: v.startswith(NODE))]] = True
-    borrowed = engine[call_threads] & (ann < 0)
-    ann = np.where(borrowed, ann_on_main, ann)
-
-    at, thread, tid = (
-        pick(v, fire) for v in (whole_numbers(calls["start_ns"]), call_threads, whole_numbers(calls["tid"]))
+    ann = pick(np.where(asked.ann < 0, asked.ann_on_main, asked.ann), fire)
+    at, tid = (pick(ranges.source.whole(name)[calls], fire) for name in ("start_ns", "tid"))
+    op, at, thread, tid = _by_external_id(
+        gpu, ranges, pick(asked.op, fire), at, thread=pick(asked.thread, fire), tid=tid
     )
-    ops = pick(op, fire)
-    ops, at, thread, tid = _by_external_id(gpu, ranges, ops, at, thread=thread, tid=tid)
-    return Launches(at, thread, tid, ops, pick(ann, fire))
+    chain, annotations = ranges.paths(op, ranges.op_of), ranges.paths(ann, ranges.ann_of)
+    return Launches(at, thread, tid, op, ann, chain, annotations)
 
 
 def _by_external_id(
-    gpu: pl.DataFrame, ranges: Ranges, op: Ints, at: Ints, *, thread: Ints, tid: Ints
+    gpu: Gpu, ranges: Ranges, op: Ints, at: Ints, *, thread: Ints, tid: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Find the op that an event without a call still names, unless external ids merely repeat correlations."""
     lost = at < 0
-    external = gpu["external_id"]
-    repeats = int((external == gpu["correlation"]).sum()) > 0.9 * len(gpu)
-    if not lost.any() or external.null_count() == len(gpu) or repeats:
+    if not lost.any() or gpu.silent("external_id"):
+        return op, at, thread, tid
+    external = gpu.frame["external_id"]
+    if int((external == gpu.frame["correlation"]).sum()) > 0.9 * len(gpu):
         return op, at, thread, tid
     ids = ranges.column("external_id", np.arange(len(ranges)))
     known = pl.DataFrame({"external_id": ids}).with_row_index("row").filter(pl.Series(ranges.is_op))
-    matched = gpu.select("external_id").join(
+    matched = gpu.frame.select("external_id").join(
         known.unique("external_id", keep="last"), on="external_id", how="left", maintain_order="left"
     )
     row = np.where(lost, whole_numbers(matched["row"].cast(pl.Int64)), -1)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
-from tracekit._util.coded import Bools, Text, pick
-from tracekit._util.records import dataclass
+from tracekit._util.coded import Bools, Text, among, pick
 from tracekit._util.shapes import is_shape, parsed
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Ranges
 
 
-@dataclass(frozen=True)
-class Dims:
+class Dims(NamedTuple):
     """A product's sizes: rows × inner × columns; 0 where unknown."""
 
     rows: Ints
@@ -31,9 +29,8 @@ class Dims:
     @classmethod
     def of(cls, ranges: Ranges, calls: Ints) -> Dims:
         """Read the recorded input shapes; every distinct one is parsed once."""
-        shapes = Text.of(ranges.column("shapes", calls))
-        names = ranges.name.take(calls)
-        linear = names.map(lambda v: v == "aten::linear")
+        shapes = ranges.text("shapes", calls)
+        linear = ranges.name.take(calls).any_of("aten::linear")
         parsed = np.array([*(_product(v) for v in shapes.values), (0, 0, 0, 0)], np.int64).reshape(-1, 4)
         rows, inner, columns, transposed = parsed[shapes.codes].T
         return cls(rows, inner, np.where(linear, transposed, columns))
@@ -68,10 +65,10 @@ def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, 
     made = autograd.differentiable[calls]
     forward = np.flatnonzero((made >= 0) & (autograd.node_of[calls] < 0) & size.known)
     sequence = np.where(made >= 0, ranges.sequence[made], -1)
-    table = pl.DataFrame({"sequence": sequence[forward], "call": forward}).unique("sequence", keep="none")
-    asked = pl.DataFrame({"sequence": np.where(node >= 0, autograd.node_sequence[node], -2)})
-    forward_call = asked.join(table, on="sequence", how="left", maintain_order="left")["call"].fill_null(-1).to_numpy()
-
+    numbers, first, count = np.unique(sequence[forward], return_index=True, return_counts=True)
+    only = np.append(np.where(count == 1, forward[first], -1), -1)
+    asked = np.where(node >= 0, autograd.node_sequence[node], -2)
+    forward_call = np.where(among(asked, numbers), only[np.searchsorted(numbers, asked)], -1)
     return Dims(*(pick(values, forward_call, missing=0) for values in (size.rows, size.inner, size.columns)))
 
 
@@ -109,8 +106,7 @@ def _pair(one: Ints, other: Ints) -> Ints:
 def _weight_shapes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) -> Ints:
     forward = (autograd.differentiable[calls] >= 0) & (autograd.node_of[calls] < 0) & size.known
     seen = _pair(size.inner, size.columns)[forward]
-    grads = np.flatnonzero(ranges.name.map(lambda v: v.endswith("AccumulateGrad") and "evaluate" not in v))
-    shapes = Text.of(ranges.column("shapes", grads)).values
+    shapes = ranges.text("shapes", ranges.accumulating).values
     matrices = [d for d in (_first_shape(s) for s in shapes) if len(d) >= 2]
     sides = np.array([d[-2:] for d in matrices], np.int64).reshape(-1, 2)
     return np.unique(np.concatenate([seen, _pair(sides[:, 0], sides[:, 1])]))

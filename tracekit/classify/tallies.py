@@ -59,7 +59,7 @@ def shares(products: Bools, node: Ints, sequence: Ints, ahead: Bools) -> Text:
 
 def owed(products: Bools, share: Text, outside: Bools, at: Ints) -> Bools:
     """Products *outside* the engine that pay for nodes which ran theirs once, each for one, while any is owed."""
-    due = products & share.map(lambda v: v == "once")
+    due = products & share.any_of("once")
     order = np.argsort(at, kind="stable")
     balance = np.cumsum(due[order].astype(np.int64)) - np.cumsum(outside[order].astype(np.int64))
     pays = np.zeros(len(at), np.bool_)

@@ -16,7 +16,7 @@ from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.directions import BACKWARD, FORWARD, OPTIMIZER, WGRAD
 from tracekit.classify.matmul import KERNELS, layouts
-from tracekit.classify.ranges import Launches
+from tracekit.classify.ranges import Gpu, Launches
 
 _WEIGHT = 10
 """The thread that runs the forward launches at least one in so many kernels for those of the backward."""
@@ -26,12 +26,12 @@ _ONLY_AHEAD = r"(?i)flash|fmha|sdpa|attn|attention|norm|softmax"
 """What never runs in a backward but to run the forward again; a convolution's forward kernel may serve a gradient."""
 
 
-def read_threads(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, *, comm: Bools) -> Autograd:
+def read_threads(gpu: Gpu, launches: Launches, autograd: Autograd, *, comm: Bools) -> Autograd:
     """Fill the pass of every kernel on a thread that runs the backward; leave all as it is where operators speak."""
-    kernel = (gpu["kind"] == "kernel").to_numpy() & ~comm & (launches.thread >= 0)
+    kernel = gpu.is_kernel & ~comm & (launches.thread >= 0)
     if autograd.active or bool((launches.op >= 0)[kernel].any()) or not kernel.any():
         return autograd
-    names = Text.of(gpu["name"])
+    names = gpu.names
     back = kernel & (names.matches(BACKWARD) | names.matches(WGRAD))
     ahead = kernel & names.matches(FORWARD) & ~back
     engine = _engines(launches, kernel, back, ahead, kernel & names.matches(OPTIMIZER) & ~back)
@@ -42,8 +42,8 @@ def read_threads(gpu: pl.DataFrame, launches: Launches, autograd: Autograd, *, c
         repeated = _reruns(names.codes, launches, kernel & engine, kernel & ~engine, telling) & ~back
         if not (repeated & ~again).any():  # not kernel by kernel: one that says nothing may be part of it
             layout = layouts(names).where(engine & kernel)
-            repeated = layout.map(lambda v: v == "forward") & ~back
-            sure &= back | layout.map(lambda v: v in ("dgrad", "wgrad"))
+            repeated = layout.any_of("forward") & ~back
+            sure &= back | layout.any_of("dgrad", "wgrad")
         again |= repeated
     site = Text.choose(len(gpu), [("recompute", again), ("backward", sure)])
     return replace(autograd, site=site)

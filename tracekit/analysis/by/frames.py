@@ -72,7 +72,7 @@ class Frames:
     @property
     def paths(self) -> Ints:
         """Of every frame a number that is the same for the same names from the outermost down."""
-        return self._nested.ann_path
+        return self._nested.path
 
     def around(self, tid: Ints, at: Ints) -> Ints:
         """Return the innermost frame around each moment of a thread, -1 where none."""

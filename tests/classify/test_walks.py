@@ -1,0 +1,127 @@
+"""The walks over all operators, against a search of each operator's parents."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracekit._util.coded import Text
+from tracekit._util.columns import Table, pair_numbers
+from tracekit.classify import _nodes
+from tracekit.classify._nest import climb
+from tracekit.classify._nodes import AGAIN, AHEAD, ANSWERED, COMMS, FORWARD, MADE, NAMED, NO_RERUN, NODE, WRAPPER
+
+SAYS = np.array([0, WRAPPER | NO_RERUN, NAMED | NO_RERUN, COMMS, AHEAD, NO_RERUN, 0], np.int64)
+"""Six names, and none."""
+OPS = st.lists(
+    st.tuples(st.integers(-1, 30), st.booleans(), st.integers(-1, 5), st.integers(-1, 3)), min_size=1, max_size=25
+)
+
+
+def tree(rows):
+    """Columns of operators; a parent is an operator that comes before."""
+    parent = []
+    for i, (at, *_) in enumerate(rows):
+        ops = [j for j in range(i) if rows[j][1]]
+        parent.append(ops[at % len(ops)] if at >= 0 and ops else -1)
+    return (
+        np.array(parent, np.int64),
+        np.array([r[1] for r in rows]),
+        np.array([r[2] for r in rows], np.int64),
+        np.array([r[3] for r in rows], np.int64),
+    )
+
+
+def chain(parent, row):
+    while row >= 0:
+        yield row
+        row = int(parent[row])
+
+
+@settings(deadline=None, max_examples=100)
+@given(OPS)
+def test_nodes_agree_with_a_search_of_the_parents(rows):
+    parent, is_op, name, sequence = tree(rows)
+    walk = _nodes.find_nodes(parent, is_op, name, SAYS, sequence)
+    said = [SAYS[n] if op else 0 for n, op in zip(name, is_op, strict=True)]
+
+    def node(i):
+        evaluated = any(said[j] & WRAPPER for j in chain(parent, i))
+        return bool(said[i] & WRAPPER or (said[i] & NAMED and not evaluated))
+
+    nodes = [node(i) for i in range(len(rows))]
+    for i in range(len(rows)):
+        around = next((j for j in chain(parent, i) if nodes[j]), -1)
+        assert walk.node_of[i] == around
+        assert bool(walk.marks[i] & NODE) == nodes[i]
+        assert bool(walk.marks[i] & FORWARD) == bool(said[i] & AHEAD and around < 0)
+        inner = [sequence[j] for j in range(len(rows)) if parent[j] == i and sequence[j] >= 0]
+        own = inner[-1] if sequence[i] < 0 and inner else sequence[i]
+        assert walk.number[i] == (own if nodes[i] else -1)
+    numbered = [i for i in range(len(rows)) if is_op[i] and sequence[i] >= 0 and not nodes[i]]
+    assert walk.outside.tolist() == [i for i in numbered if walk.node_of[i] < 0 and not said[i] & COMMS]
+    assert walk.inside.tolist() == [i for i in numbered if walk.node_of[i] >= 0 and not said[i] & NO_RERUN]
+
+
+@settings(deadline=None, max_examples=100)
+@given(OPS, st.lists(st.sampled_from([0, NODE, FORWARD, ANSWERED, MADE, AGAIN, ANSWERED | MADE]), min_size=25))
+def test_marks_are_handed_down_to_what_lies_inside(rows, marks):
+    parent = tree(rows)[0]
+    own = np.array(marks[: len(rows)], np.uint8)
+    spread = own.copy()
+    answered, again = _nodes.spread(parent, spread)
+    for i in range(len(rows)):
+        above = list(chain(parent, i))
+        assert answered[i] == next((j for j in above if own[j] & ANSWERED), -1)
+        stop = next((j for j in above if own[j] & (AGAIN | NODE)), -1)
+        assert again[i] == (stop if stop >= 0 and own[stop] & AGAIN else -1)
+        for mark in (FORWARD, MADE):
+            assert bool(spread[i] & mark) == any(own[j] & mark for j in above)
+
+
+@settings(deadline=None, max_examples=100)
+@given(OPS, st.lists(st.integers(-1, 24), max_size=12), st.lists(st.booleans(), min_size=6, max_size=6))
+def test_climbing_finds_the_nearest_that_is_wanted(rows, asked, wanted):
+    parent, is_op, name, _ = tree(rows)
+    asked = [a for a in asked if a < len(rows)]
+    hits = np.array([*wanted, False])
+    found = climb(parent, is_op, name, np.array(asked, np.int64), hits)
+    assert found.tolist() == [next((j for j in chain(parent, a) if is_op[j] and hits[name[j]]), -1) for a in asked]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(-2, 2**62), st.integers(-2, 3)), max_size=40))
+def test_pairs_are_numbered_in_their_order(pairs):
+    ranks = {pair: rank for rank, pair in enumerate(sorted(set(pairs)))}
+    one, other = (np.array([p[i] for p in pairs], np.int64) for i in range(2))
+    assert pair_numbers(one, other).tolist() == [ranks[p] for p in pairs]
+
+
+def test_more_pairs_than_there_is_room_for_at_first():
+    one = np.arange(5000) % 4999
+    assert pair_numbers(one, one[::-1].copy()).max() == len({(a, b) for a, b in zip(one, one[::-1], strict=True)}) - 1
+
+
+def test_a_table_reads_numbers_and_text_of_any_rows():
+    frame = pl.DataFrame(
+        {"n": [1, None, 3], "correlation": [None, 5, 6], "word": ["a", None, "b"], "none": [None] * 3},
+        schema={"n": pl.Int32, "correlation": pl.Int64, "word": pl.Categorical, "none": pl.Categorical},
+    )
+    table = Table(frame, ("n", "word"))
+    assert table.whole("n").tolist() == [1, -1, 3]
+    assert table.whole("correlation")[1:].tolist() == [5, 6]
+    assert table.whole("correlation")[0] < 0
+    assert table.text_at("word", np.array([2, 1, 2])).strings() == ["b", None, "b"]
+    assert table.present("word").tolist() == [True, False, True]
+    assert table.text("none").strings() == [None] * 3
+
+
+@pytest.mark.parametrize("values", [("a", "b", None), (None, None, None), ("b", "b", "a")])
+def test_a_column_filled_from_another(values):
+    own, other = Text.of(pl.Series(values, dtype=pl.String)), Text.of(pl.Series(["b", "c", None]))
+    filled = [a if a is not None else b for a, b in zip(values, other.strings(), strict=True)]
+    assert own.fill(other).strings() == filled
+    assert len(set(own.fill(other).values)) == len(own.fill(other).values)
