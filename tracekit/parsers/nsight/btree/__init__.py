@@ -54,16 +54,35 @@ def read_integers(path: Path, table: Stored, columns: Sequence[str]) -> Any:
     parts = [part for run in runs for part in run]
     if any(before.last >= after.first for before, after in pairwise(parts)):
         raise UnusualError("rows out of order")
-    arrays = [pa.chunked_array([part.columns[ordered.index(name)] for part in parts], pa.int64()) for name in columns]
-    return pa.table(arrays, names=list(columns))
+    joined = {name: _joined([part.columns.pop(0) for part in parts]) for name in ordered}
+    return pa.table({name: joined[name] for name in columns})
+
+
+class _Column(NamedTuple):
+    """The values of a column, and which of them are none where any is."""
+
+    values: npt.NDArray[np.int64]
+    present: npt.NDArray[np.uint8] | None
 
 
 class _Part(NamedTuple):
-    """The rows of one block of leaves: Arrow arrays, and the first and the last rowid."""
+    """The columns of one block of leaves, and the first and the last rowid."""
 
-    columns: list[Any]
+    columns: list[_Column]
     first: int
     last: int
+
+
+def _joined(parts: list[_Column]) -> Any:
+    """Return the parts of one column as an Arrow array in one piece: to gather from many takes six times as long."""
+    import pyarrow as pa
+
+    values = np.concatenate([np.empty(0, np.int64), *(part.values for part in parts)])
+    bits = None
+    if any(part.present is not None for part in parts):
+        present = [np.ones(len(p.values), np.uint8) if p.present is None else p.present for p in parts]
+        bits = pa.py_buffer(np.packbits(np.concatenate(present), bitorder="little"))
+    return pa.Array.from_buffers(pa.int64(), len(values), [bits, pa.py_buffer(values)])
 
 
 def _read_run(path: Path, leaves: Numbers, places: Numbers) -> list[_Part]:
@@ -98,12 +117,10 @@ def _count_rows(data: Bytes, size: int) -> int:
     return int(cells.sum())
 
 
-def _taken(values: npt.NDArray[np.int64], present: npt.NDArray[np.uint8]) -> Any:
-    """Return a copy of a column as an Arrow array, and *present* as it was before, all ones."""
-    import pyarrow as pa
-
-    bits = None
+def _taken(values: npt.NDArray[np.int64], present: npt.NDArray[np.uint8]) -> _Column:
+    """Return a copy of a column, and *present* as it was before, all ones."""
+    gaps = None
     if not present.all():
-        bits = pa.py_buffer(np.packbits(present, bitorder="little"))
+        gaps = present.copy()
         present.fill(1)
-    return pa.Array.from_buffers(pa.int64(), len(values), [bits, pa.py_buffer(values.copy())])
+    return _Column(values.copy(), gaps)
