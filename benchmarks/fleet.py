@@ -1,6 +1,7 @@
 """Throughput, memory and shares of ``tracekit ingest`` and ``analyze`` against the number of ranks.
 
     python benchmarks/fleet.py curves [--ranks 16 32 64 128 256] [--megabytes 20] [--folder FOLDER]
+    python benchmarks/fleet.py store STORE [--ranks 1024]  # one pipeline ingested, the others' tables made from its own
     python benchmarks/fleet.py combine STORE [--ranks 16 64 256 1024] [--workers 2]    # a store's tables put together
     python benchmarks/fleet.py shares [--megabytes 20] [--trace TRACE]     # where one rank's time goes
     python benchmarks/fleet.py same [--ranks 256]          # one answer: serially, from processes, from Dask
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tracekit.schedules import generate
@@ -155,6 +157,69 @@ def ingested(made, texts, store, ranks, wanted):
     return total
 
 
+def store(wanted):
+    """Ingest the first pipeline of a run; write the tables of the others, which differ in numbers alone."""
+    from tracekit.analysis.persist import read_tables
+    from tracekit.store.files import open_store, write_manifest
+
+    place, ranks = Path(wanted.store), wanted.ranks[-1]
+    first, traces = place.with_name(f"{place.name}.first"), place.with_name(f"{place.name}.traces")
+    made, texts = stages(wanted.megabytes)
+    write(made, texts, traces, ranks, [0])
+    timed([*COMMAND, "ingest", traces, "-o", first, "--workers", wanted.workers])
+    shutil.rmtree(traces)
+    one = open_store(first)
+    tables = [read_tables(first / f"rank={rank}").whole() for rank in one.ranks]
+    entries = []
+    for replica in range(ranks // PP):
+        for entry, own in zip(one.entries, tables, strict=True):
+            entries.append(_copied(entry, own, replica, place))
+    write_manifest(place, entries, labelled_by=one.labelled_by)
+    shutil.rmtree(first)
+
+
+def _copied(entry, tables, replica, place):
+    """Write the tables of the rank that stands in another replica where that of *tables* does in the first."""
+    import polars as pl
+
+    from tracekit.analysis.persist import FILE, write_tables
+    from tracekit.store.seals import digest
+
+    new = {rank: rank + replica for rank in tables.pipeline.groups[0].ranks}  # of the pipeline; experts keep theirs
+    rank, pipeline = new[entry.rank], f"pp{replica}"
+    groups = tuple(replace(group, name=pipeline, ranks=tuple(new.values())) if group.name == "pp0" else group
+                   for group in entry.source.groups)  # fmt: skip
+    source = replace(entry.source, rank=rank, groups=groups, path=entry.source.path.replace(
+        f"rank{entry.rank}.", f"rank{rank}."))  # fmt: skip
+    own = {"rank": pl.lit(rank, pl.Int32)}
+    lists = {str(list(old)).replace(" ", ""): str(list(to)).replace(" ", "") for old, to in [(new, new.values())]}
+    words = tables.operations["p2p"].unique().drop_nulls().to_list()
+    peers = {word: ",".join(f"{part.split(':')[0]}:{new[int(part.split(':')[1])]}" for part in word.split(","))
+             for word in words}  # fmt: skip
+    named = pl.col("group").replace("pp0", pipeline)
+    messages = tables.pipeline.messages.with_columns(named, pl.col("peer").replace(new))
+    changed = replace(
+        tables,
+        source=source,
+        steps=tables.steps.with_columns(**own),
+        operations=tables.operations.with_columns(
+            named, pl.col("group_ranks").replace(lists), pl.col("p2p").replace(peers), **own
+        ),
+        gaps=tables.gaps.with_columns(**own),
+        timeline=tables.timeline.with_columns(**own),
+        experts=tables.experts.with_columns(**own),
+        reasons=tables.reasons.with_columns(
+            pl.col("group_ranks").cast(pl.String).replace(lists).cast(tables.reasons.schema["group_ranks"]),
+            pl.col("peer").replace(new), **own,
+        ),
+        pipeline=replace(tables.pipeline, rank=rank, groups=groups, group=pipeline, messages=messages),
+    )  # fmt: skip
+    folder = place / f"rank={rank}"
+    folder.mkdir(parents=True)
+    write_tables(changed, folder)
+    return replace(entry, rank=rank, source=source, together=(rank,), digests={FILE: digest(folder / FILE)})
+
+
 def combine(wanted):
     """Processor seconds of reading a store's tables and putting them together: its first pipelines, alone or shared."""
     print(f"load {os.getloadavg()[0]:.1f}")
@@ -170,7 +235,7 @@ def combine(wanted):
 def combine_one(wanted):
     """One row of ``combine``, in a process of its own."""
     from tracekit.analysis.combine import combine as together
-    from tracekit.analysis.persist import StoredTables
+    from tracekit.analysis.stored import Members
     from tracekit.run.driver import find_sources, spread_over
     from tracekit.run.measure import Options
 
@@ -179,16 +244,16 @@ def combine_one(wanted):
     refs = [ref for at, ref in enumerate(refs) if at % replicas < wanted.ranks[0] // PP]
     tables = [one for ref in refs for one in Options().source_tables(ref)]
     late = [0.0]  # what combining reads itself is reading, too
-    read_later = StoredTables.__getattr__
+    read_later = Members.table
 
-    def reading(self, name):
+    def reading(self, *what):
         since = time.process_time()
         try:
-            return read_later(self, name)
+            return read_later(self, *what)
         finally:
             late[0] += time.process_time() - since
 
-    StoredTables.__getattr__ = reading
+    Members.table = reading
     read, began = os.times(), time.perf_counter()
     peaks = watched_peaks()
     found = together(tables, schedule="auto", spread=spread_over(wanted.workers, None))
@@ -312,8 +377,8 @@ def dask(place):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=("curves", "combine", "combine-one", "shares", "same"))
-    options.add_argument("store", nargs="?", help="combine: a store that ingest wrote")
+    options.add_argument("what", choices=("curves", "store", "combine", "combine-one", "shares", "same"))
+    options.add_argument("store", nargs="?", help="combine: a store that ingest wrote; store: where to write one")
     options.add_argument("--ranks", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     options.add_argument("--megabytes", type=float, default=20)
     options.add_argument("--trace", type=Path, help="shares: of this trace instead of a synthetic one")
@@ -322,7 +387,14 @@ def main():
     options.add_argument("--folder", type=Path)
     options.add_argument("--keep", action="store_true", help="leave traces and stores in the folder")
     wanted = options.parse_args()
-    parts = {"curves": curves, "combine": combine, "combine-one": combine_one, "shares": shares, "same": same}
+    parts = {
+        "curves": curves,
+        "store": store,
+        "combine": combine,
+        "combine-one": combine_one,
+        "shares": shares,
+        "same": same,
+    }
     parts[wanted.what](wanted)
 
 

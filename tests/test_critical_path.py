@@ -11,7 +11,9 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import analyze
+from tracekit.align.clocks import Clocks
 from tracekit.analysis.critical import _segments
+from tracekit.analysis.links import Links
 from tracekit.analysis.walk import Arrivals, Pieces, walk_back
 from tracekit.metrics.path import NODES
 from tracekit.schedules import generate
@@ -176,16 +178,37 @@ def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
 
     rows = [{"kind": "communication", "label": "pp_comm", "part": 0, "start_ns": at, "end_ns": at + 5, "idle_ns": 0,
              "exposed_ns": 0, "before": before, "id": at, "last": at == 10, "what": "x"}
-            for rank in (0, 1) for at, before in ((0, -1), (5, 3 * rank), (10, 3 * rank + 1))]  # fmt: skip
-    table = pl.DataFrame(rows, schema=NODES)
-    start, end, before = (table[name].to_numpy() for name in ("start_ns", "end_ns", "before"))
-    parts = [SimpleNamespace(source=SimpleNamespace(rank=rank), path=table[3 * rank : 3 * rank + 3]) for rank in (0, 1)]
-    kind = table["kind"].to_physical().to_numpy().astype(np.uint8)
-    six, places = np.arange(6), np.array([0, 0, 0, 1, 1, 1])
-    columns = (start, end, before.astype(np.int32), kind, six, places, table["id"])
-    pieces = Pieces(tuple(parts), np.array([0, 3, 6]), *columns, (2,), ((2, 5),), (0,))
-    late = np.array([-1, 5, 5, -1, 2, 1])
+            for at, before in ((0, -1), (5, 0), (10, 1))]  # fmt: skip
+    path, steps = pl.DataFrame(rows, schema=NODES), pl.DataFrame({"step": [2], "start_ns": [0]})
+    parts = [SimpleNamespace(source=SimpleNamespace(rank=rank), path=path, steps=steps.with_columns(rank=pl.lit(rank)))
+             for rank in (0, 1)]  # fmt: skip
+    clocks = Clocks.recorded([0, 1])
+    links = Links.of(parts, pl.DataFrame({"rank": [0, 0, 0, 1, 1, 1], "id": [0, 5, 10] * 2}), clocks)
+    assert (links.row.tolist(), links.next.tolist()) == ([0, 1, 2, 3, 4, 5], [-1, 0, 1, -1, 3, 4])
+    late = np.array([-1, 5, 5, -1, 2, 1], np.int32)
     came, own = np.where(late >= 0, 14, 0), np.zeros(6, np.int64)
-    table = _segments(pieces, walk_back(pieces, Arrivals(late, came, own, late >= 0)))
+    table = _segments(*walk_back(links, Arrivals(late, came, own, late >= 0), clocks))
     assert (table["start_ns"][0], table["end_ns"][-1]) == (0, 15)
     assert (table["start_ns"][1:] == table["end_ns"][:-1]).all()
+
+
+def test_only_the_ranks_on_the_path_are_read_whole(tmp_path, monkeypatch):
+    """The links of all ranks tell which ranks the path goes through; it is the same with the pieces of all of them."""
+    recipe = Recipe(generate("1f1b", pp=2, microbatches=2), replicas=4, layers=1, jitter=0.3, steps=2, p2p_ns=20_000)
+    write_run(recipe, tmp_path)
+    asked = []
+    pieces_of = Pieces.of
+
+    def some(links, places, clocks):
+        asked.append(places)
+        return pieces_of(links, places, clocks)
+
+    monkeypatch.setattr(Pieces, "of", some)
+    few = analyze(tmp_path, critical_path=True).critical
+    assert 0 < asked[0].sum() < len(asked[0])
+    monkeypatch.setattr(Pieces, "of", lambda links, places, clocks: pieces_of(links, places | True, clocks))
+    monkeypatch.setattr(Links, "visited", lambda links, *_: np.ones(len(links.parts), np.bool_))
+    every = analyze(tmp_path, critical_path=True).critical
+    assert few.segments.equals(every.segments)
+    assert few.slack.equals(every.slack)
+    assert set(few.segments["rank"]) <= {rank for rank, there in enumerate(asked[0].tolist()) if there}

@@ -107,9 +107,22 @@ def same(a, b, at=""):
 def test_tables_come_back_exactly(samples, tmp_path, name):
     made = Options().source_tables(find(samples / name)[0][0])[0]
     write_tables(made, tmp_path)
-    back = pickle.loads(pickle.dumps(read_tables(tmp_path)))  # what travels is whole; else parts stay in the store
+    back = pickle.loads(pickle.dumps(read_tables(tmp_path))).whole()  # what travels is where the tables are
     same(made, back)
     assert (made.by_step is made.window) == (back.by_step is back.window)
+    shutil.rmtree(tmp_path)
+    same(made, pickle.loads(pickle.dumps(back)))  # in memory it needs no store
+
+
+def test_tables_stay_in_the_store_until_they_are_asked_for(samples, tmp_path):
+    write_tables(Options().source_tables(find(samples / "1f1b", ranks=[1])[0][0])[0], tmp_path)
+    tables = read_tables(tmp_path)
+    assert (tables.pipeline.has_work, sorted(tables.pipeline.peers)) == (True, [0, 2])
+    assert pickle.loads(pickle.dumps(tables.without_pipeline())).pipeline is None
+    write_tables(tables.whole(), tmp_path)
+    os.utime(tmp_path / "tables.zip", ns=(1, 1))
+    with pytest.raises(InputError, match=r"tables\.zip: cannot be read: it was written again since"):
+        _ = tables.operations
 
 
 def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_path, monkeypatch):
@@ -217,7 +230,7 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
     alone = Options()
     for rank in (0, BAD - 1, RANKS - 1):
-        back = pickle.loads(pickle.dumps(read_tables(store / f"rank={rank}")))
+        back = read_tables(store / f"rank={rank}").whole()
         same(alone.source_tables(find(traces, ranks=[rank])[0][0])[0], back)
 
 

@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -103,6 +104,26 @@ class Clocks:
         offset, rate = self._of(rank)
         common = times - offset
         return common - np.rint((common - self.origin_ns) * (rate / (1 + rate))).astype(np.int64) if rate else common
+
+    def to_common_each(self, ranks: npt.NDArray[np.integer[Any]], times: Times) -> Times:
+        """Return times that each of *ranks* recorded on the common clock."""
+        if self.still or not len(times):
+            return times
+        offset, rate = self._each(ranks)
+        common = times - offset
+        return common - np.rint((common - self.origin_ns) * (rate / (1 + rate))).astype(np.int64)
+
+    def to_recorded_each(self, ranks: npt.NDArray[np.integer[Any]], times: Times) -> Times:
+        """Return times on the common clock as the clock of each of *ranks* shows them."""
+        if self.still or not len(times):
+            return times
+        offset, rate = self._each(ranks)
+        return times + offset + np.rint((times - self.origin_ns) * rate).astype(np.int64)
+
+    def _each(self, ranks: npt.NDArray[np.integer[Any]]) -> tuple[Times, npt.NDArray[np.float64]]:
+        distinct, which = np.unique(ranks, return_inverse=True)
+        moves = [self._of(rank) for rank in distinct.tolist()]
+        return np.array([offset for offset, _ in moves])[which], np.array([rate for _, rate in moves])[which]
 
     def to_recorded(self, rank: int, times: Times) -> Times:
         """Return times on the common clock as *rank*'s own clock shows them."""

@@ -6,13 +6,16 @@ one match; a kernel that carries several point-to-point messages is a member of 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import Text
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.errors import Notice
-from tracekit.schema import conform
 
 MEMBERS = pl.Schema(
     {
@@ -41,9 +44,10 @@ An operation that only one rank recorded has no row. ``transfer_ns`` and ``wait_
 they do not depend on how clocks are aligned; when an operation began on all ranks does.
 """
 
-_KEY = ["channel", "step", "source", "target"]
 _CHANNEL = ["what", "group", "group_ranks"]
 _AGREE_NS = 100_000  # ends of operations with no group named must agree this well (or within a quarter of their time)
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,141 +70,218 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     >>> match(ops).members.select("match", "rank", "sends", "peer", "transfer_ns", "wait_ns").rows()
     [(0, 0, True, 1, 5, 3), (0, 1, False, 0, 5, 0)]
     """
-    code, channels = _channels(operations)
-    numbered = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64), channel=code)
-    keyed = numbered if by_step else numbered.with_columns(step=pl.lit(None, pl.Int64))
-    collectives = keyed.filter(pl.col("what") != "p2p").select(
-        "row",
-        "rank",
-        "channel",
-        "step",
-        "order_ns",
-        "start_ns",
-        "end_ns",
-        source=pl.lit(None, pl.Int32),
-        target=pl.lit(None, pl.Int32),
-        sends=pl.lit(None, pl.Boolean),
-    )
-    members = pl.concat([collectives, _messages(keyed).select(collectives.columns)])
-    members = members.sort("order_ns", "row", maintain_order=True).with_columns(
-        n=pl.int_range(pl.len()).over([*_KEY, "rank", "sends"]).cast(pl.Int64)
-    )
-    members, uneven = _even_out(members)
-    members, doubtful = _verify(members, channels)
-    key = pl.struct([*_KEY, "n"]).rank("dense").cast(pl.Int64) - 1
-    members = members.with_columns(match=key)
-    several = pl.col("rank").n_unique().over("match") > 1
-    members = members.filter(several).with_columns(match=pl.col("match").rank("dense").cast(pl.Int64) - 1)
-    return Matching(_described(members.sort("match", "rank", "row"), operations, channels), (*uneven, *doubtful))
+    channel, channels = _channels(operations)
+    sides = _Sides.of(operations, channel, by_step=by_step)
+    nth, uneven = _nth(sides)
+    kept, doubtful = _verify(sides, nth, channel, channels)
+    key = sides.key * (int(nth.max(initial=0)) + 1) + nth
+    at = kept[sides.sorted_by(key[kept], sides.rank[kept])]
+    first = np.flatnonzero(np.diff(key[at], prepend=-1))
+    size = np.diff(first, append=len(at))
+    several = sides.rank[at[first]] != sides.rank[at[first + size - 1]]
+    at, size = at[np.repeat(several, size)], size[several]
+    match = np.repeat(np.arange(len(size)), size)
+    return Matching(_described(sides, at, match, operations, (channel, channels)), (*uneven, *doubtful))
 
 
-def _channels(operations: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
+def last_of_match(match: Ints, at: Ints) -> Ints:
+    """Return for each member the one of its match with the highest time *at*; of several, the one of the highest rank.
+
+    >>> last_of_match(np.array([0, 0, 1, 1]), np.array([5, 3, 2, 2])).tolist()
+    [0, 0, 3, 3]
+    """
+    first = np.flatnonzero(np.diff(match, prepend=-1))
+    of_match = np.repeat(np.arange(len(first)), np.diff(first, append=len(match)))
+    latest = np.flatnonzero(at == np.maximum.reduceat(at, first)[of_match]) if len(first) else first
+    last = np.empty(len(first), np.int64)
+    last[of_match[latest]] = latest  # they ascend: the last one stays
+    return last[of_match]
+
+
+def _codes(column: pl.Series) -> Ints:
+    """Return a number for each value, in their order; 0 for null."""
+    numbers = whole_numbers(column, np.iinfo(np.int64).min)
+    distinct = np.unique(numbers)
+    return np.searchsorted(distinct, numbers) + (0 if column.null_count() else 1)
+
+
+def _channels(operations: pl.DataFrame) -> tuple[Ints, pl.DataFrame]:
     """Return a number for what each operation is and on which group, and what the numbers stand for, in order.
 
     A run has few of them, and numbers are compared faster than text. The two sides of a message may name its group
     differently, or not at all; the pair itself is enough.
     """
-    named = pl.when(pl.col("what") != "p2p").then(pl.col("group", "group_ranks"))
-    text = operations.select("what", named).cast(pl.Categorical)
-    codes = text.with_columns(pl.all().to_physical())
-    first = codes.with_row_index("row").unique(_CHANNEL, keep="first", maintain_order=True)
-    distinct = text[first["row"]].cast(pl.String)
-    place = distinct.select(pl.struct(_CHANNEL).rank("dense").cast(pl.Int32) - 1).to_series()
-    known = first.select(_CHANNEL).with_columns(channel=place)
-    code = codes.join(known, on=_CHANNEL, how="left", nulls_equal=True, maintain_order="left")["channel"]
-    return code, distinct[place.arg_sort()]
+    what, *named = (Text.of(operations[name]) for name in _CHANNEL)
+    grouped = ~what.map(lambda text: text == "p2p")
+    code = what.codes + 1
+    for text in named:
+        code = code * (len(text.values) + 1) + np.where(grouped, text.codes + 1, 0)
+    distinct, first = np.unique(code, return_index=True)
+    texts = operations.select(_CHANNEL)[first].cast(pl.String)
+    texts = texts.with_columns(pl.when(pl.Series(grouped[first])).then(pl.col("group", "group_ranks")))
+    order = texts.select(pl.struct(_CHANNEL).rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    return order[np.searchsorted(distinct, code)], texts[np.argsort(order)]
 
 
-def _described(members: pl.DataFrame, operations: pl.DataFrame, channels: pl.DataFrame) -> pl.DataFrame:
-    """Return MEMBERS: what each member is, and how its time divides into transfer and waiting."""
-    own_ns = pl.col("end_ns") - pl.col("start_ns")
-    shortest_ns = own_ns.min().over("match")
-    carried = pl.when(pl.col("what") == "p2p").then(pl.col("p2p").str.count_matches(",") + 1)
-    about = operations.select("id", "step", "label", "bytes", messages=carried)
-    described = (
-        members.drop("step", "order_ns", "n")
-        .with_columns(*about[members["row"]].get_columns(), *channels[members["channel"]].get_columns())
-        .with_columns(
-            peer=pl.when("sends").then("target").otherwise("source"),
-            bytes=pl.when(pl.col("messages").fill_null(1) == 1).then("bytes"),
-            transfer_ns=shortest_ns,
-            wait_ns=own_ns - shortest_ns,
-        )
-    )
-    return conform(described, MEMBERS)
+@dataclass(frozen=True, eq=False)
+class _Sides:
+    """What is to be matched: a row for each collective of a rank, and for each side of each message."""
+
+    row: npt.NDArray[np.int32]
+    rank: npt.NDArray[np.int32]
+    key: Ints
+    """Numbers the channel, the step, and of a message both ranks: what can be the same operation, in this order."""
+    sends: npt.NDArray[np.int8]
+    """1 of a message that is sent, 0 of one that is received, -1 of a collective."""
+    peer: npt.NDArray[np.int32]
+    start: Ints
+    """Of each operation, not of each side; as are the next two."""
+    end: Ints
+    order: Ints
+    ordered: bool
+    """Whether rows stand rank by rank, each in the order of its launches: most tables do."""
+
+    @classmethod
+    def of(cls, operations: pl.DataFrame, channel: Ints, *, by_step: bool) -> _Sides:
+        what = Text.of(operations["what"])
+        p2p = what.map(lambda text: text == "p2p")
+        of_message, sends, peer = _messages(operations["p2p"], p2p)
+        collective = np.flatnonzero(~p2p & what.present)
+        row = np.concatenate([collective, of_message]).astype(np.int32)
+        sends = np.concatenate([np.full(len(collective), -1, np.int8), sends])
+        peer = np.concatenate([np.full(len(collective), -1, np.int32), peer])
+        turn = np.argsort(row, kind="stable")
+        row, sends, peer = row[turn], sends[turn], peer[turn]
+        ranks, start, end, order = (operations[c].to_numpy() for c in ("rank", "start_ns", "end_ns", "order_ns"))
+        rank = ranks[row]
+        most = int(max(ranks.max(initial=0), peer.max(initial=0))) + 2
+        step = _codes(operations["step"]) if by_step else np.zeros(len(ranks), np.int64)
+        place = _dense(channel * (int(step.max(initial=0)) + 1) + step)[row]
+        own, other = rank.astype(np.int64) + 1, peer.astype(np.int64) + 1
+        pair = np.where(sends > 0, own * most + other, other * most + own)  # who sends, then who receives
+        key = _dense(place * most * most + np.where(sends < 0, 0, pair))
+        ordered = bool(((np.diff(ranks) > 0) | ((np.diff(ranks) == 0) & (np.diff(order) >= 0))).all())
+        return cls(row, rank, key, sends, peer, start, end, order, ordered)
+
+    def sorted_by(self, key: Ints, *then: npt.NDArray[Any]) -> Ints:
+        """Return the order of *key*, and of equal ones by *then*: ordered rows are in that order already."""
+        return np.argsort(key, kind="stable") if self.ordered else np.lexsort((*reversed(then), key))
 
 
-def _messages(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return one row for each point-to-point message whose other side the file names."""
-    names = ("row", "rank", "channel", "step", "order_ns", "start_ns", "end_ns", "p2p")
-    single = rows.filter((pl.col("what") == "p2p") & pl.col("p2p").is_not_null()).select(names)
+def _dense(values: Ints) -> Ints:
+    """Return the place of each value among the distinct ones."""
+    return np.searchsorted(np.unique(values), values)
+
+
+def _messages(texts: pl.Series, p2p: npt.NDArray[np.bool_]) -> tuple[Ints, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+    """Return row, whether it sends and the peer of each message whose other side the file names, row by row."""
+    text = Text.of(texts).where(p2p)
     parts = pl.col("message").str.split_exact(":", 1).struct
-    return (
-        single.with_columns(message=pl.col("p2p").cast(pl.String).str.split(","))
+    each = (
+        pl.DataFrame({"message": pl.Series(text.values, dtype=pl.String)})
+        .select(code=pl.int_range(pl.len()), message=pl.col("message").str.split(","))
         .explode("message", empty_as_null=True, keep_nulls=True)
-        .with_columns(sends=parts.field("field_0") == "send", peer=parts.field("field_1").cast(pl.Int32, strict=False))
+        .select(
+            "code", sends=parts.field("field_0") == "send", peer=parts.field("field_1").cast(pl.Int32, strict=False)
+        )
         .filter(pl.col("peer").is_not_null())
-        .with_columns(
-            source=pl.when("sends").then("rank").otherwise("peer").cast(pl.Int32),
-            target=pl.when("sends").then("peer").otherwise("rank").cast(pl.Int32),
-        )
     )
+    first = np.searchsorted(each["code"].to_numpy(), np.arange(len(text.values) + 1))
+    rows = np.flatnonzero(text.present)
+    carried = np.diff(first)[text.codes[rows]]
+    at = np.repeat(first[text.codes[rows]] - np.cumsum(carried) + carried, carried) + np.arange(carried.sum())
+    return np.repeat(rows, carried), each["sends"].to_numpy().astype(np.int8)[at], each["peer"].to_numpy()[at]
 
 
-def _even_out(members: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
-    """Return operations counted from whichever end makes their ends agree, where ranks recorded different numbers."""
-    counts = members.group_by([*_KEY, "rank", "sends"]).agg(count=pl.len())
-    most = pl.col("count").max().over(_KEY)
-    present = pl.col("rank").n_unique().over(_KEY) > 1
-    short = counts.with_columns(missing=most.cast(pl.Int64) - pl.col("count"), full=most == pl.col("count")).filter(
-        present
+def _nth(sides: _Sides) -> tuple[Ints, list[Notice]]:
+    """Return which of its kind each is on its rank.
+
+    Where ranks recorded different numbers, they are counted from whichever end makes their ends agree.
+    """
+    group = (sides.key * (int(sides.rank.max(initial=0)) + 1) + sides.rank) * 3 + sides.sends + 1
+    order = sides.sorted_by(group, sides.order[sides.row])
+    first = np.flatnonzero(np.diff(group[order], prepend=-1))
+    size = np.diff(first, append=len(order))
+    nth = np.empty(len(order), np.int64)
+    nth[order] = np.arange(len(order)) - np.repeat(first, size)
+    key, rank = sides.key[order[first]], sides.rank[order[first]]
+    of_key = np.flatnonzero(np.diff(key, prepend=-1))
+    most = np.maximum.reduceat(size, of_key) if len(of_key) else size
+    groups = np.diff(of_key, append=len(key))
+    present = np.repeat(rank[of_key] != rank[of_key + groups - 1], groups)
+    missing = np.repeat(most, groups) - size
+    uneven = np.flatnonzero((missing > 0) & present)
+    if not len(uneven):
+        return nth, []
+    where = np.repeat(of_key, groups)
+    for at in uneven.tolist():
+        full = where[at] + int(size[where[at] : where[at] + groups[np.searchsorted(of_key, where[at])]].argmax())
+        own = order[first[at] : first[at] + size[at]]
+        ends, other = (sides.end[sides.row[some]] for some in (own, order[first[full] : first[full] + size[full]]))
+        front, back = (_spread(other[skip : skip + len(own)] - ends) for skip in (0, int(missing[at])))
+        nth[own] += missing[at] if back < front else 0
+    ranks = ", ".join(map(str, np.unique(rank[uneven]).tolist()[:8]))
+    text = f"rank {ranks} recorded fewer of some operations than its peers: matched by how well their ends agree"
+    return nth, [Notice("uneven-operations", text)]
+
+
+def _verify(sides: _Sides, nth: Ints, channel: Ints, channels: pl.DataFrame) -> tuple[Ints, list[Notice]]:
+    """Return the sides without collectives of unnamed groups whose ends do not agree: these are not one operation."""
+    everything = np.arange(len(nth))
+    nameless = (channels["group"].is_null() & channels["group_ranks"].is_null()).to_numpy()
+    loose = np.flatnonzero(nameless[channel[sides.row]] & (sides.sends < 0))
+    if not len(loose) or len(np.unique(sides.rank[loose])) < 2:
+        return everything, []
+    row = sides.row[loose]
+    columns = {"key": sides.key[loose], "n": nth[loose], "rank": sides.rank[loose], "row": row}
+    first = pl.col("end_ns").sort_by("rank").first().over("key", "n")
+    apart = pl.DataFrame({**columns, "end_ns": sides.end[row], "ns": sides.end[row] - sides.start[row]}).with_columns(
+        apart=pl.col("end_ns") - first
     )
-    uneven = short.filter(pl.col("missing") > 0)
-    if uneven.is_empty():
-        return members, []
-    shifts = []
-    for row in uneven.iter_rows(named=True):
-        same = [pl.col(k).eq_missing(pl.lit(row[k])) for k in _KEY]
-        here = members.filter(*same)
-        own = here.filter(pl.col("rank") == row["rank"], pl.col("sends").eq_missing(pl.lit(row["sends"])))
-        full = short.filter(*same, pl.col("full")).row(0, named=True)
-        other = here.filter(pl.col("rank") == full["rank"], pl.col("sends").eq_missing(pl.lit(full["sends"])))
-        front, back = (
-            _spread(other["end_ns"].to_numpy()[at : at + len(own)] - own["end_ns"].to_numpy())
-            for at in (0, row["missing"])
-        )
-        shifts.append({**{k: row[k] for k in (*_KEY, "rank", "sends")}, "shift": row["missing"] if back < front else 0})
-    table = pl.DataFrame(shifts, schema={**{k: members.schema[k] for k in (*_KEY, "rank", "sends")}, "shift": pl.Int64})
-    moved = members.join(table, on=[*_KEY, "rank", "sends"], how="left", nulls_equal=True, maintain_order="left")
-    ranks = ", ".join(map(str, uneven["rank"].unique().sort().to_list()[:8]))
-    notice = Notice(
-        "uneven-operations",
-        f"rank {ranks} recorded fewer of some operations than its peers: matched by how well their ends agree",
-    )
-    return moved.with_columns(n=pl.col("n") + pl.col("shift").fill_null(0)).drop("shift"), [notice]
-
-
-def _verify(members: pl.DataFrame, channels: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
-    """Return the matches without collectives of unnamed groups whose ends do not agree: these are not one operation."""
-    nameless = channels["group"].is_null() & channels["group_ranks"].is_null()
-    loose = members.filter(nameless[members["channel"]] & members["source"].is_null())
-    if loose.is_empty() or loose["rank"].n_unique() < 2:
-        return members, []
-    first = pl.col("end_ns").sort_by("rank").first().over([*_KEY, "n"])
-    apart = loose.with_columns(apart=pl.col("end_ns") - first, ns=pl.col("end_ns") - pl.col("start_ns"))
-    judged = apart.group_by(*_KEY, "rank").agg(
-        off=(pl.col("apart") - pl.col("apart").median()).abs().median(), usual=pl.col("ns").median()
+    judged = apart.group_by("key", "rank").agg(
+        pl.col("row").first(),
+        off=(pl.col("apart") - pl.col("apart").median()).abs().median(),
+        usual=pl.col("ns").median(),
     )
     bad = judged.filter(pl.col("off") > pl.max_horizontal(pl.lit(_AGREE_NS), pl.col("usual") / 4))
     if bad.is_empty():
-        return members, []
-    kept = members.join(bad.select(_KEY).unique(), on=_KEY, how="anti", nulls_equal=True, maintain_order="left")
-    what = ", ".join(sorted(set(channels["what"][bad["channel"]].to_list()))[:4])
-    notice = Notice(
-        "unmatched-operations",
-        f"{what}: the trace names no group and the ranks' ends do not agree, so waiting inside them is not known",
+        return everything, []
+    what = ", ".join(sorted(set(channels["what"].gather(channel[bad["row"].to_numpy()]).to_list()))[:4])
+    text = f"{what}: the trace names no group and the ranks' ends do not agree, so waiting inside them is not known"
+    kept = everything[~np.isin(sides.key, bad["key"].to_numpy())]
+    return kept, [Notice("unmatched-operations", text)]
+
+
+def _described(
+    sides: _Sides, at: Ints, match: Ints, operations: pl.DataFrame, about: tuple[Ints, pl.DataFrame]
+) -> pl.DataFrame:
+    """Return MEMBERS: what each member is, and how its time divides into transfer and waiting."""
+    channel, channels = about
+    row, sends = sides.row[at], sides.sends[at]
+    start, end = sides.start[row], sides.end[row]
+    first = np.flatnonzero(np.diff(match, prepend=-1))
+    transfer = np.minimum.reduceat(end - start, first)[match] if len(first) else end - start
+    texts = Text.of(operations["p2p"]).where((channels["what"] == "p2p").to_numpy()[channel])
+    carried = np.array([*(text.count(",") + 1 for text in texts.values), 0])[texts.codes][row]
+    own = pl.col("messages").is_null() | (pl.col("messages") == 1)
+    kinds = pl.Schema({name: operations.schema[name] for name in _CHANNEL})
+    return (
+        operations.select("rank", "id", "step", "label", "bytes")[row]
+        .with_columns(
+            *channels.cast(kinds)[channel[row]].get_columns(),
+            match=match,
+            row=pl.Series(row).cast(pl.Int64),
+            sends=pl.when(pl.Series(sends >= 0)).then(pl.Series(sends > 0)),
+            peer=pl.when(pl.Series(sends >= 0)).then(pl.Series(sides.peer[at])),
+            messages=pl.when(pl.Series(carried > 0)).then(pl.Series(carried)),
+            start_ns=start,
+            end_ns=end,
+            transfer_ns=transfer,
+            wait_ns=end - start - transfer,
+        )
+        .with_columns(bytes=pl.when(own).then("bytes"))
+        .select(MEMBERS.names())
     )
-    return kept, [notice]
 
 
 def _spread(apart: npt.NDArray[np.int64]) -> tuple[float, float]:

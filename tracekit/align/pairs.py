@@ -9,6 +9,7 @@ time between two of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import Text, among
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 
 ENOUGH = 8
@@ -35,7 +38,13 @@ MEETS = r"(?i)all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|barrier"
 FAR = 2**62
 """A bound that is not there."""
 
+AT_ONCE = 1 << 17
+"""Comparisons of two ranks' operations that are looked at in one go."""
+
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,37 +81,75 @@ def differences(members: pl.DataFrame) -> pl.DataFrame:
     high's end behind low's start, and high's start behind low's end; the last two are bounds of the clocks' difference
     where ``is_most`` and ``is_least`` say so. ``alone``: a message that has its kernels for itself on both sides.
     """
-    ordered = (
-        members.sort("match", "rank")
-        .with_columns(
-            alone=(pl.col("messages") == 1).all().over("match").fill_null(False),
-            meets=pl.col("sends").is_null() & pl.col("what").str.contains(MEETS).fill_null(False),
+    told = _Told.of(members)
+    return told.table(*told.pairs())
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """Members match by match, ranks ascending, with what each tells about clocks."""
+
+    members: pl.DataFrame
+    match: Ints
+    rank: Ints
+    alone: Bools
+    meets: Bools
+
+    @classmethod
+    def of(cls, members: pl.DataFrame) -> _Told:
+        match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
+        step = np.diff(match)
+        if not ((step > 0) | ((step == 0) & (np.diff(rank) >= 0))).all():
+            members = members.sort("match", "rank", maintain_order=True)
+            match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
+        several = np.unique(match[whole_numbers(members["messages"], 0) != 1])
+        collective = members["sends"].is_null().to_numpy()
+        return cls(members, match, rank, ~among(match, several), collective & Text.of(members["what"]).matches(MEETS))
+
+    def pairs(self) -> tuple[Places, Places]:
+        """Return members that are compared, two by two: each with the lowest rank's, then with the next lower one's."""
+        first = np.flatnonzero(np.diff(self.match, prepend=-1))
+        lowest = np.repeat(first, np.diff(first, append=len(self.match))).astype(np.int32)
+        every = np.arange(len(self.match), dtype=np.int32)
+        own = every[self.rank > self.rank[lowest]]
+        next_lower = own[(self.rank[own - 1] != self.rank[lowest[own]]) & (self.rank[own] > self.rank[own - 1])]
+        return np.concatenate([lowest[own], next_lower - 1]), np.concatenate([own, next_lower])
+
+    def by_pair(self) -> Iterator[tuple[Places, Places]]:
+        """Yield the same pair of ranks by pair of ranks, some at a time."""
+        low, high = self.pairs()
+        key = self.rank[low].astype(np.int64) * (int(self.rank.max(initial=0)) + 1) + self.rank[high]
+        order = np.argsort(key, kind="stable")
+        edges = [*np.flatnonzero(np.diff(key[order], prepend=-1)).tolist(), len(order)]
+        begin = 0
+        for a, b in pairwise(edges):
+            if b - begin > AT_ONCE and a > begin:
+                yield low[order[begin:a]], high[order[begin:a]]
+                begin = a
+        if begin < len(order):
+            yield low[order[begin:]], high[order[begin:]]
+
+    def table(self, low: Places, high: Places) -> pl.DataFrame:
+        """Return what the members *low* and *high* tell (see ``differences``)."""
+        start, end, rank, sends = (self.members[c] for c in ("start_ns", "end_ns", "rank", "sends"))
+        low_sends, meets = sends.gather(low), self.meets[high]
+        sent, heard = low_sends.fill_null(False).to_numpy(), sends.gather(high).fill_null(False).to_numpy()
+        starts, ends = start.to_numpy(), end.to_numpy()
+        return pl.DataFrame(
+            {
+                "low": rank.gather(low),
+                "high": rank.gather(high),
+                "at_ns": ends[low],
+                "alone": self.alone[high],
+                "meets": meets,
+                "low_sends": low_sends,
+                "ends_ns": ends[high] - ends[low],
+                "most_ns": ends[high] - starts[low],
+                "least_ns": starts[high] - ends[low],
+                "is_most": meets | (sent & ~heard),
+                "is_least": meets | (heard & ~sent),
+            }
         )
-        .select("match", "rank", "start_ns", "end_ns", "sends", "alone", "meets")
-    )
-    columns = ("rank", "start_ns", "end_ns", "sends")
-    lowest = ordered.with_columns(pl.col(c).first().over("match").alias(f"low_{c}") for c in columns)
-    next_lower = ordered.with_columns(pl.col(c).shift(1).alias(f"low_{c}") for c in columns).filter(
-        (pl.col("match") == pl.col("match").shift(1)) & (pl.col("low_rank") != lowest["low_rank"])
-    )
-    low_sends, sends = pl.col("low_sends").fill_null(False), pl.col("sends").fill_null(False)
-    return (
-        pl.concat([lowest, next_lower])
-        .filter(pl.col("rank") > pl.col("low_rank"))
-        .select(
-            pl.col("low_rank").alias("low"),
-            pl.col("rank").alias("high"),
-            pl.col("low_end_ns").alias("at_ns"),
-            "alone",
-            "meets",
-            "low_sends",
-            (pl.col("end_ns") - pl.col("low_end_ns")).alias("ends_ns"),
-            (pl.col("end_ns") - pl.col("low_start_ns")).alias("most_ns"),
-            (pl.col("start_ns") - pl.col("low_end_ns")).alias("least_ns"),
-            (pl.col("meets") | (low_sends & ~sends)).alias("is_most"),
-            (pl.col("meets") | (sends & ~low_sends)).alias("is_least"),
-        )
-    )
 
 
 def pairs(members: pl.DataFrame) -> list[Pair]:
@@ -115,11 +162,14 @@ def pairs(members: pl.DataFrame) -> list[Pair]:
     >>> pairs(members)
     [Pair(low=0, high=1, at_ns=20, offset_ns=95, least_ns=70, most_ns=120, drift=0.0)]
     """
+    told = _Told.of(members)
+    return [pair for low, high in told.by_pair() for pair in _pairs(told.table(low, high))]
+
+
+def _pairs(table: pl.DataFrame) -> list[Pair]:
     pair = ("low", "high")
     surest = pl.col("meets") | ~pl.col("meets").any().over(pair)
-    table = differences(members).with_columns(
-        since_ns=pl.col("at_ns") - pl.col("at_ns").min().over(pair), surest=surest
-    )
+    table = table.with_columns(since_ns=pl.col("at_ns") - pl.col("at_ns").min().over(pair), surest=surest)
     drifts = _drifts(table)
     if drifts:
         known = pl.DataFrame(

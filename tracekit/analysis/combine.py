@@ -14,7 +14,7 @@ from tracekit._util.notices import merge_notices
 from tracekit._util.pool import Spread, in_turn
 from tracekit._util.text import percent, ranks_named
 from tracekit.align.clocks import Clocks, align
-from tracekit.align.matching import match
+from tracekit.align.matching import MEMBERS, match
 from tracekit.analysis.by import By, combined
 from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
 from tracekit.analysis.kernels import all_shapes, together
@@ -33,6 +33,7 @@ from tracekit.metrics.messages import may_be_message, unknown_waits, unseen_mess
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import stragglers, waits
 from tracekit.reconstruct.roles import split_layout
+from tracekit.schema import conform
 from tracekit.store.sources import EPOCH_NS
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def combine(
     """
     layout, node = split_layout(layout)
     parts, ordered = with_peers(sorted(parts, key=lambda part: part.source.rank), layout)
-    operations = pl.concat([part.operations for part in parts])
+    operations = _operations(parts)
     matching = match(operations, by_step=all(part.steps_marked for part in parts))
     clocks = align(matching.members, [part.source.rank for part in parts])
     waited = waits(operations, matching.members, clocks)
@@ -79,7 +80,7 @@ def combine(
     tables = _tables(parts, ranks, waited)
     kernels = cache(lambda: together([part.kernels for part in parts]))
     tables["clocks"] = lambda: clocks.table
-    tables["matched"] = lambda: clocks.align(matching.members, "start_ns", "end_ns").drop("row")
+    tables["matched"] = lambda: conform(clocks.align(matching.members, "start_ns", "end_ns"), MEMBERS).drop("row")
     tables["kernels"] = kernels
     tables["reasons"] = lambda: run_reasons([part.reasons for part in parts], kernels())
     if memory is not None:
@@ -132,6 +133,14 @@ def combine(
     )
 
 
+_TEXT = ("label", "pass", "what", "group", "group_ranks", "p2p")
+
+
+def _operations(parts: Sequence[RankTables]) -> pl.DataFrame:
+    """Return all ranks' operations below each other, text as numbers: a run has few words and millions of rows."""
+    return pl.concat([part.operations.with_columns(pl.col(_TEXT).cast(pl.Categorical)) for part in parts])
+
+
 def _by(parts: Sequence[RankTables], compared: ScheduleComparison | None, *, pipeline: bool) -> By | None:
     """Return the ranks' rows together, where they were asked for."""
     rows = {part.source.rank: part.by for part in parts if part.by is not None}
@@ -165,8 +174,8 @@ def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl
         "copies": lambda: _stacked(parts, "copies", steps=False),
         "bubbles": lambda: _bubble_table(ranks),
         "phases": lambda: _phase_table(ranks),
-        "operations": lambda: waited.drop("part", "order_ns"),
-        "stragglers": lambda: stragglers(waited),
+        "operations": lambda: waited.drop("part", "order_ns").cast({pl.Categorical: pl.String}),
+        "stragglers": lambda: stragglers(waited).cast({pl.Categorical: pl.String}),
         "gaps": lambda: pl.concat([p.gaps for p in parts]).drop("part").select(*rank_first).sort("ns", descending=True),
         "timeline": lambda: pl.concat([p.timeline for p in parts]).select(*rank_first),
     }
@@ -268,7 +277,7 @@ def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Not
         return notices
     count = f"{len(lost)} of {len(messages)} sends and receives"
     roleless = lost.filter(pl.col("p2p").is_null())
-    nameless = lost["p2p"].str.contains("?", literal=True).fill_null(True).all()
+    nameless = lost["p2p"].cast(pl.String).str.contains("?", literal=True).fill_null(True).all()
     if len(roleless) == len(lost):
         why, next_ = "name neither what they carry nor their peer", "record operators, or the peers"
     elif nameless:

@@ -19,6 +19,7 @@ import polars as pl
 from tracekit._util.records import dataclass
 from tracekit._util.text import ranks_named
 from tracekit.align.clocks import Clocks
+from tracekit.analysis.links import Links
 from tracekit.analysis.tables import RankTables
 from tracekit.analysis.walk import KINDS, Arrivals, Pieces, Walks, walk_back
 from tracekit.errors import Notice
@@ -199,9 +200,9 @@ def critical_path(
 ) -> CriticalPath:
     """Return the path of every step; *operations* and *members* are all ranks' communication and how it matched."""
     segments, slack, broken = SEGMENTS.to_frame(), SLACK.to_frame(), None
-    pieces = Pieces.of(parts, clocks)
-    if pieces is not None:
-        walks = walk_back(pieces, Arrivals.of(pieces, members, clocks))
+    links = Links.of(parts, operations, clocks)
+    if links is not None:
+        pieces, walks = walk_back(links, Arrivals.of(links, members, clocks), clocks)
         segments, slack, broken = _segments(pieces, walks), _slack(pieces, walks), _broken(pieces, walks)
     silent = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
     unknown = frozenset(silent["label"].unique().to_list())
@@ -229,16 +230,16 @@ def _segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     longest[run[by_length]] = by_length  # they ascend: the last one stays
     sums = {c: np.add.reduceat(np.minimum(about[c].to_numpy(), ns), first) for c in ("idle_ns", "exposed_ns")}
     peer = walks.peer[order][first]
-    peers = pl.Series([*pieces.ranks, None], dtype=pl.Int32)
+    peers = pl.Series([*pieces.links.ranks, None], dtype=pl.Int32)
     return conform(
         pl.DataFrame(
             {
-                "step": pl.Series(pieces.steps, dtype=pl.Int64).gather(step[first]),
+                "step": pl.Series(pieces.links.steps, dtype=pl.Int64).gather(step[first]),
                 "rank": peers.gather(place[first]),
                 "kind": pl.Series(KINDS).gather(kind[first]),
                 "what": about["what"].gather(longest),
                 "label": about["label"].gather(first),
-                "peer": peers.gather(np.where(peer >= 0, peer, len(pieces.ranks))),
+                "peer": peers.gather(np.where(peer >= 0, peer, len(pieces.links.ranks))),
                 "start_ns": walks.start[order][first],
                 "end_ns": walks.end[order][np.append(first[1:], len(order)) - 1],
                 **sums,
@@ -256,8 +257,8 @@ def _slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     np.add.at(on, at, walks.end - walks.start)
     table = pl.DataFrame(
         {
-            "step": pl.Series(pieces.steps, dtype=pl.Int64).gather(np.repeat(np.arange(steps), ranks)),
-            "rank": pl.Series(pieces.ranks * steps, dtype=pl.Int32),
+            "step": pl.Series(pieces.links.steps, dtype=pl.Int64).gather(np.repeat(np.arange(steps), ranks)),
+            "rank": pl.Series(pieces.links.ranks * steps, dtype=pl.Int32),
             "path_ns": on,
             "early": walks.early.ravel(),
             "operations": walks.operations.ravel(),
@@ -269,7 +270,7 @@ def _slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
 
 def _broken(pieces: Pieces, walks: Walks) -> tuple[int | None, int, int] | None:
     """Return (step, rank, ns) of the walk that ended furthest from its step's start, where one did."""
-    ends = [(step, *ended) for step, ended in zip(pieces.steps, walks.ended, strict=True) if ended is not None]
+    ends = [(step, *ended) for step, ended in zip(pieces.links.steps, walks.ended, strict=True) if ended is not None]
     return max(ends, key=lambda end: end[2], default=None)
 
 

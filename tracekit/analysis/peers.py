@@ -77,6 +77,8 @@ def without_settled(notices: Sequence[Notice], operations: pl.DataFrame) -> list
     >>> without_settled(read, pl.DataFrame({"p2p": ["send:1"]})), len(without_settled(read, pl.DataFrame({"p2p": "?"})))
     ([], 1)
     """
+    if not any(note.code == "peers-in-communicator" for note in notices):
+        return list(notices)
     settled = not operations["p2p"].cast(pl.String).str.contains("?", literal=True).any()
     return [note for note in notices if not (settled and note.code == "peers-in-communicator")]
 

@@ -14,6 +14,7 @@ from tracekit.compare.judge import ELSEWHERE, elsewhere, unit_count
 from tracekit.compare.replay import Graphs
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline, same_order
+from tracekit.reconstruct.steps import Known
 from tracekit.schedules import Schedule
 
 
@@ -23,13 +24,14 @@ class Finder:
     def __init__(self, wanted: str) -> None:
         self.wanted = wanted
         self.graphs = Graphs()
+        self.placed: Known = {}
         self._known: dict[Hashable, tuple[Match | None, list[Notice], bool]] = {}
         self._last: Schedule | None = None
 
     def copy(self) -> Finder:
         """Return a finder that knows what this one does, and learns on its own."""
         other = Finder(self.wanted)
-        other.graphs = self.graphs.copy()
+        other.graphs, other.placed = self.graphs.copy(), dict(self.placed)
         other._known, other._last = dict(self._known), self._last
         return other
 

@@ -28,9 +28,11 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.records import dataclass
+from tracekit.align.clocks import Clocks
 from tracekit.compare.replay import Graph, Graphs, Shares
+from tracekit.intervals import union
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.reconstruct.rank import RankPipeline
+from tracekit.reconstruct.rank import STALLS, RankPipeline
 from tracekit.schema import GAP_CAUSES, STALL_CAUSES
 
 Ints = npt.NDArray[np.int64]
@@ -87,7 +89,7 @@ class Replays:
 
 
 def replays(pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], graphs: Graphs) -> list[Replays]:
-    """Return what every cell of each of *pipelines* took and what held it up; they are steps of the same ranks."""
+    """Return what every cell of each of *pipelines* took and what held it up; they are of the same run."""
     if not pipelines:
         return []
     cells = pl.concat([pipeline.detail for pipeline in pipelines])
@@ -97,7 +99,7 @@ def replays(pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], gr
     start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
     known = [graph.ready(start[at], end[at]) for graph, at in zip(made, rows, strict=True)]
     ready = np.concatenate([ready for ready, _ in known])
-    before = _held_up(pipelines[0], ranks, np.concatenate([graph.position for graph in made]), ready, start)
+    before = _held_up(cells["rank"].to_numpy(), ranks, pipelines[0].clocks, ready, start)
     inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _INSIDE}
     work = np.maximum(end - start - sum(inside.values()), 0)
     inside["host"] = end - start - work - sum(inside[c] for c in _INSIDE if c != "host")
@@ -122,18 +124,22 @@ def replays(pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], gr
 
 
 def _held_up(
-    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], position: Ints, ready: Ints, start: Ints
+    rank: npt.NDArray[np.int32], ranks: Mapping[int, RankPipeline], clocks: Clocks, ready: Ints, start: Ints
 ) -> dict[str, Ints]:
     """Return what each cell, once *ready*, waited for until its *start*."""
-    before = {cause: np.zeros(len(start), np.int64) for cause in (*STALL_CAUSES, "unexplained")}
-    for at in np.unique(position).tolist():
-        rank = pipeline.ranks[at]
-        here = np.flatnonzero(position == at)
-        low = pipeline.clocks.to_recorded(rank, ready[here])
-        high = pipeline.clocks.to_recorded(rank, np.maximum(start[here], ready[here]))
-        for cause, stall in ranks[rank].stalled.items():
-            before[cause][here] = stall.covered_ns(low, high)
-    before["unexplained"] = start - ready - sum(before[cause] for cause in STALL_CAUSES)
+    there = np.unique(rank)
+    place = np.searchsorted(there, rank)
+    low = clocks.to_recorded_each(rank, ready)
+    high = clocks.to_recorded_each(rank, np.maximum(start, ready))
+    stalls = [ranks[one].stalls for one in there.tolist()]
+    rows = np.repeat(np.arange(len(there)), [table.height for table in stalls])
+    cause, begin, end = (pl.concat(stalls)[name].to_physical().to_numpy() for name in STALLS)
+    # One set of intervals for each cause and rank: what does not occur holds nothing up.
+    stalled = union(begin, end, cause.astype(np.int64) * len(there) + rows)
+    before = {
+        name: stalled.covered_ns(low, high, number * len(there) + place) for number, name in enumerate(STALL_CAUSES)
+    }
+    before["unexplained"] = start - ready - sum(before.values())
     return before
 
 

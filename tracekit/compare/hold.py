@@ -58,7 +58,7 @@ def _compare(
     pipeline: int | None,
     spread: Spread,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
-    with_work, matched = name_peers([r for r in ranks if r.chunks.height], layout)
+    with_work, matched = name_peers([r for r in ranks if r.has_work], layout)
     if not with_work:
         return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
     by_rank = {r.rank: r for r in with_work}

@@ -59,47 +59,41 @@ def _compare_more(finder: Finder, clocks: Clocks, item: Share) -> list[Steps]:
 
 
 def _compare_some(finder: Finder, clocks: Clocks, item: Share) -> list[Steps]:
+    """Return every step of some pipelines compared with its ideal, and the notices about each step."""
     lines, ranks = item
-    return [_compare_line(line, ranks, finder, clocks) for line in lines]
-
-
-def _compare_line(
-    line: Sequence[int], by_rank: Mapping[int, RankPipeline], finder: Finder, clocks: Clocks
-) -> tuple[list[Held], dict[int, list[Notice]]]:
-    """Return every step of one pipeline compared with its ideal, and the notices about each step."""
-    present = [by_rank[r] for r in line if r in by_rank]
-    compared: list[Held] = []
-    notices: dict[int, list[Notice]] = {}
-    steps = _steps(present)
-    cut = _cut_steps(present, steps) if finder.wanted == "auto" else set()
-    matched: list[tuple[Pipeline, Match, list[Notice]]] = []
-    for pipeline in assemble_steps(by_rank, line, steps, clocks):
-        if not _worth(pipeline):
-            continue
-        step = pipeline.step
-        if step in cut:
-            notices[step] = [Notice("step-cut", f"step {step} is cut: a part of what it launched was not recorded")]
-            continue
-        match, found = finder.match(pipeline)
-        notices[step] = [] if match is not None else [*pipeline.notices, *found]
-        if match is not None:
-            matched.append((pipeline, match, found))
-    matched = _with_names(matched, finder)
-    measured = replays([pipeline for pipeline, _, _ in matched], by_rank, finder.graphs)
-    for (pipeline, match, found), replayed in zip(matched, measured, strict=True):
-        comparison, notices[pipeline.step] = _hold(pipeline, match, found, replayed, finder)
+    present = [[ranks[r] for r in line if r in ranks] for line in lines]
+    steps = [_steps(of_line) for of_line in present]
+    made = assemble_steps(ranks, list(zip(lines, steps, strict=True)), clocks, finder.placed)
+    notices: list[dict[int, list[Notice]]] = [{} for _ in lines]
+    matched: list[tuple[int, Pipeline, Match, list[Notice]]] = []
+    for at, pipelines in enumerate(made):
+        cut = _cut_steps(present[at], steps[at]) if finder.wanted == "auto" else set()
+        for pipeline in filter(_worth, pipelines):
+            step = pipeline.step
+            if step in cut:
+                text = f"step {step} is cut: a part of what it launched was not recorded"
+                notices[at][step] = [Notice("step-cut", text)]
+                continue
+            match, found = finder.match(pipeline)
+            notices[at][step] = [] if match is not None else [*pipeline.notices, *found]
+            if match is not None:
+                matched.append((at, pipeline, match, found))
+    named = _with_names([(pipeline, match) for _, pipeline, match, _ in matched], finder)
+    compared: list[list[Held]] = [[] for _ in lines]
+    for (at, _, match, found), pipeline, replayed in zip(
+        matched, named, replays(named, ranks, finder.graphs), strict=True
+    ):
+        comparison, notices[at][pipeline.step] = _hold(pipeline, match, found, replayed, finder)
         if comparison is not None:
-            compared.append(comparison)
-    return compared, notices
+            compared[at].append(comparison)
+    return list(zip(compared, notices, strict=True))
 
 
-def _with_names(
-    matched: list[tuple[Pipeline, Match, list[Notice]]], finder: Finder
-) -> list[tuple[Pipeline, Match, list[Notice]]]:
+def _with_names(matched: Sequence[tuple[Pipeline, Match]], finder: Finder) -> list[Pipeline]:
     """Return the steps, those that follow their schedule exactly with the names that it gives their cells."""
-    exact = [(pipeline, match.schedule, finder.named_alike(pipeline)) for pipeline, match, _ in matched if match.exact]
+    exact = [(pipeline, match.schedule, finder.named_alike(pipeline)) for pipeline, match in matched if match.exact]
     named = iter(renamed(exact))
-    return [(next(named) if match.exact else pipeline, match, found) for pipeline, match, found in matched]
+    return [next(named) if match.exact else pipeline for pipeline, match in matched]
 
 
 def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:

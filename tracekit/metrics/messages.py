@@ -27,7 +27,7 @@ def may_be_message() -> pl.Expr:
     ['p2p', 'sendrecv', 'device_kernel']
     """
     what = pl.col("what")
-    nameless = (pl.col("label") == "comm") & ~what.str.contains(_COLLECTIVE).fill_null(False)
+    nameless = (pl.col("label") == "comm") & ~what.cast(pl.String).str.contains(_COLLECTIVE).fill_null(False)
     return (what == "p2p") | (what == "sendrecv") | (pl.col("label") == "pp_comm") | nameless
 
 

@@ -6,9 +6,13 @@ transfer. The rank that arrives last makes the others wait.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import Text
 from tracekit.align.clocks import Clocks
+from tracekit.align.matching import last_of_match
 
 
 def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
@@ -27,19 +31,36 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
     >>> waits(ops, members, align(members, [0, 1])).select("rank", "wait_ns", "transfer_ns", "last_rank").rows()
     [(0, 0, 3, 0), (1, 5, 3, 0)]
     """
-    aligned = clocks.align(members, "start_ns", "end_ns").with_columns(
-        last_rank=pl.col("rank").sort_by("start_ns").last().over("match"),
-        late_ns=pl.col("start_ns") - pl.col("start_ns").min().over("match"),
-    )
+    match, row, rank = (members[name].to_numpy() for name in ("match", "row", "rank"))
+    start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
+    last, earliest = last_of_match(match, start), last_of_match(match, -start)
     # A kernel of several messages waits for its slowest partner no longer than its own shortest match allows.
-    own = aligned.sort("row", "transfer_ns", "match").group_by("row", maintain_order=True)
-    columns = ("row", "match", "last_rank", "late_ns", "wait_ns", "transfer_ns")
-    first = own.first().select(columns).join(own.agg(matched=pl.len()), on="row")
-    rows = pl.select(row=pl.int_range(len(operations), dtype=pl.Int64))
-    found = rows.join(first, on="row", how="left", maintain_order="left").drop("row")
-    messages = operations["p2p"].str.count_matches(":").fill_null(0)
-    open_ = (messages > found["matched"].fill_null(0)).alias("open")
-    return operations.with_columns(*found.drop("matched").get_columns(), open_)
+    transfer = members["transfer_ns"].to_numpy()
+    shortest = np.full(len(operations), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, row, transfer)
+    chosen = np.flatnonzero(transfer == shortest[row])[::-1]
+    member = np.full(len(operations), -1, np.int64)
+    member[row[chosen]] = chosen  # the first match stays
+    found = pl.DataFrame(
+        {
+            "match": match,
+            "last_rank": rank[last],
+            "late_ns": start - start[earliest],
+            "wait_ns": members["wait_ns"],
+            "transfer_ns": transfer,
+        }
+    )
+    at = pl.Series(member)
+    carried, matched = _messages(operations["p2p"]), np.bincount(row, minlength=len(operations))
+    return operations.with_columns(
+        *found.select(pl.all().gather(at.set(at < 0, None))).get_columns(), pl.Series("open", carried > matched)
+    )
+
+
+def _messages(p2p: pl.Series) -> npt.NDArray[np.int64]:
+    """Return how many messages each operation carries."""
+    text = Text.of(p2p)
+    return np.array([*(value.count(":") for value in text.values), 0])[text.codes]
 
 
 def stragglers(waited: pl.DataFrame) -> pl.DataFrame:

@@ -83,10 +83,21 @@ class RankPipeline:
         none = self.messages.clear()
         return {step: (part, messages.get(step, none)) for step, part in chunks.items()}
 
-    @cached_property
+    @property
+    def has_work(self) -> bool:
+        """Whether any forward or backward was found."""
+        return self.chunks.height > 0
+
+    @property
+    def peers(self) -> tuple[int | None, ...]:
+        """Whom it exchanged messages with; None among them where some message does not say."""
+        return tuple(self.messages["peer"].unique().to_list())
+
+    @property
     def stalled(self) -> dict[str, Intervals]:
         """Stalls by cause, ready to be measured."""
-        code, *times = (self.stalls[name].to_physical().to_numpy() for name in STALLS)
+        stalls = self.stalls
+        code, *times = (stalls[name].to_physical().to_numpy() for name in STALLS)
         there = np.unique(code).tolist()
         return {STALL_CAUSES[number]: union(*(time[code == number] for time in times)) for number in there}
 

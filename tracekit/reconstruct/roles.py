@@ -157,7 +157,7 @@ def _from_mesh(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Roles
 def _leaving(ranks: Sequence[RankPipeline], line: Sequence[int]) -> Notice | None:
     """Return a notice of messages to or from ranks that the layout does not put into the same pipeline."""
     for r in ranks:
-        others = set(r.messages["peer"].drop_nulls().to_list()) - set(line) if r.rank in line else ()
+        others = {peer for peer in r.peers if peer is not None} - set(line) if r.rank in line else ()
         if others:
             text = (
                 f"the layout makes ranks {_few(line)} one pipeline, but rank {r.rank} exchanges its messages with rank"
@@ -177,14 +177,16 @@ def _from_messages(
             rank = parent[rank]
         return rank
 
-    for r in ranks:
-        for peer in r.messages["peer"].drop_nulls().unique().to_list():
-            parent[root(peer)] = root(r.rank)
+    peers = {r.rank: r.peers for r in ranks}
+    for rank, others in peers.items():
+        for peer in others:
+            if peer is not None:
+                parent[root(peer)] = root(rank)
     by_root: dict[int, list[int]] = {}
     for rank in sorted(parent):
         by_root.setdefault(root(rank), []).append(rank)
     known = {r.rank: r for r in ranks}
-    nameless = [r for r in ranks if r.messages.height and r.messages["peer"].null_count() == r.messages.height]
+    nameless = [r for r in ranks if peers[r.rank] == (None,)]
     if nameless:
         by_root = {k: m for k, m in by_root.items() if not set(m) <= {r.rank for r in nameless}}
         for k, (shared, members) in enumerate(_nameless(nameless).items()):
@@ -193,7 +195,7 @@ def _from_messages(
                 by_root[-1 - k] = members
     pipelines, unsized = [], []
     for members in by_root.values():
-        full = _complete(members, [known[m] for m in members if m in known])
+        full = _complete(members, [known[m] for m in members if m in known], peers)
         if full is not None:
             pipelines.append(tuple(full))
         elif all(m in known for m in members):
@@ -224,28 +226,28 @@ def _nameless_notice(members: list[int], shared: tuple[int, ...]) -> Notice:
     return Notice("peers-unknown", f"{text}; override with --layout")
 
 
-def _complete(members: list[int], ranks: Sequence[RankPipeline]) -> list[int] | None:
+def _complete(
+    members: list[int], ranks: Sequence[RankPipeline], peers: Mapping[int, Sequence[int | None]]
+) -> list[int] | None:
     """Return the pipeline's ranks in order, from its communicator if that is a pipeline group; None where unknown."""
     for r in ranks:
         for group in r.groups:
             if len(group.ranks) < 2 or not set(members) <= set(group.ranks):
                 continue
-            described = _kind(group.description) == "pp"
-            used = group.name == r.group and _chain(group.ranks, ranks)
-            if described or used:
+            if _kind(group.description) == "pp":
+                return list(group.ranks)
+            if group.name == r.group and _chain(group.ranks, [(one.rank, peers[one.rank]) for one in ranks]):
                 return list(group.ranks)
     return None
 
 
-def _chain(order: Sequence[int], ranks: Sequence[RankPipeline]) -> bool:
+def _chain(order: Sequence[int], ranks: Iterable[tuple[int, Sequence[int | None]]]) -> bool:
     """Whether everyone's peers are neighbours in this order, so that it may well be a pipeline."""
     place = {rank: i for i, rank in enumerate(order)}
-    for r in ranks:
-        for peer in r.messages["peer"].drop_nulls().unique().to_list():
-            step = abs(place.get(peer, -9) - place.get(r.rank, 0))
-            if step not in (1, len(order) - 1):
-                return False
-    return True
+    steps = {
+        abs(place.get(peer, -9) - place.get(rank, 0)) for rank, peers in ranks for peer in peers if peer is not None
+    }
+    return steps <= {1, len(order) - 1}
 
 
 def _kind(description: str | None) -> str | None:

@@ -1,11 +1,11 @@
-"""The steps of one pipeline, assembled from its ranks: all at once, since a table of one step has but a few rows."""
+"""The steps of pipelines, assembled from their ranks: all at once, since a table of one step has but a few rows."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,65 +19,50 @@ from tracekit.reconstruct.pairing import tied_by_messages
 from tracekit.reconstruct.pipeline import DETAILED, INSIDE, Pipeline, Stretch, names_as_numbers
 from tracekit.reconstruct.place import Place, Placement, place
 from tracekit.reconstruct.rank import RankPipeline
+from tracekit.reconstruct.work import Line, Work
 from tracekit.schema import conform
 
 Names = list[int | None]
 
 
-def assemble(ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], step: int, clocks: Clocks) -> Pipeline:
+Known = dict[Hashable, "_Found"]
+"""What was found about steps that look alike, by what they look like."""
+
+
+def assemble(ranks: Mapping[int, RankPipeline], pipeline: Line, step: int, clocks: Clocks) -> Pipeline:
     """Return the pipeline that the ranks *pipeline* (in stage order; some may have no trace) form in one step."""
-    return assemble_steps(ranks, pipeline, [step], clocks)[0]
+    return assemble_steps(ranks, [(pipeline, [step])], clocks, {})[0][0]
 
 
 def assemble_steps(
-    ranks: Mapping[int, RankPipeline], pipeline: Sequence[int], steps: Sequence[int], clocks: Clocks
-) -> list[Pipeline]:
-    """Return the pipeline that the ranks *pipeline* (in stage order; some may have no trace) form in each step."""
-    position = {rank: i for i, rank in enumerate(pipeline)}
-    places = pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32)
-    present = {position[r]: ranks[r] for r in pipeline if r in ranks}
-    chunks = {at: _cut(rank.chunks) for at, rank in present.items()}
-    messages = {at: _cut(rank.messages.with_columns(places)) for at, rank in present.items()}
-    none = {at: rank.messages.clear().with_columns(places) for at, rank in present.items()}
-    placed = []
-    for step in steps:
-        there = [at for at in present if step in chunks[at]]
-        sent = {at: messages[at].get(step, none[at]) for at in there}
-        placed.append(_Placed.of(step, {at: chunks[at][step] for at in there}, sent, len(pipeline)))
-    by_order = any(rank.peers_by_order for rank in present.values())
-    detail, first = _cells(placed, pipeline, clocks, by_order=by_order)
+    ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]], clocks: Clocks, known: Known
+) -> list[list[Pipeline]]:
+    """Return of each of *lines* (ranks in stage order; some may have no trace) the pipeline they form in each step.
+
+    *known* is what earlier steps have shown: one whose chunks and messages follow each other alike is not looked at
+    again.
+    """
+    work = Work.of(ranks, lines)
+    placed = [_placed(work, turn, known) for turn in range(len(work.turns))]
+    detail, first = _cells(work, placed, clocks)
     numbers = names_as_numbers(detail)
-    return [
+    made = iter(
         Pipeline(
-            tuple(pipeline),
-            one.step,
+            tuple(lines[line][0]),
+            step,
             replace(one.placement, places={}),  # the cells have them
             clocks,
             one.stages_from,
             () if one.named else _unplaced(one.placement),
-            Stretch(detail, at, count),
+            Stretch(detail, a, b - a),
             one.weights_counted,
             one.traffic,
-            one.stages_from == "messages" and not by_order,
-            numbers[at : at + count],
+            one.stages_from == "messages" and not work.by_order[line],
+            numbers[a:b],
         )
-        for one, at, count in zip(placed, first, np.diff(first).tolist(), strict=False)
-    ]
-
-
-def _cut(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    """Return the rows of each step; rows without one are left out."""
-    table = table.drop_nulls("step")
-    step = table["step"].to_numpy()
-    if (np.diff(step) < 0).any():
-        order = np.argsort(step, kind="stable")
-        table, step = table[order], step[order]
-    first = np.flatnonzero(np.diff(step, prepend=step[:1] - 1))
-    count = np.diff(first, append=len(step))
-    return {
-        number: table.slice(a, n)
-        for number, a, n in zip(step[first].tolist(), first.tolist(), count.tolist(), strict=True)
-    }
+        for (line, step), one, (a, b) in zip(work.turns, placed, pairwise(first), strict=True)
+    )
+    return [[next(made) for _ in steps] for _, steps in lines]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,46 +125,101 @@ def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
     return {at: dict(peers) for at, peers in sent.items()}
 
 
-def _cells(
-    placed: Sequence[_Placed], pipeline: Sequence[int], clocks: Clocks, *, by_order: bool
-) -> tuple[pl.DataFrame, list[int]]:
-    """Return the cells of all steps (``DETAILED``), step by step, and where each step's begin, and the last one's end.
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What was found about one step, and the stage and micro-batch of each of its chunks (-1: none)."""
+
+    named: bool
+    placement: Placement
+    stages_from: str
+    weights_counted: bool
+    traffic: Mapping[int, Mapping[int, int]]
+    stage: npt.NDArray[np.int64]
+    microbatch: npt.NDArray[np.int64]
+    unplaced: npt.NDArray[np.bool_]
+    at: npt.NDArray[np.int64]
+    """Position of each."""
+    table: pl.DataFrame | None = None
+    """Its chunks, where they are not as they were: tied anew, or joined to blocks."""
+
+    @classmethod
+    def of(cls, step: int, chunks: dict[int, pl.DataFrame], messages: dict[int, pl.DataFrame], pp: int) -> _Found:
+        """Return what is found about a step's *chunks* and *messages*, by position."""
+        placed = _Placed.of(step, chunks, messages, pp)
+        pieces = [_Piece.of(at, table, placed) for at, table in sorted(placed.chunks.items())]
+        same = all(piece.table is chunks[piece.at] for piece in pieces)
+        rows = [piece.table.height for piece in pieces]
+        return cls(
+            placed.named,
+            placed.placement,
+            placed.stages_from,
+            placed.weights_counted,
+            placed.traffic,
+            np.array([-1 if name is None else name for piece in pieces for name in piece.stage], np.int64),
+            np.array([-1 if name is None else name for piece in pieces for name in piece.microbatch], np.int64),
+            np.repeat(np.array([piece.unplaced for piece in pieces], np.bool_), rows),
+            np.repeat(np.array([piece.at for piece in pieces], np.int64), rows),
+            None if same else pl.concat([piece.table for piece in pieces], how="diagonal"),
+        )
+
+
+def _placed(work: Work, turn: int, known: Known) -> _Found:
+    """Return what is known about a step: from one that looks alike, else by looking."""
+    look = work.look(turn)
+    if look not in known:
+        line, step = work.turns[turn]
+        there = {int(work.at[one]): one for one in work.ranks_in(turn)}
+        chunks = {at: work.chunks_of(one) for at, one in there.items()}
+        found = _Found.of(step, chunks, {at: work.messages_of(one) for at, one in there.items()}, len(work.lines[line]))
+        if found.table is not None:
+            return found
+        known[look] = found
+    return known[look]
+
+
+def _cells(work: Work, placed: Sequence[_Found], clocks: Clocks) -> tuple[pl.DataFrame, list[int]]:
+    """Return the cells of all turns (``DETAILED``), turn by turn, and where each one's begin, and the last one's end.
 
     Forwards and backwards that ran as one block are joined.
     """
-    pieces: list[_Piece] = []
-    sizes = []
-    for turn, one in enumerate(placed):
-        of_step = [_Piece.of(turn, at, table, one) for at, table in sorted(one.chunks.items())]
-        pieces += of_step
-        sizes.append(sum(piece.table.height for piece in of_step))
+    sizes = [len(one.at) for one in placed]
     first = list(accumulate(sizes, initial=0))
-    if not pieces:
+    if not first[-1]:
         return pl.DataFrame(schema=DETAILED), first
-    rows = [piece.table.height for piece in pieces]
-
-    def each(values: Sequence[int | bool]) -> npt.NDArray[np.int64]:
-        return np.repeat(np.array(values), rows)
-
-    at, turn_of = each([piece.at for piece in pieces]), each([piece.turn for piece in pieces])
-    table = pl.concat([piece.table for piece in pieces], how="diagonal")
-    unplaced = pl.Series(each([piece.unplaced for piece in pieces])) & table["stage"].is_null()
+    turn_of, at = np.repeat(np.arange(len(placed)), sizes), np.concatenate([one.at for one in placed])
+    table = _chunks(work, placed)
+    unplaced = pl.Series(np.concatenate([one.unplaced for one in placed])) & table["stage"].is_null()
+    line, step = (np.array([turn[part] for turn in work.turns])[turn_of] for part in range(2))
+    begin = np.cumsum([0, *map(len, work.lines)])
+    names = {name: np.concatenate([getattr(one, name) for one in placed]) for name in ("stage", "microbatch")}
     table = table.with_columns(
-        pl.Series("rank", np.array(pipeline)[at], pl.Int32),
+        pl.Series("rank", np.array([rank for ranks in work.lines for rank in ranks])[begin[line] + at], pl.Int32),
         pl.Series("position", at, pl.Int32),
-        pl.Series("step", np.array([one.step for one in placed])[turn_of], pl.Int64),
-        pl.Series("stage", [name for piece in pieces for name in piece.stage], pl.Int32),
-        pl.Series("microbatch", [name for piece in pieces for name in piece.microbatch], pl.Int32),
+        pl.Series("step", step, pl.Int64),
+        *(pl.when(pl.Series(of >= 0)).then(pl.Series(of, dtype=pl.Int32)).alias(name) for name, of in names.items()),
         confidence=_unplaced_confidence(unplaced),
     )
     table = clocks.align(table, "start_ns", "end_ns", "launch_ns", "last_ns")
     order = np.lexsort((table["end_ns"].to_numpy(), table["start_ns"].to_numpy(), at, turn_of))
     detail = conform(table[order], DETAILED)
-    told = np.array([one.stages_from == "messages" for one in placed])
-    if by_order and told.any():
+    told = (
+        np.array([one.stages_from == "messages" for one in placed])
+        & np.array(work.by_order)[[line for line, _ in work.turns]]
+    )
+    if told.any():
         counted = pl.min_horizontal("confidence", pl.lit(COUNTED, pl.Float32))
         detail = detail.with_columns(confidence=pl.when(pl.Series(told[turn_of])).then(counted).otherwise("confidence"))
     return detail, first
+
+
+def _chunks(work: Work, placed: Sequence[_Found]) -> pl.DataFrame:
+    """Return the chunks of all turns: as they are, but for those that were tied anew or joined."""
+    if all(one.table is None for one in placed):
+        return work.chunks
+    edges = work.first[np.searchsorted(work.turn, np.arange(len(placed) + 1))].tolist()
+    each = zip(placed, pairwise(edges), strict=True)
+    tables = [work.chunks.slice(a, b - a) if one.table is None else one.table for one, (a, b) in each]
+    return pl.concat(tables, how="diagonal")
 
 
 def _unplaced_confidence(unplaced: pl.Series) -> pl.Expr:
@@ -191,7 +231,6 @@ def _unplaced_confidence(unplaced: pl.Series) -> pl.Expr:
 class _Piece:
     """One rank's cells in one step, and their names."""
 
-    turn: int
     at: int
     table: pl.DataFrame
     stage: Names
@@ -199,7 +238,7 @@ class _Piece:
     unplaced: bool
 
     @classmethod
-    def of(cls, turn: int, at: int, chunks: pl.DataFrame, step: _Placed) -> _Piece:
+    def of(cls, at: int, chunks: pl.DataFrame, step: _Placed) -> _Piece:
         places = step.placement.places.get(at, {})
         blocks = chunks["beside"].to_numpy().max(initial=-1) >= 0
         names = _named(chunks, places)
@@ -208,7 +247,7 @@ class _Piece:
             sure = {} if places else {"confidence": _unplaced_confidence(chunks["stage"].is_null())}
             chunks = _with_blocks(chunks.with_columns(*own, **sure))
             names = {name: chunks[name].to_list() for name in names}
-        return cls(turn, at, chunks, names["stage"], names["microbatch"], unplaced=not (places or blocks))
+        return cls(at, chunks, names["stage"], names["microbatch"], unplaced=not (places or blocks))
 
 
 def _with_blocks(chunks: pl.DataFrame) -> pl.DataFrame:

@@ -36,5 +36,5 @@ def unpacked(data: bytes) -> RankTables:
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         (Path(folder) / FILE).write_bytes(data)
         tables = read_tables(Path(folder))
-    assert tables is not None, "every rank of a run has the same version"
-    return tables
+        assert tables is not None, "every rank of a run has the same version"
+        return tables.whole()

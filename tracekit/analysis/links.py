@@ -1,0 +1,253 @@
+"""The communication of all ranks as links: from each operation, the one that a walk back along its rank comes to next.
+
+Between two communications a walk has no choice (``metrics.path``). So one number for each of them is enough to find the
+ranks that the critical path runs through, and only these ranks' pieces need to be there to follow it: a thousand ranks
+have millions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit._util.columns import whole_numbers
+from tracekit._util.native import native, whole
+from tracekit._util.records import dataclass
+from tracekit.align.clocks import Clocks
+from tracekit.analysis.tables import RankTables
+from tracekit.intervals import Longs
+from tracekit.metrics.path import NODE_KINDS
+
+COMMUNICATION = NODE_KINDS.index("communication")
+_NEVER = np.iinfo(np.int64).max
+_OPEN, _HERE = -2, -3
+
+Places = npt.NDArray[np.int32]
+
+
+class End(NamedTuple):
+    """What ends a step on a rank."""
+
+    place: int
+    piece: int
+    """Which of its rank's pieces."""
+    end: int
+    begin: int
+    """When the rank began the step."""
+    next: int
+    """The communication that a walk from here comes to first (it may be this one); -1: none."""
+    low: int
+    """The earliest start of what lies between."""
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Every rank's communication on the common clock, and what ends the ranks' steps."""
+
+    parts: tuple[RankTables, ...]
+    """The ranks that have pieces; a rank's place counts from 0."""
+    first: Longs
+    """Where each place's communication begins, and the last one's ends."""
+    piece: Places
+    """Which of its rank's pieces each is."""
+    row: Places
+    """Which of the operations; -1: none."""
+    start: Longs
+    next: Places
+    """The communication that a walk back from what came before it comes to first; -1: none."""
+    low: Longs
+    """The earliest start of what lies between."""
+    ends: dict[int | None, list[End]]
+    """What ends each step."""
+
+    @classmethod
+    def of(cls, parts: Sequence[RankTables], operations: pl.DataFrame, clocks: Clocks) -> Links | None:
+        """Return the links of the ranks that have pieces; None where none has."""
+        began = _begun(parts, clocks)
+        ranks = operations["rank"].to_numpy()
+        there: list[RankTables] = []
+        columns: list[tuple[npt.NDArray[Any], ...]] = []
+        first, ends = [0], []
+        for part in parts:
+            path = _Path.of(part, clocks)
+            if path is None:
+                continue
+            rank = part.source.rank
+            a, b = np.searchsorted(ranks, [rank, rank + 1]).tolist()
+            columns.append(
+                (path.comm.astype(np.int32), _rows(path, operations["id"].slice(a, b - a), a), *path.links(first[-1]))
+            )
+            for piece in path.last.tolist():
+                step = path.step(part, piece)
+                link = path.from_piece(piece, first[-1])
+                ends.append((step, End(len(there), piece, int(path.end[piece]), began[rank, step], *link)))
+            first.append(first[-1] + len(path.comm))
+            there.append(part)
+        if not there:
+            return None
+        by_step: dict[int | None, list[End]] = {}
+        for step, end in sorted(ends, key=lambda one: (one[0] is None, one[0] or 0)):
+            by_step.setdefault(step, []).append(end)
+        piece, row, start, next_, low = (np.concatenate([of_rank[at] for of_rank in columns]) for at in range(5))
+        return cls(tuple(there), np.array(first, np.int64), piece, row, start, next_, low, by_step)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank at each place."""
+        return tuple(part.source.rank for part in self.parts)
+
+    @property
+    def steps(self) -> tuple[int | None, ...]:
+        """The steps, in order."""
+        return tuple(self.ends)
+
+    def place(self) -> Longs:
+        """Return the place of each communication."""
+        return np.repeat(np.arange(len(self.parts)), np.diff(self.first))
+
+    def finals(self) -> Iterator[tuple[int, End, list[End]]]:
+        """Yield of each step when its first rank began it, what ends it last, and all that ends it."""
+        for ends in self.ends.values():
+            yield min(end.begin for end in ends), max(ends, key=lambda end: (end.end, -end.place)), ends
+
+    def visited(self, late: Places, came: Longs) -> npt.NDArray[np.bool_]:
+        """Return the places that the walks of all steps go through; *late* is who came last to each, and when."""
+        steps, ranks = len(self.ends), len(self.parts)
+        here, visited = np.zeros((steps, ranks), np.bool_), np.zeros(ranks, np.bool_)
+        state = np.zeros((steps, 5), np.int64)
+        for step, (begin, final, ends) in enumerate(self.finals()):
+            here[step, [end.place for end in ends]] = True
+            state[step] = begin, final.end, final.next, final.low, final.place
+        seen = np.full(len(self.start), -1, np.int64)
+        place = self.place().astype(np.int32)
+        _visit(self.start, self.next, self.low, place, late, came, here, state, seen, visited)
+        return visited
+
+
+@dataclass(frozen=True, eq=False)
+class _Path:
+    """One rank's pieces, and of each the communication that a walk from it comes to first."""
+
+    start: Longs
+    end: Longs
+    before: Longs
+    comm: Longs
+    id: Longs
+    last: Longs
+    part: pl.Series
+    next: Longs
+    low: Longs
+
+    @classmethod
+    def of(cls, part: RankTables, clocks: Clocks) -> _Path | None:
+        path = part.path
+        if not len(path):
+            return None
+        start, end = on_clock(path, part.source.rank, clocks)
+        kind, before = path["kind"].to_physical().to_numpy(), whole(path["before"].to_numpy())
+        comm = np.flatnonzero(kind == COMMUNICATION)
+        number = np.full(len(path), -1, np.int64)
+        number[comm] = np.arange(len(comm))
+        next_, low = np.full(len(path), _OPEN, np.int64), np.full(len(path), _NEVER, np.int64)
+        _follow(before, start, number, next_, low, np.empty(len(path), np.int64))
+        last = np.flatnonzero(path["last"].to_numpy())
+        return cls(start, end, before, comm, whole_numbers(path["id"].gather(comm)), last, path["part"], next_, low)
+
+    def links(self, first: int) -> tuple[Longs, Places, Longs]:
+        """Return start, next and low of each communication; *first* is the number of the rank's first one."""
+        before = self.before[self.comm]
+        next_ = np.where(before >= 0, self.next[before], -1)
+        low = np.where(before >= 0, self.low[before], _NEVER)
+        return self.start[self.comm], np.where(next_ >= 0, next_ + first, -1).astype(np.int32), low
+
+    def from_piece(self, piece: int, first: int) -> tuple[int, int]:
+        """Return next and low of one piece."""
+        next_ = int(self.next[piece])
+        return (next_ + first if next_ >= 0 else -1), int(self.low[piece])
+
+    def step(self, part: RankTables, piece: int) -> int | None:
+        """Return which step a piece belongs to."""
+        numbers, at = part.steps["step"], self.part[piece]
+        return numbers[at] if at < len(numbers) else None
+
+
+def on_clock(path: pl.DataFrame, rank: int, clocks: Clocks) -> tuple[Longs, Longs]:
+    """Return start and end of a rank's pieces on the common clock; what began since ever did so on every clock."""
+    start, end = (path[name].to_numpy() for name in ("start_ns", "end_ns"))
+    return whole(np.where(start < 0, start, clocks.to_common(rank, start))), whole(clocks.to_common(rank, end))
+
+
+def _rows(path: _Path, ids: pl.Series, first: int) -> Places:
+    """Return which of the rank's operations (*ids*, from row *first* on) each communication is; -1: none."""
+    known = whole_numbers(ids)
+    if not len(known):
+        return np.full(len(path.comm), -1, np.int32)
+    order = np.argsort(known, kind="stable")
+    at = order[np.minimum(np.searchsorted(known[order], path.id), len(order) - 1)]
+    return np.where((path.id >= 0) & (known[at] == path.id), at + first, -1).astype(np.int32)
+
+
+def _begun(parts: Sequence[RankTables], clocks: Clocks) -> dict[tuple[int, int | None], int]:
+    """Return when each rank began each of its steps, on the common clock."""
+    table = clocks.align(pl.concat(part.steps.select("step", "start_ns", "rank") for part in parts), "start_ns")
+    rank, step, start = (table[name].to_list() for name in ("rank", "step", "start_ns"))
+    return dict(zip(zip(rank, step, strict=True), start, strict=True))
+
+
+@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def _follow(before: Longs, start: Longs, number: Longs, next_: Longs, low: Longs, stack: Longs) -> None:  # noqa: PLR0917
+    """Fill *next_* and *low* of every piece; *number* is that of a communication, else -1."""
+    for i in range(len(before)):
+        row, depth = i, 0
+        while row >= 0 and next_[row] == _OPEN and number[row] < 0:
+            next_[row] = _HERE  # a ring, which no recording has, ends the walk
+            stack[depth] = row
+            depth += 1
+            row = before[row]
+        found, least = np.int64(-1), np.int64(_NEVER)
+        if row >= 0 and number[row] >= 0:
+            found = number[row]
+            next_[row] = found
+        elif row >= 0 and next_[row] != _HERE:
+            found, least = next_[row], low[row]
+        while depth > 0:
+            depth -= 1
+            least = min(least, start[stack[depth]])
+            next_[stack[depth]], low[stack[depth]] = found, least
+
+
+@native(
+    "void(int64[::1], int32[::1], int64[::1], int32[::1], int32[::1], int64[::1], boolean[:,::1], int64[:,::1],"
+    " int64[::1], boolean[::1])"
+)
+def _visit(  # noqa: PLR0917 - compiled code takes no keywords
+    start: Longs,
+    next_: Places,
+    low: Longs,
+    place: Places,
+    late: Places,
+    came: Longs,
+    here: npt.NDArray[np.bool_],
+    state: Longs,
+    seen: Longs,
+    visited: npt.NDArray[np.bool_],
+) -> None:
+    """Walk every step back from link to link, as ``walk_back`` does piece by piece; note the places on the way."""
+    for step in range(len(state)):
+        begin, at, c = state[step, 0], state[step, 1], state[step, 2]
+        visited[state[step, 4]] = True
+        at = min(at, state[step, 3])
+        while at > begin and c >= 0:
+            until, further = start[c], c
+            seen[c] = step
+            last = np.int64(late[c])
+            if last >= 0 and here[step, place[last]] and seen[last] != step:
+                seen[last] = step
+                visited[place[last]] = True
+                until, further = came[c], last
+            at = min(at, until, low[further])
+            c = np.int64(next_[further])
