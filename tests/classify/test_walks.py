@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit._util.coded import Text
+from tracekit._util.coded import Text, find
 from tracekit._util.columns import Table, pair_numbers
 from tracekit.classify import _nodes
 from tracekit.classify._nest import climb
@@ -98,6 +98,14 @@ def test_pairs_are_numbered_in_their_order(pairs):
     ranks = {pair: rank for rank, pair in enumerate(sorted(set(pairs)))}
     one, other = (np.array([p[i] for p in pairs], np.int64) for i in range(2))
     assert pair_numbers(one, other).tolist() == [ranks[p] for p in pairs]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(-5, 30), max_size=30), st.lists(st.integers(-5, 30), max_size=20))
+def test_values_are_found_where_they_first_stand(values, known):
+    known.sort()
+    places = find(np.array(values, np.int64), np.array(known, np.int64))
+    assert places.tolist() == [known.index(v) if v in known else -1 for v in values]
 
 
 def test_more_pairs_than_there_is_room_for_at_first():

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.literals import needed
-from tracekit._util.native import native
+from tracekit._util.native import native, whole
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -114,16 +114,47 @@ def _encode(numbers: npt.NDArray[np.uint32], lookup: Ints, first: Ints, codes: I
     return count
 
 
+@native("void(int64[::1], int64[::1], int64[::1])")
+def _find(values: Ints, ordered: Ints, out: Ints) -> None:
+    place = 0  # of the first that is not below; the next value is mostly near
+    for i in range(len(values)):
+        value = values[i]
+        low, high, step = place, place, 1
+        if high < len(ordered) and ordered[high] < value:
+            while high < len(ordered) and ordered[high] < value:
+                low, high, step = high + 1, high + step, step * 2
+            high = min(high, len(ordered))
+        else:
+            while low > 0 and ordered[low - 1] >= value:
+                low, high, step = max(low - step, 0), low - 1, step * 2
+        while low < high:
+            middle = (low + high) // 2
+            if ordered[middle] < value:
+                low = middle + 1
+            else:
+                high = middle
+        place = low
+        out[i] = place if place < len(ordered) and ordered[place] == value else -1
+
+
+def find(values: Ints, ordered: Ints) -> Ints:
+    """Where each of *values* first stands in *ordered*, -1 where it does not; values mostly rise or fall slowly.
+
+    >>> find(np.array([3, 4]), np.array([1, 4])).tolist()
+    [-1, 1]
+    """
+    out = np.empty(len(values), np.int64)
+    _find(whole(values), whole(ordered), out)
+    return out
+
+
 def among(values: Ints, ordered: Ints) -> Bools:
     """Which of *values* occur in *ordered*; numbers may be far apart, so no table of all that lie between.
 
     >>> among(np.array([3, 4]), np.array([1, 4])).tolist()
     [False, True]
     """
-    if not len(ordered):
-        return np.zeros(len(values), np.bool_)
-    contained: Bools = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    return contained
+    return find(values, ordered) >= 0
 
 
 def alike(*columns: npt.NDArray[Any]) -> tuple[Ints, Ints]:
@@ -196,8 +227,9 @@ class Text:
     def coded(cls, column: pl.Series, numbers: npt.NDArray[Any], rows: Ints | None = None) -> Text:
         """Read a column of text, or the given *rows* of it; *numbers* are what ``physical`` reads of all its rows."""
         asked = np.ascontiguousarray(numbers if rows is None else numbers.take(rows), np.uint32)
-        known = asked != MISSING
-        most = int(asked.max(where=known, initial=0))
+        most = int(asked.max(initial=0))
+        if most == MISSING:
+            most = int(asked.max(where=asked != MISSING, initial=0))
         lookup, first, codes = np.full(most + 1, -1), np.empty(most + 1, np.int64), np.empty(len(asked), np.int64)
         seen = first[: _encode(asked, lookup, first, codes)]
         return cls(tuple(column[seen if rows is None else rows[seen]].to_list()), codes)
@@ -333,10 +365,13 @@ class Text:
         lookup = (*self.values, None)
         return [lookup[i] for i in self.codes]
 
-    def series(self, name: str) -> pl.Series:
-        """As a categorical polars column."""
-        values = pl.Series(name, [*self.values, None], dtype=pl.String).cast(pl.Categorical())
-        return values.gather(np.where(self.codes < 0, len(self.values), self.codes))
+    def series(self, name: str, dtype: pl.DataType | None = None) -> pl.Series:
+        """As a polars column, categorical unless another type is asked for."""
+        dtype = dtype or pl.Categorical()
+        if not self.present.any():
+            return pl.Series(name, [None], dtype).new_from_index(0, len(self))
+        values = pl.Series(name, [*self.values, None], dtype=pl.String).cast(dtype)
+        return values[self.codes if self.present.all() else np.where(self.present, self.codes, len(self.values))]
 
 
 Kind = tuple[str | None, ...]

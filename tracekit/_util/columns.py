@@ -123,19 +123,28 @@ def _number(one: Ints, other: Ints, slots: Ints, first: Ints, out: Ints) -> int:
     return count
 
 
+def first_seen(one: Ints, other: Ints) -> tuple[Ints, Ints]:
+    """Number the pairs of two columns in the order they are first seen, and say where that is.
+
+    >>> first_seen(np.array([7, 0, 7]), np.array([2, 9, 2]))
+    (array([0, 1, 0]), array([0, 1]))
+    """
+    one, other, codes = whole(one), whole(other), np.empty(len(one), np.int64)
+    size, count = 256, -1
+    while count < 0:
+        size *= 4
+        first = np.empty(size, np.int64)
+        count = _number(one, other, np.full(size, -1), first, codes)
+    return codes, first[:count].copy()
+
+
 def pair_numbers(one: Ints, other: Ints) -> Ints:
     """Number the pairs of two columns by their rank among the distinct pairs.
 
     >>> pair_numbers(np.array([7, 0, 7]), np.array([2, 9, 1])).tolist()
     [2, 0, 1]
     """
-    one, other, out = whole(one), whole(other), np.empty(len(one), np.int64)
-    size, count = 256, -1
-    while count < 0:
-        size *= 4
-        first = np.empty(size, np.int64)
-        count = _number(one, other, np.full(size, -1), first, out)
-    seen = first[:count]
-    rank = np.empty(count, np.int64)
-    rank[np.lexsort((other[seen], one[seen]))] = np.arange(count)
-    return rank[out]
+    codes, first = first_seen(one, other)
+    rank = np.empty(len(first), np.int64)
+    rank[np.lexsort((other[first], one[first]))] = np.arange(len(first))
+    return rank[codes]

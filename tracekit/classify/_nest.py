@@ -57,10 +57,8 @@ def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and cal
             n_ops -= 1
         while n_anns > 0 and end[anns[n_anns - 1]] <= start[i]:
             n_anns -= 1
-        if n_ops > 0:
-            op_of[i] = ops[n_ops - 1]
-        if n_anns > 0:
-            ann_of[i] = anns[n_anns - 1]
+        op_of[i] = ops[n_ops - 1] if n_ops > 0 else -1
+        ann_of[i] = anns[n_anns - 1] if n_anns > 0 else -1
         above = op_of[i] if what[i] == OP else ann_of[i]
         way = path[above] if above >= 0 else np.int64(0)
         path[i] = (way ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
@@ -95,7 +93,7 @@ def nest(  # noqa: PLR0917 - as many columns
     >>> nested.op_of.tolist(), nested.asked_op.tolist(), nested.asked_ann.tolist()
     ([-1, 0], [1], [-1])
     """
-    around, path = np.full((2, len(start)), -1, np.int64), np.empty(len(start), np.int64)
+    around, path = np.empty((2, len(start)), np.int64), np.empty(len(start), np.int64)
     order = in_order(asked_thread, asked_at)
     answers = np.full((2, len(order)), -1, np.int64)
     columns = (whole(column) for column in (thread, start, end, what, name))
@@ -170,6 +168,7 @@ def _siblings(  # noqa: PLR0917 - compiled code takes no keywords
     for i in range(len(parent)):
         if i == 0 or thread[i] != thread[i - 1]:
             root = np.int64(-1)
+        before[i], after[i], youngest[i] = -1, -1, -1
         if not is_op[i]:
             continue
         last = youngest[parent[i]] if parent[i] >= 0 else root
@@ -189,7 +188,7 @@ def siblings(thread: Ints, parent: Ints, is_op: Bools) -> tuple[Ints, Ints]:
     >>> [side.tolist() for side in siblings(*flat)]
     [[-1, -1, 1], [-1, 2, -1]]
     """
-    before, after, youngest = np.full((3, len(parent)), -1, np.int64)
+    before, after, youngest = np.empty((3, len(parent)), np.int64)
     _siblings(whole(thread), whole(parent), np.ascontiguousarray(is_op), before, after, youngest)
     return before, after
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Ints, Text, among
+from tracekit._util.coded import Ints, Text
+from tracekit._util.columns import UNSAID, first_seen, whole_numbers
+from tracekit.classify.ranges import Gpu, Launches, Ranges
 
-_CALLS = ["send", "recv", "isend", "irecv"]
-_OWN = [*_CALLS, "coalesced"]
+_CALLS = ("send", "recv", "isend", "irecv")
+_OWN = (*_CALLS, "coalesced")
 _MOVES = r"(?i)sendrecv|nccl.*generic"
-_FOUND = {"id": pl.Int64(), "p2p": pl.String()}
 
 
-def point_to_point(events: pl.DataFrame) -> pl.DataFrame:
-    """``id`` of every point-to-point kernel of one rank and ``p2p``, its messages in issue order: ``send:2,recv:0``.
+def point_to_point(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
+    """Return the messages of every point-to-point kernel in the order they were issued: ``send:2,recv:0``.
 
     A peer the file does not name is ``?``.
 
+    >>> from tracekit.classify.ranges import read_ranges
     >>> from tracekit.schema import EVENTS, conform
     >>> rows = [
     ...     {"id": 0, "kind": "cpu_op", "tid": 1, "start_ns": 1, "end_ns": 2, "collective": "send", "peer": 2},
@@ -29,35 +31,33 @@ def point_to_point(events: pl.DataFrame) -> pl.DataFrame:
     ...     {"id": 2, "kind": "runtime", "name": "launch", "tid": 1, "start_ns": 5, "end_ns": 6, "correlation": 7},
     ...     {"id": 3, "kind": "kernel", "name": "ncclDevKernel_SendRecv", "start_ns": 8, "end_ns": 9, "correlation": 7},
     ... ]
-    >>> point_to_point(conform(pl.DataFrame(rows), EVENTS)).rows()
-    [(3, 'send:2,recv:0')]
+    >>> point_to_point(*read_ranges(conform(pl.DataFrame(rows), EVENTS))).strings()
+    ['send:2,recv:0']
     """
-    collective = Text.of(events["collective"])
-    host = events["kind"].is_in(["cpu_op", "annotation"]).to_numpy()
-    ops = np.flatnonzero(host & collective.map(_CALLS.__contains__))
-    nameless = ~collective.present | collective.map(_OWN.__contains__)
-    kernels = np.flatnonzero((events["kind"] == "kernel").to_numpy() & nameless)
-    kernels = kernels[Text.of(events["name"].gather(kernels)).matches(_MOVES)]
-    if not len(ops) or not len(kernels):
-        return pl.DataFrame(schema=_FOUND)
-    launched = _launches(events, kernels)
-    asked = events.select("tid", "start_ns", "peer")[ops].with_columns(op=pl.Series(ops)).drop_nulls("tid")
-    moved = (
-        asked.sort("start_ns", maintain_order=True)
-        .join_asof(launched, on="start_ns", by="tid", strategy="forward", check_sortedness=False)
-        .drop_nulls("id")
-    )
-    call = pl.Series([str(collective.value(op)).removeprefix("i") for op in moved["op"].to_list()], dtype=pl.String)
-    message = pl.format("{}:{}", call, pl.col("peer").cast(pl.String).fill_null("?"))
-    return moved.select("id", p2p=message).group_by("id", maintain_order=True).agg(pl.col("p2p").str.join(","))
+    ops, own = ranges.having("collective"), gpu.text("collective")
+    ops = ops[ranges.text("collective", ops).any_of(*_CALLS)]
+    nameless = gpu.is_kernel & (~own.present | own.any_of(*_OWN))
+    kernels = np.flatnonzero(nameless & gpu.names.matches(_MOVES) & launches.called)
+    ops = ops[np.lexsort((ranges.rows[ops], ranges.start[ops]))]
+    answers = _next_kernels(ranges, launches, ops, kernels)
+    ops, answers = ops[answers >= 0], answers[answers >= 0]
+    if not len(ops):
+        return Text.constant(None, len(gpu))
+    call, peer = ranges.text("collective", ops), whole_numbers(ranges.column("peer", ops), UNSAID)
+    code, first = first_seen(call.codes, peer)
+    words = [f"{str(call.value(at)).removeprefix('i')}:{'?' if peer[at] == UNSAID else peer[at]}" for at in first]
+    messages = pl.DataFrame({"kernel": answers, "message": pl.Series(words)[code]})
+    moved = messages.group_by("kernel", maintain_order=True).agg(pl.col("message").str.join(","))
+    return Text.of(moved["message"]).spread(moved["kernel"].to_numpy(), len(gpu))
 
 
-def _launches(events: pl.DataFrame, kernels: Ints) -> pl.DataFrame:
-    """Return ``id`` of each kernel whose launch is known, with ``tid`` and ``start_ns`` of the first call; by start."""
-    asked = events["kind"].is_in(["runtime", "driver"]) & events["correlation"].is_not_null()
-    rows = np.flatnonzero(asked.to_numpy())
-    number = events["correlation"].gather(rows).to_numpy()
-    wanted = events.select("id", "correlation")[kernels].drop_nulls()
-    rows = rows[among(number, np.sort(wanted["correlation"].to_numpy()))]
-    calls = events.select("correlation", "tid", "start_ns")[rows].unique("correlation", keep="first")
-    return wanted.join(calls, on="correlation").select("id", "tid", "start_ns").sort("start_ns")
+def _next_kernels(ranges: Ranges, launches: Launches, ops: Ints, kernels: Ints) -> Ints:
+    """For each op the first of *kernels* that its thread launched after it began, -1 where none."""
+    answers = np.full(len(ops), -1, np.int64)
+    thread = ranges.source.whole("tid")[ranges.rows[ops]]
+    kernels = kernels[np.argsort(launches.at[kernels], kind="stable")]
+    threads = launches.tid[kernels]
+    for tid in np.unique(threads[threads >= 0]):
+        here, asked = kernels[threads == tid], np.flatnonzero(thread == tid)
+        answers[asked] = np.append(here, -1)[np.searchsorted(launches.at[here], ranges.start[ops[asked]])]
+    return answers

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text, among, pick
+from tracekit._util.coded import Bools, Text, among, find, pick
 from tracekit._util.records import dataclass
 from tracekit.classify import _nodes
 from tracekit.classify._nest import Ints, in_order
@@ -35,12 +35,30 @@ class Nodes(NamedTuple):
     start: Ints
 
 
+class NodeNames:
+    """Names of ranges as nodes: ``MmBackward0``, whether of the engine's evaluation or of the node's own range."""
+
+    def __init__(self, names: Text) -> None:
+        short = [v.removeprefix(NODE).removeprefix("torch::autograd::") for v in names.values]
+        self._names = names
+        self._short = Text(tuple(short), np.arange(len(short))).replace(short)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The distinct names."""
+        return self._short.values
+
+    def take(self, rows: Ints) -> Text:
+        """Return the names of *rows*; null for a negative one."""
+        return self._short.take(pick(self._names.codes, rows))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Autograd:
     """The engine's nodes among the ranges, and what they say of every GPU event."""
 
     ranges: Ranges
-    names: Text  # of every range: its name as a node, "MmBackward0"
+    names: NodeNames
     rows: Ints  # the outer ranges of nodes' evaluations, in order of thread and time
     node_of: Ints  # of every range: the row of the node that runs it, -1 outside the engine
     differentiable: Ints  # of every range: nearest op at or above it that made a node which ran backward
@@ -70,7 +88,7 @@ class Autograd:
 
 def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     """Find the engine's nodes, tie each to its forward op, and place every GPU event."""
-    names = _node_names(ranges.name)
+    names = NodeNames(ranges.name)
     walk = _nodes.find_nodes(ranges.op_of, ranges.is_op, ranges.name.codes, _says(ranges.name), ranges.sequence)
     node_of, number, marks = walk.node_of, walk.number, walk.marks
     rows = np.flatnonzero(marks & _nodes.NODE)
@@ -133,10 +151,6 @@ def _says(names: Text) -> Ints:
     return says
 
 
-def _node_names(names: Text) -> Text:
-    return names.replace([v.removeprefix(NODE).removeprefix("torch::autograd::") for v in names.values])
-
-
 def _outer(ranges: Ranges, node_of: Ints, node: Ints) -> Ints:
     """Return the outermost node around each of the given nodes."""
     while ((above := pick(node_of, pick(ranges.op_of, node))) >= 0).any():
@@ -144,7 +158,7 @@ def _outer(ranges: Ranges, node_of: Ints, node: Ints) -> Ints:
     return node
 
 
-def _visits(ranges: Ranges, names: Text, nodes: Ints, number: Ints) -> tuple[Bools, Bools]:
+def _visits(ranges: Ranges, names: NodeNames, nodes: Ints, number: Ints) -> tuple[Bools, Bools]:
     """Nodes that run again, and nodes that ran before: same name, number and forward thread.
 
     A zero-bubble schedule differentiates by the inputs first and by the weights later, through the same nodes.
@@ -158,7 +172,7 @@ def _visits(ranges: Ranges, names: Text, nodes: Ints, number: Ints) -> tuple[Boo
         return again, before
     table = pl.DataFrame(
         {
-            "name": names.codes[rows],
+            "name": names.take(rows).codes,
             "sequence": number[rows],
             "thread": ranges.column("fwd_thread", rows),
             "start": ranges.start[rows],
@@ -194,7 +208,7 @@ def _makers(ranges: Ranges, rows: Ints) -> tuple[Bools, Bools]:
     return makers, sequence < highest
 
 
-def _reruns(ranges: Ranges, names: Text, nodes: Ints, walk: _nodes.Walk) -> Ints:
+def _reruns(ranges: Ranges, names: NodeNames, nodes: Ints, walk: _nodes.Walk) -> Ints:
     """Ops that run forward again inside a node.
 
     Backward formulas run with gradients off, so their ops carry no sequence number; a checkpoint re-runs its forward
@@ -208,23 +222,23 @@ def _reruns(ranges: Ranges, names: Text, nodes: Ints, walk: _nodes.Walk) -> Ints
     return rows[believed | names.take(walk.node_of[rows]).matches(_CHECKPOINT)]
 
 
-def _answered_later(ranges: Ranges, names: Text, nodes: Ints, rows: Ints) -> Bools:
+def _answered_later(ranges: Ranges, names: NodeNames, nodes: Ints, rows: Ints) -> Bools:
     """Which functions (*rows*) have a node of their name and number run after them."""
     out = np.zeros(len(rows), np.bool_)
     nodes = nodes[ranges.sequence[nodes] >= 0]
     if not len(rows) or not len(nodes):
         return out
-    called = ranges.name.replace([f"{v}Backward" for v in ranges.name.values])
+    called = ranges.name.take(rows)
     asked = pl.DataFrame(
         {
-            "name": called.take(rows).series("name").cast(pl.String),
+            "name": called.replace([f"{v}Backward" for v in called.values]).series("name", pl.String()),
             "sequence": ranges.sequence[rows],
             "place": np.arange(len(rows)),
         }
     )
     ran = pl.DataFrame(
         {
-            "name": names.take(nodes).series("name").cast(pl.String),
+            "name": names.take(nodes).series("name", pl.String()),
             "sequence": ranges.sequence[nodes],
             "at": ranges.start[nodes],
         }
@@ -236,7 +250,7 @@ def _answered_later(ranges: Ranges, names: Text, nodes: Ints, rows: Ints) -> Boo
     return out
 
 
-def _forward_ops(ranges: Ranges, names: Text, ops: Ints, node_row: Ints, number: Ints) -> Ints:
+def _forward_ops(ranges: Ranges, names: NodeNames, ops: Ints, node_row: Ints, number: Ints) -> Ints:
     """For every event inside a node the row of the forward op that the node belongs to, -1 where none.
 
     It has the node's number; of several it is the last one whose name fits, else the last.
@@ -245,22 +259,25 @@ def _forward_ops(ranges: Ranges, names: Text, ops: Ints, node_row: Ints, number:
     nodes = nodes[number[nodes] >= 0]
     fwd = np.empty(len(ranges) + 1, np.int64)
     fwd[node_row] = -1
-    fitted, want = (text.replace([_key(v) for v in text.values]) for text in (ranges.name, names))
-    place = {value: code for code, value in enumerate(fitted.values)}
-    key = np.array([*(place.get(v, -1) for v in want.values), -1])[want.codes[nodes]]
-    ranks, asked = np.unique(number[nodes], return_inverse=True)
-    found = among(ranges.sequence[ops], ranks)
-    ops = ops[found]
-    at = np.searchsorted(ranks, ranges.sequence[ops])
-    any_op = np.full(len(ranks), -1, np.int64)
-    any_op[at] = ops  # of several the last stays
-    size = len(fitted.values) + 1
-    pairs, wanted = np.unique(asked * size + key, return_inverse=True)
-    mine = at * size + fitted.codes[ops]
-    fits = among(mine, pairs) & (fitted.codes[ops] >= 0)
-    best = np.full(len(pairs), -1, np.int64)
-    best[np.searchsorted(pairs, mine[fits])] = ops[fits]
-    fwd[nodes] = np.where((best[wanted] >= 0) & (key >= 0), best[wanted], any_op[asked])
+    ranks = np.sort(number[nodes], kind="stable")
+    at = find(ranges.sequence[ops], ranks)
+    ops, at = ops[at >= 0], at[at >= 0]
+    asked = find(number[nodes], ranks)
+    last = np.full(len(ranks), -1, np.int64)
+    last[at] = ops  # of several the last stays
+    # Words that names have in common, as numbers; a node's that no op has fits none.
+    name, node_name = ranges.name.take(ops), names.take(nodes)
+    words = {word: code for code, word in enumerate(dict.fromkeys(map(_key, name.values)))}
+    has = np.array([*(words[_key(v)] for v in name.values), -1])[name.codes]
+    want = np.array([*(words.get(_key(v), -2) for v in node_name.values), -2])[node_name.codes]
+    size = len(words) + 2
+    pairs = np.sort(asked * size + want, kind="stable")
+    place = find(at * size + has, pairs)
+    fitting = np.full(len(pairs) + 1, -1, np.int64)
+    fitting[place] = ops
+    fitting[-1] = -1
+    best = fitting[find(asked * size + want, pairs)]
+    fwd[nodes] = np.where((best >= 0) & (want >= 0), best, last[asked])
     return fwd[node_row]
 
 

@@ -34,11 +34,13 @@ Shape = tuple[int, int, int]
 def with_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Autograd, Bools]:
     """Mark what nodes compute again; also which ranges are products of a compiled graph that nothing tells apart."""
     doubtful = np.zeros(len(ranges), np.bool_)
-    if not (ranges.name.answers(_ONLY_AHEAD).any() or autograd.names.answers(COMPILED).any()):
+    graphs = autograd.rows[autograd.names.take(autograd.rows).matches(COMPILED)]
+    if not len(graphs) and not ranges.name.answers(_ONLY_AHEAD).any():
         return autograd, doubtful
-    is_node = np.zeros(len(ranges), np.bool_)
+    is_node, compiled = np.zeros((2, len(ranges) + 1), np.bool_)
     is_node[autograd.rows] = True
-    compiled = np.append(autograd.names.matches(COMPILED) & is_node, False)[autograd.node_of]
+    compiled[graphs] = True
+    is_node, compiled = is_node[:-1], compiled[autograd.node_of]
     ahead = (autograd.node_of >= 0) & ranges.is_op & ranges.name.matches(_ONLY_AHEAD)
     again = ahead & (autograd.again < 0)
     if compiled.any():

@@ -188,7 +188,8 @@ def first_met(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]]
     """
     met = np.full(len(evidence), -1, np.int64)
     rows = np.arange(len(evidence)) if rows is None else rows
-    open_cases = (place for place, (when, _) in enumerate(cases) if _possible(evidence, when))
+    known: dict[tuple[str, Condition], bool] = {}
+    open_cases = (place for place, (when, _) in enumerate(cases) if _possible(evidence, when, known))
     while len(rows) and (places := list(islice(open_cases, _AT_ONCE))):
         bits = _meets(evidence, [cases[place] for place in places], rows)
         hit = bits > 0
@@ -198,10 +199,15 @@ def first_met(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]]
     return met
 
 
-def _possible(evidence: Evidence, when: Conditions) -> bool:
+def _possible(evidence: Evidence, when: Conditions, known: dict[tuple[str, Condition], bool]) -> bool:
     """Return whether some value meets each condition; most rules speak of something that this trace does not have."""
-    columns = ((evidence.columns[column], condition) for column, condition in when.items())
-    return all(_answers(values, c).any() for values, c in columns if isinstance(values, Text))
+    for asked in when.items():
+        if asked not in known:
+            values = evidence.columns[asked[0]]
+            known[asked] = not isinstance(values, Text) or bool(_answers(values, asked[1]).any())
+        if not known[asked]:
+            return False
+    return True
 
 
 def _meets(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]], rows: Ints) -> npt.NDArray[np.uint64]:
@@ -219,8 +225,10 @@ def _meets(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]], r
                     table[_answers(values, condition) == bool(side)] |= bit
                 else:
                     bits[evidence.test(column, condition)[rows] == bool(side)] &= every ^ bit
+    whole = len(rows) == len(evidence)
     for column, table in barred.items():
-        bits &= ~table[evidence.text(column).codes[rows]]
+        text = evidence.text(column)
+        bits &= ~table[text.codes if whole else text.codes[rows]] if text.values else ~table[-1]
     return bits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit._util.coded import Text
-from tracekit.classify._nest import Ints
+from tracekit._util.columns import with_nulls
 from tracekit.classify._p2p import point_to_point
 from tracekit.classify.engine import Decisions, decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
@@ -29,33 +29,36 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
     evidence = gather(events, book.groups)
     decisions = decide_all(evidence, book)
     modules, places = find_modules(evidence, decisions, book), find_places(evidence, decisions)
-    labelled = _table(evidence, decisions, modules, places)
-    return conform(labelled.join(point_to_point(events), on="id", how="left", maintain_order="left"), LABELLED)
+    return _table(evidence, decisions, modules, places)
 
 
 def _table(evidence: Evidence, decisions: Decisions, modules: Text, places: Places) -> pl.DataFrame:
-    comm, own = evidence.collectives, evidence.gpu.frame
+    gpu, launches, comm = evidence.gpu, evidence.launches, evidence.collectives
     words = ("op", "chain", "annotation", "annotations", "node", "fwd_op")
-    passes = find_passes(evidence, decisions)
-    return own.with_columns(
-        *op_facts(evidence.ranges, evidence.launches),
-        **{name: evidence.text(name).series(name) for name in words},
-        collective=pl.coalesce("collective", comm.call.series("call")),
-        group=pl.coalesce("group", comm.group.series("asked")),
-        group_desc=pl.coalesce("group_desc", comm.group_desc.series("asked")),
-        group_ranks=pl.coalesce("group_ranks", comm.group_ranks.series("asked")),
-        peer=_nullable("peer", comm.peer),
-        launch_ns=_nullable("launch_ns", evidence.launches.at),
-        launch_tid=_nullable("launch_tid", evidence.launches.tid),
-        autograd_sequence=_nullable("autograd_sequence", evidence.autograd.sequence),
-        label=decisions.label.series("label").cast(pl.String),
-        rule=decisions.rule.series("rule"),
-        stage=_nullable("stage", places.stage),
-        microbatch=_nullable("microbatch", places.microbatch),
-        confidence=pl.Series(decisions.confidence),
-        **{"pass": passes.series("pass").cast(pl.String), "module": modules.series("module")},
+    texts = {
+        **{name: evidence.text(name) for name in words},
+        "p2p": point_to_point(gpu, evidence.ranges, launches),
+        "collective": gpu.text("collective").fill(comm.call),
+        "group": gpu.text("group").fill(comm.group),
+        "group_desc": gpu.text("group_desc").fill(comm.group_desc),
+        "group_ranks": gpu.text("group_ranks").fill(comm.group_ranks),
+        "label": decisions.label,
+        "pass": find_passes(evidence, decisions),
+        "rule": decisions.rule,
+        "module": modules,
+    }
+    numbers = {
+        "peer": comm.peer,
+        "launch_ns": launches.at,
+        "launch_tid": launches.tid,
+        "autograd_sequence": evidence.autograd.sequence,
+        "stage": places.stage,
+        "microbatch": places.microbatch,
+    }
+    table = gpu.frame.with_columns(
+        *op_facts(evidence.ranges, launches),
+        *(text.series(name, LABELLED[name]) for name, text in texts.items()),
+        *(with_nulls(values, values != -1).alias(name) for name, values in numbers.items()),
+        pl.Series("confidence", decisions.confidence),
     )
-
-
-def _nullable(name: str, values: Ints) -> pl.Series:
-    return pl.Series(name, values).replace(-1, None)
+    return conform(table, LABELLED)

@@ -10,8 +10,8 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
+from tracekit._util.columns import first_seen
 from tracekit.classify._nest import Ints
 from tracekit.classify.engine import Decisions
 from tracekit.classify.evidence import Evidence
@@ -66,31 +66,23 @@ def _by_backward_calls(evidence: Evidence) -> Ints:
     if len(numbers) < 2 or evidence.two_way:
         return none
     # Inside one call numbers fall; one well above the number before starts the next call.
-    call = np.cumsum(np.concatenate([[0], numbers[1:] > numbers[:-1] + _slack(numbers)]))
-    calls = (
-        pl.DataFrame({"call": call, "sequence": numbers})
-        .group_by("call")
-        .agg(low=pl.col("sequence").min(), high=pl.col("sequence").max())
-        .sort("low")
-        .with_columns(overlap=pl.col("low") <= pl.col("high").shift(1), width=pl.col("high") - pl.col("low"))
-    )
-    in_turn = calls["call"].is_sorted()
-    if not in_turn or calls["overlap"].fill_null(False).any() or calls["width"].n_unique() > 1:
+    begins = np.append(0, np.flatnonzero(numbers[1:] > numbers[:-1] + _slack(numbers)) + 1)
+    low, high = np.minimum.reduceat(numbers, begins), np.maximum.reduceat(numbers, begins)
+    if (low[1:] <= high[:-1]).any() or len(np.unique(high - low)) > 1:
         return none
     # An event belongs to the call its number lies in; the engine's unnumbered work, to the call then running.
     sequence, at = evidence.autograd.sequence, evidence.launches.at
-    nearest = np.searchsorted(calls["low"].to_numpy(), sequence, side="right") - 1
-    inside = (sequence >= 0) & (nearest >= 0) & (sequence <= calls["high"].to_numpy()[np.maximum(nearest, 0)])
-    running = np.searchsorted(starts, at, side="right") - 1
-    engine = (evidence.autograd.node_row >= 0) & (sequence < 0) & (running >= 0)
-    place = np.where(inside, nearest, np.where(engine, call[np.maximum(running, 0)], -1))
+    nearest = np.searchsorted(low, sequence, side="right") - 1
+    place = np.where((nearest >= 0) & (sequence >= 0) & (sequence <= high[nearest]), nearest, -1)
+    engine = np.flatnonzero((evidence.autograd.node_row >= 0) & (sequence < 0))
+    place[engine] = np.searchsorted(starts[begins], at[engine], side="right") - 1
     return _within_steps(evidence.gpu.whole("step"), place)
 
 
 def _within_steps(step: Ints, place: Ints) -> Ints:
     """Start counting anew in each step."""
-    steps, number = np.unique(step, return_inverse=True)
-    first = np.full(len(steps), np.iinfo(np.int64).max)
+    number, seen = first_seen(step, step)
+    first = np.full(len(seen), np.iinfo(np.int64).max)
     known = place >= 0
     np.minimum.at(first, number[known], place[known])
     return np.where(known, place - first[number], -1)

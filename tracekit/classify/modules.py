@@ -7,12 +7,12 @@ is the feed-forward part's. A backward product belongs where its forward does: t
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Text, find
 from tracekit.classify._nest import Ints
 from tracekit.classify.engine import Decisions
 from tracekit.classify.evidence import Evidence, decide
+from tracekit.classify.neighbours import Sides
 from tracekit.classify.rules import RuleBook
 
 _DRAWS = ("attention", "mlp", "head", "router")
@@ -39,32 +39,25 @@ def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -
     """Forward products without a module take the next one's, if products may belong to it, else the last one's."""
     rows = evidence.launches.ordered(forward)
     rows = rows[np.argsort(evidence.launches.thread[rows], kind="stable")]
-    codes = np.where(module.codes[rows] >= 0, module.codes[rows], -1)
-    known = pl.when(pl.col("code") >= 0).then("code")
-    table = pl.DataFrame({"code": codes, "thread": evidence.launches.thread[rows]}).select(
-        before=known.forward_fill().over("thread").fill_null(-1),
-        after=known.backward_fill().over("thread").fill_null(-1),
-    )
-    draws = np.array([*(v in _DRAWS for v in module.values), False], np.bool_)
-    before, after = table["before"].to_numpy(), table["after"].to_numpy()
+    codes = module.codes[rows]
+    sides = Sides.of(codes, codes >= 0, evidence.launches.thread[rows])
+    before, after = np.where(sides.behind, sides.last, -1), np.where(sides.ahead, sides.following, -1)
+    draws = module.answers(_DRAWS)
     chosen = np.where(draws[after], after, np.where(draws[before], before, -1))
-    out = np.full(len(evidence), -1, np.int64)
-    missing = products[rows] & (codes < 0)
-    out[rows[missing]] = chosen[missing]
-    return Text(module.values, out)
+    return Text(module.values, np.where(products[rows] & (codes < 0), chosen, -1)).spread(rows, len(evidence))
 
 
 def _through_autograd(evidence: Evidence, module: Text, forward: Bools) -> Text:
     """Backward events share the module of the forward they differentiate, where all of that is one module's."""
     sequence: Ints = evidence.autograd.sequence
-    ahead = np.flatnonzero(forward & (sequence >= 0))
-    code = pl.col("code").filter(pl.col("code") >= 0)
-    table = (
-        pl.DataFrame({"sequence": sequence[ahead], "code": module.codes[ahead]})
-        .group_by("sequence")
-        .agg(pl.when(code.n_unique() == 1).then(code.first()))
-        .drop_nulls()
-    )
-    asked = pl.DataFrame({"sequence": np.where(forward, -1, sequence)})
-    inherited = asked.join(table, on="sequence", how="left", maintain_order="left")["code"].fill_null(-1)
-    return Text(module.values, inherited.to_numpy().astype(np.int64))
+    out = np.full(len(evidence), -1, np.int64)
+    ahead = np.flatnonzero(forward & (sequence >= 0) & module.present)
+    if not len(ahead):
+        return Text(module.values, out)
+    ahead = ahead[np.argsort(sequence[ahead], kind="stable")]
+    begins = np.flatnonzero(np.diff(sequence[ahead], prepend=-1))
+    low, high = (way.reduceat(module.codes[ahead], begins) for way in (np.minimum, np.maximum))
+    asked = np.flatnonzero(~forward & (sequence >= 0))
+    agreed = np.append(np.where(low == high, low, -1), -1)
+    out[asked] = agreed[find(sequence[asked], sequence[ahead[begins]])]
+    return Text(module.values, out)

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text, among, pick
-from tracekit._util.columns import UNSAID, Table, pair_numbers, whole_numbers
+from tracekit._util.coded import Bools, Text, among, find, pick
+from tracekit._util.columns import UNSAID, Table, first_seen, pair_numbers, whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.classify._nest import ANNOTATION, OP, Ints, climb, nest, siblings, time_key
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
@@ -16,7 +16,10 @@ from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
 """Older files list the profiler's own annotations among the ops."""
 
-_ASKED = ("id", "kind", "name", "start_ns", "end_ns", "pid", "tid", "correlation", "sequence", "collective")
+_ASKED = (
+    "id", "kind", "name", "start_ns", "end_ns", "pid", "tid", "correlation", "sequence", "shapes", "collective",
+    "group", "group_desc", "group_ranks",
+)  # fmt: skip
 """What is asked of all events; what few of them are asked for is looked up where it is."""
 _ASKED_ON_GPU = (
     "kind", "name", "start_ns", "end_ns", "device", "stream", "correlation", "external_id", "collective", "group",
@@ -117,12 +120,11 @@ class Ranges:
 
     def paths(self, rows: Ints, parents: Ints) -> Text:
         """Spell the path of every row; each distinct path once."""
-        inside = rows >= 0
-        distinct, first, places = np.unique(self.paths_of[rows[inside]], return_index=True, return_inverse=True)
-        examples = rows[inside][first]
+        inside = rows[rows >= 0]
+        places, first = first_seen(self.paths_of[inside], self.paths_of[inside])
         codes = np.full(len(rows), -1, np.int64)
-        codes[inside] = places
-        return Text(tuple(self.path(int(r), parents) for r in examples[: len(distinct)]), codes)
+        codes[rows >= 0] = places
+        return Text(tuple(self.path(int(row), parents) for row in inside[first]), codes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -136,6 +138,7 @@ class Launches:
     ann: Ints  # row of the innermost annotation, on the launching thread or on the one that waits for it
     chain: Text  # names of the ops around the call, from the outermost
     annotations: Text  # names of the annotations around it
+    called: Bools  # its call is in the file; else at best the op is known that launched it
 
     @cached_property
     def order(self) -> Ints:
@@ -158,8 +161,8 @@ def read_ranges(events: pl.DataFrame) -> tuple[Gpu, Ranges, Launches]:
 
 
 def _of_kind(source: Table, *kinds: str) -> Bools:
-    wanted = np.array([kind in kinds for kind in KINDS])
-    of_kind: Bools = wanted[source.array("kind")]
+    kind = source.array("kind")
+    of_kind: Bools = np.logical_or.reduce([kind == KINDS.index(one) for one in kinds])
     return of_kind
 
 
@@ -184,9 +187,8 @@ class _Asked:
 
 def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     """Put the ranges in order and find what is around each of them, and around each call."""
-    both = np.concatenate([kept, calls])
-    numbers = pair_numbers(source.whole("pid")[both], source.whole("tid")[both])
-    threads, call_threads = numbers[: len(kept)], numbers[len(kept) :]
+    numbers = pair_numbers(source.whole("pid"), source.whole("tid"))
+    threads, call_threads = numbers[kept], numbers[calls]
     order = _in_order(source, kept, threads)
     threads, rows = threads[order], kept[order]
     names = source.text_at("name", rows)
@@ -270,7 +272,7 @@ def _engines(threads: Ints, call_threads: Ints, names: Text) -> Bools:
 
 def _attach(gpu: Gpu, ranges: Ranges, calls: Ints, asked: _Asked) -> Launches:
     known, wanted = ranges.source.whole("correlation")[calls], gpu.whole("correlation")
-    fire = np.where(among(wanted, known), np.searchsorted(known, wanted), -1)
+    fire = find(wanted, known)
     # The autograd engine works on threads of its own while the caller waits inside its annotation.
     ann = pick(np.where(asked.ann < 0, asked.ann_on_main, asked.ann), fire)
     at, tid = (pick(ranges.source.whole(name)[calls], fire) for name in ("start_ns", "tid"))
@@ -278,7 +280,7 @@ def _attach(gpu: Gpu, ranges: Ranges, calls: Ints, asked: _Asked) -> Launches:
         gpu, ranges, pick(asked.op, fire), at, thread=pick(asked.thread, fire), tid=tid
     )
     chain, annotations = ranges.paths(op, ranges.op_of), ranges.paths(ann, ranges.ann_of)
-    return Launches(at, thread, tid, op, ann, chain, annotations)
+    return Launches(at, thread, tid, op, ann, chain, annotations, fire >= 0)
 
 
 def _by_external_id(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text, among, pick
+from tracekit._util.coded import Bools, Text, find, pick
 from tracekit._util.shapes import is_shape, parsed
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
@@ -68,7 +68,7 @@ def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, 
     numbers, first, count = np.unique(sequence[forward], return_index=True, return_counts=True)
     only = np.append(np.where(count == 1, forward[first], -1), -1)
     asked = np.where(node >= 0, autograd.node_sequence[node], -2)
-    forward_call = np.where(among(asked, numbers), only[np.searchsorted(numbers, asked)], -1)
+    forward_call = only[find(asked, numbers)]
     return Dims(*(pick(values, forward_call, missing=0) for values in (size.rows, size.inner, size.columns)))
 
 
