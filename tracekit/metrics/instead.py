@@ -98,17 +98,14 @@ def _returned(number: Longs, end: Longs, asked: Longs) -> Longs:
 
     A call inside a call has its number: the outer one returns last, and counts.
     """
-    known = (number >= 0) & (number >= asked.min()) & (number <= asked.max())
-    number, end = number[known], end[known]
-    order = np.argsort(end, kind="stable")  # calls come nearly in order
-    number, end = number[order], end[order]
-    low, size = int(number.min(initial=0)), int(number.max(initial=0)) + 1
-    if size - low > 8 * (len(number) + len(asked)):  # numbers far apart
-        known, place = np.unique(np.concatenate([number, asked]), return_inverse=True)
-        number, asked, low, size = place[: len(number)], place[len(number) :], 0, len(known)
-    last = np.full(size - low + 1, NEVER)
-    last[number - low] = end  # the last one stays
-    return last[np.where((asked >= low) & (asked < size), asked - low, -1)]
+    order = np.argsort(number, kind="stable")  # calls come nearly in the order of their numbers
+    number = number[order]
+    first = np.flatnonzero(np.diff(number, prepend=-1))  # none is numbered -1: these come first, and do not count
+    if not len(first):
+        return np.full(len(asked), NEVER)
+    last = np.maximum.reduceat(end[order], first)
+    at = np.minimum(np.searchsorted(number[first], asked), len(first) - 1)
+    return np.where(number[first][at] == asked, last[at], NEVER)
 
 
 class _Stretches:

@@ -10,15 +10,17 @@ the GPU work whose end let it go.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.coded import Bools
+from tracekit._util.columns import whole_numbers, with_nulls
 from tracekit._util.native import native, whole
 from tracekit.intervals import Intervals, Longs
 from tracekit.metrics.causes import Rank
-from tracekit.metrics.holds import EARLY_NS, LAUNCH, NOTHING, STREAM, in_order
+from tracekit.metrics.holds import EARLY_NS, LAUNCH, NOTHING, STREAM
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 NODE_KINDS = ("kernel", "copy", "communication", "launch", "host", "unknown")
@@ -49,9 +51,8 @@ def path_nodes(rank: Rank, calls: pl.DataFrame, paid: Mapping[str, Intervals]) -
     """Return NODES of one rank; *paid* is its exposed time over the whole window, by label."""
     if not len(rank.start_ns):
         return NODES.to_frame()
-    holds = rank.holds
-    order = in_order(rank.start_ns, rank.end_ns)
-    comm = np.isin(rank.label, [LABELS.index(label) for label in COMMUNICATION_LABELS])
+    holds, order = rank.holds, rank.order
+    comm = rank.labels(*COMMUNICATION_LABELS)
     last = _last(rank)
     let_go, released = _let_go(rank, calls)
     by = np.where(holds.how == LAUNCH, let_go, holds.by)
@@ -63,113 +64,115 @@ def path_nodes(rank: Rank, calls: pl.DataFrame, paid: Mapping[str, Intervals]) -
     join = on & (holds.how == STREAM) & holds.sure & ~comm & (by >= 0)
     join &= (children[by] == 1) & (rank.label[by] == rank.label) & (rank.part[by] == rank.part) & ~last[by]
     run = np.full(len(by), -1, np.int64)
-    _number(whole(order), whole(by), needed, join.astype(np.int64), run)
-    return _table(rank, _Forest(order, by, on, join, run, last, comm, released), paid)
+    pieces = np.empty((3, len(by)), np.int64)
+    took = whole(rank.end_ns - rank.start_ns)
+    count = _number(whole(order), whole(by), needed, join.astype(np.int64), took, run, pieces)
+    head, tail, longest = pieces[:, :count]
+    return _table(rank, _Forest(head, tail, longest, by, on, run, last, comm, released), paid)
 
 
-class _Forest:
+class _Forest(NamedTuple):
     """Which events are on walks, which follow which, and which pieces they form."""
 
-    def __init__(self, *columns: np.ndarray) -> None:
-        self.order, self.by, self.on, self.join, self.run, self.last, self.comm, self.released = columns
+    head: Longs
+    """First event of each piece."""
+    tail: Longs
+    longest: Longs
+    by: Longs
+    on: Bools
+    run: Longs
+    """Piece of each event."""
+    last: Bools
+    comm: Bools
+    released: Longs
 
 
 def _table(rank: Rank, forest: _Forest, paid: Mapping[str, Intervals]) -> pl.DataFrame:
-    holds = rank.holds
-    rows = forest.order[forest.on[forest.order]]
+    holds, head, tail, count = rank.holds, forest.head, forest.tail, len(forest.head)
+    rows = np.flatnonzero(forest.on)
     run = forest.run[rows]
-    count = int(run.max(initial=-1)) + 1
-    head = np.empty(count, np.int64)
-    head[run[~forest.join[rows]]] = rows[~forest.join[rows]]
-    tail = np.empty(count, np.int64)
-    tail[run] = rows  # rows ascend: the last one stays
     how, sure = holds.how[head], holds.sure[head]
     begin = np.where(sure & (how != LAUNCH), holds.since_ns[head], rank.start_ns[head])
-    code = rank.label[head]
-    copies = np.isin(code, [LABELS.index(label) for label in COPY_LABELS])
     ran = np.bincount(run, weights=(rank.end_ns - rank.start_ns)[rows], minlength=count).astype(np.int64)
     until = rank.end_ns[tail]
-    main = pl.DataFrame(
+    copies = rank.labels(*COPY_LABELS)[head]
+    between = _between(rank, forest)
+    others = np.zeros(len(between["named"]), np.int64)
+    main = {
+        "kind": np.where(forest.comm[head], _COMM, np.where(copies, _COPY, _KERNEL)),
+        "named": forest.longest,
+        "part": rank.part[head],
+        "start_ns": begin,
+        "end_ns": until,
+    }
+    at = {name: np.concatenate([column, between[name]]) for name, column in main.items()}
+    ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
+    known = np.concatenate([forest.comm[head], others > 0])
+    return pl.DataFrame(
         {
-            "kind": np.where(forest.comm[head], _COMM, np.where(copies, _COPY, _KERNEL)),
-            "label": code,
-            "named": _longest(rank, rows, run, count),
-            "part": rank.part[head],
-            "start_ns": begin,
-            "end_ns": until,
-            "idle_ns": np.maximum(until - begin - ran, 0),
-            "exposed_ns": _exposed(rank, rows, run, count, paid),
-            "before": np.full(count, -1, np.int64),
-            "row": np.where(forest.comm[head], head, -1),
-            "last": forest.last[tail],
-        }
+            "kind": pl.Series(NODE_KINDS, dtype=NODES["kind"]).gather(at["kind"]),
+            "label": _labels(np.concatenate([rank.label[head], others - 1])),
+            "what": _words(rank, at["named"], count),
+            "part": at["part"],
+            "start_ns": at["start_ns"],
+            "end_ns": at["end_ns"],
+            "idle_ns": np.concatenate([np.maximum(until - begin - ran, 0), others]),
+            "exposed_ns": np.concatenate([_exposed(rank, rows, run, count, paid), others]),
+            "before": between["before"],
+            "id": with_nulls(ids[np.concatenate([head, others])], known),
+            "last": np.concatenate([forest.last[tail], others > 0]),
+        },
+        schema=NODES,
     )
-    extra, before = _between(rank, forest, head)
-    main = main.with_columns(before=pl.Series(before))
-    return _finished(rank, pl.concat([main, extra.select(main.columns)]))
 
 
-def _between(rank: Rank, forest: _Forest, head: Longs) -> tuple[pl.DataFrame, Longs]:
-    """Return what lies between pieces of GPU work (launches, host work, what is not known), and what each follows."""
-    holds, count = rank.holds, len(head)
+def _between(rank: Rank, forest: _Forest) -> dict[str, Longs]:
+    """Return what lies between pieces of GPU work: launches, host work, what is not known; ``before`` is of all."""
+    holds, head, count = rank.holds, forest.head, len(forest.head)
     how, sure = holds.how[head], holds.sure[head]
     by = forest.by[head]
     earlier = np.where(by >= 0, forest.run[by], -1)
     launched = how == LAUNCH
     unsure = ~sure & (how != NOTHING)
     # First the time right before a piece: from its launch call, or from when it should have started.
-    gap = np.flatnonzero(launched | unsure)
-    place = np.full(count, -1, np.int64)
-    place[gap] = count + np.arange(len(gap))
-    before = np.where(place >= 0, place, earlier)
-    hosts = np.flatnonzero(launched)
-    host_place = np.full(count, -1, np.int64)
-    host_place[hosts] = count + len(gap) + np.arange(len(hosts))
-    gaps = pl.DataFrame(
-        {
-            "kind": np.where(unsure[gap], _UNKNOWN, _LAUNCH),
-            "start_ns": holds.since_ns[head[gap]],
-            "end_ns": rank.start_ns[head[gap]],
-            "part": rank.part[head[gap]],
-            "named": head[gap],
-            "before": np.where(launched[gap], host_place[gap], earlier[gap]),
-        }
-    )
+    gap, hosts = np.flatnonzero(launched | unsure), np.flatnonzero(launched)
+    before, work = earlier.copy(), earlier.copy()
+    before[gap] = count + np.arange(len(gap))
+    work[hosts] = count + len(gap) + np.arange(len(hosts))
     at = head[hosts]
-    work = pl.DataFrame(
-        {
-            "kind": np.full(len(hosts), _HOST),
-            "start_ns": np.where(by[hosts] >= 0, forest.released[at], SINCE_EVER),
-            "end_ns": holds.since_ns[at],
-            "part": rank.part[at],
-            "named": at,
-            "before": earlier[hosts],
-        }
-    )
-    zeros = {"label": pl.lit(-1, pl.Int64), "idle_ns": pl.lit(0, pl.Int64), "exposed_ns": pl.lit(0, pl.Int64),
-             "row": pl.lit(-1, pl.Int64), "last": pl.lit(False)}  # fmt: skip
-    return pl.concat([gaps, work]).with_columns(**zeros), before
+    since = np.where(by[hosts] >= 0, forest.released[at], SINCE_EVER)
+    named = np.concatenate([head[gap], at])
+    return {
+        "kind": np.concatenate([np.where(unsure[gap], _UNKNOWN, _LAUNCH), np.full(len(hosts), _HOST)]),
+        "start_ns": np.concatenate([holds.since_ns[head[gap]], since]),
+        "end_ns": np.concatenate([rank.start_ns[head[gap]], holds.since_ns[at]]),
+        "part": rank.part[named],
+        "named": named,
+        "before": np.concatenate([before, work[gap], earlier[hosts]]),
+    }
 
 
-def _finished(rank: Rank, table: pl.DataFrame) -> pl.DataFrame:
-    """Return the table with names in place of numbers."""
+def _words(rank: Rank, named: Longs, count: int) -> pl.Series:
+    """Return what pieces are called: the first *count* after their kernel, the others after what launched it."""
     labelled = rank.labelled
-    nameless = Text.constant(None, len(labelled))
-    name, op, around = (Text.of(labelled[c]) if c in labelled.columns else nameless for c in _WORDS)
-    named, gpu = table["named"].to_numpy(), (table["kind"] <= _COMM).to_numpy()
-    what = name.take(np.where(gpu, named, -1)).fill(op.fill(around).take(np.where(gpu, -1, named)))
-    ids = labelled["id"] if "id" in labelled.columns else pl.Series(np.arange(len(labelled)))
-    kinds, labels = pl.Series(NODE_KINDS, dtype=NODES["kind"]), pl.Series(LABELS, dtype=NODES["label"])
-    known = pl.col("label") >= 0
-    return table.with_columns(
-        what=what.series("what"),
-        id=pl.when(pl.col("row") >= 0).then(ids.gather(table["row"].clip(0))),
-        kind=kinds.gather(table["kind"]),
-        label=pl.when(known).then(labels.gather(table["label"].clip(0))),
-    ).select(pl.col(name).cast(dtype) for name, dtype in NODES.items())
+    name, op, around = (labelled[c] if c in labelled.columns else None for c in _WORDS)
+    kernels = None if name is None else name.gather(named[:count])
+    launched = [column.gather(named[count:]) for column in (op, around) if column is not None]
+    around_launch = launched[0].fill_null(launched[1]) if len(launched) > 1 else next(iter(launched), None)
+    rows = (count, len(named) - count)
+    parts = [
+        pl.repeat(None, size, dtype=pl.String, eager=True) if column is None else column.cast(pl.String)
+        for column, size in zip((kernels, around_launch), rows, strict=True)
+    ]
+    return pl.concat([part.alias("what") for part in parts])
 
 
-def _last(rank: Rank) -> np.ndarray:
+def _labels(code: Longs) -> pl.Series:
+    """Return the labels of these numbers; null for -1."""
+    return pl.Series([*LABELS, None], dtype=NODES["label"]).gather(np.where(code < 0, len(LABELS), code))
+
+
+def _last(rank: Rank) -> Bools:
     """Return which events end last in their part."""
     last = np.zeros(len(rank.part), np.bool_)
     order = np.lexsort((rank.end_ns, rank.part))
@@ -178,19 +181,11 @@ def _last(rank: Rank) -> np.ndarray:
     return last
 
 
-def _longest(rank: Rank, rows: Longs, run: Longs, count: int) -> Longs:
-    """Return the row of the longest event of each run."""
-    order = np.lexsort(((rank.end_ns - rank.start_ns)[rows], run))
-    longest = np.empty(count, np.int64)
-    longest[run[order]] = rows[order]
-    return longest
-
-
 def _exposed(rank: Rank, rows: Longs, run: Longs, count: int, paid: Mapping[str, Intervals]) -> Longs:
     """Return how much of each run's communication and copies the budget calls exposed."""
     total = np.zeros(count, np.int64)
     for label, lane in paid.items():
-        of_label = rank.label[rows] == LABELS.index(label)
+        of_label = np.flatnonzero(rank.label[rows] == LABELS.index(label))
         at = rows[of_label]
         np.add.at(total, run[of_label], lane.covered_ns(rank.start_ns[at], rank.end_ns[at]))
     return total
@@ -203,12 +198,13 @@ def _let_go(rank: Rank, calls: pl.DataFrame) -> tuple[Longs, Longs]:
     """
     nothing = np.full(len(rank.start_ns), -1, np.int64)
     threads = _launching(rank)
-    blocking = calls.filter("blocks")
+    blocking = calls["blocks"].to_numpy()
     if threads is not None:
-        blocking = blocking.filter(pl.col("tid").is_in(threads) | pl.col("tid").is_null())
-    if blocking.is_empty():
+        tid = calls["tid"]
+        blocking = blocking & (np.isin(whole_numbers(tid), threads) | tid.is_null().to_numpy())
+    if not blocking.any():
         return nothing, nothing
-    began, ended = blocking["start_ns"].to_numpy(), blocking["end_ns"].to_numpy()
+    began, ended = calls["start_ns"].to_numpy()[blocking], calls["end_ns"].to_numpy()[blocking]
     order = np.argsort(rank.end_ns, kind="stable")
     ends = rank.end_ns[order]
     latest = np.searchsorted(ends, ended + EARLY_NS, side="right") - 1
@@ -224,11 +220,12 @@ def _let_go(rank: Rank, calls: pl.DataFrame) -> tuple[Longs, Longs]:
     return released_by, np.where(there, np.minimum(rank.end_ns[released_by], rank.launch_ns), -1)
 
 
-def _launching(rank: Rank) -> list[int] | None:
+def _launching(rank: Rank) -> Longs | None:
     """Return the threads that launch GPU work; None where the trace does not say."""
     if "launch_tid" not in rank.labelled.columns:
         return None
-    return rank.labelled["launch_tid"].drop_nulls().unique().to_list() or None
+    tids = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()
+    return tids if len(tids) else None
 
 
 @native("void(int64[::1], int64[::1], int64[::1])")
@@ -240,15 +237,26 @@ def _mark(order: Longs, by: Longs, needed: Longs) -> None:
             needed[by[row]] = 1
 
 
-@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _number(order: Longs, by: Longs, needed: Longs, join: Longs, run: Longs) -> None:
-    """Number the pieces: an event that joins takes the number of the one that it follows."""
+@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1])")
+def _number(  # noqa: PLR0917 - compiled code takes no keywords
+    order: Longs, by: Longs, needed: Longs, join: Longs, took: Longs, run: Longs, pieces: Longs
+) -> int:
+    """Number the pieces, and return how many: an event that joins takes the number of the one that it follows.
+
+    *pieces* are the first, the last and the longest event of each.
+    """
     count = 0
     for i in range(len(order)):
         row = order[i]
         if needed[row] > 0:
             if join[row] > 0:
-                run[row] = run[by[row]]
+                piece = run[by[row]]
+                run[row] = piece
+                pieces[1, piece] = row
+                if took[row] >= took[pieces[2, piece]]:
+                    pieces[2, piece] = row
             else:
                 run[row] = count
+                pieces[0, count], pieces[1, count], pieces[2, count] = row, row, row
                 count += 1
+    return count

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit._util.text import percent
 from tracekit.errors import Notice
@@ -81,8 +80,8 @@ def recorded(api: Api, labelled: pl.DataFrame) -> Recorded:
     launched = np.flatnonzero(api.named(LAUNCHES) & api.calls["correlation"].is_not_null().to_numpy())
     if not len(launched) or labelled.is_empty():
         return Recorded()
-    own, there = (whole_numbers(table["correlation"]) for table in (api.calls, labelled))
-    missing = ~np.isin(own[launched], there)
+    there = api.calls["correlation"].is_in(labelled["correlation"].implode())
+    missing = ~there.fill_null(value=False).to_numpy()[launched]
     if not missing.any() and not api.named("GraphLaunch").any():
         return Recorded()
     gpu = labelled.select(_ASKED)
