@@ -239,9 +239,7 @@ def _measure(
 def _pipeline(kept: pl.DataFrame, labelled: pl.DataFrame, source: Source, cut: tuple[int | None, ...]) -> RankPipeline:
     from tracekit.reconstruct import rank_pipeline
 
-    extra = ("part", "launch_end_ns")
-    made = rank_pipeline(kept.drop(extra), source, around=labelled.drop(extra, strict=False))
-    return replace(made, cut=cut)
+    return replace(rank_pipeline(kept, source, around=labelled), cut=cut)
 
 
 def _notices(kept: pl.DataFrame, steps: pl.DataFrame, rank: RankEvents) -> list[Notice]:

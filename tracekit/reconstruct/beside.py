@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import polars as pl
 
@@ -12,6 +15,9 @@ TOUCH = 0.05
 """Share of the shorter half of a named block that must run beside the other for the two to have met."""
 SOME = 0.1
 """Share of a step's named blocks whose halves must have met for the names to be believed."""
+
+COLUMNS = ("block", "op", "pair", "launch_ns", "last_ns", "start_ns", "end_ns")
+"""What is looked at of chunks."""
 
 _Spans = list[tuple[int, int]]
 
@@ -27,12 +33,16 @@ def beside(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
     >>> beside(chunks, from_ranges=False).to_list()
     [1, 0]
     """
-    block = chunks["block"].to_list()
-    op, pair = chunks["op"].to_list(), chunks["pair"].to_list()
-    host = list(zip(chunks["launch_ns"].to_list(), chunks["last_ns"].to_list(), strict=True))
-    gpu = list(zip(chunks["start_ns"].to_list(), chunks["end_ns"].to_list(), strict=True))
+    found = partners([chunks[name].to_list() for name in COLUMNS], from_ranges=from_ranges)
+    return pl.Series("beside", found, dtype=pl.Int64)
+
+
+def partners(columns: Sequence[list[Any]], *, from_ranges: bool) -> list[int]:
+    """Return what ``beside`` does, from the *columns* it looks at."""
+    block, op, pair, launch, last, start, end = columns
+    host, gpu = list(zip(launch, last, strict=True)), list(zip(start, end, strict=True))
     partner = [-1] * len(op)
-    meeting = _meeting(chunks, from_ranges=from_ranges)
+    meeting = _meeting(block, op, host, gpu, from_ranges=from_ranges)
     real = _real_blocks(meeting, block, op, host, gpu)
     for i in meeting:
         best, most = -1, 0.0
@@ -48,23 +58,20 @@ def beside(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
                     best, most = j, share
         if best >= 0:
             partner[i], partner[best] = best, i
-    return pl.Series("beside", partner, dtype=pl.Int64)
+    return partner
 
 
-def _meeting(chunks: pl.DataFrame, *, from_ranges: bool) -> list[int]:
+def _meeting(block: list[str | None], op: list[str], host: _Spans, gpu: _Spans, *, from_ranges: bool) -> list[int]:
     """Return the forwards that may have run beside another chunk: named as one block, or near it in time."""
-    named = chunks["block"].is_not_null().to_numpy()
-    if from_ranges:
-        near = named
-    else:
-        host, last, start, end = (chunks[n].to_numpy() for n in ("launch_ns", "last_ns", "start_ns", "end_ns"))
-        near = named.copy()
+    near = np.array([name is not None for name in block], np.bool_)
+    if not from_ranges:
+        (launch, last), (start, end) = (np.array(spans, np.int64).reshape(-1, 2).T for spans in (host, gpu))
         for k in range(1, NEAR + 1):
-            meets = (host[k:] <= last[:-k]) & (host[:-k] <= last[k:])
+            meets = (launch[k:] <= last[:-k]) & (launch[:-k] <= last[k:])
             meets |= (start[k:] < end[:-k]) & (start[:-k] < end[k:])
             near[k:] |= meets
             near[:-k] |= meets
-    return np.flatnonzero((chunks["op"] == "F").to_numpy() & near).tolist()
+    return [i for i in np.flatnonzero(near).tolist() if op[i] == "F"]
 
 
 def _real_blocks(meeting: list[int], block: list[str | None], op: list[str], host: _Spans, gpu: _Spans) -> bool:

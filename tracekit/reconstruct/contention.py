@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import Ints, alike
 from tracekit.intervals import Intervals
 
 CONTENTION = pl.Schema(
@@ -23,38 +26,62 @@ CONTENTION = pl.Schema(
 """Kernels at the same place of chunks with as many kernels are the same kernel."""
 
 
-def contention(used: pl.DataFrame, messages: Intervals) -> pl.DataFrame:
+def contention(chunk: Ints, op: Sequence[str], times: tuple[Ints, Ints, Ints], messages: Intervals) -> pl.DataFrame:
     """Return for every place in a chunk how long its kernel took alone and beside *messages*, on one rank.
 
-    *used* are kernels of chunks: chunk, op, host_ns, start_ns, end_ns. A kernel's time runs to the start of the next
-    one in its chunk, unless the host was late with that.
+    Of kernels of chunks: the number of its *chunk*, and its *times*: when it was launched, started and ended; *op* is
+    of each chunk. A kernel's time runs to the start of the next one in its chunk, unless the host was late with that.
 
-    >>> used = pl.DataFrame({"chunk": [0, 1, 2], "op": ["F"] * 3, "host_ns": [0, 1, 2], "start_ns": [0, 20, 40],
-    ...     "end_ns": [10, 30, 55]})
     >>> from tracekit.intervals import union
-    >>> import numpy as np
-    >>> contention(used, union(np.array([40]), np.array([55]))).rows()
+    >>> start, end = np.array([0, 20, 40]), np.array([10, 30, 55])
+    >>> contention(np.arange(3), ["F"] * 3, (np.arange(3), start, end), union([40], [55])).rows()
     [('F', 1, 0, 2, 10.0, 1, 15, 15)]
     """
-    if used.is_empty():
+    if not len(chunk):
         return pl.DataFrame(schema=CONTENTION)
-    rows = used.sort("chunk", "host_ns", "start_ns").with_columns(
-        size=pl.len().over("chunk"), place=pl.int_range(pl.len()).over("chunk")
+    host, start, end = times
+    order = np.lexsort((start, host, chunk))
+    chunk, host, start, end = chunk[order], host[order], start[order], end[order]
+    size = np.bincount(chunk)[chunk]
+    place = np.arange(len(chunk)) - np.searchsorted(chunk, chunk)
+    prompt = (chunk[1:] == chunk[:-1]) & (start[1:] > end[:-1]) & (host[1:] < end[:-1])
+    until = end.copy()
+    until[:-1][prompt] = start[1:][prompt]
+    covered, took = messages.covered_ns(start, until), until - start
+    ops = sorted(set(op))
+    of = np.array([ops.index(name) for name in op], np.int64)[chunk]
+    kind, first = alike(of, size, place)
+    ranked = np.lexsort((place[first], size[first], of[first]))
+    kind, first = np.argsort(ranked)[kind], first[ranked]
+    free = covered == 0
+    alone, median = _medians(kind[free], took[free], len(first))
+    beside_ns, took_ns = (
+        np.bincount(kind, weights, len(first)).astype(np.int64) for weights in (covered, took * ~free)
     )
-    following, launched = (pl.col(n).shift(-1).over("chunk") for n in ("start_ns", "host_ns"))
-    prompt = (following > pl.col("end_ns")) & (launched < pl.col("end_ns"))
-    rows = rows.with_columns(until=pl.when(prompt).then(following).otherwise("end_ns"))
-    covered = messages.covered_ns(rows["start_ns"].to_numpy(), rows["until"].to_numpy())
-    rows = rows.with_columns(took=pl.col("until") - pl.col("start_ns"), covered=pl.Series(covered))
-    free = pl.col("covered") == 0
-    by_place = rows.group_by("op", "size", "place").agg(
-        alone=free.sum(),
-        alone_ns=pl.col("took").filter(free).median(),
-        beside=(~free).sum(),
-        took_ns=pl.col("took").filter(~free).sum(),
-        beside_ns=pl.col("covered").sum(),
+    return pl.DataFrame(
+        {
+            "op": pl.Series([ops[at] for at in of[first].tolist()], dtype=pl.String),
+            "size": size[first],
+            "place": place[first],
+            "alone": alone,
+            "alone_ns": pl.Series(median, nan_to_null=True),
+            "beside": np.bincount(kind, minlength=len(first)) - alone,
+            "took_ns": took_ns,
+            "beside_ns": beside_ns,
+        },
+        schema=CONTENTION,
     )
-    return by_place.select(pl.col(name).cast(kind) for name, kind in CONTENTION.items()).sort("op", "size", "place")
+
+
+def _medians(kind: Ints, values: Ints, kinds: int) -> tuple[Ints, npt.NDArray[np.float64]]:
+    """Return how many values each kind has, and their median; not a number where it has none."""
+    count = np.bincount(kind, minlength=kinds)
+    ordered = values[np.lexsort((values, kind))]
+    low = np.cumsum(count) - count + (count - 1) // 2
+    known = np.flatnonzero(count)
+    median = np.full(kinds, np.nan)
+    median[known] = (ordered[low[known]] + ordered[(low + (count - 1) % 2)[known]]) / 2
+    return count, median
 
 
 def lost(ranks: Sequence[pl.DataFrame]) -> pl.DataFrame:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import whole_numbers, with_nulls
 from tracekit._util.records import dataclass
 from tracekit.classify.pipeline_ranges import parse_path
 from tracekit.schema import LABELLED, LABELS
@@ -20,6 +20,8 @@ NONE, FORWARD, ENGINE, LOOSE, MESSAGE = range(5)
 
 _SIDES = {"dgrad": ENGINE, "backward": ENGINE, "recompute": ENGINE, "forward": FORWARD, "wgrad": LOOSE}
 _LABEL = LABELLED["label"]
+NOT_TOLD = -(2**40)
+"""No range names a stage or a micro-batch so."""
 _SEQUENCES = 2**62
 """Sequence numbers lie below."""
 
@@ -32,7 +34,8 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     >>> prepare(conform(pl.DataFrame(rows), LABELLED))["side"].to_list()
     [3, 1]
     """
-    host = labelled.select(pl.coalesce("launch_ns", "start_ns")).to_series().to_numpy()
+    launch = labelled["launch_ns"]
+    host = np.where(launch.is_not_null().to_numpy(), whole_numbers(launch), labelled["start_ns"].to_numpy())
     order = np.argsort(host, kind="stable")
     rows = labelled[order] if (np.diff(order) < 0).any() else labelled
     side = _sides(rows)
@@ -40,15 +43,21 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     sequence = whole_numbers(rows["autograd_sequence"])
     numbered = (sequence >= 0) & (sequence <= _SEQUENCES) & (_codes(rows) != LABELS.index("recompute"))
     # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
-    both = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
+    counted = {name: whole_numbers(rows[name]) for name in ("stage", "microbatch")}
+    both = np.logical_and(*(rows[name].is_not_null().to_numpy() for name in counted))
+    places = []
+    for name, own in counted.items():
+        told = whole_numbers(named[name], NOT_TOLD)
+        known = (told != NOT_TOLD) | both
+        places.append(with_nulls(np.where(told != NOT_TOLD, told, own), known).cast(pl.Int32).alias(name))
     return rows.with_columns(
-        *(pl.coalesce(named[n], pl.when(both).then(pl.col(n))).alias(n) for n in ("stage", "microbatch")),
-        side=pl.Series(side),
-        told_op=named["op"],
-        block=named["block"],
-        host_ns=pl.Series(host[order]),
-        number=pl.when(pl.Series(numbered)).then(pl.Series(sequence)),
-    ).with_row_index("row")
+        *places,
+        pl.Series("side", side),
+        named["op"].alias("told_op"),
+        named["block"],
+        pl.Series("host_ns", host[order]),
+        with_nulls(sequence, numbered).alias("number"),
+    )
 
 
 def _sides(rows: pl.DataFrame) -> npt.NDArray[np.int8]:

@@ -7,13 +7,17 @@ onload for the next backward; cool-down runs backwards beside their onload. Ever
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Text, kinds
+from tracekit._util.coded import alike
+from tracekit._util.columns import whole_numbers
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, PHASES
+from tracekit.metrics.lanes import among_labels, label_codes
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS, PASSES, PHASES
 
 Ints = npt.NDArray[np.int64]
 LANES = pl.Schema(
@@ -33,8 +37,11 @@ LANES = pl.Schema(
 MEASURED = ("total_ns", "hidden_ns", "beside_wgrad_ns", "beside_other_pass_ns")
 CROSSED = 0.1
 """Share of communication that must run beside the other pass's compute for micro-batches to overlap on a rank."""
+_COMPUTE = (*COMPUTE_LABELS, "other")
+_OTHER_PASS = (("dgrad", "wgrad", "backward", "recompute"), ("forward",))
+"""Compute of the other pass, for each of ``PASSES``."""
 _LANE = {
-    **dict.fromkeys((*COMPUTE_LABELS, "other"), "computation"),
+    **dict.fromkeys(_COMPUTE, "computation"),
     **dict.fromkeys(COMMUNICATION_LABELS, "communication"),
     **dict.fromkeys(COPY_LABELS, "offload"),
 }
@@ -53,43 +60,47 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     [('warm-up', 6, 4)]
     """
     windows = _windows(chunks)
-    low, high = _spans(windows)
-    start, end = _spans(rows)
-    label, pass_ = Text.of(rows["label"]), Text.of(rows["pass"])
-    compute = _time(start, end, label, (*COMPUTE_LABELS, "other"))
-    weights = _time(start, end, label, ("wgrad",))
-    others = {
-        "forward": _time(start, end, label, ("dgrad", "wgrad", "backward", "recompute")),
-        "backward": _time(start, end, label, ("forward",)),
-    }
-    measured: dict[str, list[Ints]] = {name: [] for name in MEASURED}
-    found = kinds(np.flatnonzero(label.map(_LANE.__contains__)), label, pass_)
-    known = [(str(name), of_pass) for (name, of_pass), _ in found]
-    for (_, of_pass), at in found:
-        own_time = union(start[at], end[at])
-        crossed = own_time & others[of_pass] if of_pass in others else EMPTY
-        for part, time in zip(
-            measured.values(), (own_time, own_time & compute, own_time & weights, crossed), strict=True
-        ):
-            part.append(time.covered_ns(low, high))
-    if not known:
+    step, phase, low, high = np.array(windows, np.int64).reshape(-1, 4).T
+    label, pass_ = label_codes(rows), whole_numbers(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
+    kind, first = alike(label, pass_)
+    if not windows or not len(first):
         return pl.DataFrame(schema=LANES)
-    table = pl.concat([windows] * len(known)).with_columns(
-        pl.Series("lane", np.repeat([_LANE[name] for name, _ in known], windows.height), pl.String),
-        *(
-            pl.Series(n, [kind[k] for kind in known for _ in range(windows.height)], pl.String)
-            for k, n in enumerate(("label", "pass"))
-        ),
-        *(pl.Series(n, np.concatenate(parts)) for n, parts in measured.items()),
-        span_ns=pl.col("end_ns") - pl.col("start_ns"),
-    )
-    by = ["step", "phase", "lane", "label", "pass"]
-    summed = table.group_by(by, maintain_order=True).agg(pl.col("span_ns", *MEASURED).sum())
-    return summed.filter(pl.col("total_ns") > 0).select(pl.col(n).cast(kind) for n, kind in LANES.items())
+    start, end = _spans(rows)
+    own = union(start, end, kind)
+    covers = [_time(start, end, label, wanted) for wanted in (_COMPUTE, ("wgrad",), *_OTHER_PASS)]
+    ns = np.zeros((len(MEASURED), len(first), len(windows)), np.int64)
+    for at, of_pass in enumerate(pass_[first].tolist()):
+        time = own.of(at)
+        beside = [time & covers[0], time & covers[1], time & covers[2 + of_pass] if of_pass >= 0 else EMPTY]
+        for which, part in enumerate((time, *beside)):
+            ns[which, at] = part.covered_ns(low, high)
+    return _summed(ns, (step, phase, high - low), label[first], pass_[first])
 
 
-def _time(start: Ints, end: Ints, label: Text, wanted: tuple[str, ...]) -> Intervals:
-    at = label.map(wanted.__contains__)
+def _summed(ns: Ints, windows: tuple[Ints, Ints, Ints], label: Ints, pass_: Ints) -> pl.DataFrame:
+    """Return LANES: what was measured of each label and pass in each window, over the windows of a step's phase."""
+    step, phase, span = windows
+    same, first = alike(step - step.min(), phase)
+    totals = np.zeros((1 + len(ns), len(label), len(first)), np.int64)
+    for window, of_phase in enumerate(same.tolist()):
+        totals[0, :, of_phase] += span[window]
+        totals[1:, :, of_phase] += ns[:, :, window]
+    of, at = np.nonzero(totals[1])
+    lane = [_LANE[LABELS[code]] for code in label.tolist()]
+    columns = {
+        "step": step[first[at]],
+        "phase": pl.Series((*PHASES, "FB"), dtype=LANES["phase"]).gather(phase[first[at]]),
+        "span_ns": totals[0][of, at],
+        "lane": pl.Series(lane, dtype=LANES["lane"]).gather(of),
+        "label": pl.Series([LABELS[code] for code in label.tolist()], dtype=pl.String).gather(of),
+        "pass": pl.Series([(*PASSES, None)[code] for code in pass_.tolist()], dtype=pl.String).gather(of),
+        **{name: totals[1 + which][of, at] for which, name in enumerate(MEASURED)},
+    }
+    return pl.DataFrame(columns, schema=LANES)
+
+
+def _time(start: Ints, end: Ints, label: Ints, wanted: tuple[str, ...]) -> Intervals:
+    at = np.flatnonzero(among_labels(label, wanted))
     return union(start[at], end[at])
 
 
@@ -97,26 +108,21 @@ def _spans(part: pl.DataFrame) -> tuple[Ints, Ints]:
     return part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
 
 
-def _windows(chunks: pl.DataFrame) -> pl.DataFrame:
+def _windows(chunks: pl.DataFrame) -> list[tuple[int, int, int, int]]:
     """Step, phase, start and end of every phase, and of every overlapped block."""
-    forward = pl.col("op") == "F"
-    edges = chunks.group_by("step", maintain_order=True).agg(
-        pl.col("start_ns").min().alias("first"),
-        pl.col("end_ns").max().alias("last"),
-        pl.col("start_ns").filter(~forward).min().alias("warm"),
-        pl.col("end_ns").filter(forward).max().alias("cool"),
-    )
-    warm = pl.coalesce("warm", "last")
-    cool = pl.max_horizontal(warm, pl.coalesce("cool", "first")).alias("cool")
-    ends = edges.select("step", "first", warm, cool, "last")
-    rows: list[tuple[int, str, int, int]] = []
-    for step, *times in ends.rows():
-        rows += [(step, phase, a, b) for phase, a, b in zip(PHASES, times, times[1:], strict=False)]
+    rows: list[tuple[int, int, int, int]] = []
+    columns = (chunks[name].to_list() for name in ("step", "op", "start_ns", "end_ns"))
+    spans: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+    for step, op, start, end in zip(*columns, strict=True):
+        spans.setdefault(step, ([], []))[op == "F"].append((start, end))
+    for step, (back, forward) in spans.items():
+        first, last = min(start for start, _ in back + forward), max(end for _, end in back + forward)
+        warm = min((start for start, _ in back), default=last)
+        cool = max(warm, max((end for _, end in forward), default=first))
+        rows += [(step, phase, a, b) for phase, (a, b) in enumerate(pairwise((first, warm, cool, last)))]
     for part in chunks.filter(pl.col("beside") >= 0).partition_by("step", maintain_order=True):
-        rows += [(int(part["step"][0]), "FB", a, b) for a, b in _blocks(part)]
-    real = [row for row in rows if row[3] > row[2]]
-    kinds = {"step": pl.Int64, "phase": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
-    return pl.DataFrame(real, schema=kinds, orient="row")
+        rows += [(int(part["step"][0]), len(PHASES), a, b) for a, b in _blocks(part)]
+    return [row for row in rows if row[3] > row[2]]
 
 
 def _blocks(part: pl.DataFrame) -> list[tuple[int, int]]:

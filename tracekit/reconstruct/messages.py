@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE
+from tracekit._util.coded import Bools, Text
+from tracekit._util.columns import whole_numbers
+from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, MESSAGE
 
 Ints = npt.NDArray[np.int64]
 
@@ -31,43 +33,67 @@ MESSAGES = pl.Schema(
 
 def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     """Return the messages (``MESSAGES``) among a rank's *rows*; *chunks* are its forwards and backwards."""
-    part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("p2p").is_not_null())
-    computing = rows.filter(pl.col("side").is_in([FORWARD, ENGINE, LOOSE]))["stream"].unique()
-    split = part.select(
-        "step",
-        pl.col("host_ns").alias("launch_ns"),
-        "start_ns",
-        "end_ns",
-        pl.col("p2p").cast(pl.String).str.split(",").alias("message"),
-        pl.col("group").cast(pl.String),
-        "stream",
-        "bytes",
-        inline=pl.col("stream").is_in(computing.implode()),
-        kernel="id",
-    ).explode("message")
-    way = pl.col("message").str.split(":")
-    messages = split.with_columns(
-        send=way.list.get(0) == "send", peer=way.list.get(1).cast(pl.Int32, strict=False)
-    ).with_row_index("at")
-    sends = messages.filter("send")
-    made = sends.select("at", made=_makers(sends["step"], sends["launch_ns"], chunks))
-    joined = messages.join(made, on="at", how="left", maintain_order="left")
-    return joined.select(pl.col(name).cast(kind) for name, kind in MESSAGES.items())
+    side = rows["side"].to_numpy()
+    part = rows[np.flatnonzero(side == MESSAGE)]
+    stream = rows["stream"]
+    computing = stream.filter(pl.Series(np.isin(side, (FORWARD, ENGINE, LOOSE)))).unique()
+    text = Text.of(part["p2p"])
+    words = [[_message(word) for word in value.split(",")] for value in text.values]
+    count = np.array([len(own) for own in words], np.int64)[text.codes]
+    row = np.repeat(np.arange(len(part)), count)
+    sent, peer = ([one[which] for code in text.codes.tolist() for one in words[code]] for which in (0, 1))
+    table = part.select("step", "host_ns", "start_ns", "end_ns", "stream", "bytes", "id", "group")[row]
+    send = np.array(sent, np.bool_)
+    made: list[str | None] = [None] * len(row)
+    for at, maker in zip(
+        np.flatnonzero(send).tolist(), _makers(table["step"], table["host_ns"], send, chunks), strict=True
+    ):
+        made[at] = maker
+    return pl.DataFrame(
+        {
+            "step": table["step"],
+            "kernel": table["id"],
+            "send": send,
+            "peer": pl.Series(peer, dtype=pl.Int32),
+            "launch_ns": table["host_ns"],
+            "start_ns": table["start_ns"],
+            "end_ns": table["end_ns"],
+            "group": table["group"].cast(pl.String),
+            "stream": table["stream"],
+            "inline": table["stream"].is_in(computing.implode()),
+            "bytes": table["bytes"],
+            "made": pl.Series(made, dtype=pl.String),
+        },
+        schema=MESSAGES,
+    )
 
 
-def _makers(step: pl.Series, launch_ns: pl.Series, chunks: pl.DataFrame) -> pl.Series:
+def _message(word: str) -> tuple[bool, int | None]:
+    """Return whether a message is sent, and to or from whom.
+
+    >>> _message("send:2"), _message("recv:?")
+    ((True, 2), (False, None))
+    """
+    way, _, peer = word.partition(":")
+    return way == "send", int(peer) if peer.isdecimal() and len(peer) < 10 else None
+
+
+def _makers(step: pl.Series, launch_ns: pl.Series, send: Bools, chunks: pl.DataFrame) -> list[str | None]:
     """Return F or B for each send: the kind of the chunk launched last before it; several sends at once, one each."""
-    work = chunks.filter(pl.col("op") != "W").sort("step", "last_ns", maintain_order=True)
-    ops, last = work["op"].replace("I", "B").to_numpy().astype("<U1"), work["last_ns"].to_numpy()
-    made = np.full(len(launch_ns), "", dtype="<U1")
-    steps, at = step.fill_null(-1).to_numpy(), launch_ns.to_numpy()
+    work = np.flatnonzero((chunks["op"] != "W").to_numpy())
+    of, last = chunks["step"].to_numpy()[work], chunks["last_ns"].to_numpy()[work]
+    order = np.lexsort((last, of))
+    work, of, last = work[order], of[order], last[order]
+    steps, at = whole_numbers(step)[send], launch_ns.to_numpy()[send]
+    maker = np.full(len(at), -1, np.int64)
     for number in np.unique(steps).tolist():
         in_step = np.flatnonzero(steps == number)
-        first, end = np.searchsorted(work["step"].to_numpy(), [number, number + 1]).tolist()
+        first, end = np.searchsorted(of, [number, number + 1]).tolist()
         chunk = _senders(last[first:end], at[in_step])
-        known = chunk >= 0
-        made[in_step[known]] = ops[first:end][chunk[known]]
-    return pl.Series("made", made).replace("", None)
+        maker[in_step] = np.where(chunk >= 0, chunk + first, -1)
+    ops = chunks["op"].to_list()
+    kinds = ["B" if ops[row] == "I" else ops[row] for row in work.tolist()]
+    return [kinds[row] if row >= 0 else None for row in maker.tolist()]
 
 
 def senders(work: pl.DataFrame, sends: pl.DataFrame) -> Ints:

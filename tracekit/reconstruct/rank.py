@@ -13,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
+from tracekit._util.sets import NEVER
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union
-from tracekit.reconstruct.beside import beside
+from tracekit.metrics.lanes import label_codes
+from tracekit.reconstruct.beside import COLUMNS, partners
 from tracekit.reconstruct.chunks import POSITION, SURE
 from tracekit.reconstruct.contention import CONTENTION, contention
 from tracekit.reconstruct.kernels import LOOSE, prepare
@@ -25,7 +28,7 @@ from tracekit.reconstruct.messages import read_messages
 from tracekit.reconstruct.repeats import repeats
 from tracekit.reconstruct.segment import segment_steps
 from tracekit.reconstruct.stalls import Timeline, find_stalls
-from tracekit.schema import COMPUTE_LABELS, STALL_CAUSES, ProcessGroup, Source
+from tracekit.schema import COMPUTE_LABELS, LABELS, STALL_CAUSES, ProcessGroup, Source, conform
 
 Ints = npt.NDArray[np.int64]
 
@@ -117,7 +120,7 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     [('F', 0, 0, 5), ('B', 0, 6, 9)]
     """
     everything = labelled if around is None else around
-    labelled, sampled = sample_steps(labelled)
+    labelled, sampled = sample_steps(labelled.select(_ASKED))
     rows = prepare(labelled)
     if rows["step"].null_count() == rows.height:  # the whole trace is one step
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
@@ -143,13 +146,16 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     )
 
 
+_ASKED = ("id", "name", "label", "pass", "step", "start_ns", "end_ns", "launch_ns", "stream", "autograd_sequence",
+          "node", "annotation", "annotations", "stage", "microbatch", "p2p", "group", "group_desc", "group_ranks",
+          "bytes")  # fmt: skip
+"""What is asked of GPU events."""
+
+
 def _contention(rows: pl.DataFrame, cut: _Cut, ran: Timeline) -> pl.DataFrame:
     """Return what communication cost the kernels of the chunks of all steps."""
-    if not len(cut.at):
-        return pl.DataFrame(schema=CONTENTION)
-    used = rows.select("host_ns", "start_ns", "end_ns")[cut.at]
-    named = used.with_columns(chunk=pl.Series(cut.chunk), op=cut.chunks["op"].gather(cut.chunk))
-    return contention(named, ran.time(("pp_comm",)))
+    host, start, end = (rows[name].to_numpy()[cut.at] for name in ("host_ns", "start_ns", "end_ns"))
+    return contention(cut.chunk, cut.chunks["op"].to_list(), (host, start, end), ran.time(("pp_comm",)))
 
 
 def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
@@ -162,7 +168,7 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.
     >>> kept["step"].to_list(), notice.code
     ([4, None], 'steps-sampled')
     """
-    steps = labelled["step"].drop_nulls().unique().sort()
+    steps = labelled["step"].unique().drop_nulls().sort()
     stride = 1
     while len(steps) > most * stride:
         stride *= 2
@@ -196,49 +202,58 @@ def _cut(rows: pl.DataFrame) -> _Cut:
     chunk = np.concatenate(
         [cut.chunk[cut.chunk >= 0] + before for before, (_, _, cut) in zip(first, segmented, strict=False)]
     )
-    used = rows.select(*_IN_CHUNKS)[at].with_columns(chunk=pl.Series(chunk))
-    chunks = _held(used).with_columns(
-        step=pl.Series(np.repeat([step for step, _, _ in segmented], counts)),
-        op=pl.Series([op for _, _, cut in segmented for op in cut.op], dtype=pl.String),
-        pair=pl.Series(np.concatenate([cut.pair for _, _, cut in segmented])),
-        confidence=pl.Series([sure for _, _, cut in segmented for sure in cut.confidence], dtype=pl.Float64),
+    chunks = _held(rows, at, chunk).with_columns(
+        pl.Series("step", np.repeat([step for step, _, _ in segmented], counts)),
+        pl.Series("op", [op for _, _, cut in segmented for op in cut.op], dtype=pl.String),
+        pl.Series("pair", np.concatenate([cut.pair for _, _, cut in segmented])),
+        pl.Series("confidence", [sure for _, _, cut in segmented for sure in cut.confidence], dtype=pl.Float64),
     )
     chunks = _shared_names(chunks)
-    partners = [
-        beside(chunks[a:b], from_ranges=cut.from_ranges)
-        for a, b, (_, _, cut) in zip(first, first[1:], segmented, strict=False)
-    ]
-    return _Cut(chunks.with_columns(beside=pl.concat(partners)), at, chunk)
+    columns = [chunks[name].to_list() for name in COLUMNS]
+    found: list[int] = []
+    for a, b, (_, _, cut) in zip(first, first[1:], segmented, strict=False):
+        found += partners([column[a:b] for column in columns], from_ranges=cut.from_ranges)
+    return _Cut(chunks.with_columns(pl.Series("beside", found, dtype=pl.Int64)), at, chunk)
 
 
-_IN_CHUNKS = ("name", "host_ns", "side", "start_ns", "end_ns", "stage", "microbatch", "block")
-"""What is asked of a chunk's rows."""
-
-
-def _held(used: pl.DataFrame) -> pl.DataFrame:
+def _held(rows: pl.DataFrame, at: Ints, chunk: Ints) -> pl.DataFrame:
     """Return for every chunk when its rows were launched and ran, what they are called and how often they repeat."""
-    host = pl.col("host_ns")
-    return (
-        used.group_by("chunk")
-        .agg(
-            host.min().alias("launch_ns"),
-            pl.coalesce(host.filter(pl.col("side") != LOOSE).max(), host.max()).alias("last_ns"),
-            pl.col("start_ns").min(),
-            pl.col("end_ns").max(),
-            pl.col("stage", "microbatch", "block").drop_nulls().first(),
-        )
-        .join(repeats(used), on="chunk", how="left")
-        .sort("chunk")
+    order = np.argsort(chunk, kind="stable")
+    first = np.flatnonzero(np.diff(chunk[order], prepend=-1))
+    host, start, end = (rows[name].to_numpy()[at] for name in ("host_ns", "start_ns", "end_ns"))
+    needed = np.where(rows["side"].to_numpy()[at] != LOOSE, host, NEVER)
+    last = np.maximum.reduceat(needed[order], first)
+    return pl.DataFrame(
+        {
+            "launch_ns": np.minimum.reduceat(host[order], first),
+            "last_ns": np.where(last == NEVER, np.maximum.reduceat(host[order], first), last),
+            "start_ns": np.minimum.reduceat(start[order], first),
+            "end_ns": np.maximum.reduceat(end[order], first),
+            **{name: _first_known(rows[name], at, chunk, len(first)) for name in ("stage", "microbatch", "block")},
+            "layers": repeats(chunk, whole_numbers(rows["name"].to_physical())[at], end - start),
+        }
     )
+
+
+def _first_known(column: pl.Series, at: Ints, chunk: Ints, count: int) -> pl.Series:
+    """Return of each chunk the first value among its rows *at*; null where none has one."""
+    if column.null_count() == len(column):
+        return column.clear(count)
+    known = np.flatnonzero(column.is_not_null().to_numpy()[at])[::-1]
+    row = np.full(count, -1, np.int64)
+    row[chunk[known]] = at[known]  # backwards: the first one stays
+    return column.gather(np.maximum(row, 0)).scatter(np.flatnonzero(row < 0), None)
 
 
 def _shared_names(chunks: pl.DataFrame) -> pl.DataFrame:
     """Return the chunks; a backward without a name of its own has its forward's."""
     names, key = ("stage", "microbatch"), ["step", "pair"]
+    if any(chunks[name].null_count() == len(chunks) for name in names):
+        return chunks
     has_names = pl.all_horizontal(pl.col(names).is_not_null())
-    own = chunks.filter(has_names & (pl.col("op") == "F")).group_by(key).agg(pl.col(n).first() for n in names)
     if not chunks.select(has_names.any()).item():
         return chunks
+    own = chunks.filter(has_names & (pl.col("op") == "F")).group_by(key).agg(pl.col(n).first() for n in names)
     joined = chunks.join(own, on=key, how="left", suffix="_of_f", maintain_order="left")
     named = joined.with_columns(pl.coalesce(n, f"{n}_of_f").alias(n) for n in names).drop(f"{n}_of_f" for n in names)
     return named.with_columns(confidence=pl.when(has_names).then(pl.lit(SURE)).otherwise("confidence"))
@@ -247,8 +262,9 @@ def _shared_names(chunks: pl.DataFrame) -> pl.DataFrame:
 def _stall_table(stalls: dict[str, Intervals]) -> pl.DataFrame:
     """Return the stalls as one table, so that they travel."""
     start, end = (np.concatenate([getattr(s, n) for s in stalls.values()]) for n in ("start_ns", "end_ns"))
-    cause = np.repeat(np.array(list(stalls), dtype=np.str_), [len(s) for s in stalls.values()])
-    return pl.DataFrame({"cause": cause, "start_ns": start, "end_ns": end}, schema_overrides={"cause": STALLS["cause"]})
+    cause = np.repeat([STALL_CAUSES.index(name) for name in stalls], [len(s) for s in stalls.values()])
+    named = pl.Series(STALL_CAUSES, dtype=STALLS["cause"]).gather(cause)
+    return pl.DataFrame({"cause": named, "start_ns": start, "end_ns": end})
 
 
 def _measured(chunks: pl.DataFrame, ran: Timeline, stalls: dict[str, Intervals]) -> pl.DataFrame:
@@ -257,12 +273,12 @@ def _measured(chunks: pl.DataFrame, ran: Timeline, stalls: dict[str, Intervals])
         return chunks
     start, end = _spans(chunks)
     compute = ran.time((*COMPUTE_LABELS, "other"))
-    inside = {f"{cause}_ns": pl.Series(s.covered_ns(start, end)) for cause, s in stalls.items()}
-    return chunks.with_columns(
-        busy_ns=pl.Series(compute.covered_ns(start, end)),
-        wgrad_ns=pl.Series(ran.time(("wgrad",)).covered_ns(start, end)),
-        **inside,
-    ).select(pl.col(name).cast(kind) for name, kind in CHUNKS.items())
+    inside = {
+        "busy_ns": compute.covered_ns(start, end),
+        "wgrad_ns": ran.time(("wgrad",)).covered_ns(start, end),
+        **{f"{cause}_ns": stall.covered_ns(start, end) for cause, stall in stalls.items()},
+    }
+    return conform(chunks.with_columns(pl.Series(name, ns) for name, ns in inside.items()), CHUNKS)
 
 
 def _spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
@@ -278,8 +294,7 @@ def _spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
 def _groups(source: Source, rows: pl.DataFrame) -> tuple[ProcessGroup, ...]:
     """Return the process groups the file lists, and those that only its messages name the ranks of."""
     listed = {group.name for group in source.groups if group.ranks}
-    message = (pl.col("label").cast(pl.String) == "pp_comm") & pl.col("group").is_not_null()
-    words = rows.filter(message).select(pl.col("group", "group_desc", "group_ranks").cast(pl.String))
+    words = _named(rows).select(pl.col("group", "group_desc", "group_ranks").cast(pl.String))
     named = words.filter(pl.col("group_ranks").str.contains(r"^\[\d+(,\d+)*\]$")).unique("group", maintain_order=True)
     more = [
         ProcessGroup(name, text, tuple(map(int, members[1:-1].split(","))))
@@ -289,22 +304,29 @@ def _groups(source: Source, rows: pl.DataFrame) -> tuple[ProcessGroup, ...]:
     return (*source.groups, *more)
 
 
+def _named(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the pipeline's messages whose communicator is known."""
+    message = label_codes(rows) == LABELS.index("pp_comm")
+    return rows[np.flatnonzero(message & rows["group"].is_not_null().to_numpy())]
+
+
 def _group(rows: pl.DataFrame) -> str | None:
-    part = rows.filter((pl.col("label").cast(pl.String) == "pp_comm") & pl.col("group").is_not_null())
+    part = _named(rows)
     return None if part.is_empty() else str(part["group"].cast(pl.String).mode()[0])
 
 
 def _notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, ...]:
     notices = []
-    if chunks.height and not rows["number"].is_not_null().any():
+    if chunks.height and rows["number"].null_count() == len(rows):
         notices.append(
             Notice("no-sequence-numbers", "no autograd sequence numbers: backwards are tied to forwards by order alone")
         )
-    guessed = chunks.filter((pl.col("op") == "B") & (pl.col("confidence") <= POSITION))
-    if guessed.height and not notices:
+    cells = list(zip(*(chunks[name].to_list() for name in ("op", "step", "pair", "confidence")), strict=True))
+    if not notices and any(op == "B" and sure <= POSITION for op, _, _, sure in cells):
         text = "backwards share no sequence number with a forward (as with recomputed layers): tied by order alone"
         notices.append(Notice("pairs-by-order", text))
-    alone = chunks.filter(pl.col("op") == "F").join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="anti")
-    if alone.height and alone.height < chunks.filter(pl.col("op") == "F").height:
+    backs = {(step, pair) for op, step, pair, _ in cells if op != "F"}
+    forwards = [(step, pair) in backs for op, step, pair, _ in cells if op == "F"]
+    if any(forwards) and not all(forwards):
         notices.append(Notice("forward-without-backward", "some forwards have no backward in the trace"))
     return tuple(notices)

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.schema import COMPUTE_LABELS, LABELLED, LABELS
+from tracekit.metrics.lanes import among_labels, label_codes
+from tracekit.schema import COMPUTE_LABELS
 
 Ints = npt.NDArray[np.int64]
-LABEL = LABELLED["label"]
 
 BREATH_NS = 5_000
 """Shorter gaps between kernels are how a GPU breathes: part of what ran before or after them."""
@@ -33,15 +34,14 @@ _LABELS = {
 class Timeline:
     """A rank's GPU events as arrays, from which the time of any labels can be read."""
 
-    code: npt.NDArray[np.uint8]
+    code: Ints
     start_ns: Ints
     end_ns: Ints
 
     @classmethod
     def of(cls, rows: pl.DataFrame) -> Timeline:
         """From a table with label, start_ns and end_ns."""
-        code = rows["label"].cast(LABEL).to_physical().to_numpy()
-        return cls(code, rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+        return cls(label_codes(rows), rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
 
     def time(self, labels: Sequence[str], *, among: npt.NDArray[np.bool_] | None = None) -> Intervals:
         """Return when anything of these labels ran; *among* picks events.
@@ -50,7 +50,7 @@ class Timeline:
         >>> Timeline.of(rows).time(["memory"])
         Intervals([4, 9))
         """
-        wanted = np.isin(self.code, [LABELS.index(label) for label in labels])
+        wanted = among_labels(self.code, labels)
         at = np.flatnonzero(wanted if among is None else wanted & among)
         return union(self.start_ns[at], self.end_ns[at])
 
@@ -66,26 +66,34 @@ def find_stalls(
     covered = ran.time(_WORK, among=used)
     beside = Timeline.of(everything)
     stalls: dict[str, Intervals] = {}
+    before = _with_breaths(covered)
     for cause, labels in _LABELS.items():
-        before = covered | _breaths(covered)
         covered = covered | beside.time(labels)
-        stalls[cause] = (covered | _breaths(covered)) - before
+        after = _with_breaths(covered)
+        stalls[cause], before = after - before, after
     windows = _windows(chunks)
-    stalls["host"] = _host_gaps(everything, covered | _breaths(covered), windows)
+    stalls["host"] = _host_gaps(everything, before, windows)
     return {cause: stall & windows for cause, stall in stalls.items()}
 
 
-def _breaths(covered: Intervals) -> Intervals:
-    gaps = covered.gaps()
-    short = gaps.end_ns - gaps.start_ns < BREATH_NS
-    return Intervals(gaps.group[short], gaps.start_ns[short], gaps.end_ns[short])
+def _with_breaths(covered: Intervals) -> Intervals:
+    """Return the time, and the short gaps between its parts."""
+    if not len(covered):
+        return covered
+    wide = covered.start_ns[1:] - covered.end_ns[:-1] >= BREATH_NS
+    first, last = np.append(True, wide), np.append(wide, True)
+    return Intervals(covered.group[first], covered.start_ns[first], covered.end_ns[last])
 
 
 def _windows(chunks: pl.DataFrame) -> Intervals:
     """Return the time of the steps, each with as much again before it, when other ranks may already have begun."""
-    edges = chunks.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-    start, end = edges["start_ns"].to_numpy(), edges["end_ns"].to_numpy()
-    return union(2 * start - end, end)
+    if chunks.is_empty():
+        return EMPTY
+    step, start, end = (chunks[name].to_numpy() for name in ("step", "start_ns", "end_ns"))
+    order = np.argsort(step, kind="stable")
+    first = np.flatnonzero(np.diff(step[order], prepend=step[order[0]] - 1))
+    begin, until = np.minimum.reduceat(start[order], first), np.maximum.reduceat(end[order], first)
+    return union(2 * begin - until, until)
 
 
 def _host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals) -> Intervals:
@@ -94,10 +102,11 @@ def _host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals) -> 
     A kernel launched into an idle GPU does not start at once. It would have, had it been launched before, so that time
     is the host's as well. How long it usually takes is measured there: no kernel could have started earlier.
     """
-    known = events.select("launch_ns", "start_ns").drop_nulls("launch_ns").sort("start_ns")
-    if not len(covered) or not len(windows) or known.is_empty():
+    known = np.flatnonzero(events["launch_ns"].is_not_null().to_numpy())
+    if not len(covered) or not len(windows) or not len(known):
         return EMPTY
-    starts, launches = known["start_ns"].to_numpy(), known["launch_ns"].to_numpy()
+    known = known[np.argsort(events["start_ns"].to_numpy()[known], kind="stable")]
+    starts, launches = events["start_ns"].to_numpy()[known], whole_numbers(events["launch_ns"])[known]
     ends = covered.start_ns
     begins = np.concatenate([[min(windows.start_ns[0], ends[0])], covered.end_ns[:-1]])
     at = np.minimum(np.searchsorted(starts, ends), len(starts) - 1)
