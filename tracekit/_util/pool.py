@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from tracekit._util.faults import as_tracekit_error
 from tracekit._util.machine import cores
-from tracekit._util.processes import in_workers
+from tracekit._util.processes import beside_workers, in_workers
 from tracekit._util.records import dataclass
 from tracekit.errors import InputError, OptionError, TracekitError
 
@@ -90,10 +90,12 @@ def iter_map(
     executor: Executor | None = None,
     progress: str | None = None,
     apart: bool = False,
+    beside: bool = False,
 ) -> Iterator[Done[T, R]]:
     """Like ``run_map``, but yield each item as it is done, in whatever order that is.
 
-    *apart*: even one worker is a process of its own, so that one that dies of its item can be reported.
+    *apart*: even one worker is a process of its own, so that one that dies of its item can be reported. *beside*: this
+    process works too, beside those that were started ahead.
 
     >>> sorted(done.value for done in iter_map(len, ["a", "bb"], workers=1))
     [1, 2]
@@ -105,6 +107,8 @@ def iter_map(
     stream: Generator[Done[T, R], None, None]
     if executor is not None:
         stream = _on_executor(function, pending, executor, IN_FLIGHT * (workers or executor_size(executor)))
+    elif beside:
+        stream = _in_processes(function, pending, 0)
     elif count == 1 and not apart:
         stream = (_attempt(function, index, item) for index, item in pending)
     else:
@@ -162,11 +166,15 @@ def _result(future: Future[Done[T, R]], index: int, item: T) -> Done[T, R]:
 def _in_processes(
     function: Callable[[T], R], pending: list[tuple[int, T]], count: int
 ) -> Generator[Done[T, R], None, None]:
-    """Spawned workers. When one dies its item runs again, alone: it may have died of what others did, or was killed."""
+    """Spawned workers (none: those started ahead, and this process beside them).
+
+    When one dies its item runs again, alone: it may have died of what others did, or was killed.
+    """
     hide_main = getattr(function, "__module__", None) != "__main__"
     work = partial(_attempt_pair, function)
     orphans: list[tuple[int, T]] = []
-    with contextlib.closing(in_workers(work, pending, count, hide_main=hide_main)) as stream:
+    made = in_workers(work, pending, count, hide_main=hide_main) if count else beside_workers(work, pending)
+    with contextlib.closing(made) as stream:
         for pair, alive, done in stream:
             if alive:
                 yield pickle.loads(done)

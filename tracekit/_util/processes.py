@@ -1,28 +1,36 @@
 """Spawned workers, each on a pipe of its own: one that dies takes nothing with it but the item it was at.
 
 A worker that is killed while it writes its result leaves half a message in its own pipe and nowhere else, so that
-stopping never waits for anybody. Workers end when their parent does, whatever ended it.
+stopping never waits for anybody. Workers end when their parent does, whatever ended it. Some may be started ahead,
+before there is work: a third of what a small run takes is importing, which they do while their parent does the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from queue import SimpleQueue
 from typing import Any
 
 from tracekit._util.machine import cores
 
 PATIENCE_S = 5.0
 """How long a worker that was told to stop may take before it is killed."""
+
+Made = tuple[Any, bool, Any]
+"""An item, whether its worker lived to finish it, and what was made of it."""
 
 
 @dataclass(slots=True)
@@ -60,15 +68,80 @@ class _Worker:
         self.process.close()
 
 
+_waiting: list[_Worker] = []
+
+
+def start_ahead(count: int, module: str) -> None:
+    """Start workers before there is work; meanwhile they import *module*."""
+    _waiting.extend(_start(count + 1, hide_main=True, module=module) for _ in range(count))
+
+
+def started_ahead() -> int:
+    """Return how many workers wait for work.
+
+    >>> started_ahead()
+    0
+    """
+    return len(_waiting)
+
+
+def _taken(most: int) -> list[_Worker]:
+    taken = _waiting[:most]
+    del _waiting[:most]
+    return taken
+
+
+def beside_workers(function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Made, None, None]:
+    """Yield what ``in_workers`` would, from this process and from those that were started ahead, which end with it."""
+    queue, done = deque(items), SimpleQueue[Made]()
+    crew = _taken(len(items) - 1)
+    dealer = threading.Thread(target=_deal, args=(function, queue, list(crew), done), daemon=True)
+    dealer.start()
+    try:
+        for _ in items:
+            mine = _next(queue) if done.empty() else ()
+            yield (mine[0], True, function(mine[0])) if mine else done.get()
+    finally:
+        queue.clear()
+        for worker in crew:
+            worker.process.kill()
+        dealer.join()  # the pipes say that nobody is there
+        for worker in crew:
+            worker.end(now=True)
+
+
+def _deal(function: Callable[[Any], Any], queue: deque[Any], crew: list[_Worker], done: SimpleQueue[Made]) -> None:
+    """Hand items to idle workers, and what they made of them to *done*, until there are none of either."""
+    while crew:
+        for worker in [one for one in crew if not one.busy]:
+            for item in _next(queue):
+                worker.give(function, item)  # where it is gone, its pipe says so next
+        crew = [worker for worker in crew if worker.busy]
+        ready = wait([worker.pipe for worker in crew]) if crew else []
+        for worker in [one for one in crew if one.pipe in ready]:
+            alive, made = worker.take()
+            done.put((worker.item, alive, made))
+            if not alive:
+                crew.remove(worker)
+
+
+def _next(queue: deque[Any]) -> tuple[Any, ...]:
+    """Return the next item, or nothing: between looking and taking, another thread may have had the last."""
+    try:
+        return (queue.popleft(),)
+    except IndexError:
+        return ()
+
+
 def in_workers(
     function: Callable[[Any], Any], items: Sequence[Any], count: int, *, hide_main: bool = True
-) -> Generator[tuple[Any, bool, Any], None, None]:
+) -> Generator[Made, None, None]:
     """Yield each item with whether its worker lived to finish it, and what *function* made of it.
 
     *function* must not raise. When the caller stops early, or is interrupted, all workers end at once.
     """
     queue = list(reversed(items))
-    crew: list[_Worker] = []
+    crew = _taken(count) if hide_main else []
     whole = False
     try:
         while queue or any(worker.busy for worker in crew):
@@ -90,19 +163,22 @@ def in_workers(
             worker.end(now=not whole)
 
 
-def _start(count: int, *, hide_main: bool) -> _Worker:
+def _start(count: int, *, hide_main: bool, module: str | None = None) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, module), daemon=True)
     with _hidden_main() if hide_main else contextlib.nullcontext(), _shared_cores(count), _deaf():
         process.start()
     theirs.close()  # so that the worker's end is the worker's alone: when it dies, ours says so
     return _Worker(process, ours)
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, module: str | None) -> None:
     """Work until the parent hangs up."""
     threading.Thread(target=_follow_parent, daemon=True).start()
+    gc.set_threshold(200_000)  # as in the command line: imports make many objects and no garbage
+    if module is not None:
+        importlib.import_module(module)
     with contextlib.suppress(EOFError, OSError):
         while True:
             function, item = pipe.recv()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tracekit._util.machine import cores
 from tracekit._util.notices import merge_notices
 from tracekit._util.pool import Done, Spread, executor_size, in_turn, iter_map
+from tracekit._util.processes import started_ahead
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.parsers.refs import SourceRef
@@ -68,7 +69,8 @@ def map_sources(
             prepare(refs)
     done = []
     apart = executor is None and any(may_not_fit(ref) for ref in refs)
-    stream = iter_map(work, refs, workers=count, executor=executor, progress=progress, apart=apart)
+    beside = executor is None and workers is None and count == 1 < len(refs) and started_ahead() > 0 and not apart
+    stream = iter_map(work, refs, workers=count, executor=executor, progress=progress, apart=apart, beside=beside)
     with contextlib.closing(stream):  # type: ignore[type-var]  # a generator in truth, which stops its workers
         for one in stream:
             done.append(one)

@@ -1,0 +1,110 @@
+"""Workers that are started before there is work: who starts them, and what is made beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+
+import pytest
+
+import tracekit
+from tracekit._util import processes
+from tracekit._util.pool import iter_map
+from tracekit._util.processes import beside_workers, start_ahead, started_ahead
+from tracekit.cli import _ahead
+from tracekit.cli._ahead import MOST, PAYS_FILES, start_workers
+
+DIE_IN_A_WORKER = f"__import__('os').getpid() == {os.getpid()} or __import__('os')._exit(1)"
+SLOWLY = "__import__('time').sleep(0.3) or __import__('os').getpid()"
+
+
+@pytest.fixture
+def ahead():
+    """Start a worker, and see that none is left."""
+    start_ahead(1, "tracekit._util.text")
+    crew = list(processes._waiting)
+    yield crew
+    for worker in processes._taken(len(crew)):
+        worker.end(now=True)
+
+
+def test_every_item_is_made_once_here_or_there(ahead):
+    made = list(beside_workers(eval, [SLOWLY] * 6))
+    assert [alive for _, alive, _ in made] == [True] * 6
+    places = {place for _, _, place in made}
+    assert os.getpid() in places
+    assert len(places) == 2, "both worked"
+    assert started_ahead() == 0
+
+
+def test_results_are_those_of_one_process(ahead):
+    items = [str(k) for k in range(20)]
+    assert sorted(value for _, _, value in beside_workers(eval, items)) == list(range(20))
+
+
+def test_an_item_of_which_a_worker_died_runs_again_and_is_reported(ahead):
+    done = sorted(iter_map(eval, [DIE_IN_A_WORKER, SLOWLY, SLOWLY], beside=True), key=lambda one: one.index)
+    assert "died" in done[0].error.message
+    assert done[1].value == done[2].value == os.getpid(), "nobody else was left"
+
+
+def test_when_the_caller_stops_the_workers_end(ahead):
+    with contextlib.closing(beside_workers(eval, [SLOWLY] * 6)) as stream:
+        next(stream)
+    with pytest.raises(ValueError, match="closed"):
+        ahead[0].process.is_alive()
+
+
+def test_spawned_crews_take_those_that_wait(ahead):
+    pids = {one.value for one in iter_map(eval, [SLOWLY] * 4, workers=2)}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert started_ahead() == 0
+
+
+def test_an_analysis_beside_a_worker_is_the_same(ahead):
+    beside = tracekit.analyze("sample_traces/reload").to_json()
+    assert started_ahead() == 0
+    assert json.loads(beside) == json.loads(tracekit.analyze("sample_traces/reload", workers=1).to_json())
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """How many workers each call starts, on a machine of 8 idle cores."""
+    counts = []
+    monkeypatch.setattr(_ahead, "start_ahead", lambda count, module: counts.append((count, module)))
+    monkeypatch.setattr(_ahead, "cores", lambda: 8)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.2, 4.0, 4.0))
+    return counts
+
+
+def traces(folder, count):
+    for k in range(count):
+        (folder / f"rank{k}.json.gz").touch()
+    return str(folder)
+
+
+def test_they_are_started_where_there_are_enough_traces(started, tmp_path, monkeypatch):
+    start_workers([traces(tmp_path, PAYS_FILES - 1)])
+    assert started == []
+    start_workers([traces(tmp_path, PAYS_FILES)])
+    start_workers([str(file) for file in sorted(tmp_path.iterdir())])
+    assert started == [(2, "tracekit.run.measure")] * 2
+    start_workers([traces(tmp_path, 40)])
+    assert started[-1][0] == MOST
+    monkeypatch.setattr(os, "getloadavg", lambda: (7.4, 0.0, 0.0))
+    start_workers([str(tmp_path)])
+    assert len(started) == 3, "one core is free, and this process needs it"
+
+
+def test_they_are_not_started_for_a_store_or_what_is_not_there(started, tmp_path):
+    (tmp_path / "tracekit-store.json").touch()
+    start_workers([traces(tmp_path, 9)])
+    start_workers(["nowhere", "http://host/trace.json", "run/*.json", "a\0b"] * 3)
+    assert started == []
+
+
+def test_the_module_they_import_is_there():
+    assert importlib.import_module(_ahead.WORK).Options

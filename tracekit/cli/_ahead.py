@@ -1,0 +1,40 @@
+"""Workers that are started before anything heavy is imported, where ranks will be measured and a core is free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tracekit._util.machine import cores
+from tracekit._util.processes import start_ahead
+
+PAYS_FILES = 4
+"""Files from which it pays: a worker takes as long to start as two small ranks to measure."""
+MOST = 4
+"""Workers at most: each takes 150 MB before it has read anything."""
+WORK = "tracekit.run.measure"
+_TRACES = (".json", ".json.gz", ".sqlite")
+_STORE = "tracekit-store.json"
+
+
+def start_workers(paths: Sequence[str]) -> None:
+    """Start a worker for every two further traces, as far as cores are free; none where processes would not help."""
+    files = sum(_traces(path) for path in paths)
+    if files >= PAYS_FILES and (count := min(files // 2, MOST, _free_cores() - 1)) > 0:
+        start_ahead(count, WORK)
+
+
+def _traces(path: str) -> int:
+    """Return how many files with a trace's name there are: a guess, for which nothing is opened."""
+    place = Path(path)
+    try:
+        names = [place.name] if place.is_file() else [file.name for file in place.iterdir()]
+    except (OSError, ValueError):
+        return 0  # a glob, a URL, or nothing: whoever reads it says so
+    return 0 if _STORE in names else sum(name.endswith(_TRACES) for name in names)
+
+
+def _free_cores() -> int:
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return cores() - round(busy)
