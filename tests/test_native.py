@@ -250,15 +250,26 @@ def test_no_function_of_the_package_falls_back_to_numba():
         assert one.load().__qualname__.startswith("Native."), one.name
 
 
+def imported_from(module, within, seen=None):
+    """What a module of the package imports of it, and what that imports as far as it is *within* a folder."""
+    seen = set() if seen is None else seen
+    for node in ast.walk(ast.parse((ROOT.parent / Path(*module.split("."))).with_suffix(".py").read_text())):
+        used = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        if used.startswith("tracekit") and used not in seen:
+            seen.add(used)
+            if used.startswith(within + "."):
+                imported_from(used, within, seen)
+    return seen
+
+
 def test_native_code_depends_only_on_what_its_key_covers():
     """A constant from another file could change without the kept code being seen as stale."""
-    shared = ("tracekit._util.native", "tracekit._util.compiled")
-    for folder in {one._source for one in declared() if one._source.is_dir()}:
-        own = ".".join(folder.relative_to(ROOT.parent).parts)
-        for file in folder.glob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tracekit"):
-                    assert node.module.startswith((own, *shared)), file
+    for one in declared():
+        if isinstance(one._function, str):
+            module = one._function.partition(":")[0]
+            own = ".".join(one._source.relative_to(ROOT.parent).parts)
+            elsewhere = {used for used in imported_from(module, own) if not used.startswith(own)}
+            assert elsewhere <= {"tracekit._util.native", "tracekit._util.compiled"}, one.name
     for one in declared():
         if isinstance(one._function, str):
             continue

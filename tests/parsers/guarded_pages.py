@@ -38,7 +38,7 @@ def leaves(rng):
 def main(rounds):
     rng = np.random.default_rng(3)
     sound = leaves(rng)
-    places = np.array([0, 1, 3])
+    places = np.array([[0, 1, 2, 3], [btree.NUMBER, btree.NUMBER, btree.TEXT, btree.NUMBER]])
     guarded = [Guarded(1 << 16) for _ in range(3)]
     outcomes = set()
     for _ in range(rounds):
@@ -51,12 +51,15 @@ def main(rounds):
         pages = place(guarded[0], len(data))
         pages[:] = data
         room = int(rng.integers(1, 100))
-        values = guarded[1].at_end(3 * room * 8).view(np.int64).reshape(3, room)
-        present = guarded[2].at_end(3 * room).reshape(3, room)
+        values = guarded[1].at_end(4 * room * 8).view(np.int64).reshape(4, room)
+        present = guarded[2].at_end(4 * room).reshape(4, room)
         present[:] = 1
         rows = btree._decode(pages, SIZE, places, values, present, np.empty(2, np.int64))
         assert -1 <= rows <= room
         outcomes.add(rows >= 0)
+        if rows > 0:
+            texts = btree._spans(pages, values[2, :rows])
+            assert texts.bin.size().to_list() == (values[2, :rows] & 0xFFFFFFFF).tolist()
     assert outcomes == {True, False}
 
 

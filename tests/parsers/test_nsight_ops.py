@@ -11,7 +11,21 @@ from hypothesis import strategies as st
 
 from tracekit.parsers.nsight.emit import parse_ops
 
-PIECES = ["aten::mm", "c10d::send", "my range", "é", ", ", ", seq = ", ", op_id = ", ", sizes = ", "[", "]", "[]", " "]
+PIECES = [
+    "aten::mm",
+    "c10d::send",
+    "my range",
+    "é",
+    "\u4e16" * 9,
+    ", ",
+    ", seq = ",
+    ", op_id = ",
+    ", sizes = ",
+    "[",
+    "]",
+    "[]",
+    " ",
+]
 PIECES += [
     "[[2, 3], []]",
     ", input_op_ids = ",
@@ -63,6 +77,7 @@ def test_any_text_is_taken_apart_as_the_patterns_say():
         ("load batch 3", ("annotation", "load batch 3", None, None, None)),
         ("aten::add", ("cpu_op", "aten::add", None, None, None)),
         ("lines\nof text, op_id = 4", ("annotation", "lines\nof text", None, 4, None)),
+        ("a, op_id = 4, \u4e16\u754c\u4e16\u754c\u4e16", ("annotation", "a", None, 4, None)),
         ("", ("annotation", "", None, None, None)),
     ],
 )

@@ -152,10 +152,11 @@ def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
         raw.validate(full=True)
     frame = pl.from_arrow(raw, rechunk=False)
     assert isinstance(frame, pl.DataFrame)
-    return frame.with_columns(_text(frame[f.name]) for f in table.schema if f.type in plain)
+    return frame.with_columns(decoded(frame[f.name]) for f in table.schema if f.type in plain)
 
 
-def _text(column: pl.Series) -> pl.Series:
+def decoded(column: pl.Series) -> pl.Series:
+    """Return bytes as text; what is not UTF-8 keeps what can be read of it."""
     try:
         return column.cast(pl.String)
     except pl.exceptions.ComputeError:

@@ -11,7 +11,6 @@ import polars as pl
 ENGINE = "autograd::engine::evaluate_function: "
 _OPS = r"^(aten|c10d|_c10d_functional|c10d_functional|autograd|torch|prim|prims|quantized|profiler)::"
 _NAMESPACED = r"^[a-z_][a-z0-9_]*::[A-Za-z0-9_.]+$"
-_DIGITS = 20  # more than any number of 64 bits has
 _BARE = ("record_param_comms", "detach", "detach_")
 
 
@@ -47,7 +46,7 @@ def parse_ops(frame: pl.DataFrame) -> pl.DataFrame:
 def _cut(text: pl.Series, start: pl.Series | int, length: pl.Series | int | None = None) -> pl.Series:
     """Return a part of *text* by bytes, as they are counted where something is found; null where *start* is.
 
-    To find and to cut takes a sixth of what a pattern with groups takes.
+    Both ends must be where a character begins. To find and to cut takes a sixth of what a pattern with groups takes.
     """
     part = pl.lit(text).cast(pl.Binary).bin.slice(start, length).cast(pl.String)
     return pl.select(part).to_series()
@@ -55,7 +54,7 @@ def _cut(text: pl.Series, start: pl.Series | int, length: pl.Series | int | None
 
 def _number(text: pl.Series, mark: str) -> pl.Series:
     """Return the number behind *mark*."""
-    behind = _cut(text, text.str.find(mark + "[0-9]") + len(mark), _DIGITS)
+    behind = _cut(text, text.str.find(mark + "[0-9]") + len(mark))
     return behind.str.extract("^([0-9]+)").cast(pl.Int64, strict=False)
 
 

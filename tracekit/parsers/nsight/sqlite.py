@@ -1,7 +1,6 @@
 """sqlite exports: from the pages of the file, or through sqlite in rowid ranges; never written to, never locked.
 
-What a file consists of, integers of tables with rowids, is read past sqlite (``btree``). sqlite reads the rest: text,
-tables of another kind, and what is unusual or damaged, which it knows best.
+What an export consists of is read past sqlite (``btree``). sqlite reads what is unusual or damaged: it knows best.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from typing import Any
 import polars as pl
 
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.nsight.btree import UnusualError, find_stored, read_integers
-from tracekit.parsers.nsight.columnar import to_polars
+from tracekit.parsers.nsight import btree
+from tracekit.parsers.nsight.btree import UnusualError, find_stored, read_columns
+from tracekit.parsers.nsight.columnar import decoded, to_polars
 from tracekit.parsers.nsight.tables import KNOWN, TEXT
 
 THREADS = 2
@@ -27,7 +27,7 @@ SALVAGE_ROWS = 32
 SMALL = 100_000
 """Below this many rows a second thread costs more than it gains."""
 
-
+_FORMS = dict.fromkeys(TEXT, btree.TEXT) | {"binaryData": btree.BLOB}
 _BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What sqlite raises on a damaged file; its own message may quote the damage."""
 
@@ -81,11 +81,12 @@ class SqliteExport:
             return self._checked(table, query, columns)
 
     def _from_pages(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read columns of integers past sqlite, where table and file are as usual."""
+        """Read columns past sqlite, where table and file are as usual."""
         stored = self._stored[table]
-        if stored is None or any(name in TEXT for name in columns):
-            raise UnusualError("text, or another kind of table")
-        return to_polars(read_integers(self.path, stored, columns), trusted=True)
+        if stored is None:
+            raise UnusualError("another kind of table")
+        frame = read_columns(self.path, stored, {name: _FORMS.get(name, btree.NUMBER) for name in columns})
+        return frame.with_columns(decoded(frame[name]) for name in columns if _FORMS.get(name) == btree.TEXT)
 
     def _checked(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
         """Read a table in which a number may be text, which sqlite allows, as null there; else one that is damaged."""

@@ -1,9 +1,9 @@
-# ruff: noqa: PLR0911, PLR0917, PLR1714
+# ruff: noqa: PLR0911, PLR0912, PLR0917, PLR1714
 # A compiled loop: plain indexes, and every doubt has its own way out.
-"""The rows on leaf pages to columns of integers, compiled. Importing it needs numba.
+"""The rows on leaf pages to columns, compiled. Importing it needs numba.
 
-Nothing here trusts the bytes. What is not exactly as sqlite writes a row of integers and nulls is left to sqlite:
-``decode`` then returns ``UNUSUAL``, having read nothing outside the pages and written nothing outside the columns.
+Nothing here trusts the bytes. What is not exactly as sqlite writes such rows is left to sqlite: ``decode`` then returns
+``UNUSUAL``, having read nothing outside the pages and written nothing outside the columns.
 """
 
 from __future__ import annotations
@@ -13,10 +13,22 @@ from typing import Any
 import numpy as np
 
 from tracekit._util.compiled import as_bytes, inlined, reversed_bytes, word_at
-from tracekit.parsers.nsight.btree.layout import LARGEST_ROW, LEAF, LEAF_HEADER, SIZES, SMALLEST_CELL, UNUSUAL
+from tracekit.parsers.nsight.btree.layout import (
+    BLOB,
+    KEY,
+    LARGEST_ROW,
+    LEAF,
+    LEAF_HEADER,
+    NUMBER,
+    SIZES,
+    SMALLEST_CELL,
+    SPAN_BITS,
+    TEXT,
+    UNUSUAL,
+)
 
 _PAST = -1  # where a number ends that does not end on its page
-_TEXT = 12  # and blobs: types from here on say how long they are
+_LONG = 12  # from here on a type says how long its value is: bytes where it is even, text where it is odd
 _WORD = 8
 
 
@@ -60,7 +72,9 @@ def _on_page(payload: Any, size: Any) -> Any:
 
 
 @inlined
-def _row(data: Any, at: Any, here: Any, payload: Any, wanted: Any, values: Any, present: Any, row: Any) -> Any:
+def _row(
+    data: Any, at: Any, here: Any, payload: Any, rowid: Any, wanted: Any, values: Any, present: Any, row: Any
+) -> Any:
     """Read one row of *payload* bytes at *at*, of which *here* are on its page; return whether it is as usual.
 
     A row is a header, its own length and the type of each column, and then the values one behind the other.
@@ -71,9 +85,9 @@ def _row(data: Any, at: Any, here: Any, payload: Any, wanted: Any, values: Any, 
     kinds_end = at + header
     value_end = kinds_end
     column = 0
-    for w in range(len(wanted)):
+    for w in range(wanted.shape[1]):
         kind, length = np.int64(0), np.int64(0)
-        while column <= wanted[w]:
+        while column <= wanted[0, w]:
             if kind_at >= kinds_end:
                 return False  # written before the column was added
             kind = np.int64(data[kind_at])
@@ -83,28 +97,38 @@ def _row(data: Any, at: Any, here: Any, payload: Any, wanted: Any, values: Any, 
                 kind, kind_at = _varint(data, kind_at, kinds_end)
                 if kind_at < 0 or kind < 0 or kind > 2 * LARGEST_ROW:
                     return False
-            length = SIZES[kind] if kind < _TEXT else (kind - _TEXT) >> 1
+            length = SIZES[kind] if kind < _LONG else (kind - _LONG) >> 1
             value_end += length
             if length < 0 or value_end > at + payload:
                 return False
             column += 1
-        if kind == 0:
+        form = wanted[1, w]
+        if form == NUMBER:
+            if kind == 0:
+                values[w, row] = 0
+                present[w, row] = 0
+            elif kind < 7 and value_end <= at + here:
+                values[w, row] = _integer(data, value_end, length)
+            elif kind == 8 or kind == 9:
+                values[w, row] = kind - 8
+            else:
+                return False
+        elif form == KEY and kind == 0:
+            values[w, row] = rowid
+        elif kind == 0:
             values[w, row] = 0
-            present[w, row] = 0
-        elif kind < 7 and value_end <= at + here:
-            values[w, row] = _integer(data, value_end, length)
-        elif kind == 8 or kind == 9:
-            values[w, row] = kind - 8
+        elif kind >= _LONG and form == (TEXT if kind & 1 else BLOB) and value_end <= at + here:
+            values[w, row] = (value_end - length) << SPAN_BITS | length
         else:
             return False
     return kind_at < kinds_end or value_end == at + payload
 
 
 def decode(pages: Any, size: Any, wanted: Any, values: Any, present: Any, rowids: Any) -> Any:
-    """Fill *values* with the *wanted* columns, ascending, of all rows on leaf *pages*; return how many rows there are.
+    """Fill *values* with the *wanted* columns of all rows on leaf *pages*; return how many rows there are.
 
-    *values* and *present*, which comes filled with ones, have room for every row; a null is a zero in both. *rowids*
-    receives the first and the last.
+    *wanted* has their places in a row, ascending, and below what each is read as. *values* and *present*, which comes
+    filled with ones, have room for every row; a null is a zero in both. *rowids* receives the first and the last.
     """
     data = as_bytes(np.int64(pages.ctypes.data))
     rows = 0
@@ -130,7 +154,18 @@ def decode(pages: Any, size: Any, wanted: Any, values: Any, present: Any, rowids
             here = _on_page(payload, size)
             if at + here + (4 if here < payload else 0) > end:
                 return UNUSUAL
-            if not _row(data, at, here, payload, wanted, values, present, rows):
+            if not _row(data, at, here, payload, rowid, wanted, values, present, rows):
                 return UNUSUAL
             rows += 1
     return rows
+
+
+def gather(pages: Any, spans: Any, out: Any) -> Any:
+    """Copy texts, or bytes, from *pages* to *out*, one behind the other; it has room for all *spans*."""
+    data, target = as_bytes(np.int64(pages.ctypes.data)), as_bytes(np.int64(out.ctypes.data))
+    k = 0
+    for span in spans:
+        start = span >> SPAN_BITS
+        for i in range(span & ((1 << SPAN_BITS) - 1)):
+            target[k + i] = data[start + i]
+        k += span & ((1 << SPAN_BITS) - 1)

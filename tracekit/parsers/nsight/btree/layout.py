@@ -23,5 +23,9 @@ LARGEST_ROW = 1_000_000_000
 """Bytes of the longest row that sqlite takes, unless it is built otherwise."""
 SIZES = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, -1, -1])
 """Type of a value → its bytes: null, integers, a real, 0 and 1; the last two are sqlite's own."""
+NUMBER, TEXT, BLOB, KEY = range(4)
+"""What a column is read as: integers and nulls, text or bytes (none where there is no value), or the rowid."""
+SPAN_BITS = 32
+"""A text or bytes among numbers: where it begins on the pages, and in this many low bits how long it is."""
 UNUSUAL = -1
 """Instead of a number of rows: these are left to sqlite."""

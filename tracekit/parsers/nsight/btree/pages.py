@@ -89,9 +89,9 @@ def _geometry(head: bytes, file_bytes: int) -> tuple[int, int]:
     """
     size = int.from_bytes(head[16:18], "big")
     size = 65536 if size == 1 else size
-    # No write-ahead log, no bytes kept free on each page, and the share of a page that a row may take as it must be.
-    usual = head[:16] == MAGIC and head[18:24] == bytes([1, 1, 0, 64, 32, 32]) and len(head) == HEADER
-    if not usual or size < 512 or size & (size - 1):
+    # No write-ahead log, no bytes kept free on each page, the share of a page that a row may take as it must be, UTF-8.
+    usual = head[:16] == MAGIC and head[18:24] == bytes([1, 1, 0, 64, 32, 32]) and head[56:60] == bytes([0, 0, 0, 1])
+    if not usual or len(head) < HEADER or size < 512 or size & (size - 1):
         raise UnusualError("header")
     count = int.from_bytes(head[28:32], "big")
     if head[24:28] != head[92:96] or count * size != file_bytes:
