@@ -27,7 +27,7 @@ def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
     rows = _calls(rows)
     thread, start, end, what = (np.array([r[i] for r in rows], np.int64) for i in range(4))
     asked = [np.array([p[i] for p in points], np.int64) for i in range(2)]
-    found = nest(thread, start, end, what, np.zeros(len(rows), np.int64), *asked)
+    found = nest(thread, start, end, what, np.zeros(len(rows), np.int64), *asked, siblings=True)
 
     def around(t, at, kind, before):
         held = [j for j, (u, a, b, w) in enumerate(rows[:before]) if w == kind and u == t and a <= at < b]
@@ -36,6 +36,10 @@ def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
     for i, (t, s, _, _) in enumerate(rows):
         assert found.op_of[i] == around(t, s, OP, i)
         assert found.ann_of[i] == around(t, s, ANNOTATION, i)
+    for i, (t, _, _, w) in enumerate(rows):
+        same = [j for j, row in enumerate(rows) if (row[0], row[3], found.op_of[j]) == (t, OP, found.op_of[i])]
+        assert found.before[i] == max((j for j in same if j < i and w == OP), default=-1)
+        assert found.after[i] == min((j for j in same if j > i and w == OP), default=-1)
     for i, (t, at) in enumerate(points):
         assert found.asked_op[i] == around(t, at, OP, len(rows))
         assert found.asked_ann[i] == around(t, at, ANNOTATION, len(rows))

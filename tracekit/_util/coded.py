@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.literals import needed
+from tracekit._util.literals import lacks, needed
 from tracekit._util.native import native, whole
 
 Bools = npt.NDArray[np.bool_]
@@ -65,15 +65,14 @@ class Own(str):
 
 @cache
 def _finder(pattern: str) -> Callable[[str], bool]:
-    """Return a test whether one of our own patterns is found."""
-    search = re.compile(pattern).search
-
+    """Return a test whether one of our own patterns is found; it is compiled when it is first tried."""
     known: dict[str, bool] = {}
+    words = needed(pattern)
 
     def found(value: str) -> bool:
         answer = known.get(value)
         if answer is None:
-            answer = search(value, 0, LONGEST) is not None
+            answer = not lacks(value.lower(), words) and re.compile(pattern).search(value, 0, LONGEST) is not None
             if len(known) < REMEMBERED and len(value) < LONGEST:
                 known[value] = answer
         return answer
@@ -298,13 +297,9 @@ class Text:
             return _table(value in asked for value in self.values)
         if isinstance(asked, Linear):
             return np.append(asked.found_in(self.values), False)
-        if self._lacks(needed(asked)):
+        if lacks(self._spelt, needed(asked)):
             return np.zeros(len(self.values) + 1, np.bool_)
         return _table(map(_finder(asked), self.values))
-
-    def _lacks(self, words: tuple[str, ...]) -> bool:
-        """Return whether no value holds any of the words; letters that are not plain have more than one spelling."""
-        return bool(words) and self._spelt.isascii() and not any(word in self._spelt for word in words)
 
     @cached_property
     def _spelt(self) -> str:
@@ -370,8 +365,8 @@ class Text:
         dtype = dtype or pl.Categorical()
         if not self.present.any():
             return pl.Series(name, [None], dtype).new_from_index(0, len(self))
-        values = pl.Series(name, [*self.values, None], dtype=pl.String).cast(dtype)
-        return values[self.codes if self.present.all() else np.where(self.present, self.codes, len(self.values))]
+        values = pl.Series(name, [None, *self.values], dtype=pl.String).cast(dtype)
+        return values[(self.codes + 1).astype(np.uint32)]
 
 
 Kind = tuple[str | None, ...]

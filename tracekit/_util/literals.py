@@ -38,6 +38,17 @@ def needed(pattern: str) -> Words:
     return _either(_PIECES.findall(pattern.lower()), 0)[0]
 
 
+def lacks(text: str, words: Words) -> bool:
+    """Return whether a text in small letters surely holds none of the *words* that something needs.
+
+    Letters that are not plain have more than one spelling.
+
+    >>> lacks("ncclkernel_allreduce", ("gemm",)), lacks("nvjet gemm", ("gemm",)), lacks("anything", ())
+    (True, False, False)
+    """
+    return bool(words) and text.isascii() and not any(word in text for word in words)
+
+
 def _either(pieces: list[str], at: int) -> tuple[Words, int]:
     """Return the words of what stands between two brackets, and the place behind: every alternative needs its own."""
     words: Words = ()

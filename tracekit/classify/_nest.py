@@ -22,14 +22,15 @@ OP, ANNOTATION = 0, 1
 
 @native(
     "void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[::1], int64[:,::1],"
-    " int64[::1], int64[::1], int64[:,::1])"
+    " int64[:,::1], int64[::1], int64[::1], int64[:,::1])"
 )
 def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and calls cost it
-    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, around: Ints, path: Ints, room: Ints,
+    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, around: Ints, path: Ints, beside: Ints, room: Ints,
     asked_thread: Ints, asked_at: Ints, answers: Ints,
 ) -> None:  # fmt: skip
     op_of, ann_of = around[0], around[1]
-    ops, anns = room[0], room[1]
+    ops, anns, youngest = room[0], room[1], room[2]
+    siblings = beside.shape[1] > 0
     n_ops = n_anns = 0
     current = np.int64(-1)
     j, asked = 0, len(asked_at)
@@ -52,7 +53,7 @@ def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and cal
         if last:
             break
         if thread[i] != current:
-            current, n_ops, n_anns = thread[i], 0, 0
+            current, n_ops, n_anns, youngest[0] = thread[i], 0, 0, -1
         while n_ops > 0 and end[ops[n_ops - 1]] <= start[i]:
             n_ops -= 1
         while n_anns > 0 and end[anns[n_anns - 1]] <= start[i]:
@@ -62,7 +63,14 @@ def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and cal
         above = op_of[i] if what[i] == OP else ann_of[i]
         way = path[above] if above >= 0 else np.int64(0)
         path[i] = (way ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
+        if siblings:
+            beside[0, i] = beside[1, i] = -1
         if what[i] == OP:
+            if siblings:
+                last = youngest[n_ops]  # of the op around
+                if last >= 0:
+                    beside[0, i], beside[1, last] = last, i
+                youngest[n_ops], youngest[n_ops + 1] = i, -1
             ops[n_ops] = i
             n_ops += 1
         else:
@@ -76,17 +84,20 @@ class Nested(NamedTuple):
     op_of: Ints
     ann_of: Ints
     path: Ints  # of an op: of the ops down to and with itself; of an annotation: of the annotations
+    before: Ints  # of an op: the op before it with the same op around, where that was asked for
+    after: Ints
     asked_op: Ints  # of points
     asked_ann: Ints
 
 
 def nest(  # noqa: PLR0917 - as many columns
-    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, asked_thread: Ints, asked_at: Ints
-) -> Nested:
+    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, asked_thread: Ints, asked_at: Ints,
+    *, siblings: bool = False,
+) -> Nested:  # fmt: skip
     """Find what is around every range and every point that is asked for, on its own thread.
 
     Ranges come in order of thread, then start, the longer first; points in any order. A range holds the point at which
-    it starts, not the one at which it ends.
+    it starts, not the one at which it ends. *siblings* too are found where they are asked for.
 
     >>> one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
     >>> nested = nest(two, np.array([0, 2]), np.array([9, 5]), np.array([OP, OP]), two, one, np.array([3]))
@@ -97,10 +108,11 @@ def nest(  # noqa: PLR0917 - as many columns
     order = in_order(asked_thread, asked_at)
     answers = np.full((2, len(order)), -1, np.int64)
     columns = (whole(column) for column in (thread, start, end, what, name))
-    _sweep(*columns, around, path, np.empty_like(around), asked_thread[order], asked_at[order], answers)
+    beside, room = np.empty((2, len(start) if siblings else 0), np.int64), np.empty((3, len(start) + 2), np.int64)
+    _sweep(*columns, around, path, beside, room, asked_thread[order], asked_at[order], answers)
     asked = np.empty_like(answers)
     asked[:, order] = answers
-    return Nested(around[0], around[1], path, asked[0], asked[1])
+    return Nested(around[0], around[1], path, beside[0], beside[1], asked[0], asked[1])
 
 
 def in_order(thread: Ints, time: Ints) -> Ints:
@@ -158,39 +170,6 @@ def climb(parent: Ints, is_op: Bools, name: Ints, rows: Ints, wanted: Bools) -> 
     if wanted.any():
         _climb(parent, is_op, name, rows, wanted, out)
     return out
-
-
-@native("void(int64[::1], int64[::1], boolean[::1], int64[::1], int64[::1], int64[::1])")
-def _siblings(  # noqa: PLR0917 - compiled code takes no keywords
-    thread: Ints, parent: Ints, is_op: Bools, before: Ints, after: Ints, youngest: Ints
-) -> None:
-    root = np.int64(-1)
-    for i in range(len(parent)):
-        if i == 0 or thread[i] != thread[i - 1]:
-            root = np.int64(-1)
-        before[i], after[i], youngest[i] = -1, -1, -1
-        if not is_op[i]:
-            continue
-        last = youngest[parent[i]] if parent[i] >= 0 else root
-        if last >= 0:
-            before[i] = last
-            after[last] = i
-        if parent[i] >= 0:
-            youngest[parent[i]] = i
-        else:
-            root = np.int64(i)
-
-
-def siblings(thread: Ints, parent: Ints, is_op: Bools) -> tuple[Ints, Ints]:
-    """For every op the op before and after it under the same parent, -1 where none.
-
-    >>> flat = np.zeros(3, np.int64), np.array([-1, 0, 0]), np.array([True, True, True])
-    >>> [side.tolist() for side in siblings(*flat)]
-    [[-1, -1, 1], [-1, 2, -1]]
-    """
-    before, after, youngest = np.empty((3, len(parent)), np.int64)
-    _siblings(whole(thread), whole(parent), np.ascontiguousarray(is_op), before, after, youngest)
-    return before, after
 
 
 @native(

@@ -79,6 +79,11 @@ class Autograd:
         return bool(len(self.rows))
 
     @cached_property
+    def row_names(self) -> Text:
+        """Names of the nodes in ``rows``."""
+        return self.names.take(self.rows)
+
+    @cached_property
     def nodes(self) -> Nodes:
         """The numbered nodes in the order they ran."""
         rows = self.rows[self.node_sequence[self.rows] >= 0]

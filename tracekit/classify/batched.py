@@ -79,7 +79,7 @@ def feeding(ranges: Ranges, autograd: Autograd) -> Text:
     Nodes that hand gradients on may be of different branches, so here none may stand between.
     """
     rows = autograd.rows
-    accumulates = autograd.names.take(rows).any_of("AccumulateGrad")
+    accumulates = autograd.row_names.any_of("AccumulateGrad")
     direct = np.zeros(len(ranges) + 1, np.bool_)
     direct[rows[:-1]] = accumulates[1:] & (ranges.thread[rows[1:]] == ranges.thread[rows[:-1]])
     feeds = direct[autograd.node_row]
@@ -93,7 +93,7 @@ def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
     nodes that hand gradients on, is what the node gave.
     """
     rows = autograd.rows
-    names = autograd.names.take(rows)
+    names = autograd.row_names
     place = np.where(names.matches(_PASSES_ON), len(rows), np.arange(len(rows)))
     following = np.append(np.minimum.accumulate(place[::-1])[::-1][1:], len(rows))
     accumulates = np.append(names.any_of("AccumulateGrad"), False)

@@ -106,7 +106,7 @@ def read_collectives(gpu: Gpu, ranges: Ranges, launches: Launches) -> Collective
     named = [(lib, names.matches(p) & kernel) for lib, p in LIBRARIES]
     plain = names.replace([own_name(v) for v in names.values])
     # What the call itself launches moves its data, whatever it is named; copies between devices are a copy engine's.
-    asked = ranges.called(launches.op, r"^(record_param_comms|c10d::)")
+    asked = launches.op_name.matches(r"^(record_param_comms|c10d::)")
     copied = gpu.text("kind").any_of("memcpy") & names.matches(r"(?i)PtoP|Peer") & asked
     library = Text.choose(
         len(gpu),
@@ -125,7 +125,7 @@ def read_collectives(gpu: Gpu, ranges: Ranges, launches: Launches) -> Collective
     group, group_desc, group_ranks = column("group"), column("group_desc"), column("group_ranks")
     call = _named(gpu, ranges, launches, calls, library.present, first=first, last=last)
     peer = _peers(gpu, ranges, calls, first, last)
-    peer = np.where(peer >= 0, peer, _spelt_peers(ranges, launches, group_ranks))
+    peer = np.where(peer >= 0, peer, _spelt_peers(launches, group_ranks))
     return Collectives(library, call, group, group_desc, group_ranks, np.where(library.present, peer, -1))
 
 
@@ -211,12 +211,12 @@ def _peers(gpu: Gpu, ranges: Ranges, calls: Ints, first: Ints, last: Ints) -> In
     return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, from_call))
 
 
-def _spelt_peers(ranges: Ranges, launches: Launches, members: Text) -> Ints:
+def _spelt_peers(launches: Launches, members: Text) -> Ints:
     """Peers as PyTorch spells them in the annotation of a single message: ``nccl:send 3->0``, ``nccl:recv 3<-0``.
 
     They are counted inside the group; where its ranks are known, the peer's global rank is looked up.
     """
-    spelt = ranges.name.take(launches.ann).extract(r"^nccl:(?:send|recv) \d+(?:->|<-)(\d+)$").numbers()
+    spelt = launches.ann_name.extract(r"^nccl:(?:send|recv) \d+(?:->|<-)(\d+)$").numbers()
     ranks = [[int(n) for n in re.findall(r"\d+", v)] for v in members.values]
     width = max((len(r) for r in ranks), default=0)
     if not width or not (spelt >= 0).any():

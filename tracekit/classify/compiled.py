@@ -34,7 +34,7 @@ Shape = tuple[int, int, int]
 def with_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Autograd, Bools]:
     """Mark what nodes compute again; also which ranges are products of a compiled graph that nothing tells apart."""
     doubtful = np.zeros(len(ranges), np.bool_)
-    graphs = autograd.rows[autograd.names.take(autograd.rows).matches(COMPILED)]
+    graphs = autograd.rows[autograd.row_names.matches(COMPILED)]
     if not len(graphs) and not ranges.name.answers(_ONLY_AHEAD).any():
         return autograd, doubtful
     is_node, compiled = np.zeros((2, len(ranges) + 1), np.bool_)

@@ -227,8 +227,8 @@ def _meets(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]], r
                     bits[evidence.test(column, condition)[rows] == bool(side)] &= every ^ bit
     whole = len(rows) == len(evidence)
     for column, table in barred.items():
-        text = evidence.text(column)
-        bits &= ~table[text.codes if whole else text.codes[rows]] if text.values else ~table[-1]
+        text, left = evidence.text(column), ~table
+        bits &= left[text.codes if whole else text.codes[rows]] if text.values else left[-1]
     return bits
 
 
@@ -244,9 +244,9 @@ def _launch_columns(gpu: Gpu, ranges: Ranges, launches: Launches) -> dict[str, C
     return {
         "kind": gpu.text("kind"),
         "name": gpu.names,
-        "op": ranges.name.take(launches.op),
+        "op": launches.op_name,
         "chain": launches.chain,
-        "annotation": ranges.name.take(launches.ann),
+        "annotation": launches.ann_name,
         "annotations": launches.annotations,
         "domain": ranges.text("domain", launches.ann),
         "bytes": gpu.whole("bytes"),

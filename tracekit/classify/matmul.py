@@ -121,14 +121,15 @@ def _without_ops(layout: Text) -> Text:
 
 def _after(ranges: Ranges, calls: Ints, role: Text, ops: Ints) -> Text:
     """Find the role of the product that the op before each op computed."""
-    before = pick(ranges.beside[0], ops)
     outer = np.full(len(ranges), -1, np.int64)
     outer[_outermost(ranges, calls)] = np.arange(len(calls))
-    return role.take(pick(outer, before))
+    return role.take(pick(outer, pick(ranges.before, ops)))
 
 
 def _fill(role: Text, evidence: Text, other: Text, why: str) -> tuple[Text, Text]:
     new = other.present & ~role.present
+    if not new.any():
+        return role, evidence
     return role.fill(other), evidence.fill(Text.choose(len(role), [(why, new)]))
 
 
@@ -229,7 +230,7 @@ def _weight_runs(ranges: Ranges, autograd: Autograd) -> Ints:
 def _goes_on_to(ranges: Ranges, autograd: Autograd, names: str) -> Bools:
     """Nodes after which their thread runs a node of these *names*."""
     rows = autograd.rows
-    wanted = autograd.names.take(rows).matches(names)
+    wanted = autograd.row_names.matches(names)
     same = ranges.thread[rows[1:]] == ranges.thread[rows[:-1]]
     out = np.zeros(len(ranges), np.bool_)
     out[rows[:-1]] = wanted[1:] & same
@@ -249,9 +250,9 @@ def _by_use(ranges: Ranges, calls: Ints, node: Ints, in_node: Bools) -> tuple[Te
     _, count = _places(node, in_node)
     several = in_node & (count >= 2) & (count <= 4)  # a compiled graph's many products say nothing by their order
     outer = _outermost(ranges, calls)
-    before, after = pick(ranges.beside[0], outer), pick(ranges.beside[1], outer)
+    before, after = pick(ranges.before, outer), pick(ranges.after, outer)
     added = ranges.called(after, r"^aten::(add_|copy_|_foreach_add_)$")
-    turned = ranges.called(before, _TRANSPOSES) | ranges.called(pick(ranges.beside[0], before), _TRANSPOSES)
+    turned = ranges.called(before, _TRANSPOSES) | ranges.called(pick(ranges.before, before), _TRANSPOSES)
     return _decide(node, several, added), _decide(node, several, turned)
 
 

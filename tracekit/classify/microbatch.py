@@ -30,8 +30,10 @@ class Places(NamedTuple):
 def find_places(evidence: Evidence, decisions: Decisions) -> Places:
     """Read places off the annotations; fill micro-batches from the backward calls where every call looks alike."""
     annotations = evidence.text("annotations")
-    backward = decisions.passes.fill(evidence.text("comm_pass")).any_of("backward")
     lookup = np.array([*(_read(v) for v in annotations.values), (-1,) * 4], np.int64).reshape(-1, 4)
+    if not (lookup >= 0).any():
+        return Places(np.full(len(evidence), -1, np.int64), _by_backward_calls(evidence))
+    backward = decisions.passes.fill(evidence.text("comm_pass")).any_of("backward")
     stage_f, batch_f, stage_b, batch_b = lookup[annotations.codes].T
     stage, batch = np.where(backward, stage_b, stage_f), np.where(backward, batch_b, batch_f)
     if (batch >= 0).any():

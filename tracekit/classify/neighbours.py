@@ -75,7 +75,7 @@ def shared(
     # Where no operator launched it, other work of that kind says more than operators do.
     kind = Sides.of(dirs, (dirs >= 0) & alone, stretch)
     sides = kind.where(alone & (kind.behind | kind.ahead), Sides.of(dirs, dirs >= 0, stretch))
-    around = ranges.name.take(launches.ann[order])
+    around = launches.ann_name.take(order)
     # A range that no rule knows says that something else is done, and one named for messages that none of this is.
     plain, messages = ~around.present | around.matches(_STEPS), around.matches(_MESSAGES)
     sums, copies = (part[order] for part in parameter_work(ranges, launches, autograd))

@@ -14,7 +14,6 @@ import numpy as np
 
 from tracekit._util.coded import Bools
 from tracekit._util.shapes import is_shape, parsed
-from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Launches, Ranges
 
@@ -30,13 +29,13 @@ def parameter_work(ranges: Ranges, launches: Launches, autograd: Autograd) -> tu
     if not sizes:
         return none, none
     outside = (launches.op >= 0) & (autograd.node_row < 0)
-    return _of(ranges, launches.op, outside, _SUMS, sizes), _of(ranges, launches.op, outside, _COPIES, sizes)
+    return _of(ranges, launches, outside, _SUMS, sizes), _of(ranges, launches, outside, _COPIES, sizes)
 
 
-def _of(ranges: Ranges, op: Ints, outside: Bools, names: str, sizes: set[int]) -> Bools:
-    out = np.zeros(len(op), np.bool_)
-    rows = np.flatnonzero(outside & ranges.called(op, names))
-    out[rows] = ranges.text("shapes", op[rows]).map(lambda v: _size(v) in sizes)
+def _of(ranges: Ranges, launches: Launches, outside: Bools, names: str, sizes: set[int]) -> Bools:
+    out = np.zeros(len(outside), np.bool_)
+    rows = np.flatnonzero(outside & launches.op_name.matches(names))
+    out[rows] = ranges.text("shapes", launches.op[rows]).map(lambda v: _size(v) in sizes)
     return out
 
 

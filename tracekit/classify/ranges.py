@@ -10,7 +10,7 @@ import polars as pl
 from tracekit._util.coded import Bools, Text, among, find, pick
 from tracekit._util.columns import UNSAID, Table, first_seen, pair_numbers, whole_numbers
 from tracekit._util.records import dataclass
-from tracekit.classify._nest import ANNOTATION, OP, Ints, climb, nest, siblings, time_key
+from tracekit.classify._nest import ANNOTATION, OP, Ints, climb, nest, time_key
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 
 _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
@@ -63,6 +63,8 @@ class Ranges:
     op_of: Ints  # the op that contains this range, -1 where none
     ann_of: Ints
     paths_of: Ints  # equal numbers are equal paths from the thread's root, of ops or of annotations
+    before: Ints  # of every op: the op before it under the same parent, -1 where none
+    after: Ints  # the op after it
     main: int  # the thread that drives the program
 
     def __len__(self) -> int:
@@ -104,11 +106,6 @@ class Ranges:
         wanted = self.name.answers(r"AccumulateGrad\Z") & ~self.name.answers(f"^{NODE}")
         return np.flatnonzero(wanted[self.name.codes])
 
-    @cached_property
-    def beside(self) -> tuple[Ints, Ints]:
-        """For every op the op before it and the op after it under the same parent, -1 where none."""
-        return siblings(self.thread, self.op_of, self.is_op)
-
     def path(self, row: int, parents: Ints) -> str:
         """Spell the names from the root down to *row*."""
         names: list[str] = []
@@ -136,6 +133,8 @@ class Launches:
     tid: Ints
     op: Ints  # row of the innermost op in Ranges
     ann: Ints  # row of the innermost annotation, on the launching thread or on the one that waits for it
+    op_name: Text
+    ann_name: Text
     chain: Text  # names of the ops around the call, from the outermost
     annotations: Text  # names of the annotations around it
     called: Bools  # its call is in the file; else at best the op is known that launched it
@@ -202,13 +201,12 @@ def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     borrows = np.flatnonzero(_engines(threads, call_threads, names)[call_threads])
     what = np.where(is_op, OP, ANNOTATION)
     where = np.concatenate([call_threads, np.full(len(borrows), main)]), np.concatenate([asked, asked[borrows]])
-    found = nest(threads, start, end, what, names.codes, *where)
+    found = nest(threads, start, end, what, names.codes, *where, siblings=True)
     on_main = np.full(len(calls), -1, np.int64)
     on_main[borrows] = found.asked_ann[len(calls) :]
     sequence = source.whole("sequence")[rows]
-    ranges = Ranges(
-        source, rows, names, is_op, threads, start, end, sequence, found.op_of, found.ann_of, found.path, main
-    )
+    around = found.op_of, found.ann_of, found.path, found.before, found.after
+    ranges = Ranges(source, rows, names, is_op, threads, start, end, sequence, *around, main)
     return ranges, _Asked(call_threads, found.asked_op[: len(calls)], found.asked_ann[: len(calls)], on_main)
 
 
@@ -280,7 +278,8 @@ def _attach(gpu: Gpu, ranges: Ranges, calls: Ints, asked: _Asked) -> Launches:
         gpu, ranges, pick(asked.op, fire), at, thread=pick(asked.thread, fire), tid=tid
     )
     chain, annotations = ranges.paths(op, ranges.op_of), ranges.paths(ann, ranges.ann_of)
-    return Launches(at, thread, tid, op, ann, chain, annotations, fire >= 0)
+    names = ranges.name.take(op), ranges.name.take(ann)
+    return Launches(at, thread, tid, op, ann, *names, chain, annotations, fire >= 0)
 
 
 def _by_external_id(
