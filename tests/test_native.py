@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import tracekit
+from tracekit._util import compilers
 from tracekit._util import native as _native
 from tracekit._util.native import Native, native
 from tracekit.errors import TracekitError
@@ -295,8 +297,9 @@ def test_every_module_with_native_functions_is_known_to_the_compiler():
 
 
 def test_compiling_one_function_compiles_all_so_that_it_is_said_once(tmp_path, folder, monkeypatch):
-    rest = []
+    rest, helped = [], []
     monkeypatch.setattr(_native, "_compile_the_rest", lambda: rest.append(1))
+    monkeypatch.setattr(compilers, "start", helped.append)
     made = function(tmp_path)
     monkeypatch.setattr(_native, "MODULES", (made.name.rpartition(".")[0],))
     made.load()
@@ -304,6 +307,53 @@ def test_compiling_one_function_compiles_all_so_that_it_is_said_once(tmp_path, f
     made._run = None
     made.load()  # kept: nothing to compile, here or elsewhere
     assert rest == [1]
+    assert helped == [made.name]
+
+
+def test_nobody_helps_where_nothing_can_be_kept_or_to_those_who_help(tmp_path, monkeypatch):
+    made = function(tmp_path)
+    monkeypatch.setattr(_native, "MODULES", (made.name.rpartition(".")[0],))
+    monkeypatch.setattr(_native, "_compile_the_rest", lambda: None)
+    monkeypatch.setattr(compilers, "start", lambda _: pytest.fail("started"))
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    monkeypatch.setenv(_native.FOLDER, str(tmp_path / "cache" / "deeper"))
+    made.load()
+    made._run = None
+    monkeypatch.setenv(_native.FOLDER, str(tmp_path))
+    monkeypatch.setattr(compilers, "helping", threading.Event())
+    compilers.helping.set()
+    made.load()
+
+
+def test_those_who_help_share_all_functions_but_the_first(monkeypatch):
+    class Function:
+        def __init__(self, name):
+            self.name = name
+
+        def load(self):
+            loaded.append(self.name)
+
+    monkeypatch.setattr(_native, "package_functions", lambda: [Function(name) for name in "abcdefg"])
+    monkeypatch.setattr(compilers, "helping", threading.Event())
+    loaded = []
+    for share in range(3):
+        compilers.compile_share(share, 3, "c")
+    assert sorted(loaded) == list("abdefg")
+    assert loaded[:2] == ["a", "e"]
+    assert compilers.helping.is_set()
+
+
+@pytest.mark.parametrize(("cores", "started"), [(1, 0), (2, 1), (4, 3), (64, 3)])
+def test_helpers_are_started_where_cores_are_there_and_once(monkeypatch, cores, started):
+    words = []
+    monkeypatch.setattr(compilers, "_running", [])
+    monkeypatch.setattr(compilers, "cores", lambda: cores)
+    monkeypatch.setattr(subprocess, "Popen", lambda line, **_: words.append(line[-1]))
+    for _ in range(2):
+        compilers.start("first")
+    assert len(words) == started
+    for share, code in enumerate(words):
+        assert code.endswith(f"compilers.compile_share({share}, {started}, 'first')")
 
 
 def test_where_nothing_can_be_kept_the_folder_is_named_once(tmp_path, monkeypatch, capsys):
@@ -353,6 +403,7 @@ def test_with_another_numba_the_package_runs_all_the_same(monkeypatch, tmp_path)
     plan, times = generate("1f1b", pp=3, microbatches=5), Times(F=3, I=2, W=1)
     expected = simulate(plan, times).end.tolist()
     monkeypatch.setenv(_native.FOLDER, str(tmp_path))
+    monkeypatch.setattr(compilers, "start", lambda _: None)
     monkeypatch.setattr(Native, "_code", lambda self: (_ for _ in ()).throw(AttributeError("no fndesc")))
     fell_back = [one for one in declared() if one.name.startswith("tracekit.schedules.simulator")]
     assert fell_back

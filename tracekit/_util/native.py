@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._util import compilers
 from tracekit._util.files import atomic_write
 from tracekit.errors import TracekitError
 
@@ -49,6 +50,7 @@ MODULES = (
     "tracekit._util.coded",
     "tracekit._util.columns",
     "tracekit._util.sets",
+    "tracekit.analysis.links",
     "tracekit.analysis.walk",
     "tracekit.classify._nest",
     "tracekit.classify._nodes",
@@ -174,6 +176,11 @@ class Native:
                 continue
         return None
 
+    def _can_be_kept(self) -> bool:
+        """Return whether a folder seems to take the code."""
+        there = (next(one for one in file.parents if one.exists()) for file in self._files())
+        return any(folder.is_dir() and os.access(folder, os.W_OK) for folder in there)
+
     def _keep(self, key: bytes, code: bytes) -> bool:
         """Keep the code for later processes; False where no folder takes it."""
         for file in self._files():
@@ -189,6 +196,8 @@ class Native:
     def _compiled(self, key: bytes | None) -> Callable[..., Any]:
         numba = _numba()
         _tell()
+        if key and self.name.startswith(MODULES) and _first_process() and self._can_be_kept():
+            compilers.start(self.name)
         try:
             code = self._code()
             run = self._linked(code)
@@ -196,7 +205,7 @@ class Native:
             return cast("Callable[..., Any]", numba.njit(self.signature, nogil=True, error_model="numpy")(self.python))
         if key and not self._keep(key, code):
             _tell_unkept()
-        elif key and self.name.rpartition(".")[0].startswith(MODULES) and parent_process() is None:
+        elif key and self.name.rpartition(".")[0].startswith(MODULES) and _first_process():
             _to_do[self.name] = True
         return run
 
@@ -283,14 +292,18 @@ def prepare() -> None:
         function.load()
 
 
+def package_functions() -> list[Native]:
+    """Return every function that the package declares, in an order that all processes share."""
+    for module in MODULES:
+        importlib.import_module(module)
+    return sorted((one for one in _declared if one.name.startswith(MODULES)), key=lambda one: one.name)
+
+
 @cache
 def _compile_the_rest() -> None:
     """Compile all the package has, once something had to be compiled and could be kept: then never again here."""
-    for module in MODULES:
-        importlib.import_module(module)
-    for function in list(_declared):
-        if function.name.startswith(MODULES):
-            function.load()
+    for function in reversed(package_functions()):  # those who help begin at the other end
+        function.load()
 
 
 @cache
@@ -360,17 +373,22 @@ def _target_machine() -> Any:
     )
 
 
+def _first_process() -> bool:
+    """Return whether this is the process that somebody waits for, not one that was started to work in parallel."""
+    return parent_process() is None and not compilers.helping.is_set()
+
+
 @cache
 def _tell() -> None:
     """Print once why nothing seems to happen; processes that were started to work in parallel keep quiet."""
-    if parent_process() is None:
+    if _first_process():
         sys.stderr.write("tracekit: compiling, once on this machine; this takes a few seconds...\n")
 
 
 @cache
 def _tell_unkept() -> None:
     """Print once that the next process will have to compile again, and what would spare it that."""
-    if parent_process() is None:
+    if _first_process():
         sys.stderr.write(
             f"tracekit: no folder can keep the compiled code; set {FOLDER} to a writable one, or every "
             "command will compile again\n"
