@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import polars as pl
 import pytest
 
+import tracekit
 from tracekit.classify import Rule, RuleBook, builtin_rules, classify, load_rules
 from tracekit.classify.rules import COLUMNS, TIERS
+from tracekit.classify.shipped import refresh, shipped_packs
 from tracekit.errors import RuleError
 from tracekit.schema import EVENTS, LABELLED, conform
 
+PACKS = Path(tracekit.__file__).parent / "classify" / "packs"
 GOOD = """
 # a comment
 [[rule]]
@@ -35,6 +41,26 @@ def write(tmp_path, text):
     path = tmp_path / "my.toml"
     path.write_text(text)
     return path
+
+
+def test_the_kept_tables_are_those_of_the_packs(tmp_path):
+    kept = PACKS / "read.json"
+    shutil.copytree(PACKS, tmp_path / "packs")
+    refresh(tmp_path / "packs")
+    fresh = (tmp_path / "packs" / "read.json").read_text(encoding="utf-8")
+    assert kept.read_text(encoding="utf-8") == fresh, "a pack was changed: see tracekit/classify/shipped.py"
+
+
+def test_a_pack_that_was_changed_is_read_itself(tmp_path):
+    folder = tmp_path / "packs"
+    shutil.copytree(PACKS, folder)
+    pack = folder / "59-rest.toml"
+    assert shipped_packs(folder) == shipped_packs()
+    pack.write_text(pack.read_text(encoding="utf-8") + GOOD, encoding="utf-8")
+    _, tables = shipped_packs(folder)[pack.name]
+    assert tables["rule"][-1]["name"] == "mine"
+    (folder / "99-more.toml").write_text(GOOD, encoding="utf-8")
+    assert list(shipped_packs(folder))[-1] == "99-more.toml"
 
 
 def test_a_file_is_read(tmp_path):

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+import tomllib
 
 CHANGE = json.loads(os.environ.get("TRACEKIT_MUTANT", "null"))
 BOUND = re.compile(r"(?<=[<>]= )\d+")
@@ -74,18 +75,19 @@ def rules_changed(change):
     """Read the packs with one rule left out, or one bound moved, within this process."""
     from tracekit.classify import rules
 
-    def changed(text, name, *more, **options):
-        if name == change["pack"]:
-            drop = change["kind"] == "rule"
-            text = without(text, change["name"]) if drop else nth_bound(text, change["at"], change["to"])
-        return parse(text, name, *more, **options)
+    def changed():
+        packs = read()
+        text, _ = packs[change["pack"]]
+        drop = change["kind"] == "rule"
+        text = without(text, change["name"]) if drop else nth_bound(text, change["at"], change["to"])
+        return packs | {change["pack"]: (text, tomllib.loads(text))}
 
-    parse, rules.parse_rules = rules.parse_rules, changed
+    read, rules.shipped_packs = rules.shipped_packs, changed
     rules.builtin_rules.cache_clear()
     try:
         yield
     finally:
-        rules.parse_rules = parse
+        rules.shipped_packs = read
         rules.builtin_rules.cache_clear()
 
 

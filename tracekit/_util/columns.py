@@ -69,7 +69,9 @@ class Table:
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a column as numbers: integers with -1 for null, of a correlation ``UNSAID``; texts ``physical``."""
-        if name not in self._arrays:
+        if name not in self._arrays and self.silent(name):
+            self._arrays[name] = np.full(len(self), _null(self.frame[name]), np.int64)
+        elif name not in self._arrays:
             self._read([name])
         return self._arrays[name]
 
@@ -99,7 +101,14 @@ def _reads(column: pl.Series) -> pl.Expr:
     if not column.dtype.is_integer():
         return physical(column)
     named = pl.col(column.name)
-    return named.fill_null(UNSAID if column.name == "correlation" else -1) if column.null_count() else named
+    return named.fill_null(_null(column)) if column.null_count() else named
+
+
+def _null(column: pl.Series) -> int:
+    """Return what stands for null in the array of a column."""
+    if not column.dtype.is_integer():
+        return MISSING
+    return UNSAID if column.name == "correlation" else -1
 
 
 @native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")

@@ -34,8 +34,7 @@ def point_to_point(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
     >>> point_to_point(*read_ranges(conform(pl.DataFrame(rows), EVENTS))).strings()
     ['send:2,recv:0']
     """
-    ops, own = ranges.having("collective"), gpu.text("collective")
-    ops = ops[ranges.text("collective", ops).any_of(*_CALLS)]
+    ops, own = ranges.asking(*_CALLS), gpu.text("collective")
     nameless = gpu.is_kernel & (~own.present | own.any_of(*_OWN))
     kernels = np.flatnonzero(nameless & gpu.names.matches(_MOVES) & launches.called)
     ops = ops[np.lexsort((ranges.rows[ops], ranges.start[ops]))]
@@ -43,7 +42,7 @@ def point_to_point(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
     ops, answers = ops[answers >= 0], answers[answers >= 0]
     if not len(ops):
         return Text.constant(None, len(gpu))
-    call, peer = ranges.text("collective", ops), whole_numbers(ranges.column("peer", ops), UNSAID)
+    call, peer = ranges.collective(ops), whole_numbers(ranges.column("peer", ops), UNSAID)
     code, first = first_seen(call.codes, peer)
     words = [f"{str(call.value(at)).removeprefix('i')}:{'?' if peer[at] == UNSAID else peer[at]}" for at in first]
     messages = pl.DataFrame({"kernel": answers, "message": pl.Series(words)[code]})

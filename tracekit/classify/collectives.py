@@ -131,8 +131,8 @@ def read_collectives(gpu: Gpu, ranges: Ranges, launches: Launches) -> Collective
 
 def _calls(ranges: Ranges) -> Ints:
     """Ranges that ask for communication, in thread and time order."""
-    rows, marked = ranges.having("collective"), ranges.having("domain")
-    calls = rows[~ranges.text("collective", rows).matches(_TALK)]
+    rows, marked = ranges.asking(), ranges.having("domain")
+    calls = rows[~ranges.collective(rows).matches(_TALK)]
     if not len(marked):
         return calls
     nccl = ranges.text("domain", marked).matches(r"(?i)^nccl$") & ranges.called(marked, _NCCL_RANGES)
@@ -167,7 +167,7 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     since = np.where(fresh, thread_start, np.maximum(before + 1, thread_start))
     inside = same & (ranges.end[calls[until]] > launches.at[rows])
     # Two kernels may answer one batch. Other libraries' kernels answer only what they were launched in.
-    batched = ranges.text("collective", calls[until]).any_of(*_P2P)
+    batched = ranges.collective(calls[until]).any_of(*_P2P)
     ours = library.any_of("nccl", "mscclpp")[rows]
     same &= inside | (ours & ((since <= until) | batched))
     since = np.minimum(since, until)
@@ -182,7 +182,7 @@ def _named(
     """Name the call of everything that *communicates*."""
     own = gpu.text("collective")
     own = own.replace([normal(v) for v in own.values])
-    raw = ranges.text("collective", calls).fill(ranges.name.take(calls))
+    raw = ranges.collective(calls).fill(ranges.name.take(calls))
     asked = raw.replace([normal(v) for v in raw.values])
     end = asked.take(last)
     mixed = _differs(asked.codes, first, last)

@@ -212,19 +212,20 @@ def _possible(evidence: Evidence, when: Conditions, known: dict[tuple[str, Condi
 
 def _meets(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]], rows: Ints) -> npt.NDArray[np.uint64]:
     """For each of *rows* the cases it meets, one bit each."""
-    every = np.uint64((1 << _AT_ONCE) - 1)
-    barred: dict[str, npt.NDArray[np.uint64]] = {}
     bits = np.full(len(rows), (1 << len(cases)) - 1, np.uint64)
+    asked: dict[tuple[str, Condition, bool], int] = {}  # the cases that a condition bars where it is met, or is not
     for place, sides in enumerate(cases):
-        bit = np.uint64(1 << place)
-        for side, conditions in enumerate(sides):
+        for bars, conditions in zip((False, True), sides, strict=True):
             for column, condition in conditions.items():
-                values = evidence.columns[column]
-                if isinstance(values, Text):
-                    table = barred.setdefault(column, np.zeros(len(values.values) + 1, np.uint64))
-                    table[_answers(values, condition) == bool(side)] |= bit
-                else:
-                    bits[evidence.test(column, condition)[rows] == bool(side)] &= every ^ bit
+                asked[column, condition, bars] = asked.get((column, condition, bars), 0) | 1 << place
+    barred: dict[str, npt.NDArray[np.uint64]] = {}
+    for (column, condition, bars), mask in asked.items():
+        values = evidence.columns[column]
+        if isinstance(values, Text):
+            table = barred.setdefault(column, np.zeros(len(values.values) + 1, np.uint64))
+            table[_answers(values, condition) == bars] |= np.uint64(mask)
+        else:
+            bits[evidence.test(column, condition)[rows] == bars] &= ~np.uint64(mask)
     whole = len(rows) == len(evidence)
     for column, table in barred.items():
         text, left = evidence.text(column), ~table

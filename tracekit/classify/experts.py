@@ -104,8 +104,7 @@ def _answers(comm: Collectives, sent: Text) -> Text:
 def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     """When the host waited for each kernel: the k-th wait on a group answers its k-th call. -1 where it did not."""
     out = np.full(len(launches.at), -1, np.int64)
-    waits = ranges.having("collective")
-    waits = waits[ranges.text("collective", waits).any_of("wait")]
+    waits = ranges.asking("wait")
     rows = launches.ordered(comm.library.present)
     if not len(waits) or not len(rows):
         return out

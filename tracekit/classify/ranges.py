@@ -92,6 +92,21 @@ class Ranges:
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.source.present(name)[self.rows])
 
+    @cached_property
+    def _collectives(self) -> tuple[Ints, Text]:
+        rows = self.having("collective")
+        return rows, self.text("collective", rows)
+
+    def asking(self, *calls: str) -> Ints:
+        """Ranges that ask for one of these collectives; for any where none is given."""
+        rows, text = self._collectives
+        return rows[text.any_of(*calls)] if calls else rows
+
+    def collective(self, rows: Ints) -> Text:
+        """What each of *rows* asks for."""
+        known, text = self._collectives
+        return text.take(find(rows, known))
+
     def called(self, rows: Ints, pattern: str) -> Bools:
         """Which of *rows* have a name in which the pattern is found; a negative row has none."""
         return self.name.take(rows).matches(pattern)

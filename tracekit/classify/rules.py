@@ -7,13 +7,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tracekit._util.coded import Linear, Own
 from tracekit._util.records import dataclass
 from tracekit._util.text import did_you_mean
+from tracekit.classify.shipped import shipped_packs
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
 
@@ -31,6 +31,8 @@ NUMBER_COLUMNS = ("bytes", "peer", "stream", "graph")
 FLAG_COLUMNS = ("gemm", "trained", "deferred", "launched", "wgrad_annotated")
 COLUMNS = (*TEXT_COLUMNS, *NUMBER_COLUMNS, *FLAG_COLUMNS)
 """What a rule may ask for."""
+_TYPES = {**dict.fromkeys(TEXT_COLUMNS, "text"), **dict.fromkeys(NUMBER_COLUMNS, "number"),
+          **dict.fromkeys(FLAG_COLUMNS, "flag")}  # fmt: skip
 
 Condition = str | bool | int | tuple[str, ...]
 
@@ -114,7 +116,10 @@ def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> Rul
         raise RuleError(f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML") from None
     except RecursionError:
         raise RuleError(f"{source}: tables are nested too deeply", hint="this is not a rules file") from None
-    where = _Lines(text, source, ours)
+    return _book(data, _Lines(text, source, ours), pack)
+
+
+def _book(data: Mapping[str, Any], where: _Lines, pack: str) -> RuleBook:
     for key in data:
         if key not in ("rule", "group", "module"):
             raise where.error(
@@ -136,17 +141,11 @@ def builtin_rules() -> RuleBook:
     rules: list[Rule] = []
     groups: list[Kind] = []
     modules: list[Kind] = []
-    for file in sorted(resources.files("tracekit.classify").joinpath("packs").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".toml"):
-            book = parse_rules(
-                file.read_text(encoding="utf-8"),
-                file.name,
-                file.name.removesuffix(".toml").lstrip("0123456789-"),
-                ours=True,
-            )
-            rules += book.rules
-            groups += book.groups
-            modules += book.modules
+    for name, (text, tables) in shipped_packs().items():
+        book = _book(tables, _Lines(text, name, ours=True), name.removesuffix(".toml").lstrip("0123456789-"))
+        rules += book.rules
+        groups += book.groups
+        modules += book.modules
     return RuleBook(tuple(sorted(rules, key=lambda r: TIERS.index(r.tier))), tuple(groups), tuple(modules))
 
 
@@ -167,16 +166,17 @@ def _problems(rule: Rule) -> list[str]:
 
 
 def _condition_problem(column: str, condition: object) -> str | None:
-    if column not in COLUMNS:
+    kind = _TYPES.get(column)
+    if kind is None:
         return f"unknown evidence {column!r}"
-    if column in FLAG_COLUMNS and not isinstance(condition, bool):
+    if kind == "flag" and not isinstance(condition, bool):
         return f"{column!r} is true or false"
-    if column in NUMBER_COLUMNS and not _is_number(condition):
+    if kind == "number" and not _is_number(condition):
         return f"{column!r} is a whole number, or a comparison such as '>= 1024'"
-    if column in TEXT_COLUMNS and isinstance(condition, str):
+    if kind == "text" and isinstance(condition, str):
         if problem := condition.problem() if isinstance(condition, Linear) else _pattern_problem(condition):
             return f"{column!r} is not a regular expression: {problem}"
-    elif column in TEXT_COLUMNS and not isinstance(condition, bool | tuple | list):
+    elif kind == "text" and not isinstance(condition, (bool, tuple, list)):
         return f"{column!r} is a regular expression, a list of exact values, or true/false for present/absent"
     return None
 
@@ -245,7 +245,7 @@ def _conditions(item: Mapping[str, Any], key: str, place: int, table: str, where
     out: dict[str, Condition] = {}
     for column, value in raw.items():
         condition = tuple(value) if isinstance(value, list) else value
-        if isinstance(condition, str) and column in TEXT_COLUMNS:
+        if isinstance(condition, str) and _TYPES.get(column) == "text":
             condition = Own(condition) if where.ours else Linear(condition)
         problem = _condition_problem(column, condition)
         if problem:
