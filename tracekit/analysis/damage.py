@@ -6,10 +6,11 @@ either no figure of the rank can be stood by, and its file is refused.
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from tracekit.errors import InputError, Notice
-from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, RankEvents
+from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, RankEvents, Source
 
 MOST_UNKNOWN = 0.01
 """Share of a rank's GPU events without times, or of its kernels' time without a name, above which it is refused."""
@@ -24,14 +25,14 @@ _SAME = ("device", "stream", "start_ns", "end_ns", "name", "correlation")
 def refuse_damaged(rank: RankEvents) -> list[Notice]:
     """Return notices about a rank whose GPU events were not all readable; refuse one that lost too many.
 
-    >>> from tracekit.schema import EVENTS, Source
+    >>> from tracekit.schema import EVENTS
     >>> lost = Source("rank0.sqlite", "nsight", 0, "name", skipped={UNTIMED: 3})
     >>> refuse_damaged(RankEvents(EVENTS.to_frame(), lost))
     Traceback (most recent call last):
     tracekit.errors.InputError: rank0.sqlite: 3 of 3 GPU events have no usable start or end (export the report again: \
 nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     """
-    gpu = _gpu(rank)
+    gpu = rank.events.select("kind", "name", "start_ns", "end_ns").filter(pl.col("kind").is_in(GPU_KINDS))
     _refuse_nameless(rank, gpu)
     again = _AGAIN.get(rank.source.reader, _AGAIN["kineto"])
     untimed = rank.source.skipped.get(UNTIMED, 0)
@@ -45,30 +46,27 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     return [Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; {again}")]
 
 
-def _gpu(rank: RankEvents) -> pl.DataFrame:
-    """Return what is asked of GPU events here, fewer columns than there are."""
-    return rank.events.select("kind", *_SAME).filter(pl.col("kind").is_in(GPU_KINDS))
-
-
-def repeated(rank: RankEvents) -> list[Notice]:
+def repeated(labelled: pl.DataFrame, source: Source) -> list[Notice]:
     """Return what to say of GPU events that stand in the file twice: no stream runs two at the same time.
 
     A few may be short ones whose times were rounded; more than that is a file whose rows were written twice.
 
-    >>> from tracekit.schema import EVENTS, Source, conform
+    >>> from tracekit.schema import EVENTS, conform
     >>> row = {"kind": "kernel", "name": "k", "start_ns": 0, "end_ns": 5}
     >>> twice = conform(pl.DataFrame([{"id": 0, **row}, {"id": 1, **row}]), EVENTS)
-    >>> [notice.code for notice in repeated(RankEvents(twice, Source("rank0.sqlite", "nsight", 0, "name")))]
+    >>> [notice.code for notice in repeated(twice, Source("rank0.sqlite", "nsight", 0, "name"))]
     ['repeated-events']
     """
-    gpu = _gpu(rank)
-    timed = gpu.filter(pl.col("end_ns") > pl.col("start_ns"))
-    alike = timed.filter(pl.col("start_ns").is_duplicated()).select(_SAME)
-    more = alike.height - alike.n_unique() if alike.height else 0
-    if more <= MOST_UNKNOWN * gpu.height:
+    start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
+    order = np.argsort(start, kind="stable")
+    order = order[(end > start)[order]]
+    met = np.flatnonzero(np.diff(start[order]) == 0)
+    together = labelled.select(_SAME)[np.unique(order[np.concatenate([met, met + 1])])]
+    more = len(together) - together.n_unique() if len(met) else 0
+    if more <= MOST_UNKNOWN * len(labelled):
         return []
-    again = _AGAIN.get(rank.source.reader, _AGAIN["kineto"])
-    text = f"{more:,} of {gpu.height:,} GPU events stand in the file more than once: counts and sums of kernels"
+    again = _AGAIN.get(source.reader, _AGAIN["kineto"])
+    text = f"{more:,} of {len(labelled):,} GPU events stand in the file more than once: counts and sums of kernels"
     return [Notice("repeated-events", f"{text} are too large, and so is what rests on them; {again}")]
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import polars as pl
+
+from tracekit._util.coded import Text, alike
 
 SHAPED = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "embedding", "_grouped_mm", "_scaled_mm")
 """Operators whose input shapes are the model's."""
@@ -22,13 +25,14 @@ def kernel_table(labelled: pl.DataFrame) -> pl.DataFrame:
     >>> kernel_table(events).rows()
     [('k', 'forward', 'mlp', 1.0, 5.0)]
     """
-    steps = max(labelled["step"].drop_nulls().n_unique(), 1)
-    return (
-        labelled.group_by("name", "label", "module")
-        .agg(count=pl.len() / steps, ns=(pl.col("end_ns") - pl.col("start_ns")).sum() / steps)
-        .cast(KERNELS)
-        .sort("name", "label", "module")
-    )
+    steps = max(labelled["step"].unique().drop_nulls().len(), 1)
+    columns = [Text.of(labelled[name]) for name in ("name", "label", "module")]
+    kind, first = alike(*(column.codes for column in columns))
+    took = labelled["end_ns"].to_numpy() - labelled["start_ns"].to_numpy()
+    sums = {"count": np.bincount(kind), "ns": np.bincount(kind, took).astype(np.int64)}
+    spelled = {name: column.take(first).strings() for name, column in zip(KERNELS, columns, strict=False)}
+    table = pl.DataFrame({**spelled, **sums}, schema_overrides=dict.fromkeys(spelled, pl.String))
+    return table.with_columns(pl.col(*sums) / steps).sort(list(spelled))
 
 
 def together(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
+
+from tracekit._util.coded import Text, alike
 
 if TYPE_CHECKING:
     from tracekit.classify import RuleBook
@@ -56,34 +60,36 @@ def kernel_reasons(labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None 
     """
     if labelled.is_empty():
         return REASONS.to_frame()
-    took = pl.col("end_ns") - pl.col("start_ns")
-    rows = labelled.lazy().select(*_KEYS, "rule", "confidence", ns=took).with_row_index("row")
-    by_rule = rows.group_by(*_KEYS, "rule").agg(
-        pl.len().cast(pl.Int64).alias("count"),
-        pl.col("ns").sum(),
-        pl.col("confidence").min(),
-        pl.col("row").get(pl.col("ns").arg_max()),
-    )
-    largest = pl.col("ns").arg_max()
-    found = (
-        by_rule.sort("ns", "row", descending=[True, False])
-        .group_by(_KEYS, maintain_order=True)
-        .agg(
-            pl.col("count").sum(),
-            pl.col("rule", "confidence", "row").get(largest),
-            rule_ns=pl.col("ns").max(),
-            ns=pl.col("ns").sum(),
-        )
-        .sort("ns", "row", descending=[True, False])
-        .head(MOST_REASONS)
-        .collect()
-    )
-    events = labelled.select(_EVENT)[found["row"].to_list()]
+    found = _longest(labelled)
+    row = found.pop("row")
+    events = labelled.select(*_KEYS, "rule", *_EVENT)[row]
     inner = [pl.col(name).cast(pl.String).str.tail(MOST_TEXT) for name in _OUTER]
-    made = pl.concat([found.drop("row"), events.with_columns(inner)], how="horizontal")
-    said = _rule_words(found["rule"].cast(pl.String).to_list(), rules)
+    made = events.with_columns(*(pl.Series(name, column) for name, column in found.items()), *inner)
+    said = _rule_words(events["rule"].cast(pl.String).to_list(), rules)
     made = pl.concat([made.with_columns(rank=pl.lit(rank, pl.Int32)), said], how="horizontal")
     return made.select(pl.col(name).cast(dtype) for name, dtype in REASONS.items())
+
+
+def _longest(labelled: pl.DataFrame) -> dict[str, npt.NDArray[Any]]:
+    """Return of the longest kernels: count, ns, and of the rule that decided most: rule_ns, confidence, longest row."""
+    keys = [Text.of(labelled[name]).codes for name in (*_KEYS, "rule")]
+    took = labelled["end_ns"].to_numpy() - labelled["start_ns"].to_numpy()
+    kind, first = alike(*keys)
+    count, ns = np.bincount(kind), np.bincount(kind, took).astype(np.int64)
+    sure, most = np.full(len(first), np.inf, np.float32), np.full(len(first), -1, np.int64)
+    np.minimum.at(sure, kind, labelled["confidence"].to_numpy())
+    np.maximum.at(most, kind, took)
+    longest = np.flatnonzero(took == most[kind])[::-1]
+    row = np.empty(len(first), np.int64)
+    row[kind[longest]] = longest  # backwards: the first one stays
+    order = np.lexsort((row, -ns))
+    kernel, main = alike(*(key[first[order]] for key in keys[:-1]))
+    main = order[main]
+    total = np.bincount(kernel, ns[order]).astype(np.int64)
+    top = np.lexsort((row[main], -total))[:MOST_REASONS]
+    of = main[top]
+    sums = np.bincount(kernel, count[order]).astype(np.int64)
+    return {"count": sums[top], "ns": total[top], "rule_ns": ns[of], "confidence": sure[of], "row": row[of]}
 
 
 def run_reasons(parts: Sequence[pl.DataFrame], kernels: pl.DataFrame) -> pl.DataFrame:

@@ -148,6 +148,7 @@ def rank_tables(
 
         labelled = classify(rank.events, rules=rules)
         give_back_memory()  # labelling takes several times what it leaves
+    again = repeated(labelled, rank.source)
     api = api_calls(rank.events)
     recording = recorded(api, labelled)
     labelled = with_slow_calls(labelled, api.calls)
@@ -196,7 +197,7 @@ def rank_tables(
         idle_known=recording.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),
         by=None if by is None else rank_rows(rank, kept, by, modules=modules, lanes=whole),
-        notices=(*damaged, *repeated(rank), *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
+        notices=(*damaged, *again, *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.coded import Text, alike
 from tracekit._util.records import dataclass
-from tracekit.metrics.lanes import COMPUTE_SET, Lanes
+from tracekit.metrics.lanes import COMPUTE_SET, Lanes, among_labels, label_codes
 
 LEAST = 3
 """Kernels of a group, alone and beside communication, from which they are compared."""
@@ -45,30 +46,31 @@ def hiding_costs(labelled: pl.DataFrame, lanes: Lanes) -> pl.DataFrame:
     [('forward', 3, 36, 30, 36)]
     """
     keys = [c for c in ("label", "name", "op", "shapes", "dtypes") if c in labelled.columns]
-    asked = Text.of(labelled["label"]).map(COMPUTE_SET.__contains__)
-    ran = pl.col("end_ns") > pl.col("start_ns")
-    compute = labelled.select(*keys, "start_ns", "end_ns").filter(pl.Series(asked) & ran)
-    if compute.is_empty() or not len(lanes.communication):
+    start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
+    rows = np.flatnonzero(among_labels(label_codes(labelled), COMPUTE_SET) & (end > start))
+    if not len(rows) or not len(lanes.communication):
         return COSTS.to_frame()
-    beside = lanes.communication.covered_ns(compute["start_ns"].to_numpy(), compute["end_ns"].to_numpy())
-    times = compute.select(*keys, ns=pl.col("end_ns") - pl.col("start_ns")).with_columns(beside=pl.Series(beside))
-    alone, busy = pl.col("beside") == 0, pl.col("beside") >= BESIDE * pl.col("ns")
-    quantiles = {f"q{q}": pl.col("ns").filter(alone).quantile(q / 100) for q in (10, 50, 90)}
-    groups = times.group_by(keys, maintain_order=True).agg(
-        alone=alone.sum(), kernels=busy.sum(), all_ns=pl.col("ns").filter(busy).sum(), **quantiles
-    )
-    fits = (pl.col("alone") >= LEAST) & (pl.col("kernels") >= LEAST) & (pl.col("q90") <= SCATTER * pl.col("q10"))
-    compared = groups.with_columns(
-        kernels=pl.when(fits).then("kernels").otherwise(0),
-        beside_ns=pl.when(fits).then("all_ns").otherwise(0),
-        alone_ns=pl.when(fits).then((pl.col("q50") * pl.col("kernels")).round()).otherwise(0),
-    )
-    return (
-        compared.group_by("label", maintain_order=True)
-        .agg(pl.col("kernels", "beside_ns", "alone_ns", "all_ns").sum())
-        .filter(pl.col("all_ns") > 0)
-        .select(pl.col(c).cast(t) for c, t in COSTS.items())
-    )
+    ns = end[rows] - start[rows]
+    beside = lanes.communication.covered_ns(start[rows], end[rows])
+    alone, busy = beside == 0, beside >= BESIDE * ns
+    texts = [Text.of(labelled[key]) for key in keys]
+    kind, first = alike(*(text.codes[rows] for text in texts))
+    often, kernels = (np.bincount(kind[which], minlength=len(first)) for which in (alone, busy))
+    all_ns = np.bincount(kind[busy], ns[busy], len(first)).astype(np.int64)
+    many = (often >= LEAST) & (kernels >= LEAST)
+    few = np.flatnonzero(many[kind] & alone)
+    quantiles = pl.DataFrame({"kind": kind[few], "ns": ns[few]}).group_by("kind").agg(
+        pl.col("ns").quantile(q / 100).alias(f"q{q}") for q in (10, 50, 90)
+    )  # fmt: skip
+    even = quantiles.filter(pl.col("q90") <= SCATTER * pl.col("q10"))
+    fits = even["kind"].to_numpy()
+    usual = np.zeros((3, len(first)))
+    usual[:, fits] = kernels[fits], all_ns[fits], np.round(even["q50"].to_numpy() * kernels[fits])
+    place, label = alike(texts[0].codes[rows[first]])
+    sums = [np.bincount(place, weights).astype(np.int64) for weights in (*usual, all_ns)]
+    named = pl.Series("label", texts[0].take(rows[first[label]]).strings(), dtype=pl.String)
+    table = pl.DataFrame([named, *(pl.Series(c, column) for c, column in zip(list(COSTS)[1:], sums, strict=True))])
+    return table.filter(pl.col("all_ns") > 0)
 
 
 @dataclass(frozen=True, eq=False)
