@@ -30,8 +30,19 @@ def whole_numbers(column: pl.Series, missing: int = -1) -> Ints:
     return np.where(np.isnan(values), missing, values).astype(np.int64)
 
 
-def with_nulls(values: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> pl.Series:
-    """Return a column of integers, null where they are not *known*.
+def present(column: pl.Series) -> npt.NDArray[np.bool_]:
+    """Return which values are not null.
+
+    >>> present(pl.Series([3, None])).tolist()
+    [True, False]
+    """
+    if column.null_count() in (0, len(column)):
+        return np.full(len(column), not column.null_count())
+    return column.is_not_null().to_numpy()
+
+
+def with_nulls(values: npt.NDArray[np.int64], there: npt.NDArray[np.bool_]) -> pl.Series:
+    """Return a column of integers, null where none is *there*.
 
     >>> with_nulls(np.array([3, 4]), np.array([True, False])).to_list()
     [3, None]
@@ -39,7 +50,7 @@ def with_nulls(values: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> p
     if not known.any():
         return pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))
     column = pl.Series(values, dtype=pl.Int64)
-    return column if known.all() else column.scatter(np.flatnonzero(~known), None)
+    return column if there.all() else column.scatter(np.flatnonzero(~there), None)
 
 
 class Table:

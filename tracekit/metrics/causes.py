@@ -31,7 +31,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import alike
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import present, whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.holds import LAUNCH, NOTHING, OTHER, Holds, in_order
@@ -87,7 +87,7 @@ class Rank:
             labelled["start_ns"].to_numpy(),
             labelled["end_ns"].to_numpy(),
             whole_numbers(launch, 0),
-            launch.is_not_null().to_numpy(),
+            present(launch),
             label_codes(labelled),
             whole_numbers(labelled["part"]) if "part" in labelled.columns else np.zeros(len(labelled), np.int64),
             blocked(calls),
@@ -166,10 +166,10 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     return pl.DataFrame(
         {
             "part": part[at],
-            "label": pl.Series(EXPOSABLE, dtype=PIECES["label"]).gather(label[at]),
-            "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"]).gather(cause[at]),
-            "id": pl.concat([pl.Series(ids[owner[apart]], dtype=pl.Int64), unknown]).gather(order),
-            "start_ns": pl.concat([pl.Series(start[apart], dtype=pl.Int64), unknown]).gather(order),
+            "label": pl.Series(EXPOSABLE, dtype=PIECES["label"])[label[at]],
+            "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])[cause[at]],
+            "id": pl.concat([pl.Series(ids[owner[apart]], dtype=pl.Int64), unknown])[order],
+            "start_ns": pl.concat([pl.Series(start[apart], dtype=pl.Int64), unknown])[order],
             "ns": np.concatenate([(end - start)[apart], summed])[order],
         },
         schema=PIECES,

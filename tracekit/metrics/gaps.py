@@ -8,10 +8,13 @@ four sum to the idle time.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
+from tracekit._util.coded import find
+from tracekit._util.columns import whole_numbers, with_nulls
 from tracekit.intervals import EMPTY, Intervals, Longs, sums
 from tracekit.metrics.budget import unrecorded_gaps
 from tracekit.metrics.host import LAUNCHES
@@ -45,15 +48,19 @@ def with_slow_calls(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame
     >>> with_slow_calls(pl.DataFrame({"correlation": [1, 2, 3, None]}), calls)["launch_end_ns"].to_list()
     [None, 900000, None, None]
     """
-    slow = calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy() > SLOW_CALL_NS
-    found = calls[np.flatnonzero(slow)]
-    name = pl.col("name").cast(pl.String)
-    found = found.filter(name.str.contains(LAUNCHES) & pl.col("correlation").is_not_null())
-    found = found.unique("correlation", keep="last").filter(name.str.contains("Launch"))
-    if found.is_empty():
+    end = calls["end_ns"].to_numpy()
+    rows = np.flatnonzero(end - calls["start_ns"].to_numpy() > SLOW_CALL_NS)
+    number, name = whole_numbers(calls["correlation"][rows]).tolist(), calls["name"][rows].to_list()
+    slow = {}  # by number; of several calls with one, the last
+    for one, called, row in zip(number, name, rows.tolist(), strict=True):
+        if one >= 0 and re.search(LAUNCHES, called):
+            slow[one] = row if "Launch" in called else -1
+    launches = sorted((one, row) for one, row in slow.items() if row >= 0)
+    if not launches:
         return labelled.with_columns(launch_end_ns=pl.lit(None, pl.Int64))
-    ends = found.select("correlation", launch_end_ns="end_ns")
-    return labelled.join(ends, on="correlation", how="left", maintain_order="left")
+    ordered, row = np.array(launches, np.int64).T
+    at = find(whole_numbers(labelled["correlation"]), np.ascontiguousarray(ordered))
+    return labelled.with_columns(with_nulls(end[row][at], at >= 0).alias("launch_end_ns"))
 
 
 def gaps(
@@ -94,7 +101,7 @@ def _in_call(labelled: pl.DataFrame, following: Longs, holes: Intervals, bound: 
     """Return the part of each gap in which the launch of the event that ended it had begun and not returned."""
     if "launch_end_ns" not in labelled.columns:
         return np.zeros(len(holes), np.int64)
-    returned = whole_numbers(labelled["launch_end_ns"].gather(following), 0)
+    returned = whole_numbers(labelled["launch_end_ns"][following], 0)
     begun = holes.start_ns + bound
     inside: Longs = np.clip(returned - begun, 0, holes.end_ns - begun)
     return inside

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import present, whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.intervals import Longs
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
@@ -134,7 +134,7 @@ def in_order(start: Longs, end: Longs) -> Longs:
 def _columns(labelled: pl.DataFrame) -> tuple[Longs, Longs, Longs, Bools, Longs]:
     start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
     launch = labelled["launch_ns"]
-    return start, end, whole_numbers(launch, 0), launch.is_not_null().to_numpy(), streams(labelled)
+    return start, end, whole_numbers(launch, 0), present(launch), streams(labelled)
 
 
 def streams(labelled: pl.DataFrame) -> Longs:

@@ -16,7 +16,7 @@ import polars as pl
 from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.intervals import EMPTY, Intervals, Longs, union
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELLED, LABELS
 
 COMPUTE_SET = (*COMPUTE_LABELS, "other")
 SETS: Mapping[str, tuple[str, ...]] = {
@@ -26,6 +26,7 @@ SETS: Mapping[str, tuple[str, ...]] = {
 }
 EXPOSABLE = tuple(label for label in LABELS if label not in COMPUTE_SET)
 """Communication and copy labels, in the order that settles who pays for time two of them cover."""
+_LABEL = LABELLED["label"]
 _SET_OF = np.array([next(at for at, labels in enumerate(SETS.values()) if label in labels) for label in LABELS])
 
 
@@ -35,7 +36,8 @@ def label_codes(labelled: pl.DataFrame) -> Longs:
     >>> label_codes(pl.DataFrame({"label": ["forward", "wgrad"]})).tolist()
     [0, 2]
     """
-    return whole_numbers(labelled["label"].cast(pl.Enum(LABELS)).to_physical())
+    label = labelled["label"]
+    return whole_numbers((label if label.dtype == _LABEL else label.cast(_LABEL)).to_physical())
 
 
 def among_labels(codes: Longs, labels: Iterable[str]) -> npt.NDArray[np.bool_]:

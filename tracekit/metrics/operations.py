@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
-from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.lanes import Lanes, among_labels, label_codes
 from tracekit.schema import COMMUNICATION_LABELS, conform
 
 OPERATIONS = pl.Schema(
@@ -43,11 +44,15 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
     >>> operations(events, Lanes.of(events)).select("what", "p2p", "hidden_ns").rows()
     [('p2p', 'send:2', 2)]
     """
-    rows = labelled.filter(pl.col("label").is_in(COMMUNICATION_LABELS)).with_columns(
-        part=pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64)
-    )
+    at = np.flatnonzero(among_labels(label_codes(labelled), COMMUNICATION_LABELS))
+    if not len(at):
+        return OPERATIONS.to_frame()
+    asked = [name for name in (*OPERATIONS, "collective", "name", "peer", "launch_ns") if name in labelled.columns]
     # Text is only unpacked for communication, the few among the many.
-    rows = rows.with_columns(pl.col("collective", "group", "group_ranks", "p2p", "name").cast(pl.String))
+    rows = labelled.select(asked)[at].with_columns(
+        pl.col("collective", "group", "group_ranks", "p2p", "name").cast(pl.String),
+        part=pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64),
+    )
     single, batch = pl.col("collective").is_in(_P2P), pl.col("collective") == "coalesced"
     named = pl.format("{}:{}", pl.col("collective").str.strip_prefix("i"), pl.col("peer"))
     both_ways = pl.format("send:{},recv:{}", pl.col("peer"), pl.col("peer"))  # a batch with one peer is an exchange

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text, alike
-from tracekit._util.columns import whole_numbers, with_nulls
+from tracekit._util.columns import present, whole_numbers, with_nulls
 from tracekit._util.native import whole
 from tracekit._util.records import dataclass
 from tracekit._util.sets import NEVER, meet
@@ -83,14 +83,14 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     count, size, sized = np.zeros((3, total.size), np.int64)
     count += np.bincount(place, minlength=total.size)
     if "bytes" in labelled.columns:
-        moved = np.flatnonzero(labelled["bytes"].is_not_null().to_numpy())
+        moved = np.flatnonzero(present(labelled["bytes"]))
         np.add.at(size, place[moved], whole_numbers(labelled["bytes"])[moved])
         sized[place[moved]] = 1
     rows = np.flatnonzero((total.ravel() > 0) | (count > 0))
     return pl.DataFrame(
         {
             "part": rows // len(names),
-            "label": pl.Series(names, dtype=pl.String).gather(rows % len(names)),
+            "label": pl.Series(names, dtype=pl.String)[rows % len(names)],
             "ns": total.ravel()[rows],
             "count": with_nulls(count[rows], count[rows] > 0),
             "hidden_ns": under.ravel()[rows],

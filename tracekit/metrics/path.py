@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools
-from tracekit._util.columns import whole_numbers, with_nulls
+from tracekit._util.columns import present, whole_numbers, with_nulls
 from tracekit._util.native import native, whole
 from tracekit.intervals import Intervals, Longs
 from tracekit.metrics.causes import Rank
@@ -110,7 +110,7 @@ def _table(rank: Rank, forest: _Forest, paid: Mapping[str, Intervals]) -> pl.Dat
     known = np.concatenate([forest.comm[head], others > 0])
     return pl.DataFrame(
         {
-            "kind": pl.Series(NODE_KINDS, dtype=NODES["kind"]).gather(at["kind"]),
+            "kind": pl.Series(NODE_KINDS, dtype=NODES["kind"])[at["kind"]],
             "label": _labels(np.concatenate([rank.label[head], others - 1])),
             "what": _words(rank, at["named"], count),
             "part": at["part"],
@@ -156,8 +156,8 @@ def _words(rank: Rank, named: Longs, count: int) -> pl.Series:
     """Return what pieces are called: the first *count* after their kernel, the others after what launched it."""
     labelled = rank.labelled
     name, op, around = (labelled[c] if c in labelled.columns else None for c in _WORDS)
-    kernels = None if name is None else name.gather(named[:count])
-    launched = [column.gather(named[count:]) for column in (op, around) if column is not None]
+    kernels = None if name is None else name[named[:count]]
+    launched = [column[named[count:]] for column in (op, around) if column is not None]
     around_launch = launched[0].fill_null(launched[1]) if len(launched) > 1 else next(iter(launched), None)
     rows = (count, len(named) - count)
     parts = [
@@ -169,7 +169,7 @@ def _words(rank: Rank, named: Longs, count: int) -> pl.Series:
 
 def _labels(code: Longs) -> pl.Series:
     """Return the labels of these numbers; null for -1."""
-    return pl.Series([*LABELS, None], dtype=NODES["label"]).gather(np.where(code < 0, len(LABELS), code))
+    return pl.Series([*LABELS, None], dtype=NODES["label"])[np.where(code < 0, len(LABELS), code)]
 
 
 def _last(rank: Rank) -> Bools:
@@ -201,7 +201,7 @@ def _let_go(rank: Rank, calls: pl.DataFrame) -> tuple[Longs, Longs]:
     blocking = calls["blocks"].to_numpy()
     if threads is not None:
         tid = calls["tid"]
-        blocking = blocking & (np.isin(whole_numbers(tid), threads) | tid.is_null().to_numpy())
+        blocking = blocking & (np.isin(whole_numbers(tid), threads) | ~present(tid))
     if not blocking.any():
         return nothing, nothing
     began, ended = calls["start_ns"].to_numpy()[blocking], calls["end_ns"].to_numpy()[blocking]

@@ -177,11 +177,9 @@ class _Products:
         asked = names.matches(GEMM_KERNELS) | ops.map(FORMULAS.__contains__)
         at = np.flatnonzero(asked & (labelled["kind"] == "kernel").to_numpy())
         name, op = Text(names.values, names.codes[at]), Text(ops.values, ops.codes[at])
-        label, module, shapes, dtypes = (
-            Text.of(labelled[c].gather(at)) for c in ("label", "module", "shapes", "dtypes")
-        )
+        label, module, shapes, dtypes = (Text.of(labelled[c][at]) for c in ("label", "module", "shapes", "dtypes"))
         start, end = labelled["start_ns"].to_numpy()[at], labelled["end_ns"].to_numpy()[at]
-        op_id = whole_numbers(labelled["op_id"].gather(at))
+        op_id = whole_numbers(labelled["op_id"][at])
         dtype = _types(dtypes, name)
         main = _longest_of_call(op, op_id, end - start)
         return cls(at, label.take(main), module.take(main), op, shapes, dtype.take(main), op_id, start, end)
@@ -205,12 +203,12 @@ def _by_kind(
 ) -> pl.DataFrame:
     """Return the sums over calls alike: one operator on inputs of one shape and type, for one label and module."""
     columns = (rows.label, rows.module, rows.op, rows.shapes, rows.dtype)
-    keys = [] if key is None else [key.gather(rows.at)]
+    keys = [] if key is None else [key[rows.at]]
     kind, first = alike(*(column.codes for column in columns), *(whole_numbers(one) for one in keys))
     names = list(
         zip(
             *(Text(c.values, c.codes[first]).strings() for c in columns),
-            *(one.gather(first).to_list() for one in keys),
+            *(one[first].to_list() for one in keys),
             strict=True,
         )
     )

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import present
 from tracekit._util.records import dataclass
 from tracekit._util.text import percent
 from tracekit.errors import Notice
@@ -77,7 +78,7 @@ def recorded(api: Api, labelled: pl.DataFrame) -> Recorded:
     >>> done.unrecorded, [notice.code for notice in done.notices]
     (Intervals([9, 30)), ['gpu-events-lost'])
     """
-    launched = np.flatnonzero(api.named(LAUNCHES) & api.calls["correlation"].is_not_null().to_numpy())
+    launched = np.flatnonzero(api.named(LAUNCHES) & present(api.calls["correlation"]))
     if not len(launched) or labelled.is_empty():
         return Recorded()
     there = api.calls["correlation"].is_in(labelled["correlation"].implode())

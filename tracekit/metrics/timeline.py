@@ -51,4 +51,4 @@ def timeline(labelled: pl.DataFrame, *, most: int = MOST) -> pl.DataFrame:
 
 
 def _named(code: npt.NDArray[np.int64], names: Sequence[str | None]) -> pl.Series:
-    return pl.Series(names, dtype=pl.Enum([name for name in names if name])).gather(code)
+    return pl.Series(names, dtype=pl.Enum([name for name in names if name]))[code]

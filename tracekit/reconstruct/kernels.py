@@ -7,7 +7,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text
-from tracekit._util.columns import whole_numbers, with_nulls
+from tracekit._util.columns import present, whole_numbers, with_nulls
 from tracekit._util.records import dataclass
 from tracekit.classify.pipeline_ranges import parse_path
 from tracekit.schema import LABELLED, LABELS
@@ -35,7 +35,7 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     [3, 1]
     """
     launch = labelled["launch_ns"]
-    host = np.where(launch.is_not_null().to_numpy(), whole_numbers(launch), labelled["start_ns"].to_numpy())
+    host = np.where(present(launch), whole_numbers(launch), labelled["start_ns"].to_numpy())
     order = np.argsort(host, kind="stable")
     rows = labelled[order] if (np.diff(order) < 0).any() else labelled
     side = _sides(rows)
@@ -44,7 +44,7 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     numbered = (sequence >= 0) & (sequence <= _SEQUENCES) & (_codes(rows) != LABELS.index("recompute"))
     # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
     counted = {name: whole_numbers(rows[name]) for name in ("stage", "microbatch")}
-    both = np.logical_and(*(rows[name].is_not_null().to_numpy() for name in counted))
+    both = np.logical_and(*(present(rows[name]) for name in counted))
     places = []
     for name, own in counted.items():
         told = whole_numbers(named[name], NOT_TOLD)
@@ -64,8 +64,8 @@ def _sides(rows: pl.DataFrame) -> npt.NDArray[np.int8]:
     of_label = np.array([_SIDES.get(label, NONE) for label in LABELS] + [NONE], np.int8)
     codes = _codes(rows)
     side = of_label[codes]
-    side[(side == LOOSE) & rows["node"].is_not_null().to_numpy()] = ENGINE
-    side[(codes == LABELS.index("pp_comm")) & rows["p2p"].is_not_null().to_numpy()] = MESSAGE
+    side[(side == LOOSE) & present(rows["node"])] = ENGINE
+    side[(codes == LABELS.index("pp_comm")) & present(rows["p2p"])] = MESSAGE
     return side
 
 

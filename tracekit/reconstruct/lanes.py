@@ -89,11 +89,11 @@ def _summed(ns: Ints, windows: tuple[Ints, Ints, Ints], label: Ints, pass_: Ints
     lane = [_LANE[LABELS[code]] for code in label.tolist()]
     columns = {
         "step": step[first[at]],
-        "phase": pl.Series((*PHASES, "FB"), dtype=LANES["phase"]).gather(phase[first[at]]),
+        "phase": pl.Series((*PHASES, "FB"), dtype=LANES["phase"])[phase[first[at]]],
         "span_ns": totals[0][of, at],
-        "lane": pl.Series(lane, dtype=LANES["lane"]).gather(of),
-        "label": pl.Series([LABELS[code] for code in label.tolist()], dtype=pl.String).gather(of),
-        "pass": pl.Series([(*PASSES, None)[code] for code in pass_.tolist()], dtype=pl.String).gather(of),
+        "lane": pl.Series(lane, dtype=LANES["lane"])[of],
+        "label": pl.Series([LABELS[code] for code in label.tolist()], dtype=pl.String)[of],
+        "pass": pl.Series([(*PASSES, None)[code] for code in pass_.tolist()], dtype=pl.String)[of],
         **{name: totals[1 + which][of, at] for which, name in enumerate(MEASURED)},
     }
     return pl.DataFrame(columns, schema=LANES)

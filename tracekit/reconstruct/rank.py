@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import present, whole_numbers
 from tracekit._util.records import dataclass
 from tracekit._util.sets import NEVER
 from tracekit.errors import Notice
@@ -239,10 +239,10 @@ def _first_known(column: pl.Series, at: Ints, chunk: Ints, count: int) -> pl.Ser
     """Return of each chunk the first value among its rows *at*; null where none has one."""
     if column.null_count() == len(column):
         return column.clear(count)
-    known = np.flatnonzero(column.is_not_null().to_numpy()[at])[::-1]
+    known = np.flatnonzero(present(column)[at])[::-1]
     row = np.full(count, -1, np.int64)
     row[chunk[known]] = at[known]  # backwards: the first one stays
-    return column.gather(np.maximum(row, 0)).scatter(np.flatnonzero(row < 0), None)
+    return column[np.maximum(row, 0)].scatter(np.flatnonzero(row < 0), None)
 
 
 def _shared_names(chunks: pl.DataFrame) -> pl.DataFrame:
@@ -263,7 +263,7 @@ def _stall_table(stalls: dict[str, Intervals]) -> pl.DataFrame:
     """Return the stalls as one table, so that they travel."""
     start, end = (np.concatenate([getattr(s, n) for s in stalls.values()]) for n in ("start_ns", "end_ns"))
     cause = np.repeat([STALL_CAUSES.index(name) for name in stalls], [len(s) for s in stalls.values()])
-    named = pl.Series(STALL_CAUSES, dtype=STALLS["cause"]).gather(cause)
+    named = pl.Series(STALL_CAUSES, dtype=STALLS["cause"])[cause]
     return pl.DataFrame({"cause": named, "start_ns": start, "end_ns": end})
 
 
@@ -307,7 +307,7 @@ def _groups(source: Source, rows: pl.DataFrame) -> tuple[ProcessGroup, ...]:
 def _named(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the pipeline's messages whose communicator is known."""
     message = label_codes(rows) == LABELS.index("pp_comm")
-    return rows[np.flatnonzero(message & rows["group"].is_not_null().to_numpy())]
+    return rows[np.flatnonzero(message & present(rows["group"]))]
 
 
 def _group(rows: pl.DataFrame) -> str | None:

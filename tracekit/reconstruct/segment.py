@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import present
 from tracekit.reconstruct.chunks import Assembly, Segments, Work, between, runs
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, Ints, Kernels
 from tracekit.reconstruct.ranges import by_ranges
@@ -44,7 +45,7 @@ def by_evidence(kernels: Kernels) -> Segments:
 
 def segment_steps(rows: pl.DataFrame) -> list[tuple[int, Ints, Segments]]:
     """Return for each step, in order, its number, the places of its rows (as ``prepare`` gives them) and its chunks."""
-    known = np.flatnonzero(rows["step"].is_not_null().to_numpy())
+    known = np.flatnonzero(present(rows["step"]))
     steps = rows["step"].to_numpy()[known].astype(np.int64)
     order = np.argsort(steps, kind="stable")
     at, steps = known[order], steps[order]

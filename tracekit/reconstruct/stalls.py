@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import present, whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.lanes import among_labels, label_codes
@@ -102,7 +102,7 @@ def _host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals) -> 
     A kernel launched into an idle GPU does not start at once. It would have, had it been launched before, so that time
     is the host's as well. How long it usually takes is measured there: no kernel could have started earlier.
     """
-    known = np.flatnonzero(events["launch_ns"].is_not_null().to_numpy())
+    known = np.flatnonzero(present(events["launch_ns"]))
     if not len(covered) or not len(windows) or not len(known):
         return EMPTY
     known = known[np.argsort(events["start_ns"].to_numpy()[known], kind="stable")]
