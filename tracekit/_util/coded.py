@@ -369,6 +369,25 @@ class Text:
         return values[(self.codes + 1).astype(np.uint32)]
 
 
+class Texts:
+    """The text columns of a table, each read when it is first asked for and then kept.
+
+    >>> texts = Texts(pl.DataFrame({"name": ["b", "a"]}))
+    >>> texts["name"].values, texts["name"] is texts["name"]
+    (('b', 'a'), True)
+    """
+
+    def __init__(self, table: pl.DataFrame) -> None:
+        self._table = table
+        self._known: dict[str, Text] = {}
+
+    def __getitem__(self, name: str) -> Text:
+        """Return one column."""
+        if name not in self._known:
+            self._known[name] = Text.of(self._table[name])
+        return self._known[name]
+
+
 Kind = tuple[str | None, ...]
 """One value of each of several columns."""
 

@@ -47,7 +47,7 @@ def with_nulls(values: npt.NDArray[np.int64], there: npt.NDArray[np.bool_]) -> p
     >>> with_nulls(np.array([3, 4]), np.array([True, False])).to_list()
     [3, None]
     """
-    if not known.any():
+    if not there.any():
         return pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))
     column = pl.Series(values, dtype=pl.Int64)
     return column if there.all() else column.scatter(np.flatnonzero(~there), None)

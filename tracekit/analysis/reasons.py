@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Text, alike
+from tracekit._util.coded import Texts, alike
 
 if TYPE_CHECKING:
     from tracekit.classify import RuleBook
@@ -49,7 +49,9 @@ REASONS = pl.Schema(
 time, and its longest event with the evidence around it."""
 
 
-def kernel_reasons(labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None = None) -> pl.DataFrame:
+def kernel_reasons(
+    labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None = None, texts: Texts | None = None
+) -> pl.DataFrame:
     """Return why one rank's longest kernels have their labels; *rules* are those that came before the built-in ones.
 
     >>> from tracekit import load
@@ -60,7 +62,7 @@ def kernel_reasons(labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None 
     """
     if labelled.is_empty():
         return REASONS.to_frame()
-    found = _longest(labelled)
+    found = _longest(labelled, texts or Texts(labelled))
     row = found.pop("row")
     events = labelled.select(*_KEYS, "rule", *_EVENT)[row]
     inner = [pl.col(name).cast(pl.String).str.tail(MOST_TEXT) for name in _OUTER]
@@ -70,9 +72,9 @@ def kernel_reasons(labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None 
     return made.select(pl.col(name).cast(dtype) for name, dtype in REASONS.items())
 
 
-def _longest(labelled: pl.DataFrame) -> dict[str, npt.NDArray[Any]]:
+def _longest(labelled: pl.DataFrame, texts: Texts) -> dict[str, npt.NDArray[Any]]:
     """Return of the longest kernels: count, ns, and of the rule that decided most: rule_ns, confidence, longest row."""
-    keys = [Text.of(labelled[name]).codes for name in (*_KEYS, "rule")]
+    keys = [texts[name].codes for name in (*_KEYS, "rule")]
     took = labelled["end_ns"].to_numpy() - labelled["start_ns"].to_numpy()
     kind, first = alike(*keys)
     count, ns = np.bincount(kind), np.bincount(kind, took).astype(np.int64)

@@ -169,7 +169,7 @@ def rank_tables(
         lanes = Lanes.of(kept, parts=parts, part="part")
         step_holes = gaps(kept, lanes, part="part", unrecorded=recording.unrecorded)
         by_step = _measure(work, lanes, step_holes, "part", recording.unrecorded, link=link)
-    multiplied, rates = products(kept, device=device, multiprocessors=rank.source.multiprocessors)
+    multiplied, rates = products(kept, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts)
     chunks = _pipeline(kept, labelled, rank.source, recording.cut_steps) if pipeline else None
     return RankTables(
         source=rank.source,
@@ -185,13 +185,13 @@ def rank_tables(
         rates=rates,
         experts=expert_work(kept),
         memory=_memory(rank, kept, chunks, whole=steps is None),
-        kernels=kernel_table(kept),
-        reasons=kernel_reasons(kept, rank=rank.source.rank, rules=rules),
+        kernels=kernel_table(kept, texts=work.texts),
+        reasons=kernel_reasons(kept, rank=rank.source.rank, rules=rules, texts=work.texts),
         shapes=shape_list(rank.events),
         path=path_nodes(work, calls, whole.paid),
         instead=shortened(instead_of_launching(rank.events, kept, holes)),
         inside_launch_ns=inside_launches(api, kept, holes),
-        hiding=hiding_costs(kept, whole),
+        hiding=hiding_costs(kept, whole, texts=work.texts),
         launches_known=bool(work.launched.any()) or not len(kept),
         steps_marked=not unmarked,
         idle_known=recording.idle_known and not damaged,
@@ -227,7 +227,7 @@ def _measure(
     return Measures(
         budgets=tuple(budgets(lanes, unrecorded=unrecorded)),
         labels=times,
-        hidden=hidden(labelled, part=part),
+        hidden=hidden(labelled, part=part, texts=work.texts),
         phases=phases(lanes),
         causes=gap_causes(holes),
         copies=copies(times, stalls, link_gb_s=link),

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import alike
+from tracekit._util.coded import Texts, alike
 from tracekit._util.columns import present, whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.intervals import Intervals, Longs, union
@@ -93,6 +93,11 @@ class Rank:
             blocked(calls),
             bool((~calls["blocks"]).any()),
         )
+
+    @cached_property
+    def texts(self) -> Texts:
+        """What their text columns say."""
+        return Texts(self.labelled)
 
     @cached_property
     def order(self) -> Longs:

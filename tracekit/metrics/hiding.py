@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Text, alike
+from tracekit._util.coded import Texts, alike
 from tracekit._util.records import dataclass
 from tracekit.metrics.lanes import COMPUTE_SET, Lanes, among_labels, label_codes
 
@@ -36,7 +36,7 @@ COSTS = pl.Schema(
 )
 
 
-def hiding_costs(labelled: pl.DataFrame, lanes: Lanes) -> pl.DataFrame:
+def hiding_costs(labelled: pl.DataFrame, lanes: Lanes, *, texts: Texts | None = None) -> pl.DataFrame:
     """Return, for each compute label of one rank, the time of kernels beside communication and of the same alone.
 
     >>> rows = [("k", 0, 10), ("k", 20, 30), ("k", 40, 50), ("k", 100, 112), ("k", 120, 132), ("k", 140, 152)]
@@ -53,8 +53,8 @@ def hiding_costs(labelled: pl.DataFrame, lanes: Lanes) -> pl.DataFrame:
     ns = end[rows] - start[rows]
     beside = lanes.communication.covered_ns(start[rows], end[rows])
     alone, busy = beside == 0, beside >= BESIDE * ns
-    texts = [Text.of(labelled[key]) for key in keys]
-    kind, first = alike(*(text.codes[rows] for text in texts))
+    texts = texts or Texts(labelled)
+    kind, first = alike(*(texts[key].codes[rows] for key in keys))
     often, kernels = (np.bincount(kind[which], minlength=len(first)) for which in (alone, busy))
     all_ns = np.bincount(kind[busy], ns[busy], len(first)).astype(np.int64)
     many = (often >= LEAST) & (kernels >= LEAST)
@@ -66,9 +66,9 @@ def hiding_costs(labelled: pl.DataFrame, lanes: Lanes) -> pl.DataFrame:
     fits = even["kind"].to_numpy()
     usual = np.zeros((3, len(first)))
     usual[:, fits] = kernels[fits], all_ns[fits], np.round(even["q50"].to_numpy() * kernels[fits])
-    place, label = alike(texts[0].codes[rows[first]])
+    place, label = alike(texts["label"].codes[rows[first]])
     sums = [np.bincount(place, weights).astype(np.int64) for weights in (*usual, all_ns)]
-    named = pl.Series("label", texts[0].take(rows[first[label]]).strings(), dtype=pl.String)
+    named = pl.Series("label", texts["label"].take(rows[first[label]]).strings(), dtype=pl.String)
     table = pl.DataFrame([named, *(pl.Series(c, column) for c, column in zip(list(COSTS)[1:], sums, strict=True))])
     return table.filter(pl.col("all_ns") > 0)
 

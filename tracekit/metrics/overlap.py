@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Text, alike
+from tracekit._util.coded import Text, Texts, alike
 from tracekit._util.columns import present, whole_numbers, with_nulls
 from tracekit._util.native import whole
 from tracekit._util.records import dataclass
@@ -101,7 +101,7 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     )
 
 
-def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
+def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: Texts | None = None) -> pl.DataFrame:
     """Return how long each compute label (with pass and module) runs beside each communication or copy label and pass.
 
     Two kernels that hide the same moment both count, so a row of the matrix may sum to more than the label's
@@ -114,7 +114,8 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None) -> pl.DataFrame:
     [(False, 'ep_dispatch', None, 'dgrad', None, 2), (True, 'ep_dispatch', 'forward', 'dgrad', 'mlp', 2)]
     """
     time = Time.of(labelled, part)
-    label, pass_, module = (Text.of(labelled[name]) for name in ("label", "pass", "module"))
+    texts = texts or Texts(labelled)
+    label, pass_, module = (texts[name] for name in ("label", "pass", "module"))
     asked = np.flatnonzero(label.map(EXPOSABLE.__contains__))
     hiding = np.flatnonzero(label.map(COMPUTE_SET.__contains__))
     if not len(asked) or not len(hiding):

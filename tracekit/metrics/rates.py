@@ -7,7 +7,7 @@ import re
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Text, alike
+from tracekit._util.coded import Text, Texts, alike
 from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit._util.shapes import parsed
@@ -97,7 +97,12 @@ class Rates:
 
 
 def products(
-    labelled: pl.DataFrame, *, device: str | None = None, multiprocessors: int | None = None, key: str | None = None
+    labelled: pl.DataFrame,
+    *,
+    device: str | None = None,
+    multiprocessors: int | None = None,
+    key: str | None = None,
+    texts: Texts | None = None,
 ) -> tuple[pl.DataFrame, Rates]:
     """Return one rank's products by what they are (``PRODUCTS``), and all of them together.
 
@@ -111,7 +116,7 @@ def products(
     ([2000000000], 200, True)
     """
     span_ns = _span_ns(labelled)
-    rows = _Products.of(labelled)
+    rows = _Products.of(labelled, texts or Texts(labelled))
     if not len(rows.at):
         return PRODUCTS.to_frame(), Rates(0, 0, 0, 0, None, span_ns)
     table = _by_kind(rows, device, multiprocessors, labelled[key] if key else None)
@@ -143,7 +148,7 @@ def product_kinds(labelled: pl.DataFrame) -> pl.DataFrame:
     >>> product_kinds(conform(pl.DataFrame([event, {**event, "name": "add", "op": "aten::add"}]), LABELLED)).rows()
     [(True, 'aten::mm', '[[2,4],[4,8]]', 'bf16'), (False, None, None, None)]
     """
-    rows = _Products.of(labelled)
+    rows = _Products.of(labelled, Texts(labelled))
     place = np.full(len(labelled), len(rows.at), np.int64)
     place[rows.at] = np.arange(len(rows.at))
     columns = {name: [*getattr(rows, name).strings(), None] for name in ("op", "shapes", "dtype")}
@@ -168,16 +173,16 @@ class _Products:
     end_ns: Longs
 
     @classmethod
-    def of(cls, labelled: pl.DataFrame) -> _Products:
-        """Return the products of a labelled table.
+    def of(cls, labelled: pl.DataFrame, texts: Texts) -> _Products:
+        """Return the products of a labelled table, whose *texts* these are.
 
         All kernels of a call get the label, module and type of its longest, so that helpers do not count as calls.
         """
-        names, ops = Text.of(labelled["name"]), Text.of(labelled["op"])
+        names, ops = texts["name"], texts["op"]
         asked = names.matches(GEMM_KERNELS) | ops.map(FORMULAS.__contains__)
         at = np.flatnonzero(asked & (labelled["kind"] == "kernel").to_numpy())
-        name, op = Text(names.values, names.codes[at]), Text(ops.values, ops.codes[at])
-        label, module, shapes, dtypes = (Text.of(labelled[c][at]) for c in ("label", "module", "shapes", "dtypes"))
+        columns = (texts[c] for c in ("name", "op", "label", "module", "shapes", "dtypes"))
+        name, op, label, module, shapes, dtypes = (Text(text.values, text.codes[at]) for text in columns)
         start, end = labelled["start_ns"].to_numpy()[at], labelled["end_ns"].to_numpy()[at]
         op_id = whole_numbers(labelled["op_id"][at])
         dtype = _types(dtypes, name)
@@ -232,9 +237,8 @@ def _by_kind(
 def _types(recorded: Text, name: Text) -> Text:
     """Return the type of each product's inputs: as recorded, else from the kernel's name."""
     known = recorded.replace([_recorded_type(text) for text in recorded.values])
-    used = np.zeros(len(name.values), np.bool_)
-    used[name.codes[name.present]] = True
-    named = name.replace([_named_type(v) if here else None for v, here in zip(name.values, used, strict=True)])
+    used = np.bincount(name.codes + 1, minlength=len(name.values) + 1)[1:]
+    named = name.replace([_named_type(v) if often else None for v, often in zip(name.values, used, strict=True)])
     # Products of 32-bit inputs may run on tensor cores in TF32: only the kernel's name tells.
     wider = known.map(lambda dtype: dtype == "fp32") & named.map(lambda dtype: dtype == "tf32")
     return known.where(~wider).fill(named)
