@@ -3,8 +3,8 @@
     python benchmarks/classify.py                      # 812 MB of the sample
     python benchmarks/classify.py --megabytes 400 --trace my.pt.trace.json.gz
 
-Sizes double, so that a cost that grows faster than the trace would show. Prints a table, what a rank of the sample costs
-however small, and exits 1 if labelling the largest took longer than parsing it, by the clock and by CPU time.
+Sizes double, so that a cost that grows faster than the trace would show. Prints what a rank of the sample costs, a
+table, and exits 1 if labelling the largest took longer than parsing it, by the clock and by CPU time.
 """
 
 from __future__ import annotations
