@@ -58,7 +58,9 @@ def main(rounds):
         assert -1 <= rows <= room
         outcomes.add(rows >= 0)
         if rows > 0:
-            texts = btree._spans(pages, values[2, :rows])
+            column = btree.BytesColumn()
+            column.add(pages, values[2, :rows], btree._gather)
+            texts = column.join([column])
             assert texts.bin.size().to_list() == (values[2, :rows] & 0xFFFFFFFF).tolist()
     assert outcomes == {True, False}
 

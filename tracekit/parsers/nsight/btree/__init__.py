@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.native import Native
-from tracekit.parsers.nsight.btree import columns
-from tracekit.parsers.nsight.btree.layout import BLOB, KEY, NUMBER, SMALLEST_CELL, SPAN_BITS, TEXT
+from tracekit.parsers.nsight.btree.columns import BytesColumn, NumberColumn
+from tracekit.parsers.nsight.btree.layout import BLOB, KEY, NUMBER, SMALLEST_CELL, TEXT
 from tracekit.parsers.nsight.btree.pages import Bytes, Numbers, PageFile, UnusualError
 from tracekit.parsers.nsight.btree.schema import Stored, find_stored
 
@@ -51,11 +51,13 @@ def read_columns(path: Path, table: Stored, wanted: Mapping[str, int]) -> pl.Dat
             runs = list(pool.map(lambda run: _read_run(path, run, plan), np.array_split(leaves, threads)))
     except OSError as error:
         raise UnusualError("cannot be read") from error
-    blocks = [block for run in runs for block in run]
-    if any(before.last >= after.first for before, after in pairwise(blocks)):
+    rowids = [ends for run in runs for ends in run.rowids]
+    if any(before[1] >= after[0] for before, after in pairwise(rowids)):
         raise UnusualError("rows out of order")
-    # One column after the other, and its blocks are gone: so not all columns are there twice.
-    joined = {name: columns.joined([block.columns.pop(0) for block in blocks], wanted[name]) for name in ordered}
+    joined = {}
+    for name in ordered:  # one after the other, and its parts are gone: so not all columns are there twice
+        parts: list[Any] = [run.columns.pop(0) for run in runs]
+        joined[name] = parts[0].join(parts)
     return pl.DataFrame({name: joined[name] for name in wanted})
 
 
@@ -67,17 +69,16 @@ def _form(table: Stored, name: str, wanted: int) -> int:
     return wanted
 
 
-class _Block(NamedTuple):
-    """The columns of one block of leaves, and the first and the last rowid."""
+class _Run(NamedTuple):
+    """What one thread has read: columns, and the first and the last rowid of each block."""
 
-    columns: list[Any]
-    first: int
-    last: int
+    columns: list[NumberColumn | BytesColumn]
+    rowids: list[list[int]]
 
 
-def _read_run(path: Path, leaves: Numbers, plan: Numbers) -> list[_Block]:
+def _read_run(path: Path, leaves: Numbers, plan: Numbers) -> _Run:
     """Return the rows of *leaves*, a block at a time, decoded in memory that is used again for the next."""
-    blocks = []
+    run = _Run([BytesColumn() if form in (TEXT, BLOB) else NumberColumn() for form in plan[1]], [])
     with PageFile(path) as pages:
         size, step = pages.size, max(1, BLOCK_BYTES // pages.size)
         raw = np.empty(min(step, len(leaves)) * size, np.uint8)
@@ -90,14 +91,14 @@ def _read_run(path: Path, leaves: Numbers, plan: Numbers) -> list[_Block]:
                 values, present = _room(len(plan[0]), rows * 9 // 8)
             if _decode(data, size, plan, values, present, rowids) != rows:
                 raise UnusualError("a row that is left to sqlite")
-            taken = [
-                _spans(data, values[i, :rows])
-                if form in (TEXT, BLOB)
-                else columns.numbers(values[i, :rows], present[i, :rows])
-                for i, form in enumerate(plan[1])
-            ]
-            blocks.append(_Block(taken, *rowids.tolist()))
-    return blocks
+            run.rowids.append(rowids.tolist())
+            expected = rows * (len(leaves) // step + 1) * 9 // 8
+            for i, column in enumerate(run.columns):
+                if isinstance(column, NumberColumn):
+                    column.add(values[i, :rows], present[i, :rows], expected)
+                else:
+                    column.add(data, values[i, :rows], _gather)
+    return run
 
 
 def _room(columns: int, rows: int) -> tuple[Numbers, Bytes]:
@@ -110,14 +111,3 @@ def _count_rows(data: Bytes, size: int) -> int:
     if cells.max() > size // SMALLEST_CELL:
         raise UnusualError("more rows than a page can hold")
     return int(cells.sum())
-
-
-def _spans(pages: Bytes, values: Numbers) -> pl.Series:
-    """Return a copy of the bytes, or texts, of one block that *values* point to."""
-    values = values.copy()
-    lengths = values & ((1 << SPAN_BITS) - 1)
-    ends = np.cumsum(lengths)
-    data = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    _gather(pages, values, data)
-    cut = pl.lit(data.tobytes()).bin.slice(pl.Series(ends - lengths), pl.Series(lengths))
-    return pl.select(cut).to_series()
