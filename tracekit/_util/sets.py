@@ -155,3 +155,31 @@ def meet(  # noqa: PLR0917 - native code takes no keywords
         else:
             for j in range(asked):
                 both[g, j, k - asked] += max(min(end[i], reach[g, j]) - since, 0)
+
+
+@native("void(int64[::1], int64[::1], int64[::1], int64[::1], boolean[::1])")
+def touch(since: Longs, until: Longs, start: Longs, end: Longs, touched: npt.NDArray[np.bool_]) -> None:
+    """Say which intervals touch a stretch [since, until); stretches ascend, apart from each other.
+
+    Of those marked as *touched* the ones that touch none lose their mark.
+    """
+    place, count = 0, len(until)  # how many stretches end at or before the moment; the next is mostly near
+    for i in range(len(start)):
+        if not touched[i]:
+            continue
+        low, high, step = place, place, 1
+        if high < count and until[high] <= start[i]:
+            while high < count and until[high] <= start[i]:
+                low, high, step = high + 1, high + step, step * 2
+            high = min(high, count)
+        else:
+            while low > 0 and until[low - 1] > start[i]:
+                low, high, step = max(low - step, 0), low - 1, step * 2
+        while low < high:
+            middle = (low + high) // 2
+            if until[middle] <= start[i]:
+                low = middle + 1
+            else:
+                high = middle
+        place = low
+        touched[i] = place < count and since[place] < end[i]

@@ -10,15 +10,20 @@ one). The parts sum to the launch-bound idle time.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 
+from tracekit._util.coded import Bools, Text, alike
 from tracekit._util.columns import whole_numbers
-from tracekit._util.sets import NEVER
+from tracekit._util.native import whole
+from tracekit._util.records import dataclass
+from tracekit._util.sets import NEVER, touch
 from tracekit.classify._nest import OP, Nested, nest
 from tracekit.intervals import Longs
 from tracekit.metrics.host import BLOCKS, Api
+from tracekit.schema import KINDS
 
 INSTEAD = ("sync", "allocation", "launch", "garbage_collection", "data_loading", "operator", "annotation", "python")
 """What a host can have done: waited for the GPU, managed its memory, launched other work, …, Python between ranges."""
@@ -56,18 +61,22 @@ def instead_of_launching(events: pl.DataFrame, labelled: pl.DataFrame, holes: pl
     >>> instead_of_launching(conform(pl.DataFrame(host), EVENTS), gpu, holes).select("instead", "what", "ns").rows()
     [('sync', 'aten::item', 40), ('operator', 'aten::item', 20), ('python', None, 15)]
     """
-    asked = holes.filter(pl.col("launch_bound_ns") > 0)
-    tids = labelled["launch_tid"].gather(asked["next"]).cast(pl.Int64)
-    if asked.is_empty() or "tid" not in events.columns:
+    bound = holes["launch_bound_ns"].to_numpy()
+    asked = np.flatnonzero(bound > 0)
+    if not len(asked) or "tid" not in events.columns:
         return ROWS.to_frame()
-    start = asked["start_ns"].to_numpy()
-    stretches = _Stretches(start, start + asked["launch_bound_ns"].to_numpy(), tids.fill_null(-1).to_numpy())
+    start = holes["start_ns"].to_numpy()[asked]
+    tids = whole_numbers(labelled["launch_tid"][holes["next"].to_numpy()[asked]])
+    stretches = _Stretches(start, start + bound[asked], tids)
     threads = [int(tid) for tid in labelled["launch_tid"].drop_nulls().unique().to_list()]
-    host = _ranges(events, stretches, threads)
-    if host.is_empty():
+    host = _Ranges.of(events, stretches, threads, HOST_KINDS)
+    if not len(host):
         return ROWS.to_frame()
-    cuts, innermost = _innermost(host, stretches, threads)
-    return _summed(cuts, *_kinds_and_names(host, innermost), _frames(events, stretches, threads))
+    tid, begin, ns, innermost = _innermost(host, stretches, threads)
+    code, shown = _kinds_and_names(host, innermost)
+    frames = _Ranges.of(events, stretches, threads, ("python",))
+    line = frames.innermost(tid, begin) if len(frames) else np.full(len(begin), -1, np.int64)
+    return _summed(code, host.name.take(shown), frames.name.take(line), ns)
 
 
 def shortened(rows: pl.DataFrame, most: int = MOST) -> pl.DataFrame:
@@ -115,30 +124,55 @@ class _Stretches:
         order = np.argsort(start, kind="stable")
         self.start, self.end, self.tid = start[order], end[order], tid[order]
 
-    def touched(self, start: Longs, end: Longs) -> np.ndarray:
-        """Return which ranges touch a stretch."""
-        at = np.searchsorted(self.end, start, side="right")
-        return (at < len(self.start)) & (self.start[np.minimum(at, len(self.start) - 1)] < end)
+    def touch(self, start: Longs, end: Longs, asked: Bools) -> Longs:
+        """Return which of the ranges *asked* for touch a stretch."""
+        touched = asked.copy()
+        touch(whole(self.start), whole(self.end), whole(start), whole(end), touched)
+        return np.flatnonzero(touched)
 
 
-def _ranges(events: pl.DataFrame, stretches: _Stretches, threads: list[int]) -> pl.DataFrame:
-    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
-    asked = events["kind"].is_in(HOST_KINDS).to_numpy() & stretches.touched(start, end)
-    host = events.select("kind", "name", "tid", "start_ns", "end_ns")[np.flatnonzero(asked)]
-    ranges = host.filter(pl.col("tid").is_in(threads)).sort("tid", "start_ns", -pl.col("end_ns"))
-    return ranges.with_columns(pl.col("kind").cast(pl.String))
+@dataclass(frozen=True, eq=False)
+class _Ranges:
+    """Ranges of the host's threads, in order of thread and start; of two that start together the longer one first."""
+
+    kind: Longs
+    name: Text
+    tid: Longs
+    start: Longs
+    end: Longs
+
+    @classmethod
+    def of(cls, events: pl.DataFrame, stretches: _Stretches, threads: list[int], kinds: Sequence[str]) -> _Ranges:
+        """Return the ranges of some *kinds* on these *threads* that touch a stretch."""
+        kind = events["kind"].to_physical().to_numpy()
+        wanted = np.zeros(len(KINDS), np.bool_)
+        wanted[[KINDS.index(name) for name in kinds]] = True
+        start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+        at = stretches.touch(start, end, wanted[kind])
+        tid = whole_numbers(events["tid"][at], NEVER)
+        own = np.isin(tid, threads)
+        at, tid = at[own], tid[own]
+        keys = pl.DataFrame({"tid": tid, "start_ns": start[at], "end_ns": end[at]})
+        order = keys.select(pl.arg_sort_by("tid", "start_ns", -pl.col("end_ns"))).to_series().to_numpy()
+        at = at[order]
+        return cls(kind[at].astype(np.int64), Text.of(events["name"][at]), tid[order], start[at], end[at])
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def nested(self, tid: Longs, at: Longs) -> Nested:
+        """Return which range is inside which, and inside which range threads were at some moments."""
+        zero = np.zeros(len(self), np.int64)
+        return nest(self.tid, self.start, self.end, np.full(len(self), OP, np.int64), zero, tid, at)
+
+    def innermost(self, tid: Longs, at: Longs) -> Longs:
+        """Return the innermost range open on a thread at a moment; -1 where there is none."""
+        return self.nested(tid, at).asked_op
 
 
-def _frames(events: pl.DataFrame, stretches: _Stretches, threads: list[int]) -> pl.DataFrame:
-    kinds = (pl.col("kind") == "python") & pl.col("tid").is_in(threads)
-    frames = events.lazy().filter(kinds).select("name", "tid", "start_ns", "end_ns").collect()
-    touching = stretches.touched(frames["start_ns"].to_numpy(), frames["end_ns"].to_numpy())
-    return frames.filter(pl.Series(touching)).sort("tid", "start_ns", -pl.col("end_ns"))
-
-
-def _innermost(host: pl.DataFrame, stretches: _Stretches, threads: list[int]) -> tuple[pl.DataFrame, Longs]:
-    """Return the stretches cut where a range begins or ends, and the innermost range of each cut."""
-    edges = np.concatenate([host["start_ns"].to_numpy(), host["end_ns"].to_numpy(), stretches.start, stretches.end])
+def _innermost(host: _Ranges, stretches: _Stretches, threads: list[int]) -> tuple[Longs, Longs, Longs, Longs]:
+    """Return the stretches cut where a range begins or ends: thread, begin, time, and the innermost range of each."""
+    edges = np.concatenate([host.start, host.end, stretches.start, stretches.end])
     edges = np.sort(edges, kind="stable")  # four runs that ascend, nearly
     edges = edges[np.diff(edges, prepend=edges[0] - 1) > 0]
     at = np.searchsorted(stretches.start, edges, side="right") - 1
@@ -146,62 +180,38 @@ def _innermost(host: pl.DataFrame, stretches: _Stretches, threads: list[int]) ->
     which = at[inside]
     begin = edges[inside]
     end = np.minimum(edges[np.minimum(np.flatnonzero(inside) + 1, len(edges) - 1)], stretches.end[which])
-    innermost = _ask(host, stretches.tid[which], begin)
+    innermost = host.innermost(stretches.tid[which], begin)
     for tid in threads:  # no range open on the launching thread: another one may be at work for it
         open_ = np.flatnonzero(innermost < 0)
         if len(open_):
-            innermost[open_] = _ask(host, np.full(len(open_), tid, np.int64), begin[open_])
-    return pl.DataFrame({"tid": stretches.tid[which], "begin": begin, "ns": end - begin}), innermost
+            innermost[open_] = host.innermost(np.full(len(open_), tid, np.int64), begin[open_])
+    return stretches.tid[which], begin, end - begin, innermost
 
 
-def _ask(ranges: pl.DataFrame, tid: Longs, at: Longs) -> Longs:
-    """Return the innermost range open on a thread at a moment; -1 where there is none."""
-    return _nested(ranges, tid, at).asked_op
+def _summed(code: Longs, what: Text, line: Text, ns: Longs) -> pl.DataFrame:
+    kind, first = alike(code, what.codes, line.codes)
+    total, count = np.bincount(kind, ns).astype(np.int64).tolist(), np.bincount(kind).tolist()
+    named = zip(code[first].tolist(), what.take(first).strings(), line.take(first).strings(), total, count, strict=True)
+    rows = sorted(named, key=lambda row: (-row[3], row[0], row[1] is not None, row[1] or ""))
+    return pl.DataFrame([(INSTEAD[row[0]], *row[1:]) for row in rows], schema=ROWS, orient="row")
 
 
-def _nested(ranges: pl.DataFrame, tid: Longs, at: Longs) -> Nested:
-    zero = np.zeros(len(ranges), np.int64)
-    thread, start, end = (ranges[c].to_numpy() for c in ("tid", "start_ns", "end_ns"))
-    return nest(thread, start, end, np.full(len(ranges), OP, np.int64), zero, tid, at)
-
-
-def _summed(cuts: pl.DataFrame, code: Longs, what: pl.Series, frames: pl.DataFrame) -> pl.DataFrame:
-    lines = pl.Series([None], dtype=pl.String).new_from_index(0, len(cuts))
-    if len(frames):
-        at = _ask(frames, cuts["tid"].to_numpy(), cuts["begin"].to_numpy())
-        text = frames["name"].cast(pl.String)
-        lines = pl.select(pl.when(pl.Series(at >= 0)).then(text.gather(np.maximum(at, 0)))).to_series()
-    table = pl.DataFrame({"code": code, "what": what, "line": lines, "ns": cuts["ns"]})
-    kinds = pl.Series(INSTEAD, dtype=ROWS["instead"])
-    summed = table.group_by("code", "what", "line").agg(pl.col("ns").sum(), count=pl.len().cast(pl.Int64))
-    return (
-        summed.with_columns(instead=kinds.gather(summed["code"].cast(pl.UInt32)))
-        .select(pl.col(c).cast(t) for c, t in ROWS.items())
-        .sort(["ns", "instead", "what"], descending=[True, False, False])
-    )
-
-
-def _kinds_and_names(host: pl.DataFrame, innermost: Longs) -> tuple[Longs, pl.Series]:
-    """Return the kind of each cut and the name shown for it."""
-    names = host["name"].cast(pl.String)
-    keys = host.select("kind", name=names)
-    table = keys.unique().with_columns(
-        code=pl.struct("kind", "name").map_elements(
-            lambda key: INSTEAD.index(_means(key["kind"], key["name"])), return_dtype=pl.Int64
-        )
-    )
-    codes = keys.join(table, on=["kind", "name"], how="left", maintain_order="left")["code"].to_numpy()
+def _kinds_and_names(host: _Ranges, innermost: Longs) -> tuple[Longs, Longs]:
+    """Return the kind of each cut, and the range whose name is shown for it; -1 for none."""
+    kind, first = alike(host.kind, host.name.codes)
+    names = host.name.take(first).strings()
+    means = [_means(KINDS[of], name or "") for of, name in zip(host.kind[first].tolist(), names, strict=True)]
+    codes = np.array([INSTEAD.index(one) for one in means], np.int64)[kind]
     nothing = np.zeros(0, np.int64)
-    around = _nested(host, nothing, nothing).op_of
+    around = host.nested(nothing, nothing).op_of
     carrier = _carrier(codes, around)
     at = carrier[np.maximum(innermost, 0)]
     code = np.where(innermost >= 0, codes[at], INSTEAD.index("python"))
     sync = code == INSTEAD.index("sync")
     outer = np.maximum(around[at], 0)
-    item = names.is_in(_ITEM).to_numpy()
+    item = host.name.map(_ITEM.__contains__)
     shown = np.where(sync & (around[at] >= 0) & item[outer], outer, at)
-    named = pl.Series((innermost >= 0) & (code != INSTEAD.index("python")))
-    return code, pl.select(pl.when(named).then(names.gather(shown))).to_series()
+    return code, np.where((innermost >= 0) & (code != INSTEAD.index("python")), shown, -1)
 
 
 def _carrier(codes: Longs, around: Longs) -> Longs:
