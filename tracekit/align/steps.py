@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import polars as pl
 
+from tracekit._util.columns import whole_numbers
 from tracekit._util.text import listing
 from tracekit.errors import Notice, OptionError
 from tracekit.schema import conform
@@ -184,14 +185,18 @@ def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.D
             )
         )
     chosen = select_steps(present, steps)
-    part = placed["step"].replace_strict(chosen, range(len(chosen)), default=None, return_dtype=pl.Int64)
-    kept = placed.with_columns(part=part)
-    kept = kept.filter(pl.col("part").is_not_null()) if part.null_count() else kept  # else nothing need be moved
+    number = whole_numbers(placed["step"], min(chosen) - 1)
+    part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)
+    asked = np.array(chosen, np.int64)[part] == number
+    kept = placed.with_columns(pl.Series("part", part))
+    kept = kept if asked.all() else kept.filter(pl.Series(asked))  # else nothing need be moved
     return kept, _table(kept, present), notices
 
 
 def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return the events; those with neither step nor launch get the step whose GPU work surrounds their start."""
+    if not labelled["step"].null_count() or not labelled["launch_ns"].null_count():
+        return labelled
     lost = pl.col("step").is_null() & pl.col("launch_ns").is_null()
     if not labelled.select(lost.any()).item():
         return labelled
@@ -217,16 +222,19 @@ def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
 
 def _table(kept: pl.DataFrame, present: list[int]) -> pl.DataFrame:
     """Return the STEPS table; a first or last recorded step with under half the usual events is partial."""
-    table = (
-        kept.group_by("part")
-        .agg(
-            pl.col("step").first(),
-            pl.col("start_ns").min(),
-            pl.col("end_ns").max(),
-            events=pl.len().cast(pl.Int64),
-        )
-        .sort("part")
-        .with_columns(span_ns=pl.col("end_ns") - pl.col("start_ns"))
+    part, start, end = (kept[name].to_numpy() for name in ("part", "start_ns", "end_ns"))
+    order = np.argsort(part, kind="stable")
+    first = np.flatnonzero(np.diff(part[order], prepend=-1))
+    begin, until = np.minimum.reduceat(start[order], first), np.maximum.reduceat(end[order], first)
+    table = pl.DataFrame(
+        {
+            "part": part[order[first]],
+            "step": kept["step"][order[first]],
+            "start_ns": begin,
+            "end_ns": until,
+            "events": np.diff(first, append=len(order)),
+            "span_ns": until - begin,
+        }
     )
     at_edge = pl.col("step").is_in(present[:1] + present[-1:]) if present else pl.lit(False)
     few = pl.col("events") * 2 < pl.col("events").median() if len(table) > 2 else pl.lit(False)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text, alike
+from tracekit._util.coded import Bools, Text, alike, find, pick
 from tracekit._util.columns import whole_numbers
 from tracekit._util.native import whole
 from tracekit._util.records import dataclass
@@ -110,11 +110,8 @@ def _returned(number: Longs, end: Longs, asked: Longs) -> Longs:
     order = np.argsort(number, kind="stable")  # calls come nearly in the order of their numbers
     number = number[order]
     first = np.flatnonzero(np.diff(number, prepend=-1))  # none is numbered -1: these come first, and do not count
-    if not len(first):
-        return np.full(len(asked), NEVER)
     last = np.maximum.reduceat(end[order], first)
-    at = np.minimum(np.searchsorted(number[first], asked), len(first) - 1)
-    return np.where(number[first][at] == asked, last[at], NEVER)
+    return pick(last, find(asked, number[first]), NEVER)
 
 
 class _Stretches:
@@ -126,6 +123,8 @@ class _Stretches:
 
     def touch(self, start: Longs, end: Longs, asked: Bools) -> Longs:
         """Return which of the ranges *asked* for touch a stretch."""
+        if not asked.any():
+            return np.zeros(0, np.int64)
         touched = asked.copy()
         touch(whole(self.start), whole(self.end), whole(start), whole(end), touched)
         return np.flatnonzero(touched)
