@@ -14,7 +14,7 @@ import polars as pl
 
 from tracekit._util.coded import Texts, alike
 from tracekit._util.records import dataclass
-from tracekit.metrics.lanes import COMPUTE_SET, Lanes, among_labels, label_codes
+from tracekit.metrics.lanes import COMPUTE_SET, Lanes, among_labels
 
 LEAST = 3
 """Kernels of a group, alone and beside communication, from which they are compared."""
@@ -47,7 +47,7 @@ def hiding_costs(labelled: pl.DataFrame, lanes: Lanes, *, texts: Texts | None = 
     """
     keys = [c for c in ("label", "name", "op", "shapes", "dtypes") if c in labelled.columns]
     start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
-    rows = np.flatnonzero(among_labels(label_codes(labelled), COMPUTE_SET) & (end > start))
+    rows = np.flatnonzero(among_labels(lanes.code, COMPUTE_SET) & (end > start))
     if not len(rows) or not len(lanes.communication):
         return COSTS.to_frame()
     ns = end[rows] - start[rows]

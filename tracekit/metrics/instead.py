@@ -123,8 +123,6 @@ class _Stretches:
 
     def touch(self, start: Longs, end: Longs, asked: Bools) -> Longs:
         """Return which of the ranges *asked* for touch a stretch."""
-        if not asked.any():
-            return np.zeros(0, np.int64)
         touched = asked.copy()
         touch(whole(self.start), whole(self.end), whole(start), whole(end), touched)
         return np.flatnonzero(touched)
@@ -146,6 +144,9 @@ class _Ranges:
         kind = events["kind"].to_physical().to_numpy()
         wanted = np.zeros(len(KINDS), np.bool_)
         wanted[[KINDS.index(name) for name in kinds]] = True
+        if not wanted[kind].any():
+            nothing = np.zeros(0, np.int64)
+            return cls(nothing, Text.constant(None, 0), nothing, nothing, nothing)
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
         at = stretches.touch(start, end, wanted[kind])
         tid = whole_numbers(events["tid"][at], NEVER)

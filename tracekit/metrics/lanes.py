@@ -69,6 +69,8 @@ class Lanes:
     communication: Intervals
     copy: Intervals
     busy: Intervals
+    code: Longs
+    """The place of each event's label in ``LABELS``."""
 
     @classmethod
     def of(cls, labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) -> Lanes:
@@ -83,7 +85,7 @@ class Lanes:
             return {name: both.section(at * parts, (at + 1) * parts) for at, name in enumerate(names)}
 
         by_label = {label: lane for label, lane in swept(code, LABELS).items() if len(lane)}
-        return cls(parts, by_label, **swept(_SET_OF[code], SETS), busy=union(start, end, group))
+        return cls(parts, by_label, **swept(_SET_OF[code], SETS), busy=union(start, end, group), code=code)
 
     @cached_property
     def idle(self) -> Intervals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit.metrics.lanes import Lanes, among_labels, label_codes
+from tracekit.metrics.lanes import Lanes, among_labels
 from tracekit.schema import COMMUNICATION_LABELS, conform
 
 OPERATIONS = pl.Schema(
@@ -44,7 +44,7 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
     >>> operations(events, Lanes.of(events)).select("what", "p2p", "hidden_ns").rows()
     [('p2p', 'send:2', 2)]
     """
-    at = np.flatnonzero(among_labels(label_codes(labelled), COMMUNICATION_LABELS))
+    at = np.flatnonzero(among_labels(lanes.code, COMMUNICATION_LABELS))
     if not len(at):
         return OPERATIONS.to_frame()
     asked = [name for name in (*OPERATIONS, "collective", "name", "peer", "launch_ns") if name in labelled.columns]

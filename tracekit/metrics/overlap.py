@@ -16,7 +16,7 @@ from tracekit._util.native import whole
 from tracekit._util.records import dataclass
 from tracekit._util.sets import NEVER, meet
 from tracekit.intervals import Longs, sums
-from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes, label_codes
+from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes
 from tracekit.schema import LABELS
 
 LABEL_TIMES = pl.Schema(
@@ -68,7 +68,7 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     [(4, 2, 2, 9)]
     """
     names = (*SETS, *LABELS)
-    place = label_codes(labelled) + len(SETS)
+    place = lanes.code + len(SETS)
     if part is not None:
         place = place + whole_numbers(labelled[part]) * len(names)
     total, under = np.zeros((2, lanes.parts, len(names)), np.int64)

@@ -10,7 +10,8 @@ from tracekit._util.coded import Text
 from tracekit._util.columns import present, whole_numbers, with_nulls
 from tracekit._util.records import dataclass
 from tracekit.classify.pipeline_ranges import parse_path
-from tracekit.schema import LABELLED, LABELS
+from tracekit.metrics.lanes import label_codes
+from tracekit.schema import LABELS
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -19,7 +20,6 @@ NONE, FORWARD, ENGINE, LOOSE, MESSAGE = range(5)
 """What a kernel is here: nothing of ours, a forward, run by autograd, a weight gradient outside it, a p2p kernel."""
 
 _SIDES = {"dgrad": ENGINE, "backward": ENGINE, "recompute": ENGINE, "forward": FORWARD, "wgrad": LOOSE}
-_LABEL = LABELLED["label"]
 NOT_TOLD = -(2**40)
 """No range names a stage or a micro-batch so."""
 _SEQUENCES = 2**62
@@ -28,6 +28,8 @@ _SEQUENCES = 2**62
 
 def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return the rows that reconstruction looks at, in the order the host launched them, with what each is (``side``).
+
+    ``code`` is the place of its label in ``LABELS``.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> rows = [{"label": "forward", "launch_ns": 5, "start_ns": 9}, {"label": "wgrad", "launch_ns": 2, "start_ns": 9}]
@@ -38,10 +40,11 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     host = np.where(present(launch), whole_numbers(launch), labelled["start_ns"].to_numpy())
     order = np.argsort(host, kind="stable")
     rows = labelled[order] if (np.diff(order) < 0).any() else labelled
-    side = _sides(rows)
+    codes = label_codes(rows)
+    side = _sides(rows, codes)
     named = names(_annotations(rows), backward=(side == ENGINE) | (side == LOOSE))
     sequence = whole_numbers(rows["autograd_sequence"])
-    numbered = (sequence >= 0) & (sequence <= _SEQUENCES) & (_codes(rows) != LABELS.index("recompute"))
+    numbered = (sequence >= 0) & (sequence <= _SEQUENCES) & (codes != LABELS.index("recompute"))
     # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
     counted = {name: whole_numbers(rows[name]) for name in ("stage", "microbatch")}
     both = np.logical_and(*(present(rows[name]) for name in counted))
@@ -53,6 +56,7 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(
         *places,
         pl.Series("side", side),
+        pl.Series("code", codes),
         named["op"].alias("told_op"),
         named["block"],
         pl.Series("host_ns", host[order]),
@@ -60,17 +64,12 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _sides(rows: pl.DataFrame) -> npt.NDArray[np.int8]:
+def _sides(rows: pl.DataFrame, codes: Ints) -> npt.NDArray[np.int8]:
     of_label = np.array([_SIDES.get(label, NONE) for label in LABELS] + [NONE], np.int8)
-    codes = _codes(rows)
     side = of_label[codes]
     side[(side == LOOSE) & present(rows["node"])] = ENGINE
     side[(codes == LABELS.index("pp_comm")) & present(rows["p2p"])] = MESSAGE
     return side
-
-
-def _codes(rows: pl.DataFrame) -> Ints:
-    return whole_numbers(rows["label"].cast(_LABEL).to_physical())
 
 
 def _annotations(rows: pl.DataFrame) -> Text:
@@ -121,7 +120,7 @@ class Kernels:
             rows["side"].to_numpy(),
             rows["host_ns"].to_numpy(),
             rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy(),
-            _codes(rows) == LABELS.index("wgrad"),
+            rows["code"].to_numpy() == LABELS.index("wgrad"),
             whole_numbers(rows["number"]),
             rows["name"].to_physical().to_numpy(),
             Text.of(rows["p2p"]),

@@ -61,7 +61,8 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     """
     windows = _windows(chunks)
     step, phase, low, high = np.array(windows, np.int64).reshape(-1, 4).T
-    label, pass_ = label_codes(rows), whole_numbers(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
+    label = rows["code"].to_numpy() if "code" in rows.columns else label_codes(rows)
+    pass_ = whole_numbers(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
     kind, first = alike(label, pass_)
     if not windows or not len(first):
         return pl.DataFrame(schema=LANES)

@@ -18,7 +18,6 @@ from tracekit._util.records import dataclass
 from tracekit._util.sets import NEVER
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union
-from tracekit.metrics.lanes import label_codes
 from tracekit.reconstruct.beside import COLUMNS, partners
 from tracekit.reconstruct.chunks import POSITION, SURE
 from tracekit.reconstruct.contention import CONTENTION, contention
@@ -127,7 +126,8 @@ def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFram
     cut = _cut(rows)
     used = np.zeros(rows.height, bool)
     used[cut.at] = True
-    ran, chunks = Timeline.of(rows), cut.chunks
+    ran = Timeline(rows["code"].to_numpy(), rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+    chunks = cut.chunks
     stalls = find_stalls(ran, used, everything, chunks)
     chunks = _measured(chunks, ran, stalls)
     messages = read_messages(rows, chunks)
@@ -306,7 +306,7 @@ def _groups(source: Source, rows: pl.DataFrame) -> tuple[ProcessGroup, ...]:
 
 def _named(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the pipeline's messages whose communicator is known."""
-    message = label_codes(rows) == LABELS.index("pp_comm")
+    message = rows["code"].to_numpy() == LABELS.index("pp_comm")
     return rows[np.flatnonzero(message & present(rows["group"]))]
 
 
