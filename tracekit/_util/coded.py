@@ -340,11 +340,13 @@ class Text:
 
     def fill(self, other: Text) -> Text:
         """Put *other*'s value where this column is null."""
-        if not other.present.any() or self.present.all():
+        new = np.flatnonzero(other.present & ~self.present)
+        if not len(new):
             return self
         place = {value: code for code, value in enumerate(dict.fromkeys(self.values + other.values))}
-        theirs = np.array([*(place[value] for value in other.values), -1])
-        return Text(tuple(place), np.where(self.present, self.codes, theirs[other.codes]))
+        theirs, codes = np.array([place[value] for value in other.values]), self.codes.copy()
+        codes[new] = theirs[other.codes[new]]
+        return Text(tuple(place), codes)
 
     def numbers(self) -> Ints:
         """Read the values as integers, -1 where null or longer than 64 bits hold."""

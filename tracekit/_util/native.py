@@ -54,6 +54,7 @@ MODULES = (
     "tracekit.analysis.walk",
     "tracekit.classify._nest",
     "tracekit.classify._nodes",
+    "tracekit.classify.neighbours",
     "tracekit.compare.orders",
     "tracekit.compare.replay",
     "tracekit.metrics.path",

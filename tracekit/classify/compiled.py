@@ -35,13 +35,16 @@ def with_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
     """Mark what nodes compute again; also which ranges are products of a compiled graph that nothing tells apart."""
     doubtful = np.zeros(len(ranges), np.bool_)
     graphs = autograd.rows[autograd.row_names.matches(COMPILED)]
-    if not len(graphs) and not ranges.name.answers(_ONLY_AHEAD).any():
+    spoken = np.flatnonzero(ranges.name.matches(_ONLY_AHEAD) & ranges.is_op)
+    spoken = spoken[autograd.node_of[spoken] >= 0]
+    if not len(graphs) and not (autograd.again[spoken] < 0).any():
         return autograd, doubtful
     is_node, compiled = np.zeros((2, len(ranges) + 1), np.bool_)
     is_node[autograd.rows] = True
     compiled[graphs] = True
     is_node, compiled = is_node[:-1], compiled[autograd.node_of]
-    ahead = (autograd.node_of >= 0) & ranges.is_op & ranges.name.matches(_ONLY_AHEAD)
+    ahead = np.zeros(len(ranges), np.bool_)
+    ahead[spoken] = True
     again = ahead & (autograd.again < 0)
     if compiled.any():
         products, doubtful = _products(ranges, autograd, compiled)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text, pick
+from tracekit._util.coded import Bools, Text, find, pick
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd, distinct
 from tracekit.classify.batched import BATCHED, batched_roles
@@ -71,10 +71,11 @@ def read_matmuls(gpu: Gpu, ranges: Ranges, launches: Launches, autograd: Autogra
     whole = is_gemm & ~names.matches(r"(?i)split_?k")
     nameless = whole & (call < 0)
     share = shares(whole, autograd.node_row, autograd.sequence, autograd.site.any_of("forward"))
-    role, evidence = _call_roles(ranges, autograd, calls, doubtful[calls], paid=autograd.node_row[nameless])
-    place = np.searchsorted(calls, call) if len(calls) else np.zeros(len(call), np.int64)
-    place = np.where((call >= 0) & is_gemm, np.minimum(place, max(len(calls) - 1, 0)), -1)
-    after = _after(ranges, calls, role, launches.op)
+    outer = _outermost(ranges, calls)
+    paid = autograd.node_row[nameless]
+    role, evidence = _call_roles(ranges, autograd, calls, outer, doubtful=doubtful[calls], paid=paid)
+    place = np.where(is_gemm, find(call, calls), -1)
+    after = _after(ranges, outer, role, launches.op)
     role, evidence = role.take(place), evidence.take(place)
     role, evidence = _fill(role, evidence, _fused(role, nameless, autograd.node_row), "order")
 
@@ -101,6 +102,8 @@ def _fused(role: Text, nameless: Bools, node: Ints) -> Text:
 
     Extensions multiply and add into the gradient in one call (``wgrad_gemm_accum``).
     """
+    if not nameless.any():
+        return Text.constant(None, len(node))
     nodes = int(node.max(initial=-1)) + 2
     inside = node >= 0
     dgrad = np.bincount(node[inside & role.any_of("dgrad")], minlength=nodes) > 0
@@ -119,11 +122,11 @@ def _without_ops(layout: Text) -> Text:
     return layout if ok else Text.constant(None, len(layout))
 
 
-def _after(ranges: Ranges, calls: Ints, role: Text, ops: Ints) -> Text:
-    """Find the role of the product that the op before each op computed."""
-    outer = np.full(len(ranges), -1, np.int64)
-    outer[_outermost(ranges, calls)] = np.arange(len(calls))
-    return role.take(pick(outer, pick(ranges.before, ops)))
+def _after(ranges: Ranges, outer: Ints, role: Text, ops: Ints) -> Text:
+    """Find the role of the product that the op before each op computed; *outer* are the outermost ops of products."""
+    place = np.full(len(ranges), -1, np.int64)
+    place[outer] = np.arange(len(outer))
+    return role.take(pick(place, pick(ranges.before, ops)))
 
 
 def _fill(role: Text, evidence: Text, other: Text, why: str) -> tuple[Text, Text]:
@@ -151,7 +154,9 @@ def layouts(names: Text) -> Text:
     return names.replace([layout(v) for v in names.values])
 
 
-def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints, doubtful: Bools, *, paid: Ints) -> tuple[Text, Text]:
+def _call_roles(
+    ranges: Ranges, autograd: Autograd, calls: Ints, outer: Ints, *, doubtful: Bools, paid: Ints
+) -> tuple[Text, Text]:
     node = np.where(autograd.again[calls] >= 0, -1, autograd.node_of[calls])  # a re-run is no part of its node
     rerun = autograd.again[calls] >= 0
     in_node, forward = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
@@ -163,7 +168,7 @@ def _call_roles(ranges: Ranges, autograd: Autograd, calls: Ints, doubtful: Bools
     by_shape = roles_by_shape(ranges, autograd, calls, node, rerun=rerun).where(~batched & ~doubtful)
     role, evidence = _fill(role, evidence, by_shape, "shapes")
     role, evidence = _fill(role, evidence, _by_order(ranges, autograd, node, in_node), "order")
-    consumed, transposed = _by_use(ranges, calls, node, in_node)
+    consumed, transposed = _by_use(ranges, outer, node, in_node)
     role, evidence = _fill(role, evidence, consumed, "consumer")
     role, evidence = _fill(role, evidence, transposed, "transpose")
     usual = np.isin(ranges.paths_of[calls], np.unique(ranges.paths_of[calls[forward]]))
@@ -242,14 +247,13 @@ def _places(node: Ints, in_node: Bools) -> tuple[Ints, Ints]:
     return places(np.where(in_node, node, -1))
 
 
-def _by_use(ranges: Ranges, calls: Ints, node: Ints, in_node: Bools) -> tuple[Text, Text]:
+def _by_use(ranges: Ranges, outer: Ints, node: Ints, in_node: Bools) -> tuple[Text, Text]:
     """In a custom node with several products: one whose result is added in place is a weight gradient, the others not.
 
     Failing that, the weight's product is the one that had an operand transposed just before it.
     """
     _, count = _places(node, in_node)
     several = in_node & (count >= 2) & (count <= 4)  # a compiled graph's many products say nothing by their order
-    outer = _outermost(ranges, calls)
     before, after = pick(ranges.before, outer), pick(ranges.after, outer)
     added = ranges.called(after, r"^aten::(add_|copy_|_foreach_add_)$")
     turned = ranges.called(before, _TRANSPOSES) | ranges.called(pick(ranges.before, before), _TRANSPOSES)

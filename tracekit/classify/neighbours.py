@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracekit._util.coded import Bools
+from tracekit._util.native import native
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.parameters import parameter_work
@@ -30,6 +31,19 @@ _MESSAGES = (
 """Ranges named for communication."""
 
 
+@native("void(int64[::1], boolean[::1], int64[::1], int64[:,::1], boolean[:,::1])")
+def _look(dirs: Ints, known: Bools, stretch: Ints, values: Ints, same: Bools) -> None:
+    """Note the nearest known direction before (0) and after (1) each row, and whether its stretch is the row's."""
+    for side in range(2):
+        value, where = np.int64(-1), np.int64(-1)
+        for k in range(len(dirs)):
+            i = len(dirs) - 1 - k if side else k
+            if known[i]:
+                value, where = dirs[i], stretch[i]
+            values[side, i] = value
+            same[side, i] = where == stretch[i]
+
+
 class Sides(NamedTuple):
     """Directions of the nearest known work before and after each launch, and whether it is in the same stretch."""
 
@@ -41,12 +55,9 @@ class Sides(NamedTuple):
     @classmethod
     def of(cls, dirs: Ints, known: Bools, stretch: Ints) -> Sides:
         """Look at the rows that are *known*; -1 where none is."""
-        rows = np.arange(len(known))
-        before = np.maximum.accumulate(np.where(known, rows, -1))
-        after = np.minimum.accumulate(np.where(known, rows, len(known))[::-1])[::-1]
-        after = np.where(after < len(known), after, -1)
-        dirs, where = np.append(dirs, -1), np.append(stretch, -1)
-        return cls(dirs[before], dirs[after], where[before] == stretch, where[after] == stretch)
+        values, same = np.empty((2, len(known)), np.int64), np.empty((2, len(known)), np.bool_)
+        _look(dirs, known, stretch, values, same)
+        return cls(values[0], values[1], same[0], same[1])
 
     def where(self, mask: Bools, other: Sides) -> Sides:
         """These sides where *mask* holds, the *other*'s elsewhere."""
