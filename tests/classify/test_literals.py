@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit._util.coded import Own, Text
+from tracekit._util.coded import Text
 from tracekit._util.literals import needed
+from tracekit._util.patterns import Own
 from tracekit.classify.rules import builtin_rules
 
 NAMES = (Path(__file__).parent / "kernel_names.txt").read_text().splitlines()

@@ -8,7 +8,8 @@ import time
 import polars as pl
 import pytest
 
-from tracekit._util.coded import LONGEST, Linear, Own, Text
+from tracekit._util.coded import Text
+from tracekit._util.patterns import LONGEST, Linear, Own
 from tracekit.classify import classify, load_rules
 from tracekit.classify.rules import builtin_rules
 from tracekit.errors import RuleError

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.coded import Text
-from tracekit.classify.evidence import Evidence, first_met
+from tracekit.classify.asking import first_met
+from tracekit.classify.evidence import Evidence
 from tracekit.classify.rules import RuleBook
 
 UNKNOWN = "other"
@@ -36,7 +37,8 @@ class Decisions(NamedTuple):
 
 def decide_all(evidence: Evidence, book: RuleBook) -> Decisions:
     """Give every event the label of the first rule that matches it."""
-    winner = first_met(evidence, [(rule.when, rule.unless) for rule in book.rules])
+    cases = [(rule.when, rule.unless) for rule in book.rules]
+    winner = first_met(evidence.columns, cases, np.arange(len(evidence)))
     rules = book.rules
     label = Text((*(r.label for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
     label = label.replace(label.values)

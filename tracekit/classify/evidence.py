@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
 from tracekit._util.records import dataclass
 from tracekit.classify._nest import Ints
+from tracekit.classify.asking import Column, first_met, met
 from tracekit.classify.autograd import Autograd, read_autograd
 from tracekit.classify.batched import feeding
 from tracekit.classify.collectives import Collectives, read_collectives
@@ -25,11 +24,10 @@ from tracekit.classify.gradients import read_gradients
 from tracekit.classify.groups import group_holds, group_uses, reducing_groups
 from tracekit.classify.matmul import Matmuls, read_matmuls
 from tracekit.classify.ranges import Gpu, Launches, Ranges, read_ranges
-from tracekit.classify.rules import COMPARISON, Condition, Kind
+from tracekit.classify.rules import Condition, Kind
 from tracekit.classify.tallies import halves, turns
 from tracekit.classify.threads import read_threads
 
-Column = Text | Bools | Ints
 _HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
 _SHARDS = r"fsdp::(all_gather_copy_in|chunk_cat)"
 """What fills the buffer of a collective on sharded weights or gradients."""
@@ -66,13 +64,7 @@ class Evidence:
 
     def test(self, column: str, condition: Condition) -> Bools:
         """Rows whose evidence meets one condition of a rule."""
-        values = self.columns[column]
-        if isinstance(values, Text):
-            return _answers(values, condition)[values.codes]
-        if isinstance(condition, str):
-            return _compare(values, condition)
-        met: Bools = values == condition
-        return met
+        return met(self.columns[column], condition)
 
     def show(self, row: int) -> dict[str, str | int | bool]:
         """List the evidence of one event, without what is unknown."""
@@ -157,85 +149,10 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     return evidence
 
 
-def _compare(values: Column, condition: str) -> Bools:
-    """Numbers that compare as asked; an unknown number never does."""
-    match = COMPARISON.fullmatch(condition)
-    assert match is not None
-    compare = {">=": np.greater_equal, "<=": np.less_equal, ">": np.greater, "<": np.less}[match[1]]
-    numbers = np.asarray(values)
-    met: Bools = compare(numbers, int(match[2])) & (numbers >= 0)
-    return met
-
-
-def _answers(values: Text, condition: Condition) -> Bools:
-    """For each distinct value, and last for null: it meets a condition."""
-    if isinstance(condition, bool):
-        return np.append(np.full(len(values.values), condition), not condition)
-    assert isinstance(condition, str | tuple), "numbers are compared with numbers"
-    return values.answers(condition)
-
-
-Conditions = Mapping[str, Condition]
-_AT_ONCE = 64
-"""Cases that are told apart by the bits of one number."""
-
-
-def first_met(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]], rows: Ints | None = None) -> Ints:
-    """For every event the place of the first case all of whose conditions it meets, and none of its exceptions.
-
-    Conditions are asked of distinct values, and cases that no value meets left out; -1 where no case holds. Only
-    *rows* are looked at where they are given.
-    """
-    met = np.full(len(evidence), -1, np.int64)
-    rows = np.arange(len(evidence)) if rows is None else rows
-    known: dict[tuple[str, Condition], bool] = {}
-    open_cases = (place for place, (when, _) in enumerate(cases) if _possible(evidence, when, known))
-    while len(rows) and (places := list(islice(open_cases, _AT_ONCE))):
-        bits = _meets(evidence, [cases[place] for place in places], rows)
-        hit = bits > 0
-        first = np.bitwise_count((bits & (~bits + np.uint64(1))) - np.uint64(1))  # bits below the lowest that is set
-        met[rows[hit]] = np.array(places)[first[hit]]
-        rows = rows[~hit]
-    return met
-
-
-def _possible(evidence: Evidence, when: Conditions, known: dict[tuple[str, Condition], bool]) -> bool:
-    """Return whether some value meets each condition; most rules speak of something that this trace does not have."""
-    for asked in when.items():
-        if asked not in known:
-            values = evidence.columns[asked[0]]
-            known[asked] = not isinstance(values, Text) or bool(_answers(values, asked[1]).any())
-        if not known[asked]:
-            return False
-    return True
-
-
-def _meets(evidence: Evidence, cases: Sequence[tuple[Conditions, Conditions]], rows: Ints) -> npt.NDArray[np.uint64]:
-    """For each of *rows* the cases it meets, one bit each."""
-    bits = np.full(len(rows), (1 << len(cases)) - 1, np.uint64)
-    asked: dict[tuple[str, Condition, bool], int] = {}  # the cases that a condition bars where it is met, or is not
-    for place, sides in enumerate(cases):
-        for bars, conditions in zip((False, True), sides, strict=True):
-            for column, condition in conditions.items():
-                asked[column, condition, bars] = asked.get((column, condition, bars), 0) | 1 << place
-    barred: dict[str, npt.NDArray[np.uint64]] = {}
-    for (column, condition, bars), mask in asked.items():
-        values = evidence.columns[column]
-        if isinstance(values, Text):
-            table = barred.setdefault(column, np.zeros(len(values.values) + 1, np.uint64))
-            table[_answers(values, condition) == bars] |= np.uint64(mask)
-        else:
-            bits[evidence.test(column, condition)[rows] == bars] &= ~np.uint64(mask)
-    whole = len(rows) == len(evidence)
-    for column, table in barred.items():
-        text, left = evidence.text(column), ~table
-        bits &= left[text.codes if whole else text.codes[rows]] if text.values else left[-1]
-    return bits
-
-
 def decide(evidence: Evidence, kinds: Sequence[Kind], rows: Ints) -> Text:
     """Take, for *rows*, the value of the first kind whose conditions all hold."""
-    chosen = Text(tuple(kind.value for kind in kinds), first_met(evidence, [(kind.when, {}) for kind in kinds], rows))
+    found = first_met(evidence.columns, [(kind.when, {}) for kind in kinds], rows)
+    chosen = Text(tuple(kind.value for kind in kinds), found).spread(rows, len(evidence))
     return chosen.replace(chosen.values)
 
 

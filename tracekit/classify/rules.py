@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.coded import Linear, Own
+from tracekit._util.patterns import Linear, Own
 from tracekit._util.records import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.classify.shipped import shipped_packs
