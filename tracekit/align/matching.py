@@ -84,16 +84,16 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     return Matching(_described(sides, at, match, operations, (channel, channels)), (*uneven, *doubtful))
 
 
-def last_of_match(match: Ints, at: Ints) -> Ints:
+def last_of_match(match: Ints, at: Ints) -> npt.NDArray[np.int32]:
     """Return for each member the one of its match with the highest time *at*; of several, the one of the highest rank.
 
     >>> last_of_match(np.array([0, 0, 1, 1]), np.array([5, 3, 2, 2])).tolist()
     [0, 0, 3, 3]
     """
     first = np.flatnonzero(np.diff(match, prepend=-1))
-    of_match = np.repeat(np.arange(len(first)), np.diff(first, append=len(match)))
+    of_match = np.repeat(np.arange(len(first), dtype=np.int32), np.diff(first, append=len(match)))
     latest = np.flatnonzero(at == np.maximum.reduceat(at, first)[of_match]) if len(first) else first
-    last = np.empty(len(first), np.int64)
+    last = np.empty(len(first), np.int32)
     last[of_match[latest]] = latest  # they ascend: the last one stays
     return last[of_match]
 

@@ -256,12 +256,36 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
     values = [many[name].cast(pl.Float64).to_numpy() for name in ("bounds", "ends")]  # nulls as NaN
     first = np.flatnonzero((np.diff(low, prepend=-1) != 0) | (np.diff(high, prepend=-1) != 0)).tolist()
     rates = {}
-    for a, b in pairwise([*first, len(low)]):
+    likely = np.stack([_may_drift(since, of, first) for of in values]) if first else np.zeros((2, 0), np.bool_)
+    for pair in np.flatnonzero(likely.any(axis=0)).tolist():
+        a, b = [*first, len(low)][pair : pair + 2]
         told = [(since[a:b], of[a:b], ~np.isnan(of[a:b])) for of in values]
         rate, _ = min((_slope(at[there], of[there]) for at, of, there in told), key=lambda fit: fit[1])
         if rate:
             rates[int(low[a]), int(high[a])] = rate
     return rates
+
+
+def _may_drift(since: Floats, values: Floats, first: list[int]) -> Bools:
+    """Return which pairs, beginning at *first*, may drift clearly: all at once, so that few lines need to be fitted."""
+    size = np.diff([*first, len(since)])
+    there = ~np.isnan(values)
+
+    def each(summed: Floats) -> Floats:
+        return np.repeat(np.add.reduceat(summed, first), size)
+
+    count = np.maximum(each(there.astype(np.float64)), 1)
+    x, y = np.where(there, since, 0), np.where(there, values, 0)
+    x, y = (np.where(there, of - each(of) / count, 0) for of in (x, y))
+    rate = each(x * y) / np.maximum(each(x * x), np.finfo(np.float64).tiny)
+    off = np.maximum.reduceat(np.abs(y - rate * x), first)
+    grown = np.abs(rate[first]) * (np.maximum.reduceat(x, first) - np.minimum.reduceat(x, first))
+    clear: Bools = grown > _ROUNDED * np.maximum(STEADY * off, NEGLIGIBLE_NS)
+    return clear
+
+
+_ROUNDED = 0.999
+"""What arithmetic may have cost an estimate of what is fitted exactly where it is near the bound."""
 
 
 def _slope(at: Floats, values: Floats) -> tuple[float, float]:

@@ -8,21 +8,23 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
+from tracekit._util.garbage import no_collecting
+from tracekit._util.machine import give_back_memory
 from tracekit._util.notices import merge_notices
 from tracekit._util.pool import Spread, in_turn
 from tracekit._util.text import percent, ranks_named
-from tracekit.align.clocks import Clocks, align
-from tracekit.align.matching import MEMBERS, match
+from tracekit.align.clocks import Clocks
 from tracekit.analysis.by import By, combined
-from tracekit.analysis.critical import CriticalPath, critical_path, in_cells
+from tracekit.analysis.communication import Communication
+from tracekit.analysis.critical import CriticalPath, in_cells
 from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.lazily import Make, Tables
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.memory import run_memory, with_memory
 from tracekit.analysis.peers import bound_notices, with_peers, without_settled
-from tracekit.analysis.rates import run_rates
 from tracekit.analysis.reasons import run_reasons
 from tracekit.analysis.result import Analysis
 from tracekit.analysis.scopes import rank_results
@@ -31,9 +33,8 @@ from tracekit.errors import Notice
 from tracekit.metrics.hiding import hiding
 from tracekit.metrics.messages import may_be_message, unknown_waits, unseen_messages
 from tracekit.metrics.reload import reload_report
-from tracekit.metrics.waits import stragglers, waits
+from tracekit.metrics.waits import stragglers
 from tracekit.reconstruct.roles import split_layout
-from tracekit.schema import conform
 from tracekit.store.sources import EPOCH_NS
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ LOUD_OTHER = 0.01
 """Share of a window above which unlabelled work is worth a warning."""
 LOUD_WEAK = 0.01
 """Share of the GPU's time above which labels by weak evidence are worth a warning."""
+
+
+AT_ONCE = 1 << 18
+"""Operations that are looked at in one go."""
 
 
 def combine(
@@ -61,12 +66,27 @@ def combine(
 
     *spread* says who works on the many pipelines of a large run.
     """
+    with no_collecting():
+        return _combined(parts, paths, notices, schedule, layout, what_if=what_if, path=path, show=show, spread=spread)
+
+
+def _combined(
+    parts: Sequence[RankTables],
+    paths: Sequence[str],
+    notices: Sequence[Notice],
+    schedule: str,
+    layout: str | None,
+    *,
+    what_if: bool,
+    path: bool,
+    show: int | None,
+    spread: Spread,
+) -> Analysis:
     layout, node = split_layout(layout)
     parts, ordered = with_peers(sorted(parts, key=lambda part: part.source.rank), layout)
-    operations = _operations(parts)
-    matching = match(operations, by_step=all(part.steps_marked for part in parts))
-    clocks = align(matching.members, [part.source.rank for part in parts])
-    waited = waits(operations, matching.members, clocks)
+    shared = Communication.of(parts, node=node)
+    give_back_memory()
+    waited, clocks, critical = shared.waited, shared.clocks, shared.critical
     asked: dict[str, Any] = {"schedule": schedule, "layout": layout, "what_if": what_if, "pipeline": show}
     asked["spread"] = spread
     compared, reasons = _compare(parts, clocks, **asked)
@@ -74,13 +94,13 @@ def combine(
     compared = with_memory(compared, memory)
     pipeline = compared is not None or _has_messages(parts, waited)
     ranks = rank_results(parts, waited, pipeline=pipeline)
-    critical = critical_path(parts, operations, matching.members, clocks)
+    give_back_memory()
     ranks = tuple(_with_blocking(result, critical) for result in ranks)
     reports = [part.reload for part in parts if part.reload is not None]
     tables = _tables(parts, ranks, waited)
     kernels = cache(lambda: together([part.kernels for part in parts]))
     tables["clocks"] = lambda: clocks.table
-    tables["matched"] = lambda: conform(clocks.align(matching.members, "start_ns", "end_ns"), MEMBERS).drop("row")
+    tables["matched"] = lambda: shared.matched().drop("row")
     tables["kernels"] = kernels
     tables["reasons"] = lambda: run_reasons([part.reasons for part in parts], kernels())
     if memory is not None:
@@ -100,14 +120,7 @@ def combine(
         tables=Tables(tables),
         clocks=clocks,
         reload=reload_report(reports),
-        rates=run_rates(
-            [part.products for part in parts],
-            [part.rates for part in parts if part.rates is not None],
-            [part.experts for part in parts],
-            operations,
-            matching.members,
-            node=node,
-        ),
+        rates=shared.rates,
         memory=memory,
         schedule=compared,
         by=_by(parts, compared, pipeline=pipeline),
@@ -116,10 +129,10 @@ def combine(
             [part.hiding for part in parts], sum(result.whole.hidden_ns["communication"] for result in ranks)
         ),
         notices=(
-            *without_settled(notices, operations),
+            *without_settled(notices, waited),
             *own,
             *ordered,
-            *matching.notices,
+            *shared.notices,
             *_clock_notices(parts, clocks),
             *_wait_notices(parts, waited),
             *bound_notices(ranks, compared),
@@ -131,14 +144,6 @@ def combine(
         paths=tuple(paths),
         shapes=tuple(all_shapes(part.shapes for part in parts)),
     )
-
-
-_TEXT = ("label", "pass", "what", "group", "group_ranks", "p2p")
-
-
-def _operations(parts: Sequence[RankTables]) -> pl.DataFrame:
-    """Return all ranks' operations below each other, text as numbers: a run has few words and millions of rows."""
-    return pl.concat([part.operations.with_columns(pl.col(_TEXT).cast(pl.Categorical)) for part in parts])
 
 
 def _by(parts: Sequence[RankTables], compared: ScheduleComparison | None, *, pipeline: bool) -> By | None:
@@ -241,8 +246,8 @@ def _clock_notices(parts: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
     Clocks of machines differ, and are aligned; a run recorded again a minute later has the same operations and would
     be aligned as well. Clocks that count from a machine's start say nothing.
     """
-    spans = {
-        part.source.rank: part.steps.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0) for part in parts
+    spans: dict[int, tuple[Any, Any]] = {
+        part.source.rank: (part.steps["start_ns"].min(), part.steps["end_ns"].max()) for part in parts
     }
     longest = max((end - start for start, end in spans.values() if start is not None), default=0)
     return [
@@ -259,26 +264,29 @@ def _clock_notices(parts: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
 
 def _has_messages(parts: Sequence[RankTables], waited: pl.DataFrame) -> bool:
     """Return whether anything sends or receives: a run in which nothing does has no pipeline."""
-    return any(part.messages_issued for part in parts) or not waited.filter(may_be_message()).is_empty()
+    return any(part.messages_issued for part in parts) or bool(may_be_message(waited).any())
 
 
 def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Notice]:
     """Return notices of communication whose waiting could not be separated from its transfer."""
     least = "waiting inside them is not known and the bubble fraction is a lower bound"
-    messages = waited.filter(may_be_message())
-    seen = Counter(messages["rank"].to_list())
+    seen: Counter[int] = Counter()
+    silent: list[pl.Series] = []
+    for some in waited.select("rank", "label", "what", "p2p", "wait_ns", "open").iter_slices(AT_ONCE):
+        ranks, counts = np.unique(some["rank"].to_numpy()[may_be_message(some)], return_counts=True)
+        seen.update(dict(zip(ranks.tolist(), counts.tolist(), strict=True)))
+        silent.append(some["p2p"].filter(pl.Series(unknown_waits(some))).cast(pl.String))
     unseen = [part.source.rank for part in parts if unseen_messages(part.messages_issued, seen[part.source.rank])]
     notices = []
     if unseen:
         text = f"{ranks_named(unseen)}: the host sends and receives, but no kernel is known to do so"
         notices.append(Notice("wait-unknown", f"{text}: {least}; name the kernels in a rules file (--rules)"))
-    lost = messages.filter(unknown_waits())
+    lost = pl.concat(silent) if silent else pl.Series(dtype=pl.String)
     if lost.is_empty():
         return notices
-    count = f"{len(lost)} of {len(messages)} sends and receives"
-    roleless = lost.filter(pl.col("p2p").is_null())
-    nameless = lost["p2p"].cast(pl.String).str.contains("?", literal=True).fill_null(True).all()
-    if len(roleless) == len(lost):
+    count = f"{len(lost)} of {seen.total()} sends and receives"
+    nameless = lost.str.contains("?", literal=True).fill_null(True).all()
+    if lost.null_count() == len(lost):
         why, next_ = "name neither what they carry nor their peer", "record operators, or the peers"
     elif nameless:
         why, next_ = "do not name their peer", "record the peers"

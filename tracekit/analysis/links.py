@@ -81,10 +81,9 @@ class Links:
             columns.append(
                 (path.comm.astype(np.int32), _rows(path, operations["id"].slice(a, b - a), a), *path.links(first[-1]))
             )
-            for piece in path.last.tolist():
-                step = path.step(part, piece)
-                link = path.from_piece(piece, first[-1])
-                ends.append((step, End(len(there), piece, int(path.end[piece]), began[rank, step], *link)))
+            for last, step in path.steps(part):
+                link = path.from_piece(last, first[-1])
+                ends.append((step, End(len(there), last, int(path.end[last]), began[rank, step], *link)))
             first.append(first[-1] + len(path.comm))
             there.append(part)
         if not there:
@@ -138,7 +137,8 @@ class _Path:
     comm: Longs
     id: Longs
     last: Longs
-    part: pl.Series
+    part: Longs
+    """Which part of the rank each of the last is in."""
     next: Longs
     low: Longs
 
@@ -155,7 +155,9 @@ class _Path:
         next_, low = np.full(len(path), _OPEN, np.int64), np.full(len(path), _NEVER, np.int64)
         _follow(before, start, number, next_, low, np.empty(len(path), np.int64))
         last = np.flatnonzero(path["last"].to_numpy())
-        return cls(start, end, before, comm, whole_numbers(path["id"].gather(comm)), last, path["part"], next_, low)
+        ids = np.nan_to_num(path["id"].to_numpy()[comm], nan=-1).astype(np.int64)  # counts events: exact as a float
+        part_of = path["part"].to_numpy()[last]
+        return cls(start, end, before, comm, ids, last, part_of, next_, low)
 
     def links(self, first: int) -> tuple[Longs, Places, Longs]:
         """Return start, next and low of each communication; *first* is the number of the rank's first one."""
@@ -169,10 +171,11 @@ class _Path:
         next_ = int(self.next[piece])
         return (next_ + first if next_ >= 0 else -1), int(self.low[piece])
 
-    def step(self, part: RankTables, piece: int) -> int | None:
-        """Return which step a piece belongs to."""
-        numbers, at = part.steps["step"], self.part[piece]
-        return numbers[at] if at < len(numbers) else None
+    def steps(self, part: RankTables) -> Iterator[tuple[int, int | None]]:
+        """Yield the pieces that end steps, and which steps these are."""
+        numbers = part.steps["step"].to_list()
+        for piece, at in zip(self.last.tolist(), self.part.tolist(), strict=True):
+            yield piece, numbers[at] if at < len(numbers) else None
 
 
 def on_clock(path: pl.DataFrame, rank: int, clocks: Clocks) -> tuple[Longs, Longs]:
@@ -193,9 +196,15 @@ def _rows(path: _Path, ids: pl.Series, first: int) -> Places:
 
 def _begun(parts: Sequence[RankTables], clocks: Clocks) -> dict[tuple[int, int | None], int]:
     """Return when each rank began each of its steps, on the common clock."""
-    table = clocks.align(pl.concat(part.steps.select("step", "start_ns", "rank") for part in parts), "start_ns")
-    rank, step, start = (table[name].to_list() for name in ("rank", "step", "start_ns"))
-    return dict(zip(zip(rank, step, strict=True), start, strict=True))
+    return {
+        (part.source.rank, step): start
+        for part in parts
+        for step, start in zip(
+            part.steps["step"].to_list(),
+            clocks.to_common(part.source.rank, part.steps["start_ns"].to_numpy()).tolist(),
+            strict=True,
+        )
+    }
 
 
 @native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")

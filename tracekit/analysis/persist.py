@@ -12,7 +12,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,9 @@ something else)."""
 
 def _decode_object(kind: str, value: Any, members: Members, seen: dict[str, Any]) -> Any:
     cls, of = _classes()[kind], value["of"]
-    if kind not in _AGAIN:
+    if cls is ProcessGroup:
+        made = _group(of["name"], of["description"], tuple(of["ranks"]["of"]))
+    elif kind not in _AGAIN:
         made = cls(**{name: _decode(item, members, seen) for name, item in of.items()})
     else:
         stored, again = _AGAIN[kind]
@@ -197,6 +199,12 @@ def _decode_object(kind: str, value: Any, members: Members, seen: dict[str, Any]
         made = stored.of({**_defaults(cls, of), **kept}, members=members, later=later, again=again)
     seen[value["at"]] = made
     return made
+
+
+@lru_cache(maxsize=4096)
+def _group(name: str, description: str | None, ranks: tuple[int, ...]) -> ProcessGroup:
+    """Return a process group: the ranks of a run name the same few, each with as many ranks."""
+    return ProcessGroup(name, description, ranks)
 
 
 def _defaults(cls: type[Any], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,22 +6,25 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from sys import intern
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.coded import Text
+from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.bubbles import Bubble, exposed_waits
-from tracekit.metrics.causes import with_peers
+from tracekit.metrics.causes import peers_heard
 from tracekit.metrics.gaps import CAUSES
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
 from tracekit.metrics.messages import may_be_message, unknown_waits, unseen_messages
-from tracekit.schema import COMMUNICATION_LABELS, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, EXPOSURE_CAUSES, LABELS
 
 _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
 _ORDER = (*SETS, *LABELS)
@@ -29,156 +32,200 @@ _ORDER = (*SETS, *LABELS)
 Rows = Mapping[int, list[tuple[Any, ...]]]
 """A table's rows by part."""
 
-TOGETHER = 128
-"""Ranks whose operations are looked at in one go: more take memory, fewer take calls."""
+TOGETHER = 32
+"""Ranks that are looked at in one go: more take memory, fewer take calls."""
 
 
 def rank_results(parts: Sequence[RankTables], waited: pl.DataFrame, *, pipeline: bool) -> tuple[RankResult, ...]:
-    """Return every rank's result; *waited* are all ranks' operations with their waits.
+    """Return every rank's result; *waited* are all ranks' operations with their waits, both in order of rank.
 
-    *pipeline*: whether the run has one. What is asked of the operations is computed for all ranks at once: a thousand
+    *pipeline*: whether the run has one. What is asked of the operations is computed for many ranks at once: a thousand
     ranks have few operations each.
     """
+    ranks = waited["rank"].to_numpy()
     results: list[RankResult] = []
     for first in range(0, len(parts), TOGETHER):
         some = parts[first : first + TOGETHER]
-        theirs = waited
-        if len(some) < len(parts):
-            theirs = waited.filter(pl.col("rank").is_in([part.source.rank for part in some]))
-        waits = _Waits.by_rank(theirs)
-        causes = [_causes(some, theirs, window=window) for window in (True, False)]
-        for part in some:
-            rank = part.source.rank
-            because = (causes[0].get(rank, {}), causes[1].get(rank, {}))
-            results.append(_rank_result(part, waits.get(rank, _NOTHING), because, pipeline=pipeline))
+        a, b = np.searchsorted(ranks, [some[0].source.rank, some[-1].source.rank + 1]).tolist()
+        waits = _Waits.of(waited.slice(a, b - a), some)
+        window, steps = _Scopes.of(some, waits, window=True), _Scopes.of(some, waits, window=False)
+        results += [_rank_result(part, at, waits, window, steps, pipeline=pipeline) for at, part in enumerate(some)]
     return tuple(results)
 
 
-def _rank_result(part: RankTables, waits: _Waits, because: tuple[Rows, Rows], *, pipeline: bool) -> RankResult:
+def _rank_result(
+    part: RankTables, at: int, waits: _Waits, window: _Scopes, by_step: _Scopes, *, pipeline: bool
+) -> RankResult:
+    """Return the result of the rank at place *at*."""
     steps = part.steps["step"].to_list() or [None]
-    known = {
-        "idle_known": part.idle_known,
-        "pipeline": pipeline,
-        "unseen": unseen_messages(part.messages_issued, int(waits.message.sum())),
-    }
-    together = replace(waits, part=np.zeros_like(waits.part))
-    whole = _measured(part.window, together, [None], because[0], together.exposed(part.window.covered), **known)
-    causes = part.window.causes.row(0, named=True) if len(part.window.causes) else {}
-    hollow = waits.exposed(part.by_step.covered)
+    unseen = unseen_messages(part.messages_issued, int(waits.message[waits.place == at].sum()))
+    known = {"idle_known": part.idle_known, "pipeline": pipeline, "unseen": unseen}
+    causes = part.window.causes
+    idle = causes.row(0, named=True) if len(causes) else {}
     return RankResult(
         rank=part.source.rank,
         steps=tuple(step for step in steps if step is not None),
-        whole=whole[0],
+        whole=_measured(part.window, window, at, [None], **known)[0],
         per_step=tuple(
             replace(scope, partial=partial)
             for scope, partial in zip(
-                _measured(part.by_step, waits, steps, because[1], hollow, **known),
+                _measured(part.by_step, by_step, at, steps, **known),
                 part.steps["partial"].to_list() or [False],
                 strict=True,
             )
         ),
-        phases=tuple(_phases(part, hollow, steps, known=not (waits.unknown.any() or known["unseen"]))),
+        phases=tuple(_phases(part, by_step.phases(at), steps, known=not (unseen or by_step.unknown_at(at)))),
         instead=tuple(part.instead.to_dicts()),
         inside_launch_ns=part.inside_launch_ns,
-        idle_causes={name.removesuffix("_ns"): causes.get(name, 0) for name in CAUSES},
+        idle_causes={name.removesuffix("_ns"): idle.get(name, 0) for name in CAUSES},
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Waits:
-    """One rank's operations: when they began, how long they waited and whether that is known, and what they are."""
+    """Some ranks' operations: when they began, how long they waited and whether that is known, and what they are."""
 
+    operations: pl.DataFrame
+    place: Longs
+    """Which of the ranks."""
+    part: Longs
     start: Longs
     wait: Longs
     known: npt.NDArray[np.bool_]
-    part: Longs
     label: Longs
     unknown: npt.NDArray[np.bool_]
     """Which leave the bubble open."""
     message: npt.NDArray[np.bool_]
 
     @classmethod
-    def by_rank(cls, waited: pl.DataFrame) -> dict[int, _Waits]:
-        """Return the operations of each rank that has any."""
-        label = pl.col("label").cast(pl.Enum(LABELS)).to_physical().cast(pl.Int64)
-        table = waited.select(
-            "rank",
-            "start_ns",
-            pl.col("wait_ns").fill_null(0),
-            known=pl.col("wait_ns").is_not_null(),
-            part=pl.col("part").cast(pl.Int64),
-            label=label,
-            unknown=unknown_waits().fill_null(False),
-            message=may_be_message().fill_null(False),
+    def of(cls, waited: pl.DataFrame, parts: Sequence[RankTables]) -> _Waits:
+        """Return the operations of the ranks *parts*, which are in the order of their numbers."""
+        ranks = np.array([part.source.rank for part in parts])
+        codes = Text.of(waited["label"])
+        return cls(
+            waited,
+            np.searchsorted(ranks, waited["rank"].to_numpy()),
+            waited["part"].to_numpy().astype(np.int64, copy=False),
+            waited["start_ns"].to_numpy(),
+            whole_numbers(waited["wait_ns"], 0),
+            waited["wait_ns"].is_not_null().to_numpy(),
+            np.array([*(LABELS.index(label) for label in codes.values), -1])[codes.codes],
+            unknown_waits(waited),
+            may_be_message(waited),
         )
-        rank, *columns = (table[name].to_numpy() for name in table.columns)
-        order = np.argsort(rank, kind="stable")
-        first = np.flatnonzero(np.diff(rank[order], prepend=-1)).tolist()
-        return {
-            int(rank[order[a]]): cls(*(column[order[a:b]] for column in columns))
-            for a, b in pairwise([*first, len(rank)])
-        }
 
-    def exposed(self, covered: Intervals) -> Intervals:
-        """Return the waiting of the pipeline's messages that compute does not hide: each waits at its beginning."""
-        rows = self.label == LABELS.index("pp_comm")
-        return exposed_waits(self.start[rows], self.wait[rows], self.part[rows], covered)
-
-    def by_label(self, parts: int) -> list[dict[str, int | None]]:
-        """Return, for each part, the time some operation of each label waited; None where any wait is unknown."""
-        waits: list[dict[str, int | None]] = [{} for _ in range(parts)]
+    def by_label(self, group: Longs, groups: int) -> list[dict[str, int | None]]:
+        """Return, for each group, the time some operation of each label waited; None where any wait is unknown."""
+        waits: list[dict[str, int | None]] = [{} for _ in range(groups)]
         for label in COMMUNICATION_LABELS:
             rows = self.label == LABELS.index(label)
             if not rows.any():
                 continue
             known = rows & self.known
-            total = union(self.start[known], (self.start + self.wait)[known], self.part[known]).totals_ns(parts)
-            unknown = set(self.part[rows & ~self.known].tolist())
-            for part in np.unique(self.part[rows]).tolist():
-                waits[part][label] = None if part in unknown else int(total[part])
+            total = union(self.start[known], (self.start + self.wait)[known], group[known]).totals_ns(groups).tolist()
+            unknown = set(group[rows & ~self.known].tolist())
+            for at in np.unique(group[rows]).tolist():
+                waits[at][label] = None if at in unknown else total[at]
         return waits
 
 
-_NOTHING = _Waits(*(np.zeros(0, dtype) for dtype in (np.int64, np.int64, bool, np.int64, np.int64, bool, bool)))
+@dataclass(frozen=True, eq=False)
+class _Scopes:
+    """What was asked of some ranks' operations in each of their parts: the whole window, or every step."""
+
+    parts: int
+    """Parts of a rank, at most; those of the rank at place p begin at p times as many."""
+    waiting: Sequence[Mapping[str, int | None]]
+    hollow: Sequence[int]
+    """Exposed waiting of the pipeline's messages."""
+    unknown: frozenset[int]
+    """Parts with a message that leaves the bubble open."""
+    because: Mapping[int, list[tuple[str, str, int]]]
+    """Label, cause and time of what was exposed."""
+    in_phases: Sequence[Sequence[int]]
+    """Of each rank's phases: the exposed waiting inside them."""
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankTables], waits: _Waits, *, window: bool) -> _Scopes:
+        measures = [rank.window if window else rank.by_step for rank in ranks]
+        most = 1 if window else max(len(one.budgets) for one in measures)
+        group = waits.place * most + (0 if window else waits.part)
+        rows = waits.label == LABELS.index("pp_comm")
+        covered = _side_by_side([one.covered for one in measures], most)
+        hollow = exposed_waits(waits.start[rows], waits.wait[rows], group[rows], covered)
+        phases = [] if window else _in_phases([one.phases for one in measures], hollow, most)
+        count = len(ranks) * most
+        return cls(
+            most,
+            waits.by_label(group, count),
+            hollow.totals_ns(count).tolist(),
+            frozenset(group[waits.unknown].tolist()),
+            _because_of(ranks, [one.exposed for one in measures], waits, most),
+            phases,
+        )
+
+    def phases(self, at: int) -> Sequence[int]:
+        """Return the exposed waiting in each phase of the rank at place *at*."""
+        return self.in_phases[at]
+
+    def unknown_at(self, at: int) -> bool:
+        """Return whether any part of the rank at place *at* has a message that leaves the bubble open."""
+        return any(at * self.parts + part in self.unknown for part in range(self.parts))
 
 
-def _causes(parts: Sequence[RankTables], waited: pl.DataFrame, *, window: bool) -> Mapping[int, Rows]:
-    """Return why time was exposed, by rank and part: in the whole window, or in each step."""
-    tables = [(part.window if window else part.by_step).exposed for part in parts]
-    ranks = np.repeat([part.source.rank for part in parts], [table.height for table in tables])
-    pieces = pl.concat(tables).with_columns(pl.Series("rank", ranks, waited.schema["rank"]))
-    found: dict[int, dict[int, list[tuple[Any, ...]]]] = defaultdict(lambda: defaultdict(list))
-    table = with_peers(pieces, waited, each=("rank",))
-    columns = (table[name].to_list() for name in ("rank", "part", "label", "cause", "ns"))
-    for rank, part, *row in zip(*columns, strict=True):
-        found[rank][part].append(tuple(row))
+def _side_by_side(sets: Sequence[Intervals], parts: int) -> Intervals:
+    """Return several ranks' intervals as one set, each rank's groups behind those of the rank before."""
+    return Intervals(
+        np.concatenate([one.group + at * parts for at, one in enumerate(sets)]),
+        np.concatenate([one.start_ns for one in sets]),
+        np.concatenate([one.end_ns for one in sets]),
+    )
+
+
+def _in_phases(tables: Sequence[pl.DataFrame], hollow: Intervals, parts: int) -> list[list[int]]:
+    """Return the exposed waiting inside each phase of each rank."""
+    columns = (np.concatenate([table[name].to_numpy() for table in tables]) for name in ("start_ns", "end_ns", "part"))
+    start, end, part = columns
+    sizes = [table.height for table in tables]
+    spent = hollow.covered_ns(start, end, part + np.repeat(np.arange(len(tables)), sizes) * parts).tolist()
+    edges = np.cumsum([0, *sizes]).tolist()
+    return [spent[a:b] for a, b in pairwise(edges)]
+
+
+def _because_of(
+    ranks: Sequence[RankTables], exposed: Sequence[pl.DataFrame], waits: _Waits, parts: int
+) -> Mapping[int, list[tuple[str, str, int]]]:
+    """Return why time was exposed: in each part of each rank, by label and cause."""
+    numbers = np.array([rank.source.rank for rank in ranks])
+    of_rank = pl.Series("rank", np.repeat(numbers, [table.height for table in exposed]), pl.Int32)
+    heard = peers_heard(pl.concat(exposed).with_columns(of_rank), waits.operations, by_rank=True)
+    found: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
+    group = np.searchsorted(numbers, heard.rank) * parts + heard.part
+    for at, label, cause, ns in zip(*(of.tolist() for of in (group, heard.label, heard.cause, heard.ns)), strict=True):
+        found[at].append((EXPOSABLE[label], EXPOSURE_CAUSES[cause], ns))
     return found
 
 
 def _measured(
     measures: Measures,
-    waits: _Waits,
+    scopes: _Scopes,
+    at: int,
     steps: Sequence[int | None],
-    because: Rows,
-    hollow: Intervals,
     *,
     idle_known: bool,
     pipeline: bool = True,
     unseen: bool = False,
 ) -> list[Measured]:
-    """Return the figures of every part; *steps* numbers them, *hollow* is the exposed waiting.
+    """Return the figures of every part of the rank at place *at*; *steps* numbers them.
 
     *unseen*: the host issued sends or receives, and nothing on the GPU is known to be one.
     """
     labels = _by_part(measures.labels, "label", "ns", "count", "hidden_ns")
     matrix = _by_part(measures.hidden, "detail", "label", "by", "ns")
-    waiting = waits.by_label(len(steps))
-    unknown = set(waits.part[waits.unknown].tolist())
-    exposed = hollow.totals_ns(len(steps))
     figures = []
     for part, step in enumerate(steps):
-        budget, rows = measures.budgets[part], labels.get(part, [])
-        wait, least = int(exposed[part]), unseen or part in unknown or not pipeline
+        budget, rows, place = measures.budgets[part], labels.get(part, []), at * scopes.parts + part
+        wait, least = scopes.hollow[place], unseen or place in scopes.unknown or not pipeline
         figures.append(
             Measured(
                 budget=budget,
@@ -190,9 +237,9 @@ def _measured(
                     **{label: ns for label, _, _, ns in rows if label not in _NEVER_HIDDEN},
                 },
                 hidden_by_ns=_matrix([row[0] for row in rows], matrix.get(part, [])),
-                wait_ns=waiting[part],
+                wait_ns=scopes.waiting[place],
                 weak_ns=measures.weak[part],
-                because_ns=_because(budget.exposed_ns, because.get(part, [])),
+                because_ns=_because(budget.exposed_ns, scopes.because.get(place, [])),
                 bubble=Bubble(budget.span_ns, budget.idle_ns, None if least else wait, wait if least else 0),
                 idle_known=idle_known,
                 lower_bound=pipeline and (least or budget.unrecorded_ns > 0),
@@ -206,10 +253,15 @@ def _measured(
 def _by_part(table: pl.DataFrame, *names: str) -> Rows:
     """Return the columns *names* of each part's rows."""
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    columns = (table[name].to_list() for name in names)
+    columns = (_shared(table[name].to_list()) for name in names)
     for part, row in zip(table["part"].to_list(), zip(*columns, strict=True), strict=True):
         rows[part].append(row)
     return rows
+
+
+def _shared(values: list[Any]) -> list[Any]:
+    """Return the values, each text as one object however often it comes: results hold the same few words."""
+    return list(map(intern, values)) if values and all(type(value) is str for value in values) else values
 
 
 def _ordered(by_label: dict[str, int]) -> dict[str, int]:
@@ -232,20 +284,21 @@ def _because(exposed: Mapping[str, int], rows: list[tuple[Any, ...]]) -> dict[st
     return by_label
 
 
-def _phases(part: RankTables, hollow: Intervals, steps: Sequence[int | None], *, known: bool) -> list[dict[str, Any]]:
-    """Return each step's phases with the bubble inside them: idle and exposed pipeline waiting (*hollow*)."""
+def _phases(
+    part: RankTables, spent: Sequence[int], steps: Sequence[int | None], *, known: bool
+) -> list[dict[str, Any]]:
+    """Return each step's phases with the bubble inside them: idle and exposed pipeline waiting (*spent*)."""
     table = part.by_step.phases
-    if table.is_empty():
-        return []
-    spent = hollow.covered_ns(*(table[c].to_numpy() for c in ("start_ns", "end_ns", "part")))
+    names = ("part", "phase", "span_ns", "compute_ns", "idle_ns")
+    columns = (_shared(table[name].to_list()) for name in names)
     return [
         {
-            "step": steps[row["part"]],
-            "phase": row["phase"],
-            "span_ns": row["span_ns"],
-            "compute_ns": row["compute_ns"],
-            "idle_ns": row["idle_ns"] if part.idle_known else None,
-            "wait_ns": int(wait) if known else None,
+            "step": steps[at],
+            "phase": phase,
+            "span_ns": span,
+            "compute_ns": compute,
+            "idle_ns": idle if part.idle_known else None,
+            "wait_ns": wait if known else None,
         }
-        for row, wait in zip(table.iter_rows(named=True), spent, strict=True)
+        for at, phase, span, compute, idle, wait in zip(*columns, spent, strict=True)
     ]

@@ -107,6 +107,9 @@ class StoredMeasures(Stored, Measures):
     """Measures whose tables stay in the store."""
 
 
+_COMPARED = ("chunks", "messages", "stalls")
+
+
 class StoredPipeline(Stored, RankPipeline):
     """A rank's part of the pipeline whose tables stay in the store."""
 
@@ -115,6 +118,11 @@ class StoredPipeline(Stored, RankPipeline):
         """Whether any forward or backward was found."""
         rows = self.later["chunks"].rows if "later" in self.__dict__ else None
         return super().has_work if rows is None else rows > 0
+
+    def loaded(self) -> RankPipeline:
+        """Return it with the tables that a comparison asks for several times in memory."""
+        made: RankPipeline = StoredPipeline.of(self.__dict__, **{name: getattr(self, name) for name in _COMPARED})
+        return made
 
     @property
     def peers(self) -> tuple[int | None, ...]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import polars as pl
 
+from tracekit._util.garbage import no_collecting
 from tracekit._util.notices import merge_notices
 from tracekit._util.pool import Spread, in_turn
 from tracekit._util.text import percent
 from tracekit.align.clocks import Clocks
-from tracekit.compare._collecting import no_collecting
 from tracekit.compare.comparison import Held, ScheduleComparison, factors
 from tracekit.compare.finder import Finder
 from tracekit.compare.lines import compare_lines
@@ -87,12 +88,13 @@ def _compare(
         return None, (*_once(notices), *_reason(notices, roles.pipelines, with_work))
     head, differing = _head(compared, pipeline)
     lines, unpredicted = _what_if(head, by_rank) if what_if else ((), [])
-    lanes = pl.concat([r.lanes.with_columns(rank=pl.lit(r.rank, pl.Int32)) for r in with_work])
+    lanes = [r.lanes for r in with_work]
+    of_rank = pl.Series("rank", np.repeat([r.rank for r in with_work], [table.height for table in lanes]), pl.Int32)
     result = ScheduleComparison(
         head=head,
         chosen=pipeline is not None,
         all=tuple(compared),
-        lanes=lanes.select("rank", pl.exclude("rank")),
+        lanes=pl.concat(lanes).select(of_rank, pl.exclude("rank")),
         positions=roles.positions,
         what_if=lines,
         factors=factors(head.replays, head.pipeline),

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.columns import whole_numbers
+from tracekit._util.garbage import no_collecting
 from tracekit._util.pool import Spread
 from tracekit._util.records import dataclass
 from tracekit.align.clocks import Clocks
-from tracekit.compare._collecting import no_collecting
 from tracekit.compare.comparison import Held, RankBubble
 from tracekit.compare.finder import Finder, orders_differ
 from tracekit.compare.gap import Replays, replays, split_gap
@@ -60,7 +60,8 @@ def _compare_more(finder: Finder, clocks: Clocks, item: Share) -> list[Steps]:
 
 def _compare_some(finder: Finder, clocks: Clocks, item: Share) -> list[Steps]:
     """Return every step of some pipelines compared with its ideal, and the notices about each step."""
-    lines, ranks = item
+    lines, everyone = item
+    ranks = {r: everyone[r].loaded() for line in lines for r in line if r in everyone}
     present = [[ranks[r] for r in line if r in ranks] for line in lines]
     steps = [_steps(of_line) for of_line in present]
     made = assemble_steps(ranks, list(zip(lines, steps, strict=True)), clocks, finder.placed)
@@ -104,8 +105,8 @@ def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:
 
 def _steps(ranks: Sequence[RankPipeline]) -> list[int]:
     """Return the steps that all of the ranks have."""
-    common = set.intersection(*(set(r.chunks["step"].unique().to_list()) for r in ranks)) if ranks else set()
-    return sorted(common)
+    common = set.intersection(*(set(r.chunks["step"].to_list()) for r in ranks)) if ranks else set()
+    return sorted(common - {None})
 
 
 def _worth(pipeline: Pipeline) -> bool:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -306,27 +307,63 @@ def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame, *, each: tuple[str, .
     >>> with_peers(pieces, waited).rows()
     [(0, 'dp_comm', 'same_stream', 5), (0, 'dp_comm', 'nothing_to_hide', 15), (0, 'dp_comm', 'peer_late', 15)]
     """
-    known = waited.select(*each, "id", op_ns="start_ns", wait_ns="wait_ns")
-    known = known.unique([*each, "id"], keep="first", maintain_order=True)
-    waiting = pieces.join(known, on=[*each, "id"], how="left", maintain_order="left")
-    until = pl.col("op_ns") + pl.col("wait_ns") - pl.col("start_ns")
-    waits = pl.when(pl.col("id").is_null()).then(0).otherwise(until).clip(0, pl.col("ns"))
-    waiting = waiting.with_columns(waits=waits)
-    silent = pl.col("waits").is_null()
-    dtype = pieces.schema["cause"]
-    own = waiting.select(
-        *each,
-        "part",
-        "label",
-        cause=pl.when(silent).then(pl.lit("unknown", dtype)).otherwise("cause"),
-        ns=pl.col("ns") - pl.col("waits").fill_null(0),
-    )
-    late = waiting.filter(~silent).select(*each, "part", "label", cause=pl.lit("peer_late", dtype), ns="waits")
-    return (
-        pl.concat([own, late])
-        .filter(pl.col("ns") > 0)
-        .group_by(*each, "part", "label", "cause")
-        .agg(pl.col("ns").sum())
-        .sort(*each, "part", "label", "cause")
-        .cast({"label": pl.String, "cause": pl.String})
-    )
+    heard = peers_heard(pieces, waited, by_rank=bool(each))
+    columns = {
+        **({"rank": pl.Series(heard.rank, dtype=pieces.schema["rank"])} if each else {}),
+        "part": heard.part,
+        "label": pl.Series(EXPOSABLE, dtype=pl.String).gather(heard.label),
+        "cause": pl.Series(EXPOSURE_CAUSES, dtype=pl.String).gather(heard.cause),
+        "ns": heard.ns,
+    }
+    return pl.DataFrame(columns)
+
+
+class Heard(NamedTuple):
+    """Exposed time by rank, part, label (of ``EXPOSABLE``) and cause (of ``EXPOSURE_CAUSES``), in that order."""
+
+    rank: Longs
+    part: Longs
+    label: Longs
+    cause: Longs
+    ns: Longs
+
+
+def peers_heard(pieces: pl.DataFrame, waited: pl.DataFrame, *, by_rank: bool = False) -> Heard:
+    """Return what ``with_peers`` does, as numbers; without *by_rank* all is one rank's, 0."""
+    part, label, cause = (pieces[name].to_physical().to_numpy().astype(np.int64) for name in ("part", "label", "cause"))
+    ns, rank = pieces["ns"].to_numpy(), _ranks(pieces, by_rank=by_rank)
+    own = _own_operations(pieces["id"], rank, waited, _ranks(waited, by_rank=by_rank))
+    tied = pieces["id"].is_not_null().to_numpy()
+    told = np.append(waited["wait_ns"].is_not_null().to_numpy(), False)[own]
+    until = np.append(waited["start_ns"].to_numpy() + whole_numbers(waited["wait_ns"], 0), 0)[own]
+    waits = np.where(tied & told, np.clip(until - whole_numbers(pieces["start_ns"], 0), 0, ns), 0)
+    silent = tied & ~told
+    cause = np.where(silent, EXPOSURE_CAUSES.index("unknown"), cause)
+    late = np.flatnonzero(waits > 0)
+    ranks, place = np.unique(rank, return_inverse=True)
+    parts = int(part.max(initial=0)) + 1
+    code = ((place.reshape(-1) * parts + part) * len(EXPOSABLE) + label) * len(EXPOSURE_CAUSES)
+    total = np.zeros(len(ranks) * parts * len(EXPOSABLE) * len(EXPOSURE_CAUSES), np.int64)
+    np.add.at(total, code + cause, ns - waits)
+    np.add.at(total, code[late] + EXPOSURE_CAUSES.index("peer_late"), waits[late])
+    there = np.flatnonzero(total)
+    shape = (len(ranks), parts, len(EXPOSABLE), len(EXPOSURE_CAUSES))
+    of_rank, of_part, of_label, of_cause = np.unravel_index(there, shape)
+    return Heard(ranks[of_rank], of_part, of_label, of_cause, total[there])
+
+
+def _ranks(table: pl.DataFrame, *, by_rank: bool) -> Longs:
+    return table["rank"].to_numpy().astype(np.int64) if by_rank else np.zeros(len(table), np.int64)
+
+
+def _own_operations(ids: pl.Series, rank: Longs, waited: pl.DataFrame, of_rank: Longs) -> Longs:
+    """Return the row of the operation that each piece is a part of; -1: none."""
+    piece, known = whole_numbers(ids, -1), whole_numbers(waited["id"], -1)
+    if not len(known):
+        return np.full(len(piece), -1, np.int64)
+    most = int(max(piece.max(initial=0), known.max())) + 2
+    key = of_rank * most + known + 1
+    order = np.argsort(key, kind="stable")
+    asked = rank * most + piece + 1
+    at = order[np.minimum(np.searchsorted(key[order], asked), len(order) - 1)]
+    return np.where((piece >= 0) & (key[at] == asked), at, -1)

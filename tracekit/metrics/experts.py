@@ -118,13 +118,19 @@ def _exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFra
 
     A model may dispatch in several operations (tokens, then weights): what lies before one combine is one exchange.
     """
-    own = operations.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    own = own.filter(pl.col("label").is_in(["ep_dispatch", "ep_combine"]) & (pl.col("pass") == "forward"))
+    ep = operations["label"].is_in(["ep_dispatch", "ep_combine"]) & (operations["pass"] == "forward")
+    at = np.flatnonzero(ep.fill_null(False).to_numpy())
+    own = operations.select(
+        "rank", "id", "label", "step", "group", "order_ns", "start_ns", "end_ns", "hidden_ns", "received"
+    )[at]
+    row = members["row"].to_numpy()
+    first = np.full(len(operations), -1, np.int64)
+    first[row[::-1]] = np.arange(len(row))[::-1]  # of several matches the first
+    matched = pl.Series(first[at])
+    matched = matched.set(matched < 0, None)
+    own = own.with_columns(members[name].gather(matched) for name in ("match", "wait_ns", "transfer_ns"))
     is_combine = pl.col("label") == "ep_combine"
-    own = own.sort("rank", "order_ns").with_columns(run=is_combine.cum_sum().over("rank") - is_combine.cast(pl.UInt32))
-    matched = members.unique("row", keep="first", maintain_order=True)
-    matched = matched.select("row", "match", "wait_ns", "transfer_ns")
-    rows = own.join(matched, on="row", how="left", maintain_order="left")
+    rows = own.sort("rank", "order_ns").with_columns(run=is_combine.cum_sum().over("rank") - is_combine.cast(pl.UInt32))
     rows = rows.join(work, on=["rank", "id"], how="left", maintain_order="left")
     exposed = pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns")
     combines = rows.filter(is_combine).drop_nulls("match").group_by("rank", "run").agg(

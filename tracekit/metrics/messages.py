@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.coded import Bools, Text
 
 _COLLECTIVE = (
     r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|gather|scatter|reduce|dispatch|combine"
@@ -18,28 +18,31 @@ _ISSUED = r"^(c10d::(i?send|i?recv)|nccl:(send|recv)|nccl(Send|Recv)\b)"
 _MOVED = r"^i?(send|recv)$"
 
 
-def may_be_message() -> pl.Expr:
+def may_be_message(operations: pl.DataFrame) -> Bools:
     """Return which operations are, or may be, a send or a receive: by kind, by name, or because no kind is known.
 
     >>> ops = pl.DataFrame({"label": ["pp_comm", "comm", "comm", "comm", "ep_dispatch"],
     ...                     "what": ["p2p", "sendrecv", "allreduce", "device_kernel", "all_to_allv"]})
-    >>> ops.filter(may_be_message())["what"].to_list()
+    >>> ops.filter(may_be_message(ops))["what"].to_list()
     ['p2p', 'sendrecv', 'device_kernel']
     """
-    what = pl.col("what")
-    nameless = (pl.col("label") == "comm") & ~what.cast(pl.String).str.contains(_COLLECTIVE).fill_null(False)
-    return (what == "p2p") | (what == "sendrecv") | (pl.col("label") == "pp_comm") | nameless
+    label, what = Text.of(operations["label"]), Text.of(operations["what"])
+    nameless = label.map(lambda text: text == "comm") & ~what.matches(_COLLECTIVE)
+    named = what.map(lambda text: text in ("p2p", "sendrecv")) | label.map(lambda text: text == "pp_comm")
+    return named | nameless
 
 
-def unknown_waits() -> pl.Expr:
+def unknown_waits(operations: pl.DataFrame) -> Bools:
     """Return which operations leave the bubble open: messages whose wait is not known, or whose role is not.
 
     >>> ops = pl.DataFrame({"label": ["pp_comm", "pp_comm", "pp_comm", "comm"], "what": ["p2p"] * 4,
     ...                     "wait_ns": [3, None, 3, 3], "open": [False, True, True, False]})
-    >>> ops.select(unknown=unknown_waits())["unknown"].to_list()
+    >>> unknown_waits(ops).tolist()
     [False, True, True, True]
     """
-    return may_be_message() & (pl.col("wait_ns").is_null() | pl.col("open") | (pl.col("label") == "comm"))
+    waits = operations.select(pl.col("wait_ns").is_null() | pl.col("open") | (pl.col("label") == "comm")).to_series()
+    unknown: Bools = may_be_message(operations) & waits.fill_null(False).to_numpy()
+    return unknown
 
 
 def issued_messages(events: pl.DataFrame) -> int:

@@ -16,8 +16,8 @@ OPERATIONS = pl.Schema(
         "label": pl.String(),
         "pass": pl.String(),
         "what": pl.String(),  # the collective: "all_to_allv", "broadcast", … or "p2p"
-        "group": pl.String(),
-        "group_ranks": pl.String(),
+        "group": pl.Categorical(),
+        "group_ranks": pl.Categorical(),  # a list as long as the group, on every row
         "p2p": pl.String(),  # "send:2,recv:0"
         "order_ns": pl.Int64(),  # when it was launched (else: when it started)
         "start_ns": pl.Int64(),
@@ -50,7 +50,7 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
     asked = [name for name in (*OPERATIONS, "collective", "name", "peer", "launch_ns") if name in labelled.columns]
     # Text is only unpacked for communication, the few among the many.
     rows = labelled.select(asked)[at].with_columns(
-        pl.col("collective", "group", "group_ranks", "p2p", "name").cast(pl.String),
+        pl.col("collective", "p2p", "name").cast(pl.String),
         part=pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64),
     )
     single, batch = pl.col("collective").is_in(_P2P), pl.col("collective") == "coalesced"

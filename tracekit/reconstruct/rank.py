@@ -90,6 +90,10 @@ class RankPipeline:
         """Whether any forward or backward was found."""
         return self.chunks.height > 0
 
+    def loaded(self) -> RankPipeline:
+        """Return it with its tables in memory; here they are."""
+        return self
+
     @property
     def peers(self) -> tuple[int | None, ...]:
         """Whom it exchanged messages with; None among them where some message does not say."""

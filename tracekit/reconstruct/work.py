@@ -63,8 +63,12 @@ class Work:
         steps = [np.array(of_line, np.int64) for _, of_line in lines]
         own = [(begin[i], steps[i], wide, at) for i, at, _ in there]
         chunks, place = _in_turns([rank.chunks for _, _, rank in there], own, CHUNKS)
-        sent = [_with_positions(rank.messages, lines[i][0]) for i, _, rank in there]
-        messages, of_message = _in_turns(sent, own, MESSAGES)
+        messages, of_message = _in_turns([rank.messages for _, _, rank in there], own, MESSAGES)
+        line_of = np.array([line for line, _ in turns], np.int64)[of_message // wide]
+        peers = _positions(whole_numbers(messages["peer"], -1), line_of, [line for line, _ in lines])
+        messages = messages.with_columns(
+            pl.when(pl.Series(peers >= 0)).then(pl.Series(peers, dtype=pl.Int32)).alias("peer")
+        )
         first = np.flatnonzero(np.diff(place, prepend=-1))
         group = np.repeat(np.arange(len(first)), np.diff(first, append=len(place)))
         cells, done = _looks(chunks, group)
@@ -81,7 +85,7 @@ class Work:
             np.append(first, len(place)),
             messages,
             np.append(np.searchsorted(of_message, place[first]), len(of_message)),
-            whole_numbers(messages["peer"], -1),
+            peers,
             cells,
             sends,
             np.searchsorted(of_send, edges),
@@ -113,11 +117,18 @@ class Work:
         )
 
 
-def _with_positions(messages: pl.DataFrame, line: Line) -> pl.DataFrame:
-    """Return messages whose peers are positions in the line; none where a peer is not in it."""
-    place = {rank: at for at, rank in enumerate(line)}
-    peers = pl.Series("peer", [place.get(peer) for peer in messages["peer"].to_list()], pl.Int32)
-    return messages.with_columns(peers)
+def _positions(peers: Ints, line_of: Ints, lines: Sequence[Line]) -> Ints:
+    """Return the positions of peers in their own lines; -1 where a peer is not in it."""
+    if not len(peers):
+        return peers
+    ranks = np.array([rank for line in lines for rank in line], np.int64)
+    at = np.array([at for line in lines for at in range(len(line))], np.int64)
+    most = int(max(ranks.max(), peers.max())) + 2
+    key = np.repeat(np.arange(len(lines)), [len(line) for line in lines]) * most + ranks + 1
+    order = np.argsort(key, kind="stable")
+    asked = line_of * most + peers + 1
+    found = order[np.minimum(np.searchsorted(key[order], asked), len(order) - 1)]
+    return np.where(key[found] == asked, at[found], -1)
 
 
 def _in_turns(
