@@ -10,7 +10,17 @@ import pytest
 
 from tracekit.align.clocks import CLOCKS, Clocks, align
 from tracekit.align.matching import MEMBERS
-from tracekit.align.pairs import ACKNOWLEDGED_NS, ENOUGH, FASTEST_DRIFT, NEGLIGIBLE_NS, STEADY, Pair, pairs
+from tracekit.align.pairs import (
+    ACKNOWLEDGED_NS,
+    ENOUGH,
+    FASTEST_DRIFT,
+    NEGLIGIBLE_NS,
+    STEADY,
+    Pair,
+    _may_drift,
+    _slope,
+    pairs,
+)
 from tracekit.schema import conform
 
 MS = 1_000_000
@@ -270,3 +280,25 @@ def test_times_go_to_the_common_clock_and_back():
     assert np.abs(clocks.align(frame, "t")["t"].to_numpy() - common).max() <= 1
     assert np.abs(frame.with_columns(clocks.moved(1, "t"))["t"].to_numpy() - common).max() <= 1
     assert clocks.to_common(7, common).tolist() == common.tolist()  # a rank nobody knows keeps its times
+
+
+@pytest.mark.parametrize("drift", [0.0, 40.0])
+def test_times_of_many_ranks_at_once_are_those_of_each(drift):
+    table = pl.DataFrame({"rank": [0, 1, 2], "offset_ns": [0, 3_000 * MS, None], "drift_ppm": [0.0, drift, None]})
+    clocks = Clocks(conform(table, CLOCKS), origin_ns=10**18)
+    ranks = np.array([1, 0, 7, 1, 2])  # 7: a rank nobody knows
+    times = np.arange(5) * 10**9 + 10**18 + 7
+    for each, one in ((clocks.to_common_each, clocks.to_common), (clocks.to_recorded_each, clocks.to_recorded)):
+        assert each(ranks, times).tolist() == [int(one(r, times[i : i + 1])[0]) for i, r in enumerate(ranks.tolist())]
+
+
+def test_what_drifts_is_never_passed_over_before_it_is_fitted():
+    random = np.random.default_rng(5)
+    for wobble in (10, 1_000, 30_000):
+        since = np.cumsum(random.integers(1, 10**9, (50, 12)), axis=1).astype(float)
+        values = random.uniform(-1e-4, 1e-4, (50, 1)) * since + random.normal(0, wobble, (50, 12))
+        fitted = np.array([_slope(at, of)[0] != 0 for at, of in zip(since, values, strict=True)])
+        likely = _may_drift(since.ravel(), values.ravel(), list(range(0, 600, 12)))
+        assert fitted.any()
+        assert not (fitted & ~likely).any()
+        assert likely.sum() <= fitted.sum() + 2  # and little else is fitted
