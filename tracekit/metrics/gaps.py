@@ -138,8 +138,9 @@ def name_gaps(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:
     >>> name_gaps(gaps(events, Lanes.of(events)), events).select("ns", "next_name", "next_label").rows()
     [(6, 'b', 'dgrad')]
     """
-    following = labelled[table["next"]].select(pl.col("name", "label").cast(pl.String).name.prefix("next_"))
-    return pl.concat([table.drop("next"), following], how="horizontal")
+    row = table["next"].to_numpy()
+    named = (labelled[c][row].cast(pl.String).alias(f"next_{c}") for c in ("name", "label"))
+    return table.drop("next").with_columns(*named)
 
 
 def gap_causes(table: pl.DataFrame) -> pl.DataFrame:
