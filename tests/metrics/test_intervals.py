@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit import intervals
+from tracekit._util.sets import touch
 from tracekit.intervals import EMPTY, Intervals, union
 
 WIDTH = 40
@@ -150,3 +151,14 @@ def test_equality_and_hash():
 
 def test_repr_is_short():
     assert repr(intervals.union(np.arange(0, 40, 4), np.arange(1, 41, 4))).endswith("[28, 29), …)")
+
+
+@given(rows, rows)
+def test_what_touches_a_stretch(raw, asked):
+    stretches = union(*columns([(0, s, d) for _, s, d in raw]))
+    start, end, wanted = columns(asked)
+    touched = wanted > 0  # the others are not asked for
+    touch(stretches.start_ns, stretches.end_ns, start, end, touched)
+    pairs = list(zip(stretches.start_ns, stretches.end_ns, strict=True))
+    expected = [g > 0 and any(b > s and a < e for a, b in pairs) for s, e, g in zip(start, end, wanted, strict=True)]
+    assert touched.tolist() == expected
