@@ -90,6 +90,7 @@ def _combined(
     asked: dict[str, Any] = {"schedule": schedule, "layout": layout, "what_if": what_if, "pipeline": show}
     asked["spread"] = spread
     compared, reasons = _compare(parts, clocks, **asked)
+    give_back_memory()
     memory = run_memory(parts, compared)
     compared = with_memory(compared, memory)
     pipeline = compared is not None or _has_messages(parts, waited)
