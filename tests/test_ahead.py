@@ -71,12 +71,25 @@ def test_an_analysis_beside_a_worker_is_the_same(ahead):
 
 
 @pytest.fixture
-def started(monkeypatch):
+def busy(monkeypatch, tmp_path_factory):
+    """Let some others run on a machine of 8 cores."""
+
+    def set_to(others):
+        file = tmp_path_factory.mktemp("proc") / "loadavg"
+        file.write_text(f"9.53 8.95 5.85 {others + 1}/204 465\n")
+        monkeypatch.setattr(_ahead, "_RUNNING", file)
+        monkeypatch.setattr(os, "cpu_count", lambda: 8)
+
+    set_to(0)
+    return set_to
+
+
+@pytest.fixture
+def started(monkeypatch, busy):
     """How many workers each call starts, on a machine of 8 idle cores."""
     counts = []
     monkeypatch.setattr(_ahead, "start_ahead", lambda count, module: counts.append((count, module)))
     monkeypatch.setattr(_ahead, "cores", lambda: 8)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.2, 4.0, 4.0))
     return counts
 
 
@@ -86,7 +99,7 @@ def traces(folder, count):
     return str(folder)
 
 
-def test_they_are_started_where_there_are_enough_traces(started, tmp_path, monkeypatch):
+def test_they_are_started_where_there_are_enough_traces(started, tmp_path):
     start_workers([traces(tmp_path, PAYS_FILES - 1)])
     assert started == []
     start_workers([traces(tmp_path, PAYS_FILES)])
@@ -94,9 +107,30 @@ def test_they_are_started_where_there_are_enough_traces(started, tmp_path, monke
     assert started == [(2, "tracekit.run.measure")] * 2
     start_workers([traces(tmp_path, 40)])
     assert started[-1][0] == MOST
-    monkeypatch.setattr(os, "getloadavg", lambda: (7.4, 0.0, 0.0))
-    start_workers([str(tmp_path)])
-    assert len(started) == 3, "one core is free, and this process needs it"
+
+
+def test_they_are_started_where_cores_are_idle(started, busy, tmp_path, monkeypatch):
+    folder = traces(tmp_path, 40)
+    for others in (5, 6, 7, 30):  # 3 cores are left, 2, 1 for this process, none
+        busy(others)
+        start_workers([folder])
+    assert [count for count, _ in started] == [2, 1]
+    busy(3)
+    monkeypatch.setattr(_ahead, "cores", lambda: 2)  # of the eight
+    start_workers([folder])
+    assert started[-1][0] == 1
+    assert len(started) == 3
+
+
+def test_elsewhere_the_load_of_the_last_minute_tells(started, tmp_path, monkeypatch):
+    folder = traces(tmp_path, 40)
+    monkeypatch.setattr(_ahead, "_RUNNING", tmp_path / "nothing")
+    monkeypatch.setattr(os, "getloadavg", lambda: (5.6, 0.0, 0.0))
+    start_workers([folder])
+    assert [count for count, _ in started] == [1]
+    monkeypatch.delattr(os, "getloadavg")
+    start_workers([folder])
+    assert started[-1][0] == MOST
 
 
 def test_they_are_not_started_for_a_store_or_what_is_not_there(started, tmp_path):

@@ -16,6 +16,7 @@ MOST = 4
 WORK = "tracekit.run.measure"
 _TRACES = (".json", ".json.gz", ".sqlite")
 _STORE = "tracekit-store.json"
+_RUNNING = Path("/proc/loadavg")
 
 
 def start_workers(paths: Sequence[str]) -> None:
@@ -36,5 +37,13 @@ def _traces(path: str) -> int:
 
 
 def _free_cores() -> int:
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return cores() - round(busy)
+    """Return how many of the cores this process may use are its own or idle at this moment."""
+    return min(cores(), (os.cpu_count() or 1) - _others())
+
+
+def _others() -> int:
+    """Return how many others run now, on all cores; the load of the last minute where the system does not tell."""
+    try:
+        return int(_RUNNING.read_text(encoding="ascii").split()[3].partition("/")[0]) - 1
+    except (OSError, ValueError, IndexError):
+        return round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
