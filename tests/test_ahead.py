@@ -12,9 +12,9 @@ import pytest
 import tracekit
 from tracekit._util import processes
 from tracekit._util.pool import iter_map
-from tracekit._util.processes import beside_workers, start_ahead, started_ahead
+from tracekit._util.processes import WORKER_BYTES, beside_workers, start_ahead, started_ahead
 from tracekit.cli import _ahead
-from tracekit.cli._ahead import MOST, PAYS_FILES, start_workers
+from tracekit.cli._ahead import MOST, PAYS_FILES, ROOM, start_workers
 
 DIE_IN_A_WORKER = f"__import__('os').getpid() == {os.getpid()} or __import__('os')._exit(1)"
 SLOWLY = "__import__('time').sleep(0.3) or __import__('os').getpid()"
@@ -90,6 +90,7 @@ def started(monkeypatch, busy):
     counts = []
     monkeypatch.setattr(_ahead, "start_ahead", lambda count, module: counts.append((count, module)))
     monkeypatch.setattr(_ahead, "cores", lambda: 8)
+    monkeypatch.setattr(_ahead, "available_memory", lambda: 64 << 30)
     return counts
 
 
@@ -120,6 +121,14 @@ def test_they_are_started_where_cores_are_idle(started, busy, tmp_path, monkeypa
     start_workers([folder])
     assert started[-1][0] == 1
     assert len(started) == 3
+
+
+def test_they_are_started_where_memory_is_there(started, tmp_path, monkeypatch):
+    folder, each = traces(tmp_path, 40), ROOM * WORKER_BYTES
+    for memory in (3 * each, each, each - 1):
+        monkeypatch.setattr(_ahead, "available_memory", lambda memory=memory: memory)
+        start_workers([folder])
+    assert [count for count, _ in started] == [3, 1]
 
 
 def test_elsewhere_the_load_of_the_last_minute_tells(started, tmp_path, monkeypatch):

@@ -29,6 +29,9 @@ from tracekit._util.machine import cores
 PATIENCE_S = 5.0
 """How long a worker that was told to stop may take before it is killed."""
 
+WORKER_BYTES = 300 << 20
+"""Memory that a worker takes before it has read anything."""
+
 Made = tuple[Any, bool, Any]
 """An item, whether its worker lived to finish it, and what was made of it."""
 

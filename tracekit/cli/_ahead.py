@@ -6,13 +6,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracekit._util.machine import cores
-from tracekit._util.processes import start_ahead
+from tracekit._util.machine import available_memory, cores
+from tracekit._util.processes import WORKER_BYTES, start_ahead
 
 PAYS_FILES = 4
 """Files from which it pays: a worker takes as long to start as two small ranks to measure."""
 MOST = 4
-"""Workers at most: each takes 150 MB before it has read anything."""
+"""Workers at most."""
+ROOM = 4
+"""Memory there must be for each, in what it takes before it has read anything."""
 WORK = "tracekit.run.measure"
 _TRACES = (".json", ".json.gz", ".sqlite")
 _STORE = "tracekit-store.json"
@@ -20,9 +22,12 @@ _RUNNING = Path("/proc/loadavg")
 
 
 def start_workers(paths: Sequence[str]) -> None:
-    """Start a worker for every two further traces, as far as cores are free; none where processes would not help."""
+    """Start a worker for every two further traces, as far as cores and memory are free."""
     files = sum(_traces(path) for path in paths)
-    if files >= PAYS_FILES and (count := min(files // 2, MOST, _free_cores() - 1)) > 0:
+    if files < PAYS_FILES:
+        return
+    count = min(files // 2, MOST, _free_cores() - 1, available_memory() // (ROOM * WORKER_BYTES))
+    if count > 0:
         start_ahead(count, WORK)
 
 

@@ -15,6 +15,7 @@ import polars as pl
 from tracekit._util import native as _native
 from tracekit._util.machine import available_memory, cores
 from tracekit._util.pool import Done
+from tracekit._util.processes import WORKER_BYTES
 from tracekit._util.text import listing
 from tracekit.errors import Notice, OptionError, OutputError, RuleError
 from tracekit.parsers import remote
@@ -26,8 +27,6 @@ GZIP_RATIO = 15
 """Traces are repetitive: a gzip file holds about this many times its size."""
 FULL = 4
 """Memory that reading and measuring takes, in sizes of a trace's text, at most."""
-WORKER_BYTES = 300 << 20
-"""Memory that a worker takes before it has read anything."""
 SPAWN_PAYS_BYTES = 1 << 30
 """JSON below which starting processes costs more than it saves."""
 _MEMORY = ".memory"  # beside a rank's events: what the allocator said
