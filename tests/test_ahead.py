@@ -131,6 +131,14 @@ def test_they_are_started_where_memory_is_there(started, tmp_path, monkeypatch):
     assert [count for count, _ in started] == [3, 1]
 
 
+def test_where_no_process_can_be_started_nothing_is_said(started, tmp_path, monkeypatch):
+    def refused(count, module):
+        raise BlockingIOError("resource temporarily unavailable")
+
+    monkeypatch.setattr(_ahead, "start_ahead", refused)
+    start_workers([traces(tmp_path, 40)])
+
+
 def test_elsewhere_the_load_of_the_last_minute_tells(started, tmp_path, monkeypatch):
     folder = traces(tmp_path, 40)
     monkeypatch.setattr(_ahead, "_RUNNING", tmp_path / "nothing")

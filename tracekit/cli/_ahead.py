@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,8 @@ def start_workers(paths: Sequence[str]) -> None:
         return
     count = min(files // 2, MOST, _free_cores() - 1, available_memory() // (ROOM * WORKER_BYTES))
     if count > 0:
-        start_ahead(count, WORK)
+        with contextlib.suppress(OSError):  # no more processes are allowed: this one does it all
+            start_ahead(count, WORK)
 
 
 def _traces(path: str) -> int:
