@@ -14,11 +14,11 @@ from tracekit._util.columns import present, with_nulls
 pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), max_size=30)
 
 
-@pytest.mark.parametrize("apart", [1, 10**9])
+@pytest.mark.parametrize("apart", [1, 10**9, (2**63 - 1) // 3])
 @given(raw=pairs)
 def test_rows_alike_are_numbered_as_they_are_first_seen(raw, apart):
-    """Numbers far apart take another way than numbers close together."""
-    wide = [(one * apart if one > 0 else one, other) for one, other in raw]
+    """Numbers far apart take another way than numbers close together, in either column."""
+    wide = [tuple(one * apart if one > 0 else one for one in row) for row in raw]
     code, first = alike(*(np.array([row[column] for row in wide], np.int64) for column in (0, 1)))
     distinct = list(dict.fromkeys(wide))
     assert code.tolist() == [distinct.index(row) for row in wide]

@@ -108,14 +108,20 @@ def alike(*columns: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     """
     code, first = np.zeros(len(columns[0]), np.int64), np.zeros(1, np.int64)
     for column in columns:
-        width = int(column.max(initial=-1)) + 2
-        code, first = _numbered(code * width + column + 1, len(first) * width)
+        near = column if int(column.max(initial=-1)) < _far(len(column)) else np.unique(column, return_inverse=True)[1]
+        width = int(near.max(initial=-1)) + 2
+        code, first = _numbered(code * width + near + 1, len(first) * width)
     return code, first
+
+
+def _far(rows: int) -> int:
+    """Numbers from which a table of all that lie below is too large, and from which their products are, too."""
+    return 4 * rows + 65536
 
 
 def _numbered(keys: Ints, size: int) -> tuple[Ints, Ints]:
     """Number the *keys*, which lie below *size*, in the order they are first seen, and say where that is."""
-    if size <= 4 * len(keys) + 65536:
+    if size <= _far(len(keys)):
         lookup, first, codes = np.full(size, -1), np.empty(min(size, len(keys)), np.int64), np.empty_like(keys)
         count = _encode(keys.astype(np.uint32), lookup, first, codes)
         return codes, first[:count]

@@ -108,7 +108,7 @@ def iter_map(
     if executor is not None:
         stream = _on_executor(function, pending, executor, IN_FLIGHT * (workers or executor_size(executor)))
     elif beside:
-        stream = _in_processes(function, pending, 0)
+        stream = _in_processes(function, pending, None)
     elif count == 1 and not apart:
         stream = (_attempt(function, index, item) for index, item in pending)
     else:
@@ -164,16 +164,17 @@ def _result(future: Future[Done[T, R]], index: int, item: T) -> Done[T, R]:
 
 
 def _in_processes(
-    function: Callable[[T], R], pending: list[tuple[int, T]], count: int
+    function: Callable[[T], R], pending: list[tuple[int, T]], count: int | None
 ) -> Generator[Done[T, R], None, None]:
-    """Spawned workers (none: those started ahead, and this process beside them).
+    """*count* spawned workers, or those that were started ahead and this process beside them.
 
     When one dies its item runs again, alone: it may have died of what others did, or was killed.
     """
     hide_main = getattr(function, "__module__", None) != "__main__"
     work = partial(_attempt_pair, function)
     orphans: list[tuple[int, T]] = []
-    made = in_workers(work, pending, count, hide_main=hide_main) if count else beside_workers(work, pending)
+    started = None if count is None else in_workers(work, pending, count, hide_main=hide_main)
+    made = started or beside_workers(work, pending)
     with contextlib.closing(made) as stream:
         for pair, alive, done in stream:
             if alive:

@@ -8,7 +8,6 @@ before there is work: a third of what a small run takes is importing, which they
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import multiprocessing
 import os
@@ -24,6 +23,7 @@ from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
 from typing import Any
 
+from tracekit._util.garbage import collect_rarely
 from tracekit._util.machine import cores
 
 PATIENCE_S = 5.0
@@ -179,7 +179,7 @@ def _start(count: int, *, hide_main: bool, module: str | None = None) -> _Worker
 def _serve(pipe: Connection, module: str | None) -> None:
     """Work until the parent hangs up."""
     threading.Thread(target=_follow_parent, daemon=True).start()
-    gc.set_threshold(200_000)  # as in the command line: imports make many objects and no garbage
+    collect_rarely()
     if module is not None:
         importlib.import_module(module)
     with contextlib.suppress(EOFError, OSError):

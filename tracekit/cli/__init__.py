@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from tracekit._util.faults import as_tracekit_error
+from tracekit._util.garbage import collect_rarely
 from tracekit._version import __version__
 from tracekit.cli import analyze, demo, diff, doctor, export, gate, ingest, redact, schedule
 from tracekit.cli import mcp as mcp_module
@@ -79,7 +80,7 @@ def main() -> None:
     """Run the command line."""
     speak_plainly()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts and spins one thread per core; nothing needs them
-    gc.set_threshold(200_000)  # imports make many objects and no garbage: collecting meanwhile takes 0.2 s
+    collect_rarely()
     try:
         code = app(standalone_mode=False)
     except TracekitError as error:
