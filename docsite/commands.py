@@ -11,9 +11,9 @@ from docsite.code import row, table
 
 def page() -> str:
     """Return the page of commands."""
-    from tracekit.cli import app
+    from tracekit.cli import make_app
 
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(make_app())
     out = [
         "# Commands",
         "",

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from tracekit.cli import app
+from tracekit.cli import make_app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = sorted(typer.main.get_command(app).commands)
+COMMANDS = sorted(typer.main.get_command(make_app()).commands)
 NOT_RUN = re.compile(r"^(pip |git |make |python -m venv|cd |# |$)")
 """What needs the network or another folder, and comments."""
 
@@ -40,7 +40,7 @@ def test_every_command_is_in_the_readme(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_and_every_option_has_help(command):
-    found = typer.main.get_command(app).commands[command]
+    found = typer.main.get_command(make_app()).commands[command]
     assert found.help, command
     undocumented = [p.name for p in found.params if not getattr(p, "help", None)]
     assert undocumented == []

@@ -10,7 +10,7 @@ import pytest
 import typer.testing
 
 from tracekit.classify import Rule, RuleBook, builtin_rules, classify
-from tracekit.cli import app, doctor
+from tracekit.cli import doctor, make_app
 from tracekit.parsers import probe
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
@@ -66,7 +66,7 @@ def test_a_reader(tiny, tmp_path, capsys):
     assert analyze(tiny, workers=1).ranks[1].whole.budget.idle_ns == 500
     ingest(tiny, tmp_path / "store", workers=1)
     assert analyze(tmp_path / "store").ranks[0].whole.budget.span_ns == 3000
-    doctor.doctor([str(tiny)])
+    doctor.run([str(tiny)])
     assert "tiny" in capsys.readouterr().out
 
 
@@ -93,7 +93,7 @@ def test_a_schedule_is_generated_simulated_and_found_in_a_trace(tmp_path):
 
 def test_a_command_is_a_function_of_words():
     added = typer.Typer()
-    added.registered_commands = list(app.registered_commands)
+    added.registered_commands = list(make_app().registered_commands)
 
     @added.command("ranks")
     def _ranks(path: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 import tracekit
-from tracekit._util.records import dataclass
+from tracekit._util.records import PAYS, dataclass
 
 
 class Shape:
@@ -39,14 +39,17 @@ def both(request):
     return made(dataclass, **request.param), made(dataclasses.dataclass, **request.param)
 
 
-def test_arguments_defaults_and_factories(both):
+@pytest.mark.parametrize("before", [0, PAYS], ids=["the first", "compiled"])
+def test_arguments_defaults_and_factories(both, before):
     ours, theirs = both
+    for _ in range(before):
+        ours("a")
     for words, named in ((("a",), {}), (("a", 3, ["x"]), {}), (("a",), {"tags": ["y"], "note": 1})):
         mine, other = ours(*words, **named), theirs(*words, **named)
         assert dataclasses.asdict(mine) == dataclasses.asdict(other)
         assert mine.area() == other.area()
     assert ours("a").tags is not ours("a").tags
-    for words, named in (((), {}), (("a", 1, [], 2, 3), {}), (("a",), {"colour": 1})):
+    for words, named in (((), {}), (("a", 1, [], 2, 3), {}), (("a",), {"colour": 1}), (("a",), {"name": "b"})):
         for cls in both:
             with pytest.raises(TypeError):
                 cls(*words, **named)

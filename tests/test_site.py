@@ -18,7 +18,7 @@ from docsite.code import comments
 from docsite.links import EXTERNAL, anchors, targets
 from tracekit import schema
 from tracekit.classify.rules import builtin_rules
-from tracekit.cli import app
+from tracekit.cli import make_app
 from tracekit.report.json_schema import SCHEMAS, json_schema
 
 ROOT = Path(__file__).parent.parent
@@ -82,7 +82,7 @@ def test_every_public_name_is_in_the_reference(text):
 
 def test_every_command_and_option_is_in_the_reference(text):
     page = text["reference/commands.md"]
-    for name, command in typer.main.get_command(app).commands.items():
+    for name, command in typer.main.get_command(make_app()).commands.items():
         assert f"## tracekit {name}\n" in page
         for parameter in command.params:
             if parameter.param_type_name == "option":

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.kept import analysis_of
-from tracekit.cli import app
+from tracekit.cli import make_app
 from tracekit.errors import TracekitError
 from tracekit.report.tables import figures
 from tracekit.report.terminal.analysis import render
@@ -23,7 +23,7 @@ runner = CliRunner()
 
 
 def invoke(*words):
-    done = runner.invoke(app, ["analyze", *map(str, words)])
+    done = runner.invoke(make_app(), ["analyze", *map(str, words)])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typer.testing import CliRunner
 
-from tracekit.cli import app
+from tracekit.cli import make_app
 from tracekit.errors import OutputError
 
 runner = CliRunner()
@@ -12,7 +12,7 @@ runner = CliRunner()
 
 def test_the_sample_run_is_written_analysed_and_its_troubles_are_found(tmp_path):
     folder = tmp_path / "demo"
-    done = runner.invoke(app, ["demo", "-o", str(folder)])
+    done = runner.invoke(make_app(), ["demo", "-o", str(folder)])
     assert done.exit_code == 0, done.output
     assert sorted(file.name for file in folder.iterdir()) == [
         *(f"rank{rank}.pt.trace.json.gz" for rank in range(4)),
@@ -22,11 +22,11 @@ def test_the_sample_run_is_written_analysed_and_its_troubles_are_found(tmp_path)
     assert "1f1b (4 pipeline ranks, 8 micro-batches)" in said
     assert "imbalance between stages" in said  # the third stage is a quarter slower
     assert "wait longest for rank 2" in said
-    assert runner.invoke(app, ["demo", "-o", str(folder)]).exit_code == 0  # an older sample is written over
+    assert runner.invoke(make_app(), ["demo", "-o", str(folder)]).exit_code == 0  # an older sample is written over
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("x")
-    done = runner.invoke(app, ["demo", "-o", str(tmp_path)])
+    done = runner.invoke(make_app(), ["demo", "-o", str(tmp_path)])
     assert isinstance(done.exception, OutputError)
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import tracekit
-from tracekit.cli import app, main
+from tracekit.cli import main, make_app
 from tracekit.cli._common import parse_ranks
 from tracekit.errors import OptionError
 
@@ -242,7 +242,7 @@ def test_words_that_skip_typers_validators_mean_the_same(line, monkeypatch):
     """What a command is called with is what typer itself would make of the words."""
 
     def called_with():
-        command = typer.main.get_command(app)
+        command = typer.main.get_command(make_app())
         one = command.commands[line[0]]
         return one.make_context(line[0], list(line[1:])).params
 

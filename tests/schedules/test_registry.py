@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tracekit.cli import app
+from tracekit.cli import make_app
 from tracekit.errors import InputError, OptionError, ScheduleError
 from tracekit.schedules import (
     Times,
@@ -160,7 +160,7 @@ def test_wrong_order_files(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(ScheduleError, match=message):
         read_orders(file)
-    result = CliRunner().invoke(app, ["schedule", str(file)])
+    result = CliRunner().invoke(make_app(), ["schedule", str(file)])
     assert isinstance(result.exception, ScheduleError)
 
 

@@ -2,7 +2,8 @@
 
 The standard decorator writes and compiles six methods for each frozen class when its module is imported: 0.7 ms a
 class, half of what importing tracekit took. Of these only ``__init__`` must differ from class to class; the others are
-shared here. Fields, ``replace``, ``asdict`` and matching are the standard library's.
+shared here. And of most classes a run makes few instances or none: ``__init__`` is compiled when that pays. Fields,
+``replace``, ``asdict`` and matching are the standard library's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass"]
+
+PAYS = 8
+"""Instances from which it pays to compile the ``__init__`` of their class."""
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -40,7 +44,8 @@ def _frozen(cls: type, *, slots: bool, eq: bool, repr: bool) -> type:
     own = set(vars(cls))
     cls.__doc__ = cls.__doc__ or cls.__name__  # else the standard library makes one of the signature
     made: Any = dataclasses.dataclass(init=False, eq=False, repr=False, slots=slots)(cls)
-    methods: dict[str, Any] = {"__init__": _init(made), "__setattr__": _refuse, "__delattr__": _refuse}
+    methods: dict[str, Any] = {"__init__": _first_init(made), "__setattr__": _refuse, "__delattr__": _refuse}
+    methods["__signature__"] = _Signature(made)
     if repr:
         methods["__repr__"] = _repr
     if eq:
@@ -83,6 +88,49 @@ def _state(self: Any) -> list[Any]:
 def _restore(self: Any, state: list[Any]) -> None:
     for one, value in zip(dataclasses.fields(self), state, strict=True):
         object.__setattr__(self, one.name, value)
+
+
+class _Signature:
+    """What ``inspect.signature`` says of a class: its compiled ``__init__``, which is made for that."""
+
+    def __init__(self, cls: Any) -> None:
+        self._cls = cls
+
+    def __get__(self, _: object, cls: Any) -> Any:
+        import inspect
+
+        if cls is not self._cls:  # who derives from it may be called in another way
+            raise AttributeError("__signature__")
+        return inspect.signature(partial(_init(cls), None))
+
+
+def _first_init(cls: Any) -> Callable[..., None]:
+    """Return an ``__init__`` that sets field by field, and has another compiled for many instances, or wrong words."""
+    fields = dataclasses.fields(cls)
+    words = [one.name for one in fields if one.init]
+    needed = {one.name for one in fields if one.init and one.default is MISSING and one.default_factory is MISSING}
+    made, set_, finish = 0, object.__setattr__, hasattr(cls, "__post_init__")
+
+    def __init__(self: Any, *given: Any, **named: Any) -> None:
+        nonlocal made
+        made += 1
+        values = dict(zip(words, given, strict=False)) | named
+        fits = len(values) == len(given) + len(named) and needed <= values.keys() <= set(words)
+        if made > PAYS or not fits:
+            cls.__init__ = _init(cls)
+            cls.__init__(self, *given, **named)
+            return
+        for one in fields:
+            if one.name in values:
+                set_(self, one.name, values[one.name])
+            elif one.default_factory is not MISSING:
+                set_(self, one.name, one.default_factory())
+            elif one.init:
+                set_(self, one.name, one.default)
+        if finish:
+            self.__post_init__()
+
+    return __init__
 
 
 def _init(cls: Any) -> Callable[..., None]:

@@ -1,7 +1,8 @@
 """The command line: one module per command; each parses its words, calls one function of the library and prints.
 
 Nothing heavy is imported here: ``tracekit --help`` answers at once because every command imports what it needs
-when it runs. ``main`` is the only place that prints errors.
+when it runs, and of a command that was named only its own module is imported. ``main`` is the only place that prints
+errors.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import gc
 import os
 import sys
 import traceback
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -17,24 +20,51 @@ import typer
 from tracekit._util.faults import as_tracekit_error
 from tracekit._util.garbage import collect_rarely
 from tracekit._version import __version__
-from tracekit.cli import analyze, demo, diff, doctor, export, gate, ingest, redact, schedule
-from tracekit.cli import mcp as mcp_module
-from tracekit.cli import open as open_module
-from tracekit.cli import query as query_module
-from tracekit.cli import watch as watch_module
 from tracekit.cli._base import Command, Root, hush, mistake, say, speak_plainly
 from tracekit.errors import DEBUG, TracekitError
 
-app = typer.Typer(
-    name="tracekit",
-    cls=Root,
-    help="Where did my training step go, and how far is it from the schedule I meant to run?",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: drawing boxes would take longer than everything else together
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+COMMANDS = {
+    "analyze": "Where the step went, what was hidden, how far from its ideal.",
+    "ingest": "Write traces as a store that every command reads without parsing.",
+    "diff": "What changed from run A to run B, the largest change first.",
+    "gate": "Whether runs are slower than their baseline, beyond noise.",
+    "export": "Write the trace with labels, cells and ideal for ui.perfetto.dev.",
+    "open": "Open the trace at ui.perfetto.dev, served from this machine.",
+    "doctor": "What traces hold, what is missing, and how to record better.",
+    "redact": "Copy the trace without environment, paths, names and stacks.",
+    "schedule": "An ideal schedule by name: order, times, bubbles, picture.",
+    "demo": "Make and analyse a sample run; no trace needed.",
+    "watch": "New recordings as they land, one line each.",
+    "query": "SQL over a store's tables.",
+    "mcp": "Tools for agents, over standard input and output.",
+}
+"""Every command, in the order of the help, and what it is for. Its module has its name, and in it ``run``."""
+
+
+def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with these commands; one costs a tenth of what all of them do."""
+    app = typer.Typer(
+        name="tracekit",
+        cls=Root,
+        help="Where did my training step go, and how far is it from the schedule I meant to run?",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help: drawing boxes would take longer than everything else together
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_root)
+    for name in names:
+        module = import_module(f"tracekit.cli.{name}")
+        kind = getattr(module, "KIND", Command)
+        app.command(name, cls=kind, short_help=COMMANDS[name])(module.run)
+    return app
+
+
+def _named(words: Sequence[str]) -> Iterable[str]:
+    """Return the one command that the words name; all of them where they ask for help, or name none."""
+    first = next(iter(words), "")
+    return [first] if first in COMMANDS else COMMANDS
 
 
 def _version(wanted: bool) -> None:
@@ -43,29 +73,10 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     _: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
-
-
-for _name, _run, _kind, _summary in (
-    ("analyze", analyze.analyze, Command, "Where the step went, what was hidden, how far from its ideal."),
-    ("ingest", ingest.ingest, Command, "Write traces as a store that every command reads without parsing."),
-    ("diff", diff.diff, Command, "What changed from run A to run B, the largest change first."),
-    ("gate", gate.gate, gate.GateCommand, "Whether runs are slower than their baseline, beyond noise."),
-    ("export", export.export, Command, "Write the trace with labels, cells and ideal for ui.perfetto.dev."),
-    ("open", open_module.open_, Command, "Open the trace at ui.perfetto.dev, served from this machine."),
-    ("doctor", doctor.doctor, Command, "What traces hold, what is missing, and how to record better."),
-    ("redact", redact.redact, Command, "Copy the trace without environment, paths, names and stacks."),
-    ("schedule", schedule.schedule, Command, "An ideal schedule by name: order, times, bubbles, picture."),
-    ("demo", demo.demo, Command, "Make and analyse a sample run; no trace needed."),
-    ("watch", watch_module.watch, Command, "New recordings as they land, one line each."),
-    ("query", query_module.query, Command, "SQL over a store's tables."),
-    ("mcp", mcp_module.mcp, Command, "Tools for agents, over standard input and output."),
-):
-    app.command(_name, cls=_kind, short_help=_summary)(_run)
 
 
 def fail(error: TracekitError) -> int:
@@ -82,7 +93,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts and spins one thread per core; nothing needs them
     collect_rarely()
     try:
-        code = app(standalone_mode=False)
+        code = make_app(_named(sys.argv[1:]))(standalone_mode=False)
     except TracekitError as error:
         code = fail(error)
     except (KeyboardInterrupt, typer.Abort):

@@ -15,7 +15,7 @@ from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank
 
 
-def analyze(
+def run(
     paths: Paths,
     *,
     output: Annotated[
@@ -87,7 +87,7 @@ def analyze(
     if workers is None and dask is None:
         start_workers(paths)
     from tracekit.report.write import PICTURES, check_output, write
-    from tracekit.run.analyze import analyze as run
+    from tracekit.run.analyze import analyze
     from tracekit.run.dask import cluster
 
     for path in output or []:
@@ -95,7 +95,7 @@ def analyze(
     if plot is not None and not any(path.suffix.lower() in PICTURES for path in output or []):
         raise OptionError(f"--plot {plot} needs a picture to draw", hint=f"add -o {plot}.svg (or .png, .pdf)")
     with keeping(store), cluster(dask) as (executor, size_of_cluster):
-        analysis = run(
+        analysis = analyze(
             paths,
             steps=steps,
             ranks=parse_ranks(ranks),

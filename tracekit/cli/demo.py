@@ -10,7 +10,7 @@ import typer
 from tracekit.cli._base import say
 
 
-def demo(
+def run(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder to write the sample run and its page into.", metavar="FOLDER")
     ] = Path("tracekit-demo"),

@@ -13,7 +13,7 @@ from tracekit.cli._options import Nsys
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
 
 
-def diff(
+def run(
     before: Annotated[str, typer.Argument(help=SIDE_HELP, metavar="A")],
     after: Annotated[str, typer.Argument(help=SIDE_HELP, metavar="B")],
     *,

@@ -10,7 +10,7 @@ from tracekit.cli._common import parse_ranks
 from tracekit.cli._options import Nsys, Paths, Rank, Ranks, Workers
 
 
-def doctor(
+def run(
     paths: Paths,
     *,
     ranks: Ranks = None,

@@ -34,6 +34,9 @@ class GateCommand(Command):
         return super().parse_args(ctx, spread(args, valued))
 
 
+KIND = GateCommand
+
+
 def spread(args: Sequence[str], valued: set[str]) -> list[str]:
     """Give each word after ``--baseline`` a ``--baseline`` of its own.
 
@@ -62,7 +65,7 @@ def spread(args: Sequence[str], valued: set[str]) -> list[str]:
     return result
 
 
-def gate(
+def run(
     candidates: Annotated[
         list[str] | None,
         typer.Argument(help="Runs to judge: traces, stores, folders or saved analyses.", metavar="CANDIDATE"),

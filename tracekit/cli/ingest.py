@@ -13,7 +13,7 @@ from tracekit.cli._common import keeping, parse_ranks, show_notices
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
 
 
-def ingest(
+def run(
     paths: Paths,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="The store to write: a folder.", metavar="STORE")],

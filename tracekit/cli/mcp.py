@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 
-def mcp(
+def run(
     folders: Annotated[list[str], typer.Argument(help="Folders whose traces may be read.", metavar="FOLDER")],
 ) -> None:
     """Serve tools for agents over standard input and output; read-only, and only under the given folders."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tracekit.report.perfetto.serve import OneReader
 
 
-def open_(
+def run(
     paths: Paths,
     *,
     schedule: IdealDrawn = "auto",

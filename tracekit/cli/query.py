@@ -11,7 +11,7 @@ MOST_ROWS = 200
 """Rows printed; --output writes all."""
 
 
-def query(
+def run(
     store: Annotated[Path, typer.Argument(help="A store that ingest wrote.", metavar="STORE")],
     sql: Annotated[str, typer.Argument(help="A SELECT over events, labelled and ranks.", metavar="SQL")],
     *,

@@ -11,7 +11,7 @@ from tracekit._util.text import size
 from tracekit.cli._base import say
 
 
-def redact(
+def run(
     path: Annotated[str, typer.Argument(help="A trace, or a folder of traces.", metavar="PATH")],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="File to write; for a folder of traces, a folder.", metavar="OUT")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracekit.schedules import BlockTimes, Schedule, Simulation, Times, WeightReload
 
 
-def schedule(
+def run(
     name: Annotated[
         str | None,
         typer.Argument(help="A schedule's name (--list), or a file of orders, one line per rank.", metavar="NAME"),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-def watch(
+def run(
     folder: Annotated[Path, typer.Argument(help="The folder that traces land in.", metavar="FOLDER")],
     *,
     every: Annotated[float, typer.Option(help="Seconds between looks.", metavar="SECONDS", min=0.1)] = 2.0,
