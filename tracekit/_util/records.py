@@ -111,7 +111,7 @@ def _first_init(cls: Any) -> Callable[..., None]:
     needed = {one.name for one in fields if one.init and one.default is MISSING and one.default_factory is MISSING}
     made, set_, finish = 0, object.__setattr__, hasattr(cls, "__post_init__")
 
-    def __init__(self: Any, *given: Any, **named: Any) -> None:
+    def init(self: Any, *given: Any, **named: Any) -> None:
         nonlocal made
         made += 1
         values = dict(zip(words, given, strict=False)) | named
@@ -130,7 +130,7 @@ def _first_init(cls: Any) -> Callable[..., None]:
         if finish:
             self.__post_init__()
 
-    return __init__
+    return init
 
 
 def _init(cls: Any) -> Callable[..., None]:

@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit._util.records import dataclass
 from tracekit.align.clocks import Clocks
-from tracekit.compare.whatif import TWO_WEIGHTS, WhatIf
+from tracekit.compare.alternatives import TWO_WEIGHTS, WhatIf
 from tracekit.metrics.memory import LINE, RankMemory
 
 if TYPE_CHECKING:

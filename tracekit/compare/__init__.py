@@ -6,10 +6,10 @@ its ideal from the run's own times and gives every part of the gap a cause.
 
 from __future__ import annotations
 
+from tracekit.compare.alternatives import WhatIf
 from tracekit.compare.comparison import Held, ScheduleComparison
 from tracekit.compare.gap import PARTS
 from tracekit.compare.hold import compare_pipelines
 from tracekit.compare.identify import Match
-from tracekit.compare.whatif import WhatIf
 
 __all__ = ["PARTS", "Held", "Match", "ScheduleComparison", "WhatIf", "compare_pipelines"]

@@ -12,9 +12,9 @@ import polars as pl
 
 from tracekit._util.html import html_table
 from tracekit._util.records import dataclass
+from tracekit.compare.alternatives import WhatIf
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match
-from tracekit.compare.whatif import WhatIf
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.schedules import Op
 from tracekit.schema import CELLS, conform

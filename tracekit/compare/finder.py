@@ -126,7 +126,7 @@ class _Search:
         blocks = any(op.kind == "FB" for order in self.orders.values() for op in order)
         return identify.with_others(
             match,
-            everything,
+            identify.candidates(self.pp, self.forwards, searched=False),  # a searched one has no order of its own
             self.equal,
             cells=self.pp * self.forwards,
             partial=len(self.orders) < self.pp,

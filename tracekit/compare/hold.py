@@ -13,17 +13,17 @@ from tracekit._util.notices import merge_notices
 from tracekit._util.pool import Spread, in_turn
 from tracekit._util.text import percent
 from tracekit.align.clocks import Clocks
+from tracekit.compare.alternatives import WhatIf
 from tracekit.compare.comparison import Held, ScheduleComparison, factors
 from tracekit.compare.finder import Finder
 from tracekit.compare.lines import compare_lines
-from tracekit.compare.predict.predictor import predictor
 from tracekit.compare.sizes import size_from_order
-from tracekit.compare.whatif import SEARCHED, WhatIf, too_large_to_search, what_if
 from tracekit.errors import Notice, OptionError
 from tracekit.reconstruct.lanes import CROSSED, crossed_share
 from tracekit.reconstruct.peers import name_peers
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.reconstruct.roles import find_roles, with_pipelines
+from tracekit.schedules.registry import searched_names
 
 
 def compare_pipelines(
@@ -178,6 +178,9 @@ def _kind(comparison: Held) -> tuple[bool, str, int, int]:
 
 def _what_if(head: Held, ranks: Mapping[int, RankPipeline]) -> tuple[tuple[WhatIf, ...], list[Notice]]:
     """Return the rows of ``--what-if``, and a notice where only ideals could be computed."""
+    from tracekit.compare.predict.predictor import predictor
+    from tracekit.compare.whatif import what_if
+
     own, pipeline = head.match.schedule, head.pipeline
     predicted = predictor(pipeline, ranks, own, exact=head.match.exact, measured_ns=head.measured_ns)
     notices = []
@@ -191,11 +194,13 @@ def _what_if(head: Held, ranks: Mapping[int, RankPipeline]) -> tuple[tuple[WhatI
 
 def _untried(head: Held) -> list[Notice]:
     """Return a notice of the schedules that ``--what-if`` left out."""
+    from tracekit.compare.whatif import too_large_to_search
+
     plan = head.match.schedule
     if not too_large_to_search(plan.pp, plan.microbatches):
         return []
     text = "are not among the schedules tried: searching their order takes too long for a run of this size"
-    return [Notice("what-if-limited", f"{' and '.join(SEARCHED)} {text}")]
+    return [Notice("what-if-limited", f"{' and '.join(searched_names())} {text}")]
 
 
 def _once(notices: Sequence[Notice]) -> tuple[Notice, ...]:

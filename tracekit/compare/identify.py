@@ -14,7 +14,7 @@ from tracekit._util.records import dataclass
 from tracekit.compare.orders import Difference, differences, distance, grain, pattern, same_work
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Op, Schedule, Times, generate, names, read_orders
-from tracekit.schedules.registry import describe
+from tracekit.schedules.registry import describe, searched_names
 
 Orders = Mapping[int, Sequence[Op]]
 """The order each rank ran, by its position in the pipeline; ranks may be missing."""
@@ -70,20 +70,18 @@ def likely(pp: int, forwards: int, shape: str, virtual: int) -> Lazy:
 
 
 def candidates(
-    pp: int, forwards: int, times: Times | None = None, *, only_virtual: int | None = None
+    pp: int, forwards: int, times: Times | None = None, *, only_virtual: int | None = None, searched: bool = True
 ) -> Iterator[Schedule]:
     """Every known schedule in which a rank of *pp* runs so many forwards, the plain ones first.
+
+    Those whose order is searched for, which takes longest, come last, or are left out.
 
     >>> sorted({s.name for s in candidates(2, 8)} & {"1f1b", "dualpipe", "interleaved"})
     ['1f1b', 'dualpipe', 'interleaved']
     """
-    searched = []
     for name in names():
         entry = describe(name)
-        if not entry.pipeline:
-            continue
-        if name in ("zb-1p", "zb-2p"):
-            searched.append(name)
+        if not entry.pipeline or entry.searched:
             continue
         for virtual, group in _shapes(entry.virtual, entry.default_group is not None, pp, forwards):
             if only_virtual not in (None, virtual):
@@ -91,7 +89,7 @@ def candidates(
             for microbatches in {forwards // virtual, forwards} if entry.virtual == 2 else {forwards // virtual}:
                 own = None if entry.virtual else virtual
                 yield from _try(name, pp, microbatches, virtual=own, group=group, forwards=forwards)
-    for name in searched:
+    for name in searched_names() if searched else ():
         yield from _try(name, pp, forwards, forwards=forwards, times=times)
 
 
@@ -214,22 +212,22 @@ def exact_match(
 
 def with_others(
     match: Match,
-    known: Sequence[Schedule],
+    known: Iterable[Schedule],
     equal: Callable[[Sequence[Schedule]], Match | None],
     *,
     cells: int,
     partial: bool,
     blocks: bool,
 ) -> Match:
-    """Return the match with the names of the other schedules that have this order too.
+    """Return the match with the names of the others of *known* that have this order too.
 
-    One chunk of an interleaved schedule is the plain one, and searched orders have no fixed one: they do not count, nor
+    One chunk of an interleaved schedule is the plain one: it does not count, nor
     does one without blocks where the run had some (*blocks*), or one with them where all ranks are there and ran none
     (not *partial*). Large schedules take too long to make them all for this.
     """
     if cells > KEPT_CELLS:
         return match
-    seen = {match.schedule.name, "zb-1p", "zb-2p"}
+    seen = {match.schedule.name}
     also = []
     for other in known:
         plain = other.virtual == 1 and describe(other.name).virtual is None

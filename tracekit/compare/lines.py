@@ -18,7 +18,7 @@ from tracekit.compare.finder import Finder, orders_differ
 from tracekit.compare.gap import Replays, replays, split_gap
 from tracekit.compare.identify import Match
 from tracekit.compare.judge import doubt
-from tracekit.compare.whatif import stage_times
+from tracekit.compare.stages import stage_times
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline, renamed
 from tracekit.reconstruct.rank import RankPipeline
@@ -216,7 +216,7 @@ def _ideal(pipeline: Pipeline, r: Replays, match: Match, *, complete: bool) -> _
         ran, planned = np.flatnonzero(r.graph.position == at), np.flatnonzero(table.rank == at)
         if len(ran) == len(planned):
             start[ran], end[ran] = done.start[planned], done.end[planned]
-    idle = {int(row[0]): [int(ns) for ns in row[1:]] for row in done.idle_by_phase.rows()}
+    idle = {at: [int(ns) for ns in phases] for at, phases in enumerate(done.idle_phases)}
     return _Ideal(int(done.makespan), done.bubble_fraction, (start, end), idle)
 
 

@@ -133,10 +133,7 @@ def _known(pp: int, forwards: int, wanted: str) -> Iterator[Schedule]:
     if wanted != "auto":
         yield from (s for s in identify.named(wanted, pp, forwards) if s.pp == pp)
         return
-    for schedule in identify.candidates(pp, forwards):
-        if schedule.name in ("zb-1p", "zb-2p"):  # searched for, and last
-            return
-        yield schedule
+    yield from identify.candidates(pp, forwards, searched=False)
 
 
 def _doubts(match: Match, pipeline: Pipeline) -> tuple[bool, bool, bool]:

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
-from tracekit._util.records import dataclass
 from tracekit._util.text import percent
+from tracekit.compare.alternatives import TWO_WEIGHTS, WhatIf
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match
 from tracekit.compare.predict.curves import by_chunks, by_microbatches
 from tracekit.compare.predict.layout import propose, stage_layers
 from tracekit.compare.predict.predictor import Prediction, Predictor
 from tracekit.compare.predict.without import removed
+from tracekit.compare.stages import StageTimes, stage_times
 from tracekit.errors import ScheduleError
-from tracekit.schedules import Schedule, Times, generate, names, simulate
+from tracekit.schedules import Schedule, generate, names, simulate
 from tracekit.schedules.registry import describe
 from tracekit.schema import GAP_CAUSES
 
 SEARCH_LIMIT = 4_000
-"""Cells up to which a searched order (zb-1p, zb-2p) is tried."""
-
-
-SEARCHED = ("zb-1p", "zb-2p")
+"""Cells up to which a searched order is tried."""
 
 
 def too_large_to_search(pp: int, microbatches: int) -> bool:
@@ -37,88 +34,6 @@ def too_large_to_search(pp: int, microbatches: int) -> bool:
     (False, True)
     """
     return pp * microbatches * 3 > SEARCH_LIMIT
-
-
-@dataclass(frozen=True)
-class WhatIf:
-    """One line: what would change, what it would come to, and what that rests on.
-
-    ``predicted_ns`` is simulated with this run's messages and machine, ``ideal_ns`` with free messages and balanced
-    stages. ``saves_ns`` is the measured makespan less the predicted; below 0 it would be slower.
-    """
-
-    change: str  # "schedule", "without", "layout", "microbatches" or "chunks"
-    name: str
-    virtual: int | None = None
-    ideal_ns: int | None = None
-    predicted_ns: int | None = None
-    predicted_range_ns: tuple[int, int] | None = None
-    saves_ns: int | None = None
-    outside_cells: float | None = None  # share of ranks × predicted makespan in no cell
-    peak_activations: float | None = None  # most a rank holds, in micro-batches of all its layers
-    least_activations: float | None = None  # the same if an input gradient already freed all
-    peak_bytes: tuple[int, int | None] | None = None  # most a rank needs, between; None: not known
-    fits: bool | None = None  # into the GPU's memory; None: cannot be told
-    ran: bool = False  # this run's own: measured, not predicted
-    microbatches: int | None = None
-    layout: str | None = None  # for Megatron-Core's --pipeline-model-parallel-layout
-    rests_on: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-    @property
-    def slower(self) -> bool:
-        """Whether it would take longer than the run did."""
-        return self.saves_ns is not None and self.saves_ns < 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        made = asdict(self) | {"slower": self.slower}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in made.items()}
-
-
-TWO_WEIGHTS = "every rank holds two stages' weights"
-"""What a row rests on whose schedule flows both ways: how much memory that adds is not known."""
-
-
-@dataclass(frozen=True)
-class StageTimes:
-    """What one micro-batch costs one rank, all its layers together."""
-
-    F: int
-    I: int  # noqa: E741
-    W: int
-    overlap: float | None  # time of an FB over that of its F and B apart; None: never ran one
-    split_known: bool
-
-    def of_chunks(self, chunks: float) -> Times:
-        """Return times of the ops of a schedule that cuts a rank's layers into so many chunks."""
-        f, i, w = (max(1, round(t / chunks)) for t in (self.F, self.I, self.W))
-        block = f + i + w if self.overlap is None else max(1, round((f + i + w) * self.overlap))
-        return Times(F=f, I=i, W=w, B=i + w, FB=block)
-
-
-def stage_times(r: Replays, cells: pl.DataFrame, pp: int) -> StageTimes:
-    """Return the run's balanced times; a backward never split is split by its kernels' labels, else in half."""
-    op, stage = r.graph.op, r.graph.stage
-    chunks = (int(max(stage.max(initial=0), whole_numbers(cells["b_stage"], 0).max(initial=0))) + 1) / pp
-    mean = {kind: int(r.balanced[op == kind][0]) for kind in ("F", "I", "W", "B", "FB") if (op == kind).any()}
-    whole = mean.get("B") or (mean["I"] + mean["W"] if "I" in mean and "W" in mean else None)
-    block = mean.get("FB")
-    share, known = _weight_share(r, cells)
-    if whole is None:
-        whole = round((block or 3) * 2 / 3)
-    f = mean.get("F") or (block - whole if block and block > whole else round(whole / 2))
-    w = mean.get("W", round(whole * share))
-    i = mean.get("I", whole - w)
-    overlap = block / (f + i + w) if block else None
-    return StageTimes(round(f * chunks), round(i * chunks), round(w * chunks), overlap, known or "W" in mean)
-
-
-def _weight_share(r: Replays, cells: pl.DataFrame) -> tuple[float, bool]:
-    whole = r.graph.op == "B"
-    weight = int(cells["wgrad_ns"].to_numpy()[whole].sum())
-    total = int(r.work[whole].sum())
-    return (min(weight / total, 0.9), True) if weight and total else (0.5, False)
 
 
 def what_if(
@@ -184,8 +99,7 @@ def _numbers(prediction: Prediction, measured_ns: int) -> dict[str, Any]:
 def _usable(own: Schedule, pp: int, times: StageTimes) -> Iterator[Schedule]:
     for name in names():
         entry = describe(name)
-        searched = name in SEARCHED
-        if not entry.pipeline or (searched and too_large_to_search(pp, own.microbatches)):
+        if not entry.pipeline or (entry.searched and too_large_to_search(pp, own.microbatches)):
             continue
         options = sorted({2, own.virtual} - {1}) if entry.virtual is None else [None]  # one chunk: the plain schedule
         for virtual in options:
@@ -195,7 +109,7 @@ def _usable(own: Schedule, pp: int, times: StageTimes) -> Iterator[Schedule]:
                     pp=pp,
                     microbatches=own.microbatches,
                     virtual=virtual,
-                    times=times.of_chunks(1) if searched else None,
+                    times=times.of_chunks(1) if entry.searched else None,
                 )
             except ScheduleError:
                 continue

@@ -79,12 +79,14 @@ CATALOGUE = (
         lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=n.pp),
         summary="searched order for the given times, activations of pp micro-batches",
         source="Qi et al. 2023, arXiv:2401.10241",
+        searched=True,
     ),
     Entry(
         "zb-2p",
         lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=2 * n.pp),
         summary="searched order for the given times, activations of 2·pp micro-batches",
         source="Qi et al. 2023, arXiv:2401.10241",
+        searched=True,
     ),
     Entry(
         "interleaved-zb",

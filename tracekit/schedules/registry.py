@@ -47,6 +47,8 @@ class Entry:
     default_group: Callable[[int, int], int | None] | None = None
     pipeline: bool = True
     """False for what is not a pipeline of micro-batches (weight-reload)."""
+    searched: bool = False
+    """Whether its order is searched for, with the times that are given: there is no one order of its sizes."""
 
     def to_dict(self) -> dict[str, str]:
         """Plain data for ``tracekit schedule --list --json``."""
@@ -109,6 +111,15 @@ def names() -> list[str]:
     return list(_ENTRIES)
 
 
+def searched_names() -> list[str]:
+    """Names of the schedules whose order is searched for.
+
+    >>> searched_names()
+    ['zb-1p', 'zb-2p']
+    """
+    return [name for name, entry in _ENTRIES.items() if entry.searched]
+
+
 def describe(name: str) -> Entry:
     """Return what the registry knows about a schedule; for an unknown name the error suggests the nearest.
 
@@ -134,7 +145,7 @@ def generate(
     group: int | None = None,
     times: Times | None = None,
 ) -> Schedule:
-    """Return the schedule with the order of every rank. Only the searched schedules (zb-1p, zb-2p) look at *times*.
+    """Return the schedule with the order of every rank. Only searched schedules look at *times*.
 
     >>> generate("1f1b", pp=2, microbatches=2).orders()
     [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]

@@ -124,19 +124,25 @@ class Simulation:
         >>> simulate(generate("1f1b", pp=2, microbatches=4)).idle_by_phase.rows()
         [(0, 2, 0, 1), (1, 1, 0, 2)]
         """
-        kind = self.schedule.table.kind
-        rows = []
-        for rank, ops in enumerate(self._rows()):
+        rows = [(rank, *phases) for rank, phases in enumerate(self.idle_phases)]
+        return pl.DataFrame(rows, schema=["rank", "warm_up", "steady", "cool_down"], orient="row")
+
+    @cached_property
+    def idle_phases(self) -> list[tuple[Any, Any, Any]]:
+        """The same without a table: idle time of each rank as it warms up, in between, and as it cools down."""
+        kind, whole = self.schedule.table.kind, self.makespan
+        phases: list[tuple[Any, Any, Any]] = []
+        for ops in self._rows():
             if not _some(ops):
-                rows.append((rank, self.makespan, 0, 0))
+                phases.append((whole, 0, 0))
                 continue
             start, end, kinds = self.start[ops], self.end[ops], kind[ops]
             steady = start[np.argmax(kinds != s.F)]
             forwards = np.flatnonzero((kinds == s.F) | (kinds == s.FB))
             cool = np.maximum(steady, end[forwards[-1]] if len(forwards) else steady)
-            parts = ((0, steady), (steady, cool), (cool, self.makespan))
-            rows.append((rank, *(_idle(start, end, low, high) for low, high in parts)))
-        return pl.DataFrame(rows, schema=["rank", "warm_up", "steady", "cool_down"], orient="row")
+            warm = _idle(start, end, 0, steady)
+            phases.append((warm, _idle(start, end, steady, cool), _idle(start, end, cool, whole)))
+        return phases
 
     def __repr__(self) -> str:
         plan = self.schedule
