@@ -19,11 +19,15 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def give_back_memory() -> None:
+def give_back_memory(*, worth: bool = True) -> None:
     """Return to the system what was freed: the C library keeps it otherwise, and the peak grows by it.
+
+    Not where that is not *worth* its time: of what is needed again at once, the system has to make every page anew.
 
     >>> give_back_memory()
     """
+    if not worth:
+        return
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -18,7 +18,7 @@ from tracekit._util.pool import Spread, in_turn
 from tracekit._util.text import percent, ranks_named
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.by import By, combined
-from tracekit.analysis.communication import Communication
+from tracekit.analysis.communication import MANY, Communication
 from tracekit.analysis.critical import CriticalPath, in_cells
 from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.lazily import Make, Tables
@@ -85,17 +85,18 @@ def _combined(
     layout, node = split_layout(layout)
     parts, ordered = with_peers(sorted(parts, key=lambda part: part.source.rank), layout)
     shared = Communication.of(parts, node=node)
-    give_back_memory()
+    many = len(parts) >= MANY
+    give_back_memory(worth=many)
     waited, clocks, critical = shared.waited, shared.clocks, shared.critical
     asked: dict[str, Any] = {"schedule": schedule, "layout": layout, "what_if": what_if, "pipeline": show}
     asked["spread"] = spread
     compared, reasons = _compare(parts, clocks, **asked)
-    give_back_memory()
+    give_back_memory(worth=many)
     memory = run_memory(parts, compared)
     compared = with_memory(compared, memory)
     pipeline = compared is not None or _has_messages(parts, waited)
     ranks = rank_results(parts, waited, pipeline=pipeline)
-    give_back_memory()
+    give_back_memory(worth=many)
     ranks = tuple(_with_blocking(result, critical) for result in ranks)
     reports = [part.reload for part in parts if part.reload is not None]
     tables = _tables(parts, ranks, waited)

@@ -20,6 +20,10 @@ from tracekit.schema import conform
 _TEXT = ("label", "pass", "what", "group", "group_ranks", "p2p")
 
 
+MANY = 32
+"""Ranks from which memory is worth giving back in between."""
+
+
 @dataclass(frozen=True, eq=False)
 class Communication:
     """What the matched operations of all ranks show; their rows, as many again, are not kept."""
@@ -39,10 +43,11 @@ class Communication:
         operations = _operations(parts)
         by_step = all(part.steps_marked for part in parts)
         members, notices = _matched(operations, by_step=by_step)
-        give_back_memory()  # looking at millions of rows takes several times what it leaves
+        many = len(parts) >= MANY
+        give_back_memory(worth=many)  # looking at millions of rows takes several times what it leaves
         clocks = align(members, [part.source.rank for part in parts])
         critical = critical_path(parts, operations, members, clocks)
-        give_back_memory()
+        give_back_memory(worth=many)
         rates = run_rates(
             [part.products for part in parts],
             [part.rates for part in parts if part.rates is not None],
@@ -52,7 +57,7 @@ class Communication:
             node=node,
         )
         members = members.select("match", "row", "rank", "start_ns", "transfer_ns", "wait_ns")
-        give_back_memory()
+        give_back_memory(worth=many)
         return cls(waits(operations, members, clocks), clocks, rates, critical, by_step, notices)
 
     def matched(self) -> pl.DataFrame:

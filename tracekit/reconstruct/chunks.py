@@ -80,16 +80,6 @@ def runs(rows: Ints, host: Ints, barrier: Ints) -> Ints:
     return np.cumsum(np.diff(passed, prepend=passed[:1]) != 0) if len(rows) else passed
 
 
-def between(messages: Ints, a: np.int64, b: np.int64) -> bool:
-    """Return whether a message was launched between two moments.
-
-    >>> between(np.array([5]), np.int64(9), np.int64(1))
-    True
-    """
-    low, high = np.searchsorted(messages, [min(a, b), max(a, b)])
-    return bool(high > low)
-
-
 @dataclass(eq=False)
 class Assembly:
     """Rows with their chunks so far; ``finish`` places the loose weight gradients and lists the chunks."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import present
-from tracekit.reconstruct.chunks import Assembly, Segments, Work, between, runs
+from tracekit.reconstruct.chunks import Assembly, Segments, Work, runs
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, Ints, Kernels
 from tracekit.reconstruct.ranges import by_ranges
 from tracekit.reconstruct.walks import View, find_walks, split_at
@@ -89,11 +89,12 @@ def _leftovers(chunk_of: Ints, forward: Ints, took: Ints, view: View, work: Work
     begun = np.full(work.count, np.iinfo(np.int64).max)  # when each pair's backward was first launched
     back = placed[~forwards[placed]]
     np.minimum.at(begun, chunk_of[back], host[back])
-    run = runs(free, host, others)
-    for rows in split_at(free, np.flatnonzero(np.diff(run)) + 1):
-        at = int(np.searchsorted(placed, rows[0]))
+    passed = np.searchsorted(messages, host)  # messages launched before each
+    pieces = split_at(free, np.flatnonzero(np.diff(runs(free, host, others))) + 1)
+    after = np.searchsorted(placed, [rows[0] for rows in pieces]).tolist()
+    for at, rows in zip(after, pieces, strict=True):
         beside = [placed[k] for k in (at - 1, at) if 0 <= k < len(placed) and forwards[placed[k]]]
-        clear = [k for k in beside if not between(messages, host[k], host[rows[0]])]
+        clear = [k for k in beside if passed[k] == passed[rows[0]]]
         if clear:
             chunk_of[rows] = chunk_of[clear[0]]
         elif len(owned) and took[rows].sum() < 0.3 * usual:

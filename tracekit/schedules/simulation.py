@@ -130,19 +130,24 @@ class Simulation:
     @cached_property
     def idle_phases(self) -> list[tuple[Any, Any, Any]]:
         """The same without a table: idle time of each rank as it warms up, in between, and as it cools down."""
-        kind, whole = self.schedule.table.kind, self.makespan
-        phases: list[tuple[Any, Any, Any]] = []
-        for ops in self._rows():
-            if not _some(ops):
-                phases.append((whole, 0, 0))
-                continue
-            start, end, kinds = self.start[ops], self.end[ops], kind[ops]
-            steady = start[np.argmax(kinds != s.F)]
-            forwards = np.flatnonzero((kinds == s.F) | (kinds == s.FB))
-            cool = np.maximum(steady, end[forwards[-1]] if len(forwards) else steady)
-            warm = _idle(start, end, 0, steady)
-            phases.append((warm, _idle(start, end, steady, cool), _idle(start, end, cool, whole)))
-        return phases
+        table = self.schedule.table
+        some = np.flatnonzero(np.diff(table.offsets))  # ranks that work
+        first = table.offsets[some]
+        at = np.arange(len(table.kind))
+        back = np.minimum.reduceat(np.where(table.kind != s.F, at, len(at)), first) if len(some) else first
+        forth = np.where((table.kind == s.F) | (table.kind == s.FB), at, -1)
+        last = np.maximum.reduceat(forth, first) if len(some) else first
+        steady = self.start[np.where(back < len(at), back, first)]
+        cool = np.where(last >= 0, np.maximum(steady, self.end[last]), steady)
+        edges = np.zeros((4, len(table.offsets) - 1), self.end.dtype)
+        edges[1:, :] = self.makespan  # who does not work warms up all the time
+        edges[1, some], edges[2, some] = steady, cool
+        lower, upper = edges[:-1, table.rank], edges[1:, table.rank]
+        worked = (np.minimum(self.end, upper) - np.maximum(self.start, lower)).clip(0)
+        idle = np.diff(edges, axis=0)
+        if len(some):
+            idle[:, some] -= np.add.reduceat(worked, first, axis=1)
+        return [tuple(phases) for phases in idle.T.tolist()]
 
     def __repr__(self) -> str:
         plan = self.schedule
@@ -213,8 +218,3 @@ def _by_rank(values: Numbers, schedule: Schedule) -> list[Any]:
     sums = np.zeros(len(schedule.ranks), values.dtype)
     np.add.at(sums, schedule.table.rank, values)
     return list(sums.tolist())
-
-
-def _idle(start: Numbers, end: Numbers, low: Any, high: Any) -> Any:
-    busy = (np.minimum(end, high) - np.maximum(start, low)).clip(0).sum()
-    return (high - low - busy).item() if hasattr(high - low - busy, "item") else high - low - busy
