@@ -15,6 +15,7 @@ from tracekit.errors import InputError, Notice, OutputError
 from tracekit.schema import EVENTS, LABELLED, ProcessGroup, RankEvents, Source, conform
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_manifest, write_rank
 from tracekit.store.growing import building
+from tracekit.store.parquet import GROUP_ROWS, write_parquet
 
 
 def source(rank):
@@ -73,6 +74,20 @@ def test_the_dataset_is_plain_hive_partitioned_parquet(store, ranks):
     assert sorted(every["rank"].unique()) == [0, 1]
     metadata = pl.read_parquet_metadata(store.path / "rank=1/events.parquet")
     assert Source.from_dict(json.loads(metadata["tracekit.source"])) == ranks[1].source
+
+
+@pytest.mark.parametrize("rows", [0, 5, GROUP_ROWS + 3])
+def test_any_numbers_are_read_back_as_they_were_written(tmp_path, rows):
+    """Differences of numbers at both ends of 64 bits wrap around, and must wrap back."""
+    far = [-(2**63), 2**63 - 1, None, 0, -1]
+    numbers = pl.Series((far * (rows // 5 + 1))[:rows], dtype=pl.Int64)
+    columns = {name: numbers.cast(kind) for name, kind in EVENTS.items() if kind == pl.Int64}
+    frame = conform(pl.DataFrame(columns).with_columns(name=pl.lit("k"), start_ns=pl.int_range(rows)), EVENTS)
+    write_parquet(frame, tmp_path / "events.parquet", {"kept": "with it"})
+    again = pl.read_parquet(tmp_path / "events.parquet")
+    assert again.schema == EVENTS
+    assert again.equals(frame)
+    assert pl.read_parquet_metadata(tmp_path / "events.parquet")["kept"] == "with it"
 
 
 def interrupted_build(path, ranks):

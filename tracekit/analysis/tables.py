@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from tracekit._util.machine import give_back_memory
 from tracekit._util.records import dataclass
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.by import RankRows, rank_rows
@@ -147,7 +146,6 @@ def rank_tables(
         from tracekit.classify import classify
 
         labelled = classify(rank.events, rules=rules)
-        give_back_memory()  # labelling takes several times what it leaves
     again = repeated(labelled, rank.source)
     api = api_calls(rank.events)
     recording = recorded(api, labelled)

@@ -6,6 +6,7 @@ import polars as pl
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import with_nulls
+from tracekit._util.machine import give_back_memory
 from tracekit.classify._p2p import point_to_point
 from tracekit.classify.engine import Decisions, decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
@@ -29,7 +30,10 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
     evidence = gather(events, book.groups)
     decisions = decide_all(evidence, book)
     modules, places = find_modules(evidence, decisions, book), find_places(evidence, decisions)
-    return _table(evidence, decisions, modules, places)
+    table = _table(evidence, decisions, modules, places)
+    del evidence, decisions, modules, places
+    give_back_memory()  # labelling takes several times what it leaves
+    return table
 
 
 def _table(evidence: Evidence, decisions: Decisions, modules: Text, places: Places) -> pl.DataFrame:

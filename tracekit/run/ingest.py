@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
+from tracekit._util.machine import give_back_memory
 from tracekit._util.records import dataclass
 from tracekit.analysis.persist import write_tables
 from tracekit.analysis.tables import rank_tables
@@ -52,6 +53,7 @@ class RankWork:
         for part in wanted:
             labelled = classify(part.events, rules=rules)
             tables = rank_tables(part, labelled=labelled)
+            give_back_memory()  # writing takes some of its own
             entries.append(
                 write_rank(
                     Path(self.folder),

@@ -35,6 +35,7 @@ from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source
+from tracekit.store.parquet import write_parquet
 from tracekit.store.seals import SEAL, check_seal, digest, same_digest, sealed
 
 FORMAT = "tracekit.store/2"
@@ -245,11 +246,11 @@ def write_rank(
         together=tuple(together),
     )
     try:
-        rank.events.write_parquet(part / "events.parquet", compression="zstd", metadata=metadata)
+        write_parquet(rank.events, part / "events.parquet", metadata)
         if len(rank.memory):
-            rank.memory.write_parquet(part / "memory.parquet", compression="zstd")
+            write_parquet(rank.memory, part / "memory.parquet")
         if labelled is not None:
-            labelled.write_parquet(part / "labelled.parquet", compression="zstd", metadata=metadata)
+            write_parquet(labelled, part / "labelled.parquet", metadata)
         if beside is not None:
             beside(part)
         entry = replace(entry, digests={file.name: digest(file) for file in sorted(part.iterdir())})
@@ -257,7 +258,7 @@ def write_rank(
         part.chmod(0o755)
         if not _move_in(part, target, key):
             raise InputError(f"rank {number} was found twice", hint="name one trace per rank")
-    except (OSError, pl.exceptions.ComputeError) as error:  # polars says so in errors of its own
+    except OSError as error:
         raise unwritable(error, target) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
