@@ -90,10 +90,15 @@ class Table:
         """Return a column of integers; not to be written to."""
         return self.array(name).astype(np.int64, copy=False)
 
+    def whole_at(self, name: str, rows: Ints) -> Ints:
+        """Return a column of integers at these rows, without reading the others."""
+        if name in self._arrays:
+            return self.whole(name)[rows]
+        return whole_numbers(self.frame[name][rows], _null(self.frame[name]))
+
     def present(self, name: str) -> Bools:
-        """Rows on which a column of text is not null."""
-        known: Bools = self.array(name) != MISSING
-        return known
+        """Rows on which a column is not null."""
+        return present(self.frame[name])
 
     def text(self, name: str) -> Text:
         """Return a column of text."""
@@ -105,6 +110,8 @@ class Table:
         """Return a column of text at these rows; all of them where none are given."""
         if self.silent(name):
             return Text.constant(None, len(self) if rows is None else len(rows))
+        if rows is not None and name not in self._arrays:
+            return Text.of(self.frame[name][rows])
         return Text.coded(self.frame[name], self.array(name), rows)
 
 

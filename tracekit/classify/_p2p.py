@@ -53,7 +53,7 @@ def point_to_point(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
 def _next_kernels(ranges: Ranges, launches: Launches, ops: Ints, kernels: Ints) -> Ints:
     """For each op the first of *kernels* that its thread launched after it began, -1 where none."""
     answers = np.full(len(ops), -1, np.int64)
-    thread = ranges.source.whole("tid")[ranges.rows[ops]]
+    thread = ranges.source.whole_at("tid", ranges.rows[ops])
     kernels = kernels[np.argsort(launches.at[kernels], kind="stable")]
     threads = launches.tid[kernels]
     for tid in np.unique(threads[threads >= 0]):

@@ -16,11 +16,8 @@ from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
 """Older files list the profiler's own annotations among the ops."""
 
-_ASKED = (
-    "id", "kind", "name", "start_ns", "end_ns", "pid", "tid", "correlation", "sequence", "shapes", "collective",
-    "group", "group_desc", "group_ranks",
-)  # fmt: skip
-"""What is asked of all events; what few of them are asked for is looked up where it is."""
+_ASKED = ("id", "kind", "name", "start_ns", "end_ns")
+"""What is asked of all events; without nulls no copy is made of it. The rest is looked up for those it is asked of."""
 _ASKED_ON_GPU = (
     "kind", "name", "start_ns", "end_ns", "device", "stream", "correlation", "external_id", "collective", "group",
     "group_desc", "group_ranks", "peer", "bytes", "graph", "step",
@@ -201,7 +198,7 @@ class _Asked:
 
 def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     """Put the ranges in order and find what is around each of them, and around each call."""
-    numbers = pair_numbers(source.whole("pid"), source.whole("tid"))
+    numbers = pair_numbers(*(whole_numbers(source.frame[name]) for name in ("pid", "tid")))
     threads, call_threads = numbers[kept], numbers[calls]
     order = _in_order(source, kept, threads)
     threads, rows = threads[order], kept[order]
@@ -219,7 +216,7 @@ def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     found = nest(threads, start, end, what, names.codes, *where, siblings=True)
     on_main = np.full(len(calls), -1, np.int64)
     on_main[borrows] = found.asked_ann[len(calls) :]
-    sequence = source.whole("sequence")[rows]
+    sequence = source.whole_at("sequence", rows)
     around = found.op_of, found.ann_of, found.path, found.before, found.after
     ranges = Ranges(source, rows, names, is_op, threads, start, end, sequence, *around, main)
     return ranges, _Asked(call_threads, found.asked_op[: len(calls)], found.asked_ann[: len(calls)], on_main)
@@ -239,7 +236,7 @@ def _first_calls(source: Table, wanted: Ints) -> Ints:
     They come in the order of their correlations.
     """
     rows = np.flatnonzero(_of_kind(source, "runtime", "driver"))
-    number = source.whole("correlation")[rows]
+    number = source.whole_at("correlation", rows)
     asked = among(number, np.sort(wanted, kind="stable")) & (number != UNSAID)
     rows, number = rows[asked], number[asked]
     order = np.argsort(number, kind="stable")  # calls come nearly in the order of their numbers
@@ -284,11 +281,11 @@ def _engines(threads: Ints, call_threads: Ints, names: Text) -> Bools:
 
 
 def _attach(gpu: Gpu, ranges: Ranges, calls: Ints, asked: _Asked) -> Launches:
-    known, wanted = ranges.source.whole("correlation")[calls], gpu.whole("correlation")
+    known, wanted = ranges.source.whole_at("correlation", calls), gpu.whole("correlation")
     fire = find(wanted, known)
     # The autograd engine works on threads of its own while the caller waits inside its annotation.
     ann = pick(np.where(asked.ann < 0, asked.ann_on_main, asked.ann), fire)
-    at, tid = (pick(ranges.source.whole(name)[calls], fire) for name in ("start_ns", "tid"))
+    at, tid = (pick(ranges.source.whole_at(name, calls), fire) for name in ("start_ns", "tid"))
     op, at, thread, tid = _by_external_id(
         gpu, ranges, pick(asked.op, fire), at, thread=pick(asked.thread, fire), tid=tid
     )
