@@ -22,7 +22,7 @@ from tracekit.report.view.pipeline import schedule_view, unnamed_phases
 from tracekit.report.view.ranks import MOST_BUBBLES, bubble_rows, clock_note, steps_view, stragglers
 from tracekit.report.view.rates import rates_view
 from tracekit.report.view.why import hiding_view, instead_view
-from tracekit.report.view.work import copies, kernels, reload_view
+from tracekit.report.view.work import copies, reload_view
 
 __all__ = ["View", "view_of"]
 
@@ -79,7 +79,6 @@ def _build(analysis: Analysis) -> View:
         steps=steps_view(analysis),
         copies=copies(analysis),
         reload=reload_view(analysis),
-        kernels=kernels(analysis, path),
         fleet=spread(analysis) if len(analysis.ranks) > MANY_RANKS else None,
         warnings=tuple(few_alike(analysis.notices)),
         definitions=(*DEFINITIONS, *SCHEDULE_DEFINITIONS) if held is not None else DEFINITIONS,

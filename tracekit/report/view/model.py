@@ -6,6 +6,8 @@ means over ranks.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from tracekit._util.records import dataclass
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import Spread
@@ -19,10 +21,10 @@ from tracekit.report.view.pipeline import PhaseRow, ScheduleView
 from tracekit.report.view.ranks import BubbleRow, Steps, Straggler
 from tracekit.report.view.rates import RatesView
 from tracekit.report.view.why import Hiding, Instead
-from tracekit.report.view.work import Copies, Kernel, ReloadView
+from tracekit.report.view.work import Copies, Kernel, ReloadView, kernels
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class View:
     """Everything a report shows, in the order it is read."""
 
@@ -64,13 +66,17 @@ class View:
     steps: Steps | None
     copies: Copies | None
     reload: ReloadView | None
-    kernels: tuple[Kernel, ...]
     fleet: Spread | None
     """How figures are spread over many ranks."""
     warnings: tuple[Notice, ...]
     definitions: tuple[tuple[str, str], ...]
     analysis: Analysis
     """The result itself, for what draws timelines."""
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The longest kernels, and why they have their labels."""
+        return kernels(self.analysis, self.asked)
 
     @property
     def exposure(self) -> tuple[LabelRow, ...]:
