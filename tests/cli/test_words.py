@@ -221,6 +221,7 @@ def test_the_command_is_a_module_too():
 LINES = [
     ["analyze", "a", "b c", "-o", "x.html", "-o", "y.json", "--steps", "2:4", "--rank", "3", "--what-if"],
     ["analyze", "a", "--schedule", "auto", "--workers", "2", "--store", "s"],
+    ["analyze", "", "-o", "", "--rules", "r/../x", "--schedule", "", "--plot", "1"],
     ["ingest", "a", "-o", "store"],
     ["diff", "a", "b"],
     ["gate", "a", "--allow", "x", "--allow", "y", "--baseline", "b"],
@@ -229,7 +230,9 @@ LINES = [
     ["open", "a", "--port", "8000"],
     ["doctor", "a", "b"],
     ["redact", "a", "-o", "b", "--keep", "k"],
+    ["gate", "a", "--inconclusive", "pass", "-o", "x", "--require", "y"],
     ["schedule", "1f1b", "--pp", "4", "--microbatches", "8"],
+    ["schedule", "1f1b", "-o", "a.svg", "-o", "./b.png"],
     ["demo"],
     ["watch", "folder"],
     ["query", "store", "select 1"],
