@@ -17,7 +17,6 @@ from tracekit._util.notices import merge_notices
 from tracekit._util.pool import Spread, in_turn
 from tracekit._util.text import percent, ranks_named
 from tracekit.align.clocks import Clocks
-from tracekit.analysis.by import By, combined
 from tracekit.analysis.communication import MANY, Communication
 from tracekit.analysis.critical import CriticalPath, in_cells
 from tracekit.analysis.kernels import all_shapes, together
@@ -38,6 +37,7 @@ from tracekit.reconstruct.roles import split_layout
 from tracekit.store.sources import EPOCH_NS
 
 if TYPE_CHECKING:
+    from tracekit.analysis.by import By
     from tracekit.compare import ScheduleComparison
 
 LOUD_OTHER = 0.01
@@ -151,8 +151,12 @@ def _combined(
 def _by(parts: Sequence[RankTables], compared: ScheduleComparison | None, *, pipeline: bool) -> By | None:
     """Return the ranks' rows together, where they were asked for."""
     rows = {part.source.rank: part.by for part in parts if part.by is not None}
+    if not rows:
+        return None
+    from tracekit.analysis.by import combined
+
     stages: dict[int, tuple[int, ...]] = {}
-    if compared is not None and rows:
+    if compared is not None:
         ran = compared.cells.group_by("rank").agg(pl.col("stage", "b_stage"))
         for rank, ahead, back in ran.iter_rows():
             stages[rank] = tuple(sorted({stage for stage in (*ahead, *back) if stage is not None}))

@@ -11,7 +11,6 @@ import polars as pl
 
 from tracekit._util.records import dataclass
 from tracekit.align.steps import assign_parts, number_steps
-from tracekit.analysis.by import RankRows, rank_rows
 from tracekit.analysis.damage import refuse_damaged, repeated
 from tracekit.analysis.foreign import why_no_gpu
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
@@ -44,6 +43,7 @@ from tracekit.metrics.weak import weak_ns
 from tracekit.schema import COPY_LABELS, RankEvents, Source
 
 if TYPE_CHECKING:
+    from tracekit.analysis.by import RankRows
     from tracekit.classify import RuleBook
     from tracekit.reconstruct import RankPipeline
 
@@ -194,9 +194,15 @@ def rank_tables(
         steps_marked=not unmarked,
         idle_known=recording.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),
-        by=None if by is None else rank_rows(rank, kept, by, modules=modules, lanes=whole),
+        by=None if by is None else _rows(rank, kept, by, modules, whole),
         notices=(*damaged, *again, *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
     )
+
+
+def _rows(rank: RankEvents, kept: pl.DataFrame, by: str, modules: pl.DataFrame | None, lanes: Lanes) -> RankRows:
+    from tracekit.analysis.by import rank_rows
+
+    return rank_rows(rank, kept, by, modules=modules, lanes=lanes)
 
 
 def _memory(rank: RankEvents, kept: pl.DataFrame, pipeline: RankPipeline | None, *, whole: bool) -> RankMemory | None:

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
-from tracekit.analysis.by import check_kind
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.reconstruct.roles import split_layout
 from tracekit.run.driver import MEASURE_PAYS_BYTES, Span, check_run, find_sources, map_sources, spread_over
-from tracekit.run.ingest import ingest
 from tracekit.run.measure import Options
 from tracekit.store.reading import failure_notices
 from tracekit.store.sources import Paths
@@ -64,7 +62,10 @@ def analyze(
     >>> result.reload.rounds, result.reload.buckets, result.reload.sources
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
     """
-    check_kind(by)
+    if by is not None:
+        from tracekit.analysis.by import check_kind
+
+        check_kind(by)
     split_layout(layout)
     rules = _checked_rules(rules)
     if store is not None:
@@ -72,6 +73,8 @@ def analyze(
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
         common: dict[str, Any] = {"ranks": ranks, "workers": workers, "executor": executor}
         reading: dict[str, Any] = {"rank": rank, "rules": rules, "lenient": lenient, "strict": strict, "resume": resume}
+        from tracekit.run.ingest import ingest
+
         kept, _ = ingest(traces, store, **reading, **common)
         asked: dict[str, Any] = {"what_if": what_if, "critical_path": critical_path, "pipeline": pipeline, "by": by}
         result = analyze(kept.path, steps=steps, schedule=schedule, layout=layout, **asked, **common)

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit._util.records import dataclass
-from tracekit.analysis.by.frames import module_frames
-from tracekit.analysis.persist import FILE, read_tables
 from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import TracekitError
 from tracekit.parsers.refs import SourceRef
@@ -65,6 +63,8 @@ class Options:
 
     def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:
+            from tracekit.analysis.persist import FILE, read_tables
+
             store = open_store(ref.path)
             stored = None
             if (
@@ -84,5 +84,7 @@ class Options:
         """Measure a rank without its Python frames: only rows by module need them, and of these only modules' calls."""
         if self.by not in STACKED:
             return self.measure(rank)
+        from tracekit.analysis.by.frames import module_frames
+
         plain = RankEvents(rank.events.filter(pl.col("kind") != "python"), rank.source)
         return self.measure(plain, modules=module_frames(rank.events))
