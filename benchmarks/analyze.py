@@ -79,7 +79,9 @@ def timed(words):
     """Run one command in a fresh process; return seconds, processor seconds and the peak memory of its processes."""
     began, before = time.perf_counter(), os.times()
     subprocess.run(
-        [sys.executable, "-c", "from tracekit.cli import main; main()", *words], check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-c", "from tracekit.cli import program; program()", *words],
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     took, after = time.perf_counter() - began, os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system

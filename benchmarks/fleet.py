@@ -33,7 +33,7 @@ from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_kineto, write_run
 
 PP, MICROBATCHES, MOST = 4, 16, 1024
-COMMAND = [sys.executable, "-c", "from tracekit.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from tracekit.cli import program; program()"]
 
 
 def recipe(*, steps, layers=24, replicas=MOST):

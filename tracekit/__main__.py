@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekit.cli import main
+from tracekit.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

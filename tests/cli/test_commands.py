@@ -14,7 +14,7 @@ from tracekit.errors import OptionError
 
 
 def run(*words, timeout=120):
-    command = [sys.executable, "-c", "from tracekit.cli import main; main()", *map(str, words)]
+    command = [sys.executable, "-c", "from tracekit.cli import program; program()", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
