@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import sys
 
 import pytest
 
@@ -37,6 +38,15 @@ def test_every_item_is_made_once_here_or_there(ahead):
     assert os.getpid() in places
     assert len(places) == 2, "both worked"
     assert started_ahead() == 0
+
+
+def test_what_is_needed_later_is_imported_while_a_worker_is_waited_for(monkeypatch, tmp_path):
+    (tmp_path / "needed_later.py").write_text("", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    start_ahead(1, "tracekit._util.text", later="needed_later")
+    for _ in beside_workers(eval, [SLOWLY] * 2):
+        pass
+    assert sys.modules.pop("needed_later", None) is not None
 
 
 def test_results_are_those_of_one_process(ahead):
@@ -88,7 +98,7 @@ def busy(monkeypatch, tmp_path_factory):
 def started(monkeypatch, busy):
     """How many workers each call starts, on a machine of 8 idle cores."""
     counts = []
-    monkeypatch.setattr(_ahead, "start_ahead", lambda count, module: counts.append((count, module)))
+    monkeypatch.setattr(_ahead, "start_ahead", lambda count, module, later: counts.append((count, module)))
     monkeypatch.setattr(_ahead, "cores", lambda: 8)
     monkeypatch.setattr(_ahead, "available_memory", lambda: 64 << 30)
     return counts
@@ -132,7 +142,7 @@ def test_they_are_started_where_memory_is_there(started, tmp_path, monkeypatch):
 
 
 def test_where_no_process_can_be_started_nothing_is_said(started, tmp_path, monkeypatch):
-    def refused(count, module):
+    def refused(count, module, later):
         raise BlockingIOError("resource temporarily unavailable")
 
     monkeypatch.setattr(_ahead, "start_ahead", refused)

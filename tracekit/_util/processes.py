@@ -72,10 +72,12 @@ class _Worker:
 
 
 _waiting: list[_Worker] = []
+_later: list[str] = []
 
 
-def start_ahead(count: int, module: str) -> None:
-    """Start workers before there is work; meanwhile they import *module*."""
+def start_ahead(count: int, module: str, *, later: str | None = None) -> None:
+    """Start workers before there is work; they import *module*, and this process *later*, once it waits for them."""
+    _later[:] = [] if later is None else [later]
     _waiting.extend(_start(count + 1, hide_main=True, module=module) for _ in range(count))
 
 
@@ -103,6 +105,8 @@ def beside_workers(function: Callable[[Any], Any], items: Sequence[Any]) -> Gene
     try:
         for _ in items:
             mine = _next(queue) if done.empty() else ()
+            while _later and not mine and done.empty():
+                importlib.import_module(_later.pop())
             yield (mine[0], True, function(mine[0])) if mine else done.get()
     finally:
         queue.clear()

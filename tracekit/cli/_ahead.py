@@ -22,15 +22,18 @@ _STORE = "tracekit-store.json"
 _RUNNING = Path("/proc/loadavg")
 
 
-def start_workers(paths: Sequence[str]) -> None:
-    """Start a worker for every two further traces, as far as cores and memory are free."""
+def start_workers(paths: Sequence[str], later: str | None = None) -> None:
+    """Start a worker for every two further traces, as far as cores and memory are free.
+
+    *later* is the module that this process will need when all is measured.
+    """
     files = sum(_traces(path) for path in paths)
     if files < PAYS_FILES:
         return
     count = min(files // 2, MOST, _free_cores() - 1, available_memory() // (ROOM * WORKER_BYTES))
     if count > 0:
         with contextlib.suppress(OSError):  # no more processes are allowed: this one does it all
-            start_ahead(count, WORK)
+            start_ahead(count, WORK, later=later)
 
 
 def _traces(path: str) -> int:

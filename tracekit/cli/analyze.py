@@ -85,7 +85,7 @@ def run(
         _explain(paths, explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
         return
     if workers is None and dask is None:
-        start_workers(paths)
+        start_workers(paths, None if json else "tracekit.report.terminal.analysis")
     from tracekit.report.write import PICTURES, check_output, write
     from tracekit.run.analyze import analyze
     from tracekit.run.dask import cluster
