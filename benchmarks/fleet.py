@@ -6,9 +6,8 @@
     python benchmarks/fleet.py shares [--megabytes 20] [--trace TRACE]     # where one rank's time goes
     python benchmarks/fleet.py same [--ranks 256]          # one answer: serially, from processes, from Dask
 
-The run is synthetic: pipelines of four ranks (1F1B), as many side by side as the ranks ask for. Ranks of one stage have
-the same events; each file says its own rank, peers and process groups, so that operations match as in a real run.
-Processor seconds are what counts on a busy machine; wall seconds are printed beside them.
+The run is synthetic (``fleet_inputs.py``). Processor seconds are what counts on a busy machine; wall seconds are printed
+beside them.
 """
 
 from __future__ import annotations
@@ -26,80 +25,14 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
+from fleet_inputs import PP, copied, stages, write
+
 from tracekit.schedules import generate
-from tracekit.synthetic import Recipe, write_kineto, write_run
+from tracekit.synthetic import Recipe, write_run
 
-PP, MICROBATCHES, MOST = 4, 16, 1024
 COMMAND = [sys.executable, "-c", "from tracekit.cli import program; program()"]
-
-
-def recipe(*, steps, layers=24, replicas=MOST):
-    return Recipe(generate("1f1b", pp=PP, microbatches=MICROBATCHES), replicas=replicas, layers=layers, steps=steps,
-                  jitter=0.03, p2p_ns=50_000, ep_ns=200_000, ep_exposed_ns=40_000)  # fmt: skip
-
-
-def stages(megabytes):
-    """The text of each stage's trace as PyTorch lays it out, for the first replica; about *megabytes* each."""
-    steps = 1
-    while True:
-        made = recipe(steps=steps)
-        texts = [_text(made, position) for position in range(PP)]
-        size = sum(len(_renumbered(made, text, at, 0, 16)) for at, text in enumerate(texts)) / PP / 1e6
-        if size > 0.9 * megabytes:
-            return made, texts
-        steps = max(steps + 1, round(steps * megabytes / size))
-
-
-def _text(made, position):
-    with tempfile.TemporaryDirectory() as folder:
-        file = write_kineto(made, made.rank(position), Path(folder) / "trace.json")
-        return json.dumps(json.loads(file.read_bytes()), indent=1).encode()
-
-
-def write(made, texts, folder, ranks, some=None):
-    """Write the replicas' files (or only *some*): the stages' texts with the numbers of other ranks in them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    replicas = ranks // PP
-    for replica in some or range(replicas):
-        for position, text in enumerate(texts):
-            file = folder / f"rank{position * replicas + replica}.pt.trace.json"
-            if not file.exists():
-                file.write_bytes(_renumbered(made, text, position, replica, replicas))
-
-
-def _renumbered(made, text, position, replica, replicas):
-    """Ranks in the text are position × MOST; they become position × replicas + replica."""
-    start = text.index(b'"traceEvents"')
-    head, events = text[:start], text[start:]
-    new = [at * replicas + replica for at in range(PP)]
-    info = json.loads(head.rstrip().removesuffix(b",") + b"}")
-    experts = [position * replicas + r for r in range(replicas)]
-    info["distributedInfo"] |= {"rank": new[position], "world_size": PP * replicas}
-    info["distributedInfo"]["pg_config"] = [
-        {"pg_name": f"pp{replica}", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": new},
-        {"pg_name": f"ep{position}", "pg_desc": "EXPERT_MODEL_PARALLEL_GROUP", "ranks": experts},
-    ]
-    old = [made.rank(at) for at in range(PP)]
-    lists = ((old, new), ([made.rank(position, r) for r in range(MOST)], experts))
-    swaps = [(_quoted(a, tight), _quoted(b, tight)) for a, b in lists for tight in (True, False)]
-    for way in ("Dst", "Src"):
-        for end in ("\n", ","):
-            swaps += [(f'"{way} Rank": {a}{end}', f'"{way} Rank": {b}{end}') for a, b in zip(old, new, strict=True)]
-    swaps.append(('"pp0"', f'"pp{replica}"'))
-    # Two passes, so that a number that was put in is not taken for one still to be replaced.
-    for n, (a, _) in enumerate(swaps):
-        events = events.replace(a.encode(), b"\x00%d\x00" % n)
-    for n, (_, b) in enumerate(swaps):
-        events = events.replace(b"\x00%d\x00" % n, b.encode())
-    return json.dumps(info, indent=1).encode().removesuffix(b"\n}") + b",\n " + events
-
-
-def _quoted(ranks, tight):
-    """A list of ranks as it stands inside a JSON string."""
-    return json.dumps(json.dumps(ranks, separators=(",", ":") if tight else (", ", ": ")))
 
 
 def timed(words, **options):
@@ -173,51 +106,9 @@ def store(wanted):
     entries = []
     for replica in range(ranks // PP):
         for entry, own in zip(one.entries, tables, strict=True):
-            entries.append(_copied(entry, own, replica, place))
+            entries.append(copied(entry, own, replica, place))
     write_manifest(place, entries, labelled_by=one.labelled_by)
     shutil.rmtree(first)
-
-
-def _copied(entry, tables, replica, place):
-    """Write the tables of the rank that stands in another replica where that of *tables* does in the first."""
-    import polars as pl
-
-    from tracekit.analysis.persist import FILE, write_tables
-    from tracekit.store.seals import digest
-
-    new = {rank: rank + replica for rank in tables.pipeline.groups[0].ranks}  # of the pipeline; experts keep theirs
-    rank, pipeline = new[entry.rank], f"pp{replica}"
-    groups = tuple(replace(group, name=pipeline, ranks=tuple(new.values())) if group.name == "pp0" else group
-                   for group in entry.source.groups)  # fmt: skip
-    source = replace(entry.source, rank=rank, groups=groups, path=entry.source.path.replace(
-        f"rank{entry.rank}.", f"rank{rank}."))  # fmt: skip
-    own = {"rank": pl.lit(rank, pl.Int32)}
-    lists = {str(list(old)).replace(" ", ""): str(list(to)).replace(" ", "") for old, to in [(new, new.values())]}
-    words = tables.operations["p2p"].unique().drop_nulls().to_list()
-    peers = {word: ",".join(f"{part.split(':')[0]}:{new[int(part.split(':')[1])]}" for part in word.split(","))
-             for word in words}  # fmt: skip
-    named = pl.col("group").replace("pp0", pipeline)
-    messages = tables.pipeline.messages.with_columns(named, pl.col("peer").replace(new))
-    changed = replace(
-        tables,
-        source=source,
-        steps=tables.steps.with_columns(**own),
-        operations=tables.operations.with_columns(
-            named, pl.col("group_ranks").replace(lists), pl.col("p2p").replace(peers), **own
-        ),
-        gaps=tables.gaps.with_columns(**own),
-        timeline=tables.timeline.with_columns(**own),
-        experts=tables.experts.with_columns(**own),
-        reasons=tables.reasons.with_columns(
-            pl.col("group_ranks").cast(pl.String).replace(lists).cast(tables.reasons.schema["group_ranks"]),
-            pl.col("peer").replace(new), **own,
-        ),
-        pipeline=replace(tables.pipeline, rank=rank, groups=groups, group=pipeline, messages=messages),
-    )  # fmt: skip
-    folder = place / f"rank={rank}"
-    folder.mkdir(parents=True)
-    write_tables(changed, folder)
-    return replace(entry, rank=rank, source=source, together=(rank,), digests={FILE: digest(folder / FILE)})
 
 
 def combine(wanted):
