@@ -6,8 +6,8 @@
     python benchmarks/fleet.py shares [--megabytes 20] [--trace TRACE]     # where one rank's time goes
     python benchmarks/fleet.py same [--ranks 256]          # one answer: serially, from processes, from Dask
 
-The run is synthetic (``fleet_inputs.py``). Processor seconds are what counts on a busy machine; wall seconds are printed
-beside them.
+The run is synthetic (``fleet_inputs.py``). Processor seconds are what counts on a busy machine; wall seconds are
+printed beside them.
 """
 
 from __future__ import annotations
