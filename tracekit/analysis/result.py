@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit._util.above import above
+from tracekit._util.json_pieces import json_pieces
 from tracekit._util.records import dataclass
+from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.figures import Figures
@@ -74,6 +76,14 @@ class Analysis(Figures):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""
+        return self._document(list)
+
+    def json_pieces(self) -> Iterator[str]:
+        """Yield the text of ``to_json`` in pieces, each rank's made when it is written: of many ranks it is long."""
+        return map(json_text, json_pieces(self._document(iter)))
+
+    def _document(self, rows: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
+        """Return the JSON object; *rows* makes of what there is of every rank a list, or leaves it to be made."""
         readers = sorted({source.reader for source in self.sources})
         return {
             "tracekit": __version__,
@@ -86,10 +96,10 @@ class Analysis(Figures):
                 "devices": sorted({name for source in self.sources for name in source.devices}),
                 "shapes": list(self.shapes),
             },
-            "ranks": [result.to_dict() for result in self.ranks],
+            "ranks": rows(result.to_dict() for result in self.ranks),
             "total": self.total.to_dict(),
-            "schedule": self.schedule.to_dict() if self.schedule is not None else None,
-            **({"lanes": self.tables["lanes"].to_dicts()} if self.schedule is None and "lanes" in self.tables else {}),
+            "schedule": self.schedule.to_dict(rows) if self.schedule is not None else None,
+            **self._lanes(rows),
             **(self.critical.to_dict() if self.critical is not None else {}),
             **({"by": self.by.to_dict()} if self.by is not None else {}),
             "hiding": self.hiding.to_dict() if self.hiding is not None else None,
@@ -106,6 +116,12 @@ class Analysis(Figures):
             "memory": self.memory.to_dict() if self.memory is not None else None,
             "warnings": [{"code": note.code, "message": note.message} for note in self.notices],
         }
+
+    def _lanes(self, rows: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
+        """Return what ran beside what, where no schedule holds it."""
+        if self.schedule is not None or "lanes" not in self.tables:
+            return {}
+        return {"lanes": rows(self.tables["lanes"].iter_rows(named=True))}
 
     def _kernels(self) -> list[dict[str, Any]]:
         """Return the largest kernels, per step, averaged over ranks."""

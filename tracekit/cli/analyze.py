@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -118,7 +119,9 @@ def run(
         write(analysis, path, plot=plot)
         say(f"wrote {path}", err=True)
     if json:
-        typer.echo(analysis.to_json())
+        from tracekit.report.json import render_json
+
+        sys.stdout.writelines(render_json(analysis))
     else:
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, field
 from typing import Any
 
@@ -167,8 +167,8 @@ class ScheduleComparison:
         ]
         return html_table(repr(self)[1:-1], ("from the ideal to the run", "time"), rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the ``schedule`` object of an analysis as plain data."""
+    def to_dict(self, rows: Callable[[Iterable[Any]], Any] = list) -> dict[str, Any]:
+        """Return the ``schedule`` object of an analysis as plain data; *rows* makes lists of its longest parts."""
         head, schedule = self.head, self.head.match.schedule
         return {
             "name": schedule.name,
@@ -189,7 +189,7 @@ class ScheduleComparison:
             "confidence": _lowest(head.cells),
             "by_rank": [asdict(b) for b in head.bubbles],
             "factors": _named_by_text(self.factors),
-            "lanes": self.lanes.to_dicts(),
+            "lanes": rows(self.lanes.iter_rows(named=True)),
             "positions": {str(rank): dict(place) for rank, place in self.positions.items()},
             "what_if": [line.to_dict() for line in self.what_if],
             "pipelines": [comparison.summary() for comparison in self.all],

@@ -64,7 +64,8 @@ def _picture(plot: str | None) -> Callable[[Analysis, Path], None]:
 
 
 def _json(analysis: Analysis, path: Path) -> None:
-    path.write_text(render_json(analysis), encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(render_json(analysis))
 
 
 def _parquet(analysis: Analysis, path: Path) -> None:
