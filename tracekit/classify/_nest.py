@@ -15,6 +15,7 @@ from tracekit._util.native import native, whole
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Kinds = npt.NDArray[np.uint8]
 
 OP, ANNOTATION = 0, 1
 """What a range is."""
@@ -113,6 +114,60 @@ def nest(  # noqa: PLR0917 - as many columns
     asked = np.empty_like(answers)
     asked[:, order] = answers
     return Nested(around[0], around[1], path, beside[0], beside[1], asked[0], asked[1])
+
+
+@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1], int64[::1], int64[::1], int64[::1])")
+def _arrange(  # noqa: PLR0917 - compiled code takes no keywords
+    rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints, free: Ints, out: Ints
+) -> int:
+    """Put the rows of each thread together, then each before those it comes before; 0 where that is too far."""
+    for k in range(len(rows)):
+        out[free[thread[rows[k]]]] = rows[k]
+        free[thread[rows[k]]] += 1
+    left = MOVES * len(rows)
+    for k in range(1, len(out)):
+        row, at = out[k], k
+        while at > 0 and thread[out[at - 1]] == thread[row]:
+            other = out[at - 1]
+            if start[other] != start[row]:
+                after = start[other] > start[row]
+            elif end[other] != end[row]:
+                after = end[other] < end[row]
+            elif kind[other] != kind[row]:
+                after = kind[other] > kind[row]
+            else:
+                after = number[other] > number[row]
+            if not after:
+                break
+            out[at] = other
+            at -= 1
+            left -= 1
+            if left < 0:
+                return 0
+        out[at] = row
+    return 1
+
+
+MOVES = 8
+"""Places that a row may be from its own, on the mean, for moving it there to be quicker than sorting."""
+
+
+def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints) -> Ints:  # noqa: PLR0917
+    """Rows by thread, then start, the longer first; of those alike in both, by kind and number.
+
+    Columns hold all rows, and files list the events of a thread nearly in their order.
+
+    >>> start, end, alike = np.array([5, 0, 5]), np.array([6, 0, 9]), np.zeros(3, np.int64)
+    >>> arrange(np.array([0, 2]), alike, start, end, alike.astype(np.uint8), alike).tolist()
+    [2, 0]
+    """
+    own = thread[rows]
+    sizes = np.bincount(own)
+    out = np.empty(len(rows), np.int64)
+    given = (whole(column) for column in (rows, thread, start, end))
+    if _arrange(*given, np.ascontiguousarray(kind, np.uint8), whole(number), np.cumsum(sizes) - sizes, out):
+        return out
+    return rows[np.lexsort((number[rows], kind[rows], -end[rows], start[rows], own))]
 
 
 def in_order(thread: Ints, time: Ints) -> Ints:

@@ -10,7 +10,7 @@ import polars as pl
 from tracekit._util.coded import Bools, Text, among, find, pick
 from tracekit._util.columns import UNSAID, Table, first_seen, pair_numbers, whole_numbers
 from tracekit._util.records import dataclass
-from tracekit.classify._nest import ANNOTATION, OP, Ints, climb, nest, time_key
+from tracekit.classify._nest import ANNOTATION, OP, Ints, arrange, climb, nest
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 
 _MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
@@ -199,15 +199,15 @@ class _Asked:
 def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     """Put the ranges in order and find what is around each of them, and around each call."""
     numbers = pair_numbers(*(whole_numbers(source.frame[name]) for name in ("pid", "tid")))
-    threads, call_threads = numbers[kept], numbers[calls]
-    order = _in_order(source, kept, threads)
-    threads, rows = threads[order], kept[order]
+    times = source.whole("start_ns"), source.whole("end_ns")
+    rows = arrange(kept, numbers, *times, source.array("kind"), source.whole("id"))  # an op before an equal annotation
+    threads, call_threads = numbers[rows], numbers[calls]
     names = source.text_at("name", rows)
     is_op = _of_kind(source, "cpu_op")[rows]
     if names.answers(_MARKS).any():
         is_op &= ~names.matches(_MARKS)
     main = _main_thread(threads, names)
-    start, end = source.whole("start_ns")[rows], source.whole("end_ns")[rows]
+    start, end = (time[rows] for time in times)
     asked = source.whole("start_ns")[calls]
     # Every call is looked up on its own thread, and those of the engine on the one that drives, too.
     borrows = np.flatnonzero(_engines(threads, call_threads, names)[call_threads])
@@ -248,17 +248,6 @@ def _first_calls(source: Table, wanted: Ints) -> Ints:
     first[1:] = ~again
     found: Ints = rows[order[first]]
     return found
-
-
-def _in_order(source: Table, kept: Ints, threads: Ints) -> Ints:
-    """Rows by thread, then start, the longer first; an op before an annotation that equals it."""
-    start = source.whole("start_ns")[kept]
-    key = time_key(threads, start - start.min(initial=0))
-    order = np.argsort(key, kind="stable")
-    if bool((np.diff(key[order]) > 0).all()):
-        return order
-    end, kind, number = (source.whole(name)[kept] for name in ("end_ns", "kind", "id"))
-    return np.lexsort((number, kind, -end, key))
 
 
 def _main_thread(threads: Ints, names: Text) -> int:
