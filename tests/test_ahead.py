@@ -12,8 +12,9 @@ import pytest
 
 import tracekit
 from tracekit._util import processes
-from tracekit._util.pool import iter_map
-from tracekit._util.processes import WORKER_BYTES, beside_workers, start_ahead, started_ahead
+from tracekit._util.machine import WORKER_BYTES
+from tracekit._util.pool import iter_map, started_ahead
+from tracekit._util.processes import beside_workers, start_ahead
 from tracekit.cli import _ahead
 from tracekit.cli._ahead import MOST, PAYS_FILES, ROOM, start_workers
 
@@ -25,7 +26,7 @@ SLOWLY = "__import__('time').sleep(0.3) or __import__('os').getpid()"
 def ahead():
     """Start a worker, and see that none is left."""
     start_ahead(1, "tracekit._util.text")
-    crew = list(processes._waiting)
+    crew = list(processes.waiting)
     yield crew
     for worker in processes._taken(len(crew)):
         worker.end(now=True)
@@ -98,7 +99,7 @@ def busy(monkeypatch, tmp_path_factory):
 def started(monkeypatch, busy):
     """How many workers each call starts, on a machine of 8 idle cores."""
     counts = []
-    monkeypatch.setattr(_ahead, "start_ahead", lambda count, module, later: counts.append((count, module)))
+    monkeypatch.setattr(processes, "start_ahead", lambda count, module, later: counts.append((count, module)))
     monkeypatch.setattr(_ahead, "cores", lambda: 8)
     monkeypatch.setattr(_ahead, "available_memory", lambda: 64 << 30)
     return counts
@@ -145,7 +146,7 @@ def test_where_no_process_can_be_started_nothing_is_said(started, tmp_path, monk
     def refused(count, module, later):
         raise BlockingIOError("resource temporarily unavailable")
 
-    monkeypatch.setattr(_ahead, "start_ahead", refused)
+    monkeypatch.setattr(processes, "start_ahead", refused)
     start_workers([traces(tmp_path, 40)])
 
 

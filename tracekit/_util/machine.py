@@ -7,6 +7,9 @@ import ctypes
 import os
 from pathlib import Path
 
+WORKER_BYTES = 300 << 20
+"""Memory that a process of ours takes before it has read anything."""
+
 
 def cores() -> int:
     """Cores this process may use.

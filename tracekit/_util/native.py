@@ -21,7 +21,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache, update_wrapper
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -376,6 +375,8 @@ def _target_machine() -> Any:
 
 def _first_process() -> bool:
     """Return whether this is the process that somebody waits for, not one that was started to work in parallel."""
+    from multiprocessing import parent_process
+
     return parent_process() is None and not compilers.helping.is_set()
 
 

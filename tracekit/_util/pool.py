@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 
 from tracekit._util.faults import as_tracekit_error
 from tracekit._util.machine import cores
-from tracekit._util.processes import beside_workers, in_workers
 from tracekit._util.records import dataclass
 from tracekit.errors import InputError, OptionError, TracekitError
 
@@ -34,6 +33,16 @@ def in_turn(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     [1, 2]
     """
     return map(function, items)
+
+
+def started_ahead() -> int:
+    """Return how many workers wait for work: none where what starts them is not even imported.
+
+    >>> started_ahead()
+    0
+    """
+    processes = sys.modules.get("tracekit._util.processes")
+    return 0 if processes is None else len(processes.waiting)
 
 
 IN_FLIGHT = 2
@@ -170,6 +179,8 @@ def _in_processes(
 
     When one dies its item runs again, alone: it may have died of what others did, or was killed.
     """
+    from tracekit._util.processes import beside_workers, in_workers
+
     hide_main = getattr(function, "__module__", None) != "__main__"
     work = partial(_attempt_pair, function)
     orphans: list[tuple[int, T]] = []

@@ -29,9 +29,6 @@ from tracekit._util.machine import cores
 PATIENCE_S = 5.0
 """How long a worker that was told to stop may take before it is killed."""
 
-WORKER_BYTES = 300 << 20
-"""Memory that a worker takes before it has read anything."""
-
 Made = tuple[Any, bool, Any]
 """An item, whether its worker lived to finish it, and what was made of it."""
 
@@ -71,28 +68,20 @@ class _Worker:
         self.process.close()
 
 
-_waiting: list[_Worker] = []
+waiting: list[_Worker] = []
+"""Workers that were started ahead."""
 _later: list[str] = []
 
 
 def start_ahead(count: int, module: str, *, later: str | None = None) -> None:
     """Start workers before there is work; they import *module*, and this process *later*, once it waits for them."""
     _later[:] = [] if later is None else [later]
-    _waiting.extend(_start(count + 1, hide_main=True, module=module) for _ in range(count))
-
-
-def started_ahead() -> int:
-    """Return how many workers wait for work.
-
-    >>> started_ahead()
-    0
-    """
-    return len(_waiting)
+    waiting.extend(_start(count + 1, hide_main=True, module=module) for _ in range(count))
 
 
 def _taken(most: int) -> list[_Worker]:
-    taken = _waiting[:most]
-    del _waiting[:most]
+    taken = waiting[:most]
+    del waiting[:most]
     return taken
 
 

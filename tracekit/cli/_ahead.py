@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracekit._util.machine import available_memory, cores
-from tracekit._util.processes import WORKER_BYTES, start_ahead
+from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 
 PAYS_FILES = 4
 """Files from which it pays: a worker takes as long to start as two small ranks to measure."""
@@ -32,6 +31,8 @@ def start_workers(paths: Sequence[str], later: str | None = None) -> None:
         return
     count = min(files // 2, MOST, _free_cores() - 1, available_memory() // (ROOM * WORKER_BYTES))
     if count > 0:
+        from tracekit._util.processes import start_ahead
+
         with contextlib.suppress(OSError):  # no more processes are allowed: this one does it all
             start_ahead(count, WORK, later=later)
 

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from tracekit._util.machine import cores
 from tracekit._util.notices import merge_notices
-from tracekit._util.pool import Done, Spread, executor_size, in_turn, iter_map
-from tracekit._util.processes import started_ahead
+from tracekit._util.pool import Done, Spread, executor_size, in_turn, iter_map, started_ahead
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.parsers.refs import SourceRef

@@ -13,9 +13,8 @@ from typing import Any
 import polars as pl
 
 from tracekit._util import native as _native
-from tracekit._util.machine import available_memory, cores
+from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 from tracekit._util.pool import Done
-from tracekit._util.processes import WORKER_BYTES
 from tracekit._util.text import listing
 from tracekit.errors import Notice, OptionError, OutputError, RuleError
 from tracekit.parsers import remote
