@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from tracekit._util.text import terminal_lines
@@ -32,15 +32,17 @@ class Screen(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
-        self.width = max(self.width, LEAST_WIDTH)
+        wide, high = self.size
+        self.size = ConsoleDimensions(max(wide, LEAST_WIDTH), high)  # asked once, and not again for every table
         self._runs_commands = bool(os.environ.get("GITHUB_ACTIONS"))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Return what to print, piece by piece."""
         fresh = True  # at the start of a line
-        for text, style, control in super().render(renderable, options):
-            if control:
-                yield Segment(text, style, control)
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            if control or (text.isprintable() and not self._runs_commands):
+                yield segment
                 continue
             shown = terminal_lines(text)
             if self._runs_commands:
