@@ -86,6 +86,26 @@ def test_help_imports_nothing_heavy():
     assert out.stdout.splitlines()[-1] == "[]"
 
 
+def test_of_a_command_that_is_named_only_its_own_module_is_imported():
+    code = (
+        "import atexit, sys\nfrom tracekit.cli import COMMANDS, main\nsys.argv[1:] = ['schedule', '--list']\n"
+        "atexit.register(lambda: print([c for c in COMMANDS if f'tracekit.cli.{c}' in sys.modules]))\nmain()"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "['schedule']"
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["nothing"], 2)])
+def test_a_process_that_ends_at_once_has_done_what_was_registered_for_its_end(words, code):
+    """What was printed is written, and the code is the command's."""
+    program = f"import atexit, sys\nfrom tracekit.cli import program\nsys.argv[1:] = {words}\n"
+    program += "atexit.register(print, 'the end')\nprogram()\nprint('never')"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert out.returncode == code
+    assert out.stdout.splitlines()[-1] == "the end"
+    assert ("tracekit 0" in out.stdout, "no such command" in out.stderr) == (code == 0, code == 2)
+
+
 def test_ranks_are_numbers_and_spans():
     assert parse_ranks("3,0-2, 7") == (0, 1, 2, 3, 7)
     assert parse_ranks(None) is None
