@@ -221,9 +221,9 @@ def with_others(
 ) -> Match:
     """Return the match with the names of the others of *known* that have this order too.
 
-    One chunk of an interleaved schedule is the plain one: it does not count, nor
-    does one without blocks where the run had some (*blocks*), or one with them where all ranks are there and ran none
-    (not *partial*). Large schedules take too long to make them all for this.
+    One chunk of an interleaved schedule is the plain one: it does not count, nor does one without blocks where the run
+    had some (*blocks*), or one with them where all ranks are there and ran none (not *partial*). Large schedules take
+    too long to make them all for this.
     """
     if cells > KEPT_CELLS:
         return match
