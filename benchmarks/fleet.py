@@ -32,7 +32,7 @@ from fleet_inputs import PP, copied, stages, write
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
-COMMAND = [sys.executable, "-c", "from tracekit.cli import program; program()"]
+COMMAND = [sys.executable, "-c", "from tracekit.program import program; program()"]
 
 
 def timed(words, **options):

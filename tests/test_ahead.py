@@ -11,12 +11,12 @@ import sys
 import pytest
 
 import tracekit
+from tracekit import program
 from tracekit._util import processes
 from tracekit._util.machine import WORKER_BYTES
 from tracekit._util.pool import iter_map, started_ahead
 from tracekit._util.processes import beside_workers, start_ahead
-from tracekit.cli import _ahead
-from tracekit.cli._ahead import MOST, PAYS_FILES, ROOM, start_workers
+from tracekit.program import MOST, PAYS_FILES, ROOM, look_ahead, start_workers
 
 DIE_IN_A_WORKER = f"__import__('os').getpid() == {os.getpid()} or __import__('os')._exit(1)"
 SLOWLY = "__import__('time').sleep(0.3) or __import__('os').getpid()"
@@ -88,7 +88,7 @@ def busy(monkeypatch, tmp_path_factory):
     def set_to(others):
         file = tmp_path_factory.mktemp("proc") / "loadavg"
         file.write_text(f"9.53 8.95 5.85 {others + 1}/204 465\n")
-        monkeypatch.setattr(_ahead, "_RUNNING", file)
+        monkeypatch.setattr(program, "_RUNNING", file)
         monkeypatch.setattr(os, "cpu_count", lambda: 8)
 
     set_to(0)
@@ -100,8 +100,8 @@ def started(monkeypatch, busy):
     """How many workers each call starts, on a machine of 8 idle cores."""
     counts = []
     monkeypatch.setattr(processes, "start_ahead", lambda count, module, later: counts.append((count, module)))
-    monkeypatch.setattr(_ahead, "cores", lambda: 8)
-    monkeypatch.setattr(_ahead, "available_memory", lambda: 64 << 30)
+    monkeypatch.setattr(program, "cores", lambda: 8)
+    monkeypatch.setattr(program, "available_memory", lambda: 64 << 30)
     return counts
 
 
@@ -128,7 +128,7 @@ def test_they_are_started_where_cores_are_idle(started, busy, tmp_path, monkeypa
         start_workers([folder])
     assert [count for count, _ in started] == [2, 1]
     busy(3)
-    monkeypatch.setattr(_ahead, "cores", lambda: 2)  # of the eight
+    monkeypatch.setattr(program, "cores", lambda: 2)  # of the eight
     start_workers([folder])
     assert started[-1][0] == 1
     assert len(started) == 3
@@ -137,9 +137,28 @@ def test_they_are_started_where_cores_are_idle(started, busy, tmp_path, monkeypa
 def test_they_are_started_where_memory_is_there(started, tmp_path, monkeypatch):
     folder, each = traces(tmp_path, 40), ROOM * WORKER_BYTES
     for memory in (3 * each, each, each - 1):
-        monkeypatch.setattr(_ahead, "available_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(program, "available_memory", lambda memory=memory: memory)
         start_workers([folder])
     assert [count for count, _ in started] == [3, 1]
+
+
+def test_a_glance_at_the_words_says_whether_they_are_started(started, tmp_path):
+    folder = traces(tmp_path, 40)
+    for words in (["analyze", folder], ["analyze", "--what-if", folder, "-o", "x.html"], ["analyze", folder, "--json"]):
+        look_ahead(words)
+    assert len(started) == 3
+    for words in (
+        [],
+        ["ingest", folder],
+        ["analyze"],
+        ["analyze", "--help"],
+        ["analyze", folder, "--workers", "1"],
+        ["analyze", folder, "--workers=2"],
+        ["analyze", folder, "--dask", "here"],
+        ["analyze", folder, "--explain", "gemm"],
+    ):
+        look_ahead(words)
+    assert len(started) == 3
 
 
 def test_where_no_process_can_be_started_nothing_is_said(started, tmp_path, monkeypatch):
@@ -152,7 +171,7 @@ def test_where_no_process_can_be_started_nothing_is_said(started, tmp_path, monk
 
 def test_elsewhere_the_load_of_the_last_minute_tells(started, tmp_path, monkeypatch):
     folder = traces(tmp_path, 40)
-    monkeypatch.setattr(_ahead, "_RUNNING", tmp_path / "nothing")
+    monkeypatch.setattr(program, "_RUNNING", tmp_path / "nothing")
     monkeypatch.setattr(os, "getloadavg", lambda: (5.6, 0.0, 0.0))
     start_workers([folder])
     assert [count for count, _ in started] == [1]
@@ -169,4 +188,4 @@ def test_they_are_not_started_for_a_store_or_what_is_not_there(started, tmp_path
 
 
 def test_the_module_they_import_is_there():
-    assert importlib.import_module(_ahead.WORK).Options
+    assert importlib.import_module(program.WORK).Options

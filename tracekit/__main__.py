@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekit.cli import program
+from tracekit.program import program
 
 if __name__ == "__main__":
     program()

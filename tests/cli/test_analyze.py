@@ -109,7 +109,13 @@ def test_many_ranks_are_summarised(samples):
 
 def test_no_colour_when_asked(samples):
     env = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "80"}
-    command = [sys.executable, "-c", "from tracekit.cli import program; program()", "analyze", str(samples / "reload")]
+    command = [
+        sys.executable,
+        "-c",
+        "from tracekit.program import program; program()",
+        "analyze",
+        str(samples / "reload"),
+    ]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert "\x1b[38" not in done.stdout
     assert "Weight reload" in done.stdout
@@ -164,7 +170,7 @@ def test_the_exit_code_for_unusable_input_is_2(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "from tracekit.cli import program; program()",
+        "from tracekit.program import program; program()",
         "analyze",
         str(tmp_path / "none.json"),
     ]

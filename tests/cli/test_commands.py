@@ -14,7 +14,7 @@ from tracekit.errors import OptionError
 
 
 def run(*words, timeout=120):
-    command = [sys.executable, "-c", "from tracekit.cli import program; program()", *map(str, words)]
+    command = [sys.executable, "-c", "from tracekit.program import program; program()", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -98,7 +98,7 @@ def test_of_a_command_that_is_named_only_its_own_module_is_imported():
 @pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["nothing"], 2)])
 def test_a_process_that_ends_at_once_has_done_what_was_registered_for_its_end(words, code):
     """What was printed is written, and the code is the command's."""
-    program = f"import atexit, sys\nfrom tracekit.cli import program\nsys.argv[1:] = {words}\n"
+    program = f"import atexit, sys\nfrom tracekit.program import program\nsys.argv[1:] = {words}\n"
     program += "atexit.register(print, 'the end')\nprogram()\nprint('never')"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert out.returncode == code

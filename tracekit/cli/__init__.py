@@ -7,8 +7,6 @@ errors.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import gc
 import os
 import sys
@@ -89,26 +87,9 @@ def fail(error: TracekitError) -> int:
     return error.exit_code
 
 
-def program() -> NoReturn:
-    """Run the command line as a process of its own, which ends at once.
-
-    What is registered for its end is done; taking apart all that was imported, 0.03 s, is the system's.
-    """
-    try:
-        main()
-    except SystemExit as end:
-        code = end.code
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: there is nobody to tell
-            stream.flush()
-    os._exit(code if isinstance(code, int) else 0)
-
-
 def main() -> NoReturn:
     """Run the command line; exit with its code."""
     speak_plainly()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts and spins one thread per core; nothing needs them
     collect_rarely()
     try:
         code = make_app(_named(sys.argv[1:]))(standalone_mode=False)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._ahead import start_workers
 from tracekit.cli._base import say
 from tracekit.cli._common import keeping, parse_ranks
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
@@ -85,8 +84,6 @@ def run(
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
         _explain(paths, explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
         return
-    if workers is None and dask is None:
-        start_workers(paths, None if json else "tracekit.report.terminal.analysis")
     from tracekit.report.write import PICTURES, check_output, write
     from tracekit.run.analyze import analyze
     from tracekit.run.dask import cluster
