@@ -33,13 +33,16 @@ def program() -> NoReturn:
     What is registered for its end is done; taking apart all that was imported, 0.03 s, is the system's.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts and spins one thread per core; nothing needs them
-    look_ahead(sys.argv[1:])
-    from tracekit.cli import main
-
     try:
+        look_ahead(sys.argv[1:])
+        from tracekit.cli import main
+
         main()
     except SystemExit as end:
         code = end.code
+    except KeyboardInterrupt:  # before the command line, which says so itself, was there
+        sys.stderr.write("interrupted\n")
+        code = 130
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none: there is nobody to tell

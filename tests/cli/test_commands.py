@@ -106,6 +106,13 @@ def test_a_process_that_ends_at_once_has_done_what_was_registered_for_its_end(wo
     assert ("tracekit 0" in out.stdout, "no such command" in out.stderr) == (code == 0, code == 2)
 
 
+def test_interrupted_before_the_command_line_is_there():
+    program = "from tracekit import program\ndef stop(words): raise KeyboardInterrupt\n"
+    program += "program.look_ahead = stop\nprogram.program()"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (out.returncode, out.stdout, out.stderr) == (130, "", "interrupted\n")
+
+
 def test_ranks_are_numbers_and_spans():
     assert parse_ranks("3,0-2, 7") == (0, 1, 2, 3, 7)
     assert parse_ranks(None) is None
