@@ -109,13 +109,7 @@ def test_many_ranks_are_summarised(samples):
 
 def test_no_colour_when_asked(samples):
     env = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "80"}
-    command = [
-        sys.executable,
-        "-c",
-        "from tracekit.program import program; program()",
-        "analyze",
-        str(samples / "reload"),
-    ]
+    command = [sys.executable, "-m", "tracekit", "analyze", str(samples / "reload")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert "\x1b[38" not in done.stdout
     assert "Weight reload" in done.stdout
@@ -167,13 +161,7 @@ def test_a_failed_write_leaves_nothing(samples, tmp_path):
 
 
 def test_the_exit_code_for_unusable_input_is_2(tmp_path):
-    command = [
-        sys.executable,
-        "-c",
-        "from tracekit.program import program; program()",
-        "analyze",
-        str(tmp_path / "none.json"),
-    ]
+    command = [sys.executable, "-m", "tracekit", "analyze", str(tmp_path / "none.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

@@ -14,7 +14,7 @@ from tracekit.errors import OptionError
 
 
 def run(*words, timeout=120):
-    command = [sys.executable, "-c", "from tracekit.program import program; program()", *map(str, words)]
+    command = [sys.executable, "-m", "tracekit", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 

@@ -8,7 +8,7 @@ import sys
 
 
 def run(*words):
-    command = [sys.executable, "-c", "from tracekit.program import program; program()", *map(str, words)]
+    command = [sys.executable, "-m", "tracekit", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

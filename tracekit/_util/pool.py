@@ -184,8 +184,7 @@ def _in_processes(
     hide_main = getattr(function, "__module__", None) != "__main__"
     work = partial(_attempt_pair, function)
     orphans: list[tuple[int, T]] = []
-    started = None if count is None else in_workers(work, pending, count, hide_main=hide_main)
-    made = started or beside_workers(work, pending)
+    made = beside_workers(work, pending) if count is None else in_workers(work, pending, count, hide_main=hide_main)
     with contextlib.closing(made) as stream:
         for pair, alive, done in stream:
             if alive:

@@ -116,6 +116,10 @@ def nest(  # noqa: PLR0917 - as many columns
     return Nested(around[0], around[1], path, beside[0], beside[1], asked[0], asked[1])
 
 
+MOVES = 8
+"""Places that a row may be from its own, on the mean, for moving it there to be quicker than sorting."""
+
+
 @native("int64(int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1], int64[::1], int64[::1], int64[::1])")
 def _arrange(  # noqa: PLR0917 - compiled code takes no keywords
     rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints, free: Ints, out: Ints
@@ -146,10 +150,6 @@ def _arrange(  # noqa: PLR0917 - compiled code takes no keywords
                 return 0
         out[at] = row
     return 1
-
-
-MOVES = 8
-"""Places that a row may be from its own, on the mean, for moving it there to be quicker than sorting."""
 
 
 def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints) -> Ints:  # noqa: PLR0917

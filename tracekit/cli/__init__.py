@@ -42,7 +42,7 @@ COMMANDS = {
 
 
 def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """Return the command line with these commands; one costs a tenth of what all of them do."""
+    """Return the command line with these commands; one costs a sixth of what all of them do."""
     app = typer.Typer(
         name="tracekit",
         cls=Root,
