@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tracekit
-from tracekit._util import compilers
+from tracekit._util import compilers, llvm, objects
 from tracekit._util import native as _native
 from tracekit._util.native import Native, native
 from tracekit.errors import TracekitError
@@ -211,7 +211,8 @@ def test_processes_at_once_do_not_disturb_each_other(tmp_path, folder):
 def test_a_warm_process_imports_no_compiler():
     code = (
         "import sys, tracekit; tracekit.analyze('sample_traces/1f1b')\n"
-        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'numba', 'scipy', 'pandas', 'matplotlib'}))"
+        "imported = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(imported & {'numba', 'llvmlite', 'scipy', 'pandas', 'matplotlib'}))"
     )
     for _ in range(2):  # the first may have to compile
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
@@ -250,6 +251,16 @@ def test_no_function_of_the_package_falls_back_to_numba():
     assert len(made) > 10
     for one in made:
         assert one.load().__qualname__.startswith("Native."), one.name
+
+
+def test_every_function_of_the_package_is_loaded_without_llvm(monkeypatch):
+    """And by LLVM, where the system has no memory that can be placed into: on macOS, say."""
+    monkeypatch.setattr(llvm, "place", lambda *_: pytest.fail("LLVM was asked"))
+    made = [one for one in declared() if one._kept(one._key())]
+    assert len(made) > 10
+    monkeypatch.undo()
+    monkeypatch.setattr(objects, "place", lambda *_: (_ for _ in ()).throw(objects.PlacingError("another system")))
+    assert all(one._kept(one._key()) for one in made)
 
 
 def imported_from(module, within, seen=None):
@@ -392,7 +403,7 @@ def test_what_we_lean_on_of_numba_is_as_it_was():
     assert taken == ["ptr", "ptr", "ptr", "ptr", "i64", "i64", "ptr", "i64", "i64", "i64"]
     assert str(module.get_function(symbol).type) == "ptr"
     assert binding.get_process_triple()
-    assert _native._target_machine().emit_object(module)
+    assert llvm.target_machine().emit_object(module)
 
 
 def test_with_another_numba_the_package_runs_all_the_same(monkeypatch, tmp_path):

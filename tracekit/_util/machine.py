@@ -5,10 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 from pathlib import Path
 
+SYSTEM = Path("/proc")
+"""Where Linux says what the machine is."""
 WORKER_BYTES = 300 << 20
 """Memory that a process of ours takes before it has read anything."""
+
+_PROCESSOR = (
+    "vendor_id", "cpu family", "model", "stepping", "flags",  # x86-64
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",  # arm64
+)  # fmt: skip
 
 
 def cores() -> int:
@@ -20,6 +28,20 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor() -> str | None:
+    """What the processor is and can do, as the system says; None where it does not.
+
+    Equal text, equal instructions: what changes while the machine runs, such as its frequency, is not in it.
+    """
+    try:
+        with (SYSTEM / "cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(1 << 14).split("\n\n")[0].splitlines()
+    except OSError:
+        return None
+    said = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
+    return "\n".join(said[key] for key in _PROCESSOR if key in said) if said.keys() & {"flags", "Features"} else None
 
 
 def give_back_memory(*, worth: bool = True) -> None:
@@ -43,7 +65,7 @@ def available_memory() -> int:
     """
     bounds = [_container_memory(), _limited_memory()]
     with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = (SYSTEM / "meminfo").read_text(encoding="ascii").splitlines()
         bounds.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
     if len(bounds) == 2:
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -60,7 +82,7 @@ def _limited_memory() -> int | None:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit == resource.RLIM_INFINITY:
             return None
-        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        used = int((SYSTEM / "self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     except (ImportError, OSError, ValueError, IndexError):
         return None
     return limit - used

@@ -1,7 +1,7 @@
 """Functions compiled once on a machine and kept as native code: a later process loads them without the compiler.
 
-Importing numba and getting it ready takes most of a second; loading an object file that it once made takes two
-milliseconds. So numba is only imported where a function has to be compiled: the first time on a machine, and after the
+Importing numba and getting it ready takes most of a second; loading an object file that it once made takes a third of
+a millisecond. So numba is only imported where a function has to be compiled: the first time on a machine, and after the
 function's source, numba or the processor has changed. A file that is damaged, or that cannot be written, costs the
 compiling and nothing else.
 
@@ -16,6 +16,7 @@ import ctypes
 import hashlib
 import importlib
 import os
+import platform
 import re
 import sys
 import threading
@@ -27,8 +28,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util import compilers
+from tracekit._util import compilers, llvm, objects
 from tracekit._util.files import atomic_write
+from tracekit._util.machine import processor
 from tracekit.errors import TracekitError
 
 R = TypeVar("R")
@@ -68,13 +70,9 @@ MODULES = (
 """Where the package declares native functions, so that all are compiled when the first is."""
 
 _DONE = (0, -2)  # what numba's functions return where nothing was raised: a value is ready, or there is none
-_LIBRARY = ("memcpy", "memmove", "memset")  # all that native code may call
 _lock = threading.RLock()
 _declared: list[Native] = []
 _to_do: dict[str, bool] = {}  # functions that were compiled and kept: a sign that the rest has to be, too
-_engines: list[tuple[dict[Path, bytes | None], Any]] = []
-"""Code is there as long as the engine that holds it. One that takes all saves a millisecond for each function, but must
-not hold two states of one source: they define the same names. So each says what state of which source it holds."""
 
 
 class _Argument(NamedTuple):
@@ -149,7 +147,7 @@ class Native:
     def _made_of(self) -> bytes | None:
         """All that the code of one source depends on."""
         files = sorted(self._source.glob("*.py")) if self._source.is_dir() else [self._source]
-        shared = Path(__file__), Path(__file__).with_name("compiled.py")
+        shared = (Path(__file__).with_name(name) for name in ("native.py", "compiled.py", "llvm.py"))
         try:
             return _digest([_machine(), *(_text(file, file.stat().st_mtime_ns) for file in (*shared, *files))])
         except (OSError, ImportError):  # no source, or a numba that is not installed but packed
@@ -218,13 +216,15 @@ class Native:
         (types,) = compiled.signatures
         symbol: str = compiled.overloads[types].fndesc.llvm_func_name
         module = binding.parse_assembly(compiled.inspect_llvm(types))
-        outside = [f.name for f in module.functions if f.is_declaration and not f.name.startswith(("llvm.", *_LIBRARY))]
+        outside = [
+            f.name for f in module.functions if f.is_declaration and not f.name.startswith(("llvm.", *objects.LIBRARY))
+        ]
         if outside:
             raise RuntimeError(f"{self.name} calls {outside}")
         taken = [str(argument.type) for argument in module.get_function(symbol).arguments]
         if taken != ["ptr" if kind is ctypes.c_void_p else "i64" for kind in self._ctypes()]:
             raise RuntimeError(f"{self.name} takes {taken}")
-        return symbol.encode() + b"\0" + cast(bytes, _target_machine().emit_object(module))
+        return symbol.encode() + b"\0" + cast(bytes, llvm.target_machine().emit_object(module))
 
     def _ctypes(self) -> list[Any]:
         """Room for the result and for an error, then the arguments."""
@@ -232,19 +232,11 @@ class Native:
 
     def _linked(self, code: bytes) -> Callable[..., Any]:
         """Load an object file and make its function callable; the interpreter is free while it runs."""
-        from llvmlite import binding
-
         symbol, _, data = code.partition(b"\0")
-        made_of = self._made_of()
-        holds, engine = _engines[-1] if _engines else ({}, None)
-        if engine is None or holds.setdefault(self._source, made_of) != made_of or not made_of:
-            engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
-            _engines.append(({self._source: made_of}, engine))
-        engine.add_object_file(binding.ObjectFileRef.from_data(data))
-        engine.finalize_object()
-        address = engine.get_function_address(symbol.decode())
-        if not address:
-            raise RuntimeError(f"{self.name} is not in its object file")
+        try:
+            address = objects.place(data, symbol.decode())
+        except objects.PlacingError:
+            address = llvm.place(data, symbol.decode())
         function = ctypes.CFUNCTYPE(ctypes.c_int32, *self._ctypes())(address)
         arguments, returns = self._arguments, self._result != "void"
 
@@ -337,11 +329,8 @@ def _machine() -> bytes:
     """What made the code and what it runs on."""
     from importlib.metadata import version
 
-    import llvmlite
-    from llvmlite import binding
-
-    made = (version("numba"), llvmlite.__version__, binding.llvm_version_info, binding.get_process_triple())
-    return repr((*made, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())).encode()
+    made = version("numba"), version("llvmlite"), platform.system(), platform.machine()
+    return repr((*made, processor() or llvm.processor())).encode()
 
 
 def _numba() -> Any:
@@ -354,23 +343,6 @@ def _numba() -> Any:
             f"numba, which compiles tracekit once on a machine, cannot be imported: {reason}",
             hint="pip install --upgrade numba llvmlite",
         ) from error
-
-
-def _target_machine() -> Any:
-    """Make what numba makes: an engine takes it over, so each needs its own."""
-    from llvmlite import binding
-
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    target = binding.Target.from_triple(binding.get_process_triple())
-    return target.create_target_machine(
-        cpu=binding.get_host_cpu_name(),
-        features=binding.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="static" if target.name.startswith("x86") else "default",
-        codemodel="jitdefault",
-        jit=True,
-    )
 
 
 def _first_process() -> bool:
