@@ -39,7 +39,7 @@ def measured(words):
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise SystemExit(f"{' '.join(words[2:])}: exit code {child.returncode}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / (1024 if sys.platform == "linux" else 1024**2)
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * (1024 if sys.platform == "linux" else 1) / 1e6
 
 
 def least(trace, folder, repeat, only):

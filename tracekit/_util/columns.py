@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,8 @@ from tracekit._util.native import native, whole
 
 UNSAID = -(1 << 63)
 """Stands for null where any number may be written."""
+
+_OWN_PAGES = 1 << 19  # bytes from which what lies between few values is worth not touching
 
 
 def whole_numbers(column: pl.Series, missing: int = -1) -> Ints:
@@ -51,6 +54,29 @@ def with_nulls(values: npt.NDArray[np.int64], there: npt.NDArray[np.bool_]) -> p
         return pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))
     column = pl.Series(values, dtype=pl.Int64)
     return column if there.all() else column.scatter(np.flatnonzero(~there), None)
+
+
+def sparse(size: int, rows: Ints, values: npt.NDArray[Any]) -> pl.Series:
+    """Return a column of *size* rows with *values* at *rows* and null elsewhere: memory is taken where values are.
+
+    >>> sparse(4, np.array([2]), np.array([7])).to_list()
+    [None, None, 7, None]
+    """
+    column = _untouched(size, values.dtype)
+    column[rows] = values
+    missing = np.ones(size, np.bool_)
+    missing[rows] = False
+    return pl.Series(column).set(pl.Series(missing), None)
+
+
+def _untouched(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Zeros from pages of their own: the system makes each when it is first written to, and large ones not at all."""
+    if size * dtype.itemsize < _OWN_PAGES or not hasattr(mmap, "MAP_PRIVATE"):
+        return np.zeros(size, dtype)
+    pages = mmap.mmap(-1, size * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, dtype)
 
 
 class Table:

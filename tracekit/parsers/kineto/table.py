@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.columns import sparse
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.blocks import Scanned
 from tracekit.parsers.kineto.names import CATEGORIES, ITEM_BYTES
@@ -23,6 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 LATEST_NS = 1 << 62
 """No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
+_MOSTLY = 0.9  # of all rows
 _MANY = 100_000  # rows above which a second thread pays
 _NONE = 2**32 - 1  # in place of a category: no text
 UNTIMED_CPU = "CPU events without usable times"
@@ -118,7 +120,7 @@ class _Builder:
         frame["id"] = pl.Series(self._places(Column.ID, [part.complete for part in self._parts]))
         pid, tid = self._take(Column.PID), self._take(Column.TID)
         rows = np.flatnonzero(gpu)
-        frame["device"] = self._sparse(rows, _own(self._take(Column.DEVICE), pid, rows), pl.Int32())
+        frame["device"] = self._sparse(rows, _own(self._take(Column.DEVICE), pid, rows), np.int32)
         frame["stream"] = self._sparse(rows, _own(self._take(Column.STREAM), tid, rows))
         frame["pid"], frame["tid"] = self._series(pid), self._series(tid)
         del pid, tid, rows
@@ -242,24 +244,19 @@ class _Builder:
         codes = self._codes(column, decode, numbers)
         if codes is None:
             return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, self._rows)
-        missing = codes == _NONE
-        series = pl.Series(codes)
-        if missing.any():
-            series = series.set(pl.Series(missing), None)
-        return series.cat.to(pl.Categorical())
+        return _with_nulls(codes, codes == _NONE).cat.to(pl.Categorical())
 
-    def _sparse(self, rows: Ints, values: Ints | None, dtype: pl.DataType | None = None) -> pl.Series:
+    def _sparse(self, rows: Ints, values: Ints | None, dtype: type[np.integer[Any]] = np.int64) -> pl.Series:
         """Make a column of the values that some rows have; what *dtype* cannot hold is left out."""
-        if values is None or not len(rows):
-            return self._series(None, dtype)
-        some = _series(values, dtype)
-        whole = self._series(None, dtype)
-        return whole.scatter(rows, some)
-
-    def _series(self, values: Ints | None, dtype: pl.DataType | None = None) -> pl.Series:
         if values is None:
-            return pl.Series([None], dtype=dtype or pl.Int64()).new_from_index(0, self._rows)
-        return _series(values, dtype)
+            rows = values = np.empty(0, np.int64)
+        limits = np.iinfo(dtype)
+        known = (values != NULL) & (values >= limits.min) & (values <= limits.max)
+        return sparse(self._rows, rows[known], values[known].astype(dtype))
+
+    def _series(self, values: Ints | None) -> pl.Series:
+        """Make a column of the values that most rows have, or of nothing."""
+        return self._sparse(np.empty(0, np.int64), None) if values is None else _with_nulls(values, values == NULL)
 
     def _peer(self) -> pl.Series:
         """Take whom a message goes to, or where it comes from."""
@@ -268,7 +265,7 @@ class _Builder:
         values = np.full(len(rows), NULL, np.int64)
         values[np.searchsorted(rows, origin)] = sender
         values[np.searchsorted(rows, to)] = receiver
-        return self._sparse(rows, values, pl.Int32())
+        return self._sparse(rows, values, np.int32)
 
     def _bytes(self) -> tuple[pl.Series, pl.Series]:
         """Return what an event moves, and of collectives what comes in: *bytes* is the larger of both ways."""
@@ -289,12 +286,14 @@ class _Builder:
         return self._sparse(both, values), self._sparse(at, incoming)
 
 
-def _series(values: Ints, dtype: pl.DataType | None = None) -> pl.Series:
-    series = pl.Series(values)
-    missing = values == NULL
-    if missing.any():
-        series = series.set(pl.Series(missing), None)
-    return series.cast(dtype, strict=False) if dtype else series
+def _with_nulls(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_]) -> pl.Series:
+    """Make a column, null where a value is *missing*; few values take little memory."""
+    if not missing.any():
+        return pl.Series(values)
+    if np.count_nonzero(missing) < _MOSTLY * len(missing):
+        return pl.Series(values).set(pl.Series(missing), None)
+    rows = np.flatnonzero(~missing)
+    return sparse(len(values), rows, values[rows])
 
 
 def _table(size: int, codes: Ints, numbers: npt.NDArray[Any], none: int) -> npt.NDArray[np.uint32]:
