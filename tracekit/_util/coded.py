@@ -21,6 +21,9 @@ from tracekit._util.patterns import LONGEST, Linear, finder
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int32]
+"""Places in a list, or rows of a table: half as large as other numbers, and there are as many as rows."""
+AnyInts = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 MISSING = 2**32 - 1
 """What stands for null among the numbers of a categorical column."""
@@ -37,8 +40,8 @@ def _table(answers: Iterable[bool]) -> Bools:
     return np.array([*answers, False], np.bool_)
 
 
-@native("int64(uint32[::1], int64[::1], int64[::1], int64[::1])")
-def _encode(numbers: npt.NDArray[np.uint32], lookup: Ints, first: Ints, codes: Ints) -> int:
+@native("int64(uint32[::1], int32[::1], int64[::1], int32[::1])")
+def _encode(numbers: npt.NDArray[np.uint32], lookup: Places, first: Ints, codes: Places) -> int:
     """Number the values in the order they are first seen, and note in *first* where; return how many there are."""
     count = 0
     for i in range(len(numbers)):
@@ -110,7 +113,7 @@ def alike(*columns: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     for column in columns:
         near = column if int(column.max(initial=-1)) < _far(len(column)) else np.unique(column, return_inverse=True)[1]
         width = int(near.max(initial=-1)) + 2
-        code, first = _numbered(code * width + near + 1, len(first) * width)
+        code, first = _numbered(code * width + (near + np.int64(1)), len(first) * width)
     return code, first
 
 
@@ -122,22 +125,26 @@ def _far(rows: int) -> int:
 def _numbered(keys: Ints, size: int) -> tuple[Ints, Ints]:
     """Number the *keys*, which lie below *size*, in the order they are first seen, and say where that is."""
     if size <= _far(len(keys)):
-        lookup, first, codes = np.full(size, -1), np.empty(min(size, len(keys)), np.int64), np.empty_like(keys)
-        count = _encode(keys.astype(np.uint32), lookup, first, codes)
-        return codes, first[:count]
+        first, places = np.empty(min(size, len(keys)), np.int64), np.empty(len(keys), np.int32)
+        count = _encode(keys.astype(np.uint32), np.full(size, -1, np.int32), first, places)
+        return places.astype(np.int64), first[:count]
     _, first, codes = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
     return np.argsort(order)[codes], first[order]
 
 
-def pick(values: Ints, rows: Ints, missing: int = -1) -> Ints:
+def pick(values: AnyInts, rows: AnyInts, missing: int = -1) -> Ints:
     """Return the values at *rows*; *missing* for a negative row.
 
     >>> pick(np.array([7, 8]), np.array([1, -1, 0])).tolist()
     [8, -1, 7]
     """
+    return _picked(values, rows, missing).astype(np.int64, copy=False)
+
+
+def _picked(values: npt.NDArray[Any], rows: AnyInts, missing: int) -> npt.NDArray[Any]:
     if not len(values):
-        return np.full(len(rows), missing, np.int64)
+        return np.full(len(rows), missing, values.dtype)
     out = values.take(rows, mode="clip")
     out[rows < 0] = missing
     return out
@@ -153,9 +160,9 @@ class Text:
     What was asked of its values is kept, and is not to be written to; columns of the same values share it.
     """
 
-    def __init__(self, values: tuple[str, ...], codes: Ints, known: Answers | None = None) -> None:
+    def __init__(self, values: tuple[str, ...], codes: AnyInts, known: Answers | None = None) -> None:
         self.values = values
-        self.codes = codes
+        self.codes: Places = codes.astype(np.int32, copy=False)
         self._known: Answers = {} if known is None else known
         self._rows: Answers = {}
 
@@ -171,20 +178,20 @@ class Text:
         return cls.coded(series, series.to_frame().select(physical(series)).to_series().to_numpy())
 
     @classmethod
-    def coded(cls, column: pl.Series, numbers: npt.NDArray[Any], rows: Ints | None = None) -> Text:
+    def coded(cls, column: pl.Series, numbers: npt.NDArray[Any], rows: AnyInts | None = None) -> Text:
         """Read a column of text, or the given *rows* of it; *numbers* are what ``physical`` reads of all its rows."""
         asked = np.ascontiguousarray(numbers if rows is None else numbers.take(rows), np.uint32)
         most = int(asked.max(initial=0))
         if most == MISSING:
             most = int(asked.max(where=asked != MISSING, initial=0))
-        lookup, first, codes = np.full(most + 1, -1), np.empty(most + 1, np.int64), np.empty(len(asked), np.int64)
-        seen = first[: _encode(asked, lookup, first, codes)]
+        first, codes = np.empty(most + 1, np.int64), np.empty(len(asked), np.int32)
+        seen = first[: _encode(asked, np.full(most + 1, -1, np.int32), first, codes)]
         return cls(tuple(column[seen if rows is None else rows[seen]].to_list()), codes)
 
     @classmethod
     def constant(cls, value: str | None, rows: int) -> Text:
         """Repeat one value, or null, on every row."""
-        return cls(() if value is None else (value,), np.full(rows, -1 if value is None else 0, np.int64))
+        return cls(() if value is None else (value,), np.full(rows, -1 if value is None else 0, np.int32))
 
     @classmethod
     def choose(cls, rows: int, cases: Sequence[tuple[str, Bools]]) -> Text:
@@ -193,7 +200,7 @@ class Text:
         >>> Text.choose(2, [("x", np.array([True, False])), ("y", np.array([True, True]))]).strings()
         ['x', 'y']
         """
-        codes = np.full(rows, -1, np.int64)
+        codes = np.full(rows, -1, np.int32)
         values = tuple(dict.fromkeys(value for value, _ in cases))
         for value, mask in reversed(cases):
             codes[mask] = values.index(value)
@@ -265,12 +272,12 @@ class Text:
         if distinct == tuple(values):
             return Text(distinct, self.codes)
         place = {v: i for i, v in enumerate(distinct)}
-        lookup = np.array([*(-1 if v is None else place[v] for v in values), -1], np.int64)
+        lookup = np.array([*(-1 if v is None else place[v] for v in values), -1], np.int32)
         return Text(distinct, lookup[self.codes])
 
-    def take(self, rows: Ints) -> Text:
+    def take(self, rows: AnyInts) -> Text:
         """Pick the values at *rows*; a negative row gives null."""
-        return Text(self.values, pick(self.codes, rows), self._known)
+        return Text(self.values, _picked(self.codes, rows, -1), self._known)
 
     def where(self, mask: Bools) -> Text:
         """Null outside *mask*."""
@@ -282,7 +289,7 @@ class Text:
         >>> Text.of(pl.Series(["a"])).spread(np.array([1]), 3).strings()
         [None, 'a', None]
         """
-        codes = np.full(size, -1, np.int64)
+        codes = np.full(size, -1, np.int32)
         codes[rows] = self.codes
         return Text(self.values, codes, self._known)
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import MISSING, Bools, Ints, Text, physical
+from tracekit._util.coded import MISSING, AnyInts, Bools, Ints, Text, physical
 from tracekit._util.native import native, whole
 
 UNSAID = -(1 << 63)
@@ -116,7 +116,7 @@ class Table:
         """Return a column of integers; not to be written to."""
         return self.array(name).astype(np.int64, copy=False)
 
-    def whole_at(self, name: str, rows: Ints) -> Ints:
+    def whole_at(self, name: str, rows: AnyInts) -> Ints:
         """Return a column of integers at these rows, without reading the others."""
         if name in self._arrays:
             return self.whole(name)[rows]
@@ -132,7 +132,7 @@ class Table:
             self._texts[name] = self.text_at(name, None)
         return self._texts[name]
 
-    def text_at(self, name: str, rows: Ints | None) -> Text:
+    def text_at(self, name: str, rows: AnyInts | None) -> Text:
         """Return a column of text at these rows; all of them where none are given."""
         if self.silent(name):
             return Text.constant(None, len(self) if rows is None else len(rows))
@@ -178,7 +178,7 @@ def _number(one: Ints, other: Ints, slots: Ints, first: Ints, out: Ints) -> int:
     return count
 
 
-def first_seen(one: Ints, other: Ints) -> tuple[Ints, Ints]:
+def first_seen(one: AnyInts, other: AnyInts) -> tuple[Ints, Ints]:
     """Number the pairs of two columns in the order they are first seen, and say where that is.
 
     >>> first_seen(np.array([7, 0, 7]), np.array([2, 9, 2]))
@@ -193,7 +193,7 @@ def first_seen(one: Ints, other: Ints) -> tuple[Ints, Ints]:
     return codes, first[:count].copy()
 
 
-def pair_numbers(one: Ints, other: Ints) -> Ints:
+def pair_numbers(one: AnyInts, other: AnyInts) -> Ints:
     """Number the pairs of two columns by their rank among the distinct pairs.
 
     >>> pair_numbers(np.array([7, 0, 7]), np.array([2, 9, 1])).tolist()

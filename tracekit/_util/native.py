@@ -278,6 +278,15 @@ def whole(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(values, np.int64)
 
 
+def narrow(values: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """Return *values*, which are places or rows, as 32-bit integers side by side; a copy only where they are not.
+
+    >>> narrow(np.array([3, -1])).dtype
+    dtype('int32')
+    """
+    return np.ascontiguousarray(values, np.int32)
+
+
 def prepare() -> None:
     """Load, or compile, every function that is declared, before many processes would each compile it."""
     for function in list(_declared):

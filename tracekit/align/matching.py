@@ -113,7 +113,7 @@ def _channels(operations: pl.DataFrame) -> tuple[Ints, pl.DataFrame]:
     """
     what, *named = (Text.of(operations[name]) for name in _CHANNEL)
     grouped = ~what.map(lambda text: text == "p2p")
-    code = what.codes + 1
+    code = what.codes + np.int64(1)
     for text in named:
         code = code * (len(text.values) + 1) + np.where(grouped, text.codes + 1, 0)
     distinct, first = np.unique(code, return_index=True)

@@ -6,12 +6,13 @@ annotations on a stack each, so the innermost range around anything is the top o
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.native import native, whole
+from tracekit._util.coded import AnyInts, Places
+from tracekit._util.native import narrow, native, whole
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -22,12 +23,12 @@ OP, ANNOTATION = 0, 1
 
 
 @native(
-    "void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[::1], int64[:,::1],"
-    " int64[:,::1], int64[::1], int64[::1], int64[:,::1])"
+    "void(int64[::1], int64[::1], int64[::1], uint8[::1], int32[::1], int32[:,::1], int64[::1], int32[:,::1],"
+    " int32[:,::1], int64[::1], int64[::1], int64[:,::1])"
 )
 def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and calls cost it
-    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, around: Ints, path: Ints, beside: Ints, room: Ints,
-    asked_thread: Ints, asked_at: Ints, answers: Ints,
+    thread: Ints, start: Ints, end: Ints, what: Kinds, name: Places, around: Places, path: Ints, beside: Places,
+    room: Places, asked_thread: Ints, asked_at: Ints, answers: Ints,
 ) -> None:  # fmt: skip
     op_of, ann_of = around[0], around[1]
     ops, anns, youngest = room[0], room[1], room[2]
@@ -82,17 +83,17 @@ def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and cal
 class Nested(NamedTuple):
     """The innermost op and annotation around each range and each point, -1 where none, and a hash of each path."""
 
-    op_of: Ints
-    ann_of: Ints
+    op_of: Places
+    ann_of: Places
     path: Ints  # of an op: of the ops down to and with itself; of an annotation: of the annotations
-    before: Ints  # of an op: the op before it with the same op around, where that was asked for
-    after: Ints
+    before: Places  # of an op: the op before it with the same op around, where that was asked for
+    after: Places
     asked_op: Ints  # of points
     asked_ann: Ints
 
 
 def nest(  # noqa: PLR0917 - as many columns
-    thread: Ints, start: Ints, end: Ints, what: Ints, name: Ints, asked_thread: Ints, asked_at: Ints,
+    thread: Ints, start: Ints, end: Ints, what: npt.NDArray[Any], name: AnyInts, asked_thread: Ints, asked_at: Ints,
     *, siblings: bool = False,
 ) -> Nested:  # fmt: skip
     """Find what is around every range and every point that is asked for, on its own thread.
@@ -105,11 +106,11 @@ def nest(  # noqa: PLR0917 - as many columns
     >>> nested.op_of.tolist(), nested.asked_op.tolist(), nested.asked_ann.tolist()
     ([-1, 0], [1], [-1])
     """
-    around, path = np.empty((2, len(start)), np.int64), np.empty(len(start), np.int64)
+    around, path = np.empty((2, len(start)), np.int32), np.empty(len(start), np.int64)
     order = in_order(asked_thread, asked_at)
     answers = np.full((2, len(order)), -1, np.int64)
-    columns = (whole(column) for column in (thread, start, end, what, name))
-    beside, room = np.empty((2, len(start) if siblings else 0), np.int64), np.empty((3, len(start) + 2), np.int64)
+    columns = (*map(whole, (thread, start, end)), np.ascontiguousarray(what, np.uint8), narrow(name))
+    beside, room = np.empty((2, len(start) if siblings else 0), np.int32), np.empty((3, len(start) + 2), np.int32)
     _sweep(*columns, around, path, beside, room, asked_thread[order], asked_at[order], answers)
     asked = np.empty_like(answers)
     asked[:, order] = answers
@@ -120,9 +121,9 @@ MOVES = 8
 """Places that a row may be from its own, on the mean, for moving it there to be quicker than sorting."""
 
 
-@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1], int64[::1], int64[::1], int64[::1])")
+@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1], int64[::1], int64[::1], int32[::1])")
 def _arrange(  # noqa: PLR0917 - compiled code takes no keywords
-    rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints, free: Ints, out: Ints
+    rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints, free: Ints, out: Places
 ) -> int:
     """Put the rows of each thread together, then each before those it comes before; 0 where that is too far."""
     for k in range(len(rows)):
@@ -152,7 +153,7 @@ def _arrange(  # noqa: PLR0917 - compiled code takes no keywords
     return 1
 
 
-def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints) -> Ints:  # noqa: PLR0917
+def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints) -> Places:  # noqa: PLR0917
     """Rows by thread, then start, the longer first; of those alike in both, by kind and number.
 
     Columns hold all rows, and files list the events of a thread nearly in their order.
@@ -163,27 +164,27 @@ def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, numbe
     """
     own = thread[rows]
     sizes = np.bincount(own)
-    out = np.empty(len(rows), np.int64)
+    out = np.empty(len(rows), np.int32)
     given = (whole(column) for column in (rows, thread, start, end))
     if _arrange(*given, np.ascontiguousarray(kind, np.uint8), whole(number), np.cumsum(sizes) - sizes, out):
         return out
-    return rows[np.lexsort((number[rows], kind[rows], -end[rows], start[rows], own))]
+    return narrow(rows[np.lexsort((number[rows], kind[rows], -end[rows], start[rows], own))])
 
 
-def in_order(thread: Ints, time: Ints) -> Ints:
+def in_order(thread: AnyInts, time: Ints) -> Ints:
     """Rows by thread, then time; mostly they are nearly so already, which a stable sort of one number knows to use."""
     if len(time) and int(np.ptp(time)) < 1 << 52 and int(thread.min()) >= 0 and int(thread.max()) < 1 << 10:
         return np.argsort(time_key(thread, time - time.min()), kind="stable")
     return np.lexsort((time, thread))
 
 
-def time_key(thread: Ints, time: Ints) -> Ints:
+def time_key(thread: AnyInts, time: Ints) -> Ints:
     """One number that orders by thread, then by time: threads are few, and times here are far below 2**52."""
     return thread * np.int64(1 << 52) + time
 
 
-@native("void(int64[::1], boolean[::1], int64[::1])")
-def _inherit(parent: Ints, own: Bools, out: Ints) -> None:
+@native("void(int32[::1], boolean[::1], int32[::1])")
+def _inherit(parent: Places, own: Bools, out: Places) -> None:
     for i in range(len(parent)):
         if own[i]:
             out[i] = i
@@ -191,19 +192,19 @@ def _inherit(parent: Ints, own: Bools, out: Ints) -> None:
             out[i] = out[parent[i]]
 
 
-def inherit(parent: Ints, own: Bools) -> Ints:
+def inherit(parent: AnyInts, own: Bools) -> Places:
     """For every row the nearest row at or above it for which *own* holds, -1 where none. Parents come before children.
 
     >>> inherit(np.array([-1, 0, 1]), np.array([False, True, False])).tolist()
     [-1, 1, 1]
     """
-    nearest = np.full(len(parent), -1, np.int64)
-    _inherit(whole(parent), np.ascontiguousarray(own), nearest)
+    nearest = np.full(len(parent), -1, np.int32)
+    _inherit(narrow(parent), np.ascontiguousarray(own), nearest)
     return nearest
 
 
-@native("void(int64[::1], boolean[::1], int64[::1], int64[::1], boolean[::1], int64[::1])")
-def _climb(parent: Ints, is_op: Bools, name: Ints, rows: Ints, wanted: Bools, out: Ints) -> None:  # noqa: PLR0917
+@native("void(int32[::1], boolean[::1], int32[::1], int64[::1], boolean[::1], int64[::1])")
+def _climb(parent: Places, is_op: Bools, name: Places, rows: Ints, wanted: Bools, out: Ints) -> None:  # noqa: PLR0917
     for i in range(len(rows)):
         row = rows[i]
         if i and row == rows[i - 1]:
@@ -214,7 +215,7 @@ def _climb(parent: Ints, is_op: Bools, name: Ints, rows: Ints, wanted: Bools, ou
         out[i] = row
 
 
-def climb(parent: Ints, is_op: Bools, name: Ints, rows: Ints, wanted: Bools) -> Ints:
+def climb(parent: Places, is_op: Bools, name: Places, rows: AnyInts, wanted: Bools) -> Ints:
     """For each of *rows* the nearest op at or above it whose name is *wanted*, -1 where none.
 
     >>> tree = np.array([-1, 0, 1]), np.ones(3, np.bool_), np.array([0, 1, 0])
@@ -223,7 +224,7 @@ def climb(parent: Ints, is_op: Bools, name: Ints, rows: Ints, wanted: Bools) -> 
     """
     out = np.full(len(rows), -1, np.int64)
     if wanted.any():
-        _climb(parent, is_op, name, rows, wanted, out)
+        _climb(narrow(parent), is_op, narrow(name), whole(rows), wanted, out)
     return out
 
 

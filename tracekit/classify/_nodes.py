@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.native import native
-from tracekit.classify._nest import Bools, Ints
+from tracekit._util.coded import Bools, Ints, Places
+from tracekit._util.native import narrow, native
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -21,16 +21,16 @@ NODE, FORWARD, ANSWERED, MADE, AGAIN = 1, 2, 4, 8, 16
 
 
 @native(
-    "void(int64[::1], boolean[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1],"
-    " int64[::1], int64[::1], int64[::1])"
+    "void(int32[::1], boolean[::1], int32[::1], int64[::1], int64[::1], int32[::1], int64[::1], uint8[::1],"
+    " int32[::1], int32[::1], int64[::1])"
 )
 def _find(  # noqa: PLR0917 - native code is one function and takes no keywords
-    parent: Ints, is_op: Bools, name: Ints, says: Ints, sequence: Ints, node_of: Ints, number: Ints, marks: Bytes,
-    outside: Ints, inside: Ints, counts: Ints,
+    parent: Places, is_op: Bools, name: Places, says: Ints, sequence: Ints, node_of: Places, number: Ints,
+    marks: Bytes, outside: Places, inside: Places, counts: Ints,
 ) -> None:  # fmt: skip
     for i in range(len(parent)):
         above = parent[i]
-        around = node_of[above] if above >= 0 else np.int64(-1)
+        around = node_of[above] if above >= 0 else np.int32(-1)
         said = says[name[i]] if is_op[i] else np.int64(0)
         is_node = said & WRAPPER or (said & NAMED and (around < 0 or not says[name[around]] & WRAPPER))
         node_of[i] = i if is_node else around
@@ -54,27 +54,27 @@ def _find(  # noqa: PLR0917 - native code is one function and takes no keywords
 class Walk(NamedTuple):
     """The engine's nodes among the ranges, and the numbered ops around them."""
 
-    node_of: Ints  # of every range: the row of the node that runs it, itself for a node, -1 outside the engine
+    node_of: Places  # of every range: the row of the node that runs it, itself for a node, -1 outside the engine
     number: Ints  # of every range that is a node: its sequence number
     marks: Bytes  # of every range: what it is
-    outside: Ints  # rows of the numbered ops outside of nodes
-    inside: Ints  # rows of the numbered ops inside of nodes that may be forward work run again
+    outside: Places  # rows of the numbered ops outside of nodes
+    inside: Places  # rows of the numbered ops inside of nodes that may be forward work run again
 
 
-def find_nodes(parent: Ints, is_op: Bools, name: Ints, says: Ints, sequence: Ints) -> Walk:
+def find_nodes(parent: Places, is_op: Bools, name: Places, says: Ints, sequence: Ints) -> Walk:
     """Find the nodes: evaluations, and what is named for a backward with no evaluation around it.
 
     Ranges come with parents before children; *says* is what each distinct name says, at its end what no name does.
     """
     size = len(parent)
-    node_of, number, outside, inside = (np.empty(size, np.int64) for _ in range(4))
-    marks, counts = np.empty(size, np.uint8), np.zeros(2, np.int64)
-    _find(parent, is_op, name, says, sequence, node_of, number, marks, outside, inside, counts)
+    node_of, outside, inside = (np.empty(size, np.int32) for _ in range(3))
+    number, marks, counts = np.empty(size, np.int64), np.empty(size, np.uint8), np.zeros(2, np.int64)
+    _find(narrow(parent), is_op, narrow(name), says, sequence, node_of, number, marks, outside, inside, counts)
     return Walk(node_of, number, marks, outside[: counts[0]].copy(), inside[: counts[1]].copy())
 
 
-@native("void(int64[::1], uint8[::1], int64[::1], int64[::1])")
-def _spread(parent: Ints, marks: Bytes, answered: Ints, again: Ints) -> None:
+@native("void(int32[::1], uint8[::1], int32[::1], int32[::1])")
+def _spread(parent: Places, marks: Bytes, answered: Places, again: Places) -> None:
     for i in range(len(parent)):
         above = parent[i]
         answered[i] = i if marks[i] & ANSWERED else answered[above] if above >= 0 else -1
@@ -88,12 +88,12 @@ def _spread(parent: Ints, marks: Bytes, answered: Ints, again: Ints) -> None:
             marks[i] |= marks[above] & (FORWARD | MADE)
 
 
-def spread(parent: Ints, marks: Bytes) -> tuple[Ints, Ints]:
+def spread(parent: Places, marks: Bytes) -> tuple[Places, Places]:
     """For every range the nearest op at or above it that made a node which ran, and that is forward run again.
 
     A node inside a re-run is backward again, so the second is not looked for past a node. What lies in an op that is
     ``FORWARD`` or ``MADE`` is marked so, too.
     """
-    answered, again = np.empty(len(parent), np.int64), np.empty(len(parent), np.int64)
-    _spread(parent, marks, answered, again)
+    answered, again = np.empty((2, len(parent)), np.int32)
+    _spread(narrow(parent), marks, answered, again)
     return answered, again

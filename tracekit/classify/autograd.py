@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text, among, find, pick
+from tracekit._util.coded import AnyInts, Bools, Places, Text, among, find, pick
 from tracekit._util.records import dataclass
 from tracekit.classify import _nodes
 from tracekit.classify._nest import Ints, in_order
@@ -48,7 +48,7 @@ class NodeNames:
         """The distinct names."""
         return self._short.values
 
-    def take(self, rows: Ints) -> Text:
+    def take(self, rows: AnyInts) -> Text:
         """Return the names of *rows*; null for a negative one."""
         return self._short.take(pick(self._names.codes, rows))
 
@@ -60,9 +60,9 @@ class Autograd:
     ranges: Ranges
     names: NodeNames
     rows: Ints  # the outer ranges of nodes' evaluations, in order of thread and time
-    node_of: Ints  # of every range: the row of the node that runs it, -1 outside the engine
-    differentiable: Ints  # of every range: nearest op at or above it that made a node which ran backward
-    again: Ints  # of every range: nearest op at or above it that re-runs forward work inside a node
+    node_of: Places  # of every range: the row of the node that runs it, -1 outside the engine
+    differentiable: Places  # of every range: nearest op at or above it that made a node which ran backward
+    again: Places  # of every range: nearest op at or above it that re-runs forward work inside a node
     node_sequence: Ints  # of every range that is a node: its number
     runs_again: Bools  # of every range that is a node: the same node runs once more later
     ran_before: Bools  # of every range that is a node: the same node ran before
@@ -156,7 +156,7 @@ def _says(names: Text) -> Ints:
     return says
 
 
-def _outer(ranges: Ranges, node_of: Ints, node: Ints) -> Ints:
+def _outer(ranges: Ranges, node_of: Places, node: Ints) -> Ints:
     """Return the outermost node around each of the given nodes."""
     while ((above := pick(node_of, pick(ranges.op_of, node))) >= 0).any():
         node = np.where(above >= 0, above, node)
@@ -192,7 +192,7 @@ def _visits(ranges: Ranges, names: NodeNames, nodes: Ints, number: Ints) -> tupl
     return again, before
 
 
-def _makers(ranges: Ranges, rows: Ints) -> tuple[Bools, Bools]:
+def _makers(ranges: Ranges, rows: Places) -> tuple[Bools, Bools]:
     """Which numbered ops made a node, and which numbers some node took.
 
     An op records the number the *next* node will get, so ops that make none repeat the number of the one that does:
@@ -213,7 +213,7 @@ def _makers(ranges: Ranges, rows: Ints) -> tuple[Bools, Bools]:
     return makers, sequence < highest
 
 
-def _reruns(ranges: Ranges, names: NodeNames, nodes: Ints, walk: _nodes.Walk) -> Ints:
+def _reruns(ranges: Ranges, names: NodeNames, nodes: Ints, walk: _nodes.Walk) -> Places:
     """Ops that run forward again inside a node.
 
     Backward formulas run with gradients off, so their ops carry no sequence number; a checkpoint re-runs its forward
@@ -227,7 +227,7 @@ def _reruns(ranges: Ranges, names: NodeNames, nodes: Ints, walk: _nodes.Walk) ->
     return rows[believed | names.take(walk.node_of[rows]).matches(_CHECKPOINT)]
 
 
-def _answered_later(ranges: Ranges, names: NodeNames, nodes: Ints, rows: Ints) -> Bools:
+def _answered_later(ranges: Ranges, names: NodeNames, nodes: Ints, rows: Places) -> Bools:
     """Which functions (*rows*) have a node of their name and number run after them."""
     out = np.zeros(len(rows), np.bool_)
     nodes = nodes[ranges.sequence[nodes] >= 0]
@@ -255,7 +255,7 @@ def _answered_later(ranges: Ranges, names: NodeNames, nodes: Ints, rows: Ints) -
     return out
 
 
-def _forward_ops(ranges: Ranges, names: NodeNames, ops: Ints, node_row: Ints, number: Ints) -> Ints:
+def _forward_ops(ranges: Ranges, names: NodeNames, ops: Places, node_row: Ints, number: Ints) -> Ints:
     """For every event inside a node the row of the forward op that the node belongs to, -1 where none.
 
     It has the node's number; of several it is the last one whose name fits, else the last.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text, pick
+from tracekit._util.coded import AnyInts, Bools, Text, pick
 from tracekit._util.columns import whole_numbers
 from tracekit.classify._nest import Ints, time_key
 from tracekit.classify.ranges import Gpu, Launches, Ranges
@@ -226,7 +226,7 @@ def _spelt_peers(launches: Launches, members: Text) -> Ints:
     return np.where(inside, table[members.codes, np.clip(spelt, 0, width - 1)], spelt)
 
 
-def _differs(values: Ints, first: Ints, last: Ints) -> Bools:
+def _differs(values: AnyInts, first: Ints, last: Ints) -> Bools:
     """Whether *values* change anywhere between first and last."""
     changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])]) if len(values) else np.zeros(1, np.int64)
     known = last >= 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Places, Text
 from tracekit.classify._nest import Ints
 from tracekit.classify.ranges import Gpu, Launches, Ranges
 
@@ -70,10 +70,10 @@ def _by_order(call: Ints, main: Bools, known: Text) -> Text:
     return Text(roles.values, codes)
 
 
-def _spread(call: Ints, codes: Ints, main: Bools) -> Ints:
+def _spread(call: Ints, codes: Places, main: Bools) -> Places:
     """Helpers share the role of the next main kernel of their call, else of the one before."""
     known = pl.when("main").then("code")
     table = pl.DataFrame({"call": call, "code": codes, "main": main & (codes >= 0)}).select(
         known.backward_fill().over("call").fill_null(known.forward_fill().over("call")).fill_null(-1).alias("code")
     )
-    return table["code"].to_numpy().astype(np.int64)
+    return table["code"].to_numpy()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.coded import Bools, Places, Text
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.matmul import Matmuls
@@ -58,7 +58,7 @@ def _summed_by(product: Bools, sums: Bools, thread: Ints) -> Ints:
     return np.where(product & near & sums[candidate], candidate, -1)
 
 
-def _usually(summed: Bools, of_weights: Bools, kept: Bools, name: Ints) -> Bools:
+def _usually(summed: Bools, of_weights: Bools, kept: Bools, name: Places) -> Bools:
     """Return whether most products of the same name between the same kernels, sums left out, are summed."""
     at = np.flatnonzero(kept)
     codes = np.concatenate([[-1], name[at], [-1]])

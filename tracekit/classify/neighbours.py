@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.coded import Bools
-from tracekit._util.native import native
+from tracekit._util.coded import AnyInts, Bools
+from tracekit._util.native import native, whole
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.parameters import parameter_work
@@ -53,10 +53,10 @@ class Sides(NamedTuple):
     ahead: Bools
 
     @classmethod
-    def of(cls, dirs: Ints, known: Bools, stretch: Ints) -> Sides:
+    def of(cls, dirs: AnyInts, known: Bools, stretch: Ints) -> Sides:
         """Look at the rows that are *known*; -1 where none is."""
         values, same = np.empty((2, len(known)), np.int64), np.empty((2, len(known)), np.bool_)
-        _look(dirs, known, stretch, values, same)
+        _look(whole(dirs), known, stretch, values, same)
         return cls(values[0], values[1], same[0], same[1])
 
     def where(self, mask: Bools, other: Sides) -> Sides:

@@ -7,8 +7,9 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text, among, find, pick
+from tracekit._util.coded import AnyInts, Bools, Places, Text, among, find, pick
 from tracekit._util.columns import UNSAID, Table, first_seen, pair_numbers, whole_numbers
+from tracekit._util.native import narrow
 from tracekit._util.records import dataclass
 from tracekit.classify._nest import ANNOTATION, OP, Ints, arrange, climb, nest
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
@@ -50,28 +51,28 @@ class Ranges:
     """Ops and annotations of every thread, sorted so that a parent comes before its children."""
 
     source: Table  # all events, as the file has them; few columns are ever put in order whole
-    rows: Ints  # of every range its row in the source
+    rows: Places  # of every range its row in the source
     name: Text
     is_op: Bools
-    thread: Ints
+    thread: Places
     start: Ints
     end: Ints
     sequence: Ints  # -1 where none
-    op_of: Ints  # the op that contains this range, -1 where none
-    ann_of: Ints
+    op_of: Places  # the op that contains this range, -1 where none
+    ann_of: Places
     paths_of: Ints  # equal numbers are equal paths from the thread's root, of ops or of annotations
-    before: Ints  # of every op: the op before it under the same parent, -1 where none
-    after: Ints  # the op after it
+    before: Places  # of every op: the op before it under the same parent, -1 where none
+    after: Places  # the op after it
     main: int  # the thread that drives the program
 
     def __len__(self) -> int:
         return len(self.start)
 
-    def column(self, name: str, rows: Ints) -> pl.Series:
+    def column(self, name: str, rows: AnyInts) -> pl.Series:
         """Pick one column of the events at *rows*."""
         return self.source.frame[name][self.rows[rows]]
 
-    def text(self, name: str, rows: Ints) -> Text:
+    def text(self, name: str, rows: AnyInts) -> Text:
         """One text column at *rows*; null for a negative row."""
         inside = rows >= 0
         if self.source.silent(name) or not inside.any():
@@ -79,7 +80,7 @@ class Ranges:
         if inside.all():
             return self.source.text_at(name, self.rows[rows])
         text = self.source.text_at(name, self.rows[rows[inside]])
-        codes = np.full(len(rows), -1, np.int64)
+        codes = np.full(len(rows), -1, np.int32)
         codes[inside] = text.codes
         return Text(text.values, codes)
 
@@ -104,7 +105,7 @@ class Ranges:
         known, text = self._collectives
         return text.take(find(rows, known))
 
-    def called(self, rows: Ints, pattern: str) -> Bools:
+    def called(self, rows: AnyInts, pattern: str) -> Bools:
         """Which of *rows* have a name in which the pattern is found; a negative row has none."""
         return self.name.take(rows).matches(pattern)
 
@@ -118,7 +119,7 @@ class Ranges:
         wanted = self.name.answers(r"AccumulateGrad\Z") & ~self.name.answers(f"^{NODE}")
         return np.flatnonzero(wanted[self.name.codes])
 
-    def path(self, row: int, parents: Ints) -> str:
+    def path(self, row: int, parents: AnyInts) -> str:
         """Spell the names from the root down to *row*."""
         names: list[str] = []
         while row >= 0:
@@ -127,11 +128,11 @@ class Ranges:
             row = int(parents[row])
         return PATH_SEPARATOR.join(reversed(names))
 
-    def paths(self, rows: Ints, parents: Ints) -> Text:
+    def paths(self, rows: AnyInts, parents: AnyInts) -> Text:
         """Spell the path of every row; each distinct path once."""
         inside = rows[rows >= 0]
         places, first = first_seen(self.paths_of[inside], self.paths_of[inside])
-        codes = np.full(len(rows), -1, np.int64)
+        codes = np.full(len(rows), -1, np.int32)
         codes[rows >= 0] = places
         return Text(tuple(self.path(int(row), parents) for row in inside[first]), codes)
 
@@ -211,14 +212,14 @@ def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     asked = source.whole("start_ns")[calls]
     # Every call is looked up on its own thread, and those of the engine on the one that drives, too.
     borrows = np.flatnonzero(_engines(threads, call_threads, names)[call_threads])
-    what = np.where(is_op, OP, ANNOTATION)
+    what = np.where(is_op, np.uint8(OP), np.uint8(ANNOTATION))
     where = np.concatenate([call_threads, np.full(len(borrows), main)]), np.concatenate([asked, asked[borrows]])
     found = nest(threads, start, end, what, names.codes, *where, siblings=True)
     on_main = np.full(len(calls), -1, np.int64)
     on_main[borrows] = found.asked_ann[len(calls) :]
     sequence = source.whole_at("sequence", rows)
     around = found.op_of, found.ann_of, found.path, found.before, found.after
-    ranges = Ranges(source, rows, names, is_op, threads, start, end, sequence, *around, main)
+    ranges = Ranges(source, rows, names, is_op, narrow(threads), start, end, sequence, *around, main)
     return ranges, _Asked(call_threads, found.asked_op[: len(calls)], found.asked_ann[: len(calls)], on_main)
 
 
@@ -257,7 +258,7 @@ def _main_thread(threads: Ints, names: Text) -> int:
     weight = np.where(names.answers("Backward|AccumulateGrad"), 0, 1)
     weight[:-1][[v.startswith("ProfilerStep#") for v in names.values]] = len(threads)
     size = len(weight)
-    counts = np.bincount(threads * size + names.codes + 1)
+    counts = np.bincount(threads * size + (names.codes + 1))
     counts.resize((int(threads.max()) + 1) * size)
     return int((counts.reshape(-1, size) @ np.roll(weight, 1)).argmax())
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text, alike, find, pick
+from tracekit._util.coded import Bools, Places, Text, alike, find, pick
 from tracekit._util.columns import whole_numbers
 from tracekit._util.native import whole
 from tracekit._util.records import dataclass
@@ -214,7 +214,7 @@ def _kinds_and_names(host: _Ranges, innermost: Longs) -> tuple[Longs, Longs]:
     return code, np.where((innermost >= 0) & (code != INSTEAD.index("python")), shown, -1)
 
 
-def _carrier(codes: Longs, around: Longs) -> Longs:
+def _carrier(codes: Longs, around: Places) -> Longs:
     """Return the range each counts as: data loading and garbage collection count, whatever runs inside them."""
     special = np.isin(codes, [INSTEAD.index("data_loading"), INSTEAD.index("garbage_collection")])
     own = np.where(special, np.arange(len(codes)), -1)
