@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from tracekit._util.machine import give_back_memory
 from tracekit._util.records import dataclass
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.damage import refuse_damaged, repeated
@@ -25,7 +26,7 @@ from tracekit.metrics.experts import WORK, expert_work
 from tracekit.metrics.gaps import gap_causes, gaps, name_gaps, with_slow_calls
 from tracekit.metrics.hiding import COSTS, hiding_costs
 from tracekit.metrics.holds import holds
-from tracekit.metrics.host import api_calls, host_calls
+from tracekit.metrics.host import Api, api_calls, host_calls
 from tracekit.metrics.instead import ROWS as INSTEAD_ROWS
 from tracekit.metrics.instead import inside_launches, instead_of_launching, shortened
 from tracekit.metrics.lanes import Lanes
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 LONGEST_GAPS = 100
 """Idle gaps kept by rank, the longest; their sums are exact."""
+MANY = 10_000
+"""GPU events from which measuring leaves memory that is worth giving back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,53 +152,70 @@ def rank_tables(
     again = repeated(labelled, rank.source)
     api = api_calls(rank.events)
     recording = recorded(api, labelled)
-    labelled = with_slow_calls(labelled, api.calls)
-    labelled, unmarked = number_steps(labelled)
+    labelled, unmarked = number_steps(with_slow_calls(labelled, api.calls))
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
-    parts = max(1, len(table))
+    tables = _measured(rank, kept, table, api, recording.unrecorded, rules=rules, by=by, modules=modules)
+    give_back_memory(worth=len(kept) > MANY)
+    chunks = _pipeline(kept, labelled, rank.source, recording.cut_steps) if pipeline else None
+    return replace(
+        tables,
+        pipeline=chunks,
+        memory=_memory(rank, kept, chunks, whole=steps is None),
+        steps_marked=not unmarked,
+        idle_known=recording.idle_known and not damaged,
+        notices=(*damaged, *again, *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
+    )
+
+
+def _measured(
+    rank: RankEvents, kept: pl.DataFrame, steps: pl.DataFrame, api: Api, unrecorded: Intervals,
+    *, rules: RuleBook | None, by: str | None, modules: pl.DataFrame | None,
+) -> RankTables:  # fmt: skip
+    """Return all that is measured of the GPU events *kept*, over the whole window and by step; not their pipeline."""
+    number, device = rank.source.rank, next(iter(rank.source.devices), None)
+    link = None if device is None else host_link_gb_s(device)
     calls = host_calls(api)
     waits = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
     work = Rank.of(kept, holds(kept, waits), calls)
     whole = Lanes.of(kept)
-    holes = gaps(kept, whole, unrecorded=recording.unrecorded)
-    device = next(iter(rank.source.devices), None)
-    link = None if device is None else host_link_gb_s(device)
-    window = _measure(work, whole, holes, None, recording.unrecorded, link=link)
+    holes = gaps(kept, whole, unrecorded=unrecorded)
+    window = _measure(work, whole, holes, None, unrecorded, link=link)
+    path, hiding = path_nodes(work, calls, whole.paid), hiding_costs(kept, whole, texts=work.texts)
+    instead = shortened(instead_of_launching(rank.events, kept, holes))
+    inside_launch_ns = inside_launches(api, kept, holes)
+    longest = name_gaps(holes.top_k(LONGEST_GAPS, by="ns"), kept)
+    rows = None if by is None else _rows(rank, kept, by, modules, whole)
     lanes, by_step = whole, window
-    if parts > 1:
-        lanes = Lanes.of(kept, parts=parts, part="part")
-        step_holes = gaps(kept, lanes, part="part", unrecorded=recording.unrecorded)
-        by_step = _measure(work, lanes, step_holes, "part", recording.unrecorded, link=link)
+    if len(steps) > 1:
+        del whole, holes  # the steps take as much
+        lanes = Lanes.of(kept, parts=len(steps), part="part")
+        step_holes = gaps(kept, lanes, part="part", unrecorded=unrecorded)
+        by_step = _measure(work, lanes, step_holes, "part", unrecorded, link=link)
     multiplied, rates = products(kept, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts)
-    chunks = _pipeline(kept, labelled, rank.source, recording.cut_steps) if pipeline else None
     return RankTables(
         source=rank.source,
-        steps=table,
+        steps=steps,
         window=window,
         by_step=by_step,
         operations=operations(kept, lanes, part="part"),
-        gaps=name_gaps(holes.top_k(LONGEST_GAPS, by="ns"), kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
-        timeline=timeline(kept).with_columns(rank=pl.lit(rank.source.rank, pl.Int32)),
+        gaps=longest.with_columns(rank=pl.lit(number, pl.Int32)),
+        timeline=timeline(kept).with_columns(rank=pl.lit(number, pl.Int32)),
         reload=reload_events(kept),
-        pipeline=chunks,
+        pipeline=None,
         products=multiplied,
         rates=rates,
         experts=expert_work(kept),
-        memory=_memory(rank, kept, chunks, whole=steps is None),
         kernels=kernel_table(kept, texts=work.texts),
-        reasons=kernel_reasons(kept, rank=rank.source.rank, rules=rules, texts=work.texts),
+        reasons=kernel_reasons(kept, rank=number, rules=rules, texts=work.texts),
         shapes=shape_list(rank.events),
-        path=path_nodes(work, calls, whole.paid),
-        instead=shortened(instead_of_launching(rank.events, kept, holes)),
-        inside_launch_ns=inside_launches(api, kept, holes),
-        hiding=hiding_costs(kept, whole, texts=work.texts),
+        path=path,
+        instead=instead,
+        inside_launch_ns=inside_launch_ns,
+        hiding=hiding,
         launches_known=bool(work.launched.any()) or not len(kept),
-        steps_marked=not unmarked,
-        idle_known=recording.idle_known and not damaged,
         messages_issued=issued_messages(rank.events),
-        by=None if by is None else _rows(rank, kept, by, modules, whole),
-        notices=(*damaged, *again, *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
+        by=rows,
     )
 
 

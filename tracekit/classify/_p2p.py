@@ -37,7 +37,7 @@ def point_to_point(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
     ops, own = ranges.asking(*_CALLS), gpu.text("collective")
     nameless = gpu.is_kernel & (~own.present | own.any_of(*_OWN))
     kernels = np.flatnonzero(nameless & gpu.names.matches(_MOVES) & launches.called)
-    ops = ops[np.lexsort((ranges.rows[ops], ranges.start[ops]))]
+    ops = ops[np.lexsort((ranges.rows[ops], ranges.start(ops)))]
     answers = _next_kernels(ranges, launches, ops, kernels)
     ops, answers = ops[answers >= 0], answers[answers >= 0]
     if not len(ops):
@@ -58,5 +58,5 @@ def _next_kernels(ranges: Ranges, launches: Launches, ops: Ints, kernels: Ints) 
     threads = launches.tid[kernels]
     for tid in np.unique(threads[threads >= 0]):
         here, asked = kernels[threads == tid], np.flatnonzero(thread == tid)
-        answers[asked] = np.append(here, -1)[np.searchsorted(launches.at[here], ranges.start[ops[asked]])]
+        answers[asked] = np.append(here, -1)[np.searchsorted(launches.at[here], ranges.start(ops[asked]))]
     return answers

@@ -87,8 +87,8 @@ class Autograd:
     def nodes(self) -> Nodes:
         """The numbered nodes in the order they ran."""
         rows = self.rows[self.node_sequence[self.rows] >= 0]
-        rows = rows[np.argsort(self.ranges.start[rows], kind="stable")]
-        return Nodes(self.node_sequence[rows], self.ranges.start[rows])
+        rows = rows[np.argsort(self.ranges.start(rows), kind="stable")]
+        return Nodes(self.node_sequence[rows], self.ranges.start(rows))
 
 
 def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
@@ -180,7 +180,7 @@ def _visits(ranges: Ranges, names: NodeNames, nodes: Ints, number: Ints) -> tupl
             "name": names.take(rows).codes,
             "sequence": number[rows],
             "thread": ranges.column("fwd_thread", rows),
-            "start": ranges.start[rows],
+            "start": ranges.start(rows),
         }
     )
     keys = ("name", "sequence", "thread")
@@ -201,7 +201,7 @@ def _makers(ranges: Ranges, rows: Places) -> tuple[Bools, Bools]:
     """
     if not len(rows):
         return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
-    thread, sequence, end = ranges.thread[rows], ranges.sequence[rows], ranges.end[rows]
+    thread, sequence, end = ranges.thread[rows], ranges.sequence[rows], ranges.end(rows)
     order = in_order(thread, sequence)
     ordered = end[order]
     last = np.append((np.diff(sequence[order]) != 0) | (np.diff(thread[order]) != 0), True)
@@ -245,13 +245,13 @@ def _answered_later(ranges: Ranges, names: NodeNames, nodes: Ints, rows: Places)
         {
             "name": names.take(nodes).series("name", pl.String()),
             "sequence": ranges.sequence[nodes],
-            "at": ranges.start[nodes],
+            "at": ranges.start(nodes),
         }
     )
     last = ran.group_by("name", "sequence").agg(pl.col("at").max())
     answers = asked.join(last, on=("name", "sequence"))
     place = answers["place"].to_numpy()
-    out[place] = answers["at"].to_numpy() > ranges.start[rows[place]]
+    out[place] = answers["at"].to_numpy() > ranges.start(rows[place])
     return out
 
 

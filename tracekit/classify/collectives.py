@@ -150,10 +150,10 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     if not len(calls) or not len(rows):
         return first, last
     rows = rows[np.lexsort((launches.at[rows], launches.thread[rows]))]
-    origin = min(int(ranges.start[calls].min()), int(launches.at[rows].min()))
+    origin = min(int(ranges.start(calls).min()), int(launches.at[rows].min()))
     until = (
         np.searchsorted(
-            time_key(ranges.thread[calls], ranges.start[calls] - origin),
+            time_key(ranges.thread[calls], ranges.start(calls) - origin),
             time_key(launches.thread[rows], launches.at[rows] - origin),
             side="right",
         )
@@ -165,7 +165,7 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
     fresh = np.concatenate([[True], launches.thread[rows][1:] != launches.thread[rows][:-1]])
     thread_start = np.searchsorted(ranges.thread[calls], launches.thread[rows], side="left")
     since = np.where(fresh, thread_start, np.maximum(before + 1, thread_start))
-    inside = same & (ranges.end[calls[until]] > launches.at[rows])
+    inside = same & (ranges.end(calls[until]) > launches.at[rows])
     # Two kernels may answer one batch. Other libraries' kernels answer only what they were launched in.
     batched = ranges.collective(calls[until]).any_of(*_P2P)
     ours = library.any_of("nccl", "mscclpp")[rows]

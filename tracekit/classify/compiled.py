@@ -131,11 +131,11 @@ def _leading_up(ranges: Ranges, autograd: Autograd, compiled: Bools, again: Bool
     product = compiled & ranges.is_op & ranges.name.matches(_PRODUCTS)
     first = np.full(len(ranges) + 1, np.iinfo(np.int64).max)
     gradients = np.flatnonzero(product & ~again)
-    np.minimum.at(first, autograd.node_of[gradients], ranges.start[gradients])
+    np.minimum.at(first, autograd.node_of[gradients], ranges.start(gradients))
     last = np.full(len(ranges) + 1, -1, np.int64)
     repeated = np.flatnonzero(compiled & again)
-    repeated = repeated[ranges.start[repeated] < first[autograd.node_of[repeated]]]
-    np.maximum.at(last, autograd.node_of[repeated], ranges.start[repeated])
+    repeated = repeated[ranges.start(repeated) < first[autograd.node_of[repeated]]]
+    np.maximum.at(last, autograd.node_of[repeated], ranges.start(repeated))
     graph = inherit(ranges.op_of, ranges.is_op & ranges.name.matches(COMPILED) & ~ranges.name.matches(f"^{NODE}")) >= 0
     own = ranges.is_op & ~ranges.name.matches(COMPILED)
-    return compiled & graph & own & (ranges.start < last[autograd.node_of])
+    return compiled & graph & own & (ranges.start() < last[autograd.node_of])

@@ -108,11 +108,11 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     rows = launches.ordered(comm.library.present)
     if not len(waits) or not len(rows):
         return out
-    waits = waits[np.argsort(ranges.start[waits], kind="stable")]
+    waits = waits[np.argsort(ranges.start(waits), kind="stable")]
     waited = {group: waits[places] for group, places in kinds(np.arange(len(waits)), ranges.text("group", waits))}
     for group, calls in kinds(rows, comm.group):
         answers = waited.get(group, waits[:0])
-        at, wait = launches.at[calls], ranges.start[answers]
+        at, wait = launches.at[calls], ranges.start(answers)
         # Groups waited for less often than called on, or with many calls open at once, are not in step.
         if len(at) != len(wait) or _most_open(at, wait) > MOST_OPEN:
             continue

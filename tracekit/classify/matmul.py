@@ -215,11 +215,11 @@ def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) ->
 def _weight_runs(ranges: Ranges, autograd: Autograd) -> Ints:
     """Nodes whose run went on to their weight's transpose, made one or two numbers before the product."""
     rows = autograd.rows[autograd.node_sequence[autograd.rows] >= 0]
-    rows = rows[np.argsort(ranges.start[rows], kind="stable")]
+    rows = rows[np.argsort(ranges.start(rows), kind="stable")]
     name = autograd.names.take(rows)
     thread = ranges.column("fwd_thread", rows).fill_null(-1)
     table = pl.DataFrame(
-        {"row": rows, "at": ranges.start[rows], "sequence": autograd.node_sequence[rows], "thread": thread}
+        {"row": rows, "at": ranges.start(rows), "sequence": autograd.node_sequence[rows], "thread": thread}
     )
     products = table.filter(pl.Series(name.matches(r"^(Mm|Addmm(Activation)?)Backward")))
     turned = table.filter(pl.Series(name.matches(r"^TBackward"))).drop("row")
@@ -293,7 +293,7 @@ def _owed(ranges: Ranges, calls: Ints, node: Ints, role: Text, *, usual: Bools, 
     alone = in_node & (count == 1) & ~role.present
     dgrad_only = in_node & (count == 1) & role.any_of("dgrad")
     outside = ~in_node & ~role.present & ~usual
-    order = np.argsort(ranges.start[calls], kind="stable")
+    order = np.argsort(ranges.start(calls), kind="stable")
     balance = np.cumsum(np.where((alone | dgrad_only) & ~paid, 1, 0)[order]) - np.cumsum(
         outside[order].astype(np.int64)
     )

@@ -55,8 +55,6 @@ class Ranges:
     name: Text
     is_op: Bools
     thread: Places
-    start: Ints
-    end: Ints
     sequence: Ints  # -1 where none
     op_of: Places  # the op that contains this range, -1 where none
     ann_of: Places
@@ -66,7 +64,15 @@ class Ranges:
     main: int  # the thread that drives the program
 
     def __len__(self) -> int:
-        return len(self.start)
+        return len(self.rows)
+
+    def start(self, rows: AnyInts | None = None) -> Ints:
+        """When *rows* start, or all ranges; looked up, since few are asked for."""
+        return self.source.whole("start_ns")[self.rows if rows is None else self.rows[rows]]
+
+    def end(self, rows: AnyInts) -> Ints:
+        """When *rows* end."""
+        return self.source.whole("end_ns")[self.rows[rows]]
 
     def column(self, name: str, rows: AnyInts) -> pl.Series:
         """Pick one column of the events at *rows*."""
@@ -200,26 +206,27 @@ class _Asked:
 def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     """Put the ranges in order and find what is around each of them, and around each call."""
     numbers = pair_numbers(*(whole_numbers(source.frame[name]) for name in ("pid", "tid")))
-    times = source.whole("start_ns"), source.whole("end_ns")
-    rows = arrange(kept, numbers, *times, source.array("kind"), source.whole("id"))  # an op before an equal annotation
+    start, end = source.whole("start_ns"), source.whole("end_ns")
+    rows = arrange(
+        kept, numbers, start, end, source.array("kind"), source.whole("id")
+    )  # an op before an equal annotation
     threads, call_threads = numbers[rows], numbers[calls]
     names = source.text_at("name", rows)
     is_op = _of_kind(source, "cpu_op")[rows]
     if names.answers(_MARKS).any():
         is_op &= ~names.matches(_MARKS)
     main = _main_thread(threads, names)
-    start, end = (time[rows] for time in times)
-    asked = source.whole("start_ns")[calls]
+    asked = start[calls]
     # Every call is looked up on its own thread, and those of the engine on the one that drives, too.
     borrows = np.flatnonzero(_engines(threads, call_threads, names)[call_threads])
     what = np.where(is_op, np.uint8(OP), np.uint8(ANNOTATION))
     where = np.concatenate([call_threads, np.full(len(borrows), main)]), np.concatenate([asked, asked[borrows]])
-    found = nest(threads, start, end, what, names.codes, *where, siblings=True)
+    found = nest(threads, start[rows], end[rows], what, names.codes, *where, siblings=True)
     on_main = np.full(len(calls), -1, np.int64)
     on_main[borrows] = found.asked_ann[len(calls) :]
     sequence = source.whole_at("sequence", rows)
     around = found.op_of, found.ann_of, found.path, found.before, found.after
-    ranges = Ranges(source, rows, names, is_op, narrow(threads), start, end, sequence, *around, main)
+    ranges = Ranges(source, rows, names, is_op, narrow(threads), sequence, *around, main)
     return ranges, _Asked(call_threads, found.asked_op[: len(calls)], found.asked_ann[: len(calls)], on_main)
 
 
@@ -306,7 +313,7 @@ def _by_external_id(
     tids = whole_numbers(ranges.column("tid", np.arange(len(ranges))))
     return (
         np.where(use, row, op),
-        np.where(use, ranges.start[row], at),
+        np.where(use, ranges.start(row), at),
         np.where(use, ranges.thread[row], thread),
         np.where(use, tids[row], tid),
     )

@@ -39,9 +39,9 @@ class Host:
         _, ranges, launches = read_ranges(events)
         autograd = read_autograd(ranges, launches)
         rows = np.unique(autograd.differentiable[autograd.differentiable >= 0])
-        rows = rows[np.argsort(ranges.start[rows], kind="stable")]
+        rows = rows[np.argsort(ranges.start(rows), kind="stable")]
         tid = ranges.column("tid", rows).fill_null(-1).cast(pl.Int64).to_numpy()
-        return cls(ranges, Makers(ranges.sequence[rows], tid, ranges.start[rows]))
+        return cls(ranges, Makers(ranges.sequence[rows], tid, ranges.start(rows)))
 
     def begun(self, op_id: Ints, at: Ints, after: Ints) -> Ints:
         """Return when the host began what launched something *at* a moment: its outermost operator begun *after*.
@@ -54,7 +54,7 @@ class Host:
         row = np.append(order, -1)[np.minimum(place, len(order))]
         known = (row >= 0) & (op_id >= 0) & (np.append(ids, -1)[row] == op_id)
         row = np.where(known, row, -1)
-        start, above = np.append(self.ranges.start, np.iinfo(np.int64).max), np.append(self.ranges.op_of, -1)
+        start, above = np.append(self.ranges.start(), np.iinfo(np.int64).max), np.append(self.ranges.op_of, -1)
         begun = at.copy()
         while (row >= 0).any():  # as many rounds as operators nest
             row = np.where(start[row] > after, row, -1)
