@@ -218,9 +218,17 @@ class Text:
         """Rows whose value passes *test*; it runs once for each distinct value, and null never passes."""
         return self._where(_table(test(value) for value in self.values))
 
+    def look_up(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return for every row what *table* holds at its value's place; what it holds last, where null.
+
+        >>> Text.of(pl.Series(["b", None, "a"])).look_up(np.array([7, 8, -1])).tolist()
+        [7, -1, 8]
+        """
+        return table[self.codes.astype(np.intp)]  # numpy takes three times as long with places of 32 bits
+
     def _where(self, hits: Bools) -> Bools:
         """Rows whose value is among *hits*; most patterns speak of something that a trace does not have."""
-        return hits[self.codes] if hits.any() else np.zeros(len(self.codes), np.bool_)
+        return self.look_up(hits) if hits.any() else np.zeros(len(self.codes), np.bool_)
 
     def _kept(self, asked: str | tuple[str, ...]) -> Bools:
         if asked not in self._rows:
@@ -273,7 +281,7 @@ class Text:
             return Text(distinct, self.codes)
         place = {v: i for i, v in enumerate(distinct)}
         lookup = np.array([*(-1 if v is None else place[v] for v in values), -1], np.int32)
-        return Text(distinct, lookup[self.codes])
+        return Text(distinct, self.look_up(lookup))
 
     def take(self, rows: AnyInts) -> Text:
         """Pick the values at *rows*; a negative row gives null."""
@@ -305,7 +313,7 @@ class Text:
 
     def numbers(self) -> Ints:
         """Read the values as integers, -1 where null or longer than 64 bits hold."""
-        return np.array([*(int(v) if len(v) < 19 else -1 for v in self.values), -1], np.int64)[self.codes]
+        return self.look_up(np.array([*(int(v) if len(v) < 19 else -1 for v in self.values), -1], np.int64))
 
     def value(self, row: int) -> str | None:
         """One row's value."""

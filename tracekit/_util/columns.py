@@ -119,7 +119,7 @@ class Table:
     def whole_at(self, name: str, rows: AnyInts) -> Ints:
         """Return a column of integers at these rows, without reading the others."""
         if name in self._arrays:
-            return self.whole(name)[rows]
+            return self.whole(name)[rows.astype(np.intp, copy=False)]
         return whole_numbers(self.frame[name][rows], _null(self.frame[name]))
 
     def present(self, name: str) -> Bools:

@@ -262,7 +262,7 @@ def _described(
     first = np.flatnonzero(np.diff(match, prepend=-1))
     transfer = np.minimum.reduceat(end - start, first)[match] if len(first) else end - start
     texts = Text.of(operations["p2p"]).where((channels["what"] == "p2p").to_numpy()[channel])
-    carried = np.array([*(text.count(",") + 1 for text in texts.values), 0])[texts.codes][row]
+    carried = texts.look_up(np.array([*(text.count(",") + 1 for text in texts.values), 0]))[row]
     own = pl.col("messages").is_null() | (pl.col("messages") == 1)
     kinds = pl.Schema({name: operations.schema[name] for name in _CHANNEL})
     return (

@@ -109,7 +109,7 @@ class _Waits:
             waited["start_ns"].to_numpy(),
             whole_numbers(waited["wait_ns"], 0),
             waited["wait_ns"].is_not_null().to_numpy(),
-            np.array([*(LABELS.index(label) for label in codes.values), -1])[codes.codes],
+            codes.look_up(np.array([*(LABELS.index(label) for label in codes.values), -1])),
             unknown_waits(waited),
             may_be_message(waited),
         )

@@ -29,7 +29,7 @@ def met(values: Column, condition: Condition) -> Bools:
     [True, False, False]
     """
     if isinstance(values, Text):
-        return _answers(values, condition)[values.codes]
+        return values.look_up(_answers(values, condition))
     if isinstance(condition, str):
         return _compare(values, condition)
     equal: Bools = values == condition
@@ -105,6 +105,6 @@ def _meets(columns: Columns, cases: Sequence[Case], rows: Ints) -> npt.NDArray[n
     for column, table in barred.items():
         text = columns[column]
         assert isinstance(text, Text)
-        codes = text.codes if len(rows) == len(text) else text.codes[rows]
-        bits &= (~table)[codes] if text.values else ~table[-1]
+        asked_of = text if len(rows) == len(text) else text.take(rows)
+        bits &= asked_of.look_up(~table) if text.values else ~table[-1]
     return bits

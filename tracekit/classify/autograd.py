@@ -273,8 +273,8 @@ def _forward_ops(ranges: Ranges, names: NodeNames, ops: Places, node_row: Ints, 
     # Words that names have in common, as numbers; a node's that no op has fits none.
     name, node_name = ranges.name.take(ops), names.take(nodes)
     words = {word: code for code, word in enumerate(dict.fromkeys(map(_key, name.values)))}
-    has = np.array([*(words[_key(v)] for v in name.values), -1])[name.codes]
-    want = np.array([*(words.get(_key(v), -2) for v in node_name.values), -2])[node_name.codes]
+    has = name.look_up(np.array([*(words[_key(v)] for v in name.values), -1]))
+    want = node_name.look_up(np.array([*(words.get(_key(v), -2) for v in node_name.values), -2]))
     size = len(words) + 2
     pairs = np.sort(asked * size + want, kind="stable")
     place = find(at * size + has, pairs)

@@ -54,7 +54,7 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
 def _result_sizes(ranges: Ranges, calls: Ints) -> Ints:
     """How many numbers each call's result holds; -1 where unknown."""
     shapes = ranges.text("shapes", calls)
-    return np.array([*(_result_size(v) for v in shapes.values), -1], np.int64)[shapes.codes]
+    return shapes.look_up(np.array([*(_result_size(v) for v in shapes.values), -1], np.int64))
 
 
 def _result_size(shapes: str) -> int:
@@ -110,7 +110,7 @@ def _accumulated(ranges: Ranges, nodes: Ints) -> Ints:
     inner = ranges.accumulating
     shapes = ranges.text("shapes", inner)
     first = [next(iter(_shapes(v)), None) for v in shapes.values]
-    size = np.array([*(_UNKNOWN if s is None else prod(s) for s in first), _UNKNOWN], np.int64)[shapes.codes]
+    size = shapes.look_up(np.array([*(_UNKNOWN if s is None else prod(s) for s in first), _UNKNOWN], np.int64))
     of = np.full(len(ranges), _UNKNOWN, np.int64)
     of[inner] = size
     parent = ranges.op_of[inner]

@@ -121,7 +121,7 @@ def _unlaunched(say: Say, value: Ints, gpu: Gpu, names: Text, launches: Launches
     low, high = np.full(len(names.values) + 1, 9, np.int64), np.full(len(names.values) + 1, -1, np.int64)
     np.minimum.at(low, names.codes[known], value[known])
     np.maximum.at(high, names.codes[known], value[known])
-    agreed = np.where(low == high, high, -1)[names.codes]
+    agreed = names.look_up(np.where(low == high, high, -1))
     say("namesake", lost & (agreed >= 0), agreed)
     decided = pl.when(pl.col("value") >= 0).then("value")
     table = pl.DataFrame({"value": value, "place": gpu.place}).select(

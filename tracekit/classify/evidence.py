@@ -158,7 +158,7 @@ def decide(evidence: Evidence, kinds: Sequence[Kind], rows: Ints) -> Text:
 
 def _launch_columns(gpu: Gpu, ranges: Ranges, launches: Launches) -> dict[str, Column]:
     marked = ranges.name.answers(r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+")
-    annotated = marked.any() and bool((marked[ranges.name.codes] & ~ranges.is_op).any())
+    annotated = marked.any() and bool((ranges.name.look_up(marked) & ~ranges.is_op).any())
     return {
         "kind": gpu.text("kind"),
         "name": gpu.names,

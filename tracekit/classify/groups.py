@@ -61,7 +61,7 @@ def group_uses(
     group = np.where(nowhere, _stream_groups(gpu, comm), comm.group.codes) if nowhere.any() else comm.group.codes
     known = np.full(len(comm.group.values) + 1, -1, np.int64) if reducing is None else reducing.copy()
     known[comm.group.codes[summed & (comm.group.codes >= 0)]] = _KINDS.index("dp")
-    kind = np.array([*(_KINDS.index(v) if v in _KINDS else -1 for v in kinds.values), -1], np.int64)[kinds.codes]
+    kind = kinds.look_up(np.array([*(_KINDS.index(v) if v in _KINDS else -1 for v in kinds.values), -1], np.int64))
     described = (kind >= 0) & (comm.group.codes >= 0)
     known[comm.group.codes[described]] = kind[described]
     known[-1] = -1
@@ -73,11 +73,11 @@ def group_uses(
 def _same_ranks(comm: Collectives, known: Ints) -> Ints:
     """For every event the kind of a group with the same ranks as its own, -1 where none is *known*."""
     of_ranks = np.full(len(comm.group_ranks.values) + 1, -1, np.int64)
-    kinds = known[comm.group.codes]
+    kinds = comm.group.look_up(known)
     usable = (kinds >= 0) & comm.group_ranks.present
     of_ranks[comm.group_ranks.codes[usable]] = kinds[usable]
     of_ranks[-1] = -1
-    return of_ranks[comm.group_ranks.codes]
+    return comm.group_ranks.look_up(of_ranks)
 
 
 def group_holds(comm: Collectives, kinds: Text, uses: Text) -> Text:

@@ -55,7 +55,7 @@ def sent_passes(at: Ints, made: Text, sends: Bools, peer: Ints, order: Ints | No
 
 
 def _coded(values: Text) -> Ints:
-    return np.array([*(_PASSES.index(v) if v in _PASSES else -1 for v in values.values), -1], np.int64)[values.codes]
+    return values.look_up(np.array([*(_PASSES.index(v) if v in _PASSES else -1 for v in values.values), -1], np.int64))
 
 
 def _usual(lengths: Ints) -> int:

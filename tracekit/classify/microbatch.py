@@ -34,7 +34,7 @@ def find_places(evidence: Evidence, decisions: Decisions) -> Places:
     if not (lookup >= 0).any():
         return Places(np.full(len(evidence), -1, np.int64), _by_backward_calls(evidence))
     backward = decisions.passes.fill(evidence.text("comm_pass")).any_of("backward")
-    stage_f, batch_f, stage_b, batch_b = lookup[annotations.codes].T
+    stage_f, batch_f, stage_b, batch_b = annotations.look_up(lookup).T
     stage, batch = np.where(backward, stage_b, stage_f), np.where(backward, batch_b, batch_f)
     if (batch >= 0).any():
         return Places(stage, batch)

@@ -68,11 +68,11 @@ class Ranges:
 
     def start(self, rows: AnyInts | None = None) -> Ints:
         """When *rows* start, or all ranges; looked up, since few are asked for."""
-        return self.source.whole("start_ns")[self.rows if rows is None else self.rows[rows]]
+        return self.source.whole_at("start_ns", self.rows if rows is None else self.rows[rows])
 
     def end(self, rows: AnyInts) -> Ints:
         """When *rows* end."""
-        return self.source.whole("end_ns")[self.rows[rows]]
+        return self.source.whole_at("end_ns", self.rows[rows])
 
     def column(self, name: str, rows: AnyInts) -> pl.Series:
         """Pick one column of the events at *rows*."""
@@ -94,7 +94,7 @@ class Ranges:
         """Ranges that have a value in a text column."""
         if self.source.silent(name):
             return np.zeros(0, np.int64)
-        return np.flatnonzero(self.source.present(name)[self.rows])
+        return np.flatnonzero(self.source.present(name).take(self.rows))
 
     @cached_property
     def _collectives(self) -> tuple[Ints, Text]:
@@ -123,7 +123,7 @@ class Ranges:
     def accumulating(self) -> Ints:
         """The nodes' own ranges, inside their evaluations, that add up a parameter's gradient."""
         wanted = self.name.answers(r"AccumulateGrad\Z") & ~self.name.answers(f"^{NODE}")
-        return np.flatnonzero(wanted[self.name.codes])
+        return np.flatnonzero(self.name.look_up(wanted))
 
     def path(self, row: int, parents: AnyInts) -> str:
         """Spell the names from the root down to *row*."""
@@ -210,9 +210,10 @@ def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     rows = arrange(
         kept, numbers, start, end, source.array("kind"), source.whole("id")
     )  # an op before an equal annotation
-    threads, call_threads = numbers[rows], numbers[calls]
-    names = source.text_at("name", rows)
-    is_op = _of_kind(source, "cpu_op")[rows]
+    at = rows.astype(np.intp)  # numpy takes three times as long with rows of 32 bits
+    threads, call_threads = numbers[at], numbers[calls]
+    names = source.text_at("name", at)
+    is_op = _of_kind(source, "cpu_op")[at]
     if names.answers(_MARKS).any():
         is_op &= ~names.matches(_MARKS)
     main = _main_thread(threads, names)
@@ -221,10 +222,10 @@ def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     borrows = np.flatnonzero(_engines(threads, call_threads, names)[call_threads])
     what = np.where(is_op, np.uint8(OP), np.uint8(ANNOTATION))
     where = np.concatenate([call_threads, np.full(len(borrows), main)]), np.concatenate([asked, asked[borrows]])
-    found = nest(threads, start[rows], end[rows], what, names.codes, *where, siblings=True)
+    found = nest(threads, start[at], end[at], what, names.codes, *where, siblings=True)
     on_main = np.full(len(calls), -1, np.int64)
     on_main[borrows] = found.asked_ann[len(calls) :]
-    sequence = source.whole_at("sequence", rows)
+    sequence = source.whole_at("sequence", at)
     around = found.op_of, found.ann_of, found.path, found.before, found.after
     ranges = Ranges(source, rows, names, is_op, narrow(threads), sequence, *around, main)
     return ranges, _Asked(call_threads, found.asked_op[: len(calls)], found.asked_ann[: len(calls)], on_main)

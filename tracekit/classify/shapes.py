@@ -32,7 +32,7 @@ class Dims(NamedTuple):
         shapes = ranges.text("shapes", calls)
         linear = ranges.name.take(calls).any_of("aten::linear")
         parsed = np.array([*(_product(v) for v in shapes.values), (0, 0, 0, 0)], np.int64).reshape(-1, 4)
-        rows, inner, columns, transposed = parsed[shapes.codes].T
+        rows, inner, columns, transposed = shapes.look_up(parsed).T
         return cls(rows, inner, np.where(linear, transposed, columns))
 
     @property

@@ -60,7 +60,7 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
 def _messages(p2p: pl.Series) -> npt.NDArray[np.int64]:
     """Return how many messages each operation carries."""
     text = Text.of(p2p)
-    return np.array([*(value.count(":") for value in text.values), 0])[text.codes]
+    return text.look_up(np.array([*(value.count(":") for value in text.values), 0]))
 
 
 def stragglers(waited: pl.DataFrame) -> pl.DataFrame:

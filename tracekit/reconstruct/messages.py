@@ -39,7 +39,7 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     computing = stream.filter(pl.Series(np.isin(side, (FORWARD, ENGINE, LOOSE)))).unique()
     text = Text.of(part["p2p"])
     words = [[_message(word) for word in value.split(",")] for value in text.values]
-    count = np.array([len(own) for own in words], np.int64)[text.codes]
+    count = text.look_up(np.array([len(own) for own in words], np.int64))
     row = np.repeat(np.arange(len(part)), count)
     sent, peer = ([one[which] for code in text.codes.tolist() for one in words[code]] for which in (0, 1))
     table = part.select("step", "host_ns", "start_ns", "end_ns", "stream", "bytes", "id", "group")[row]
