@@ -28,6 +28,7 @@ _ELF64_LITTLE = b"\x7fELF\x02\x01\x01"
 _PROGRAM, _SYMBOLS, _GAPS = 1, 2, 4  # types of sections: bytes of the program, its names, and what is to be filled in
 _WRITTEN, _IN_MEMORY = 1, 2  # flags of a section
 _FILLED_ONCE = b".data.rel.ro"  # said to be written, but only while its places are filled in
+_UNWINDING = b".eh_frame"  # for errors that are thrown through a function; these throw none
 _JUMP_ALIGN = 8
 _OUTSIDE = 0  # section of a name that the file does not define
 _PAGE = 4096  # what "page" means in an instruction, whatever the machine's pages are
@@ -144,8 +145,9 @@ class _Object:
         """Where each section begins, those that are there when the code runs one behind the other."""
         offsets, end = {}, 0
         for number, section in enumerate(self.sections):
-            if section.flags & _IN_MEMORY and section.size:
-                constant = not section.flags & _WRITTEN or _text(self.section_names, section.name) == _FILLED_ONCE
+            name = _text(self.section_names, section.name)
+            if section.flags & _IN_MEMORY and section.size and name != _UNWINDING:
+                constant = not section.flags & _WRITTEN or name == _FILLED_ONCE
                 if section.type != _PROGRAM or not constant:
                     raise PlacingError(f"a section of type {section.type} that may be written")
                 offsets[number] = -(-end // section.align) * section.align
