@@ -15,7 +15,7 @@ from tracekit.errors import InputError, Notice, OutputError
 from tracekit.schema import EVENTS, LABELLED, ProcessGroup, RankEvents, Source, conform
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_manifest, write_rank
 from tracekit.store.growing import building
-from tracekit.store.parquet import GROUP_ROWS, write_parquet
+from tracekit.store.parquet.write import GROUP_ROWS, write_parquet
 
 
 def source(rank):

@@ -1,7 +1,7 @@
 """The store: events as a Parquet dataset, one folder per rank, read back identical and without parsing.
 
     STORE/tracekit-store.json          the manifest: format, ranks, and each rank's source
-    STORE/rank=3/events.parquet        the events table of rank 3 (zstd; its source in the file's metadata)
+    STORE/rank=3/events.parquet        the events table of rank 3 (its source in the file's metadata)
     STORE/rank=3/memory.parquet        what the allocator of rank 3 said, where it was recorded
     STORE/rank=3/labelled.parquet      the labelled GPU events of rank 3, where they were written
     STORE/rank=3/tables.zip            what an analysis takes from rank 3, where it was measured
@@ -35,7 +35,6 @@ from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source
-from tracekit.store.parquet import write_parquet
 from tracekit.store.seals import SEAL, check_seal, digest, same_digest, sealed
 
 FORMAT = "tracekit.store/2"
@@ -231,6 +230,8 @@ def write_rank(
     Runs in any process: ranks share nothing but the folder. *key* says what it was made from: a rank that is there
     with the same key is left as it is (the work was done twice). *beside* writes further files into the rank's folder.
     """
+    from tracekit.store.parquet.write import write_parquet  # reading a store needs none of it
+
     number = rank.source.rank
     target = rank_folder(folder, number)
     part = Path(tempfile.mkdtemp(prefix=f".rank={number}.", dir=folder))
