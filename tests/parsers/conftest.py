@@ -33,3 +33,9 @@ def event():
         return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
     return make
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a test writes its Nsight export."""
+    return tmp_path / "report.sqlite"

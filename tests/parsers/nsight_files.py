@@ -136,3 +136,16 @@ class Report:
 def _declare(name):
     text = ("text", "value", "name", "jsonText", "binaryData", "utcTime", "localTime", "description")
     return f'"{name}" {"TEXT" if name in text else "INTEGER"}'
+
+
+def training(report=None):
+    """A forward and a backward op with a kernel each, a copy and a memset: what every version can say."""
+    report = report or Report()
+    report.range("aten::mm, seq = 5, op_id = 1, sizes = [[2, 3], [3, 4]]", 10, 20, tid=1)
+    report.call("cudaLaunchKernel_v7000", 12, 14, corr=1, tid=1).kernel("gemm_f", 30, 40, corr=1)
+    report.range("autograd::engine::evaluate_function: MmBackward0, op_id = 2", 50, 70, tid=2)
+    report.range("MmBackward0, seq = 5, op_id = 3, sizes = [[2, 4]]", 51, 69, tid=2)
+    report.call("cuLaunchKernelEx", 55, 56, corr=2, tid=2, driver=1).kernel("gemm_b", 60, 75, corr=2)
+    report.call("cudaMemcpyAsync_v3020", 71, 72, corr=3).copy(80, 90, kind=2, src=2, dst=1, corr=3)
+    report.call("cudaMemsetAsync_ptsz_v7000", 73, 74, corr=4).memset(95, 96, corr=4)
+    return report
