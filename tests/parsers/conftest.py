@@ -1,4 +1,4 @@
-"""What the parsers' tests share: real bytes, and a way to write small traces."""
+"""What the parsers' tests share: real bytes, a way to write small traces, and a recording of Nsight Systems."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import io
 import json
 
 import pytest
+from pyarrow import ipc
+
+from tests.parsers.nsight_reading import frames
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +42,21 @@ def event():
 def path(tmp_path):
     """Where a test writes its Nsight export."""
     return tmp_path / "report.sqlite"
+
+
+@pytest.fixture
+def sample(samples):
+    """Four ranks that Nsight Systems recorded, exported as sqlite; rank 0 as Parquet, too."""
+    return samples / "nsys-1f1b"
+
+
+@pytest.fixture(scope="session")
+def arrow_file(samples, tmp_path_factory):
+    """Rank 0's tables as one .arrow file: a stream a table, one after another, named in the schema's metadata."""
+    path = tmp_path_factory.mktemp("arrow") / "rank0.arrow"
+    with path.open("wb") as file:
+        for name, frame in frames(samples / "nsys-1f1b" / "rank0.parquetdir").items():
+            table = frame.to_arrow().replace_schema_metadata({"table_name": name})
+            with ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table)
+    return path

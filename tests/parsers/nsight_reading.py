@@ -1,9 +1,11 @@
-"""How tests read Nsight exports: the one rank, rows of a kind, codes of notices."""
+"""How tests read Nsight exports: the one rank, rows of a kind, codes of notices, whole tables, or why it is refused."""
 
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
+from tracekit.errors import InputError
 from tracekit.parsers import nsight
 
 
@@ -22,3 +24,18 @@ def rows(rank, kind, *columns):
 def codes(rank):
     """The codes of the notices that came with a rank."""
     return {notice.code for notice in rank.source.notices}
+
+
+def frames(folder):
+    """The tables of a folder of Parquet files, by name."""
+    return {file.stem: pl.read_parquet(file) for file in sorted(folder.glob("*.parquet"))}
+
+
+def refused(path, **options):
+    """The error of one line, with a hint, by which a file is refused."""
+    with pytest.raises(InputError) as caught:
+        nsight.read(path, **options)
+    error = caught.value
+    assert "\n" not in error.message
+    assert error.hint
+    return error
