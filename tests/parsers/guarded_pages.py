@@ -1,6 +1,6 @@
 """Decode mutated pages that end right before memory nobody may touch, into columns that do.
 
-A read or write past them ends the process with a segmentation fault. Run by test_nsight_btree.py.
+A read or write past them ends the process with a segmentation fault. Run by test_nsight_btree_left.py.
 """
 
 from __future__ import annotations
