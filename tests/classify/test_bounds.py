@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tests.classify.conftest import Program
-from tests.classify.test_rules_covered import EXAMPLES
+from tests.classify.examples.every import EXAMPLES
 from tracekit.classify import classify
 
 
