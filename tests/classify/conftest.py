@@ -70,6 +70,11 @@ def program():
     return Program()
 
 
+def one(labelled, target):
+    """The row of an event, by its id."""
+    return labelled.filter(pl.col("id") == target).row(0, named=True)
+
+
 @pytest.fixture(scope="session")
 def load():
     """The events of a capture; every file is read once."""

@@ -1,0 +1,43 @@
+"""Copies between host and device: what is offloaded and comes back, and the direction by every vendor's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.classify.conftest import ENGINE, one
+from tracekit.classify import classify
+from tracekit.classify.evidence import gather
+
+
+def test_small_saved_tensors_are_offloaded_too(program):
+    """Statistics of a norm leave in the forward and return inside the backward; a loss that is read does not."""
+    gone, back = [], []
+    for i in range(3):
+        program.op("aten::native_layer_norm", 20 * i, 20 * i + 10, sequence=10 + i)
+        gone.append(program.copy("DtoH (Device -> Pinned)", 20 * i + 12, bytes=8192))
+        program.node("NativeLayerNormBackward0", 1000 - 20 * i, 1010 - 20 * i, 10 + i)
+        back.append(program.copy("HtoD (Pinned -> Device)", 1001 - 20 * i, bytes=8192, tid=ENGINE))
+    loss = program.copy("DtoH (Device -> Pageable)", 2000, bytes=4)
+    index = program.copy("HtoD (Pageable -> Device)", 2010, bytes=512)
+    labelled = classify(program.events())
+    assert {one(labelled, i)["label"] for i in gone} == {"offload"}
+    assert {one(labelled, i)["label"] for i in back} == {"onload"}
+    assert {one(labelled, i)["label"] for i in (loss, index)} == {"memory"}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("DtoH (Device -> Pinned)", "d2h"),
+        ("HtoD (Pageable -> Device)", "h2d"),
+        ("HtoD (Host -> Device)", "h2d"),
+        ("M2D (MEMORY(Unknown) -> DEVICE)", "h2d"),
+        ("D2M (DEVICE -> MEMORY(Unknown))", "d2h"),
+        ("D2D (DEVICE -> DEVICE)", "d2d"),
+        ("DtoD (Device -> Device)", "d2d"),
+        ("PtoP (Device -> Device)", "p2p"),
+    ],
+)
+def test_directions_of_copies_by_every_vendors_name(program, name, way):
+    program.copy(name, 1, bytes=1 << 20)
+    assert gather(program.events()).text("copy").strings() == [way]

@@ -1,0 +1,80 @@
+"""Exchanges between experts: dispatch or combine, forward or backward, by their turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.classify.conftest import ENGINE, one
+from tracekit.classify import classify
+
+
+def test_the_backward_of_combine_runs_a_dispatch_kernel(program):
+    """One layer forward and one backward at once, as DeepEP launches them."""
+    program.trained()
+    dispatch, combine = "deep_ep::internode::dispatch<8>(", "deep_ep::internode::combine<8>("
+    program.kernel("deep_ep::internode::cached_notify<8>(", 0, stream=27)
+    first = program.kernel(dispatch, 2, stream=27)
+    program.kernel("deep_ep::internode::notify_dispatch<8>(", 4, stream=27)
+    second = program.kernel(dispatch, 6, stream=27)
+    third, fourth = program.kernel(combine, 8, stream=27), program.kernel(combine, 10, stream=27)
+    labelled = classify(program.events())
+    got = [(one(labelled, i)["label"], one(labelled, i)["pass"]) for i in (first, second, third, fourth)]
+    assert got == [
+        ("ep_combine", "backward"),
+        ("ep_dispatch", "forward"),
+        ("ep_dispatch", "backward"),
+        ("ep_combine", "forward"),
+    ]
+
+
+def train_moe(program, parts):
+    """Two layers forward and backward; *parts* says how many all-to-alls a dispatch takes. Returns roles by id."""
+    clock, number, expected, backward = 0, 100, {}, []
+
+    def run(name, kernel, role=None):
+        nonlocal clock, number
+        program.op(name, clock, clock + 8, sequence=number)
+        if role:
+            expected[program.nccl("all_to_all", clock + 2, group="5")] = (f"ep_{role}", "forward")
+        else:
+            program.kernel(kernel, clock + 2)
+        backward.append((name, kernel, role, number))
+        clock, number = clock + 10, number + 1
+
+    for _ in range(2):
+        run("aten::_flash_attention_forward", "flash_fwd")
+        for _ in range(parts):
+            run("AllToAll", "", "dispatch")
+        run("aten::mm", "gemm")
+        run("AllToAll", "", "combine")
+    program.op("aten::sum", clock, clock + 1, sequence=number)
+    for name, kernel, role, made in reversed(backward):
+        clock += 20
+        node = {"aten::mm": "MmBackward0", "AllToAll": "AllToAllBackward"}.get(name, "FlashAttentionBackward0")
+        program.node(node, clock, clock + 10, made)
+        if role:
+            expected[program.nccl("all_to_all", clock + 2, tid=ENGINE, group="5")] = (f"ep_{role}", "backward")
+        else:
+            if name == "aten::mm":
+                program.op("aten::mm", clock + 1, clock + 9, tid=ENGINE)
+            program.kernel(kernel, clock + 2, tid=ENGINE)
+    return expected
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_all_to_alls_take_turns(program, described):
+    expected = train_moe(program, parts=1)
+    if described:
+        for row in program.rows:
+            row["group_desc"] = "mesh_ep" if row.get("group") else None
+    labelled = classify(program.events())
+    assert {i: (one(labelled, i)["label"], one(labelled, i)["pass"]) for i in expected} == expected
+
+
+def test_a_dispatch_in_two_parts(program):
+    """Tokens and their weights may travel apart: the turn changes only after the experts' product."""
+    expected = train_moe(program, parts=2)
+    for row in program.rows:
+        row["group_desc"] = "EXPERT_MODEL_PARALLEL_GROUP" if row.get("group") else None
+    labelled = classify(program.events())
+    assert {i: (one(labelled, i)["label"], one(labelled, i)["pass"]) for i in expected} == expected

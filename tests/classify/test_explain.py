@@ -1,0 +1,34 @@
+"""What ``explain`` says of an event: the rule that decided, why others failed, and all that a name means."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracekit.classify import classify, explain
+from tracekit.errors import OptionError
+
+
+def test_explain_names_the_rule_and_why_others_failed(program):
+    program.op("aten::relu", 0, 10, sequence=5)
+    target = program.kernel("relu_kernel", 1)
+    program.node("ReluBackward0", 20, 30, 5)
+    events = program.events()
+    by_id, by_name = explain(events, target), explain(events, "relu_k")
+    assert by_id.event == by_name.event
+    assert by_id.winner is not None
+    assert by_id.winner.rule == classify(events)["rule"].to_list()[0] == "torch-forward"
+    assert by_id.evidence["site"] == "forward"
+    failed = next(t for t in by_id.tried if t.rule == "torch-recompute")
+    assert (failed.matched, failed.failed) == (False, "site is forward, not recompute")
+    text = by_id.render()
+    assert "✓ torch-forward" in text
+    assert "relu_kernel" in text
+    with pytest.raises(OptionError, match="nothing_like_it"):
+        explain(events, "nothing_like_it")
+
+
+def test_explain_counts_all_that_a_name_means(samples, load):
+    events = load(samples / "1f1b/rank1.pt.trace.json.gz")
+    found = explain(events, "nvjet")
+    assert dict(found.others) == {"forward": 96, "dgrad": 96, "wgrad": 96}
+    assert found.to_dict()["label"] in ("forward", "dgrad", "wgrad")

@@ -1,0 +1,111 @@
+"""Sends and receives of a pipeline: their peer, the pass they carry, and what a range says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.classify.conftest import ENGINE, one
+from tracekit.classify import classify
+
+
+def test_a_batch_of_messages_names_one_peer_or_none(program):
+    def batch(at, *messages):
+        for i, (way, peer) in enumerate(messages):
+            program.op(
+                "record_param_comms", at + i, at + i + 0.5, collective=way, peer=peer, group="1", group_desc="pp"
+            )
+        program.note("nccl:coalesced", at + 5, at + 9)
+        return program.kernel("ncclDevKernel_SendRecv(args)", at + 6, stream=20)
+
+    both = batch(0, ("send", 2), ("recv", 2))
+    sent = batch(20, ("send", 1))
+    apart = batch(40, ("recv", 1), ("send", 3))
+    labelled = classify(program.events())
+    assert [one(labelled, i)["peer"] for i in (both, sent, apart)] == [2, 1, None]
+    assert [one(labelled, i)["collective"] for i in (both, sent, apart)] == ["coalesced", "send", "coalesced"]
+    assert {one(labelled, i)["label"] for i in (both, sent, apart)} == {"pp_comm"}
+    assert {one(labelled, i)["group_desc"] for i in (both, sent, apart)} == {"pp"}
+
+
+def messages(program, plan, *, wait):
+    """Point-to-point kernels of one rank in turn: (way, peer, pass of the compute around it). Returns their ids."""
+    ids = []
+    for i, (way, peer, work) in enumerate(plan):
+        at = 100 * i
+        if way == "send":
+            _compute(program, at, work)
+        program.op("record_param_comms", at + 30, at + 31, collective=way, peer=peer, group="1", group_desc="pp")
+        program.note("nccl:coalesced", at + 32, at + 40)
+        ids.append(program.kernel("ncclDevKernel_SendRecv(args)", at + 33, stream=20))
+        if wait:
+            program.op("record_param_comms", at + 50, at + 51, collective="wait", group="1")
+        if way == "recv":
+            _compute(program, at + 60, work)
+    if not wait:
+        for i in range(len(plan)):
+            program.op("record_param_comms", 9000 + i, 9000.5 + i, collective="wait", group="1")
+    return ids
+
+
+def _compute(program, at, work):
+    if work == "forward":
+        program.op("aten::relu", at, at + 10, sequence=int(at) + 1000)
+        program.op("aten::relu", at + 15, at + 16, sequence=int(at) + 1001)
+        program.node("ReluBackward0", 20_000 + at, 20_002 + at, int(at) + 1000)
+        program.kernel("relu", at + 1)
+    else:
+        program.node("GeluBackward0", at, at + 10, 7)
+        program.kernel("gelu", at + 1, tid=ENGINE)
+
+
+def test_a_receive_answers_what_is_sent_to_its_peer(program):
+    """Forward work goes to rank 1 and backward work to rank 0: what comes from them is the other way round."""
+    plan = [("send", 1, "forward"), ("send", 0, "backward"), ("recv", 1, "forward"), ("recv", 0, "backward")]
+    ids = messages(program, plan, wait=False)
+    labelled = classify(program.events())
+    assert [one(labelled, i)["pass"] for i in ids] == ["forward", "backward", "backward", "forward"]
+
+
+def test_a_receive_between_ranks_that_send_both_ways(program):
+    """Waited for in turn, the work after the wait tells; waited for at the end, nothing does, and none is made up."""
+    plan = [("send", 1, "forward"), ("send", 1, "backward"), ("recv", 1, "forward"), ("recv", 1, "backward")] * 3
+    ids = messages(program, plan, wait=True)
+    labelled = classify(program.events())
+    assert [one(labelled, i)["pass"] for i in ids] == [work for _, _, work in plan]
+    late = type(program)()
+    ids = messages(late, plan, wait=False)
+    labelled = classify(late.events())
+    assert [one(labelled, i)["pass"] for i in ids] == [None if way == "recv" else w for way, _, w in plan]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("PP:2SEND_F5", (2, 5, "forward")),
+        ("PP:2RECV_F5", (2, 5, "forward")),
+        ("PP:7SEND_B0", (7, 0, "backward")),
+        ("PP:7RECV_B0", (7, 0, "backward")),
+    ],
+)
+def test_a_range_says_what_a_message_carries(program, name, expected):
+    program.trained()
+    program.note(name, 0, 10)
+    way = "send" if "SEND" in name else "recv"
+    target = program.nccl(way, 1, group_desc="pp")
+    row = one(classify(program.events()), target)
+    assert (row["stage"], row["microbatch"], row["pass"]) == expected
+    assert row["label"] == "pp_comm"
+
+
+@pytest.mark.parametrize(("ranks", "peer"), [(None, 3), ("[1, 3, 5, 7]", 7)])
+def test_a_single_message_spells_its_peer(program, ranks, peer):
+    program.note("nccl:send 0->3", 0, 10)
+    program.op("record_param_comms", 1, 9, collective="send", group="1", group_ranks=ranks)
+    target = program.kernel("ncclDevKernel_SendRecv(args)", 2, stream=20)
+    assert one(classify(program.events()), target)["peer"] == peer
+
+
+def test_sendrecv_is_nothing_by_its_name_alone(program):
+    program.trained()
+    target = program.kernel("ncclDevKernel_SendRecv(args)", 1, stream=20)
+    assert one(classify(program.events()), target)["label"] == "comm"
