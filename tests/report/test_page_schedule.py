@@ -1,0 +1,172 @@
+"""The schedule on the page, in a real browser: it answers to mouse, wheel and keys, and its legend switches cells."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tracekit.report.html.schedules import schedule_data
+from tracekit.report.palette import IDLE_COLOUR
+from tracekit.report.schedule.plot import colour
+
+
+def test_hovering_a_cell_tells_its_facts(look, pages):
+    page = look(pages("1f1b"))
+    chart = page.locator("#schedule-chart")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + 112, box["y"] + 45)  # rank 0's first forward
+    tip = page.locator("#tip")
+    tip.wait_for(state="visible")
+    assert re.match(r"forward · rank 0 · measured\nstage 0, micro-batch 0\n0\.000 to ", tip.inner_text())
+
+
+def zoom_of(page):
+    look = "echarts.getInstanceByDom(document.getElementById('schedule-chart')).getOption().dataZoom[0]"
+    return page.evaluate(f"[{look}.start, {look}.end]")
+
+
+def test_keys_zoom_both_schedules_together(look, pages):
+    page = look(pages("1f1b"))
+    assert zoom_of(page) == [0, 100]
+    page.focus("#schedule-chart")
+    page.keyboard.press("+")
+    start, end = zoom_of(page)
+    assert 0 < start < end < 100
+    extents = page.evaluate(
+        "(() => { const c = echarts.getInstanceByDom(document.getElementById('schedule-chart'));"
+        "return [0, 1].map(i => c.convertFromPixel({xAxisIndex: i}, 300)); })()"
+    )
+    assert extents[0] == pytest.approx(extents[1], abs=0.2)  # a pixel is 0.07 ms
+    page.keyboard.press("0")
+    assert zoom_of(page) == [0, 100]
+
+
+def test_the_wheel_scrolls_the_page_until_the_timeline_is_in_hand(look, pages):
+    page = look(pages("1f1b"))
+    chart = page.locator("#schedule-chart")
+    chart.scroll_into_view_if_needed()
+    box, before = chart.bounding_box(), page.evaluate("scrollY")
+    page.mouse.move(box["x"] + 500, box["y"] + 60)
+    page.mouse.wheel(0, 40)
+    page.wait_for_timeout(300)
+    assert page.evaluate("scrollY") == before + 40
+    assert zoom_of(page) == [0, 100]
+    page.mouse.click(box["x"] + 500, box["y"] + 20)
+    page.mouse.wheel(0, -400)
+    page.wait_for_timeout(200)
+    start, end = zoom_of(page)
+    assert end - start < 100
+    assert page.evaluate("scrollY") == before + 40
+
+
+def test_dragging_pans(look, pages):
+    page = look(pages("1f1b"))
+    page.focus("#schedule-chart")
+    page.keyboard.press("+")
+    start, end = zoom_of(page)
+    box = page.locator("#schedule-chart").bounding_box()
+    page.mouse.move(box["x"] + 500, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, box["y"] + 60, steps=5)
+    page.mouse.up()
+    page.wait_for_timeout(200)
+    moved = zoom_of(page)
+    assert moved[0] > start
+    assert moved[1] - moved[0] == pytest.approx(end - start)
+
+
+def test_keys_step_through_cells_and_say_each(look, pages):
+    page = look(pages("1f1b"))
+    page.focus("#schedule-chart")
+    said = []
+    for key in ("n", "n", "p", "n", "n", "ArrowDown"):
+        page.keyboard.press(key)
+        said.append(page.locator("#said").inner_text())
+    told = [
+        re.match(r"([\w ]+) · rank (\d) · measured(?:\s+stage 0, micro-batch (\d))?", text).groups()
+        for text in said[:5]
+    ]
+    first, hair, second = ("forward", "0", "0"), ("outside cells", "0", None), ("forward", "0", "1")
+    assert told == [first, hair, first, hair, second]
+    assert said[5].startswith("outside cells · rank 1 · measured")
+    assert page.locator("#tip").is_visible()
+    page.locator("#schedule-chart").blur()
+    assert not page.locator("#tip").is_visible()
+
+
+def test_what_is_narrower_than_a_pixel_keeps_its_share(look, pages):
+    """Two kinds take turns, one third and two thirds of the time, in boxes of 0.1 and 0.2 pixels."""
+    page = look(pages("reload-overlap"))
+    weights = page.evaluate(
+        """() => {
+            const n = 200, start = [], end = [], kind = [], half = Array(n).fill(0);
+            for (let i = 0, t = 0; i < n; i++) { start.push(t); t += i % 2 ? 0.2 : 0.1; end.push(t); kind.push(i % 2); }
+            const all = { start, end, kind, half, rows: new Map([[0, [0, n]]]), views: new Map() };
+            const paint = (hidden) => {
+                const { narrow } = boxes.view(all, { row: 0, x0: 0, scale: 1, left: 0, right: 30 }, new Set(hidden));
+                const seen = {}; let left = 1;
+                for (const k of [...narrow.keys()].sort((a, b) => b - a)) { // the last painted is on top
+                    seen[k] = left * narrow.get(k)[0][7]; left -= seen[k];
+                }
+                return seen;
+            };
+            return [paint([]), paint([1])];
+        }"""
+    )
+    both, alone = weights
+    assert both["0"] + both["1"] == pytest.approx(1, abs=1e-5)
+    assert both["1"] == pytest.approx(2 / 3, abs=0.1)  # a column holds three boxes of each, and parts of two
+    assert alone == {"0": pytest.approx(0.4, abs=1e-5)}  # faint, but seen
+
+
+def test_the_legend_switches_cells_off(look, pages):
+    page = look(pages("1f1b"))
+    chart = page.locator("#schedule-chart")
+    before = chart.screenshot()
+    button = page.locator("#schedule-legend button", has_text=re.compile("^forward$"))
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    page.wait_for_timeout(100)
+    without = chart.screenshot()
+    assert without != before
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+
+
+def test_the_legend_names_only_what_ran(look, pages):
+    page = look(pages("1f1b"))
+    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "outside cells"]
+
+
+def test_cells_have_the_colours_of_the_pictures(analysed):
+    """Chunks are told apart by shade, on the page as in a plot; legend entries are ops."""
+    found = schedule_data(analysed("vpp-overlap"))
+    assert [(kind["name"], kind["colour"]) for kind in found["choices"][0]["kinds"]] == [
+        ("forward", colour("F", 0, 2)),
+        ("forward", colour("F", 1, 2)),
+        ("backward", colour("B", 0, 2)),
+        ("backward", colour("B", 1, 2)),
+        ("outside cells", IDLE_COLOUR),
+    ]
+
+
+def test_pipelines_and_steps_can_be_chosen(look, pages):
+    page = look(pages("steps/a"))
+    names = page.locator("#schedule-which option").all_inner_texts()
+    assert sorted(names) == [f"step {n}" for n in range(2, 10)]
+    before = page.locator("#schedule-chart").screenshot()
+    page.select_option("#schedule-which", index=3)
+    page.wait_for_timeout(400)
+    assert page.locator("#schedule-chart").screenshot() != before
+    assert page.said == []
+
+
+def test_a_legend_entry_switches_every_chunk(look, pages):
+    page = look(pages("vpp-overlap"))
+    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "outside cells"]
+    page.locator("#schedule-legend button").first.click()
+    page.focus("#schedule-chart")
+    page.keyboard.press("n")
+    assert page.locator("#said").inner_text().startswith("outside cells · rank 0")
