@@ -1,0 +1,70 @@
+"""What analyze() takes: steps, ranks, rules, and a path, a trace in memory or a store."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kept import analysis_of
+from tracekit.classify import Rule, RuleBook
+from tracekit.errors import InputError, OptionError
+from tracekit.run.analyze import analyze
+from tracekit.run.load import load
+
+
+def test_several_steps(run):
+    one = run("steps/a").rank(0)
+    assert one.steps == tuple(range(2, 10))
+    assert len(one.per_step) == 8
+    table = run("steps/a").tables["steps"].filter(rank=0)
+    assert one.whole.budget.span_ns == table["end_ns"].max() - table["start_ns"].min()
+    # Time between steps is the window's, no step's; nothing is counted twice.
+    assert sum(s.budget.compute_ns for s in one.per_step) == one.whole.budget.compute_ns
+
+
+def test_chosen_steps(samples):
+    one = analysis_of(samples / "steps/a", steps="4:6", schedule="none").rank(1)
+    assert one.steps == (4, 5)
+    with pytest.raises(OptionError, match="selects none"):
+        analyze(samples / "steps/a", steps="40", schedule="none")
+
+
+@pytest.mark.parametrize("asked", ["2:4", [2, 3], (3, 2), range(2, 4), slice(2, 4)], ids=str)
+def test_steps_are_named_as_in_python_too(samples, asked):
+    found = analysis_of(samples / "steps/a", ranks=[0], steps=asked, schedule="none")
+    assert found.rank(0).steps == (2, 3)
+
+
+def test_one_step_is_a_number(samples):
+    assert list(analysis_of(samples / "steps/a", ranks=[0], steps=2, schedule="none").rank(0).steps) == [2]
+    with pytest.raises(OptionError, match="leaves steps out"):
+        analysis_of(samples / "steps/a", ranks=[0], steps=slice(2, 9, 2), schedule="none")
+
+
+def test_a_rank_that_was_not_analyzed(run):
+    with pytest.raises(InputError, match=r"there is no rank 9 \(ranks here: 0, 1, 2, 3\)"):
+        run("1f1b").rank(9)
+
+
+def test_missing_ranks_are_said(samples):
+    with pytest.raises(InputError, match="no rank 9"):
+        analyze(load(samples / "reload"), ranks=[9], schedule="none")
+
+
+def test_rules_made_in_python(samples):
+    """A book of rules instead of a file: every matrix product is the router's."""
+    book = RuleBook((Rule("mine", "forward", {"gemm": True}, module="router"),))
+    found = analyze(samples / "compile", rules=book, schedule="none")
+    kernels = found.tables["kernels"].filter(module="router")
+    assert kernels["count"].sum() > 0
+    assert set(kernels["label"]) == {"forward"}
+
+
+def test_a_trace_in_memory_gives_the_same_as_its_path(samples, run):
+    assert analyze(load(samples / "reload"), schedule="none").to_dict()["ranks"] == run("reload").to_dict()["ranks"]
+
+
+def test_a_store_gives_the_same_as_its_traces(samples, run, tmp_path):
+    from tracekit.run.ingest import ingest
+
+    ingest(samples / "1f1b", tmp_path / "store")
+    assert analyze(tmp_path / "store", schedule="none").to_dict()["ranks"] == run("1f1b").to_dict()["ranks"]

@@ -1,0 +1,79 @@
+"""The result of analyze(): its JSON, totals, tables for pandas and notebooks, and the parts that ranks send."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+
+from tracekit.analysis.combine import combine
+from tracekit.analysis.tables import rank_tables
+from tracekit.run.load import load
+from tracekit.schema import LABELS
+
+
+def test_json_has_every_key_of_the_contract(run):
+    data = json.loads(run("1f1b", schedule="auto").to_json())
+    assert data["format"] == "tracekit.analysis/1"
+    assert set(data) >= {"tracekit", "format", "source", "ranks", "total", "schedule", "warnings"}
+    assert set(data["source"]) >= {"paths", "reader", "ranks", "world_size"}
+    one = data["ranks"][0]
+    keys = {"span_ns", "budget_ns", "label_ns", "label_count", "overlap", "hidden_ns", "bubble"}
+    assert set(one) >= keys | {"rank", "steps", "per_step"}
+    assert set(data["total"]) >= keys
+    assert set(one["budget_ns"]) == {"compute", "exposed", "idle"}
+    assert set(one["bubble"]) >= {"idle_ns", "wait_ns", "fraction"}
+    assert set(one["label_ns"]) <= set(LABELS)
+    assert one["overlap"]["copy"] is not None
+    assert set(one["per_step"][0]) >= keys | {"step"}
+    assert one["per_step"][0]["step"] == 2
+    spent = one["budget_ns"]["compute"] + sum(one["budget_ns"]["exposed"].values()) + one["budget_ns"]["idle"]
+    assert spent == one["span_ns"]
+    assert data["schedule"]["name"] == "1f1b"
+    assert set(data["schedule"]) >= {"name", "pp", "microbatches", "virtual", "ranks", "measured", "ideal", "gap_ns"}
+
+
+def test_totals_are_sums_and_ratios_of_sums(run):
+    found = run("overlapped")
+    total = found.total
+    for label in ("ep_dispatch", "ep_combine", "offload"):
+        assert total.label_ns[label] == sum(one.whole.label_ns[label] for one in found.ranks)
+        hidden = sum(one.whole.hidden_ns[label] for one in found.ranks)
+        assert total.overlap[label] == hidden / total.label_ns[label]
+
+
+def test_the_result_is_frozen_and_its_tables_become_pandas(run):
+    found = run("reload")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.ranks = ()
+    tables = found.to_pandas()
+    assert len(tables["operations"]) == 4 * 8
+    assert set(tables) >= {
+        "steps",
+        "budget",
+        "labels",
+        "hidden",
+        "bubbles",
+        "phases",
+        "operations",
+        "stragglers",
+        "gaps",
+        "copies",
+    }
+
+
+def test_a_notebook_shows_a_table(run):
+    page = run("1f1b")._repr_html_()
+    assert page.count("<tr>") == 1 + 4 + 1
+    assert "118.846" in page
+
+
+def test_only_small_tables_travel(samples):
+    """What leaves a rank is picklable and far smaller than its events."""
+    part = load(samples / "1f1b", ranks=[0]).rank(0)
+    packed = pickle.dumps(rank_tables(part))
+    assert len(packed) < part.events.estimated_size() / 4
+    again = combine([pickle.loads(packed)])
+    assert again.rank(0).whole.budget.span_ns == 118_845_920

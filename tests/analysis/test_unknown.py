@@ -1,0 +1,98 @@
+"""What a recording cannot tell: idle and waiting time is null or a bound, and the reason is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+from tests.kept import analysis_of
+from tracekit.run.analyze import analyze
+
+
+def test_without_its_peers_the_bubble_is_a_lower_bound(samples):
+    alone = analysis_of(samples / "1f1b", ranks=[0], schedule="none")
+    one = alone.rank(0).whole
+    assert one.bubble.wait_ns is None
+    assert one.wait_ns == {"pp_comm": None}
+    assert one.lower_bound
+    assert one.bubble_fraction == one.budget.idle_ns / one.budget.span_ns
+    assert "wait-unknown" in {note.code for note in alone.notices}
+
+
+def test_why_waiting_is_not_known(run):
+    """All four ranks of the Nsight run are there, so giving more would not help; of the other, one of four is."""
+    said = {n.code: n.message for n in run("nsys-1f1b").notices}["wait-unknown"]
+    assert said.startswith("60 of 60 sends and receives do not name their peer: ")
+    assert said.endswith("; record the peers")
+    said = {n.code: n.message for n in run("1f1b", ranks=(0,)).notices}["wait-unknown"]
+    assert said.startswith("11 of 11 sends and receives have no peer in these traces: ")
+    assert said.endswith("; give all ranks of the pipeline")
+
+
+def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):
+    """The same operations, 8.2 s later: clocks could differ by that, so it is said and not refused."""
+    for run, rank in (("a", 0), ("b", 1)):
+        name = f"rank{rank}.pt.trace.json.gz"
+        (tmp_path / name).write_bytes((samples / "steps" / run / name).read_bytes())
+    said = [n.message for n in analyze(tmp_path, schedule="none").notices if n.code == "clocks-apart"]
+    assert len(said) == 1
+    assert said[0].startswith("rank 1 was recorded 8.2 s after rank 0: ")
+    assert not [n for n in analysis_of(samples / "steps/a", schedule="none").notices if n.code == "clocks-apart"]
+
+
+def write(path, events):
+    with gzip.open(path, "wt") as out:
+        json.dump({"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}, out)
+    return path
+
+
+def kernel(ts, dur, correlation, **args):
+    return {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": ts, "dur": dur,
+            "args": {"device": 0, "stream": 7, "correlation": correlation, **args}}  # fmt: skip
+
+
+def launch(ts, correlation, name="cudaLaunchKernel"):
+    return {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 2,
+            "args": {"correlation": correlation}}  # fmt: skip
+
+
+def test_graph_launches_without_kernels_give_null_not_idle(tmp_path):
+    """Two small kernels around graph launches that left nothing behind: 98 % idle would be false."""
+    path = write(tmp_path / "rank0.json.gz", [
+        launch(0, 1), kernel(5, 10, 1), launch(100, 2, "cudaGraphLaunch"), launch(500, 3), kernel(990, 10, 3),
+    ])  # fmt: skip
+    found = analyze(path, schedule="none")
+    data = found.to_dict()["ranks"][0]
+    assert data["budget_ns"]["idle"] is None
+    assert data["bubble"]["fraction"] is None
+    assert data["idle_causes_ns"] is None
+    assert "graphs-unseen" in {note.code for note in found.notices}
+
+
+def test_a_file_that_lost_its_kernels_gives_null_not_idle(tmp_path):
+    """Cut off in the middle of the GPU's part: launches are there, most kernels are not."""
+    calls = [launch(10 * n, n) for n in range(100)]
+    found = analyze(write(tmp_path / "rank0.json.gz", [*calls, kernel(5, 9, 0), kernel(995, 9, 99)]), schedule="none")
+    assert found.rank(0).whole.bubble_fraction is None
+    assert "gpu-events-lost" in {note.code for note in found.notices}
+    whole = [*calls, *(kernel(10 * n + 5, 9, n) for n in range(100))]
+    kept = analyze(write(tmp_path / "rank1.json.gz", whole), schedule="none").ranks[0].whole
+    assert kept.idle_known
+    assert kept.budget.idle_ns < 0.2 * kept.budget.span_ns
+
+
+def test_graph_kernels_fill_the_graph(tmp_path):
+    path = write(tmp_path / "rank0.json.gz", [
+        launch(0, 1), kernel(5, 10, 1), launch(100, 2, "cudaGraphLaunch"), kernel(110, 200, 2), kernel(310, 200, 2),
+    ])  # fmt: skip
+    data = analyze(path, schedule="none").to_dict()["ranks"][0]
+    assert data["budget_ns"]["idle"] == 95_000
+    assert data["span_ns"] == 505_000
+
+
+def test_no_gpu_events_at_all(tmp_path):
+    path = write(tmp_path / "rank0.json.gz", [launch(0, 1)])
+    found = analyze(path, schedule="none")
+    assert found.rank(0).whole.bubble_fraction is None
+    assert "no-gpu-events" in {note.code for note in found.notices}
+    json.loads(found.to_json())
