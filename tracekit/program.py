@@ -25,6 +25,11 @@ _RUNNING = Path("/proc/loadavg")
 _ALONE = ("--workers", "--dask", "--explain", "--help", "-h")
 """Options with which ``analyze`` starts other workers, or none."""
 _REPORT = "tracekit.report.terminal.analysis"
+_QUIET = {
+    "OPENBLAS_NUM_THREADS": "1",  # numpy starts and spins one thread per core; nothing needs them
+    "_RJEM_MALLOC_CONF": "narenas:1",  # polars keeps memory that it freed apart for every core; most run one thread
+}
+"""What libraries are told before they are imported, unless the user tells them something else."""
 
 
 def program() -> NoReturn:
@@ -32,7 +37,8 @@ def program() -> NoReturn:
 
     What is registered for its end is done; taking apart all that was imported, 0.03 s, is the system's.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts and spins one thread per core; nothing needs them
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         look_ahead(sys.argv[1:])
         from tracekit.cli import main
