@@ -7,11 +7,17 @@ import types
 from dataclasses import fields
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console, Group
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 
 from tracekit.report.names import short_kernel
 from tracekit.report.terminal.by import by_rows
-from tracekit.report.terminal.table import LEAST_NAME, WHOLE_NAME, command_line, fitted, note
+from tracekit.report.terminal.screen import Screen
+from tracekit.report.terminal.table import LEAST_NAME, WHOLE_NAME, Lines, command_line, fitted, note
 from tracekit.report.terminal.whatif import render_what_if
 from tracekit.report.view.by import ByRow, ByView
 from tracekit.report.view.pipeline import WhatIfRow
@@ -125,3 +131,47 @@ def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(widt
     assert "layer 1" in text
     assert text.count("annotation") == 1  # under the table, not in every row
     assert [label in text for label in labels] == [split] * 3
+
+
+WORDS = st.text(st.sampled_from("ab 9.%■漢é\t\n\x1b"), max_size=8)
+STYLES = st.sampled_from(["", "red", "bold blue"])
+STYLED = st.builds(
+    lambda text, style, at: Text.assemble((text[:at], style), text[at:], style="dim" if at else ""),
+    WORDS,
+    STYLES,
+    st.integers(0, 4),
+)
+
+
+def signs(made, width):
+    """Every sign that is printed, with its style."""
+    console = Screen(width=width, force_terminal=True, color_system="truecolor")
+    segments = console.render(made, console.options.update(width=width))
+    return [(sign, str(style or Style.null())) for text, style, _ in segments for sign in text]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.integers(1, 4).flatmap(
+        lambda n: st.tuples(
+            st.lists(WORDS, min_size=n, max_size=n),
+            st.lists(st.lists(WORDS | STYLED, min_size=n, max_size=n), max_size=4),
+            st.lists(st.booleans(), min_size=n, max_size=n),
+        )
+    ),
+    st.integers(3, 60),
+    st.booleans(),
+    st.sampled_from(["", "bold"]),
+)
+def test_lines_are_those_that_rich_would_write(cells, width, headed, style):
+    heads, rows, sides = cells
+    made = []
+    for kind in (Lines, Table):
+        one = kind(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+        one.show_header = headed
+        for head, left in zip(heads, sides, strict=True):
+            one.add_column(head, justify="left" if left else "right", no_wrap=left)
+        for row in rows:
+            one.add_row(*row, style=style)
+        made.append(signs(one, width))
+    assert made[0] == made[1]

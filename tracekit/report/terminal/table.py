@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Column, Table
 from rich.text import Text
 
 from tracekit._util.records import dataclass
@@ -21,9 +24,49 @@ WHOLE_NAME = 36
 """… and how many it keeps as long as there are columns to spare."""
 
 
+class Lines(Table):
+    """A table that writes its lines itself where each cell fits on one: rich measures and wraps every cell anew.
+
+    What it writes is what rich would. It has no box, and cells are plain text.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = 1 if self.show_header else 0
+        columns = [[column.header, *column.cells][1 - shown :] for column in self.columns]
+        widths = [max((_width(cell) for cell in cells), default=0) for cells in columns]
+        gaps = [self.padding[1]] * (len(columns) - 1) + [0]
+        if not all(map(_simple, self.columns, columns)) or sum(widths) + sum(gaps) > options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        for at, row in enumerate(zip(*columns, strict=True), -shown):
+            style = console.get_style(self.header_style if at < 0 else self.get_row_style(console, at))
+            for cell, column, width, gap in zip(row, self.columns, widths, gaps, strict=True):
+                room = " " * (width - _width(cell))
+                if isinstance(cell, Text):
+                    own = style + console.get_style(cell.style)
+                    text = [Segment(words, own + (inner or Style.null())) for words, inner, _ in cell.render(console)]
+                else:
+                    own, text = style, [Segment(str(cell), style)]
+                yield from [Segment(room, own), *text] if column.justify == "right" else [*text, Segment(room, own)]
+                yield Segment(" " * gap, style)
+            yield Segment.line()
+
+
+def _width(cell: object) -> int:
+    return cell_len(cell.plain if isinstance(cell, Text) else str(cell))
+
+
+def _simple(column: Column, cells: Sequence[object]) -> bool:
+    """Return whether all cells of a column are text on one line, and stand to one side."""
+    texts = [cell.plain if isinstance(cell, Text) else cell for cell in cells]
+    known = all(isinstance(text, str) and text.isprintable() for text in texts)
+    stripped = column.justify == "left" or not any(str(text).endswith(" ") for text in texts)
+    return known and stripped and column.justify in ("left", "right") and any(texts)
+
+
 def table(*columns: str, left: Sequence[str] = ()) -> Table:
     """Return an empty table; the columns in *left* are words and may wrap."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    made = Lines(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     for name in columns:
         whole = name not in left or name == "label"  # a label is one word, whatever its mark is made of
         made.add_column(name, justify="left" if name in left else "right", no_wrap=whole)
