@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.columns import whole_numbers
 from tracekit._util.garbage import no_collecting
 from tracekit._util.pool import Spread
 from tracekit._util.records import dataclass
@@ -23,7 +22,7 @@ from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline, renamed
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.reconstruct.steps import assemble_steps
-from tracekit.schedules import Times, simulate
+from tracekit.schedules import simulate
 from tracekit.schema import PHASES
 
 Ints = npt.NDArray[np.int64]
@@ -209,8 +208,7 @@ def _ideal(pipeline: Pipeline, r: Replays, match: Match, *, complete: bool) -> _
         bubble = 1 - int(r.balanced.sum()) / (makespan * len(pipeline.positions)) if makespan else 0.0
         return _Ideal(makespan, bubble, (start, end), r.graph.idle_by_phase(start, end))
     pp = len(pipeline.ranks)
-    times: Times = stage_times(r, pipeline.detail, pp).of_chunks(_chunks(pipeline, pp))
-    done = simulate(match.schedule, times)
+    done = simulate(match.schedule, stage_times(r, pipeline.detail, pp).of_chunks())
     table = match.schedule.table
     for at in pipeline.positions if match.exact else ():
         ran, planned = np.flatnonzero(r.graph.position == at), np.flatnonzero(table.rank == at)
@@ -218,12 +216,6 @@ def _ideal(pipeline: Pipeline, r: Replays, match: Match, *, complete: bool) -> _
             start[ran], end[ran] = done.start[planned], done.end[planned]
     idle = {at: [int(ns) for ns in phases] for at, phases in enumerate(done.idle_phases)}
     return _Ideal(int(done.makespan), done.bubble_fraction, (start, end), idle)
-
-
-def _chunks(pipeline: Pipeline, pp: int) -> float:
-    columns = (whole_numbers(pipeline.detail[n], 0) for n in ("stage", "b_stage"))
-    stages = int(max(column.max(initial=0) for column in columns)) + 1
-    return stages / pp
 
 
 def _bubbles(pipeline: Pipeline, r: Replays, ideal: _Ideal) -> tuple[RankBubble, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
 from tracekit._util.records import dataclass
 from tracekit.compare.gap import Replays
 from tracekit.schedules import Times
@@ -19,9 +18,12 @@ class StageTimes:
     W: int
     overlap: float | None  # time of an FB over that of its F and B apart; None: never ran one
     split_known: bool
+    chunks: float
+    """Into how many the run cuts a rank's layers."""
 
-    def of_chunks(self, chunks: float) -> Times:
-        """Return times of the ops of a schedule that cuts a rank's layers into so many chunks."""
+    def of_chunks(self, chunks: float | None = None) -> Times:
+        """Return times of the ops of a schedule that cuts a rank's layers into so many chunks; the run's without."""
+        chunks = chunks or self.chunks
         f, i, w = (max(1, round(t / chunks)) for t in (self.F, self.I, self.W))
         block = f + i + w if self.overlap is None else max(1, round((f + i + w) * self.overlap))
         return Times(F=f, I=i, W=w, B=i + w, FB=block)
@@ -29,8 +31,8 @@ class StageTimes:
 
 def stage_times(r: Replays, cells: pl.DataFrame, pp: int) -> StageTimes:
     """Return the run's balanced times; a backward never split is split by its kernels' labels, else in half."""
-    op, stage = r.graph.op, r.graph.stage
-    chunks = (int(max(stage.max(initial=0), whole_numbers(cells["b_stage"], 0).max(initial=0))) + 1) / pp
+    op = r.graph.op
+    chunks = (int(max(stages.max(initial=0) for stages in (r.graph.stage, r.graph.b_stage))) + 1) / pp
     mean = {kind: int(r.balanced[op == kind][0]) for kind in ("F", "I", "W", "B", "FB") if (op == kind).any()}
     whole = mean.get("B") or (mean["I"] + mean["W"] if "I" in mean and "W" in mean else None)
     block = mean.get("FB")
@@ -41,7 +43,8 @@ def stage_times(r: Replays, cells: pl.DataFrame, pp: int) -> StageTimes:
     w = mean.get("W", round(whole * share))
     i = mean.get("I", whole - w)
     overlap = block / (f + i + w) if block else None
-    return StageTimes(round(f * chunks), round(i * chunks), round(w * chunks), overlap, known or "W" in mean)
+    f, i, w = (round(time * chunks) for time in (f, i, w))
+    return StageTimes(f, i, w, overlap, known or "W" in mean, chunks)
 
 
 def _weight_share(r: Replays, cells: pl.DataFrame) -> tuple[float, bool]:
