@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tracekit._util.garbage import collect_rarely
 from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 
 PAYS_FILES = 4
@@ -37,6 +38,7 @@ def program() -> NoReturn:
 
     What is registered for its end is done; taking apart all that was imported, 0.03 s, is the system's.
     """
+    collect_rarely()
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import typer
 
 from tracekit._util.faults import as_tracekit_error
-from tracekit._util.garbage import collect_rarely
 from tracekit._version import __version__
 from tracekit.cli._base import Command, Root, hush, mistake, say, speak_plainly
 from tracekit.errors import DEBUG, TracekitError
@@ -90,7 +89,6 @@ def fail(error: TracekitError) -> int:
 def main() -> NoReturn:
     """Run the command line; exit with its code."""
     speak_plainly()
-    collect_rarely()
     try:
         code = make_app(_named(sys.argv[1:]))(standalone_mode=False)
     except TracekitError as error:
