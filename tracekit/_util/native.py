@@ -148,9 +148,8 @@ class Native:
     def _made_of(self) -> bytes | None:
         """All that the code of one source depends on."""
         files = sorted(self._source.glob("*.py")) if self._source.is_dir() else [self._source]
-        shared = (Path(__file__).with_name(name) for name in ("native.py", "compiled.py", "llvm.py"))
         try:
-            return _digest([_machine(), *(_text(file, file.stat().st_mtime_ns) for file in (*shared, *files))])
+            return _digest([_shared(), *(_text(file, file.stat().st_mtime_ns) for file in files)])
         except (OSError, ImportError):  # no source, or a numba that is not installed but packed
             return None
 
@@ -332,6 +331,13 @@ def _parse(signature: str) -> tuple[str, tuple[_Argument, ...]]:
     plain = {str(argument.dtype) for argument in arguments if not argument.ndim}
     assert {result, *plain} <= {"void", "int64"}, f"{signature}: integers are 64 bits wide"
     return result, tuple(arguments)
+
+
+@cache
+def _shared() -> bytes:
+    """What all code depends on: how it is compiled, and for what."""
+    files = (Path(__file__).with_name(name) for name in ("native.py", "compiled.py", "llvm.py"))
+    return _digest([_machine(), *(_text(file, file.stat().st_mtime_ns) for file in files)])
 
 
 @cache

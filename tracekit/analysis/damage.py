@@ -32,13 +32,13 @@ def refuse_damaged(rank: RankEvents) -> list[Notice]:
     tracekit.errors.InputError: rank0.sqlite: 3 of 3 GPU events have no usable start or end (export the report again: \
 nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     """
-    gpu = rank.events.select("kind", "name", "start_ns", "end_ns").filter(pl.col("kind").is_in(GPU_KINDS))
-    _refuse_nameless(rank, gpu)
+    if rank.source.reader == "nsight":  # its files have names in a table of their own
+        _refuse_nameless(rank)
     again = _AGAIN.get(rank.source.reader, _AGAIN["kineto"])
     untimed = rank.source.skipped.get(UNTIMED, 0)
     if not untimed:
         return _unreadable(rank, again)
-    every = untimed + len(gpu)
+    every = untimed + int(rank.events["kind"].is_in(GPU_KINDS).sum())
     text = f"{untimed:,} of {every:,} GPU events have no usable start or end"
     if untimed > MOST_UNKNOWN * every:
         message = next((note.message for note in rank.source.notices if note.code == "damaged-rows"), "")
@@ -81,10 +81,11 @@ def _unreadable(rank: RankEvents, again: str) -> list[Notice]:
     return [Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; {again}")]
 
 
-def _refuse_nameless(rank: RankEvents, gpu: pl.DataFrame) -> None:
-    if gpu["name"].dtype != pl.Categorical or NAMELESS not in gpu["name"].unique().to_list():
+def _refuse_nameless(rank: RankEvents) -> None:
+    kernels = rank.events.select("kind", "name", "start_ns", "end_ns").filter(pl.col("kind") == "kernel")
+    if kernels["name"].dtype != pl.Categorical or NAMELESS not in kernels["name"].unique().to_list():
         return
-    kernels = gpu.filter(pl.col("kind") == "kernel").with_columns(
+    kernels = kernels.with_columns(
         nameless=pl.col("name").cast(pl.String) == NAMELESS, ns=pl.col("end_ns") - pl.col("start_ns")
     )
     count, unknown, whole = kernels.select(

@@ -7,9 +7,11 @@ a call of the host. All of these count here, so that a bubble is stated as exact
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
+from tracekit._util.columns import present
 
 _COLLECTIVE = (
     r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|gather|scatter|reduce|dispatch|combine"
@@ -52,9 +54,9 @@ def issued_messages(events: pl.DataFrame) -> int:
     ...                               "collective": [None, None, "send"]}))
     1
     """
-    host = events.select("name", "collective").filter(events["kind"].is_in(["cpu_op", "annotation"]))
-    named, moved = Text.of(host["name"]).matches(_ISSUED), Text.of(host["collective"]).matches(_MOVED)
-    return int((named | moved).sum())
+    named, said = np.flatnonzero(Text.of(events["name"]).matches(_ISSUED)), events["collective"]
+    moved = np.flatnonzero(present(said))[Text.of(said.drop_nulls()).matches(_MOVED)]
+    return int(events["kind"][np.union1d(named, moved)].is_in(["cpu_op", "annotation"]).sum())
 
 
 def unseen_messages(issued: int, messages: int) -> bool:
