@@ -202,4 +202,4 @@ def pair_numbers(one: AnyInts, other: AnyInts) -> Ints:
     codes, first = first_seen(one, other)
     rank = np.empty(len(first), np.int64)
     rank[np.lexsort((other[first], one[first]))] = np.arange(len(first))
-    return rank[codes]
+    return np.take(rank, codes, out=codes, mode="clip") if len(first) else codes
