@@ -22,7 +22,7 @@ from tracekit._util.patterns import LONGEST, Linear, finder
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int32]
-"""Places in a list, or rows of a table: half as large as other numbers, and there are as many as rows."""
+"""Places in a list, or rows of a table: there are many of them, and no trace has as many rows as 32 bits can tell."""
 AnyInts = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 MISSING = 2**32 - 1

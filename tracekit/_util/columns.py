@@ -70,7 +70,7 @@ def sparse(size: int, rows: Ints, values: npt.NDArray[Any]) -> pl.Series:
 
 
 def _untouched(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Zeros from pages of their own: the system makes each when it is first written to, and large ones not at all."""
+    """Zeros in pages of their own: the system makes each when it is first written to, and no huge ones."""
     if size * dtype.itemsize < _OWN_PAGES or not hasattr(mmap, "MAP_PRIVATE"):
         return np.zeros(size, dtype)
     pages = mmap.mmap(-1, size * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

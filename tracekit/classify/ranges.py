@@ -207,9 +207,8 @@ def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     """Put the ranges in order and find what is around each of them, and around each call."""
     numbers = pair_numbers(*(whole_numbers(source.frame[name]) for name in ("pid", "tid")))
     start, end = source.whole("start_ns"), source.whole("end_ns")
-    rows = arrange(
-        kept, numbers, start, end, source.array("kind"), source.whole("id")
-    )  # an op before an equal annotation
+    # Of ranges with the same times an op comes before an annotation, as their kinds do.
+    rows = arrange(kept, numbers, start, end, source.array("kind"), source.whole("id"))
     at = rows.astype(np.intp)  # numpy takes three times as long with rows of 32 bits
     threads, call_threads = numbers[at], numbers[calls]
     names = source.text_at("name", at)
