@@ -209,8 +209,10 @@ def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     start, end = source.whole("start_ns"), source.whole("end_ns")
     # Of ranges with the same times an op comes before an annotation, as their kinds do.
     rows = arrange(kept, numbers, start, end, source.array("kind"), source.whole("id"))
+    del kept
     at = rows.astype(np.intp)  # numpy takes three times as long with rows of 32 bits
     threads, call_threads = numbers[at], numbers[calls]
+    del numbers  # memory that was used before costs less than new
     names = source.text_at("name", at)
     is_op = _of_kind(source, "cpu_op")[at]
     if names.answers(_MARKS).any():
