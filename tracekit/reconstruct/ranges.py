@@ -19,6 +19,8 @@ def by_ranges(kernels: Kernels) -> Segments | None:
 
     Weight gradients outside every range that follow a ``B`` are its own, held back to run beside its send.
     """
+    if not kernels.told_op.present.any():
+        return None
     side = kernels.side
     named = np.isin(side, (FORWARD, ENGINE, LOOSE)) & kernels.told_op.present
     if not all(_covered(kernels.took_ns, named, side == part) for part in (FORWARD, ENGINE)):
