@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tracekit._util.garbage import collect_rarely
-from tracekit._util.machine import WORKER_BYTES, available_memory, cores
+from tracekit._util.machine import SYSTEM, WORKER_BYTES, available_memory, cores
 
 PAYS_FILES = 4
 """Files from which it pays: a worker takes as long to start as two small ranks to measure."""
@@ -22,13 +22,13 @@ ROOM = 4
 WORK = "tracekit.run.measure"
 _TRACES = (".json", ".json.gz", ".sqlite")
 _STORE = "tracekit-store.json"
-_RUNNING = Path("/proc/loadavg")
+_RUNNING = SYSTEM / "loadavg"
 _ALONE = ("--workers", "--dask", "--explain", "--help", "-h")
 """Options with which ``analyze`` starts other workers, or none."""
 _REPORT = "tracekit.report.terminal.analysis"
 _QUIET = {
     "OPENBLAS_NUM_THREADS": "1",  # numpy starts and spins one thread per core; nothing needs them
-    "_RJEM_MALLOC_CONF": "narenas:1",  # polars keeps memory that it freed apart for every core; most run one thread
+    "_RJEM_MALLOC_CONF": "narenas:1",  # polars keeps what it freed apart for each of all cores, and few are used
 }
 """What libraries are told before they are imported, unless the user tells them something else."""
 

@@ -16,6 +16,8 @@ from tracekit._util.native import native, whole
 UNSAID = -(1 << 63)
 """Stands for null where any number may be written."""
 
+FEW = 0.1
+"""Share of all rows up to which values are kept apart from each other."""
 _OWN_PAGES = 1 << 19  # bytes from which what lies between few values is worth not touching
 
 
@@ -44,16 +46,19 @@ def present(column: pl.Series) -> npt.NDArray[np.bool_]:
     return column.is_not_null().to_numpy()
 
 
-def with_nulls(values: npt.NDArray[np.int64], there: npt.NDArray[np.bool_]) -> pl.Series:
-    """Return a column of integers, null where none is *there*.
+def with_nulls(values: npt.NDArray[Any], there: npt.NDArray[np.bool_]) -> pl.Series:
+    """Return a column of numbers, null where none is *there*; few take little memory.
 
     >>> with_nulls(np.array([3, 4]), np.array([True, False])).to_list()
     [3, None]
     """
-    if not there.any():
-        return pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))
-    column = pl.Series(values, dtype=pl.Int64)
-    return column if there.all() else column.scatter(np.flatnonzero(~there), None)
+    count = np.count_nonzero(there)
+    if count == len(values):
+        return pl.Series(values)
+    if count > FEW * len(values):
+        return pl.Series(values).set(pl.Series(~there), None)
+    rows = np.flatnonzero(there)
+    return sparse(len(values), rows, values[rows])
 
 
 def sparse(size: int, rows: Ints, values: npt.NDArray[Any]) -> pl.Series:

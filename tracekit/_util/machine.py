@@ -11,7 +11,7 @@ from pathlib import Path
 SYSTEM = Path("/proc")
 """Where Linux says what the machine is."""
 WORKER_BYTES = 300 << 20
-"""Memory that a process of ours takes before it has read anything."""
+"""Memory that is set aside for a process of ours, beside what it reads; it takes less."""
 
 _PROCESSOR = (
     "vendor_id", "cpu family", "model", "stepping", "flags",  # x86-64

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import sparse
+from tracekit._util.columns import sparse, with_nulls
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.blocks import Scanned
 from tracekit.parsers.kineto.names import CATEGORIES, ITEM_BYTES
@@ -24,7 +24,6 @@ Ints = npt.NDArray[np.int64]
 
 LATEST_NS = 1 << 62
 """No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
-_MOSTLY = 0.9  # of all rows
 _MANY = 100_000  # rows above which a second thread pays
 _NONE = 2**32 - 1  # in place of a category: no text
 UNTIMED_CPU = "CPU events without usable times"
@@ -244,7 +243,7 @@ class _Builder:
         codes = self._codes(column, decode, numbers)
         if codes is None:
             return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, self._rows)
-        return _with_nulls(codes, codes == _NONE).cat.to(pl.Categorical())
+        return with_nulls(codes, codes != _NONE).cat.to(pl.Categorical())
 
     def _sparse(self, rows: Ints, values: Ints | None, dtype: type[np.integer[Any]] = np.int64) -> pl.Series:
         """Make a column of the values that some rows have; what *dtype* cannot hold is left out."""
@@ -256,7 +255,7 @@ class _Builder:
 
     def _series(self, values: Ints | None) -> pl.Series:
         """Make a column of the values that most rows have, or of nothing."""
-        return self._sparse(np.empty(0, np.int64), None) if values is None else _with_nulls(values, values == NULL)
+        return self._sparse(np.empty(0, np.int64), None) if values is None else with_nulls(values, values != NULL)
 
     def _peer(self) -> pl.Series:
         """Take whom a message goes to, or where it comes from."""
@@ -284,16 +283,6 @@ class _Builder:
         values[np.searchsorted(both, at)] = _product(np.maximum(sent, back), known)
         incoming = np.where(back != NULL, _product(back, known), NULL)
         return self._sparse(both, values), self._sparse(at, incoming)
-
-
-def _with_nulls(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_]) -> pl.Series:
-    """Make a column, null where a value is *missing*; few values take little memory."""
-    if not missing.any():
-        return pl.Series(values)
-    if np.count_nonzero(missing) < _MOSTLY * len(missing):
-        return pl.Series(values).set(pl.Series(missing), None)
-    rows = np.flatnonzero(~missing)
-    return sparse(len(values), rows, values[rows])
 
 
 def _table(size: int, codes: Ints, numbers: npt.NDArray[Any], none: int) -> npt.NDArray[np.uint32]:
