@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tracekit._util.deferred import put_off
 from tracekit._util.garbage import collect_rarely
 from tracekit._util.machine import SYSTEM, WORKER_BYTES, available_memory, cores
 
@@ -31,6 +32,12 @@ _QUIET = {
     "_RJEM_MALLOC_CONF": "narenas:1",  # polars keeps what it freed apart for each of all cores, and few are used
 }
 """What libraries are told before they are imported, unless the user tells them something else."""
+_SELDOM = (
+    "importlib.metadata",  # polars asks it for versions of what reads Iceberg's tables; it brings all of email with it
+    "numpy._core._add_newdocs",  # texts for help(): 12 ms of them
+    "numpy._core._add_newdocs_scalars",
+)
+"""Modules that libraries import, and that run when something of them is asked for."""
 
 
 def program() -> NoReturn:
@@ -39,6 +46,7 @@ def program() -> NoReturn:
     What is registered for its end is done; taking apart all that was imported, 0.03 s, is the system's.
     """
     collect_rarely()
+    put_off(_SELDOM)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:

@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache, update_wrapper
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -343,10 +344,23 @@ def _shared() -> bytes:
 @cache
 def _machine() -> bytes:
     """What made the code and what it runs on."""
+    made = _version("numba"), _version("llvmlite"), platform.system(), platform.machine()
+    return repr((*made, processor() or llvm.processor())).encode()
+
+
+def _version(package: str) -> str:
+    """Return an installed package's version, as the folder beside it is called where there is one such folder.
+
+    Asking ``importlib.metadata`` takes 0.03 s.
+    """
+    spec = find_spec(package)
+    if spec is not None and spec.origin is not None:
+        folders = list(Path(spec.origin).parents[1].glob(f"{package}-*.dist-info"))
+        if len(folders) == 1:
+            return folders[0].stem.partition("-")[2]
     from importlib.metadata import version
 
-    made = version("numba"), version("llvmlite"), platform.system(), platform.machine()
-    return repr((*made, processor() or llvm.processor())).encode()
+    return version(package)
 
 
 def _numba() -> Any:

@@ -1,8 +1,9 @@
-"""Spawned workers, each on a pipe of its own: one that dies takes nothing with it but the item it was at.
+"""Workers, each on a pipe of its own: one that dies takes nothing with it but the item it was at.
 
 A worker that is killed while it writes its result leaves half a message in its own pipe and nowhere else, so that
 stopping never waits for anybody. Workers end when their parent does, whatever ended it. Some may be started ahead,
 before there is work: a third of what a small run takes is importing, which they do while their parent does the same.
+All are spawned, but for those that a bare process starts ahead: it forks, which saves them starting Python anew.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any
 
 from tracekit._util.garbage import collect_rarely
-from tracekit._util.machine import cores
+from tracekit._util.machine import SYSTEM, cores
 
 PATIENCE_S = 5.0
 """How long a worker that was told to stop may take before it is killed."""
@@ -35,7 +36,7 @@ Made = tuple[Any, bool, Any]
 
 @dataclass(slots=True)
 class _Worker:
-    process: SpawnProcess
+    process: BaseProcess
     pipe: Connection
     item: Any = None
     busy: bool = False
@@ -76,7 +77,17 @@ _later: list[str] = []
 def start_ahead(count: int, module: str, *, later: str | None = None) -> None:
     """Start workers before there is work; they import *module*, and this process *later*, once it waits for them."""
     _later[:] = [] if later is None else [later]
-    waiting.extend(_start(count + 1, hide_main=True, module=module) for _ in range(count))
+    method = "fork" if _single() else "spawn"
+    for _ in range(count):
+        waiting.append(_start(count + 1, hide_main=True, module=module, method=method))
+
+
+def _single() -> bool:
+    """Return whether this process has one thread, so that it may fork: no library that has its own is here yet."""
+    try:
+        return len(os.listdir(SYSTEM / "self" / "task")) == 1
+    except OSError:
+        return False  # the system does not tell
 
 
 def _taken(most: int) -> list[_Worker]:
@@ -91,19 +102,24 @@ def beside_workers(function: Callable[[Any], Any], items: Sequence[Any]) -> Gene
     crew = _taken(len(items) - 1)
     dealer = threading.Thread(target=_deal, args=(function, queue, list(crew), done), daemon=True)
     dealer.start()
+    whole = False
     try:
         for _ in items:
             mine = _next(queue) if done.empty() else ()
             while _later and not mine and done.empty():
                 importlib.import_module(_later.pop())
             yield (mine[0], True, function(mine[0])) if mine else done.get()
+        whole = True
     finally:
         queue.clear()
-        for worker in crew:
+        for worker in [] if whole else crew:
             worker.process.kill()
         dealer.join()  # the pipes say that nobody is there
         for worker in crew:
-            worker.end(now=True)
+            if whole:
+                worker.pipe.close()  # it ends at that, which takes as long as giving back all its memory
+            else:
+                worker.end(now=True)
 
 
 def _deal(function: Callable[[Any], Any], queue: deque[Any], crew: list[_Worker], done: SimpleQueue[Made]) -> None:
@@ -159,18 +175,24 @@ def in_workers(
             worker.end(now=not whole)
 
 
-def _start(count: int, *, hide_main: bool, module: str | None = None) -> _Worker:
-    context = multiprocessing.get_context("spawn")
+def _start(count: int, *, hide_main: bool, module: str | None = None, method: str = "spawn") -> _Worker:
+    context = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, module), daemon=True)
+    foreign = [ours, *(worker.pipe for worker in waiting)] if method == "fork" else []
+    process: BaseProcess = context.Process(target=_serve, args=(theirs, module, foreign), daemon=True)  # type: ignore[attr-defined]
+    if method == "spawn":
+        # The tracker of spawned processes unblocks the signal when it starts, and it starts with the first of them.
+        resource_tracker.ensure_running()
     with _hidden_main() if hide_main else contextlib.nullcontext(), _shared_cores(count), _deaf():
         process.start()
     theirs.close()  # so that the worker's end is the worker's alone: when it dies, ours says so
     return _Worker(process, ours)
 
 
-def _serve(pipe: Connection, module: str | None) -> None:
-    """Work until the parent hangs up."""
+def _serve(pipe: Connection, module: str | None, foreign: Sequence[Connection]) -> None:
+    """Work until the parent hangs up; its ends of pipes, *foreign* here, must be open nowhere else."""
+    for one in foreign:
+        one.close()
     threading.Thread(target=_follow_parent, daemon=True).start()
     collect_rarely()
     if module is not None:
@@ -198,7 +220,6 @@ def _deaf() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # it unblocks the signal when it starts, and it starts with the first process
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
