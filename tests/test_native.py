@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracekit._util import compilers, llvm
+from tracekit._util import compilers, kept, llvm
 from tracekit._util import native as _native
 from tracekit._util.native import Native, native
 from tracekit.errors import TracekitError
@@ -30,7 +30,7 @@ def total(values, more):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where native code is kept in a test."""
-    monkeypatch.setenv(_native.FOLDER, str(tmp_path / "kept"))
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "kept"))
     return tmp_path / "kept"
 
 
@@ -114,13 +114,13 @@ def test_one_functions_file_does_not_do_for_another(tmp_path, folder, monkeypatc
 
 def test_with_nowhere_to_keep_code_it_is_compiled_and_runs(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setenv(_native.FOLDER, str(tmp_path / "file" / "below"))
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "file" / "below"))
     assert function(tmp_path)(np.array([1, 2]), 0) == 3
     assert not loads(function(tmp_path), monkeypatch)
 
 
 def test_the_users_folder_does_where_the_package_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.delenv(_native.FOLDER, raising=False)
+    monkeypatch.delenv(kept.FOLDER, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     (tmp_path / "__pycache__").touch()  # a file where the folder would be
     assert function(tmp_path)(np.array([1, 2]), 0) == 3
@@ -129,7 +129,7 @@ def test_the_users_folder_does_where_the_package_cannot_be_written(tmp_path, mon
 
 
 def test_without_a_home_nothing_is_kept(tmp_path, monkeypatch):
-    monkeypatch.delenv(_native.FOLDER, raising=False)
+    monkeypatch.delenv(kept.FOLDER, raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     (tmp_path / "__pycache__").touch()
@@ -230,10 +230,10 @@ def test_nobody_helps_where_nothing_can_be_kept_or_to_those_who_help(tmp_path, m
     monkeypatch.setattr(_native, "_compile_the_rest", lambda: None)
     monkeypatch.setattr(compilers, "start", lambda _: pytest.fail("started"))
     (tmp_path / "cache").write_text("a file where a folder should be")
-    monkeypatch.setenv(_native.FOLDER, str(tmp_path / "cache" / "deeper"))
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "cache" / "deeper"))
     made.load()
     made._run = None
-    monkeypatch.setenv(_native.FOLDER, str(tmp_path))
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path))
     monkeypatch.setattr(compilers, "helping", threading.Event())
     compilers.helping.set()
     made.load()
@@ -272,12 +272,12 @@ def test_helpers_are_started_where_cores_are_there_and_once(monkeypatch, cores, 
 
 def test_where_nothing_can_be_kept_the_folder_is_named_once(tmp_path, monkeypatch, capsys):
     (tmp_path / "cache").write_text("a file where a folder should be")
-    monkeypatch.setenv(_native.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "cache"))
     monkeypatch.setattr(_native, "_compile_the_rest", lambda: pytest.fail("nothing was kept"))
     _native._tell_unkept.cache_clear()
     for _ in range(2):
         function(tmp_path).load()
-    assert capsys.readouterr().err.count(_native.FOLDER) == 1
+    assert capsys.readouterr().err.count(kept.FOLDER) == 1
 
 
 def test_what_we_lean_on_of_numba_is_as_it_was():

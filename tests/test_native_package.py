@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tracekit._util import compilers, llvm, objects
+from tracekit._util import compilers, kept, llvm, objects
 from tracekit._util import native as _native
 from tracekit._util.native import Native
 from tracekit.parsers.refs import SourceRef
@@ -117,7 +117,7 @@ def test_with_another_numba_the_package_runs_all_the_same(monkeypatch, tmp_path)
     monkeypatch.setattr("tracekit.schedules.simulator.NATIVE_OPS", 0)
     plan, times = generate("1f1b", pp=3, microbatches=5), Times(F=3, I=2, W=1)
     expected = simulate(plan, times).end.tolist()
-    monkeypatch.setenv(_native.FOLDER, str(tmp_path))
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path))
     monkeypatch.setattr(compilers, "start", lambda _: None)
     monkeypatch.setattr(Native, "_code", lambda self: (_ for _ in ()).throw(AttributeError("no fndesc")))
     fell_back = [one for one in declared() if one.name.startswith("tracekit.schedules.simulator")]

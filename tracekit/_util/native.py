@@ -29,15 +29,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util import compilers, llvm, objects
-from tracekit._util.files import atomic_write
+from tracekit._util import compilers, kept, llvm, objects
 from tracekit._util.machine import processor
 from tracekit.errors import TracekitError
 
 R = TypeVar("R")
-
-FOLDER = "TRACEKIT_CACHE_DIR"
-"""Environment variable: where native code is kept, instead of beside the package or in the user's cache folder."""
 
 OPTIONS: dict[str, Any] = {
     "nogil": True,
@@ -144,53 +140,32 @@ class Native:
     def _key(self) -> bytes | None:
         """All that the code depends on; None where that cannot be told."""
         made_of = self._made_of()
-        return made_of and _digest([made_of, self.name.encode(), self.signature.encode()])
+        return made_of and kept.digest([made_of, self.name.encode(), self.signature.encode()])
 
     def _made_of(self) -> bytes | None:
         """All that the code of one source depends on."""
         files = sorted(self._source.glob("*.py")) if self._source.is_dir() else [self._source]
         try:
-            return _digest([_shared(), *(_text(file, file.stat().st_mtime_ns) for file in files)])
+            return kept.digest([_shared(), *(_text(file, file.stat().st_mtime_ns) for file in files)])
         except (OSError, ImportError):  # no source, or a numba that is not installed but packed
             return None
 
     def _files(self) -> Iterator[Path]:
-        """Where the code may be: as the user says, beside the source, or in the user's cache folder."""
+        """Where the code may be."""
         name = f"{self.name}-{hashlib.sha256(_machine()).hexdigest()[:12]}.native"
-        if chosen := os.environ.get(FOLDER):
-            yield Path(chosen) / name
-            return
-        yield (self._source if self._source.is_dir() else self._source.parent) / "__pycache__" / name
-        with contextlib.suppress(RuntimeError):  # no home
-            yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracekit" / name
+        return kept.places(name, self._source if self._source.is_dir() else self._source.parent)
 
     def _kept(self, key: bytes | None) -> Callable[..., Any] | None:
         """Load the code from the first file that holds it whole, made of this source and for this machine."""
-        for file in self._files() if key else ():
-            try:
-                kept = file.read_bytes()
-                if key and kept[:32] == hashlib.sha256(key + kept[32:]).digest():
-                    return self._linked(kept[32:])
-            except (OSError, RuntimeError):
-                continue
+        for code in kept.found(self._files(), key) if key else ():
+            with contextlib.suppress(OSError, RuntimeError):
+                return self._linked(code)
         return None
 
     def _can_be_kept(self) -> bool:
         """Return whether a folder seems to take the code."""
         there = (next(one for one in file.parents if one.exists()) for file in self._files())
         return any(folder.is_dir() and os.access(folder, os.W_OK) for folder in there)
-
-    def _keep(self, key: bytes, code: bytes) -> bool:
-        """Keep the code for later processes; False where no folder takes it."""
-        for file in self._files():
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_write(file) as part:
-                    part.write_bytes(hashlib.sha256(key + code).digest() + code)
-            except (OSError, TracekitError):
-                continue
-            return True
-        return False
 
     def _compiled(self, key: bytes | None) -> Callable[..., Any]:
         numba = _numba()
@@ -202,7 +177,7 @@ class Native:
             run = self._linked(code)
         except Exception:  # numba's insides are not what they were: its own way of calling always works
             return cast("Callable[..., Any]", numba.njit(self.signature, nogil=True, error_model="numpy")(self.python))
-        if key and not self._keep(key, code):
+        if key and not kept.keep(self._files(), key, code):
             _tell_unkept()
         elif key and self.name.rpartition(".")[0].startswith(MODULES) and _first_process():
             _to_do[self.name] = True
@@ -313,10 +288,6 @@ def _text(file: Path, _changed_ns: int) -> bytes:
     return hashlib.sha256(file.name.encode() + b"\0" + file.read_bytes()).digest()
 
 
-def _digest(parts: list[bytes]) -> bytes:
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
-
-
 def _parse(signature: str) -> tuple[str, tuple[_Argument, ...]]:
     """Read a signature as numba writes it.
 
@@ -338,7 +309,7 @@ def _parse(signature: str) -> tuple[str, tuple[_Argument, ...]]:
 def _shared() -> bytes:
     """What all code depends on: how it is compiled, and for what."""
     files = (Path(__file__).with_name(name) for name in ("native.py", "compiled.py", "llvm.py"))
-    return _digest([_machine(), *(_text(file, file.stat().st_mtime_ns) for file in files)])
+    return kept.digest([_machine(), *(_text(file, file.stat().st_mtime_ns) for file in files)])
 
 
 @cache
@@ -394,6 +365,6 @@ def _tell_unkept() -> None:
     """Print once that the next process will have to compile again, and what would spare it that."""
     if _first_process():
         sys.stderr.write(
-            f"tracekit: no folder can keep the compiled code; set {FOLDER} to a writable one, or every "
+            f"tracekit: no folder can keep the compiled code; set {kept.FOLDER} to a writable one, or every "
             "command will compile again\n"
         )

@@ -85,7 +85,7 @@ def start_ahead(count: int, module: str, *, later: str | None = None) -> None:
 def _single() -> bool:
     """Return whether this process has one thread, so that it may fork: no library that has its own is here yet."""
     try:
-        return len(os.listdir(SYSTEM / "self" / "task")) == 1
+        return len(list((SYSTEM / "self" / "task").iterdir())) == 1
     except OSError:
         return False  # the system does not tell
 

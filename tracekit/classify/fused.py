@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 _KERNEL = re.compile(r"^triton_(poi|red|per|tem|for|mix|spl)_fused_(.+?)(?:_(\d+))?$")
 _KINDS = {
@@ -59,7 +59,7 @@ def fused_operators(kernel: str, known: Iterable[str] = ()) -> tuple[str, tuple[
 @cache
 def _operators() -> frozenset[str]:
     """Operators that end up in fused kernels; a word behind each may make it a backward."""
-    return frozenset(resources.files("tracekit.classify").joinpath("operators.txt").read_text(encoding="utf-8").split())
+    return frozenset(Path(__file__).with_name("operators.txt").read_text(encoding="utf-8").split())
 
 
 def _words(text: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
@@ -108,6 +107,8 @@ def load_rules(path: str | Path) -> RuleBook:
 
 def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> RuleBook:
     """Read rules from TOML text; *source* is named in errors. Only *ours* may use patterns of any kind."""
+    import tomllib  # what ships is kept without it
+
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tracekit._util.records import dataclass
+from tracekit._util.toml import shipped_tables
 from tracekit.errors import InputError
 
 VARIABLE = "TRACEKIT_PEAKS"
@@ -81,7 +80,8 @@ def find_gpu(device: str) -> Gpu | None:
 
 @lru_cache
 def _built_in() -> tuple[Gpu, ...]:
-    return _gpus(tomllib.loads(resources.files("tracekit.metrics").joinpath("peaks.toml").read_text(encoding="utf-8")))
+    file = Path(__file__).with_name("peaks.toml")
+    return _gpus(shipped_tables("peaks.json", [file.read_text(encoding="utf-8")], file.parent)[0])
 
 
 @lru_cache
@@ -106,6 +106,8 @@ def _own(path: str) -> tuple[Gpu, ...]:
 
 
 def _read(path: str) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 KEEPS = ("annotations", "arguments", "frames", "header", "metadata")
 """What ``--keep`` names: ranges' own words, all arguments, Python frames and stacks, header entries, names of processes
@@ -88,7 +88,7 @@ GPU_MODEL = re.compile(r"[A-Z]{1,3}\d{2,4}[A-Za-z]{0,3}|\d{2,4}[A-Z]{0,2}|\d{1,3
 @cache
 def vocabulary() -> frozenset[str]:
     """Return the words that name no one: those of profilers, frameworks and models."""
-    listed = resources.files("tracekit.redaction").joinpath("words.txt").read_text(encoding="ascii")
+    listed = Path(__file__).with_name("words.txt").read_text(encoding="ascii")
     return frozenset(listed.split())
 
 

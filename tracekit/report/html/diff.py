@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from tracekit._util.text import html, unbroken
@@ -54,7 +54,7 @@ def render(result: Data) -> str:
         body.append(_times(key, by, words.telling(result[key])))
     said_last = [words.MEANS] if len(result["ranks"]) > 1 else []
     body += [f'<p class="note">{html(capital(note))}</p>' for note in (*said_last, *result["notes"])]
-    shared = resources.files("tracekit.report.html").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    shared = (Path(__file__).parent / "assets" / "page.css").read_text(encoding="utf-8")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>tracekit diff</title>'

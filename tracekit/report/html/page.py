@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
@@ -104,7 +104,7 @@ def _inert(data: dict[str, Any]) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("tracekit.report.html").joinpath("assets", name).read_text(encoding="utf-8")
+    return (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")
 
 
 def _code(text: str) -> Markup:
