@@ -16,7 +16,8 @@ from tracekit.errors import InputError, Notice, TracekitError
 
 if TYPE_CHECKING:
     from tracekit import classify, metrics, record, schedules
-    from tracekit.analysis import Analysis, SavedAnalysis, read_analysis
+    from tracekit.analysis import Analysis
+    from tracekit.analysis.saved import SavedAnalysis, read_analysis
     from tracekit.diffs import Diff, diff
     from tracekit.doctor import Diagnosis, diagnose
     from tracekit.gates import GateResult, gate
@@ -38,7 +39,7 @@ _HOMES = {
     "Diagnosis": "tracekit.doctor",
     "Diff": "tracekit.diffs",
     "GateResult": "tracekit.gates",
-    "SavedAnalysis": "tracekit.analysis",
+    "SavedAnalysis": "tracekit.analysis.saved",
     "Store": "tracekit.store.files",
     "Trace": "tracekit.store.trace",
     "analyze": "tracekit.run.analyze",
@@ -52,7 +53,7 @@ _HOMES = {
     "open_store": "tracekit.store.files",
     "profiler": "tracekit.record",
     "query": "tracekit.run.query",
-    "read_analysis": "tracekit.analysis",
+    "read_analysis": "tracekit.analysis.saved",
     "redact": "tracekit.redaction",
     "watch": "tracekit.run.watch",
 }

@@ -15,7 +15,7 @@ the fault is tracekit's own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tracekit._util.records import dataclass
 
 
 class TracekitError(Exception):

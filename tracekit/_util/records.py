@@ -1,9 +1,9 @@
-"""Frozen dataclasses that cost little to define.
+"""Dataclasses that cost little to define.
 
-The standard decorator writes and compiles six methods for each frozen class when its module is imported: 0.7 ms a
-class, half of what importing tracekit took. Of these only ``__init__`` must differ from class to class; the others are
-shared here. And of most classes a run makes few instances or none: ``__init__`` is compiled when that pays. Fields,
-``replace``, ``asdict`` and matching are the standard library's.
+The standard decorator writes and compiles up to six methods for each class when its module is imported: 0.7 ms a class,
+half of what importing tracekit took. Of these only ``__init__`` must differ from class to class; the others are shared
+here. And of most classes a run makes few instances or none: ``__init__`` is compiled when that pays. What the classes
+say of themselves is the standard library's, so that its ``fields``, ``replace`` and ``asdict``, and matching, work.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError
 from functools import partial
 from operator import attrgetter
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass"]
@@ -36,26 +37,82 @@ else:
         >>> Point(1), Point(1, 0) == Point(1), dataclasses.replace(Point(1), y=2)
         (Point(x=1, y=0), True, Point(x=1, y=2))
         """
-        make = partial(_frozen if frozen else dataclasses.dataclass, slots=slots, eq=eq, repr=repr)
+        make = partial(_record, frozen=frozen, slots=slots, eq=eq, repr=repr)
         return make if cls is None else make(cls)
 
 
-def _frozen(cls: type, *, slots: bool, eq: bool, repr: bool) -> type:
+def _record(cls: type, *, frozen: bool, slots: bool, eq: bool, repr: bool) -> type:
     own = set(vars(cls))
     cls.__doc__ = cls.__doc__ or cls.__name__  # else the standard library makes one of the signature
-    made: Any = dataclasses.dataclass(init=False, eq=False, repr=False, slots=slots)(cls)
-    methods: dict[str, Any] = {"__init__": _first_init(made), "__setattr__": _refuse, "__delattr__": _refuse}
+    made: Any = _with_fields(cls, slots=slots)
+    methods: dict[str, Any] = {"__init__": _first_init(made)}
     methods["__signature__"] = _Signature(made)
+    if frozen:
+        methods |= {"__setattr__": _refuse, "__delattr__": _refuse}
     if repr:
         methods["__repr__"] = _repr
     if eq:
-        methods["__eq__"], methods["__hash__"] = _equal(made)
-    if slots:
+        equal, hashed = _equal(made)
+        methods |= {"__eq__": equal, "__hash__": hashed if frozen else None}
+    if slots and frozen:
         methods |= {"__getstate__": _state, "__setstate__": _restore}
     for name, method in methods.items():
-        if name not in own:
+        if name not in own or (name == "__hash__" and vars(cls)[name] is None):  # Python's own, of who says ``__eq__``
             setattr(made, name, method)
     return made  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(init=False, repr=False, eq=False)
+class _Standard:
+    """What the standard library makes of a class that has one field."""
+
+    field: int
+
+
+_PARAMS: Any = vars(_Standard)["__dataclass_params__"]
+_MARK: Any = vars(_Standard)["__dataclass_fields__"]["field"]._field_type  # of what is a field, and nothing else
+_UNUSUAL = ("ClassVar", "InitVar", "KW_ONLY")
+
+
+def _with_fields(cls: Any, *, slots: bool) -> Any:
+    """Return the class, or with *slots* its twin, with fields and no methods, as the standard library makes them."""
+    types: dict[str, Any] = cls.__annotations__
+    if any(type(text) is not str or any(word in text for word in _UNUSUAL) for text in types.values()):
+        return dataclasses.dataclass(init=False, eq=False, repr=False, slots=slots)(cls)
+    fields: dict[str, Field[Any]] = {}
+    for base in reversed(cls.__mro__[1:]):
+        fields |= getattr(base, "__dataclass_fields__", {})
+    fields |= {name: _field(cls, name, text) for name, text in types.items()}
+    cls.__dataclass_fields__, cls.__dataclass_params__ = fields, _PARAMS
+    if "__match_args__" not in vars(cls):
+        setattr(cls, "__match_args__", tuple(one.name for one in fields.values() if one.init))  # noqa: B010
+    return _slotted(cls, fields) if slots else cls
+
+
+def _field(cls: Any, name: str, text: str) -> Field[Any]:
+    """Return a field of a class; what the class has under its name is its default from then on, or nothing."""
+    given = getattr(cls, name, MISSING)
+    one: Any = given if isinstance(given, Field) else None
+    if one is None:
+        one = dataclasses.field(default=MISSING if isinstance(given, MemberDescriptorType) else given)
+    elif one.default is MISSING:
+        delattr(cls, name)
+    else:
+        setattr(cls, name, one.default)
+    if one.default.__class__.__hash__ is None:
+        raise ValueError(f"mutable default of {name}: use a default_factory")
+    one.name, one.type, one._field_type, one.kw_only = name, text, _MARK, False
+    return one  # type: ignore[no-any-return]
+
+
+def _slotted(cls: Any, fields: dict[str, Field[Any]]) -> Any:
+    """Return a class as this one, which has slots for its fields."""
+    there = {name for base in cls.__mro__[1:] for name in vars(base).get("__slots__", ())}
+    body = {key: value for key, value in vars(cls).items() if key not in (*fields, "__dict__", "__weakref__")}
+    body["__slots__"] = tuple(name for name in fields if name not in there)
+    twin = type(cls)(cls.__name__, cls.__bases__, body)
+    twin.__qualname__ = cls.__qualname__
+    return twin
 
 
 def _refuse(self: object, name: str, *_: object) -> None:

@@ -9,14 +9,10 @@ from __future__ import annotations
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.plots import Plots
 from tracekit.analysis.result import Analysis
-from tracekit.analysis.saved import SavedAnalysis, SavedSchedule, read_analysis
 
 __all__ = [
     "Analysis",
     "Measured",
     "Plots",
     "RankResult",
-    "SavedAnalysis",
-    "SavedSchedule",
-    "read_analysis",
 ]

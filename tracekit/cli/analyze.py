@@ -84,14 +84,10 @@ def run(
             raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
         _explain(paths, explain, ranks=parse_ranks(ranks), rank=rank, rules=rules)
         return
-    from tracekit.report.write import PICTURES, check_output, write
+    _check_outputs(output or [], plot)
     from tracekit.run.analyze import analyze
     from tracekit.run.dask import cluster
 
-    for path in output or []:
-        check_output(path, plot=plot)
-    if plot is not None and not any(path.suffix.lower() in PICTURES for path in output or []):
-        raise OptionError(f"--plot {plot} needs a picture to draw", hint=f"add -o {plot}.svg (or .png, .pdf)")
     with keeping(store), cluster(dask) as (executor, size_of_cluster):
         analysis = analyze(
             paths,
@@ -113,6 +109,8 @@ def run(
             strict=strict,
         )
     for path in output or []:
+        from tracekit.report.write import write
+
         write(analysis, path, plot=plot)
         say(f"wrote {path}", err=True)
     if json:
@@ -124,6 +122,19 @@ def run(
         from tracekit.report.terminal.screen import Screen
 
         render(analysis, Screen(), brief=brief, definitions=definitions)
+
+
+def _check_outputs(paths: list[Path], plot: str | None) -> None:
+    """See that all can be written, before any work is done."""
+    for path in paths:
+        from tracekit.report.write import check_output
+
+        check_output(path, plot=plot)
+    if plot is not None:
+        from tracekit.report.write import PICTURES
+
+        if not any(path.suffix.lower() in PICTURES for path in paths):
+            raise OptionError(f"--plot {plot} needs a picture to draw", hint=f"add -o {plot}.svg (or .png, .pdf)")
 
 
 def _explain(

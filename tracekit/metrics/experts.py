@@ -88,7 +88,7 @@ def expert_cost(
     *operations* are the ranks' operations as they were matched, *members* the matching's rows, *work* the ``WORK`` of
     all ranks. Where bytes are known, work counts as longer only as far as it should be for what was received.
     """
-    rows = _exchanges(work, operations, members)
+    rows = work if work.is_empty() else _exchanges(work, operations, members)
     if rows.is_empty():
         return LAYERS.to_frame(), None
     rows = rows.with_columns(

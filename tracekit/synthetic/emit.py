@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from tracekit._util.records import dataclass
 from tracekit.schedules import Op
 from tracekit.schema import EVENTS, conform
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe

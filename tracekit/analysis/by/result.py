@@ -37,6 +37,11 @@ class By:
         """Rows that are a place."""
         return len(self.rows.filter(~pl.col("name").is_in(LAST)))
 
+    @staticmethod
+    def is_place(name: str) -> bool:
+        """Return whether a row of this name is a place, not what has none."""
+        return name not in LAST
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {

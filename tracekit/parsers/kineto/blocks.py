@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from queue import SimpleQueue
 
 import numpy as np
 
 from tracekit._util.machine import cores
+from tracekit._util.records import dataclass
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.header import TAIL_LIMIT
 from tracekit.parsers.kineto.stream import Stream

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._util.records import dataclass
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.scanner import state as at
 from tracekit.parsers.kineto.scanner.columns import (

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracekit._util.records import dataclass
 from tracekit._util.text import counted, listing, terminal
 from tracekit.analysis import Analysis
-from tracekit.analysis.by.result import LAST
 from tracekit.report.view.rates import shape_words
 from tracekit.schema import COMPUTE_LABELS
+
+if TYPE_CHECKING:
+    from tracekit.analysis.by import By
 
 MOST_ROWS = 40
 """Rows shown; the JSON has all."""
@@ -68,8 +70,8 @@ def by_view(analysis: Analysis) -> ByView | None:
     if by is None:
         return None
     rows = by.rows.to_dicts()
-    places = [row for row in rows if row["name"] not in LAST]
-    shown = places[:MOST_ROWS] + [row for row in rows if row["name"] in LAST]
+    places = [row for row in rows if by.is_place(row["name"])]
+    shown = places[:MOST_ROWS] + [row for row in rows if not by.is_place(row["name"])]
     notes = ["times: means over the ranks that have the row"] if by.placed and len(analysis.ranks) > 1 else []
     notes += by.notes
     if len(places) > MOST_ROWS:
@@ -77,18 +79,19 @@ def by_view(analysis: Analysis) -> ByView | None:
     if by.placed:
         notes.append("the rows add up to all time in which GPUs were busy")
     labels = tuple(name for name in COMPUTE_LABELS if any(row.get(f"{name}_ns") for row in rows))
-    made = tuple(_row(row, by.kind, by.steps) for row in shown) if by.placed else ()
+    made = tuple(_row(row, by) for row in shown) if by.placed else ()
     return ByView(by.kind, TITLES[by.kind], made, labels, tuple(notes), any(row.tflop_s is not None for row in made))
 
 
-def _row(row: dict[str, Any], kind: str, steps: int) -> ByRow:
-    of = max(len(row["ranks"]) * steps, 1)
+def _row(row: dict[str, Any], by: By) -> ByRow:
+    of = max(len(row["ranks"]) * by.steps, 1)
+    place = by.is_place(row["name"])
 
     def mean(name: str) -> float | None:
         return None if row.get(name) is None else row[name] / of
 
     return ByRow(
-        name=_name(row, kind),
+        name=_name(row, by.kind) if place else str(row["name"]),
         evidence=row["evidence"] or "",
         ns=row["ns"] / of,
         share=row["share"],
@@ -99,13 +102,11 @@ def _row(row: dict[str, Any], kind: str, steps: int) -> ByRow:
         tflop_s=row["tflop_s"],
         share_of_peak=row["share_of_peak"],
         below_peak_ns=mean("below_peak_ns"),
-        place=row["name"] not in LAST,
+        place=place,
     )
 
 
 def _name(row: dict[str, Any], kind: str) -> str:
-    if row["name"] in LAST:
-        return str(row["name"])
     if kind == "shape":
         op, shapes, dtype = str(row["name"]).rsplit(" ", 2)  # neither shapes nor types hold a space
         return terminal(f"{op} {shape_words(shapes)} {dtype}")
