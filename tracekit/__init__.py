@@ -16,8 +16,7 @@ from tracekit.errors import InputError, Notice, TracekitError
 
 if TYPE_CHECKING:
     from tracekit import classify, metrics, record, schedules
-    from tracekit.analysis import Analysis
-    from tracekit.analysis.saved import SavedAnalysis, read_analysis
+    from tracekit.analysis import Analysis, SavedAnalysis, read_analysis
     from tracekit.diffs import Diff, diff
     from tracekit.doctor import Diagnosis, diagnose
     from tracekit.gates import GateResult, gate
@@ -39,7 +38,7 @@ _HOMES = {
     "Diagnosis": "tracekit.doctor",
     "Diff": "tracekit.diffs",
     "GateResult": "tracekit.gates",
-    "SavedAnalysis": "tracekit.analysis.saved",
+    "SavedAnalysis": "tracekit.analysis",
     "Store": "tracekit.store.files",
     "Trace": "tracekit.store.trace",
     "analyze": "tracekit.run.analyze",
@@ -53,7 +52,7 @@ _HOMES = {
     "open_store": "tracekit.store.files",
     "profiler": "tracekit.record",
     "query": "tracekit.run.query",
-    "read_analysis": "tracekit.analysis.saved",
+    "read_analysis": "tracekit.analysis",
     "redact": "tracekit.redaction",
     "watch": "tracekit.run.watch",
 }
