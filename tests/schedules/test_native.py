@@ -34,6 +34,9 @@ def test_native_code_squeezes_alike(monkeypatch, make, pp, microbatches):
     monkeypatch.setattr(controllable, "NATIVE_OPS", 0)
     native = make(pp, microbatches)
     monkeypatch.setattr(controllable, "NATIVE_OPS", 10**9)
+    assert native == make(pp, microbatches), "it is at hand now"
+    monkeypatch.setattr(controllable._native_squeeze, "at_hand", lambda: False)
+    monkeypatch.setattr(controllable._native_squeeze, "_run", lambda *_: pytest.fail("small ones do without"))
     assert native == make(pp, microbatches)
 
 

@@ -70,6 +70,7 @@ MODULES = (
 _DONE = (0, -2)  # what numba's functions return where nothing was raised: a value is ready, or there is none
 _lock = threading.RLock()
 _declared: list[Native] = []
+_sources: dict[Path, bytes | None] = {}  # what the code of each depends on
 _to_do: dict[str, bool] = {}  # functions that were compiled and kept: a sign that the rest has to be, too
 
 
@@ -114,6 +115,7 @@ class Native:
         self._result, self._arguments = _parse(signature)
         self._run: Callable[..., Any] | None = None
         _declared.append(self)
+        _sources.pop(self._source, None)  # it may have changed since
 
     def __call__(self, *args: Any) -> Any:
         return (self._run or self.load())(*args)
@@ -137,6 +139,12 @@ class Native:
             _compile_the_rest()
         return run
 
+    def at_hand(self) -> bool:
+        """Return whether the function need not be compiled: an earlier process, or this one, has done that."""
+        with _lock:
+            self._run = self._run or self._kept(self._key())
+            return self._run is not None
+
     def _key(self) -> bytes | None:
         """All that the code depends on; None where that cannot be told."""
         made_of = self._made_of()
@@ -144,11 +152,13 @@ class Native:
 
     def _made_of(self) -> bytes | None:
         """All that the code of one source depends on."""
-        files = sorted(self._source.glob("*.py")) if self._source.is_dir() else [self._source]
-        try:
-            return kept.digest([_shared(), *(_text(file, file.stat().st_mtime_ns) for file in files)])
-        except (OSError, ImportError):  # no source, or a numba that is not installed but packed
-            return None
+        if self._source not in _sources:
+            files = sorted(self._source.glob("*.py")) if self._source.is_dir() else [self._source]
+            try:
+                _sources[self._source] = kept.digest([_shared(), *map(_text, files)])
+            except (OSError, ImportError):  # no source, or a numba that is not installed but packed
+                _sources[self._source] = None
+        return _sources[self._source]
 
     def _files(self) -> Iterator[Path]:
         """Where the code may be."""
@@ -283,8 +293,7 @@ def _compile_the_rest() -> None:
         function.load()
 
 
-@cache
-def _text(file: Path, _changed_ns: int) -> bytes:
+def _text(file: Path) -> bytes:
     return hashlib.sha256(file.name.encode() + b"\0" + file.read_bytes()).digest()
 
 
@@ -309,7 +318,7 @@ def _parse(signature: str) -> tuple[str, tuple[_Argument, ...]]:
 def _shared() -> bytes:
     """What all code depends on: how it is compiled, and for what."""
     files = (Path(__file__).with_name(name) for name in ("native.py", "compiled.py", "llvm.py"))
-    return kept.digest([_machine(), *(_text(file, file.stat().st_mtime_ns) for file in files)])
+    return kept.digest([_machine(), *map(_text, files)])
 
 
 @cache

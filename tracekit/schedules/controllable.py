@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tracekit._util.native import native
+from tracekit._util.native import Native
 from tracekit._util.records import dataclass
 from tracekit.schedules.ops import Kind, Op, from_columns
 
 PERIOD = 6
 WINDOW = 32  # ops to look ahead for one that fits a gap; more never helped, and costs time
 NATIVE_OPS = 10_000
-"""Ops from which native code does the squeezing; below, loading it would take longer."""
+"""Ops from which native code does the squeezing even where it has to be compiled first."""
 
 _KINDS: tuple[Kind, ...] = ("F", "I", "W")
 _F, _I, _W = range(3)
@@ -100,7 +100,7 @@ def _squeezed(ops: _Ops, limit: int, *, eager: bool) -> tuple[int, Any]:
         np.full((2, 2 * ranks * (max(ops.microbatch) + 1)), 2**62, np.int64),
         np.array([limit, min(2 * limit, WINDOW), int(eager)], np.int64),
     ]
-    if total >= NATIVE_OPS:
+    if total >= NATIVE_OPS or _native_squeeze.at_hand():
         return _native_squeeze(*tables), tables[0][4]
     plain = [table.tolist() for table in tables]
     return _squeeze(*plain), plain[0][4]
@@ -168,4 +168,4 @@ def _squeeze(ops: Any, ranks: Any, done: Any, rules: Any) -> int:  # noqa: PLR09
     return now
 
 
-_native_squeeze = native("int64(int64[:,::1], int64[:,::1], int64[:,::1], int64[::1])")(_squeeze)
+_native_squeeze = Native("int64(int64[:,::1], int64[:,::1], int64[:,::1], int64[::1])", _squeeze, __file__)
