@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import tracekit
 from tracekit import program
 from tracekit._util import processes
-from tracekit._util.machine import WORKER_BYTES
+from tracekit._util.machine import SYSTEM, WORKER_BYTES, cores
 from tracekit._util.pool import iter_map, started_ahead
 from tracekit._util.processes import beside_workers, start_ahead
 from tracekit.program import MOST, PAYS_FILES, ROOM, look_ahead, start_workers
@@ -81,6 +82,46 @@ def test_an_analysis_beside_a_worker_is_the_same(ahead):
     assert json.loads(beside) == json.loads(tracekit.analyze("sample_traces/reload", workers=1).to_json())
 
 
+FORKED = """
+import os, sys
+from tracekit._util import processes
+from tracekit._util.processes import beside_workers, start_ahead
+
+start_ahead(2, "tracekit._util.text")
+crew = list(processes.waiting)
+print(sorted({type(one.process).__name__ for one in crew}), os.environ["POLARS_MAX_THREADS"])
+made = list(beside_workers(eval, ["__import__('time').sleep(0.2) or __import__('os').getpid()"] * 6))
+print(len({pid for _, _, pid in made}), all(alive for _, alive, _ in made))
+for one in crew:
+    one.process.join(20)
+print([one.process.exitcode for one in crew])
+"""
+
+
+@pytest.mark.skipif(not SYSTEM.exists(), reason="only Linux says how many threads a process has")
+def test_a_bare_process_forks_and_its_workers_end_when_all_is_done():
+    """They hold no end of each other's pipes: else none would see that the parent hung up."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=True)
+    method, made, codes = done.stdout.splitlines()
+    assert method == f"['ForkProcess'] {max(1, cores() // 3)}"
+    assert made == "3 True"
+    assert codes == "[0, 0]"
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not SYSTEM.exists(), reason="only Linux says how many threads a process has")
+def test_forked_workers_end_with_their_parent():
+    """They write where it does: that there is nothing more to read says that they are gone."""
+    code = FORKED.partition("made =")[0] + "sys.stdout.flush(); os._exit(3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert done.stdout.startswith("['ForkProcess']")
+
+
+def test_a_process_with_threads_spawns(ahead):
+    assert type(ahead[0].process).__name__ == "SpawnProcess"
+
+
 @pytest.fixture
 def busy(monkeypatch, tmp_path_factory):
     """Let some others run on a machine of 8 cores."""
@@ -132,6 +173,14 @@ def test_they_are_started_where_cores_are_idle(started, busy, tmp_path, monkeypa
     start_workers([folder])
     assert started[-1][0] == 1
     assert len(started) == 3
+
+
+def test_who_runs_for_a_moment_only_is_not_in_the_way(started, busy, tmp_path, monkeypatch):
+    folder = traces(tmp_path, 40)
+    busy(30)
+    monkeypatch.setattr(program.time, "sleep", lambda _: busy(0))
+    start_workers([folder])
+    assert [count for count, _ in started] == [MOST]
 
 
 def test_they_are_started_where_memory_is_there(started, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +21,8 @@ MOST = 4
 """Workers at most."""
 ROOM = 4
 """Memory there must be for each, in what it takes before it has read anything."""
+MOMENT_S = 0.002
+"""After which a second look says who really runs."""
 WORK = "tracekit.run.measure"
 _TRACES = (".json", ".json.gz", ".sqlite")
 _STORE = "tracekit-store.json"
@@ -104,7 +107,11 @@ def _traces(path: str) -> int:
 
 def _free_cores() -> int:
     """Return how many of the cores this process may use are its own or idle at this moment."""
-    return min(cores(), (os.cpu_count() or 1) - _others())
+    others = _others()
+    if others:  # one of them may be who started this process, and about to wait for it
+        time.sleep(MOMENT_S)
+        others = min(others, _others())
+    return min(cores(), (os.cpu_count() or 1) - others)
 
 
 def _others() -> int:

@@ -30,6 +30,8 @@ from tracekit._util.records import dataclass
 PATIENCE_S = 5.0
 """How long a worker that was told to stop may take before it is killed."""
 
+_THREADS = "POLARS_MAX_THREADS"
+
 Made = tuple[Any, bool, Any]
 """An item, whether its worker lived to finish it, and what was made of it."""
 
@@ -78,6 +80,8 @@ def start_ahead(count: int, module: str, *, later: str | None = None) -> None:
     """Start workers before there is work; they import *module*, and this process *later*, once it waits for them."""
     _later[:] = [] if later is None else [later]
     method = "fork" if _single() else "spawn"
+    if method == "fork":  # polars is not here yet: its threads would only get into the way of the workers'
+        os.environ.setdefault(_THREADS, _share(count + 1))
     for _ in range(count):
         waiting.append(_start(count + 1, hide_main=True, module=module, method=method))
 
@@ -230,14 +234,19 @@ def _deaf() -> Iterator[None]:
 @contextlib.contextmanager
 def _shared_cores(count: int) -> Iterator[None]:
     """Let *count* children, started within, share the cores: else each starts one thread per core."""
-    if "POLARS_MAX_THREADS" in os.environ:
+    if _THREADS in os.environ:
         yield
         return
-    os.environ["POLARS_MAX_THREADS"] = str(max(1, cores() // count))
+    os.environ[_THREADS] = _share(count)
     try:
         yield
     finally:
-        del os.environ["POLARS_MAX_THREADS"]
+        del os.environ[_THREADS]
+
+
+def _share(count: int) -> str:
+    """Return how many threads each of *count* processes may have."""
+    return str(max(1, cores() // count))
 
 
 @contextlib.contextmanager
