@@ -1,11 +1,8 @@
-"""From a stream to parts: two threads that scan blocks cut between events, or one that walks them in order."""
+"""From a stream to parts: threads that scan blocks cut between events, or one that walks them in order."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from dataclasses import field
-from queue import SimpleQueue
 
 import numpy as np
 
@@ -62,81 +59,84 @@ class _Block:
     last: bool
 
 
-@dataclass
 class _Reader:
-    """Fills buffers and cuts each after its last whole event."""
+    """Fills buffers, one at a time, and cuts each after its last whole event."""
 
-    stream: Stream
-    carry: bytes
-    start: int
-    mark: bytes
-    free: SimpleQueue[bytearray | None] = field(default_factory=SimpleQueue)
+    def __init__(self, stream: Stream, head: bytes, at: int, mark: bytes) -> None:
+        self._stream = stream
+        self._carry = head
+        self._start = at
+        self._mark = mark
+        self._turn = threading.Lock()
+        self._index = 0
+        self.stopped = False
 
-    def blocks(self) -> Iterator[_Block]:
-        carry, start, index, last = self.carry, self.start, 0, False
-        while not last:
-            buffer = self.free.get()
-            if buffer is None:
-                return
-            room = len(buffer) - scanner.PAD
+    def block(self, buffer: bytearray) -> _Block | None:
+        """Return the next block, in this buffer or in a larger one; None behind the last."""
+        with self._turn:
+            if self.stopped:
+                return None
+            block = self._filled(buffer)
+            self._start, self.stopped = 0, block.last
+            self._index += 1
+            return block
+
+    def _filled(self, buffer: bytearray) -> _Block:
+        while True:
+            carry, room = self._carry, len(buffer) - scanner.PAD
             if len(carry) > room // 2:
                 room = 2 * len(carry)
                 buffer = bytearray(room + scanner.PAD)
             buffer[: len(carry)] = carry
             end = len(carry)
-            end += self.stream.fill(memoryview(buffer)[end:room])
-            last = end < room
-            cut = end
-            if not last:
-                cut = buffer.rfind(self.mark, start, end)
-                if cut < 0:
-                    if room >= LONGEST_EVENT:
-                        raise OtherLayoutError
-                    carry = bytes(buffer[:end])
-                    self.free.put(buffer)
-                    continue
-                cut += self.mark.index(b",") + 1
-            carry = bytes(buffer[cut:end])
-            yield _Block(index, buffer, start, cut, last)
-            index, start = index + 1, 0
+            end += self._stream.fill(memoryview(buffer)[end:room])
+            if end < room:
+                return _Block(self._index, buffer, self._start, end, last=True)
+            cut = buffer.rfind(self._mark, self._start, end)
+            if cut >= 0:
+                cut += self._mark.index(b",") + 1
+                self._carry = bytes(buffer[cut:end])
+                return _Block(self._index, buffer, self._start, cut, last=False)
+            if room >= LONGEST_EVENT:
+                raise OtherLayoutError
+            self._carry = bytes(buffer[:end])
 
 
 def scan_parallel(stream: Stream, head: bytes, at: int, mark: bytes, *, stacks: bool) -> Scanned:
-    """Scan blocks on two threads while this one reads; raises ``OtherLayoutError`` if a cut was not between events."""
-    count = min(2, cores())
+    """Scan blocks on threads, of which each reads its own: what was just inflated is still in its core's memory.
+
+    Raises ``OtherLayoutError`` if a cut was not between events.
+    """
+    count = min(3 if stream.gzipped else 2, cores())  # inflating is a third of scanning
     workers = [Worker(k, stacks=stacks) for k in range(count)]
     reader = _Reader(stream, head, at, mark)
-    for _ in range(count + 2):
-        reader.free.put(bytearray(BLOCK + scanner.PAD))
-    full: SimpleQueue[_Block | None] = SimpleQueue()
     parts: dict[int, Part] = {}
     tails: list[bytes] = []
     failures: list[BaseException] = []
 
     def work(worker: Worker) -> None:
-        while (block := full.get()) is not None:
-            try:
-                part = worker.run(np.frombuffer(block.buffer, np.uint8), block.start, block.end, trust=True)
+        buffer = bytearray(BLOCK + scanner.PAD)
+        try:
+            while (block := reader.block(buffer)) is not None:
+                buffer = block.buffer
+                part = worker.run(np.frombuffer(buffer, np.uint8), block.start, block.end, trust=True)
                 parts[block.index] = part
                 if part.status != scanner.MORE and not block.last:
                     raise OtherLayoutError
                 if block.last:
-                    tails.append(bytes(block.buffer[part.position : min(block.end, part.position + TAIL_LIMIT)]))
-            except BaseException as error:
-                failures.append(error)
-            reader.free.put(None if failures else block.buffer)
+                    tails.append(bytes(buffer[part.position : min(block.end, part.position + TAIL_LIMIT)]))
+        except BaseException as error:
+            failures.append(error)
+            reader.stopped = True
 
     threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
     try:
-        for block in reader.blocks():
-            full.put(block)
-    finally:
-        for _ in threads:
-            full.put(None)
         for thread in threads:
             thread.join()
+    finally:
+        reader.stopped = True  # where this one is interrupted, the others end with their blocks
     if failures:
         raise failures[0]
     ordered = [parts[k] for k in sorted(parts)]
