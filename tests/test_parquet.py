@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import tracekit
 from tracekit.classify import classify
+from tracekit.errors import OutputError
 from tracekit.schema import EVENTS, LABELLED, MEMORY, conform
 from tracekit.store.parquet import fields, pages, write
 from tracekit.store.parquet.buffers import columns
@@ -250,6 +251,14 @@ def test_more_distinct_values_than_sixteen_bits_can_number(tmp_path, dtype, time
     read_back(frame, written(frame, tmp_path))
     as_they_are = dtype in (pl.Int32, pl.Float32) or (dtype == pl.Categorical and times == 1)
     assert (chunk_of(frame, tmp_path, "value").encodings == ("RLE", "PLAIN")) == as_they_are
+
+
+def test_what_no_page_holds_is_refused_with_its_size(tmp_path, monkeypatch):
+    frame = pl.DataFrame({"name": ["a" * 500, "b" * 500]}, {"name": pl.Categorical})
+    write_parquet(frame, tmp_path / "fits.parquet")
+    monkeypatch.setattr(pages, "MOST_BYTES", 1000)  # two texts of 500, each behind four bytes of its length
+    with pytest.raises(OutputError, match=r"take 0\.0 GB, and a page of Parquet holds 2"):
+        write_parquet(frame, tmp_path / "large.parquet")
 
 
 def test_duckdb_reads_the_same(tmp_path):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from zlib_ng import zlib_ng
 
+from tracekit.errors import OutputError
 from tracekit.store.parquet.thrift import Structure, structure
 
 PLAIN, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY = 0, 3, 5, 8
@@ -26,6 +27,8 @@ LEAST_BYTES = 64
 """What is shorter is never compressed: gzip's frame alone takes 18."""
 PROBE_BYTES = 1 << 13
 """Of the first page, compressed to see what it gives."""
+MOST_BYTES = (1 << 31) - 1
+"""A page's header says how many it has, in 32 bits."""
 WORTH = 0.8
 """Compressed where less than this share of the probe is left, since a reader has to undo it."""
 
@@ -70,6 +73,11 @@ def pages(encoding: int, rows: Sequence[Rows], distinct: tuple[int, bytes] | Non
 
 def _page(codec: int, body: bytes, kind: int, about: dict[int, Any]) -> tuple[bytes, int]:
     """Return a page, and how many bytes it would be if it were not compressed."""
+    if len(body) > MOST_BYTES:
+        raise OutputError(
+            f"the texts of one column take {len(body) / 1e9:.1f} GB, and a page of Parquet holds 2",
+            hint="analyze the trace itself, or record it with shorter names",
+        )
     packed = zlib_ng.compress(body, LEVEL, _GZIP_HEADER) if codec == GZIP else body
     header = structure({1: kind, 2: len(body), 3: len(packed), **about})
     return header + packed, len(header) + len(body)
