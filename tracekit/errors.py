@@ -15,7 +15,7 @@ the fault is tracekit's own.
 
 from __future__ import annotations
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 
 
 class TracekitError(Exception):

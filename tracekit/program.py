@@ -36,6 +36,7 @@ _QUIET = {
 }
 """What libraries are told before they are imported, unless the user tells them something else."""
 _SELDOM = (
+    "html",  # for pages
     "importlib.metadata",  # polars asks it for versions of what reads Iceberg's tables; it brings all of email with it
     "numpy._core._add_newdocs",  # texts for help(): 12 ms of them
     "numpy._core._add_newdocs_scalars",

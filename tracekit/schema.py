@@ -7,12 +7,11 @@ since the Unix epoch. Text that repeats is Categorical (dictionary-encoded). Unk
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import polars as pl
 
-from tracekit._util.records import dataclass
 from tracekit.errors import Notice
 
 GPU_KINDS = ("kernel", "memcpy", "memset", "graph")
