@@ -9,11 +9,15 @@ import platform
 import numpy as np
 import pytest
 
+from tracekit.errors import InputError
 from tracekit.parsers.kineto import stream as module
 from tracekit.parsers.kineto.stream import INFLATERS, Stream, inflater
 
 TEXT = b"".join(b'{"ph": "X", "ts": %d, "name": "kernel %d"},\n' % (k * 977, k % 89) for k in range(40_000))
 PACKED = gzip.compress(TEXT)
+
+
+WAYS = ("object", "file", "file, bite by bite")
 
 
 @pytest.fixture(params=sorted(INFLATERS))
@@ -22,12 +26,31 @@ def library(request, monkeypatch):
     return request.param
 
 
-def read(raw, size=1 << 17):
-    """All that a stream gives, in pieces of *size*, and whether it was cut short."""
-    stream, pieces = Stream(io.BytesIO(raw)), []
-    while piece := stream.read(size):
-        pieces.append(piece)
-    return b"".join(pieces), stream.cut_short
+@pytest.fixture(params=WAYS)
+def opened(request, library, tmp_path, monkeypatch):
+    """Open bytes as a stream: from an object that is somebody else's, or from a file of our own."""
+    if "bite" in request.param:
+        monkeypatch.setattr(module.Inflater, "reader", lambda self, file: None)
+
+    def open_(raw):
+        if request.param == "object":
+            return Stream(io.BytesIO(raw))
+        (tmp_path / "trace").write_bytes(raw)
+        return Stream(tmp_path / "trace")
+
+    return open_
+
+
+@pytest.fixture
+def read(opened):
+    """All that a stream gives, in pieces of a size, and whether it was cut short."""
+
+    def read_(raw, size=1 << 17):
+        with opened(raw) as stream:
+            pieces = list(iter(lambda: stream.read(size), b""))
+            return b"".join(pieces), stream.cut_short
+
+    return read_
 
 
 def test_the_faster_library_is_taken(monkeypatch):
@@ -39,19 +62,20 @@ def test_the_faster_library_is_taken(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1 << 12, 1 << 17, 1 << 23])
-def test_all_bytes_come_out(library, size):
+def test_all_bytes_come_out(read, size):
     assert read(TEXT, size) == (TEXT, False)
     assert read(PACKED, size) == (TEXT, False)
 
 
-def test_members_one_after_the_other_are_one_file(library):
+def test_members_one_after_the_other_are_one_file(read):
     halves = gzip.compress(TEXT[:500_000]) + gzip.compress(TEXT[500_000:])
     assert read(halves) == (TEXT, False)
     assert read(halves + b"\0" * 512) == (TEXT, False), "padding behind the last member is no data"
+    assert read(halves + b"left by somebody") == (TEXT, False), "nor is anything else"
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.999])
-def test_of_a_file_that_ends_early_all_that_is_there_comes_out(library, share):
+def test_of_a_file_that_ends_early_all_that_is_there_comes_out(read, share):
     got, cut = read(PACKED[: int(len(PACKED) * share)])
     assert cut
     assert TEXT.startswith(got)
@@ -59,7 +83,7 @@ def test_of_a_file_that_ends_early_all_that_is_there_comes_out(library, share):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_of_a_damaged_file_all_before_the_damage_comes_out(library, seed):
+def test_of_a_damaged_file_all_before_the_damage_comes_out(read, seed):
     chance = np.random.default_rng(seed)
     at = int(chance.integers(len(PACKED) // 4, len(PACKED) - 100))
     spoilt = bytearray(PACKED)
@@ -70,11 +94,37 @@ def test_of_a_damaged_file_all_before_the_damage_comes_out(library, seed):
     assert got[: len(sound) - 70_000] == sound[: len(sound) - 70_000], "but for what a bite holds"
 
 
-def test_reading_again_starts_from_the_first_byte(library):
+def test_the_library_has_what_reads_a_whole_file(library, tmp_path):
+    """Else every file is read bite by bite, which takes a sixth longer, and nobody would notice."""
+    (tmp_path / "trace.gz").write_bytes(PACKED)
+    with Stream(tmp_path / "trace.gz") as stream:
+        assert stream._whole is not None
+        assert stream.read(len(TEXT)) == TEXT
+
+
+def test_a_disk_that_fails_is_named(library, tmp_path, monkeypatch):
+    class Failing:
+        def seek(self, at):
+            return at
+
+        def read(self, _):
+            raise OSError(5, "Input/output error")
+
+    (tmp_path / "trace.gz").write_bytes(PACKED)
+    with Stream(tmp_path / "trace.gz") as stream:
+        assert stream.read(100) == TEXT[:100]
+        with monkeypatch.context() as failing:
+            failing.setattr(stream, "_file", Failing())
+            failing.setattr(stream, "_whole", type("Reader", (), {"readinto": Failing().read})())
+            with pytest.raises(InputError, match=r"trace\.gz: input/output error"):
+                stream.read(len(TEXT))
+
+
+def test_reading_again_starts_from_the_first_byte(opened):
     spoilt = PACKED[:3000] + b"\0" * 40 + PACKED[3040:]
-    stream = Stream(io.BytesIO(spoilt))
-    first = stream.read(2 * len(TEXT))
-    assert stream.cut_short
-    stream.restart()
-    assert not stream.cut_short
-    assert stream.read(2 * len(TEXT)) == first
+    with opened(spoilt) as stream:
+        first = stream.read(2 * len(TEXT))
+        assert stream.cut_short
+        stream.restart()
+        assert not stream.cut_short
+        assert stream.read(2 * len(TEXT)) == first

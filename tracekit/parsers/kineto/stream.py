@@ -28,6 +28,17 @@ class Inflater:
         """Return what inflates one member of a gzip file."""
         return importlib.import_module(self.module).decompressobj(_WITH_HEADER)
 
+    def reader(self, file: BinaryIO) -> Any:
+        """Return what inflates a file from its first byte, straight into memory that it is given; None without such.
+
+        The libraries keep it to themselves, for their own ``GzipFile``, which copies what it reads once more.
+        """
+        made = getattr(importlib.import_module(self.module), "_GzipReader", None)
+        if made is None:
+            return None
+        file.seek(0)
+        return made(file, _STEP)
+
     def error(self) -> type[Exception]:
         """Return what it raises at damage."""
         raised: type[Exception] = importlib.import_module(self.module).error
@@ -76,6 +87,10 @@ class Stream:
         """The gzip data ends early or is damaged: what came before it was read."""
         self._engine = inflater().start() if self.gzipped else None
         self._inflated = 0
+        self._whole: Any = None
+        """Inflates a file of ours as long as it is whole."""
+        if self.gzipped and self._owned and step is None:
+            self._whole = inflater().reader(self._file)
 
     def _fetch(self) -> bytes:
         try:
@@ -107,6 +122,8 @@ class Stream:
 
     def fill(self, view: memoryview) -> int:
         """Fill *view* as far as the data goes; returns how many bytes are in it."""
+        if self._whole is not None:
+            return self._inflate_whole(view)
         return self._inflate(view) if self._engine else self._copy(view)
 
     def _copy(self, view: memoryview) -> int:
@@ -128,6 +145,25 @@ class Stream:
                 break
             done += got
         return done
+
+    def _inflate_whole(self, view: memoryview) -> int:
+        done = 0
+        try:
+            while done < len(view) and (got := self._whole.readinto(view[done:])):
+                done += got
+        except (OSError, EOFError, inflater().error()):
+            known = self._inflated + done
+            self.restart(step=_STEP)
+            self._pass_over(known)
+            return done + self._inflate(view[done:])
+        self._inflated += done
+        return done
+
+    def _pass_over(self, known: int) -> None:
+        """Inflate what was read before."""
+        scratch = memoryview(bytearray(inflater().room))
+        while known > 0 and (done := self._inflate(scratch[:known])):
+            known -= done
 
     def _inflate(self, view: memoryview) -> int:
         done = 0
@@ -164,7 +200,5 @@ class Stream:
         """Inflate up to the damage: once more from the start, in bites of which none holds much that is whole."""
         known = self._inflated
         self.restart(step=_BITE)
-        scratch = memoryview(bytearray(inflater().room))
-        while known > 0 and (done := self._inflate(scratch[:known])):
-            known -= done
+        self._pass_over(known)
         return self._inflate(view)
