@@ -119,10 +119,10 @@ def four(tmp_path, samples):
 def test_a_file_that_goes_away_while_it_is_read_is_left_out_and_named(four, packed, monkeypatch):
     folder, restart = four(packed=packed), Stream.restart
 
-    def vanish(self):
+    def vanish(self, **how):
         if "rank2" in self.name and not isinstance(self._file, GoesAway):
             self._file = GoesAway(self._file)
-        restart(self)
+        restart(self, **how)
 
     monkeypatch.setattr(Stream, "restart", vanish)
     result = tracekit.analyze(folder, schedule="none")
@@ -161,11 +161,11 @@ def test_a_slow_file_gives_the_same_events(four, packed, monkeypatch):
     folder, restart, slow = four(packed=packed), Stream.restart, []
     expected = tracekit.load(folder, ranks=[2]).rank(2).events
 
-    def slow_down(self):
+    def slow_down(self, **how):
         if not isinstance(self._file, Slow):
             self._file = Slow(self._file)
             slow.append(self._file)
-        restart(self)
+        restart(self, **how)
 
     monkeypatch.setattr(Stream, "restart", slow_down)
     assert tracekit.load(folder, ranks=[2]).rank(2).events.equals(expected)
@@ -175,8 +175,8 @@ def test_a_slow_file_gives_the_same_events(four, packed, monkeypatch):
 def test_a_file_that_shrinks_while_it_is_read_is_cut_and_says_so(four, monkeypatch):
     folder, restart = four(packed=False), Stream.restart
 
-    def shrink(self):
-        restart(self)
+    def shrink(self, **how):
+        restart(self, **how)
         if "rank2" in self.name:
             os.truncate(self.name, 40_000)
 
