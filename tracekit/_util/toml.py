@@ -16,7 +16,9 @@ from tracekit._util import kept
 def shipped_tables(name: str, texts: Sequence[str], beside: Path) -> list[dict[str, Any]]:
     """Return the tables of texts in TOML, which hold no dates; what was parsed is kept under *name*.
 
-    >>> shipped_tables("example.json", ["peak = 989.4"], Path("nowhere"))
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     shipped_tables("example.json", ["peak = 989.4"], Path(folder))
     [{'peak': 989.4}]
     """
     key = kept.digest(text.encode() for text in texts)

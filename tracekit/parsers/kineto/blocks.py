@@ -69,15 +69,17 @@ class _Reader:
         self._mark = mark
         self._turn = threading.Lock()
         self._index = 0
+        self._ended = False
         self.stopped = False
+        """Set by whoever wants no more."""
 
     def block(self, buffer: bytearray) -> _Block | None:
         """Return the next block, in this buffer or in a larger one; None behind the last."""
         with self._turn:
-            if self.stopped:
+            if self.stopped or self._ended:
                 return None
             block = self._filled(buffer)
-            self._start, self.stopped = 0, block.last
+            self._start, self._ended = 0, block.last
             self._index += 1
             return block
 
