@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -305,6 +307,27 @@ def test_small_rows_blocks_and_dictionary_change_nothing(samples, monkeypatch):
     got = kineto.read(path)
     assert got.events.equals(expected)
     assert got.source.notices == ()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_who_interrupts_does_not_wait_for_the_rest_of_the_file(samples, monkeypatch, threads):
+    monkeypatch.setattr(blocks, "BLOCK", 1 << 14)
+    monkeypatch.setattr(blocks, "cores", lambda: threads)
+    read, filled = [], blocks._Reader._filled
+
+    def interrupted(self, buffer):
+        read.append(threading.get_ident())
+        if len(read) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return filled(self, buffer)
+
+    path = samples / "1f1b/rank0.pt.trace.json.gz"
+    blocks_of_file = len(gzip.decompress(path.read_bytes())) >> 14
+    monkeypatch.setattr(blocks._Reader, "_filled", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kineto.read(path)
+    assert len(set(read)) <= threads
+    assert len(read) < 50 < blocks_of_file
 
 
 def test_equal_hashes_do_not_merge_text():

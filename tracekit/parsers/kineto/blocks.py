@@ -105,7 +105,7 @@ class _Reader:
 
 
 def scan_parallel(stream: Stream, head: bytes, at: int, mark: bytes, *, stacks: bool) -> Scanned:
-    """Scan blocks on threads, of which each reads its own: what was just inflated is still in its core's memory.
+    """Scan blocks on threads, this one among them, that each read their own: it is still in their core's memory then.
 
     Raises ``OtherLayoutError`` if a cut was not between events.
     """
@@ -131,14 +131,12 @@ def scan_parallel(stream: Stream, head: bytes, at: int, mark: bytes, *, stacks: 
             failures.append(error)
             reader.stopped = True
 
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers[1:]]
     for thread in threads:
         thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    finally:
-        reader.stopped = True  # where this one is interrupted, the others end with their blocks
+    work(workers[0])  # in this thread, which alone sees that the user interrupts
+    for thread in threads:
+        thread.join()
     if failures:
         raise failures[0]
     ordered = [parts[k] for k in sorted(parts)]
