@@ -90,7 +90,7 @@ from tracekit._util.processes import beside_workers, start_ahead
 start_ahead(2, "tracekit._util.text")
 crew = list(processes.waiting)
 print(sorted({type(one.process).__name__ for one in crew}), os.environ["POLARS_MAX_THREADS"])
-made = list(beside_workers(eval, ["__import__('time').sleep(0.2) or __import__('os').getpid()"] * 6))
+made = list(beside_workers(eval, ["__import__('time').sleep(0.2) or __import__('os').getpid()"] * 12))
 print(len({pid for _, _, pid in made}), all(alive for _, alive, _ in made))
 for one in crew:
     one.process.join(20)
