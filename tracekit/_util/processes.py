@@ -184,10 +184,7 @@ def _start(count: int, *, hide_main: bool, module: str | None = None, method: st
     ours, theirs = context.Pipe()
     foreign = [ours, *(worker.pipe for worker in waiting)] if method == "fork" else []
     process: BaseProcess = context.Process(target=_serve, args=(theirs, module, foreign), daemon=True)  # type: ignore[attr-defined]
-    if method == "spawn":
-        # The tracker of spawned processes unblocks the signal when it starts, and it starts with the first of them.
-        resource_tracker.ensure_running()
-    with _hidden_main() if hide_main else contextlib.nullcontext(), _shared_cores(count), _deaf():
+    with _hidden_main() if hide_main else contextlib.nullcontext(), _shared_cores(count), _deaf(method):
         process.start()
     theirs.close()  # so that the worker's end is the worker's alone: when it dies, ours says so
     return _Worker(process, ours)
@@ -216,7 +213,7 @@ def _follow_parent() -> None:
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
+def _deaf(method: str) -> Iterator[None]:
     """Start processes that never see Ctrl-C: it reaches the whole group, and the parent alone decides what to stop.
 
     They are born with the signal blocked, and there is no moment at which one would not be.
@@ -224,6 +221,8 @@ def _deaf() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    if method == "spawn":  # their tracker unblocks the signal when it starts, and it starts with the first of them
+        resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

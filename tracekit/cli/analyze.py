@@ -108,11 +108,12 @@ def run(
             lenient=not strict,
             strict=strict,
         )
-    for path in output or []:
+    if output:
         from tracekit.report.write import write
 
-        write(analysis, path, plot=plot)
-        say(f"wrote {path}", err=True)
+        for path in output:
+            write(analysis, path, plot=plot)
+            say(f"wrote {path}", err=True)
     if json:
         from tracekit.report.json import render_json
 
@@ -126,15 +127,14 @@ def run(
 
 def _check_outputs(paths: list[Path], plot: str | None) -> None:
     """See that all can be written, before any work is done."""
+    if not paths and plot is None:
+        return
+    from tracekit.report.write import PICTURES, check_output
+
     for path in paths:
-        from tracekit.report.write import check_output
-
         check_output(path, plot=plot)
-    if plot is not None:
-        from tracekit.report.write import PICTURES
-
-        if not any(path.suffix.lower() in PICTURES for path in paths):
-            raise OptionError(f"--plot {plot} needs a picture to draw", hint=f"add -o {plot}.svg (or .png, .pdf)")
+    if plot is not None and not any(path.suffix.lower() in PICTURES for path in paths):
+        raise OptionError(f"--plot {plot} needs a picture to draw", hint=f"add -o {plot}.svg (or .png, .pdf)")
 
 
 def _explain(

@@ -16,7 +16,7 @@ from tracekit.schedules.times import Times
 
 Ints = npt.NDArray[np.int64]
 NATIVE_OPS = 10_000
-"""Ops from which native code runs the clock; below, loading it would take longer."""
+"""Ops from which native code runs the clock, even where it has to be compiled first; few it runs no faster."""
 
 
 def simulate(

@@ -77,8 +77,8 @@ class Stream:
         self._owned = isinstance(source, str | Path)
         self.restart()
 
-    def restart(self, *, step: int | None = None) -> None:
-        """Go back to the first byte; *step*: bytes of the file to fetch at once."""
+    def restart(self, *, step: int | None = None, whole: bool = True) -> None:
+        """Go back to the first byte; *step*: bytes of the file to fetch at once. Not *whole*: damage was met in it."""
         self._file.seek(0)
         self._step = step or _STEP
         self._input = self._fetch()
@@ -89,7 +89,7 @@ class Stream:
         self._inflated = 0
         self._whole: Any = None
         """Inflates a file of ours as long as it is whole."""
-        if self.gzipped and self._owned and step is None:
+        if self.gzipped and self._owned and whole:
             self._whole = inflater().reader(self._file)
 
     def _fetch(self) -> bytes:
@@ -153,7 +153,7 @@ class Stream:
                 done += got
         except (OSError, EOFError, inflater().error()):
             known = self._inflated + done
-            self.restart(step=_STEP)
+            self.restart(whole=False)
             self._pass_over(known)
             return done + self._inflate(view[done:])
         self._inflated += done
@@ -199,6 +199,6 @@ class Stream:
     def _carefully(self, view: memoryview) -> int:
         """Inflate up to the damage: once more from the start, in bites of which none holds much that is whole."""
         known = self._inflated
-        self.restart(step=_BITE)
+        self.restart(step=_BITE, whole=False)
         self._pass_over(known)
         return self._inflate(view)
