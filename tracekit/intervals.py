@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import whole
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.sets import BOTH, EITHER, WITHOUT, cover, join, merge
 
 Longs = npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 
 if TYPE_CHECKING:
     from tracekit.diffs import Run

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from tracekit._util.faults import as_tracekit_error
 from tracekit._util.machine import cores
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import InputError, OptionError, TracekitError
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from typing import Any
 
 from tracekit._util.garbage import collect_rarely
 from tracekit._util.machine import SYSTEM, cores
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 
 PATIENCE_S = 5.0
 """How long a worker that was told to stop may take before it is killed."""

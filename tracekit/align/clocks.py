@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.align.pairs import FAR, Pair, differences, pairs
 from tracekit.schema import conform
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import Notice
 
 MEMBERS = pl.Schema(

@@ -19,7 +19,7 @@ import polars as pl
 
 from tracekit._util.coded import Text, among
 from tracekit._util.columns import whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 
 ENOUGH = 8
 """Windows of the recording that must speak before a drift is believed."""

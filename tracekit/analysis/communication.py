@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from tracekit._util.machine import give_back_memory
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import MEMBERS, match
 from tracekit.analysis.critical import CriticalPath, critical_path

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import ranks_named
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.links import Links

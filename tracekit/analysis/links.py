@@ -16,7 +16,7 @@ import polars as pl
 
 from tracekit._util.columns import whole_numbers
 from tracekit._util.native import native, whole
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.tables import RankTables
 from tracekit.intervals import Longs

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import percent
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare.alternatives import TWO_WEIGHTS, WhatIf
 from tracekit.metrics.memory import LINE, RankMemory

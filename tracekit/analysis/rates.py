@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.metrics.balance import expert_balance
 from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.experts import WORK, ExpertCost, expert_cost

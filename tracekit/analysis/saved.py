@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis.figures import Figures
 from tracekit.analysis.measured import RankResult
 from tracekit.analysis.result import FORMAT

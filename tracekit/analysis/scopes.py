@@ -15,7 +15,7 @@ import polars as pl
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.intervals import Intervals, Longs, union

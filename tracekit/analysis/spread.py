@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis.measured import RankResult
 from tracekit.analysis.result import Analysis
 from tracekit.schema import COMMUNICATION_LABELS

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.machine import give_back_memory
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.damage import refuse_damaged, repeated
 from tracekit.analysis.foreign import why_no_gpu

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import native, whole
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
 from tracekit.analysis.links import COMMUNICATION, Links, on_clock

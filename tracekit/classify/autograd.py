@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import AnyInts, Bools, Places, Text, among, find, pick
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.classify import _nodes
 from tracekit.classify._nest import Ints, in_order
 from tracekit.classify.ranges import NODE, Launches, Ranges

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.asking import Column, first_met, met
 from tracekit.classify.autograd import Autograd, read_autograd

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Text
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify.engine import decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.schema import PATH_SEPARATOR
 
 _SINGLE = re.compile(r"PP:(\d+)(SEND_|RECV_)?([FIWB])(\d+)")

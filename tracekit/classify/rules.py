@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.patterns import Linear, Own
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.classify.shipped import shipped_packs
 from tracekit.errors import RuleError

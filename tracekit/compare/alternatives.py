@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.html import html_table
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.compare.alternatives import WhatIf
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import counted
 from tracekit.compare import identify
 from tracekit.compare.identify import Match

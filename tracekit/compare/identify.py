@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.compare.orders import Difference, differences, distance, grain, pattern, same_work
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Op, Schedule, Times, generate, names, read_orders

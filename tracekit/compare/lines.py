@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracekit._util.garbage import no_collecting
 from tracekit._util.pool import Spread
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare.comparison import Held, RankBubble
 from tracekit.compare.finder import Finder, orders_differ

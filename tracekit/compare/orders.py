@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.native import native
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.schedules import Op
 
 Unit = tuple[str, int, int]

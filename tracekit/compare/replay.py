@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit._util.columns import whole_numbers
 from tracekit._util.native import native, whole
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.reconstruct.pipeline import Pipeline
 
 Ints = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from math import gcd
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare import identify
 from tracekit.compare.identify import Match

@@ -12,7 +12,7 @@ import polars as pl
 
 from tracekit._util.above import above
 from tracekit._util.html import html_table
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs import stats

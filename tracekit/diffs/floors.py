@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Floor, Metric, resolve
 from tracekit.diffs.samples import SETS, Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.diffs.metrics import Metric
 
 

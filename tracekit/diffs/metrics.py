@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import OptionError
 from tracekit.metrics.memory import MEMORY_PHASES
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS

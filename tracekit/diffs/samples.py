@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.align.steps import step_times
 from tracekit.diffs.metrics import Metric
 from tracekit.diffs.rated import rated_samples

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis import Analysis
 from tracekit.analysis.figures import Figures
 from tracekit.analysis.saved import read_document

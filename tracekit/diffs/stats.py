@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 
 Floats = NDArray[np.float64]
 _NORMAL = NormalDist()

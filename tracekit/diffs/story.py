@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import joined, signed
 from tracekit.diffs.samples import Run
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS

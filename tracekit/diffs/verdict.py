@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import counted
 from tracekit.diffs import stats
 from tracekit.diffs.floors import PRIOR_DF, Noise, doubt, floor_of, label_time, prior

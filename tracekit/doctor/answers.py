@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.doctor.recording import RankFacts
 
 OPTION = "--include-blobs=true"

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from tracekit._util.html import html_table
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit.doctor.answers import again, answers
 from tracekit.doctor.extras import extras

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.doctor.recording import RankFacts
 from tracekit.metrics.peaks import VARIABLE, find_gpu
 

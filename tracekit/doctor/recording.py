@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 
 from tracekit._util.notices import without_rank
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import listing
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import absent

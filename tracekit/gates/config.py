@@ -10,7 +10,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.diffs.verdict import Check, Rules
 from tracekit.errors import OptionError

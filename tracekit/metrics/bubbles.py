@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.lanes import Lanes
 from tracekit.schema import STEP_PHASES

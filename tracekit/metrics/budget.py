@@ -10,7 +10,7 @@ from dataclasses import field
 
 import numpy as np
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.lanes import EXPOSABLE, Lanes
 

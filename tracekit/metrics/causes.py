@@ -33,7 +33,7 @@ import polars as pl
 
 from tracekit._util.coded import Texts, alike
 from tracekit._util.columns import present, whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.holds import LAUNCH, NOTHING, OTHER, Holds, in_order
 from tracekit.metrics.host import blocked

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Texts, alike
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.metrics.lanes import COMPUTE_SET, Lanes, among_labels
 
 LEAST = 3

@@ -24,7 +24,7 @@ import polars as pl
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import present, whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.intervals import Longs
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 

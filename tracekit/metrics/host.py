@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.intervals import Intervals, union
 
 LAUNCHES = "LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy"

@@ -18,7 +18,7 @@ import polars as pl
 from tracekit._util.coded import Bools, Places, Text, alike, find, pick
 from tracekit._util.columns import whole_numbers
 from tracekit._util.native import whole
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.sets import NEVER, touch
 from tracekit.classify._nest import OP, Nested, nest
 from tracekit.intervals import Longs

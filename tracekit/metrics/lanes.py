@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.intervals import EMPTY, Intervals, Longs, union
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELLED, LABELS
 

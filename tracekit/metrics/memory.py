@@ -13,7 +13,7 @@ from dataclasses import field
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.metrics.chunks import ChunkMemory, chunk_memory
 
 MEMORY_PHASES = {

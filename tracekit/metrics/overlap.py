@@ -13,7 +13,7 @@ import polars as pl
 from tracekit._util.coded import Text, Texts, alike
 from tracekit._util.columns import present, whole_numbers, with_nulls
 from tracekit._util.native import whole
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.sets import NEVER, meet
 from tracekit.intervals import Longs, sums
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes

@@ -9,7 +9,7 @@ import polars as pl
 
 from tracekit._util.coded import Text, Texts, alike
 from tracekit._util.columns import whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.shapes import parsed
 from tracekit.classify.matmul import KERNELS as GEMM_KERNELS
 from tracekit.intervals import Longs, union

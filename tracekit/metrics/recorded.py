@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import present
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import percent
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union

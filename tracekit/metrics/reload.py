@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.intervals import Intervals, union_of
 from tracekit.metrics.overlap import ratio
 from tracekit.schema import conform

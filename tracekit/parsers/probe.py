@@ -7,7 +7,7 @@ import re
 import zlib
 from typing import Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.parsers.ranks import rank_number
 
 HEAD_BYTES = 1 << 18

@@ -8,7 +8,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import listing
 from tracekit.errors import InputError
 

@@ -7,7 +7,7 @@ from dataclasses import field
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, Bools, Ints
 from tracekit.reconstruct.walks import split_at
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import present, whole_numbers, with_nulls
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.classify.pipeline_ranges import parse_path
 from tracekit.metrics.lanes import label_codes
 from tracekit.schema import LABELS

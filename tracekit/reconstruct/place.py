@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 
 Place = tuple[int, int]
 """Stage and micro-batch."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import present, whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.sets import NEVER
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union

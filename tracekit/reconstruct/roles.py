@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import ranks_named
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import MOST_RANKS

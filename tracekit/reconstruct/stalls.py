@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import present, whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.lanes import among_labels, label_codes
 from tracekit.schema import COMPUTE_LABELS

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tracekit._util.coded import Text
 from tracekit._util.native import native, whole
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, MESSAGE, Bools, Ints, Kernels
 
 

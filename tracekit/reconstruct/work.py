@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import whole_numbers
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.reconstruct.chunks import COUNTED, POSITION
 from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.rank import CHUNKS, RankPipeline

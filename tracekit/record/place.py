@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import OptionError
 
 SUFFIX = ".pt.trace.json.gz"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from tracekit._util.files import atomic_write
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.parsers.discovery import discover

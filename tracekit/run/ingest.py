@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tracekit._util.machine import give_back_memory
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis.persist import write_tables
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify, load_rules

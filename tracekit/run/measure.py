@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import TracekitError
 from tracekit.parsers.refs import SourceRef

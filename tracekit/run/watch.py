@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis import Analysis
 from tracekit.errors import InputError, TracekitError
 from tracekit.parsers.refs import rank_in_name

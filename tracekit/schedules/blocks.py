@@ -18,7 +18,7 @@ from typing import Literal
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import DeadlockError, OptionError, ScheduleError
 from tracekit.schedules.times import Times
 

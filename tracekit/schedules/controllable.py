@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tracekit._util.native import Native
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.schedules.ops import Kind, Op, from_columns
 
 PERIOD = 6

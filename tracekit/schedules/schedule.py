@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.html import html_table
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import KINDS, Op
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from tracekit._util.above import above
 from tracekit._util.html import html_table
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import percent
 from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS

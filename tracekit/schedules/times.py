@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules import schedule as s
 

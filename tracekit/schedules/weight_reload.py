@@ -19,7 +19,7 @@ from typing import Any
 import polars as pl
 
 from tracekit._util.above import above
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules.times import parse_times
 

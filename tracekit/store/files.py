@@ -29,7 +29,7 @@ import polars as pl
 
 from tracekit._util.faults import unreadable, unwritable
 from tracekit._util.files import atomic_write
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._version import __version__
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST

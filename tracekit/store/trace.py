@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit._util.html import html_table
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import listing
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.schedules import Op
 from tracekit.schema import EVENTS, conform
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import OptionError
 from tracekit.schedules import Schedule, Simulation, Times, simulate
 

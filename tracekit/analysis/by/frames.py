@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Places
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.classify._nest import ANNOTATION, Nested, nest
 from tracekit.schema import PATH_SEPARATOR
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.classify.autograd import read_autograd
 from tracekit.classify.ranges import Ranges, read_ranges
 

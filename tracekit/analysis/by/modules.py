@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Places
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis.by.frames import Frames
 from tracekit.classify._nest import inherit
 

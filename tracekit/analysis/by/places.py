@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis.by.frames import Frames, layer_number, layer_ranges
 from tracekit.analysis.by.host import NO_MAKERS, Host, Makers
 from tracekit.analysis.by.modules import module_layers

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis.by.host import Host
 from tracekit.classify.matmul import KERNELS
 from tracekit.metrics.repetition import Layers, find_layers

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis.by.rows import NO_PRODUCT, NO_SHAPE, NOT_PLACED, OUTSIDE, RankRows
 from tracekit.metrics.lanes import COMPUTE_SET
 from tracekit.metrics.rates import UNCOUNTED

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.analysis.by.frames import module_frames
 from tracekit.analysis.by.places import NOWHERE, REPETITION, Places, module_places, places

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.compare.predict.machine import Machine
 from tracekit.compare.predict.programs import POST, RUN, WAIT, Program
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.compare.predict.predictor import Prediction, Predictor
 
 Floats = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.reconstruct.contention import lost
 
 FEWEST = 30

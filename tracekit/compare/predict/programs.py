@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.schedules import Op, Schedule
 
 RUN, POST, WAIT = range(3)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.compare.predict.engine import Launches
 from tracekit.compare.predict.machine import MIDDLE, Machine
 from tracekit.compare.predict.programs import POST, RUN, Program

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.compare.predict.programs import WAYS, Program
 from tracekit.schedules import Schedule
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from tracekit._util.machine import cores
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.header import TAIL_LIMIT
 from tracekit.parsers.kineto.stream import Stream

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import InputError
 
 GZIP = b"\x1f\x8b"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import sparse, with_nulls
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.blocks import Scanned
 from tracekit.parsers.kineto.names import CATEGORIES, ITEM_BYTES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import Notice
 from tracekit.parsers.nsight.tables import Export, read_table
 from tracekit.parsers.nsight.timed import LATEST_NS

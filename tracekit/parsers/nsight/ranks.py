@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 
 _IN_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _PAIR = ["process", "device"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.nsight import about, emit, nccl
 from tracekit.parsers.nsight.api import api_events

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import spans
 from tracekit.analysis import Analysis
 from tracekit.analysis.critical import CriticalPath

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import counted, markdown, markdown_code
 
 MOST_ROWS = 16

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import native, whole
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.schema import GPU_KINDS
 
 Ints = npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ import polars as pl
 from zlib_ng import gzip_ng
 
 from tracekit._util.files import atomic_write, check_target
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.compare.comparison import Held

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import percent
 from tracekit.report.legend import rows_of
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import apart, terminal, wrapped
 from tracekit.report.palette import LABEL_COLOURS
 

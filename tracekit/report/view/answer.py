@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import at_least, counted, joined, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.advice import of_the_gap

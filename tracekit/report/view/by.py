@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import counted, listing, terminal
 from tracekit.analysis import Analysis
 from tracekit.report.view.rates import shape_words

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import UNKNOWN, bare_ms, ms, percent
 
 Value = str | int | float | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import listing
 from tracekit.analysis import Analysis
 from tracekit.analysis.memory import HeldMemory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import Spread
 from tracekit.errors import Notice

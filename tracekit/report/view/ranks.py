@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis, RankResult
 from tracekit.report.view.pace import beyond_noise

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.shapes import parsed
 from tracekit._util.text import ms, percent, terminal
 from tracekit.analysis import Analysis

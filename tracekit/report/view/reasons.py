@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 from tracekit._util.shapes import parsed
 from tracekit._util.text import counted, ms, percent, size
 from tracekit.analysis import Analysis

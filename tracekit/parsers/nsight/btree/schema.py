@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 
-from tracekit._util.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
