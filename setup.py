@@ -1,0 +1,94 @@
+"""Build of the compiled loops and of the package's description; everything else stands in ``pyproject.toml``.
+
+The modules of ``tracekit/_loops`` are compiled by Cython. They are optional: where no compiler or no ``Python.h`` can be
+found the installation still succeeds, a warning says what is missing, and the same modules run uncompiled.
+
+Environment variables:
+    TRACEKIT_CHECKED=1: build for fuzzing, with every bounds check on and the address sanitizer linked in.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+from build_backend import has_c_compiler
+
+try:
+    from Cython.Build import cythonize
+except ImportError:  # an installation without build isolation and without Cython
+    cythonize = None
+
+ROOT = Path(__file__).parent
+SOURCE_URL = "https://github.com/tracekit-ml/tracekit"
+RELATIVE_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)")
+CHECKED = os.environ.get("TRACEKIT_CHECKED") == "1"
+SANITIZER_FLAGS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
+
+
+def readme_with_absolute_links() -> str:
+    """Return the README with its links pointing into the repository, as the package index shows it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return RELATIVE_LINK.sub(
+        lambda link: f"{link[1]}[{link[2]}]({SOURCE_URL}/{'raw' if link[1] else 'blob'}/main/{link[3]})", text
+    )
+
+
+def loop_modules() -> list[str]:
+    """Return the modules to compile, read from ``tracekit/_loops/__init__.py`` without importing it."""
+    tree = ast.parse((ROOT / "tracekit/_loops/__init__.py").read_text(encoding="utf-8"))
+    assignments = [node for node in tree.body if isinstance(node, ast.Assign)]
+    (modules,) = [node.value for node in assignments if ast.unparse(node.targets[0]) == "MODULES"]
+    return list(ast.literal_eval(modules))
+
+
+def extensions() -> list[Extension]:
+    """Return the extension modules, or none where Cython is not installed."""
+    if cythonize is None:
+        return []
+    flags = SANITIZER_FLAGS if CHECKED else ["-O3"]
+    loops = [
+        Extension(
+            module,
+            [f"{module.replace('.', '/')}.py"],
+            extra_compile_args=flags,
+            extra_link_args=SANITIZER_FLAGS if CHECKED else [],
+            optional=True,
+        )
+        for module in loop_modules()
+    ]
+    directives = {"language_level": 3, "wraparound": False, "cdivision": True, "initializedcheck": False}
+    return cythonize(loops, build_dir="build/cython", quiet=True, force=CHECKED, compiler_directives=directives)
+
+
+class BuildLoops(build_ext):
+    """``build_ext`` that uses ziglang where there is no C compiler, and says what is missing where nothing works."""
+
+    def build_extensions(self) -> None:
+        """Compile every loop; a failure is a warning."""
+        if not has_c_compiler():
+            zig = [sys.executable, "-m", "ziglang", "cc"]
+            self.compiler.set_executables(
+                compiler=zig, compiler_so=[*zig, "-fPIC"], linker_so=[*zig, "-shared"], linker_exe=zig
+            )
+        super().build_extensions()
+        missing = [name for name in self.get_outputs() if not Path(name).exists()]
+        if missing:
+            self.warn(
+                f"{len(missing)} loops of tracekit could not be compiled: commands will run uncompiled, much slower. "
+                "Install a C compiler and Python's headers (python3-dev), then: pip install --force-reinstall tracekit-ml"
+            )
+
+
+setup(
+    ext_modules=extensions(),
+    cmdclass={"build_ext": BuildLoops},
+    long_description=readme_with_absolute_links(),
+    long_description_content_type="text/markdown",
+)
