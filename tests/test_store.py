@@ -154,8 +154,11 @@ def test_a_store_of_version_010_is_analysed_like_its_trace(store_of_010, samples
         assert of_store[figures] == of_trace[figures]
 
 
-@pytest.mark.parametrize("words", [["export", "{store}", "-o", "{store}.json"]])
+@pytest.mark.parametrize(
+    "words", [["export", "{store}", "-o", "{store}.json"], ["query", "{store}", "select count(*) from events"]]
+)
 def test_a_damaged_file_is_one_line_and_exit_code_2(tmp_path, ranks, words):
+    pytest.importorskip("duckdb")
     path = write_store(tmp_path / "store", ranks[:1]).path
     file = path / "rank=0/events.parquet"
     file.write_bytes(flipped(file.read_bytes(), 0.5))
