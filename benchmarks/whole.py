@@ -19,7 +19,7 @@ from pathlib import Path
 from inputs import SAMPLE, make
 
 CLI = "from tracekit.program import program; program()"
-BARS = {"analyze": 1.8, "ingest": 1.8}
+BARS = {"analyze": 1.8, "ingest": 2.5}
 PEAK = 1.0
 
 

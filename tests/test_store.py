@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 
 import tracekit
 from tests.reference import read
 from tests.stores import write_store
 from tracekit.errors import InputError, Notice, OutputError
-from tracekit.schema import EVENTS, LABELLED, ProcessGroup, RankEvents, Source, conform
+from tracekit.schema import EVENTS, GPU_KINDS, LABELLED, MEMORY, ProcessGroup, RankEvents, Source, conform
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_manifest, write_rank
 from tracekit.store.growing import building
-from tracekit.store.parquet.write import GROUP_ROWS, write_parquet
 
 
 def source(rank):
@@ -76,18 +80,93 @@ def test_the_dataset_is_plain_hive_partitioned_parquet(store, ranks):
     assert Source.from_dict(json.loads(metadata["tracekit.source"])) == ranks[1].source
 
 
-@pytest.mark.parametrize("rows", [0, 5, GROUP_ROWS + 3])
-def test_any_numbers_are_read_back_as_they_were_written(tmp_path, rows):
-    """Differences of numbers at both ends of 64 bits wrap around, and must wrap back."""
-    far = [-(2**63), 2**63 - 1, None, 0, -1]
-    numbers = pl.Series((far * (rows // 5 + 1))[:rows], dtype=pl.Int64)
-    columns = {name: numbers.cast(kind) for name, kind in EVENTS.items() if kind == pl.Int64}
-    frame = conform(pl.DataFrame(columns).with_columns(name=pl.lit("k"), start_ns=pl.int_range(rows)), EVENTS)
-    write_parquet(frame, tmp_path / "events.parquet", {"kept": "with it"})
-    again = pl.read_parquet(tmp_path / "events.parquet")
-    assert again.schema == EVENTS
-    assert again.equals(frame)
-    assert pl.read_parquet_metadata(tmp_path / "events.parquet")["kept"] == "with it"
+COLUMN_VALUES = {
+    pl.Int64: [-(2**63), 2**63 - 1, None, 0, -1],
+    pl.Int32: [-(2**31), 2**31 - 1, None, 0, -1],
+    pl.Float32: [0.5, None, float("nan"), float("inf"), -0.0],
+    pl.Categorical: ["gemm", "", None, "\N{SNOWMAN} é", "gemm"],
+}
+"""Five values of each column type but Enum, which lists its own."""
+
+
+def enum_values(dtype):
+    return [dtype.categories[0], None, dtype.categories[-1], None, None]
+
+
+def table_of(schema, rows):
+    """Return a table of *rows* rows in which every column holds extreme values and nulls."""
+    columns = {
+        name: enum_values(dtype) if dtype == pl.Enum else COLUMN_VALUES[dtype.base_type()]
+        for name, dtype in schema.items()
+    }
+    five_rows = pl.DataFrame(columns, schema)
+    return pl.concat([five_rows] * (rows // 5 + 1)).head(rows)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 300_000], ids=["one row", "five rows", "two row groups"])
+def test_every_column_type_is_read_back_as_it_was_written(tmp_path, rows):
+    events, labelled, memory = (table_of(schema, rows) for schema in (EVENTS, LABELLED, MEMORY))
+    store = write_store(tmp_path / "store", [RankEvents(events, source(0), memory)], labelled=[labelled])
+    for written, read_back in (
+        (events, store.rank(0).events),
+        (labelled, store.labelled(0)),
+        (memory, store.rank(0).memory),
+    ):
+        assert read_back.schema == written.schema
+        assert read_back.equals(written)
+
+
+@pytest.mark.parametrize("rows", [0, 7])
+def test_columns_without_a_value_are_read_back(tmp_path, rows):
+    events, labelled = (conform(pl.DataFrame({"rank": [None] * rows}), schema) for schema in (EVENTS, LABELLED))
+    store = write_store(tmp_path / "store", [RankEvents(events, source(0))], labelled=[labelled])
+    assert store.rank(0).events.equals(events)
+    assert store.labelled(0).equals(labelled)
+
+
+def test_arrow_reads_the_same_values(tmp_path):
+    events = table_of(EVENTS, 5)
+    store = write_store(tmp_path / "store", [RankEvents(events, source(0))])
+    table = pq.read_table(store.path / "rank=0/events.parquet", partitioning=None)
+    assert pl.DataFrame(table).cast(EVENTS).equals(events)
+
+
+@pytest.fixture
+def store_of_010(tmp_path):
+    """Rank 0 of the sample ``reload``, as tracekit 0.1.0 wrote it with a Parquet encoder of its own."""
+    with zipfile.ZipFile(Path(__file__).parent / "data/store-0.1.0.zip") as archive:
+        archive.extractall(tmp_path / "store")
+    return tmp_path / "store"
+
+
+def test_a_store_of_version_010_is_read(store_of_010, samples):
+    store, trace = open_store(store_of_010), tracekit.load(samples / "reload", ranks=[0])
+    assert store.rank(0).events.equals(trace.events)
+    gpu_events = trace.events.filter(pl.col("kind").is_in(GPU_KINDS)).sort("start_ns")
+    assert store.labelled(0).schema == LABELLED
+    assert store.labelled(0)["id"].equals(gpu_events["id"])
+
+
+def test_a_store_of_version_010_is_analysed_like_its_trace(store_of_010, samples):
+    of_store = tracekit.analyze(store_of_010, schedule="none").to_dict()
+    of_trace = tracekit.analyze(samples / "reload", ranks=[0], schedule="none").to_dict()
+    for figures in ("ranks", "total", "kernels", "copies", "reload"):
+        assert of_store[figures] == of_trace[figures]
+
+
+@pytest.mark.parametrize(
+    "words", [["export", "{store}", "-o", "{store}.json"], ["query", "{store}", "select count(*) from events"]]
+)
+def test_a_damaged_file_is_one_line_and_exit_code_2(tmp_path, ranks, words):
+    pytest.importorskip("duckdb")
+    path = write_store(tmp_path / "store", ranks[:1]).path
+    file = path / "rank=0/events.parquet"
+    file.write_bytes(flipped(file.read_bytes(), 0.5))
+    command = [sys.executable, "-m", "tracekit", *(word.format(store=path) for word in words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "events.parquet: is damaged" in done.stderr
 
 
 def interrupted_build(path, ranks):

@@ -63,7 +63,6 @@ MODULES = (
     "tracekit.report.perfetto.tracks",
     "tracekit.schedules.controllable",
     "tracekit.schedules.simulator",
-    "tracekit.store.parquet.encodings",
 )
 """Where the package declares native functions, so that all are compiled when the first is."""
 

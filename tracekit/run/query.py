@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.errors import InputError, OptionError
-from tracekit.store.files import Store, open_store, rank_folder
+from tracekit.store.files import Store, open_store
 
 TABLES = {
     "events": "every event of every rank, columns as in tracekit.schema.EVENTS",
@@ -50,13 +50,16 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
 
 
 def _tables(store: Store) -> dict[str, Any]:
-    """Return what SQL can name: datasets that are scanned when asked, and the list of ranks."""
+    """Return the tables that SQL can name: two datasets, scanned when a query runs, and the list of ranks."""
     datasets: Any = importlib.import_module("pyarrow.dataset")
+    # Arrow does not verify checksums, and would answer from a damaged file.
     files = {
-        name: [
-            str(file) for rank in store.ranks if (file := rank_folder(store.path, rank) / f"{name}.parquet").exists()
-        ]
-        for name in ("events", "labelled")
+        "events": [str(store.checked_file(entry.rank, "events")) for entry in store.entries],
+        "labelled": [
+            str(store.checked_file(entry.rank, "labelled"))
+            for entry in store.entries
+            if entry.labelled_rows is not None
+        ],
     }
     tables: dict[str, Any] = {name: datasets.dataset(paths, format="parquet") for name, paths in files.items() if paths}
     rows = [
