@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit._util.above import above
 from tracekit._util.json_pieces import json_pieces
-from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
@@ -145,4 +143,6 @@ class Analysis(Figures):
         >>> read_analysis(file).ranks[0].whole.budget.span_ns
         104587652
         """
-        above("write_analysis")(self, path, plot=plot)
+        from tracekit.report.write import write
+
+        write(self, path, plot=plot)
