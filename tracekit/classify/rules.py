@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.patterns import Linear, Own
-from dataclasses import dataclass
+from tracekit._util.patterns import LinearPattern
 from tracekit._util.text import did_you_mean
 from tracekit.classify.shipped import shipped_packs
 from tracekit.errors import RuleError
@@ -175,7 +174,7 @@ def _condition_problem(column: str, condition: object) -> str | None:
     if kind == "number" and not _is_number(condition):
         return f"{column!r} is a whole number, or a comparison such as '>= 1024'"
     if kind == "text" and isinstance(condition, str):
-        if problem := condition.problem() if isinstance(condition, Linear) else _pattern_problem(condition):
+        if problem := condition.problem() if isinstance(condition, LinearPattern) else _pattern_problem(condition):
             return f"{column!r} is not a regular expression: {problem}"
     elif kind == "text" and not isinstance(condition, (bool, tuple, list)):
         return f"{column!r} is a regular expression, a list of exact values, or true/false for present/absent"
@@ -183,8 +182,6 @@ def _condition_problem(column: str, condition: object) -> str | None:
 
 
 def _pattern_problem(pattern: str) -> str:
-    if isinstance(pattern, Own):
-        return ""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -246,8 +243,8 @@ def _conditions(item: Mapping[str, Any], key: str, place: int, table: str, where
     out: dict[str, Condition] = {}
     for column, value in raw.items():
         condition = tuple(value) if isinstance(value, list) else value
-        if isinstance(condition, str) and _TYPES.get(column) == "text":
-            condition = Own(condition) if where.ours else Linear(condition)
+        if isinstance(condition, str) and _TYPES.get(column) == "text" and not where.ours:
+            condition = LinearPattern(condition)
         problem = _condition_problem(column, condition)
         if problem:
             hint = "see docs/rules.md" if column in COLUMNS else _near(column, COLUMNS)
