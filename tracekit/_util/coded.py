@@ -249,9 +249,8 @@ class Text:
 
     def answers(self, asked: str | tuple[str, ...]) -> Bools:
         """For each distinct value, and last for null: a pattern is found in it, or it is one of several words."""
-        key = (
-            (asked, "") if isinstance(asked, LinearPattern) else asked
-        )  # the same letters may be a pattern of either kind
+        # The same text may be a pattern of either engine.
+        key = (asked, "") if isinstance(asked, LinearPattern) else asked
         if key not in self._known:
             self._known[key] = self._asked(asked)
         return self._known[key]
