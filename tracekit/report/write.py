@@ -8,7 +8,7 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
-from tracekit._util.files import atomic_write, check_target
+from tracekit._util.files import atomic_write, check_output_path
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
 from tracekit.report.json import render_json
@@ -34,7 +34,7 @@ def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Calla
         known = [*WRITERS, *PICTURES]
         what = f"cannot write {suffix}" if suffix else "has no extension"
         raise OptionError(f"{path}: {what}", hint=f"use {', '.join(known[:-1])} or {known[-1]}")
-    check_target(path)
+    check_output_path(path)
     if suffix == ".xlsx":
         from tracekit.report.spreadsheet import check_spreadsheet
 

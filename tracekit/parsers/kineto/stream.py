@@ -123,7 +123,7 @@ class Stream:
         decompressor = self._decompressor
         try:
             data = decompressor.decompress(self._input, min(len(view), _MAX_INFLATED_BYTES))
-        except zlib_ng.error:
+        except zlib_ng.error:  # type: ignore[misc]  # its stub declares an instance
             if self._read_bytes == _CAREFUL_READ_BYTES:
                 self.cut_short = True
                 return 0
