@@ -134,11 +134,9 @@ def _exposed(changes: Mapping[int, Parts], least: float) -> list[str]:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return (
-        f"rank {ranks[0]}"
-        if len(ranks) == 1
-        else f"ranks {join_with_and(map(str, ranks[:4]))}" + " …" * (len(ranks) > 4)
-    )
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {join_with_and(map(str, ranks[:4]))}" + (" …" if len(ranks) > 4 else "")
 
 
 def _words(part: str) -> str:

@@ -44,11 +44,8 @@ def render(result: Data) -> str:
     body.append(f'<section class="answer">{"".join(said)}</section>')
     body += [_waterfall(result.get("waterfall")), _timelines(result.get("timelines"))]
     body.append(_metrics(result["metrics"]))
-    body += (
-        [f'<p class="note">{html(capitalize(words.TYPICAL))}</p>']
-        if words.typical(result) and result["metrics"]
-        else []
-    )
+    if words.typical(result) and result["metrics"]:
+        body.append(f'<p class="note">{html(capitalize(words.TYPICAL))}</p>')
     body.append(_labels(words.telling(result["labels"])))
     name: Callable[[Data], str] = words.named
     for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
