@@ -77,7 +77,7 @@ class Analysis(Figures):
         return self._document(list)
 
     def json_pieces(self) -> Iterator[str]:
-        """Yield the text of ``to_json`` in pieces, so that the text of a run with many ranks is never in memory as a whole.
+        """Yield the text of ``to_json`` in pieces, so that the text of many ranks is never in memory as a whole.
 
         The long lists of the document are iterators; each becomes a list when the encoder reaches it.
         """
