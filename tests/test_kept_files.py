@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tracekit._util import kept
-from tracekit._util.toml import shipped_tables
 
 KEY = kept.digest([b"made of this"])
 
@@ -54,15 +53,3 @@ def test_places_follow_what_the_user_says(tmp_path, monkeypatch):
     monkeypatch.delenv(kept.FOLDER)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert list(kept.places("x", beside)) == [beside / "__pycache__" / "x", tmp_path / "tracekit" / "x"]
-
-
-def test_tables_are_parsed_once_and_again_when_their_text_changes(tmp_path, monkeypatch):
-    monkeypatch.delenv(kept.FOLDER, raising=False)
-    texts = ['[[rule]]\nname = "é"\nwhen = { over = 1.5, under = 3 }\n', "[table]\non = true\n"]
-    first = shipped_tables("t.json", texts, tmp_path)
-    assert first == [{"rule": [{"name": "é", "when": {"over": 1.5, "under": 3}}]}, {"table": {"on": True}}]
-    with monkeypatch.context() as without:
-        without.setattr("tomllib.loads", lambda _: pytest.fail("it is kept"))
-        assert shipped_tables("t.json", texts, tmp_path) == first
-    assert shipped_tables("t.json", ["x = 1"], tmp_path) == [{"x": 1}]
-    assert shipped_tables("t.json", texts, tmp_path) == first

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tracekit._util.above import wire
 from tracekit._version import __version__
 from tracekit.errors import InputError, Notice, TracekitError
 
@@ -31,9 +30,11 @@ if TYPE_CHECKING:
     from tracekit.store.files import Store, open_store
     from tracekit.store.trace import Trace
 
-# Imported on first use: `import tracekit` and `tracekit --help` stay instant. No room has the name of a call: importing
-# it would take the call's place.
-_HOMES = {
+# Public names are imported on first use (PEP 562), so that `import tracekit` and `tracekit --help` take milliseconds.
+# No module may be called like a public function: importing it would replace the function on this package.
+_SUBPACKAGES = ("classify", "metrics", "record", "schedules")
+_MODULE_OF_NAME = {
+    **{name: f"tracekit.{name}" for name in _SUBPACKAGES},
     "Analysis": "tracekit.analysis",
     "Diagnosis": "tracekit.doctor",
     "Diff": "tracekit.diffs",
@@ -56,7 +57,6 @@ _HOMES = {
     "redact": "tracekit.redaction",
     "watch": "tracekit.run.watch",
 }
-_MODULES = ("classify", "metrics", "record", "schedules")
 
 __all__ = [
     "Analysis",
@@ -90,24 +90,12 @@ __all__ = [
     "watch",
 ]
 
-wire(
-    {
-        "draw_analysis": "tracekit.report.plot:draw",
-        "draw_schedule": "tracekit.report.schedule.plot:draw_schedule",
-        "write_analysis": "tracekit.report.write:write",
-        "write_diff": "tracekit.report.ci.write:write_diff",
-        "write_gate": "tracekit.report.ci.write:write_gate",
-        "write_schedule": "tracekit.report.schedule.write:write_schedule",
-    }
-)
-
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"tracekit.{name}")
-    raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
+    if name not in _MODULE_OF_NAME:
+        raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
+    module = importlib.import_module(_MODULE_OF_NAME[name])
+    return module if name in _SUBPACKAGES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 import polars as pl
 import pytest
 
 from tracekit._util.coded import Text
-from tracekit._util.patterns import LONGEST, Linear, Own
+from tracekit._util.patterns import MAX_SEARCHED_CHARS, LinearPattern
 from tracekit.classify import classify, load_rules
 from tracekit.classify.rules import builtin_rules
 from tracekit.errors import RuleError
@@ -55,19 +54,6 @@ def test_a_pattern_that_cannot_be_used_is_an_error_on_its_line(tmp_path, pattern
     assert "\n" not in caught.value.message
 
 
-def test_our_own_patterns_are_regular_expressions():
-    """They are not checked when they are read: a process compiles those that it needs."""
-    book = builtin_rules()
-    tables = [
-        *(t for rule in book.rules for t in (rule.when, rule.unless)),
-        *(k.when for k in (*book.groups, *book.modules)),
-    ]
-    patterns = [c for table in tables for c in table.values() if isinstance(c, Own)]
-    assert len(patterns) > 100
-    for pattern in patterns:
-        re.compile(pattern)
-
-
 def test_both_engines_find_the_same():
     """Every pattern of ours that the other engine knows too, on every name of the list of kernels."""
     from pathlib import Path
@@ -76,8 +62,8 @@ def test_both_engines_find_the_same():
     compared = 0
     for rule in builtin_rules().rules:
         for condition in (*rule.when.values(), *rule.unless.values()):
-            if isinstance(condition, str) and not Linear(condition).problem():
-                assert names.matches(condition).tolist() == names.matches(Linear(condition)).tolist(), condition
+            if isinstance(condition, str) and not LinearPattern(condition).problem():
+                assert names.matches(condition).tolist() == names.matches(LinearPattern(condition)).tolist(), condition
                 compared += 1
     assert compared > 50
 
@@ -90,7 +76,7 @@ def test_our_own_patterns_end_on_names_that_nobody_wrote():
     labelled = classify(kernels(*hostile))
     assert time.monotonic() - began < SOON_S
     assert len(labelled) == len(hostile)
-    assert Text.of(pl.Series(["x" * LONGEST + "y", "y"])).matches("y").tolist() == [False, True]
+    assert Text.of(pl.Series(["x" * MAX_SEARCHED_CHARS + "y", "y"])).matches("y").tolist() == [False, True]
 
 
 def test_tables_within_tables_are_no_rules(tmp_path):

@@ -10,8 +10,7 @@ import pytest
 
 import tracekit
 from tracekit.classify import Rule, RuleBook, builtin_rules, classify, load_rules
-from tracekit.classify.rules import COLUMNS, TIERS
-from tracekit.classify.shipped import shipped_packs
+from tracekit.classify.rules import COLUMNS, TIERS, shipped_packs
 from tracekit.errors import RuleError
 from tracekit.schema import EVENTS, LABELLED, conform
 
@@ -49,8 +48,7 @@ def test_packs_are_read_in_the_order_of_their_names(tmp_path):
     pack = folder / "59-rest.toml"
     assert shipped_packs(folder) == shipped_packs()
     pack.write_text(pack.read_text(encoding="utf-8") + GOOD, encoding="utf-8")
-    _, tables = shipped_packs(folder)[pack.name]
-    assert tables["rule"][-1]["name"] == "mine"
+    assert shipped_packs(folder)[pack.name].endswith(GOOD)
     (folder / "99-more.toml").write_text(GOOD, encoding="utf-8")
     assert list(shipped_packs(folder))[-1] == "99-more.toml"
 

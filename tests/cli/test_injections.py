@@ -156,10 +156,10 @@ def test_no_memory_is_one_line(run, runs, monkeypatch):
 
 
 def test_text_that_no_encoding_takes_is_written_all_the_same():
-    from tracekit._util.text import in_ascii
+    from tracekit._util.text import to_ascii
 
     stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", errors="tracekit")
     stream.write("✓ 1–2 → 日 \ud800")
     stream.flush()
     assert stream.buffer.getvalue() == "+ 1–2 -> ? ?".encode("cp1252")
-    assert in_ascii("▲▼·×") == "^v-x"
+    assert to_ascii("▲▼·×") == "^v-x"

@@ -20,7 +20,7 @@ import pytest
 
 import tracekit
 from tests.clusters import dask_cluster, wait_for_workers
-from tracekit._util.files import atomic_write, being_built, part_prefix, sweep
+from tracekit._util.files import atomic_write, lock_temporary, remove_abandoned, temporary_prefix
 from tracekit.store.files import open_store
 
 KILLS = int(os.environ.get("TRACEKIT_KILLS", "1"))
@@ -205,15 +205,15 @@ def test_a_clock_that_jumps_changes_no_answer(traces, tmp_path, answer, monkeypa
 
 def test_what_a_killed_process_left_is_swept_and_what_is_being_built_is_not(tmp_path):
     target = tmp_path / "out.json"
-    left, other = tmp_path / f"{part_prefix(target)}dead.json", tmp_path / ".out.json.swp"
+    left, other = tmp_path / f"{temporary_prefix(target)}dead.json", tmp_path / ".out.json.swp"
     left.write_text("half")
     other.write_text("an editor's")
-    with being_built(tmp_path / other.name):
-        sweep(target)
+    with lock_temporary(tmp_path / other.name):
+        remove_abandoned(target)
     assert not left.exists()
     assert other.exists()
     with atomic_write(target) as part:
-        sweep(target)
+        remove_abandoned(target)
         assert part.exists()
         part.write_text("whole")
     assert target.read_text() == "whole"

@@ -1,36 +1,23 @@
-"""Bytes of plain and gzipped files, from every library that inflates."""
+"""Bytes of plain and gzipped files, whole and damaged."""
 
 from __future__ import annotations
 
 import gzip
 import io
-import platform
 
 import numpy as np
 import pytest
 
 from tracekit.errors import InputError
-from tracekit.parsers.kineto import stream as module
-from tracekit.parsers.kineto.stream import INFLATERS, Stream, inflater
+from tracekit.parsers.kineto.stream import Stream
 
 TEXT = b"".join(b'{"ph": "X", "ts": %d, "name": "kernel %d"},\n' % (k * 977, k % 89) for k in range(40_000))
 PACKED = gzip.compress(TEXT)
 
 
-WAYS = ("object", "file", "file, bite by bite")
-
-
-@pytest.fixture(params=sorted(INFLATERS))
-def library(request, monkeypatch):
-    monkeypatch.setattr(module, "inflater", lambda: INFLATERS[request.param])
-    return request.param
-
-
-@pytest.fixture(params=WAYS)
-def opened(request, library, tmp_path, monkeypatch):
+@pytest.fixture(params=["object", "file"])
+def opened(request, tmp_path):
     """Open bytes as a stream: from an object that is somebody else's, or from a file of our own."""
-    if "bite" in request.param:
-        monkeypatch.setattr(module.Inflater, "reader", lambda self, file: None)
 
     def open_(raw):
         if request.param == "object":
@@ -51,14 +38,6 @@ def read(opened):
             return b"".join(pieces), stream.cut_short
 
     return read_
-
-
-def test_the_faster_library_is_taken(monkeypatch):
-    for machine, name in (("x86_64", "isa-l"), ("AMD64", "isa-l"), ("aarch64", "zlib-ng"), ("arm64", "zlib-ng")):
-        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
-        inflater.cache_clear()
-        assert inflater() is INFLATERS[name]
-    inflater.cache_clear()
 
 
 @pytest.mark.parametrize("size", [1 << 12, 1 << 17, 1 << 23])
@@ -94,15 +73,7 @@ def test_of_a_damaged_file_all_before_the_damage_comes_out(read, seed):
     assert got[: len(sound) - 70_000] == sound[: len(sound) - 70_000], "but for what a bite holds"
 
 
-def test_the_library_has_what_reads_a_whole_file(library, tmp_path):
-    """Else every file is read bite by bite, which takes a sixth longer, and nobody would notice."""
-    (tmp_path / "trace.gz").write_bytes(PACKED)
-    with Stream(tmp_path / "trace.gz") as stream:
-        assert stream._whole is not None
-        assert stream.read(len(TEXT)) == TEXT
-
-
-def test_a_disk_that_fails_is_named(library, tmp_path, monkeypatch):
+def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
     class Failing:
         def seek(self, at):
             return at
@@ -115,7 +86,6 @@ def test_a_disk_that_fails_is_named(library, tmp_path, monkeypatch):
         assert stream.read(100) == TEXT[:100]
         with monkeypatch.context() as failing:
             failing.setattr(stream, "_file", Failing())
-            failing.setattr(stream, "_whole", type("Reader", (), {"readinto": Failing().read})())
             with pytest.raises(InputError, match=r"trace\.gz: input/output error"):
                 stream.read(len(TEXT))
 

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.literals import lacks, needed
 from tracekit._util.native import native, whole
-from tracekit._util.patterns import LONGEST, Linear, finder
+from tracekit._util.patterns import MAX_SEARCHED_CHARS, LinearPattern, search_all
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -250,7 +249,8 @@ class Text:
 
     def answers(self, asked: str | tuple[str, ...]) -> Bools:
         """For each distinct value, and last for null: a pattern is found in it, or it is one of several words."""
-        key = (asked, "") if isinstance(asked, Linear) else asked  # the same letters may be a pattern of either kind
+        # The same text may be a pattern of either engine.
+        key = (asked, "") if isinstance(asked, LinearPattern) else asked
         if key not in self._known:
             self._known[key] = self._asked(asked)
         return self._known[key]
@@ -258,20 +258,12 @@ class Text:
     def _asked(self, asked: str | tuple[str, ...]) -> Bools:
         if isinstance(asked, tuple):
             return _table(value in asked for value in self.values)
-        if isinstance(asked, Linear):
-            return np.append(asked.found_in(self.values), False)
-        if lacks(self._spelt, needed(asked)):
-            return np.zeros(len(self.values) + 1, np.bool_)
-        return _table(map(finder(asked), self.values))
-
-    @cached_property
-    def _spelt(self) -> str:
-        return "\n".join(self.values).lower()
+        return np.append(search_all(asked, self.values), False)
 
     def extract(self, pattern: str, group: int | str = 1) -> Text:
         """Keep what a group of the pattern holds; null where it is not found."""
         search = re.compile(pattern).search
-        matches = [search(value, 0, LONGEST) for value in self.values]
+        matches = [search(value, 0, MAX_SEARCHED_CHARS) for value in self.values]
         return self.replace([m.group(group) if m else None for m in matches])
 
     def replace(self, values: Sequence[str | None]) -> Text:

@@ -1,4 +1,8 @@
-"""Outputs are written beside their place and renamed, so that a failure never leaves half a file."""
+"""Atomic output files: written under a temporary name beside the target, then renamed.
+
+A failure never leaves half a file. A process that is killed leaves its temporary file behind; the next one that writes
+the same target removes it. A lock, which ends with the process that holds it, tells abandoned files from those in use.
+"""
 
 from __future__ import annotations
 
@@ -11,99 +15,92 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tracekit._util.faults import unwritable
+from tracekit._util.os_errors import write_error
 from tracekit.errors import OutputError
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; on success it takes *path*'s place, on failure it is removed.
+    """Yield a temporary path in the folder of *path*; rename it to *path* on success, remove it on failure.
 
     >>> import tempfile, pathlib
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "x.txt"
-    >>> with atomic_write(target) as part:
-    ...     _ = part.write_text("done")
+    >>> with atomic_write(target) as temporary:
+    ...     _ = temporary.write_text("done")
     >>> target.read_text()
     'done'
     """
-    target = check_target(path)
-    sweep(target)
+    target = check_output_path(path)
+    remove_abandoned(target)
     try:
-        handle, name = tempfile.mkstemp(prefix=part_prefix(target), suffix=target.suffix, dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=temporary_prefix(target), suffix=target.suffix, dir=target.parent)
     except OSError as error:
-        raise unwritable(error, target) from error
+        raise write_error(error, target) from error
     os.close(handle)
-    part = Path(name)
+    temporary = Path(name)
     try:
-        with being_built(part):
-            yield part
-        part.chmod(0o666 & ~_umask())
-        part.replace(target)
+        with lock_temporary(temporary):
+            yield temporary
+        # mkstemp makes files that only their owner can read; give it the mode of any other new file.
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
     except OSError as error:
-        raise unwritable(error, target) from error
+        raise write_error(error, target) from error
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def part_prefix(target: Path) -> str:
-    """Return how the hidden name begins under which *target* is built."""
+def temporary_prefix(target: Path) -> str:
+    """Return what the temporary names for *target* begin with."""
     return f".{target.name[:40]}.tracekit-"
 
 
 @contextlib.contextmanager
-def being_built(part: Path) -> Iterator[None]:
-    """Lock a file or folder that is being built, for as long as this process lives: ``sweep`` leaves it alone."""
+def lock_temporary(temporary: Path) -> Iterator[None]:
+    """Lock a temporary file or folder while it is written, so that ``remove_abandoned`` leaves it alone."""
     try:
-        handle = os.open(part, os.O_RDONLY)
-    except OSError:  # folders are not opened everywhere
+        handle = os.open(temporary, os.O_RDONLY)
+    except OSError:  # not every system opens folders
         yield
         return
     try:
-        _lock(handle)
+        _try_lock(handle)
         yield
     finally:
         os.close(handle)
 
 
-def sweep(target: Path) -> None:
-    """Remove what processes that were killed left of *target* beside it; what somebody still builds stays."""
-    for left in target.parent.glob(f"{glob.escape(part_prefix(target))}*"):
+def remove_abandoned(target: Path) -> None:
+    """Remove the temporary files and folders for *target* whose process was killed."""
+    for temporary in target.parent.glob(f"{glob.escape(temporary_prefix(target))}*"):
         with contextlib.suppress(OSError):
-            handle = os.open(left, os.O_RDONLY)
+            handle = os.open(temporary, os.O_RDONLY)
             try:
-                if _lock(handle):
-                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+                if not _try_lock(handle):
+                    continue
+                if temporary.is_dir():
+                    shutil.rmtree(temporary, ignore_errors=True)
+                else:
+                    temporary.unlink(missing_ok=True)
             finally:
                 os.close(handle)
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Let two folders change places at once, so that neither place is ever empty; False where the system cannot."""
+def exchange_folders(first: Path, second: Path) -> bool:
+    """Exchange two folders in one step, so that neither path is ever missing; return False if the system cannot."""
     try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
+        rename = ctypes.CDLL(None, use_errno=True).renameat2  # Linux only; Python has no function for it
     except (OSError, AttributeError):
         return False
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(rename(here, os.fsencode(one.absolute()), here, os.fsencode(other.absolute()), swap) == 0)
+    at_fdcwd, rename_exchange = -100, 2
+    result = rename(at_fdcwd, os.fsencode(first.absolute()), at_fdcwd, os.fsencode(second.absolute()), rename_exchange)
+    return bool(result == 0)
 
 
-def _lock(handle: int) -> bool:
-    """Take a lock that ends with the process; False where another has it, or there are none here."""
-    try:
-        import fcntl
-    except ImportError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def check_output_path(path: str | os.PathLike[str]) -> Path:
+    """Return *path*, or raise if no file can be written there: called before the work whose result goes there.
 
-
-def check_target(path: str | os.PathLike[str]) -> Path:
-    """Return where a file is to be written, or raise before any work is done for nothing.
-
-    >>> check_target("/nowhere/x.txt")
+    >>> check_output_path("/nowhere/x.txt")
     Traceback (most recent call last):
     tracekit.errors.OutputError: /nowhere/x.txt: there is no folder /nowhere (create it first)
     """
@@ -115,6 +112,19 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"{target}: cannot be written: no permission in {target.parent}", hint="choose another place")
     return target
+
+
+def _try_lock(handle: int) -> bool:
+    """Take a lock that ends with the process; return False if another process has it, or locks are not supported."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _umask() -> int:

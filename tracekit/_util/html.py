@@ -1,4 +1,4 @@
-"""A small table for notebooks: what ``_repr_html_`` shows. Everything in it is escaped."""
+"""HTML tables for notebooks (``_repr_html_``)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from tracekit._util.text import html
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 
 
 def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], *, notes: Iterable[str] = ()) -> str:
-    """Return a titled table with the first rows, and notes below it.
+    """Return a table with its title, the first ``MAX_ROWS`` rows and notes below it; all text is escaped.
 
     >>> html_table("a < b", ["rank"], [[0]])
     '<p><b>a &lt; b</b></p><table><thead><tr><th>rank</th></tr></thead><tbody><tr><td>0</td></tr></tbody></table>'
@@ -18,16 +18,16 @@ def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]
     True
     """
     head = "".join(f"<th>{html(name)}</th>" for name in heads)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows[:MOST_ROWS])
-    if len(rows) > MOST_ROWS:
-        body += f'<tr><td colspan="{len(heads)}">… and {len(rows) - MOST_ROWS} more</td></tr>'
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows[:MAX_ROWS])
+    if len(rows) > MAX_ROWS:
+        body += f'<tr><td colspan="{len(heads)}">… and {len(rows) - MAX_ROWS} more</td></tr>'
     items = "".join(f"<li>{html(note)}</li>" for note in notes)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if heads else ""
     return f"<p><b>{html(title)}</b></p>{table}" + (f"<ul>{items}</ul>" if items else "")
 
 
 def _cell(value: object) -> str:
-    """Notebooks set tables to the right: good for numbers, not for sentences and orders."""
     text = str(value)
-    look = ' style="text-align:left"' if text.count(" ") > 1 else ""
-    return f"<td{look}>{html(text)}</td>"
+    # Notebooks align cells to the right, which suits numbers but not sentences and lists of operations.
+    style = ' style="text-align:left"' if text.count(" ") > 1 else ""
+    return f"<td{style}>{html(text)}</td>"

@@ -1,4 +1,4 @@
-"""Many ranks' notices as one list: each thing said once, with the ranks it is about."""
+"""Notices of many ranks as one list: each text once, with the ranks it is about."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Iterable, Sequence
 from tracekit._util.text import ranks_named
 from tracekit.errors import Notice
 
-MOST_RANKS = 8
-"""Ranks that a notice names."""
+MAX_RANKS_NAMED = 8
+"""Ranks that a merged notice names; of the others it says how many there are."""
+_NUMBER = re.compile(r"\d[\d.,]*")
 
 
 def merge_notices(by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int | None = None) -> list[Notice]:
-    """Return one notice for each code and text, with the ranks it is about; texts that differ in numbers are one.
+    """Merge notices of the same code whose texts differ in nothing but numbers.
 
-    Where *ranks* says how many there are, what all of them say names none.
+    If the number of *ranks* is given, a notice that all of them have names no ranks.
 
     >>> cut = Notice("cut", "ends early")
     >>> [note.message for note in merge_notices([(0, [cut]), (1, [cut])])]
@@ -26,26 +27,32 @@ def merge_notices(by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int
     >>> [note.message for note in merge_notices([(r, [Notice("lost", f"{r + 3} events lost")]) for r in (0, 1)])]
     ['rank 0: 3 events lost (rank 1 too, with other numbers)']
     """
-    about: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for rank, notices in by_rank:
         for notice in notices:
-            text = without_rank(notice.message)
-            about[notice.code, re.sub(r"\d[\d.,]*", "#", text)].append((rank, text))
-    return [Notice(code, _together(several, ranks)) for (code, _), several in about.items()]
+            text = strip_rank(notice.message)
+            groups[notice.code, _NUMBER.sub("#", text)].append((rank, text))
+    return [Notice(code, _merged_text(group, ranks)) for (code, _), group in groups.items()]
 
 
-def _together(several: Sequence[tuple[int, str]], ranks: int | None) -> str:
-    named, text = list(dict.fromkeys(rank for rank, _ in several)), several[0][1]
-    if len({message for _, message in several}) > 1:
-        others = ranks_named(named[1:], most=MOST_RANKS) if named[1:] else ""
-        return f"rank {named[0]}: {text}" + (f" ({others} too, with other numbers)" if others else "")
-    return text if ranks is not None and len(named) == ranks > 1 else f"{ranks_named(named, most=MOST_RANKS)}: {text}"
+def _merged_text(group: Sequence[tuple[int, str]], rank_count: int | None) -> str:
+    """Return the text for notices, as (rank, text), that differ in nothing but numbers."""
+    ranks = list(dict.fromkeys(rank for rank, _ in group))
+    first_text = group[0][1]
+    if any(text != first_text for _, text in group):
+        if len(ranks) == 1:
+            return f"rank {ranks[0]}: {first_text}"
+        others = ranks_named(ranks[1:], most=MAX_RANKS_NAMED)
+        return f"rank {ranks[0]}: {first_text} ({others} too, with other numbers)"
+    if rank_count is not None and len(ranks) == rank_count > 1:
+        return first_text
+    return f"{ranks_named(ranks, most=MAX_RANKS_NAMED)}: {first_text}"
 
 
-def without_rank(message: str) -> str:
-    """Return a notice without the rank it begins with, so that ranks with the same one can share it.
+def strip_rank(message: str) -> str:
+    """Return a notice's text without the rank it begins with.
 
-    >>> without_rank("rank 3: ends early")
+    >>> strip_rank("rank 3: ends early")
     'ends early'
     """
     return re.sub(r"^rank \d+: ", "", message)

@@ -1,71 +1,60 @@
-"""Regular expressions of two kinds: our own, which are known to end, and those that somebody else wrote."""
+"""Regular expressions of classification rules: those that ship with tracekit, and those that users wrote.
+
+A shipped pattern is a plain ``str`` and runs on Python's ``re``. A pattern from a user's rules file is a
+``LinearPattern``: it runs on the regex engine of polars, whose time grows linearly with the text.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.literals import lacks, needed
-
 Bools = npt.NDArray[np.bool_]
 
-LONGEST = 8192
-"""Letters of a name that our own patterns look at; no compiler writes as many, and damage writes millions."""
-REMEMBERED = 4096
-"""Names for which the answer of each of our own patterns is kept: the same few come with every rank of a run."""
+MAX_SEARCHED_CHARS = 8192
+"""Characters of a name that shipped patterns look at. No compiler writes longer names; damaged files hold millions."""
 
 
-class Linear(str):
-    """A pattern that somebody else wrote: the time it takes grows with the text it is tried on and no faster.
+class LinearPattern(str):
+    """A user's regular expression, matched in time linear in the text.
 
-    Python's engine tries alternatives one by one, and a few letters such as ``(a+)+$`` keep it busy for ever; the
-    engine of polars follows all of them at once. It knows neither look-around nor back-references.
+    Python's engine backtracks: a pattern such as ``(a+)+$`` can keep it busy for ever. The engine of polars does not;
+    in return it supports neither look-around nor back-references.
 
-    >>> Linear("^mine_").found_in(["mine_gemm", "other"]).tolist()
+    >>> LinearPattern("^mine_").search_all(["mine_gemm", "other"]).tolist()
     [True, False]
-    >>> Linear("(?=x)").problem()
+    >>> LinearPattern("(?=x)").problem()
     'look-around, including look-ahead and look-behind, is not supported'
     """
 
     __slots__ = ()
 
     def problem(self) -> str:
-        """Return why it cannot be used; empty where it can."""
+        """Return why the pattern cannot be used; empty if it can."""
         try:
-            self.found_in([""])
+            self.search_all([""])
         except pl.exceptions.ComputeError as error:
-            problems = [line.removeprefix("error: ") for line in str(error).splitlines() if line.startswith("error: ")]
-            return (problems or str(error).splitlines())[0]
+            lines = str(error).splitlines()
+            reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+            return (reasons or lines)[0]
         return ""
 
-    def found_in(self, values: Sequence[str]) -> Bools:
-        """Return in which of the values it is found."""
-        return pl.Series(values, dtype=pl.String).str.contains(str(self)).to_numpy().astype(np.bool_)
+    def search_all(self, texts: Sequence[str]) -> Bools:
+        """Return for each text whether the pattern is found in it."""
+        return pl.Series(texts, dtype=pl.String).str.contains(str(self)).to_numpy().astype(np.bool_)
 
 
-class Own(str):
-    """A pattern that ships with tracekit: the tests compile all of them, so that a process need not."""
+def search_all(pattern: str, texts: Sequence[str]) -> Bools:
+    """Return for each text whether *pattern* is found in it.
 
-    __slots__ = ()
-
-
-@cache
-def finder(pattern: str) -> Callable[[str], bool]:
-    """Return a test whether one of our own patterns is found; it is compiled when it is first tried."""
-    known: dict[str, bool] = {}
-    words = needed(pattern)
-
-    def found(value: str) -> bool:
-        answer = known.get(value)
-        if answer is None:
-            answer = not lacks(value.lower(), words) and re.compile(pattern).search(value, 0, LONGEST) is not None
-            if len(known) < REMEMBERED and len(value) < LONGEST:
-                known[value] = answer
-        return answer
-
-    return found
+    >>> search_all("gemm$", ["my_gemm", "gemm_2"]).tolist()
+    [True, False]
+    """
+    if isinstance(pattern, LinearPattern):
+        return pattern.search_all(texts)
+    search = re.compile(pattern).search
+    return np.array([search(text, 0, MAX_SEARCHED_CHARS) is not None for text in texts], np.bool_)

@@ -11,12 +11,12 @@ import pickle
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from tracekit._util.faults import as_tracekit_error
 from tracekit._util.machine import cores
-from dataclasses import dataclass
+from tracekit._util.os_errors import as_tracekit_error
 from tracekit.errors import InputError, OptionError, TracekitError
 
 T = TypeVar("T")

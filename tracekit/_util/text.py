@@ -1,7 +1,7 @@
-"""Numbers and lists in words, and every escape: the one place that turns values into words.
+"""Text for people: formatting of numbers and lists, and escaping for each kind of output.
 
-Numbers of a figure are written the same way everywhere: a share as ``12.3 %``, a time as ``1.2 ms``, a change with a
-real minus sign, what is unknown as ``–``, and what is there never as nothing.
+Numbers look the same in every output: a share as ``12.3 %``, a time as ``1.2 ms``, a change with a minus sign (not a
+hyphen), an unknown value as ``–``. A value other than zero is never rounded to zero.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import codecs
 import difflib
 import html as _html
+import os.path
 import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 
 UNKNOWN = "–"
+"""Stands for a value that is not known."""
 
 
 def plural(noun: str) -> str:
@@ -27,7 +29,7 @@ def plural(noun: str) -> str:
 
 
 def counted(count: float, noun: str) -> str:
-    """Return a number with its noun.
+    """Return a count with its noun, in the plural unless the count is one.
 
     >>> counted(1, "rank"), counted(1024, "rank"), counted(8, "micro-batch")
     ('1 rank', '1,024 ranks', '8 micro-batches')
@@ -36,64 +38,64 @@ def counted(count: float, noun: str) -> str:
 
 
 def listing(names: Iterable[str], *, most: int = 4) -> str:
-    """Join names, the first few and how many more.
+    """Join the first *most* names with commas, and say how many more there are.
 
     >>> listing("abcdef")
     'a, b, c, d, +2 more'
     """
-    every = list(names)
-    more = [f"+{len(every) - most} more"] if len(every) > most else []
-    return ", ".join([*every[:most], *more])
+    all_names = list(names)
+    more = [f"+{len(all_names) - most} more"] if len(all_names) > most else []
+    return ", ".join([*all_names[:most], *more])
 
 
-def joined(parts: Iterable[str]) -> str:
-    """Join the parts of a sentence.
+def join_with_and(parts: Iterable[str]) -> str:
+    """Join parts with commas, the last one with "and".
 
-    >>> joined(["a"]), joined(["a", "b"]), joined(["a", "b", "c"])
+    >>> join_with_and(["a"]), join_with_and(["a", "b"]), join_with_and(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
     """
-    every = list(parts)
-    return " and ".join(filter(None, (", ".join(every[:-1]), *every[-1:])))
+    *head, last = list(parts) or [""]
+    return f"{', '.join(head)} and {last}" if head else last
 
 
-def spans(numbers: Iterable[int], *, most: int = 12) -> str:
-    """Write numbers that follow each other as spans.
+def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:
+    """Return sorted numbers as text, consecutive ones as a range; at most *most* parts are shown.
 
-    >>> spans([0, 1, 2, 3, 7])
+    >>> format_ranges([0, 1, 2, 3, 7])
     '0–3, 7'
     """
-    parts: list[list[int]] = []
+    ranges: list[tuple[int, int]] = []
     for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], number
         else:
-            parts.append([number])
-    return listing(("–".join(map(str, part)) for part in parts), most=most)
+            ranges.append((number, number))
+    return listing((f"{first}–{last}" if first != last else f"{first}" for first, last in ranges), most=most)
 
 
-def sentence(text: str) -> str:
-    """Return text with a capital; a label or a word to type keeps its own letters.
+def capitalize(text: str) -> str:
+    """Return text with a capital first letter, unless its first word is a label or code.
 
-    >>> sentence("by rank: 0"), sentence("dp_comm is exposed"), sentence("`--what-if` ranks"), sentence("")
+    >>> capitalize("by rank: 0"), capitalize("dp_comm is exposed"), capitalize("`--what-if` ranks"), capitalize("")
     ('By rank: 0', 'dp_comm is exposed', '`--what-if` ranks', '')
     """
     return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def ranks_named(numbers: Iterable[int], *, most: int = 8) -> str:
-    """Name ranks, those that follow each other as a span.
+    """Return the name of one or several ranks, three or more with consecutive ones as a range.
 
     >>> ranks_named([3]), ranks_named([0, 1]), ranks_named([0, 1, 2, 3, 7])
     ('rank 3', 'ranks 0, 1', 'ranks 0–3, 7')
     """
-    every = list(numbers)
-    if len(every) < 3:
-        return f"{'rank' if len(every) == 1 else 'ranks'} {', '.join(map(str, every))}"
-    return f"ranks {spans(every, most=most)}"
+    ranks = list(numbers)
+    if len(ranks) < 3:
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+    return f"ranks {format_ranges(ranks, most=most)}"
 
 
 def size(count: int) -> str:
-    """Return a number of bytes.
+    """Return a number of bytes in a readable unit (decimal: 1 MB is 10⁶ bytes).
 
     >>> size(3_400_000)
     '3.4 MB'
@@ -105,7 +107,7 @@ def size(count: int) -> str:
 
 
 def ms(ns: float | None, digits: int = 1) -> str:
-    """Return nanoseconds as milliseconds, with as many digits as it takes to show what is there.
+    """Return nanoseconds as milliseconds, with more digits if *digits* would round the value to zero.
 
     >>> ms(1_234_567), ms(4_200), ms(-4_200), ms(0), ms(None)
     ('1.2 ms', '0.004 ms', '−0.004 ms', '0.0 ms', '–')
@@ -119,7 +121,7 @@ def ms(ns: float | None, digits: int = 1) -> str:
 
 
 def bare_ms(ns: float | None, digits: int = 3) -> str:
-    """Return nanoseconds as milliseconds for a column whose head names the unit.
+    """Return nanoseconds as milliseconds without the unit, for a column whose heading names it.
 
     >>> bare_ms(1_234_567), bare_ms(-1_000_000), bare_ms(None)
     ('1.235', '−1.000', '–')
@@ -128,7 +130,7 @@ def bare_ms(ns: float | None, digits: int = 3) -> str:
 
 
 def signed(number: float, digits: int = 1) -> str:
-    """Return a number with its sign, minus as a minus; what rounds to nothing has none.
+    """Return a number with its sign; a number that rounds to zero has none.
 
     >>> signed(1.25, 1), signed(-3.0, 1), signed(-0.0001, 1)
     ('+1.2', '−3.0', '0.0')
@@ -139,7 +141,7 @@ def signed(number: float, digits: int = 1) -> str:
 
 
 def signed_ms(ns: float, digits: int = 1) -> str:
-    """Return nanoseconds more or less, as milliseconds.
+    """Return a difference in nanoseconds as milliseconds with a sign.
 
     >>> signed_ms(1_234_567), signed_ms(-40_000)
     ('+1.2 ms', '−0.04 ms')
@@ -148,7 +150,7 @@ def signed_ms(ns: float, digits: int = 1) -> str:
 
 
 def percent(part: float | None, whole: float | None = 1.0, *, digits: int = 1) -> str:
-    """Return a share of *whole* as per cent; what is there is never shown as nothing.
+    """Return *part* of *whole* as per cent; a share that would round to zero is shown as a bound.
 
     >>> percent(1, 4), percent(0.0001), percent(-0.004), percent(0.0), percent(None), percent(1, 0)
     ('25.0 %', '< 0.1 %', '−0.4 %', '0.0 %', '–', '–')
@@ -156,14 +158,14 @@ def percent(part: float | None, whole: float | None = 1.0, *, digits: int = 1) -
     if part is None or not whole:
         return UNKNOWN
     share = part / whole
-    least = 10.0 ** -(digits + 2)
-    if 0 < abs(share) < least / 2:
-        return f"{'< ' if share > 0 else '> −'}{least:.{digits}%}".replace("%", " %")
+    smallest_shown = 10.0 ** -(digits + 2)
+    if 0 < abs(share) < smallest_shown / 2:
+        return f"{'< ' if share > 0 else '> −'}{smallest_shown:.{digits}%}".replace("%", " %")
     return f"{share:.{digits}%}".replace("-", "−").replace("%", " %")
 
 
 def at_least(text: str, bound: bool) -> str:
-    """Return a figure marked as a lower bound.
+    """Return a formatted number, marked as a lower bound if *bound*.
 
     >>> at_least("19.4 %", True), at_least("–", True), at_least("19.4 %", False)
     ('≥ 19.4 %', '–', '19.4 %')
@@ -171,89 +173,99 @@ def at_least(text: str, bound: bool) -> str:
     return f"≥ {text}" if bound and text != UNKNOWN else text
 
 
-def unbroken(text: str) -> str:
-    r"""Return text whose numbers stay on one line with their units, by spaces that do not break.
+def keep_units_together(text: str) -> str:
+    r"""Return text with no-break spaces between numbers and their units, so that no line break separates them.
 
-    >>> unbroken("takes 1.5 ms, < 3 %") == "takes 1.5\N{NO-BREAK SPACE}ms, <\N{NO-BREAK SPACE}3\N{NO-BREAK SPACE}%"
-    True
+    >>> text = keep_units_together("takes 1.5 ms, < 3 %")
+    >>> text.replace("\N{NO-BREAK SPACE}", "~")
+    'takes 1.5~ms, <~3~%'
     """
     return re.sub(r"(?<=\d) (?=ms|µs|%)|(?<=[<≥]) (?=\d)|(?<=\brank) (?=\d)", "\N{NO-BREAK SPACE}", text)
 
 
-def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:
-    """Return text in lines of at most *width* letters, numbers with their units; control characters are shown.
+def wrap_text(text: str, width: int, *, first: str = "", rest: str = "") -> str:
+    """Wrap text for a terminal into lines of at most *width* characters; numbers stay with their units.
 
-    >>> print(wrapped("it takes 12.5 ms", 12, first="1. ", rest="   "))
+    *first* and *rest* are the indents of the first and of the other lines. Control characters are escaped.
+
+    >>> print(wrap_text("it takes 12.5 ms", 12, first="1. ", rest="   "))
     1. it takes
        12.5 ms
     """
-    # What does not break is not white space to textwrap while it is another sign.
-    clean = unbroken(terminal(text)).replace("\N{NO-BREAK SPACE}", "\x1f")
-    # An option is one word: at the end of a line --include-json must not become --include-.
-    lines = textwrap.wrap(clean, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [first]
-    return "\n".join(lines).replace("\x1f", " ")
+    # textwrap also breaks lines at no-break spaces: use a character it does not take for white space instead. The text
+    # cannot hold it, because terminal() escapes control characters.
+    unbreakable = "\x1f"
+    escaped = keep_units_together(terminal(text)).replace("\N{NO-BREAK SPACE}", unbreakable)
+    # Words are not broken at hyphens: --include-json must not become --include- at the end of a line.
+    lines = textwrap.wrap(escaped, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return "\n".join(lines or [first]).replace(unbreakable, " ")
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
-    """Return the hint for a word that is not *known*: the nearest one, or *otherwise* where none is near.
+    """Return the hint for a word that is not among *known*: the most similar one, or *otherwise* if none is similar.
 
     >>> did_you_mean("dualpip", ["1f1b", "dualpipe"], otherwise="--list names them all")
     'did you mean dualpipe?'
     """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"did you mean {near[0]}?" if near else otherwise
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {matches[0]}?" if matches else otherwise
 
 
-def apart(names: Iterable[str], *, most: int) -> list[str]:
-    """Shorten names to *most* letters so that two that differ still look different.
+def shorten_distinct(names: Iterable[str], *, most: int) -> list[str]:
+    """Shorten names to *most* characters such that different names stay different.
 
-    A name that is too long keeps its two ends; where two would then look alike, what they begin with goes instead.
+    A name that is too long keeps its beginning and its end. If two names would then look alike, their common beginning
+    is left out; if that does not help either, they are numbered.
 
-    >>> apart(["short", "a_very_long_name_indeed"], most=12)
+    >>> shorten_distinct(["short", "a_very_long_name_indeed"], most=12)
     ['short', 'a_very…ndeed']
-    >>> apart(["void gemm<128, 64, bf16>(long)", "void gemm<128, 32, bf16>(long)"], most=12)
+    >>> shorten_distinct(["void gemm<128, 64, bf16>(long)", "void gemm<128, 32, bf16>(long)"], most=12)
     ['…64, b…long)', '…32, b…long)']
     """
-    every = list(names)
-    kept = [_ends(name, most) for name in every]
-    for alike in {short for short in kept if kept.count(short) > 1}:
-        same = sorted({name for name, short in zip(every, kept, strict=True) if short == alike})
-        if len(same) > 1:
-            head = _common(same)
-            better = {name: _ends("…" + name[head:], most) for name in same}
-            if len(set(better.values())) < len(same):
-                better = {name: _ends(f"{at}: {name}", most) for at, name in enumerate(same, 1)}
-            kept = [better.get(name, short) for name, short in zip(every, kept, strict=True)]
-    return kept
+    full_names = list(names)
+    short_names = [_shorten(name, most) for name in full_names]
+    for ambiguous in {short for short in short_names if short_names.count(short) > 1}:
+        pairs = zip(full_names, short_names, strict=True)
+        colliding = sorted({name for name, short in pairs if short == ambiguous})
+        if len(colliding) < 2:
+            continue
+        start = _common_prefix_length(colliding)
+        replacements = {name: _shorten("…" + name[start:], most) for name in colliding}
+        if len(set(replacements.values())) < len(colliding):
+            replacements = {name: _shorten(f"{i}: {name}", most) for i, name in enumerate(colliding, 1)}
+        pairs = zip(full_names, short_names, strict=True)
+        short_names = [replacements.get(name, short) for name, short in pairs]
+    return short_names
 
 
-def _common(names: Sequence[str]) -> int:
-    """Return how many letters all of these sorted names begin with, up to where a word ends."""
-    pairs = enumerate(zip(names[0], names[-1], strict=False))
-    same = next((at for at, (a, b) in pairs if a != b), min(len(names[0]), len(names[-1])))
-    while same and names[0][same - 1].isalnum():
-        same -= 1
-    return same
+def _common_prefix_length(names: Sequence[str]) -> int:
+    """Return how many characters all names begin with, up to the end of a word."""
+    length = len(os.path.commonprefix(names))  # noqa: RUF071  (these are no paths)
+    while length and names[0][length - 1].isalnum():
+        length -= 1
+    return length
 
 
-def _ends(name: str, most: int) -> str:
-    half = (most - 1) // 2
-    return name if len(name) <= most else f"{name[: most - 1 - half]}…{name[-half:]}"
+def _shorten(name: str, most: int) -> str:
+    if len(name) <= most:
+        return name
+    end_length = (most - 1) // 2
+    return f"{name[: most - 1 - end_length]}…{name[-end_length:]}"
 
 
-# Escapes: what a trace calls its kernels, files and devices is text, wherever it is shown.
+# Escaping. Names of kernels, files and devices come from the trace: no output may take them for markup or commands.
 
-_SIGNS = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {sign: f"\\{sign}" for sign in "\\`*~[]$!|"}
-_PLAIN = str.maketrans(_SIGNS)
-"""What Markdown or HTML would read as more than text."""
-_CALLS = re.compile(r"(?<=[@#])(?=\w)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.IGNORECASE)
-"""Where people, issues and links are called: a gap of no width there keeps them text."""
-_EDGE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
-"""Underscores that could begin or end emphasis; those inside a word cannot."""
+_MARKDOWN_ESCAPES = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {char: f"\\{char}" for char in "\\`*~[]$!|"}
+)
+_MENTIONS_AND_LINKS = re.compile(r"(?<=[@#])(?=\w)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.IGNORECASE)
+"""Where a zero-width space keeps ``@name``, ``#12`` and ``https://`` from becoming a mention or a link."""
+_EMPHASIS_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
+"""Underscores that could begin or end emphasis: those that are not inside a word."""
 
 
 def terminal(text: object) -> str:
-    r"""Return text that moves no cursor and changes no colour: control characters are shown as what they are.
+    r"""Return text as one line for a terminal, runs of white space as one space, control characters escaped.
 
     >>> terminal("a\x1b[31mb\nc"), terminal("\N{RIGHT-TO-LEFT OVERRIDE}x")
     ('a\\x1b[31mb c', '\\u202ex')
@@ -265,16 +277,16 @@ def terminal(text: object) -> str:
 
 
 def terminal_lines(text: object) -> str:
-    r"""Return text of several lines for a terminal: line breaks and tabs stay, each control character becomes one sign.
+    r"""Return text for a terminal with its line breaks and tabs; other control characters become visible signs.
 
     >>> terminal_lines("a\n\x1b[31mb\u202e\ud800")
     'a\n␛[31mb��'
     """
-    return str(text).translate(_UNSEEN_SIGNS)
+    return str(text).translate(_VISIBLE_SIGNS)
 
 
 def one_line(text: object) -> str:
-    r"""Return text for one line of a terminal whose blanks are set on purpose, such as a table's.
+    r"""Return text as one line for a terminal with its white space kept, such as a row of a table.
 
     >>> one_line("  a   b\nc\x07")
     '  a   b c␇'
@@ -283,29 +295,30 @@ def one_line(text: object) -> str:
 
 
 def markdown(text: object) -> str:
-    r"""Return text that Markdown and HTML read as text: it formats nothing, calls nobody and links nowhere.
+    r"""Return text that Markdown shows as it is: without formatting, mentions and links.
 
     >>> markdown("a|b `c` <b> pp_comm: _x_\nnext")
     'a\\|b \\`c\\` &lt;b&gt; pp_comm: \\_x\\_ next'
     """
-    clean = terminal(text).translate(_PLAIN)
-    return _CALLS.sub("&#8203;", _EDGE.sub(r"\\_", clean))
+    escaped = _EMPHASIS_UNDERSCORE.sub(r"\\_", terminal(text).translate(_MARKDOWN_ESCAPES))
+    return _MENTIONS_AND_LINKS.sub("&#8203;", escaped)
 
 
 def markdown_code(text: object) -> str:
-    r"""Return a name as code, for a cell of a Markdown table.
+    r"""Return text as inline code for a cell of a Markdown table.
 
     >>> markdown_code("f<T>(a|b)"), markdown_code("`x`")
     ('`f<T>(a\\|b)`', '`` `x` ``')
     """
-    clean = terminal(text).replace("|", "\\|")
-    fence = "`" * (max((len(run) for run in re.findall("`+", clean)), default=0) + 1)
-    gap = " " if clean.startswith("`") or clean.endswith("`") or not clean else ""
-    return f"{fence}{gap}{clean}{gap}{fence}"
+    code = terminal(text).replace("|", "\\|")
+    # The fence must be longer than any run of backticks inside.
+    fence = "`" * (max((len(run) for run in re.findall("`+", code)), default=0) + 1)
+    padding = " " if code.startswith("`") or code.endswith("`") or not code else ""
+    return f"{fence}{padding}{code}{padding}{fence}"
 
 
 def html(text: object) -> str:
-    r"""Return text for a page, or XML: nothing in it is markup, and nothing such that no file can hold it.
+    r"""Return text for HTML or XML: markup is escaped, and characters that UTF-8 cannot encode are replaced.
 
     >>> html('<b> "x"\ud800')
     '&lt;b&gt; &quot;x&quot;\ufffd'
@@ -313,65 +326,63 @@ def html(text: object) -> str:
     return _html.escape(terminal_lines(text))
 
 
-def workflow(text: object, *, also: str = "") -> str:
-    r"""Return text for a GitHub workflow command: what would end the command early is percent-encoded.
+def escape_workflow(text: object, *, also: str = "") -> str:
+    r"""Return text for a GitHub workflow command: ``%``, line breaks and the characters of *also* percent-encoded.
 
-    >>> workflow("a\nb%"), workflow("x: y", also=":,")
+    >>> escape_workflow("a\nb%"), escape_workflow("x: y", also=":,")
     ('a%0Ab%25', 'x%3A y')
     """
-    clean = terminal_lines(str(text).replace("\r", "\n"))
-    for sign in "%\n" + also:
-        clean = clean.replace(sign, f"%{ord(sign):02X}")
-    return clean
-
-
-def csv(text: object) -> str:
-    r"""Return text for a cell that a spreadsheet must not take for a formula.
-
-    >>> csv("=cmd|' /C calc'!A0"), csv("aten::mm"), csv("-1.5"), csv("-x")
-    ("'=cmd|' /C calc'!A0", 'aten::mm', '-1.5', "'-x")
-    """
-    clean = terminal(text)
-    return f"'{clean}" if clean.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(clean) else clean
+    escaped = terminal_lines(str(text).replace("\r", "\n"))
+    for char in "%\n" + also:
+        escaped = escaped.replace(char, f"%{ord(char):02X}")
+    return escaped
 
 
 def json_text(text: str) -> str:
-    r"""Return JSON text in which what no terminal or file can take stands as escapes; other letters stay letters.
+    r"""Return JSON text with control characters and lone surrogates as escapes; other characters stay as they are.
 
     >>> json_text('{"name": "é\x9b\ud800"}')
     '{"name": "é\\u009b\\ud800"}'
     """
-    return text.translate(_UNSEEN_JSON)
+    return text.translate(_JSON_ESCAPES)
 
 
-def in_ascii(text: str) -> str:
-    """Return text in ASCII, for terminals that know no other letters.
+def to_ascii(text: str) -> str:
+    """Return the nearest text in ASCII; ``?`` for a character that has no equivalent.
 
-    >>> in_ascii("✓ 3–4 → +1.5 µs …"), in_ascii("é"), in_ascii("日")
+    >>> to_ascii("✓ 3–4 → +1.5 µs …"), to_ascii("é"), to_ascii("日")
     ('+ 3-4 -> +1.5 us ...', 'e', '?')
     """
-    spelled = text.translate(_ASCII)
-    return unicodedata.normalize("NFKD", spelled).encode("ascii", "ignore").decode() or "?" * bool(spelled)
+    replaced = text.translate(_ASCII)
+    return unicodedata.normalize("NFKD", replaced).encode("ascii", "ignore").decode() or "?" * bool(replaced)
 
 
-def spell_out(error: UnicodeError) -> tuple[str, int]:
-    """Handle what an encoding has no letters for (``errors="tracekit"``): in ASCII instead."""
+def encode_as_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Replace the characters that an encoding lacks by ASCII: the codec error handler ``errors="tracekit"``.
+
+    The command line sets it on standard output and error, so that signs such as ``✓`` and ``→`` do not stop it on a
+    terminal that is not UTF-8.
+
+    >>> "3–4 ✓".encode("ascii", errors="tracekit")
+    b'3-4 +'
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(map(in_ascii, error.object[error.start : error.end])), error.end
+    return "".join(map(to_ascii, error.object[error.start : error.end])), error.end
 
 
-codecs.register_error("tracekit", spell_out)
+codecs.register_error("tracekit", encode_as_ascii)
 
-_UNSEEN = (
-    *(*range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, 0x2028, 0x2029),
-    *(*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)),
+_INVISIBLE = (
+    *range(0x7F, 0xA0),  # control characters
+    *(0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),  # marks that change the writing direction
+    *(0x2028, 0x2029),  # line and paragraph separators
+    *range(0xD800, 0xE000),  # surrogates, which no file can hold
 )
-"""Control characters above ASCII, line breaks and marks that turn a line around, and halves of letters."""
-_UNSEEN_SIGNS = dict.fromkeys(_UNSEEN, "\N{REPLACEMENT CHARACTER}") | {0x7F: "\N{SYMBOL FOR DELETE}"}
-_UNSEEN_SIGNS |= {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
-_UNSEEN_JSON = {code: f"\\u{code:04x}" for code in _UNSEEN}
-_NUMBER = re.compile(r"[+-]?[\d.,]+(?:[eE][+-]?\d+)?")
+"""Characters above ASCII that a terminal would obey instead of showing them."""
+_VISIBLE_SIGNS = dict.fromkeys(_INVISIBLE, "\N{REPLACEMENT CHARACTER}") | {0x7F: "\N{SYMBOL FOR DELETE}"}
+_VISIBLE_SIGNS |= {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}  # all but tab and line break
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _INVISIBLE}
 _ASCII = str.maketrans(
     {
         **{"✓": "+", "✗": "x", "▲": "^", "▼": "v", "·": "-", "•": "*", "×": "x", "→": "->", "←": "<-", "…": "..."},

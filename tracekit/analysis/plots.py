@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from tracekit._util.above import above
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -66,5 +64,6 @@ class Plots:
         return f"<Plots: {', '.join(names)}>"
 
     def _draw(self, name: str, **options: Any) -> Figure:
-        figure: Figure = above("draw_analysis")(self._analysis, name, **options)
-        return figure
+        from tracekit.report.plot import draw
+
+        return draw(self._analysis, name, **options)

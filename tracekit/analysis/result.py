@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit._util.above import above
-from tracekit._util.json_pieces import json_pieces
-from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
@@ -79,11 +77,15 @@ class Analysis(Figures):
         return self._document(list)
 
     def json_pieces(self) -> Iterator[str]:
-        """Yield the text of ``to_json`` in pieces, each rank's made when it is written: of many ranks it is long."""
-        return map(json_text, json_pieces(self._document(iter)))
+        """Yield the text of ``to_json`` in pieces, so that the text of many ranks is never in memory as a whole.
+
+        The long lists of the document are iterators; each becomes a list when the encoder reaches it.
+        """
+        encoder = json.JSONEncoder(indent=1, ensure_ascii=False, allow_nan=False, default=list)
+        return map(json_text, encoder.iterencode(self._document(iter)))
 
     def _document(self, rows: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
-        """Return the JSON object; *rows* makes of what there is of every rank a list, or leaves it to be made."""
+        """Return the JSON object; *rows* (``list`` or ``iter``) is applied to its longest lists."""
         readers = sorted({source.reader for source in self.sources})
         return {
             "tracekit": __version__,
@@ -145,4 +147,6 @@ class Analysis(Figures):
         >>> read_analysis(file).ranks[0].whole.budget.span_ns
         104587652
         """
-        above("write_analysis")(self, path, plot=plot)
+        from tracekit.report.write import write
+
+        write(self, path, plot=plot)

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from tracekit._util.coded import Bools, Text
-from tracekit._util.shapes import MOST_ELEMENTS, is_shape, parsed
+from tracekit._util.shapes import MAX_ELEMENTS, is_shape, parse_list
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Ranges
@@ -66,11 +66,11 @@ def _result_size(shapes: str) -> int:
     operands = [shape for shape in _shapes(shapes) if len(shape) == 3][-2:]
     if len(operands) < 2 or operands[0][2] != operands[1][1]:
         return -1
-    return min(operands[0][0] * operands[0][1] * operands[1][2], MOST_ELEMENTS)
+    return min(operands[0][0] * operands[0][1] * operands[1][2], MAX_ELEMENTS)
 
 
 def _shapes(text: str) -> list[list[int]]:
-    return [d for d in parsed(text) if is_shape(d)]
+    return [d for d in parse_list(text) if is_shape(d)]
 
 
 def feeding(ranges: Ranges, autograd: Autograd) -> Text:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tracekit._util.coded import Bools
-from tracekit._util.shapes import is_shape, parsed
+from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Launches, Ranges
 
@@ -45,7 +45,7 @@ def _size(shapes: str) -> int:
     >>> _size("[[8,2],[8,2],[]]"), _size("[[[4],[8,2]],[]]"), _size("[]")
     (16, 4, 0)
     """
-    shape: Any = parsed(shapes)
+    shape: Any = parse_list(shapes)
     while isinstance(shape, list) and shape and isinstance(shape[0], list):
         shape = shape[0]
     return prod(shape) if shape and is_shape(shape) else 0

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.patterns import Linear, Own
-from dataclasses import dataclass
+from tracekit._util.patterns import LinearPattern
 from tracekit._util.text import did_you_mean
-from tracekit.classify.shipped import shipped_packs
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
+
+PACKS = Path(__file__).parent / "packs"
+"""Folder of the rules files that ship with tracekit."""
 
 TIERS = ("annotation", "autograd", "group", "shapes", "name", "neighbour")
 """Kinds of evidence, the most trusted first. Rules are tried in this order, then in the order they are written."""
@@ -107,8 +109,6 @@ def load_rules(path: str | Path) -> RuleBook:
 
 def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> RuleBook:
     """Read rules from TOML text; *source* is named in errors. Only *ours* may use patterns of any kind."""
-    import tomllib  # what ships is kept without it
-
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -117,10 +117,7 @@ def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> Rul
         raise RuleError(f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML") from None
     except RecursionError:
         raise RuleError(f"{source}: tables are nested too deeply", hint="this is not a rules file") from None
-    return _book(data, _Lines(text, source, ours), pack)
-
-
-def _book(data: Mapping[str, Any], where: _Lines, pack: str) -> RuleBook:
+    where = _Lines(text, source, ours)
     for key in data:
         if key not in ("rule", "group", "module"):
             raise where.error(
@@ -130,6 +127,15 @@ def _book(data: Mapping[str, Any], where: _Lines, pack: str) -> RuleBook:
     groups = tuple(_kind(item, i, "group", "kind", where) for i, item in enumerate(_tables(data, "group", where)))
     modules = tuple(_kind(item, i, "module", "name", where) for i, item in enumerate(_tables(data, "module", where)))
     return RuleBook(rules, groups, modules)
+
+
+def shipped_packs(folder: Path = PACKS) -> dict[str, str]:
+    """Return the TOML text of each shipped rules file by file name, in the order they are tried.
+
+    >>> "50-copies.toml" in shipped_packs()
+    True
+    """
+    return {file.name: file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.toml"))}
 
 
 @lru_cache(maxsize=1)
@@ -142,8 +148,8 @@ def builtin_rules() -> RuleBook:
     rules: list[Rule] = []
     groups: list[Kind] = []
     modules: list[Kind] = []
-    for name, (text, tables) in shipped_packs().items():
-        book = _book(tables, _Lines(text, name, ours=True), name.removesuffix(".toml").lstrip("0123456789-"))
+    for name, text in shipped_packs().items():
+        book = parse_rules(text, name, name.removesuffix(".toml").lstrip("0123456789-"), ours=True)
         rules += book.rules
         groups += book.groups
         modules += book.modules
@@ -175,7 +181,7 @@ def _condition_problem(column: str, condition: object) -> str | None:
     if kind == "number" and not _is_number(condition):
         return f"{column!r} is a whole number, or a comparison such as '>= 1024'"
     if kind == "text" and isinstance(condition, str):
-        if problem := condition.problem() if isinstance(condition, Linear) else _pattern_problem(condition):
+        if problem := condition.problem() if isinstance(condition, LinearPattern) else _pattern_problem(condition):
             return f"{column!r} is not a regular expression: {problem}"
     elif kind == "text" and not isinstance(condition, (bool, tuple, list)):
         return f"{column!r} is a regular expression, a list of exact values, or true/false for present/absent"
@@ -183,8 +189,6 @@ def _condition_problem(column: str, condition: object) -> str | None:
 
 
 def _pattern_problem(pattern: str) -> str:
-    if isinstance(pattern, Own):
-        return ""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -246,8 +250,8 @@ def _conditions(item: Mapping[str, Any], key: str, place: int, table: str, where
     out: dict[str, Condition] = {}
     for column, value in raw.items():
         condition = tuple(value) if isinstance(value, list) else value
-        if isinstance(condition, str) and _TYPES.get(column) == "text":
-            condition = Own(condition) if where.ours else Linear(condition)
+        if isinstance(condition, str) and _TYPES.get(column) == "text" and not where.ours:
+            condition = LinearPattern(condition)
         problem = _condition_problem(column, condition)
         if problem:
             hint = "see docs/rules.md" if column in COLUMNS else _near(column, COLUMNS)

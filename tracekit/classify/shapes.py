@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracekit._util.coded import Bools, Text, find, pick
-from tracekit._util.shapes import is_shape, parsed
+from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Ranges
@@ -47,7 +47,7 @@ def _product(shapes: str) -> tuple[int, int, int, int]:
     >>> _product("[[1024,2048],[2048,6144]]"), _product("[[64],[8,16],[16,64],[]]")
     ((1024, 2048, 6144, 2048), (8, 16, 64, 16))
     """
-    dims = [d for d in parsed(shapes) if is_shape(d)]
+    dims = [d for d in parse_list(shapes) if is_shape(d)]
     matrices = [d for d in dims if len(d) >= 2]
     if len(matrices) < 2:
         return 0, 0, 0, 0
@@ -113,5 +113,5 @@ def _weight_shapes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims) 
 
 
 def _first_shape(shapes: str) -> list[int]:
-    first = next(iter(parsed(shapes)), None)
+    first = next(iter(parse_list(shapes)), None)
     return list(first) if first is not None and is_shape(first) else []

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from tracekit._util.faults import as_tracekit_error
+from tracekit._util.os_errors import as_tracekit_error
 from tracekit._version import __version__
 from tracekit.cli._base import Command, Root, hush, mistake, say, speak_plainly
 from tracekit.errors import DEBUG, TracekitError

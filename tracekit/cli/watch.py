@@ -22,14 +22,14 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print each recording's figures as a line of JSON.")] = False,
 ) -> None:
     """Analyse each recording as it lands and print one line; one that is slower than the first is marked."""
-    from tracekit._util.files import atomic_write, check_target
+    from tracekit._util.files import atomic_write, check_output_path
     from tracekit.report.scalars import json_line, scalars
     from tracekit.report.scalars import prometheus as as_prometheus
     from tracekit.report.terminal.watch import line, run_of
     from tracekit.run.watch import watch as recordings
 
     if prometheus is not None:
-        check_target(prometheus)
+        check_output_path(prometheus)
     first = None
     for landed in recordings(folder, every_s=every, idle_s=idle):
         if landed.analysis is not None and (json or prometheus is not None):

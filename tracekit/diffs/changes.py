@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from typing import Any
 
 import polars as pl
 
-from tracekit._util.above import above
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs import stats
@@ -74,7 +73,9 @@ class Diff:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to *path* as its extension says: .json, .md or .html."""
-        above("write_diff")(self.changes, path)
+        from tracekit.report.ci.write import write_diff
+
+        write_diff(self.changes, path)
 
     def _repr_html_(self) -> str:
         rows = [

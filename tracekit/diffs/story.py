@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dataclasses import dataclass
-from tracekit._util.text import joined, signed
+from tracekit._util.text import join_with_and, signed
 from tracekit.diffs.samples import Run
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
@@ -134,7 +134,9 @@ def _exposed(changes: Mapping[int, Parts], least: float) -> list[str]:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {joined(map(str, ranks[:4]))}" + " …" * (len(ranks) > 4)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {join_with_and(map(str, ranks[:4]))}" + (" …" if len(ranks) > 4 else "")
 
 
 def _words(part: str) -> str:

@@ -6,10 +6,9 @@ Lacks are data. A new one is a new entry in ``LACKS`` and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from tracekit._util.notices import without_rank
-from dataclasses import dataclass
+from tracekit._util.notices import strip_rank
 from tracekit._util.text import listing
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import absent
@@ -298,7 +297,7 @@ def _damaged(facts: Sequence[RankFacts]) -> Iterable[Finding]:
     for fact in facts:
         for notice in fact.source.notices:
             if notice.code not in _SAID_ABOVE:
-                about.setdefault((notice.code, without_rank(notice.message)), []).append(fact.source.rank)
+                about.setdefault((notice.code, strip_rank(notice.message)), []).append(fact.source.rank)
     damage = (("whatever was in the lost part",), "record again, and let the export finish before the process ends")
     for (code, message), ranks in about.items():
         rules_out, fix = NOTICED.get(code, damage)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 from os import PathLike
 from typing import Any, Literal
 
-from tracekit._util.above import above
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs.changes import moved
@@ -83,7 +82,9 @@ class GateResult:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to *path* as its extension says: .json, .xml (JUnit) or .md."""
-        above("write_gate")(self.to_dict(), path)
+        from tracekit.report.ci.write import write_gate
+
+        write_gate(self.to_dict(), path)
 
     def _repr_html_(self) -> str:
         rows = [(check.metric.name, check.verdict, check.reason) for check in self.checks]

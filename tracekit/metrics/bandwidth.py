@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import polars as pl
 
-from tracekit._util.shapes import parsed
+from tracekit._util.shapes import parse_list
 from tracekit.metrics.peaks import link_gb_s
 from tracekit.schema import conform
 
@@ -140,7 +140,7 @@ def _where(members: pl.DataFrame, node: int | None) -> pl.Series:
 
 def _nodes(ranks: str, node: int) -> int | None:
     """Return over how many nodes a group reaches; None where its ranks are not listed."""
-    listed = parsed(ranks)
+    listed = parse_list(ranks)
     known = [rank for rank in listed if type(rank) is int and rank >= 0]
     return len({rank // node for rank in known}) if known and len(known) == len(listed) else None
 

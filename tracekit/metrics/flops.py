@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from tracekit._util.shapes import is_shape, parsed
+from tracekit._util.shapes import is_shape, parse_list
 
 Dims = list[list[int]]
 Formula = Callable[[Dims], int | None]
@@ -56,7 +56,7 @@ def convolution_outputs(shapes: list[str]) -> dict[str, int]:
 
 def _parsed(shapes: str) -> Dims | None:
     """Return the inputs' sizes; scalars and lists are empty, and so is what is not a size."""
-    read = parsed(shapes)
+    read = parse_list(shapes)
     return [d if is_shape(d) else [] for d in read] if read else None
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dataclasses import dataclass
-from tracekit._util.toml import shipped_tables
 from tracekit.errors import InputError
 
 VARIABLE = "TRACEKIT_PEAKS"
@@ -81,7 +81,7 @@ def find_gpu(device: str) -> Gpu | None:
 @lru_cache
 def _built_in() -> tuple[Gpu, ...]:
     file = Path(__file__).with_name("peaks.toml")
-    return _gpus(shipped_tables("peaks.json", [file.read_text(encoding="utf-8")], file.parent)[0])
+    return _gpus(tomllib.loads(file.read_text(encoding="utf-8")))
 
 
 @lru_cache
@@ -106,8 +106,6 @@ def _own(path: str) -> tuple[Gpu, ...]:
 
 
 def _read(path: str) -> dict[str, Any]:
-    import tomllib
-
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Text, Texts, alike
 from tracekit._util.columns import whole_numbers
-from dataclasses import dataclass
-from tracekit._util.shapes import parsed
+from tracekit._util.shapes import parse_list
 from tracekit.classify.matmul import KERNELS as GEMM_KERNELS
 from tracekit.intervals import Longs, union
 from tracekit.metrics.flops import CONVOLUTION_BACKWARD, FORMULAS, convolution_outputs, flop
@@ -249,7 +249,7 @@ MOST_FLOP = 1 << 62
 
 
 def _recorded_type(text: str) -> str | None:
-    known = [TYPES[t] for t in parsed(text) if isinstance(t, str) and t in TYPES]
+    known = [TYPES[t] for t in parse_list(text) if isinstance(t, str) and t in TYPES]
     # A bias or scale may be wider than the operands of the product itself.
     order = ("fp8", "int8", "bf16", "fp16", "fp32", "fp64")
     return min(known, key=order.index) if known else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit._util.files import atomic_write, check_target
+from tracekit._util.files import atomic_write, check_output_path
 from tracekit._util.text import counted, terminal
 from tracekit.errors import OptionError
 
@@ -41,7 +41,7 @@ def check_rows(path: Path) -> None:
         raise OptionError(
             f"{path}: cannot write {path.suffix or 'a file without extension'}", hint="use .csv, .json, .parquet"
         )
-    check_target(path)
+    check_output_path(path)
 
 
 def write_rows(rows: pl.DataFrame, path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ EXACT = 1 << 53
 """A cell's number is a 64-bit float: whole numbers beyond this lose their last digits, so they become text."""
 
 
-def check_spreadsheet(path: str | Path) -> None:
+def check_spreadsheet(path: str | PathLike[str]) -> None:
     """Refuse a spreadsheet where what writes it is not installed."""
     if importlib.util.find_spec("xlsxwriter") is None:
         raise OptionError(f"{path}: spreadsheets need XlsxWriter", hint="pip install 'tracekit-ml[xlsx]'")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
 
-from tracekit._util.files import atomic_write, check_target
+from tracekit._util.files import atomic_write, check_output_path
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
 from tracekit.report.json import render_json
 from tracekit.report.tables import figures
 
 
-def write(analysis: Analysis, path: str | Path, *, plot: str | None = None) -> None:
+def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = None) -> None:
     """Write *analysis* to *path*: .html .json .md .parquet .csv .xlsx, or the picture *plot* as .png, .svg or .pdf.
 
     >>> check_output("report.docx")
@@ -26,14 +27,14 @@ def write(analysis: Analysis, path: str | Path, *, plot: str | None = None) -> N
         writer(analysis, part)
 
 
-def check_output(path: str | Path, *, plot: str | None = None) -> Callable[[Analysis, Path], None]:
+def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Callable[[Analysis, Path], None]:
     """Return the writer for a path's extension, before any work is done: the extension, the plot and the folder."""
     suffix = Path(path).suffix.lower()
     if suffix not in WRITERS and suffix not in PICTURES:
         known = [*WRITERS, *PICTURES]
         what = f"cannot write {suffix}" if suffix else "has no extension"
         raise OptionError(f"{path}: {what}", hint=f"use {', '.join(known[:-1])} or {known[-1]}")
-    check_target(path)
+    check_output_path(path)
     if suffix == ".xlsx":
         from tracekit.report.spreadsheet import check_spreadsheet
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.above import above
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit._util.text import percent
 from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS
@@ -167,12 +166,15 @@ class Simulation:
         >>> simulate(generate("1f1b", pp=2, microbatches=2)).plot().axes[0].get_xlabel()
         'time (units of the given times)'
         """
-        figure: Figure = above("draw_schedule")(self)
-        return figure
+        from tracekit.report.schedule.plot import draw_schedule
+
+        return draw_schedule(self)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to *path* as its extension says: .svg .png .html .json .txt (orders), .trace.json (Perfetto)."""
-        above("write_schedule")(self, path)
+        from tracekit.report.schedule.write import write_schedule
+
+        write_schedule(self, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the JSON of ``tracekit schedule --json``, format tracekit.schedule/1."""

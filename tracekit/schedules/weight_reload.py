@@ -11,15 +11,13 @@ So broadcast g+1 runs beside reload g, and the next round's H2D beside the last 
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from os import PathLike
 from typing import Any
 
 import polars as pl
 
-from tracekit._util.above import above
-from dataclasses import dataclass
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules.times import parse_times
 
@@ -96,7 +94,9 @@ class WeightReload:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to *path* as its extension says: .svg .png .html .json, .trace.json (Perfetto)."""
-        above("write_schedule")(self, path)
+        from tracekit.report.schedule.write import write_schedule
+
+        write_schedule(self, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the JSON of ``tracekit schedule weight-reload --json``."""

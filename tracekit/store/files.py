@@ -27,8 +27,8 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.faults import unreadable, unwritable
 from tracekit._util.files import atomic_write
+from tracekit._util.os_errors import read_error, write_error
 from tracekit._version import __version__
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST
@@ -156,7 +156,7 @@ class Store:
         try:
             same = same_digest(file, self._entry(rank).digests.get(file.name))
         except OSError as error:
-            raise unreadable(error, file, hint=_AGAIN) from error
+            raise read_error(error, file, hint=_AGAIN) from error
         if not same:
             raise InputError(f"{file}: is damaged: its bytes are not those that were written", hint=_AGAIN)
         return file
@@ -259,7 +259,7 @@ def write_rank(
         if not _move_in(part, target, key):
             raise InputError(f"rank {number} was found twice", hint="name one trace per rank")
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise unwritable(error, target) from error
+        raise write_error(error, target) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return entry
@@ -338,7 +338,7 @@ def _collect(lazy: pl.LazyFrame, file: Path, schema: pl.Schema, rows: int | None
     try:
         frame = lazy.collect()
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise unreadable(error, file, hint=_AGAIN) from error
+        raise read_error(error, file, hint=_AGAIN) from error
     if frame.schema != schema or rows not in (None, frame.height):
         raise InputError(f"{file}: is not what the manifest lists", hint="ingest the traces again")
     return frame

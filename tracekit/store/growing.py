@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracekit._util.faults import unwritable
-from tracekit._util.files import being_built, exchange, part_prefix, sweep
+from tracekit._util.files import exchange_folders, lock_temporary, remove_abandoned, temporary_prefix
+from tracekit._util.os_errors import write_error
 from tracekit._util.pool import Done
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.refs import SourceRef
@@ -52,13 +52,13 @@ def building(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     check_target(target)
-    sweep(target)
+    remove_abandoned(target)
     try:
-        part = Path(tempfile.mkdtemp(prefix=part_prefix(target), dir=target.parent))
+        part = Path(tempfile.mkdtemp(prefix=temporary_prefix(target), dir=target.parent))
     except OSError as error:
-        raise unwritable(error, target) from error
+        raise write_error(error, target) from error
     try:
-        with being_built(part):
+        with lock_temporary(part):
             yield part
             part.chmod(0o755)
         _take_place(part, target)
@@ -81,7 +81,7 @@ def _take_place(part: Path, target: Path) -> None:
         if not target.exists():
             part.rename(target)
             return
-        if exchange(part, target):  # the old one goes with the part's folder
+        if exchange_folders(part, target):  # the old one goes with the part's folder
             return
         old = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent))
         try:

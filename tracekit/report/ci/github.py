@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tracekit._util.text import workflow
+from tracekit._util.text import escape_workflow
 from tracekit.report.ci import words
 
 MOST = 10
@@ -42,4 +42,4 @@ def _check(check: Mapping[str, Any]) -> str:
 
 
 def _line(level: str, title: str, text: str) -> str:
-    return f"::{level} title={workflow(title, also=':,')}::{workflow(text)}"
+    return f"::{level} title={escape_workflow(title, also=':,')}::{escape_workflow(text)}"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.text import html, unbroken
-from tracekit._util.text import sentence as capital
+from tracekit._util.text import capitalize, html, keep_units_together
 from tracekit.report.ci import words
 from tracekit.report.html.timelines import two_timelines
 from tracekit.report.html.waterfall import rungs, waterfall_table
@@ -37,23 +36,22 @@ def render(result: Data) -> str:
     """Return the page."""
     body = [f"<header><h1>tracekit diff</h1><p class='source'>{html(names(result))}</p></header><main>"]
     said = [
-        f"<p><b>{html(unbroken(sentence(result)))}</b></p>",
-        *(f"<p>{html(unbroken(line))}.</p>" for line in words.story(result)),
+        f"<p><b>{html(keep_units_together(sentence(result)))}</b></p>",
+        *(f"<p>{html(keep_units_together(line))}.</p>" for line in words.story(result)),
     ]
     if result["obstacles"]:
         said.append(f'<p class="bad">Not comparable: {html("; ".join(result["obstacles"]))}</p>')
     body.append(f'<section class="answer">{"".join(said)}</section>')
     body += [_waterfall(result.get("waterfall")), _timelines(result.get("timelines"))]
     body.append(_metrics(result["metrics"]))
-    body += (
-        [f'<p class="note">{html(capital(words.TYPICAL))}</p>'] if words.typical(result) and result["metrics"] else []
-    )
+    if words.typical(result) and result["metrics"]:
+        body.append(f'<p class="note">{html(capitalize(words.TYPICAL))}</p>')
     body.append(_labels(words.telling(result["labels"])))
     name: Callable[[Data], str] = words.named
     for key, by in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name)):
         body.append(_times(key, by, words.telling(result[key])))
     said_last = [words.MEANS] if len(result["ranks"]) > 1 else []
-    body += [f'<p class="note">{html(capital(note))}</p>' for note in (*said_last, *result["notes"])]
+    body += [f'<p class="note">{html(capitalize(note))}</p>' for note in (*said_last, *result["notes"])]
     shared = (Path(__file__).parent / "assets" / "page.css").read_text(encoding="utf-8")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

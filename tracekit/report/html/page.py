@@ -13,7 +13,16 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from tracekit._util.text import at_least, counted, ms, percent, sentence, signed_ms, terminal_lines, unbroken
+from tracekit._util.text import (
+    at_least,
+    capitalize,
+    counted,
+    keep_units_together,
+    ms,
+    percent,
+    signed_ms,
+    terminal_lines,
+)
 from tracekit.analysis import Analysis
 from tracekit.report.html.fleet import page_fleet
 from tracekit.report.html.kernels import kernel_moments, rows_by_name
@@ -141,8 +150,8 @@ def _template() -> Any:
         count=counted,
         at_least=at_least,
         number=_number,
-        sentence=sentence,
-        whole=unbroken,
+        sentence=capitalize,
+        whole=keep_units_together,
         code=_code,
         short=short_kernel,
         paired=paired,

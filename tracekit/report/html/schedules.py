@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
-from tracekit._util.text import spans
+from tracekit._util.text import format_ranges
 from tracekit.analysis import Analysis
 from tracekit.analysis.critical import CriticalPath
 from tracekit.compare import Held
@@ -56,7 +56,7 @@ def _choice(held: Held, critical: CriticalPath | None, *, several: bool) -> dict
     end = max(last_ns(measured), last_ns(ideal))
     step = [] if held.pipeline.step is None else [f"step {held.pipeline.step}"]
     return {
-        "name": ", ".join([*step, *([f"ranks {spans(ranks)}"] if several else [])]) or "the pipeline",
+        "name": ", ".join([*step, *([f"ranks {format_ranges(ranks)}"] if several else [])]) or "the pipeline",
         "kinds": looks.kinds(),
         "shaded": looks.count > 1,
         "rows": [f"rank {rank}" for rank in ranks],

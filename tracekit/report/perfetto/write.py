@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ import numpy as np
 import polars as pl
 from zlib_ng import gzip_ng
 
-from tracekit._util.files import atomic_write, check_target
-from dataclasses import dataclass
+from tracekit._util.files import atomic_write, check_output_path
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.compare.comparison import Held
@@ -70,7 +70,7 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if not target.name.lower().endswith((".json", ".json.gz")):
         raise OptionError(f"{target}: cannot write this kind of file", hint="end it in .json or .json.gz")
-    return check_target(target)
+    return check_output_path(target)
 
 
 class _Export:

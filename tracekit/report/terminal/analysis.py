@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import counted, terminal, wrapped
+from tracekit._util.text import counted, terminal, wrap_text
 from tracekit.analysis import Analysis
 from tracekit.report.terminal.budget import budget, compute
 from tracekit.report.terminal.by import by_rows
@@ -59,7 +59,7 @@ def answer(view: View, width: int) -> Text:
     """Return the five lines: a topic and what is said about it, wrapped under itself."""
     room, text = max(50, min(width, 132)), Text()
     for at, line in enumerate(view.answer):
-        said = wrapped(line.text, room, first=f"{line.topic:<{TOPICS}}", rest=" " * TOPICS)
+        said = wrap_text(line.text, room, first=f"{line.topic:<{TOPICS}}", rest=" " * TOPICS)
         text.append("\n" if at else "").append(said[:TOPICS], style="bold").append(said[TOPICS:])
     return text
 
@@ -71,14 +71,14 @@ def _next(view: View, width: int) -> RenderableType | None:
         said.append(("A page to share:", f"tracekit analyze {view.asked or 'PATH…'} -o report.html"))
     lines: list[RenderableType] = []
     for n, (text, command) in enumerate(said, 1):
-        lines.append(Text(wrapped(text, max(40, width), first=f"  {n}. ", rest="     ")))
+        lines.append(Text(wrap_text(text, max(40, width), first=f"  {n}. ", rest="     ")))
         if command:
             lines.append(command_line(command))
     return Group(*lines)
 
 
 def _definitions(view: View, width: int) -> Text:
-    lines = [wrapped(f"{name} = {meaning}", width, first="  ", rest="    ") for name, meaning in view.definitions]
+    lines = [wrap_text(f"{name} = {meaning}", width, first="  ", rest="    ") for name, meaning in view.definitions]
     return Text("\n".join(lines), style="dim")
 
 

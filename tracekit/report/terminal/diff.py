@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import apart, terminal
+from tracekit._util.text import shorten_distinct, terminal
 from tracekit.report.ci import words
 from tracekit.report.markdown.diff import arrow, names, rank_name, sentence
 from tracekit.report.terminal.gate import STYLES
@@ -82,7 +82,7 @@ def _times(title: str, name: Callable[[Data], str], rows: Sequence[Data], width:
     table = _table(title, "before", "after", "change per step")
     table.columns[0].no_wrap = True
     table.columns[0].max_width = max(12, min(80, width - 50))
-    names = apart((terminal(name(r)) for r in rows[:MOST]), most=max(12, min(80, width - 50)))
+    names = shorten_distinct((terminal(name(r)) for r in rows[:MOST]), most=max(12, min(80, width - 50)))
     for r, named in zip(rows[:MOST], names, strict=False):
         table.add_row(named, f"{r['before_ms']:.3f} ms", f"{r['after_ms']:.3f} ms", _coloured(r))
     if len(rows) <= MOST:

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import listing, spans, terminal
+from tracekit._util.text import format_ranges, listing, terminal
 from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.recording import RECIPES, Finding
 from tracekit.report.terminal.screen import Screen
@@ -84,8 +84,8 @@ def _rows(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, st
     yield "tool", TOOLS.get(facts["reader"], facts["reader"])
     yield "versions", versions
     known = f"world size {size}" if size else "world size unknown"
-    yield "ranks", f"{spans(facts['ranks'])} (rank from {listing(came)}; {known})"
-    yield "steps", spans(facts["steps"])
+    yield "ranks", f"{format_ranges(facts['ranks'])} (rank from {listing(came)}; {known})"
+    yield "steps", format_ranges(facts["steps"])
     yield "span", f"{facts['span_ns'] / 1e6:,.1f} ms"
     yield "GPUs", ", ".join(facts["devices"])
     yield "streams", f"{listing(per_rank, most=16)} (by rank)"
@@ -98,7 +98,7 @@ def _rows(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, st
 
 def _group(group: dict[str, Any]) -> str:
     described = group["description"] or "no description"
-    return f"{group['name']} “{described}”" + (f" [{spans(group['ranks'])}]" if group["ranks"] else "")
+    return f"{group['name']} “{described}”" + (f" [{format_ranges(group['ranks'])}]" if group["ranks"] else "")
 
 
 def _more(count: int) -> str:
@@ -109,7 +109,7 @@ def _finding(finding: Finding, total: int) -> Table:
     mark, style = _MARKS[finding.severity]
     lines = Text(terminal(finding.problem), style="bold" if finding.severity == "blocks" else "")
     if finding.ranks and len(finding.ranks) < total:
-        lines.append(f"  (rank {spans(list(finding.ranks))})", style="dim")
+        lines.append(f"  (rank {format_ranges(list(finding.ranks))})", style="dim")
     if finding.rules_out:
         lines.append("\nrules out: ", style="dim")
         lines.append("; ".join(finding.rules_out))

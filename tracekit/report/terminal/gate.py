@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekit._util.text import apart, terminal
+from tracekit._util.text import shorten_distinct, terminal
 from tracekit.report.ci import words
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.table import note
@@ -78,7 +78,7 @@ def _moved(moved: Mapping[str, Any], width: int) -> list[RenderableType]:
         if moved.get(table):
             lines.append(Text(f"{table} that moved most", style="bold"))
             rows = moved[table][:5]
-            names = apart((terminal(words.named(row)) for row in rows), most=max(12, width - BESIDE))
+            names = shorten_distinct((terminal(words.named(row)) for row in rows), most=max(12, width - BESIDE))
             lines += [
                 Text(f"  {words.milliseconds(row):>24}  {name}", no_wrap=True, overflow="ellipsis")
                 for row, name in zip(rows, names, strict=True)

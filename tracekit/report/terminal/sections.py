@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import bare_ms, counted, wrapped
+from tracekit._util.text import bare_ms, counted, wrap_text
 from tracekit.report.terminal.grid import render_grid
 from tracekit.report.terminal.table import MANY, SHOWN, label_name, note, table
 from tracekit.report.view import View, grids
@@ -77,5 +77,5 @@ def warnings(view: View, width: int) -> RenderableType | None:
         return None
     lines = []
     for said in view.warnings:
-        lines.append(Text(wrapped(said.message, max(40, width), first="  ! ", rest="    "), style="yellow"))
+        lines.append(Text(wrap_text(said.message, max(40, width), first="  ! ", rest="    "), style="yellow"))
     return Group(*lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -11,8 +12,7 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
-from dataclasses import dataclass
-from tracekit._util.text import apart, terminal, wrapped
+from tracekit._util.text import shorten_distinct, terminal, wrap_text
 from tracekit.report.palette import LABEL_COLOURS
 
 MANY = 12
@@ -101,7 +101,7 @@ def fitted(
             kept = [name for name in kept if name not in ([group] if isinstance(group, str) else group)]
     made = table(*kept, left=left)
     room = max(LEAST_NAME, width - _breadth(kept, broad | ({names: 0} if names else {})))
-    told = apart((str(row[columns.index(names)]) for row in rows), most=room) if names else [""] * len(rows)
+    told = shorten_distinct((str(row[columns.index(names)]) for row in rows), most=room) if names else [""] * len(rows)
     for column in made.columns:
         column.no_wrap = column.no_wrap or column.header == names or _breadth(kept, broad) <= width
     for row, short in zip(rows, told, strict=True):
@@ -122,7 +122,7 @@ class Note:
     style: str = "dim"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(wrapped(self.text, options.max_width, first="  ", rest="  "), style=self.style)
+        yield Text(wrap_text(self.text, options.max_width, first="  ", rest="  "), style=self.style)
 
 
 def note(text: str, style: str = "dim") -> Note:

@@ -6,7 +6,7 @@ import re
 import shlex
 from weakref import WeakKeyDictionary
 
-from tracekit._util.text import counted, sentence
+from tracekit._util.text import capitalize, counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import MANY_RANKS, spread
 from tracekit.report.advice import advice, asked
@@ -46,7 +46,7 @@ def view_of(analysis: Analysis) -> View:
 def _build(analysis: Analysis) -> View:
     pipeline, path = analysis.total.pipeline, asked(analysis)
     labels, late, held = label_rows(analysis), stragglers(analysis), schedule_view(analysis)
-    todo = tuple(Advice(sentence(line), _command(line, path)) for line in advice(analysis))
+    todo = tuple(Advice(capitalize(line), _command(line, path)) for line in advice(analysis))
     bubbles = bubble_rows(analysis)
     return View(
         title=_title(analysis, path),

@@ -6,9 +6,9 @@ A line that would say nothing is left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from dataclasses import dataclass
-from tracekit._util.text import at_least, counted, joined, ms, percent
+
+from tracekit._util.text import at_least, counted, join_with_and, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.advice import of_the_gap
 from tracekit.report.remedies import BECAUSE
@@ -92,7 +92,7 @@ def _spent(analysis: Analysis, found: Pace) -> Line:
     about += [f"{ms(found.between_ns)} pass between two"] if apart else []
     lead = f"{'A step takes' if marked else 'The trace spans'} {ms(found.ns)}"
     lead += f" ({'; '.join(about)})" if about else ""
-    text = f"{lead}: {joined(_parts(analysis))}{', the time between steps included' if apart else ''}"
+    text = f"{lead}: {join_with_and(_parts(analysis))}{', the time between steps included' if apart else ''}"
     other = total.label_ns.get("other", 0)
     if other > WORTH_SAYING * span:
         text += f"; {percent(other, span)} of the span is work that no rule knows (other), counted as compute"
@@ -173,7 +173,7 @@ def _waited(analysis: Analysis, stragglers: Sequence[Straggler]) -> list[Line]:
         for one in alike
     ]
     if 0 < len(named) <= MOST_LATE:
-        said += f"; the others wait longest for {joined(named)}"
+        said += f"; the others wait longest for {join_with_and(named)}"
     elif named:
         most, least = ms(late[0].caused_ns), ms(late[len(named) - 1].caused_ns)
         said += f"; {len(named)} ranks are waited for alike ({least} to {most} each)"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from dataclasses import dataclass
-from tracekit._util.shapes import parsed
+from tracekit._util.shapes import parse_list
 from tracekit._util.text import ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.analysis.rates import RunRates, below_peak_ns
@@ -187,5 +187,5 @@ def shape_words(shapes: str) -> str:
     >>> shape_words("[[1024,2048],[2048,6144],[]]")
     '1024×2048 · 2048×6144'
     """
-    dims = [dim for dim in parsed(shapes) if isinstance(dim, list) and len(dim) > 1]
+    dims = [dim for dim in parse_list(shapes) if isinstance(dim, list) and len(dim) > 1]
     return " · ".join("×".join(map(str, dim)) for dim in dims[:2])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from dataclasses import dataclass
-from tracekit._util.shapes import parsed
+from tracekit._util.shapes import parse_list
 from tracekit._util.text import counted, ms, percent, size
 from tracekit.analysis import Analysis
 from tracekit.report.view.rates import shape_words
@@ -96,7 +96,8 @@ def _communication(row: Mapping[str, Any]) -> str:
 def _shapes(row: Mapping[str, Any]) -> str:
     if not row["shapes"] or row["collective"]:
         return ""
-    types = [str(one).removeprefix("c10::") for one in parsed(row["dtypes"] or "[]") if isinstance(one, str) and one]
+    dtypes = parse_list(row["dtypes"] or "[]")
+    types = [dtype.removeprefix("c10::") for dtype in dtypes if isinstance(dtype, str) and dtype]
     return " ".join(filter(None, (shape_words(row["shapes"]), ", ".join(dict.fromkeys(types[:_OPERANDS])))))
 
 
