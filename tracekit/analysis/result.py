@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ import polars as pl
 
 from tracekit._util.above import above
 from tracekit._util.json_pieces import json_pieces
-from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.align.clocks import Clocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -12,7 +13,6 @@ import polars as pl
 
 from tracekit._util.above import above
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs import stats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ import polars as pl
 
 from tracekit._util.above import above
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit._util.text import percent
 from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS

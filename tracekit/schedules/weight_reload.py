@@ -11,7 +11,7 @@ So broadcast g+1 runs beside reload g, and the next round's H2D beside the last 
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import polars as pl
 
 from tracekit._util.above import above
-from dataclasses import dataclass
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules.times import parse_times
 

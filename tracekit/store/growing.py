@@ -11,13 +11,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracekit._util.faults import unwritable
 from tracekit._util.files import being_built, exchange, part_prefix, sweep
 from tracekit._util.pool import Done
-from dataclasses import dataclass
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.refs import SourceRef
 from tracekit.store.files import Entry, is_store, open_store, read_entry, write_manifest

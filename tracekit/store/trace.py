@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit._util.text import listing
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import spans
 from tracekit.analysis import Analysis
 from tracekit.analysis.critical import CriticalPath
