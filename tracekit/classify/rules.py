@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tracekit._util.patterns import Linear, Own
-from dataclasses import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.classify.shipped import shipped_packs
 from tracekit.errors import RuleError
@@ -59,16 +60,14 @@ class Rule:
             raise RuleError(f"rule {self.name!r}: {problem}", hint="see docs/rules.md")
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """What a name stands for: a process group's description, or the module an event belongs to."""
 
     value: str
     when: Mapping[str, Condition]
 
 
-@dataclass(frozen=True, slots=True)
-class RuleBook:
+class RuleBook(msgspec.Struct, frozen=True):
     """Every rule in the order it is tried, and the names of groups and modules.
 
     >>> mine = RuleBook((Rule("mine", label="forward", when={"name": "my_kernel"}),))
@@ -268,8 +267,7 @@ def _tables(data: Mapping[str, Any], key: str, where: _Lines) -> Sequence[Mappin
     return items
 
 
-@dataclass(frozen=True)
-class _Lines:
+class _Lines(msgspec.Struct, frozen=True):
     """Finds the line a problem is on, which the TOML reader does not keep."""
 
     text: str

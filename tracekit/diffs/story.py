@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import joined, signed
 from tracekit.diffs.samples import Run
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
@@ -24,8 +25,7 @@ Parts = Mapping[str, float]
 """Milliseconds per step by part: compute, ``exposed pp_comm``, idle, …; and ``label forward`` for labels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waterfall:
+class Waterfall(msgspec.Struct, frozen=True):
     """The step of one rank (None: the mean of all), before and after, and the changes between: they sum to it."""
 
     rank: int | None

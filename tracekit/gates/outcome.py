@@ -8,9 +8,10 @@ from datetime import date
 from os import PathLike
 from typing import Any, Literal
 
+import msgspec
+
 from tracekit._util.above import above
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs.changes import moved
@@ -28,8 +29,7 @@ FORMAT = "tracekit.gate/1"
 EXIT = {"pass": 0, "improved": 0, "regressed": 1, "inconclusive": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class GateResult:
+class GateResult(msgspec.Struct, frozen=True):
     """The verdict of one gate and everything it rests on.
 
     >>> from tracekit.diffs import Run

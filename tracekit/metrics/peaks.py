@@ -13,15 +13,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.toml import shipped_tables
 from tracekit.errors import InputError
 
 VARIABLE = "TRACEKIT_PEAKS"
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """One model: a pattern of its name, its multiprocessors, and TFLOP/s by type.
 
     >>> find_gpu("NVIDIA H200").multiprocessors

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.errors import InputError
 
 GZIP = b"\x1f\x8b"
@@ -17,8 +18,7 @@ _BITE = 64  # of a damaged one: a step that fails gives nothing of what was whol
 _WITH_HEADER = 31
 
 
-@dataclass(frozen=True, slots=True)
-class Inflater:
+class Inflater(msgspec.Struct, frozen=True):
     """A library that inflates as ``zlib`` does, and the bytes it may make at once: as many as stay in fast memory."""
 
     module: str

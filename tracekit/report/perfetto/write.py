@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 from zlib_ng import gzip_ng
 
 from tracekit._util.files import atomic_write, check_target
-from dataclasses import dataclass
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.compare.comparison import Held
@@ -40,8 +40,7 @@ LINES = 20_000
 LABELLING = ("label", "pass", "module", "microbatch", "stage", "rule", "confidence")
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(msgspec.Struct, frozen=True):
     """What was written."""
 
     path: Path
