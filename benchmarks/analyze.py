@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit.analysis.persist import write_tables
 from tracekit.analysis.tables import rank_tables

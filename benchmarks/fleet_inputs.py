@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
+from msgspec import structs
 
 from tracekit.analysis.persist import FILE, write_tables
 from tracekit.schedules import generate
@@ -91,9 +92,9 @@ def copied(entry, tables, replica, place):
     """Write the tables of the rank that stands in another replica where that of *tables* does in the first."""
     new = {rank: rank + replica for rank in tables.pipeline.groups[0].ranks}  # of the pipeline; experts keep theirs
     rank, pipeline = new[entry.rank], f"pp{replica}"
-    groups = tuple(replace(group, name=pipeline, ranks=tuple(new.values())) if group.name == "pp0" else group
+    groups = tuple(structs.replace(group, name=pipeline, ranks=tuple(new.values())) if group.name == "pp0" else group
                    for group in entry.source.groups)  # fmt: skip
-    source = replace(entry.source, rank=rank, groups=groups, path=entry.source.path.replace(
+    source = structs.replace(entry.source, rank=rank, groups=groups, path=entry.source.path.replace(
         f"rank{entry.rank}.", f"rank{rank}."))  # fmt: skip
     own = {"rank": pl.lit(rank, pl.Int32)}
     lists = {str(list(old)).replace(" ", ""): str(list(to)).replace(" ", "") for old, to in [(new, new.values())]}
@@ -121,4 +122,4 @@ def copied(entry, tables, replica, place):
     folder = place / f"rank={rank}"
     folder.mkdir(parents=True)
     write_tables(changed, folder)
-    return replace(entry, rank=rank, source=source, together=(rank,), digests={FILE: digest(folder / FILE)})
+    return structs.replace(entry, rank=rank, source=source, together=(rank,), digests={FILE: digest(folder / FILE)})

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from msgspec import structs
 from playwright.sync_api import sync_playwright
 
 from tracekit.metrics.timeline import MOST
@@ -47,8 +48,8 @@ def blown_up(ranks, cells):
         pl.col("start").cast(pl.Int64).alias("ideal_start_ns"), pl.col("end").cast(pl.Int64).alias("ideal_end_ns"),
         late.alias("shift_ns"),
     )  # fmt: skip
-    match = replace(found.schedule.head.match, schedule=plan)
-    head = replace(found.schedule.head, cells=big, match=match, ideal_ns=int(done.makespan))
+    match = structs.replace(found.schedule.head.match, schedule=plan)
+    head = structs.replace(found.schedule.head, cells=big, match=match, ideal_ns=int(done.makespan))
     one = found.ranks[0]
     span = int(done.makespan)
     tables = dict(found.tables)
@@ -59,9 +60,9 @@ def blown_up(ranks, cells):
     tables["timeline"] = pl.concat([_lanes(r, span, noise) for r in range(ranks)])
     return replace(
         found,
-        ranks=tuple(replace(one, rank=r) for r in range(ranks)),
+        ranks=tuple(structs.replace(one, rank=r) for r in range(ranks)),
         tables=tables,
-        schedule=replace(found.schedule, head=head),
+        schedule=structs.replace(found.schedule, head=head),
     )
 
 

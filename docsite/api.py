@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from docsite.code import fields, markdown, row, table
 
 PACKAGES = (
@@ -69,7 +71,7 @@ def _class(name: str, cls: type, level: str) -> list[str]:
     error = issubclass(cls, BaseException)
     out = [] if error else [*_signature(short, cls), ""]
     out.append(markdown(cls.__dict__.get("__doc__")))
-    known = fields(cls) if dataclasses.is_dataclass(cls) else []
+    known = fields(cls) if dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) else []
     if known:
         out += ["", *table("field", "type", "meaning")]
         out += [row(f"`{field}`", f"`{kind}`", markdown(said)) for field, kind, said in known]

@@ -8,7 +8,6 @@ import inspect
 import json
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -130,7 +129,7 @@ def test_the_schedule_comes_back(run, saved):
 def test_results_are_frozen(run, saved):
     back = tracekit.read_analysis(saved)
     for thing in (run, back, back.schedule, run.ranks[0], run.total):
-        with pytest.raises(FrozenInstanceError):
+        with pytest.raises(AttributeError):
             thing.ranks = ()
     back.to_dict()["ranks"].clear()
     assert back.to_dict()["ranks"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 import tracekit
@@ -29,7 +30,9 @@ def part(samples):
 
 def found(part, **columns):
     """The findings on a rank whose columns were overwritten."""
-    worse = RankEvents(part.events.with_columns(**columns).cast(dict(EVENTS)), replace(part.source, world_size=None))
+    worse = RankEvents(
+        part.events.with_columns(**columns).cast(dict(EVENTS)), structs.replace(part.source, world_size=None)
+    )
     return {finding.code for finding in findings([examine(worse)])}
 
 
@@ -67,17 +70,17 @@ def test_each_lack_is_found_when_its_evidence_is_taken_away(part):
 
 
 def test_groups_without_names_or_descriptions(part):
-    bare = replace(part.source, groups=())
+    bare = structs.replace(part.source, groups=())
     nameless = RankEvents(part.events.with_columns(group=None).cast(dict(EVENTS)), bare)
     assert {f.code for f in findings([examine(nameless)])} == {"no-groups", "missing-ranks"}
-    groups = tuple(replace(group, description=None) for group in part.source.groups)
+    groups = tuple(structs.replace(group, description=None) for group in part.source.groups)
     undescribed = part.events.with_columns(group_desc=pl.lit("undefined")).cast(dict(EVENTS))
-    worse = RankEvents(undescribed, replace(part.source, groups=groups, world_size=None))
+    worse = RankEvents(undescribed, structs.replace(part.source, groups=groups, world_size=None))
     assert {f.code for f in findings([examine(worse)])} == {"no-group-descriptions"}
 
 
 def test_what_readers_noticed_is_a_finding(part):
-    cut = replace(part.source, notices=(Notice("truncated", "the file ends early"),), world_size=None)
+    cut = structs.replace(part.source, notices=(Notice("truncated", "the file ends early"),), world_size=None)
     (finding,) = findings([examine(RankEvents(part.events, cut))])
     assert (finding.code, finding.problem, finding.ranks) == ("truncated", "the file ends early", (0,))
 
@@ -203,6 +206,6 @@ def test_what_could_be_recorded_too_is_no_lack(samples):
 def test_totals_and_peaks_that_nobody_knows(samples):
     part = tracekit.load(samples / "memory", ranks=[0]).rank(0)
     old = replace(part, memory=part.memory.with_columns(allocated=pl.lit(None, pl.Int64)))
-    odd = replace(part, source=replace(part.source, devices=("Abacus",)))
+    odd = replace(part, source=structs.replace(part.source, devices=("Abacus",)))
     assert [one.code for one in extras([examine(old)])] == ["memory-totals"]
     assert [one.code for one in extras([examine(odd)])] == ["peaks"]

@@ -18,6 +18,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import polars as pl
 import pytest
 
@@ -85,6 +86,9 @@ def same(a, b, at=""):
     elif isinstance(a, Intervals):
         assert a == b, at
         assert a.start_ns.dtype == b.start_ns.dtype, at
+    elif isinstance(a, msgspec.Struct):
+        for name in a.__struct_fields__:
+            same(getattr(a, name), getattr(b, name), f"{at}.{name}")
     elif dataclasses.is_dataclass(a):
         for field in dataclasses.fields(a):
             same(getattr(a, field.name), getattr(b, field.name), f"{at}.{field.name}")

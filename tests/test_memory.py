@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 import tracekit
@@ -106,9 +107,11 @@ def test_the_optimizer_is_the_least_that_any_schedule_needs(run):
 
 def test_without_a_known_chunk_nothing_is_said_of_other_schedules(run):
     known = held(100).ranks[0]
-    unknown = replace(known.measured.chunks, low=None, high=None)
-    bare = RunMemory((replace(known, measured=replace(known.measured, chunks=unknown)),))
-    plain = replace(run.schedule, what_if=tuple(replace(r, peak_bytes=None, fits=None) for r in run.schedule.what_if))
+    unknown = structs.replace(known.measured.chunks, low=None, high=None)
+    bare = RunMemory((structs.replace(known, measured=structs.replace(known.measured, chunks=unknown)),))
+    plain = structs.replace(
+        run.schedule, what_if=tuple(structs.replace(r, peak_bytes=None, fits=None) for r in run.schedule.what_if)
+    )
     assert all(row.peak_bytes is None for row in with_memory(plain, bare).what_if)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 import tracekit
 from tests.reference import read
@@ -207,7 +208,7 @@ def test_other_peoples_files_are_not_replaced(tmp_path, ranks):
 
 def test_one_rank_twice_is_an_error(tmp_path, ranks):
     with pytest.raises(InputError, match="rank 0 was found twice"):
-        write_store(tmp_path / "s", [ranks[0], replace(ranks[1], source=replace(ranks[1].source, rank=0))])
+        write_store(tmp_path / "s", [ranks[0], replace(ranks[1], source=structs.replace(ranks[1].source, rank=0))])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
+from msgspec.structs import replace
 
 from tests.classify.conftest import Program
 from tracekit.align import pairs

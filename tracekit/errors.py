@@ -15,7 +15,7 @@ the fault is tracekit's own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
 class TracekitError(Exception):
@@ -109,8 +109,7 @@ def _place(error: BaseException) -> str:
     return place
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """A warning that travels with the result: a stable code for scripts, a sentence for people.
 
     >>> Notice("no-shapes", "input shapes were not recorded").code

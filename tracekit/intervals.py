@@ -8,7 +8,7 @@ the project.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import whole
-from dataclasses import dataclass
 from tracekit._util.sets import BOTH, EITHER, WITHOUT, cover, join, merge
 
 Longs = npt.NDArray[np.int64]

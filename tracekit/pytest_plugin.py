@@ -17,9 +17,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
-
-from dataclasses import dataclass
 
 if TYPE_CHECKING:
     from tracekit.diffs import Run
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 Path = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
+class MeasuredRun(msgspec.Struct, frozen=True):
     """One analysed run: metrics by name."""
 
     run: Run

@@ -7,9 +7,10 @@ since the Unix epoch. Text that repeats is Categorical (dictionary-encoded). Unk
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from tracekit.errors import Notice
@@ -82,8 +83,7 @@ IDLE_CAUSES = {
 call itself took long (code was loaded)."""
 
 
-@dataclass(frozen=True, slots=True)
-class GapCause:
+class GapCause(msgspec.Struct, frozen=True):
     """One cause of the gap between a pipeline and its ideal, in words."""
 
     words: str
@@ -276,8 +276,7 @@ def conform(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(msgspec.Struct, frozen=True):
     """A communicator as the trace's header lists it."""
 
     name: str
@@ -285,8 +284,7 @@ class ProcessGroup:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """Where one rank's events came from, and what the file said beside them."""
 
     path: str
@@ -295,19 +293,20 @@ class Source:
     rank_from: str  # "content", "name", "option" or "only file"
     world_size: int | None = None
     devices: tuple[str, ...] = ()  # GPU names
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = {}
     groups: tuple[ProcessGroup, ...] = ()
     run: str | None = None  # what files of one run share and files of two runs do not
     record_shapes: bool | None = None
     multiprocessors: int | None = None  # of the GPU, as many as this process may use; None: all, or not said
     memory_bytes: int | None = None  # of the GPU; None where it is not said, or GPUs differ
-    counts: Mapping[str, int] = field(default_factory=dict)  # events by kind
-    skipped: Mapping[str, int] = field(default_factory=dict)  # what the file held and the table does not
+    counts: Mapping[str, int] = {}  # events by kind
+    skipped: Mapping[str, int] = {}  # what the file held and the table does not
     notices: tuple[Notice, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON and Parquet metadata."""
-        return asdict(self)
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Source:

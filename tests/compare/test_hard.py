@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import polars as pl
 import pytest
+from msgspec.structs import replace
 
 from tests.compare.conftest import SAMPLES, strip
 from tracekit.align.steps import number_steps

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tracekit import analyze
 from tracekit.errors import OptionError
@@ -59,6 +60,6 @@ def test_the_story_says_where_a_rank_is_that_is_not_shown(folder):
 
 def test_pipelines_that_tie_are_alike(found):
     own = found.schedule
-    same = [replace(held, pipeline=replace(held.pipeline, ranks=ranks)) for held, ranks in
+    same = [structs.replace(held, pipeline=replace(held.pipeline, ranks=ranks)) for held, ranks in
             ((own.head, own.head.pipeline.ranks), (own.head, (0, 2)))]  # fmt: skip
-    assert which(replace(own, all=tuple(same))).endswith(" (of 0 and 1), both alike")
+    assert which(structs.replace(own, all=tuple(same))).endswith(" (of 0 and 1), both alike")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.compare.conftest import SAMPLES, strip
 from tracekit.classify import classify
@@ -77,7 +78,7 @@ def test_messages_that_list_their_group_tell_the_size(bare):
     trace = load(sorted((SAMPLES / "1f1b").glob("rank3*")))
     one = trace.rank(3)
     events, source = strip(one.events, one.source) if bare else (one.events, one.source)
-    table = rank_pipeline(classify(events), replace(source, groups=(), world_size=None))
+    table = rank_pipeline(classify(events), structs.replace(source, groups=(), world_size=None))
     assert [g.ranks for g in table.groups] == [(0, 1, 2, 3)]
     found, said = compared([table])
     assert (found.name, found.pp, found.exact) == ("1f1b", 4, True)

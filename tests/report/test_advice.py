@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.kept import analysis_of
 from tracekit import analyze
@@ -78,7 +79,7 @@ def test_where_idle_dominates_the_longest_gap_is_named(samples):
 
 def test_idle_time_that_is_not_the_hosts_names_its_longest_gap_alone(samples):
     found = analysis_of(samples / "compile", schedule="none")
-    waits = tuple(replace(one, idle_causes={"dependency": one.whole.budget.idle_ns}) for one in found.ranks)
+    waits = tuple(structs.replace(one, idle_causes={"dependency": one.whole.budget.idle_ns}) for one in found.ranks)
     first = advice(replace(found, ranks=waits))[0]
     assert first.startswith("idle is most of the span, 83.7 %: the longest gap, ")
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from msgspec import structs
 
 from tests.kept import analysis_of
 from tracekit.metrics.bubbles import Bubble
@@ -29,7 +30,7 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         return {label: us * 1000 * steps for label, us in by_label.items()}
 
     span, rest = 1_000_000 * steps, idle * 1000 * steps
-    whole = replace(
+    whole = structs.replace(
         one.whole,
         budget=Budget(span, compute * 1000 * steps, ns(exposed), rest),
         bubble=Bubble(span, rest, 0),
@@ -41,9 +42,9 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         wait_ns=ns(wait or {}),
     )
     budget = Budget(1_000_000, compute * 1000, {label: us * 1000 for label, us in exposed.items()}, idle * 1000)
-    each = tuple(replace(whole, budget=budget, step=step) for step in range(steps))
+    each = tuple(structs.replace(whole, budget=budget, step=step) for step in range(steps))
     made = tuple(
-        replace(one, rank=rank, steps=tuple(range(steps)), whole=whole, per_step=each, idle_causes={})
+        structs.replace(one, rank=rank, steps=tuple(range(steps)), whole=whole, per_step=each, idle_causes={})
         for rank in range(ranks)
     )
     rows = pl.DataFrame(list(late), schema=small.tables["stragglers"].schema, orient="row")
@@ -63,12 +64,16 @@ def slower(run, *, by, steps=None):
     """The same run, whose rank 1 takes so much longer, in all its steps or in some."""
 
     def longer(measured):
-        return replace(measured, budget=replace(measured.budget, span_ns=round(measured.budget.span_ns * (1 + by))))
+        return structs.replace(
+            measured, budget=structs.replace(measured.budget, span_ns=round(measured.budget.span_ns * (1 + by)))
+        )
 
     one = run.ranks[1]
     each = tuple(longer(step) if steps is None or step.step in steps else step for step in one.per_step)
-    whole = replace(one.whole, budget=replace(one.whole.budget, span_ns=sum(step.budget.span_ns for step in each)))
-    return replace(run, ranks=(run.ranks[0], replace(one, per_step=each, whole=whole), *run.ranks[2:]))
+    whole = structs.replace(
+        one.whole, budget=structs.replace(one.whole.budget, span_ns=sum(step.budget.span_ns for step in each))
+    )
+    return replace(run, ranks=(run.ranks[0], structs.replace(one, per_step=each, whole=whole), *run.ranks[2:]))
 
 
 def test_ranks_that_tie_are_alike_and_steps_are_a_mean(small):
@@ -94,7 +99,7 @@ def test_a_rank_is_called_the_slowest_only_beyond_noise(small):
 
 def test_two_ranks_that_tie_for_the_slowest_are_not_one(small):
     run = slower(run_of(small, ranks=3), by=0.1)
-    both = replace(run, ranks=(run.ranks[0], run.ranks[1], replace(run.ranks[1], rank=2)))
+    both = replace(run, ranks=(run.ranks[0], run.ranks[1], structs.replace(run.ranks[1], rank=2)))
     assert pace(both).slowest is None
     assert "(the longest of 3 ranks, the shortest 9.1 % less)" in said(both)["Time"]
 
@@ -104,7 +109,9 @@ def test_time_between_steps_is_told_where_it_is_much(small, between, told):
     run = run_of(small, steps=3)
     one = run.ranks[0]
     span = round(one.whole.budget.span_ns / (1 - between))
-    wide = replace(one, whole=replace(one.whole, budget=replace(one.whole.budget, span_ns=span)))
+    wide = structs.replace(
+        one, whole=structs.replace(one.whole, budget=structs.replace(one.whole.budget, span_ns=span))
+    )
     text = said(replace(run, ranks=(wide,)))["Time"]
     assert ("pass between two" in text) is told
     assert text.endswith("the time between steps included.") is told

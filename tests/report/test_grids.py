@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from tests.kept import analysis_of
@@ -100,8 +101,8 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
     little = round(share * span)
     rows = [{"instead": "operator", "what": name, "line": None, "ns": ns} for name, ns in
             (("aten::mm", span - little), ("aten::add", little))]  # fmt: skip
-    first = replace(analysis.ranks[0], instead=tuple(rows))
-    others = tuple(replace(one, instead=()) for one in analysis.ranks[1:])
+    first = structs.replace(analysis.ranks[0], instead=tuple(rows))
+    others = tuple(structs.replace(one, instead=()) for one in analysis.ranks[1:])
     found = instead_view(replace(analysis, ranks=(first, *others)))
     assert [row.what for row in found.rows] == ["aten::mm", "aten::add"][: 1 + shown]
 
@@ -113,11 +114,11 @@ def test_an_operation_is_named_once(run):
 @pytest.mark.parametrize(("saves", "shown"), [(99, False), (101, True)])
 def test_what_saves_nothing_has_no_row(run, saves, shown):
     found = view_of(run("1f1b")).schedule
-    without = dict.fromkeys((field.name for field in fields(WhatIfRow)), None)
+    without = dict.fromkeys(WhatIfRow.__struct_fields__, None)
     line = WhatIfRow(
         **(without | {"name": "hide p2p", "change": "without", "saves_ns": saves, "rests_on": (), "unknown": ()})
     )
-    held = replace(found, measured=replace(found.measured, makespan_ns=100_000), what_if=(line,))
+    held = structs.replace(found, measured=structs.replace(found.measured, makespan_ns=100_000), what_if=(line,))
     assert bool(held.alternatives) is shown
 
 

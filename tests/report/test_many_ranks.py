@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from tests.kept import analysis_of
@@ -36,10 +37,10 @@ def run_of(small, compute, *, span=1000):
 
     def rank(number, busy):
         budget = Budget(span, busy, {}, span - busy)
-        return replace(
+        return structs.replace(
             one,
             rank=number,
-            whole=replace(one.whole, budget=budget, bubble=Bubble(span, span - busy, 0), pipeline=True),
+            whole=structs.replace(one.whole, budget=budget, bubble=Bubble(span, span - busy, 0), pipeline=True),
         )
 
     return replace(small, ranks=tuple(rank(*pair) for pair in enumerate(compute)))
@@ -84,12 +85,14 @@ def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
     """Its bubble is a lower bound: less than the others' because less of it is known."""
     run = run_of(small, [500] * 40)
     one = run.ranks[7]
-    unsure = replace(one.whole, bubble=Bubble(1000, 100, None), lower_bound=True)
-    run = replace(run, ranks=(*run.ranks[:7], replace(one, whole=unsure), *run.ranks[8:]))
+    unsure = structs.replace(one.whole, bubble=Bubble(1000, 100, None), lower_bound=True)
+    run = replace(run, ranks=(*run.ranks[:7], structs.replace(one, whole=unsure), *run.ranks[8:]))
     found = spread(run)
     assert found.different == ()
     assert next(figure.least for figure in found.figures if figure.name == "bubble") == 0.5
-    alone = replace(run, ranks=tuple(replace(r, whole=replace(r.whole, lower_bound=True)) for r in run.ranks))
+    alone = replace(
+        run, ranks=tuple(structs.replace(r, whole=structs.replace(r.whole, lower_bound=True)) for r in run.ranks)
+    )
     assert next(figure.least for figure in spread(alone).figures if figure.name == "bubble") == 0.1
 
 
@@ -102,7 +105,9 @@ def test_of_many_ranks_bars_are_spread_from_the_least_compute_to_the_most(small)
 
 def test_without_pipelines_the_heat_map_shows_idle_time(small):
     run = run_of(small, [500] * 40)
-    alone = replace(run, ranks=tuple(replace(r, whole=replace(r.whole, pipeline=False)) for r in run.ranks))
+    alone = replace(
+        run, ranks=tuple(structs.replace(r, whole=structs.replace(r.whole, pipeline=False)) for r in run.ranks)
+    )
     assert spread(run).heat.name == "bubble"
     assert (spread(alone).heat.name, spread(alone).heat.most) == ("idle", 0.5)
     assert "bubble" not in text_of(alone)
@@ -162,7 +167,9 @@ def test_failures_are_all_listed_and_others_shortened():
 
 def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):
     many = run_of(small, [500 + rank % 7 for rank in range(1024)])
-    unsure = tuple(replace(one, whole=replace(one.whole, lower_bound=one.rank == 9)) for one in many.ranks)
+    unsure = tuple(
+        structs.replace(one, whole=structs.replace(one.whole, lower_bound=one.rank == 9)) for one in many.ranks
+    )
     for width in (80, 120):
         text = text_of(replace(many, ranks=unsure), width)
         budget = text.split("Where the step went")[1].split("Over the ranks")[0]

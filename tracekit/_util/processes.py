@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -25,7 +26,6 @@ from typing import Any
 
 from tracekit._util.garbage import collect_rarely
 from tracekit._util.machine import SYSTEM, cores
-from dataclasses import dataclass
 
 PATIENCE_S = 5.0
 """How long a worker that was told to stop may take before it is killed."""

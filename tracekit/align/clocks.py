@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec.structs import replace
 
-from dataclasses import dataclass
 from tracekit.align.pairs import FAR, Pair, differences, pairs
 from tracekit.schema import conform
 
@@ -167,8 +168,7 @@ def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
     return _with_residuals(moved, members, links)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """Where a rank's clock stands against the common one."""
 
     offset_ns: int

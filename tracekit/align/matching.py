@@ -6,15 +6,16 @@ one match; a kernel that carries several point-to-point messages is a member of 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import whole_numbers
-from dataclasses import dataclass
 from tracekit.errors import Notice
 
 MEMBERS = pl.Schema(
@@ -123,8 +124,7 @@ def _channels(operations: pl.DataFrame) -> tuple[Ints, pl.DataFrame]:
     return order[np.searchsorted(distinct, code)], texts[np.argsort(order)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Sides:
+class _Sides(msgspec.Struct, frozen=True, eq=False):
     """What is to be matched: a row for each collective of a rank, and for each side of each message."""
 
     row: npt.NDArray[np.int32]

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text, among
 from tracekit._util.columns import whole_numbers
-from dataclasses import dataclass
 
 ENOUGH = 8
 """Windows of the recording that must speak before a drift is believed."""
@@ -47,8 +47,7 @@ Places = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True):
     """The clock of rank ``high`` minus that of ``low``: ``offset_ns`` when low's shows ``at_ns``, within two bounds."""
 
     low: int
@@ -85,8 +84,7 @@ def differences(members: pl.DataFrame) -> pl.DataFrame:
     return told.table(*told.pairs())
 
 
-@dataclass(frozen=True, eq=False)
-class _Told:
+class _Told(msgspec.Struct, frozen=True, eq=False):
     """Members match by match, ranks ascending, with what each tells about clocks."""
 
     members: pl.DataFrame

@@ -9,13 +9,13 @@ run at the same time: that check decides which ranks form a pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, permutations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-
-from dataclasses import dataclass
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -157,8 +157,7 @@ def _along(messages: pl.DataFrame, lines: Sequence[Sequence[int]]) -> tuple[Ints
     return peer, together_all / count if early <= EARLY * count else 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class _View:
+class _View(msgspec.Struct, frozen=True, eq=False):
     """Messages as arrays, and the rows of each rank's sends and receives in the order they were issued."""
 
     step: Ints

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.garbage import no_collecting
 from tracekit._util.machine import give_back_memory

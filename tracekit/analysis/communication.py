@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import polars as pl
 
 from tracekit._util.machine import give_back_memory
-from dataclasses import dataclass
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import MEMBERS, match
 from tracekit.analysis.critical import CriticalPath, critical_path
@@ -24,8 +24,7 @@ MANY = 32
 """Ranks from which memory is worth giving back in between."""
 
 
-@dataclass(frozen=True, eq=False)
-class Communication:
+class Communication(msgspec.Struct, frozen=True, eq=False):
     """What the matched operations of all ranks show; their rows, as many again, are not kept."""
 
     waited: pl.DataFrame

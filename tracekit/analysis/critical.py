@@ -9,14 +9,13 @@ parts follow each other without a gap or an overlap, so that they sum to the ste
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import ranks_named
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.links import Links

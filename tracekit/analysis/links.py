@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import whole_numbers
 from tracekit._util.native import native, whole
-from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.tables import RankTables
 from tracekit.intervals import Longs
@@ -44,8 +44,7 @@ class End(NamedTuple):
     """The earliest start of what lies between."""
 
 
-@dataclass(frozen=True, eq=False)
-class Links:
+class Links(msgspec.Struct, frozen=True, eq=False):
     """Every rank's communication on the common clock, and what ends the ranks' steps."""
 
     parts: tuple[RankTables, ...]
@@ -127,8 +126,7 @@ class Links:
         return visited
 
 
-@dataclass(frozen=True, eq=False)
-class _Path:
+class _Path(msgspec.Struct, frozen=True, eq=False):
     """One rank's pieces, and of each the communication that a walk from it comes to first."""
 
     start: Longs

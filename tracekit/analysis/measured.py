@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import percent
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
@@ -17,8 +17,7 @@ TOP_HOST = 5
 """Rows of a rank's launch-bound idle time that go into the JSON."""
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, eq=False):
     """The figures of one rank's window, of one step on one rank, or of all ranks together."""
 
     budget: Budget
@@ -30,9 +29,9 @@ class Measured:
     wait_ns: Mapping[str, int | None]
     """Of each communication label, the time some operation of it waits for a peer; null without peers' traces."""
     bubble: Bubble
-    because_ns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    because_ns: Mapping[str, Mapping[str, int]] = {}
     """Of each label of the budget's exposed time: why no compute hid it (``metrics.causes``); sums to it."""
-    blocking_ns: Mapping[str, int | None] = field(default_factory=dict)
+    blocking_ns: Mapping[str, int | None] = {}
     """Of each label of the budget's exposed time: the part on the critical path; None where that is not known."""
     weak_ns: int = 0
     """Time whose label rests on weak evidence (``metrics.weak``)."""
@@ -150,9 +149,14 @@ class Measured:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class RankResult:
-    """One rank: its window, each of its steps, its phases and the causes of its idleness."""
+class RankResult(msgspec.Struct, frozen=True, eq=False):
+    """One rank: its window, each of its steps, its phases and the causes of its idleness.
+
+    >>> from tracekit import analyze
+    >>> first = analyze("sample_traces/reload", schedule="none").ranks[0]
+    >>> first.rank, first.steps
+    (0, (2,))
+    """
 
     rank: int
     steps: tuple[int, ...]

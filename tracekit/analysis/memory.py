@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import polars as pl
+from msgspec.structs import asdict, replace
 
-from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare.alternatives import TWO_WEIGHTS, WhatIf
 from tracekit.metrics.memory import LINE, RankMemory
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 MEMORY_LINE = pl.Schema({"rank": pl.Int32(), **LINE})
 
 
-@dataclass(frozen=True, slots=True)
-class HeldMemory:
+class HeldMemory(msgspec.Struct, frozen=True):
     """One rank's memory beside its place in the schedule."""
 
     rank: int
@@ -51,8 +50,7 @@ class HeldMemory:
         }
 
 
-@dataclass(frozen=True)
-class RunMemory:
+class RunMemory(msgspec.Struct, frozen=True):
     """What the allocators of all ranks held. Times are the hosts': memory is taken at launch."""
 
     ranks: tuple[HeldMemory, ...]
@@ -113,8 +111,7 @@ def with_memory(compared: ScheduleComparison | None, memory: RunMemory | None) -
     return compared if needs is None else replace(compared, what_if=tuple(map(needs.of_row, compared.what_if)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Needs:
+class _Needs(msgspec.Struct, frozen=True):
     """What a rank needs beside activations, and what a micro-batch of all its layers holds, each between two figures.
 
     Gradients come in while activations go, so how much of them meets the most activations depends on the schedule: at

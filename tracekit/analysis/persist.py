@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from tracekit._version import __version__
@@ -150,10 +151,17 @@ def _encode_object(value: Any, at: str, frames: dict[str, pl.DataFrame], seen: d
         _KIND: name,
         "at": at,
         "of": {
-            field.name: _encode(getattr(value, field.name), f"{at}.{field.name}".lstrip("."), frames, seen)
-            for field in dataclasses.fields(value)
+            field: _encode(getattr(value, field), f"{at}.{field}".lstrip("."), frames, seen)
+            for field in _field_names(type(value))
         },
     }
+
+
+def _field_names(cls: type[Any]) -> tuple[str, ...]:
+    """Return the names of a record's fields, in order."""
+    if issubclass(cls, msgspec.Struct):
+        return cls.__struct_fields__
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 def _decode(value: Any, members: Members, seen: dict[str, Any]) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.metrics.balance import expert_balance
 from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.experts import WORK, ExpertCost, expert_cost
@@ -19,8 +19,7 @@ MOST_LAYERS = 256
 """Rows of expert layers in the JSON, the most uneven first."""
 
 
-@dataclass(frozen=True, eq=False)
-class RunRates:
+class RunRates(msgspec.Struct, frozen=True, eq=False):
     """How fast it ran. Sums over ranks; ratios of sums."""
 
     total: Rates

@@ -7,14 +7,14 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.analysis.figures import Figures
 from tracekit.analysis.measured import RankResult
 from tracekit.analysis.result import FORMAT
@@ -25,8 +25,7 @@ _TABLES = ("stragglers", "kernels", "copies", "lanes", "critical_path")
 """Keys of the JSON that are lists of rows."""
 
 
-@dataclass(frozen=True, eq=False)
-class SavedSchedule:
+class SavedSchedule(msgspec.Struct, frozen=True, eq=False):
     """The run compared with its ideal, as the JSON holds it; pictures of it need the traces.
 
     >>> gap, orders = {"imbalance": 2, "unexplained": 1}, (("0F0", "0B0"),)
@@ -146,6 +145,6 @@ def read_document(path: str | PathLike[str]) -> dict[str, Any]:
 
 def _what_if(line: Mapping[str, Any]) -> WhatIf:
     """Return one line of what-if; keys that this version does not know are left to ``to_dict``."""
-    known: dict[str, Any] = {field.name: line[field.name] for field in fields(WhatIf) if field.name in line}
+    known: dict[str, Any] = {name: line[name] for name in WhatIf.__struct_fields__ if name in line}
     known |= {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
     return WhatIf(**known)

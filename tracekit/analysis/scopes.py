@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from sys import intern
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import whole_numbers
-from dataclasses import dataclass
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.intervals import Intervals, Longs, union
@@ -81,8 +81,7 @@ def _rank_result(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Waits:
+class _Waits(msgspec.Struct, frozen=True, eq=False):
     """Some ranks' operations: when they began, how long they waited and whether that is known, and what they are."""
 
     operations: pl.DataFrame
@@ -129,8 +128,7 @@ class _Waits:
         return waits
 
 
-@dataclass(frozen=True, eq=False)
-class _Scopes:
+class _Scopes(msgspec.Struct, frozen=True, eq=False):
     """What was asked of some ranks' operations in each of their parts: the whole window, or every step."""
 
     parts: int

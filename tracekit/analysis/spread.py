@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.analysis.measured import RankResult
 from tracekit.analysis.result import Analysis
 from tracekit.schema import COMMUNICATION_LABELS
@@ -33,8 +33,7 @@ ROW = 32
 """Ranks in a row where nothing is known about the mesh."""
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True):
     """One figure over ranks."""
 
     name: str
@@ -54,8 +53,7 @@ class Figure:
         return (value - self.least) / max(self.most - self.least, LEAST_RANGE)
 
 
-@dataclass(frozen=True)
-class Different:
+class Different(msgspec.Struct, frozen=True):
     """A rank whose figure lies far from that of the ranks it should be like."""
 
     rank: int
@@ -67,8 +65,7 @@ class Different:
     deviations: float
 
 
-@dataclass(frozen=True)
-class Mesh:
+class Mesh(msgspec.Struct, frozen=True):
     """Where ranks stand: one row per stage and one column per pipeline, or rows of consecutive ranks."""
 
     rows: tuple[str, ...]
@@ -82,8 +79,7 @@ class Mesh:
         return max((len(row) for row in self.cells), default=0)
 
 
-@dataclass(frozen=True, eq=False)
-class Spread:
+class Spread(msgspec.Struct, frozen=True, eq=False):
     """How a run's figures are spread over its ranks."""
 
     table: pl.DataFrame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.machine import give_back_memory
-from dataclasses import dataclass
 from tracekit.align.steps import assign_parts, number_steps
 from tracekit.analysis.damage import refuse_damaged, repeated
 from tracekit.analysis.foreign import why_no_gpu

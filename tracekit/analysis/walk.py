@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import native, whole
-from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
 from tracekit.analysis.links import COMMUNICATION, Links, on_clock
@@ -30,8 +30,7 @@ Places = npt.NDArray[np.int32]
 Codes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, eq=False)
-class Pieces:
+class Pieces(msgspec.Struct, frozen=True, eq=False):
     """The pieces of the ranks that the walks go through, on the common clock.
 
     What only those on the path are asked for stays with the ranks.
@@ -93,8 +92,7 @@ def _joined(columns: list[tuple[npt.NDArray[Any], ...]], at: int) -> npt.NDArray
 _NO_ROWS = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class Arrivals:
+class Arrivals(msgspec.Struct, frozen=True, eq=False):
     """Of each communication of the links: who came last to it, and when."""
 
     late: Places
@@ -135,8 +133,7 @@ class Arrivals:
         return cls(late, came, own, message)
 
 
-@dataclass(frozen=True, eq=False)
-class Walks:
+class Walks(msgspec.Struct, frozen=True, eq=False):
     """What the walks of all steps went through, each step's segments from its end back to its start."""
 
     step: Longs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -9,7 +10,6 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.coded import AnyInts, Bools, Places, Text, among, find, pick
-from dataclasses import dataclass
 from tracekit.classify import _nodes
 from tracekit.classify._nest import Ints, in_order
 from tracekit.classify.ranges import NODE, Launches, Ranges

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
-from dataclasses import dataclass
 from tracekit.classify._nest import Ints
 from tracekit.classify.asking import Column, first_met, met
 from tracekit.classify.autograd import Autograd, read_autograd

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Text
-from dataclasses import dataclass
 from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify.engine import decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
@@ -24,8 +23,7 @@ from tracekit.schema import LABELS
 Value = str | int | bool | float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(msgspec.Struct, frozen=True):
     """One rule on one event: whether it matched, and if not, the first condition that failed.
 
     >>> Tried("mine", "python", "name", "forward", matched=False, failed="name is not my_kernel").failed
@@ -40,8 +38,7 @@ class Tried:
     failed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """Everything that speaks for one event's label.
 
     >>> from tracekit.schema import EVENTS, conform
@@ -68,7 +65,8 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return asdict(self)
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
     def render(self) -> str:
         """Plain text for a terminal."""

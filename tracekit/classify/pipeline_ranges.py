@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import re
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.schema import PATH_SEPARATOR
 
 _SINGLE = re.compile(r"PP:(\d+)(SEND_|RECV_)?([FIWB])(\d+)")
 _BLOCK = re.compile(r"(PP:\((\d+)F(\d+);(\d+)([IWB])(\d+)\))\w*")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """One piece of work on a pipeline: what it does, for which stage and micro-batch."""
 
     op: str  # F, I, W or B
@@ -25,8 +25,7 @@ class Place:
     microbatch: int
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineRanges:
+class PipelineRanges(msgspec.Struct, frozen=True):
     """What the pipeline ranges around something say."""
 
     work: Place | None = None  # of the innermost range of one piece of work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +11,6 @@ import polars as pl
 from tracekit._util.coded import AnyInts, Bools, Places, Text, among, find, pick
 from tracekit._util.columns import UNSAID, Table, first_seen, pair_numbers, whole_numbers
 from tracekit._util.native import narrow
-from dataclasses import dataclass
 from tracekit.classify._nest import ANNOTATION, OP, Ints, arrange, climb, nest
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 

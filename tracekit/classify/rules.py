@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tracekit._util.patterns import LinearPattern
 from tracekit._util.text import did_you_mean
 from tracekit.errors import RuleError
@@ -61,16 +63,14 @@ class Rule:
             raise RuleError(f"rule {self.name!r}: {problem}", hint="see docs/rules.md")
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """What a name stands for: a process group's description, or the module an event belongs to."""
 
     value: str
     when: Mapping[str, Condition]
 
 
-@dataclass(frozen=True, slots=True)
-class RuleBook:
+class RuleBook(msgspec.Struct, frozen=True):
     """Every rule in the order it is tried, and the names of groups and modules.
 
     >>> mine = RuleBook((Rule("mine", label="forward", when={"name": "my_kernel"}),))
@@ -272,8 +272,7 @@ def _tables(data: Mapping[str, Any], key: str, where: _Lines) -> Sequence[Mappin
     return items
 
 
-@dataclass(frozen=True)
-class _Lines:
+class _Lines(msgspec.Struct, frozen=True):
     """Finds the line a problem is on, which the TOML reader does not keep."""
 
     text: str

@@ -111,7 +111,7 @@ def run(
     if metrics:
         _list_metrics()
         return
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from tracekit.gates import load_config
     from tracekit.report.ci import write as gate_write

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+from msgspec.structs import asdict
 
 
-@dataclass(frozen=True)
-class WhatIf:
+class WhatIf(msgspec.Struct, frozen=True):
     """One line: what would change, what it would come to, and what that rests on.
 
     ``predicted_ns`` is simulated with this run's messages and machine, ``ideal_ns`` with free messages and balanced

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec.structs import asdict
 
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit.compare.alternatives import WhatIf
 from tracekit.compare.gap import Replays
 from tracekit.compare.identify import Match
@@ -26,8 +26,7 @@ SHIFT = pl.Schema({**CELLS, "ideal_start_ns": pl.Int64(), "ideal_end_ns": pl.Int
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class RankBubble:
+class RankBubble(msgspec.Struct, frozen=True):
     """One rank's idle time in the pipeline, measured and ideal, by phase; and its peak of held activations (chunks)."""
 
     rank: int
@@ -36,8 +35,7 @@ class RankBubble:
     peak_activations: int
 
 
-@dataclass(frozen=True, eq=False)
-class Held:
+class Held(msgspec.Struct, frozen=True, eq=False):
     """One pipeline in one step, compared with its ideal."""
 
     pipeline: Pipeline
@@ -94,8 +92,7 @@ def shifted(steps: Sequence[Held]) -> pl.DataFrame:
     return conform(table.with_columns(pl.Series(name, ns) for name, ns in ideal.items()), SHIFT)
 
 
-@dataclass(frozen=True, eq=False)
-class ScheduleComparison:
+class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     """Every pipeline and step compared with its ideal; ``head`` is the one the numbers describe.
 
     That is the slowest pipeline's, or the one that was asked for, and of it the step of median makespan.
@@ -106,7 +103,7 @@ class ScheduleComparison:
     lanes: pl.DataFrame
     positions: Mapping[int, Mapping[str, int]]
     what_if: tuple[WhatIf, ...] = ()
-    factors: Mapping[str, Any] = field(default_factory=dict)
+    factors: Mapping[str, Any] = {}
     chosen: bool = False
     """Whether the pipeline was asked for."""
 
@@ -187,7 +184,7 @@ class ScheduleComparison:
             "pipeline_ranks": list(head.pipeline.ranks),
             "stages_from": head.pipeline.stages_from,
             "confidence": _lowest(head.cells),
-            "by_rank": [asdict(b) for b in head.bubbles],
+            "by_rank": [msgspec.to_builtins(b) for b in head.bubbles],
             "factors": _named_by_text(self.factors),
             "lanes": rows(self.lanes.iter_rows(named=True)),
             "positions": {str(rank): dict(place) for rank, place in self.positions.items()},

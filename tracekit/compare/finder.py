@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import counted
 from tracekit.compare import identify
 from tracekit.compare.identify import Match
@@ -59,8 +59,7 @@ class Finder:
         return self._known[key]
 
 
-@dataclass(frozen=True)
-class _Search:
+class _Search(msgspec.Struct, frozen=True):
     """One pipeline's order, ready to be compared with schedules."""
 
     pipeline: Pipeline

@@ -23,11 +23,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare.replay import Graph, Graphs, Shares
 from tracekit.intervals import union
@@ -44,8 +44,7 @@ _INSIDE = ("exposed_ep", "offload", "exposed_comm", "host")
 """Causes that can stop a cell once it runs. Pipeline transfers only hold up its start."""
 
 
-@dataclass(frozen=True, eq=False)
-class Replays:
+class Replays(msgspec.Struct, frozen=True, eq=False):
     """One pipeline and step, ready to be run again: what each cell takes, and what held it up, by cause."""
 
     graph: Graph

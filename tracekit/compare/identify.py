@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from dataclasses import dataclass
 from tracekit.compare.orders import Difference, differences, distance, grain, pattern, same_work
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Op, Schedule, Times, generate, names, read_orders
@@ -20,8 +20,7 @@ Orders = Mapping[int, Sequence[Op]]
 """The order each rank ran, by its position in the pipeline; ranks may be missing."""
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """A schedule, how far the run is from it (0: equal up to grain), and where."""
 
     schedule: Schedule

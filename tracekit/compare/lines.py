@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.garbage import no_collecting
 from tracekit._util.pool import Spread
-from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare.comparison import Held, RankBubble
 from tracekit.compare.finder import Finder, orders_differ
@@ -187,8 +187,7 @@ def _late_starts(pipeline: Pipeline, r: Replays) -> list[Notice]:
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Ideal:
+class _Ideal(msgspec.Struct, frozen=True, eq=False):
     """The ideal's makespan and bubble, every cell's times, and each position's idle time by phase."""
 
     makespan: int

@@ -10,19 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.native import native
-from dataclasses import dataclass
 from tracekit.schedules import Op
 
 Unit = tuple[str, int, int]
 """Kind (F, I or W), stage, micro-batch. Stage -1: not known."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """Where a rank's order departs from the schedule's: ops it ran, ops the schedule has there."""
 
     rank: int

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import whole_numbers
 from tracekit._util.native import native, whole
-from dataclasses import dataclass
 from tracekit.reconstruct.pipeline import Pipeline
 
 Ints = npt.NDArray[np.int64]
@@ -145,8 +146,7 @@ class Graph:
         return peaks
 
 
-@dataclass(frozen=True, eq=False)
-class _Alike:
+class _Alike(msgspec.Struct, frozen=True, eq=False):
     """Cells of one op on one stage, as groups."""
 
     of_cell: Ints

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.compare import identify
 from tracekit.compare.identify import Match
@@ -30,8 +30,7 @@ MOST_CELLS = 2_048
 Lines = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
-class _Fit:
+class _Fit(msgspec.Struct, frozen=True):
     size: int
     names: tuple[str, ...]
     lines: Lines

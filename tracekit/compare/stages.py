@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.compare.gap import Replays
 from tracekit.schedules import Times
 
 
-@dataclass(frozen=True)
-class StageTimes:
+class StageTimes(msgspec.Struct, frozen=True):
     """What one micro-batch costs one rank, all its layers together."""
 
     F: int

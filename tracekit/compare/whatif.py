@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.text import percent
 from tracekit.compare.alternatives import TWO_WEIGHTS, WhatIf

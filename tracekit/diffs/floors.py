@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Floor, Metric, resolve
 from tracekit.diffs.samples import SETS, Run
@@ -29,8 +30,7 @@ QUIET = 20.0
 PRIOR_DF = 4.0  # how many runs' worth the default floor's idea of noise counts
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
+class Noise(msgspec.Struct, frozen=True):
     """Standard deviation between runs of the same code, in the metric's unit, and from how many runs less one."""
 
     deviation: float

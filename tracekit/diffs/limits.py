@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.diffs.metrics import Metric
 
 
-@dataclass(frozen=True, slots=True)
-class Requirement:
+class Requirement(msgspec.Struct, frozen=True):
     """One limit: on the candidate alone, or on the change against the baseline.
 
     >>> from tracekit.gates.expr import parse

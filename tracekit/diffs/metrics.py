@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.errors import OptionError
 from tracekit.metrics.memory import MEMORY_PHASES
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS
@@ -24,8 +25,7 @@ that a step contains (``pace``), the waiting or the copying that the metric itse
 KEYS_EXPOSED = ("communication", "copy", *COMMUNICATION_LABELS, *COPY_LABELS)
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
+class Floor(msgspec.Struct, frozen=True):
     """A change smaller than the largest of these is noise or does not matter.
 
     *relative* is a share of the baseline's value, *absolute* in the metric's unit, *of_step* a share of the baseline's
@@ -37,8 +37,7 @@ class Floor:
     of_step: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(msgspec.Struct, frozen=True):
     """One kind of metric."""
 
     name: str
@@ -109,8 +108,7 @@ _RUN_LEVEL = (
 """Known once per run, not once per step, in a saved analysis."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """A metric by its full name.
 
     >>> resolve("overlap.ep_dispatch").better

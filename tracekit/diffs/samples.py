@@ -7,10 +7,10 @@ analysed a moment ago are the same to the gate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.align.steps import step_times
 from tracekit.diffs.metrics import Metric
 from tracekit.diffs.rated import rated_samples
@@ -24,8 +24,7 @@ Record = Mapping[str, Any]
 """One rank and step of an analysis: ``span_ns``, ``budget_ns``, ``label_ns``, ``overlap``, ``bubble``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """One run: its samples by metric name, its facts, and the tables that explain a change.
 
     >>> Run("mine", {"step_ms": (10.0, 10.2)}).steps
@@ -34,8 +33,8 @@ class Run:
 
     name: str
     samples: Mapping[str, tuple[float, ...]]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    tables: Mapping[str, Any] = field(default_factory=dict)  # kernels, modules, cells, timeline: what the input held
+    facts: Mapping[str, Any] = {}
+    tables: Mapping[str, Any] = {}  # kernels, modules, cells, timeline: what the input held
     document: Mapping[str, Any] | None = None
 
     @property

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.analysis import Analysis
 from tracekit.analysis.figures import Figures
 from tracekit.analysis.saved import read_document
@@ -26,8 +27,7 @@ _FORMAT = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
 _HEAD = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(msgspec.Struct, frozen=True):
     """One side of a comparison: its runs, and the noise that a baseline file brought along.
 
     >>> Side((Run("mine", {"step_ms": (10.0, 10.2)}),), {}).runs[0].name

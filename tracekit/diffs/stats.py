@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
-
-from dataclasses import dataclass
 
 Floats = NDArray[np.float64]
 _NORMAL = NormalDist()
@@ -132,8 +131,7 @@ def weaken(p: float, rho: float) -> float:
     return _NORMAL.cdf(_NORMAL.inv_cdf(p) * math.sqrt((1 - rho) / (1 + rho)))
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True):
     """A change (or a level), its standard error, and how many values stand behind the error.
 
     >>> e = Estimate(3.0, 1.0, 4)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tracekit._util.text import join_with_and, signed
 from tracekit.diffs.samples import Run
@@ -24,8 +25,7 @@ Parts = Mapping[str, float]
 """Milliseconds per step by part: compute, ``exposed pp_comm``, idle, …; and ``label forward`` for labels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waterfall:
+class Waterfall(msgspec.Struct, frozen=True):
     """The step of one rank (None: the mean of all), before and after, and the changes between: they sum to it."""
 
     rank: int | None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
-from dataclasses import dataclass
+import msgspec
+from msgspec.structs import replace
+
 from tracekit._util.text import counted
 from tracekit.diffs import stats
 from tracekit.diffs.floors import PRIOR_DF, Noise, doubt, floor_of, label_time, prior
@@ -27,8 +28,7 @@ STRICTER = 7.5
 """Between runs 1 % is asked where between steps 7.5 % is: a calibrated floor is no more than their noise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True):
     """How sure a verdict must be."""
 
     alpha: float = 0.075  # chance of a false alarm before the floors: of the whole step, and of all its parts
@@ -36,8 +36,7 @@ class Rules:
     floors: Mapping[str, str | float] | None = None  # by metric or pattern: "3%" or a number in its unit
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """What was asked of one metric, and the answer."""
 
     metric: Metric
@@ -83,8 +82,7 @@ class Check:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
+class _Case(msgspec.Struct, frozen=True):
     """One metric's samples on both sides, run by run, turned so that larger is worse."""
 
     check: Check
@@ -268,8 +266,7 @@ def _limit(case: _Case, asked: Requirement, rules: Rules) -> Check:
     return replace(check, verdict="inconclusive", reason="past the limit, but the limit is within its noise")
 
 
-@dataclass(frozen=True, slots=True)
-class _Agreement:
+class _Agreement(msgspec.Struct, frozen=True):
     """How the samples speak for a change, before correction: p of worse, p of better, the interval of the change."""
 
     worse: float

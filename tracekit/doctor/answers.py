@@ -9,22 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.doctor.recording import RankFacts
 
 OPTION = "--include-blobs=true"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """An answer, and when a rank's events can give it."""
 
     what: str
     holds: Callable[[RankFacts], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
+class Again(msgspec.Struct, frozen=True):
     """One option more at the export: what it would give, and the command."""
 
     option: str

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import msgspec
 import polars as pl
+from msgspec.structs import asdict
 
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit._util.text import json_text
 from tracekit.doctor.answers import again, answers
 from tracekit.doctor.extras import extras
@@ -35,8 +35,7 @@ _COLLECTIVE = r"(?i)nccl|rccl"
 _GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(msgspec.Struct, frozen=True):
     """Findings over all ranks, and what to do about them.
 
     >>> found = diagnose("sample_traces/1f1b-noshapes")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.doctor.recording import RankFacts
 from tracekit.metrics.peaks import VARIABLE, find_gpu
 
 
-@dataclass(frozen=True, slots=True)
-class Extra:
+class Extra(msgspec.Struct, frozen=True):
     """Something more: when a rank lacks it, what it would add, and how to get it."""
 
     code: str

@@ -6,7 +6,8 @@ Lacks are data. A new one is a new entry in ``LACKS`` and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tracekit._util.notices import strip_rank
 from tracekit._util.text import listing
@@ -41,8 +42,7 @@ nsys export --type=sqlite --include-blobs=true rank0.nsys-rep"""
 RECIPES = {"kineto": KINETO_CALL, "nsight": NSIGHT_CALL}
 
 
-@dataclass(frozen=True, slots=True)
-class RankFacts:
+class RankFacts(msgspec.Struct, frozen=True):
     """What one rank's events say about how it was recorded."""
 
     source: Source
@@ -60,7 +60,7 @@ class RankFacts:
     with_shapes: int
     with_sequence: int
     collectives: int  # NCCL or RCCL kernels
-    groups: Mapping[str, str | None] = field(default_factory=dict)  # name → description
+    groups: Mapping[str, str | None] = {}  # name → description
     lost: tuple[Notice, ...] = ()  # launches without their GPU events
     nccl_calls: int = 0  # calls of NCCL's own that were recorded
     messages: int = 0  # sends and receives among the calls
@@ -69,8 +69,7 @@ class RankFacts:
     with_totals: int = 0  # of these, those that say what was held after them
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One thing the trace lacks: what, on which ranks, which answers that rules out, and what would record it."""
 
     code: str
@@ -81,8 +80,7 @@ class Finding:
     fix: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lack:
+class Lack(msgspec.Struct, frozen=True):
     """A kind of finding: when it holds for a rank, and what to say then, per tool."""
 
     code: str

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fnmatch
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, fields, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from dataclasses import dataclass
+import msgspec
+from msgspec.structs import replace
+
 from tracekit._util.text import did_you_mean
 from tracekit.diffs.verdict import Check, Rules
 from tracekit.errors import OptionError
@@ -18,8 +19,7 @@ from tracekit.errors import OptionError
 Policy = Literal["pass", "fail"]
 
 
-@dataclass(frozen=True, slots=True)
-class Waiver:
+class Waiver(msgspec.Struct, frozen=True):
     """A regression that someone accepted, why, and until when."""
 
     metric: str  # a name or a pattern: "exposed_ms.*"
@@ -44,8 +44,7 @@ class Waiver:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(msgspec.Struct, frozen=True):
     """The gate's settings. Every field can be written in the file under its own name.
 
     >>> Config(require=("step_ms < +3%",), inconclusive="pass").min_steps
@@ -62,7 +61,7 @@ class Config:
     """With fewer steps than this on either side nothing is decided."""
     inconclusive: Policy | None = None
     """Exit with 0 or 1 instead of 3 when nothing regressed but something could not be decided."""
-    floors: Mapping[str, str | float] = field(default_factory=dict)
+    floors: Mapping[str, str | float] = {}
     """Smallest change that counts, by metric or pattern: ``"3%"``, or a number in the metric's unit."""
     allow: tuple[str, ...] = ()
     """Differences that do not stop a comparison: world_size, schedule, shapes, gpu."""
@@ -122,7 +121,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
-    known = [f.name for f in fields(Config) if f.name != "path"]
+    known = [name for name in Config.__struct_fields__ if name != "path"]
     values: dict[str, Any] = {"path": str(file)}
     for key, value in (table or {}).items():
         if key not in known:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
 from os import PathLike
 from typing import Any, Literal
+
+import msgspec
 
 from tracekit._util.html import html_table
 from tracekit._util.text import json_text
@@ -27,8 +28,7 @@ FORMAT = "tracekit.gate/1"
 EXIT = {"pass": 0, "improved": 0, "regressed": 1, "inconclusive": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class GateResult:
+class GateResult(msgspec.Struct, frozen=True):
     """The verdict of one gate and everything it rests on.
 
     >>> from tracekit.diffs import Run

@@ -7,10 +7,10 @@ its first backward, steady until its last forward has ended, cool-down until its
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.lanes import Lanes
 from tracekit.schema import STEP_PHASES
@@ -18,8 +18,7 @@ from tracekit.schema import STEP_PHASES
 _BACKWARD = ("dgrad", "wgrad", "backward")
 
 
-@dataclass(frozen=True, slots=True)
-class Bubble:
+class Bubble(msgspec.Struct, frozen=True):
     """``wait_ns`` is null where the wait of any send or receive is unknown; the fraction is then a lower bound."""
 
     span_ns: int

@@ -6,17 +6,15 @@ Where work is missing from the file, idle time in which it may have run is a par
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 
+import msgspec
 import numpy as np
 
-from dataclasses import dataclass
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.lanes import EXPOSABLE, Lanes
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """Where a span went. ``exposed_ns`` holds only labels that occur.
 
     >>> Budget(span_ns=10, compute_ns=6, exposed_ns={"pp_comm": 1}, idle_ns=3).conserved
@@ -25,7 +23,7 @@ class Budget:
 
     span_ns: int
     compute_ns: int
-    exposed_ns: Mapping[str, int] = field(default_factory=dict)
+    exposed_ns: Mapping[str, int] = {}
     idle_ns: int = 0
     unrecorded_ns: int = 0
     """Time without an event in which lost work may have run."""

@@ -24,6 +24,7 @@ While an operation is exposed no compute runs. The question is what the next com
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -33,7 +34,6 @@ import polars as pl
 
 from tracekit._util.coded import Texts, alike
 from tracekit._util.columns import present, whole_numbers
-from dataclasses import dataclass
 from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.holds import LAUNCH, NOTHING, OTHER, Holds, in_order
 from tracekit.metrics.host import blocked

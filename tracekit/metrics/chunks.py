@@ -6,11 +6,10 @@ an operator needs only while it runs is free again there. All times are the host
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-
-from dataclasses import dataclass
 
 Ints = npt.NDArray[np.int64]
 
@@ -20,8 +19,7 @@ FEWEST = 2
 """Cells of each kind, between two others, without which nothing is said."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkMemory:
+class ChunkMemory(msgspec.Struct, frozen=True):
     """What a rank's chunks hold, in bytes."""
 
     low: int | None

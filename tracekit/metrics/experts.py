@@ -8,13 +8,13 @@ is measured: both bounds hold for it, nothing is said of more.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
+from msgspec.structs import asdict
 
-from dataclasses import dataclass
 from tracekit.intervals import union
 from tracekit.schema import conform
 
@@ -36,8 +36,7 @@ LAYERS = pl.Schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertCost:
+class ExpertCost(msgspec.Struct, frozen=True):
     """What imbalance costs in the forward, over all steps. Upper bounds."""
 
     exchanges: int

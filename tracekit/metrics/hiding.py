@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Texts, alike
-from dataclasses import dataclass
 from tracekit.metrics.lanes import COMPUTE_SET, Lanes, among_labels
 
 LEAST = 3
@@ -73,8 +73,7 @@ def hiding_costs(labelled: pl.DataFrame, lanes: Lanes, *, texts: Texts | None = 
     return table.filter(pl.col("all_ns") > 0)
 
 
-@dataclass(frozen=True, eq=False)
-class Hiding:
+class Hiding(msgspec.Struct, frozen=True, eq=False):
     """What hiding communication saved, and what it cost the compute beside it, over all ranks."""
 
     saved_ns: int

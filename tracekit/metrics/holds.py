@@ -18,13 +18,13 @@ so. Every event is held by at most one other, so that following the holders back
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import present, whole_numbers
-from dataclasses import dataclass
 from tracekit.intervals import Longs
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
@@ -43,8 +43,7 @@ EARLY_NS = 1_000
 _NEVER = np.iinfo(np.int64).min // 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Holds:
+class Holds(msgspec.Struct, frozen=True, eq=False):
     """What held back each row of a labelled table."""
 
     how: Codes

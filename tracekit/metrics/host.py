@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Text
-from dataclasses import dataclass
 from tracekit.intervals import Intervals, union
 
 LAUNCHES = "LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy"

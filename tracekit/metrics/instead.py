@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from tracekit._util.coded import Bools, Places, Text, alike, find, pick
 from tracekit._util.columns import whole_numbers
 from tracekit._util.native import whole
-from dataclasses import dataclass
 from tracekit._util.sets import NEVER, touch
 from tracekit.classify._nest import OP, Nested, nest
 from tracekit.intervals import Longs
@@ -128,8 +128,7 @@ class _Stretches:
         return np.flatnonzero(touched)
 
 
-@dataclass(frozen=True, eq=False)
-class _Ranges:
+class _Ranges(msgspec.Struct, frozen=True, eq=False):
     """Ranges of the host's threads, in order of thread and start; of two that start together the longer one first."""
 
     kind: Longs

@@ -7,6 +7,7 @@ communication = ep_dispatch … comm, broadcast; copy = offload, onload, reload,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import whole_numbers
-from dataclasses import dataclass
 from tracekit.intervals import EMPTY, Intervals, Longs, union
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELLED, LABELS
 

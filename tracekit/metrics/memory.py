@@ -9,11 +9,10 @@ is a range: what was surely held in it, and what may have been.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.metrics.chunks import ChunkMemory, chunk_memory
 
 MEMORY_PHASES = {
@@ -33,16 +32,14 @@ LINE = pl.Schema({"at_ns": pl.Int64(), "allocated": pl.Int64(), "reserved": pl.I
 HOST = 0  # device type of the host's own memory
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(msgspec.Struct, frozen=True):
     """The most that was held in a phase: surely, and possibly."""
 
     at_least: int
     at_most: int
 
 
-@dataclass(frozen=True, eq=False)
-class RankMemory:
+class RankMemory(msgspec.Struct, frozen=True, eq=False):
     """One rank's memory over the steps asked for, in bytes."""
 
     device: int
@@ -52,10 +49,10 @@ class RankMemory:
     """Most that the allocator held of the GPU's memory, used or not."""
     first_bytes: int
     """Held before the first event."""
-    by_phase: Mapping[str, Peak] = field(default_factory=dict)
+    by_phase: Mapping[str, Peak] = {}
     chunks: ChunkMemory | None = None
     """What a chunk of the pipeline holds; None without one."""
-    line: pl.DataFrame = field(default_factory=LINE.to_frame)
+    line: pl.DataFrame = msgspec.field(default_factory=LINE.to_frame)
     """Over time (``LINE``), on the host's clock; each point holds until the next."""
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.coded import Text, Texts, alike
 from tracekit._util.columns import present, whole_numbers, with_nulls
 from tracekit._util.native import whole
-from dataclasses import dataclass
 from tracekit._util.sets import NEVER, meet
 from tracekit.intervals import Longs, sums
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes
@@ -131,8 +131,7 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: Texts | No
     return pl.DataFrame({name: column[at].tolist() for name, column in found.items()}, schema=HIDDEN)
 
 
-@dataclass(frozen=True, eq=False)
-class Time:
+class Time(msgspec.Struct, frozen=True, eq=False):
     """When events ran, and in which part."""
 
     start: Longs
@@ -180,8 +179,7 @@ class Time:
         return total, both
 
 
-@dataclass(frozen=True, eq=False)
-class _Kinds:
+class _Kinds(msgspec.Struct, frozen=True, eq=False):
     """Rows told apart by some columns."""
 
     rows: Longs

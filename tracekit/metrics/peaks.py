@@ -10,18 +10,18 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tracekit.errors import InputError
 
 VARIABLE = "TRACEKIT_PEAKS"
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """One model: a pattern of its name, its multiprocessors, and TFLOP/s by type.
 
     >>> find_gpu("NVIDIA H200").multiprocessors

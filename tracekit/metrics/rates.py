@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -58,8 +58,7 @@ UNCOUNTED = 0.01
 """Share of product time without known FLOP above which utilisation is not stated: it would be too low."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(msgspec.Struct, frozen=True):
     """How fast one rank's products ran, over a window.
 
     >>> Rates(4_000_000, 4_000_000, product_ns=2_000, uncounted_ns=0, at_peak_ns=1_000.0, span_ns=4_000).tflop_s
@@ -156,8 +155,7 @@ def product_kinds(labelled: pl.DataFrame) -> pl.DataFrame:
     return kinds[place].insert_column(0, pl.Series("product", place < len(rows.at)))
 
 
-@dataclass(frozen=True, eq=False)
-class _Products:
+class _Products(msgspec.Struct, frozen=True, eq=False):
     """Kernels that multiply matrices: by their operator, or by their own name."""
 
     at: Longs

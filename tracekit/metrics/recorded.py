@@ -8,14 +8,12 @@ idle time lies between the budget's idle, and idle and unrecorded together.
 
 from __future__ import annotations
 
-from dataclasses import field
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import present
-from dataclasses import dataclass
 from tracekit._util.text import percent
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union
@@ -41,12 +39,11 @@ CAPTURES = "StreamBeginCapture|StreamEndCapture"
 """Names of the calls around a graph's capture."""
 
 
-@dataclass(frozen=True, eq=False)
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True, eq=False):
     """What is missing in a rank's file of the work that was launched."""
 
     idle_known: bool = True
-    unrecorded: Intervals = field(default_factory=lambda: EMPTY)
+    unrecorded: Intervals = msgspec.field(default_factory=lambda: EMPTY)
     """When lost work may have run; only where nothing else did does it count."""
     cut_steps: tuple[int | None, ...] = ()
     """Steps recorded only in part, at the recording's beginning or end; None where there are no step marks."""

@@ -8,11 +8,11 @@ total is R(h + N·b) + l where l ≤ b, and R(h + b + (N−1)·l) + l where b < 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.intervals import Intervals, union_of
 from tracekit.metrics.overlap import ratio
 from tracekit.schema import conform

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-
-from dataclasses import dataclass
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -23,8 +22,7 @@ SIGNS = 16
 """Random signs by which kinds of kernels are told apart when periods are looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
+class Layers(msgspec.Struct, frozen=True):
     """Equal layers in a sequence: *count* of *period* kernels each, the first at *first*."""
 
     first: int

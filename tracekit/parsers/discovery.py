@@ -12,10 +12,11 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from pathlib import Path
 
-from dataclasses import dataclass
+import msgspec
+from msgspec.structs import replace
+
 from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
@@ -27,8 +28,7 @@ STORE_MANIFEST = "tracekit-store.json"
 _MAYBE_TRACE = re.compile(r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir)$", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """What discovery found: the sources, by rank, and how many files beside them are not traces."""
 
     refs: tuple[SourceRef, ...]

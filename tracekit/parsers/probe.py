@@ -7,7 +7,8 @@ import re
 import zlib
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.parsers.ranks import rank_number
 
 HEAD_BYTES = 1 << 18
@@ -32,8 +33,7 @@ _OURS = re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:')
 """What tracekit draws for ui.perfetto.dev: its tracks repeat the trace's events, so that reading them counts twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """What the first bytes said. ``reader`` is None where no reader claims the file; ``why`` then says why not."""
 
     reader: str | None

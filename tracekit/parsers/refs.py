@@ -8,7 +8,8 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import listing
 from tracekit.errors import InputError
 
@@ -21,8 +22,7 @@ _RANK_NAME = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRef:
+class SourceRef(msgspec.Struct, frozen=True):
     """One file (or exported folder, or store) to read, and the rank it seems to hold."""
 
     path: str

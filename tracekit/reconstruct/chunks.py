@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataclasses import dataclass
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, Bools, Ints
 from tracekit.reconstruct.walks import split_at
 
@@ -15,8 +15,7 @@ SURE, PAIRED, COUNTED, POSITION = 1.0, 0.95, 0.7, 0.5
 """Confidence: an annotation said so; autograd tied it; counted first in, first out; only its position says so."""
 
 
-@dataclass(frozen=True, eq=False)
-class Segments:
+class Segments(msgspec.Struct, frozen=True, eq=False):
     """Chunks of one rank and step, in launch order, and the rows each is made of."""
 
     op: list[str]  # F, I, W or B

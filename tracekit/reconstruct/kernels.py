@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Text
 from tracekit._util.columns import present, whole_numbers, with_nulls
-from dataclasses import dataclass
 from tracekit.classify.pipeline_ranges import parse_path
 from tracekit.metrics.lanes import label_codes
 from tracekit.schema import LABELS
@@ -98,8 +98,7 @@ def _name(path: str, *, backward: bool) -> tuple[str | None, int | None, int | N
     return (place.op, place.stage, place.microbatch, ranges.block) if place else (None, None, None, ranges.block)
 
 
-@dataclass(frozen=True, eq=False)
-class Kernels:
+class Kernels(msgspec.Struct, frozen=True, eq=False):
     """Columns of ``prepare`` as arrays, so that a step's share of them costs nothing to cut out."""
 
     side: npt.NDArray[np.int8]

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
 import numpy as np
 import polars as pl
-
-from dataclasses import dataclass
 
 Place = tuple[int, int]
 """Stage and micro-batch."""
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """``places[position][pair]``: stage and micro-batch; empty, with a reason, where they are not known."""
 
     shape: str  # "line", "loop", "V", "two-way" or "unknown"

@@ -6,15 +6,15 @@ those come when the ranks of a pipeline meet in ``assemble``.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import present, whole_numbers
-from dataclasses import dataclass
 from tracekit._util.sets import NEVER
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union
@@ -186,8 +186,7 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MOST_STEPS) -> tuple[pl.
     return kept, (Notice("steps-sampled", text),)
 
 
-@dataclass(frozen=True, eq=False)
-class _Cut:
+class _Cut(msgspec.Struct, frozen=True, eq=False):
     """Chunks of all steps, the rows they are made of, and which chunk each of these rows is in."""
 
     chunks: pl.DataFrame

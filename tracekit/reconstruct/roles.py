@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
-from dataclasses import dataclass
+import msgspec
+from msgspec.structs import replace
+
 from tracekit._util.text import ranks_named
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import MOST_RANKS
@@ -22,8 +23,7 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Roles:
+class Roles(msgspec.Struct, frozen=True):
     """The pipelines of a run, ranks in stage order, and positions: ``positions[rank]["ep"]``.
 
     ``unsized`` are ranks whose pipeline is not among these: others of it have no trace, and nothing says how many.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import present, whole_numbers
-from dataclasses import dataclass
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.lanes import among_labels, label_codes
 from tracekit.schema import COMPUTE_LABELS
@@ -30,8 +30,7 @@ _LABELS = {
 """Labels of each cause; of two at once the first pays."""
 
 
-@dataclass(frozen=True, eq=False)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True, eq=False):
     """A rank's GPU events as arrays, from which the time of any labels can be read."""
 
     code: Ints

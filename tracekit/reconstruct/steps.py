@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec.structs import replace
 
-from dataclasses import dataclass
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import COUNTED, POSITION
@@ -65,8 +65,7 @@ def assemble_steps(
     return [[next(made) for _ in steps] for _, steps in lines]
 
 
-@dataclass(frozen=True, eq=False)
-class _Placed:
+class _Placed(msgspec.Struct, frozen=True, eq=False):
     """One step: each position's chunks, and what was found about their stages and messages."""
 
     step: int
@@ -125,8 +124,7 @@ def _traffic(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
     return {at: dict(peers) for at, peers in sent.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class _Found:
+class _Found(msgspec.Struct, frozen=True, eq=False):
     """What was found about one step, and the stage and micro-batch of each of its chunks (-1: none)."""
 
     named: bool
@@ -227,8 +225,7 @@ def _unplaced_confidence(unplaced: pl.Series) -> pl.Expr:
     return pl.when(unplaced).then(pl.min_horizontal("confidence", pl.lit(POSITION))).otherwise("confidence")
 
 
-@dataclass(frozen=True, eq=False)
-class _Piece:
+class _Piece(msgspec.Struct, frozen=True, eq=False):
     """One rank's cells in one step, and their names."""
 
     at: int

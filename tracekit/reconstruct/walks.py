@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.coded import Text
 from tracekit._util.native import native, whole
-from dataclasses import dataclass
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, MESSAGE, Bools, Ints, Kernels
 
 
-@dataclass(frozen=True, eq=False)
-class View:
+class View(msgspec.Struct, frozen=True, eq=False):
     """The columns the cuts look at; ``forward`` lists the forward rows by sequence number."""
 
     number: Ints

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import whole_numbers
-from dataclasses import dataclass
 from tracekit.reconstruct.chunks import COUNTED, POSITION
 from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.rank import CHUNKS, RankPipeline
@@ -26,8 +26,7 @@ _WEIGHTS = 2
 _NOWHERE = np.iinfo(np.int64).min
 
 
-@dataclass(frozen=True, eq=False)
-class Work:
+class Work(msgspec.Struct, frozen=True, eq=False):
     """Chunks and messages, step by step of each pipeline (a *turn*), position by position."""
 
     lines: Sequence[Line]

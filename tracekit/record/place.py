@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.errors import OptionError
 
 SUFFIX = ".pt.trace.json.gz"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """One rank of a run, and the folder its ranks write to."""
 
     folder: Path

@@ -6,8 +6,9 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from tracekit._util.files import atomic_write
-from dataclasses import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.parsers.discovery import discover
@@ -18,8 +19,7 @@ from tracekit.redaction.text import Scrubber, host_in_name
 SQLITE_SUFFIX = ".sqlite"
 
 
-@dataclass(frozen=True, slots=True)
-class Redacted:
+class Redacted(msgspec.Struct, frozen=True):
     """One file that was written, and what was removed from it."""
 
     path: Path

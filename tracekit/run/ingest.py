@@ -11,11 +11,12 @@ import hashlib
 import os
 from collections.abc import Collection
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from tracekit._util.machine import give_back_memory
-from dataclasses import dataclass
 from tracekit.analysis.persist import write_tables
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify, load_rules

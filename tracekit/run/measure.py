@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import TracekitError
 from tracekit.parsers.refs import SourceRef
@@ -52,14 +52,14 @@ class Options:
         """
         if self.base is None or "://" in ref.path:
             return self._source_tables(ref)
-        there = replace(ref, path=str(Path(self.base) / ref.path))
+        there = msgspec.structs.replace(ref, path=str(Path(self.base) / ref.path))
         try:
             tables = self._source_tables(there)
         except TracekitError as error:
             raise type(error)(error.message.replace(there.path, ref.path), hint=error.hint) from error
         if ref.reader == "store":
             return tables
-        return [replace(one, source=replace(one.source, path=ref.path)) for one in tables]
+        return [replace(one, source=msgspec.structs.replace(one.source, path=ref.path)) for one in tables]
 
     def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:

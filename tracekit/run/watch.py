@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from dataclasses import dataclass
 from tracekit.analysis import Analysis
 from tracekit.errors import InputError, TracekitError
 from tracekit.parsers.refs import rank_in_name

@@ -12,13 +12,13 @@ other's backward and the other way round:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.errors import DeadlockError, OptionError, ScheduleError
 from tracekit.schedules.times import Times
 
@@ -50,8 +50,7 @@ class BlockTimes:
                 raise OptionError(f"time {field.name} must be more than 0", hint=f"got {value!r}")
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """One piece of work: its lane, its label, how long it takes and which tasks it waits for."""
 
     name: str

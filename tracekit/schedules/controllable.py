@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tracekit._util.native import Native
-from dataclasses import dataclass
 from tracekit.schedules.ops import Kind, Op, from_columns
 
 PERIOD = 6
@@ -46,8 +46,7 @@ def v_min(pp: int, microbatches: int) -> list[list[Op]]:
     return _best_squeeze(_repeat(blocks, microbatches), limit=2 * ((pp + 4) // 3))
 
 
-@dataclass(frozen=True, eq=False)
-class _Ops:
+class _Ops(msgspec.Struct, frozen=True, eq=False):
     """Ops of all ranks as columns, rank after rank: kinds are numbers, ``first[r]`` is where rank r begins."""
 
     first: list[int]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import did_you_mean
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import Op, parse_orders
@@ -31,9 +32,12 @@ Orders = Iterable[Sequence[Op] | str]
 """One order a rank: ops, or a line in the notation."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A schedule the registry knows."""
+class Entry(msgspec.Struct, frozen=True):
+    """A schedule the registry knows.
+
+    >>> describe("1f1b").virtual
+    1
+    """
 
     name: str
     build: Callable[[Sizes], Orders]

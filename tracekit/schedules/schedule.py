@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracekit._util.html import html_table
-from dataclasses import dataclass
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import KINDS, Op
 
@@ -19,8 +20,7 @@ F, I, W, B, FB = range(len(KINDS))  # codes of the kinds in OpTable  # noqa: E74
 SHOWN_OPS = 24
 
 
-@dataclass(frozen=True, eq=False)
-class OpTable:
+class OpTable(msgspec.Struct, frozen=True, eq=False):
     """The ops of all ranks as columns, rank after rank; ``offsets[r]`` is where rank r begins."""
 
     rank: Ints
@@ -32,8 +32,7 @@ class OpTable:
     offsets: Ints
 
 
-@dataclass(frozen=True, eq=False)
-class Edges:
+class Edges(msgspec.Struct, frozen=True, eq=False):
     """Per op, the index of the op it waits for, -1 for none."""
 
     previous: Ints  # the op before it on its rank

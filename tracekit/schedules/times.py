@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dataclasses import dataclass
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules import schedule as s
 

@@ -20,12 +20,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.files import atomic_write
 from tracekit._util.os_errors import read_error, write_error
@@ -45,8 +47,7 @@ ZSTD_LEVEL = 1
 _AGAIN = "ingest the traces again"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One rank of a store."""
 
     rank: int
@@ -59,12 +60,12 @@ class Entry:
     """What it was made from: the trace's path, size and time, and how it was read. The same key, the same content."""
     together: tuple[int, ...] = ()
     """All ranks that the same trace gave."""
-    digests: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = {}
     """What the bytes of each of its files hash to: a bit that has flipped since is found before it is read."""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Entry:
-        """Read back what ``asdict`` and JSON made of an entry."""
+        """Read back what ``msgspec.to_builtins`` and JSON made of an entry."""
         source, together = Source.from_dict(data["source"]), tuple(data.get("together", ()))
         return cls(**{**data, "source": source, "together": together})
 
@@ -254,7 +255,7 @@ def write_rank(
         if beside is not None:
             beside(part)
         entry = replace(entry, digests={file.name: digest(file) for file in sorted(part.iterdir())})
-        (part / ENTRY).write_text(json.dumps(sealed(asdict(entry)), indent=1), encoding="utf-8")
+        (part / ENTRY).write_text(json.dumps(sealed(msgspec.to_builtins(entry)), indent=1), encoding="utf-8")
         part.chmod(0o755)
         if not _move_in(part, target, key):
             raise InputError(f"rank {number} was found twice", hint="name one trace per rank")
@@ -316,13 +317,13 @@ def write_manifest(
     notices: Sequence[Notice] = (),
 ) -> None:
     """Write the manifest that makes *folder* a store: what it does not list does not exist."""
-    ranks = [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.rank)]
+    ranks = [msgspec.to_builtins(entry) for entry in sorted(entries, key=lambda entry: entry.rank)]
     document: dict[str, Any] = {
         "format": FORMAT,
         "tracekit": __version__,
         "labelled_by": labelled_by,
         "complete": complete,
-        "notices": [asdict(notice) for notice in notices],
+        "notices": [msgspec.to_builtins(notice) for notice in notices],
         "ranks": ranks,
     }
     with atomic_write(folder / MANIFEST) as part:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from tracekit._util import native as _native
@@ -60,13 +61,13 @@ READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
 
 def _settled(part: RankEvents, ref: SourceRef, *, alone: bool) -> RankEvents:
     """Give a rank its place: the path as it was asked for, and the rank as discovery settled it."""
-    source = replace(part.source, path=ref.path)
+    source = msgspec.structs.replace(part.source, path=ref.path)
     if not alone or source.rank_from == "content" or ref.rank is None or ref.rank_from == "content":
         return replace(part, source=source)
     events, memory = part.events, part.memory
     if source.rank != ref.rank:
         events, memory = (table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory))
-    return RankEvents(events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
+    return RankEvents(events, msgspec.structs.replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
 
 
 def prepare(refs: Sequence[SourceRef]) -> None:

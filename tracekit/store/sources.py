@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.schedules import Op
 from tracekit.schema import EVENTS, conform
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe

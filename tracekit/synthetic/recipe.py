@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from dataclasses import dataclass
 from tracekit.errors import OptionError
 from tracekit.schedules import Schedule, Simulation, Times, simulate
 

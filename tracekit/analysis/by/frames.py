@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Places
-from dataclasses import dataclass
 from tracekit.classify._nest import ANNOTATION, Nested, nest
 from tracekit.schema import PATH_SEPARATOR
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.classify.autograd import read_autograd
 from tracekit.classify.ranges import Ranges, read_ranges
 
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class Makers:
+class Makers(msgspec.Struct, frozen=True, eq=False):
     """Operators that made a node of autograd's graph: the node's number, on which thread and when."""
 
     sequence: Ints
@@ -26,8 +25,7 @@ _NONE = np.zeros(0, np.int64)
 NO_MAKERS = Makers(_NONE, _NONE, _NONE)
 
 
-@dataclass(frozen=True, eq=False)
-class Host:
+class Host(msgspec.Struct, frozen=True, eq=False):
     """One rank's operators."""
 
     ranges: Ranges

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.coded import Places
-from dataclasses import dataclass
 from tracekit.analysis.by.frames import Frames
 from tracekit.classify._nest import inherit
 
@@ -20,8 +20,7 @@ COVERED = 0.8
 experts in a layer are not."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(msgspec.Struct, frozen=True):
     """A class of modules."""
 
     name: str

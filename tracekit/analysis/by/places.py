@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.analysis.by.frames import Frames, layer_number, layer_ranges
 from tracekit.analysis.by.host import NO_MAKERS, Host, Makers
 from tracekit.analysis.by.modules import module_layers
@@ -23,8 +23,7 @@ ALIKE = 0.99
 """Share of the other's time that module calls must place to be preferred to named ranges: they know more."""
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
+class Places(msgspec.Struct, frozen=True, eq=False):
     """Of every GPU event its frame (-1: in none, ``NOWHERE``: not known), of every frame its layer and path."""
 
     row: Ints

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.analysis.by.host import Host
 from tracekit.classify.matmul import KERNELS
 from tracekit.metrics.repetition import Layers, find_layers
@@ -28,8 +28,7 @@ FEW = 4
 _NORM = r"(?i)norm"
 
 
-@dataclass(frozen=True, eq=False)
-class Repeated:
+class Repeated(msgspec.Struct, frozen=True, eq=False):
     """Where layers were launched: ``tid, start_ns, end_ns, layer, stage``, forwards and backwards apart."""
 
     forward: pl.DataFrame

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.analysis.by.rows import NO_PRODUCT, NO_SHAPE, NOT_PLACED, OUTSIDE, RankRows
 from tracekit.metrics.lanes import COMPUTE_SET
 from tracekit.metrics.rates import UNCOUNTED
@@ -17,8 +17,7 @@ LAST = (OUTSIDE, NO_SHAPE, NO_PRODUCT, NOT_PLACED)
 """Rows that are no place, in the order they come, after all others."""
 
 
-@dataclass(frozen=True, eq=False)
-class By:
+class By(msgspec.Struct, frozen=True, eq=False):
     """The step in rows that add up to the time in which any GPU was busy. Sums over ranks and steps."""
 
     kind: str

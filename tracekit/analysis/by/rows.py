@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import did_you_mean
 from tracekit.analysis.by.frames import module_frames
 from tracekit.analysis.by.places import NOWHERE, REPETITION, Places, module_places, places
@@ -52,8 +52,7 @@ RATES = pl.Schema(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class RankRows:
+class RankRows(msgspec.Struct, frozen=True, eq=False):
     """What leaves a rank: time by row and label, products by row."""
 
     kind: str

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataclasses import dataclass
 from tracekit.compare.predict.machine import Machine
 from tracekit.compare.predict.programs import POST, RUN, WAIT, Program
 
@@ -24,8 +24,7 @@ Floats = npt.NDArray[np.float64]
 _PIECE, _KERNEL, _WAKE = range(3)
 
 
-@dataclass(frozen=True, eq=False)
-class Launches:
+class Launches(msgspec.Struct, frozen=True, eq=False):
     """When the host has launched the first and the last of each piece, and each kernel; none can be ahead of that."""
 
     first: Floats
@@ -37,8 +36,7 @@ class Launches:
         return self.first.tolist(), self.last.tolist(), self.posts.tolist()
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, eq=False):
     """When every piece ran. ``stuck``: pieces that never did, since something waits for itself."""
 
     start: Floats

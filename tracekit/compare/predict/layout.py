@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.compare.predict.predictor import Prediction, Predictor
 
 Floats = npt.NDArray[np.float64]
@@ -18,8 +18,7 @@ WORTH = 0.01
 """Share of the makespan that another split must save to be proposed."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """Layers of every stage, and what the run would take with them."""
 
     layers: tuple[int, ...]

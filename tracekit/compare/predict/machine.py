@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 
+import msgspec
 import polars as pl
+from msgspec.structs import replace
 
-from dataclasses import dataclass
 from tracekit.reconstruct.contention import lost
 
 FEWEST = 30
@@ -23,8 +23,7 @@ OPS = ("F", "I", "W", "B", "FB")
 LOW, MIDDLE, HIGH = range(3)
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True):
     """Costs in nanoseconds of a message of this run's size, and how kernels behave beside each other."""
 
     send_ns: float  # a send that nobody waits for
@@ -34,15 +33,14 @@ class Machine:
     duplex: float = 1.0  # how much longer a message takes beside one the other way
     queues: str = "one"  # message kernels of a rank: "one" after another, one per "peer", or one per peer and "way";
     # "compute": among the ops; "free": receives are open from the start
-    slowdown: Mapping[str, float] = field(default_factory=dict)  # by kind: time beside communication / time alone
+    slowdown: Mapping[str, float] = {}  # by kind: time beside communication / time alone
 
     def free(self) -> Machine:
         """Return the machine on which messages cost nothing."""
         return replace(self, send_ns=0.0, receive_ns=0.0, latency_ns=0.0, slowdown={}, queues="way")
 
 
-@dataclass(frozen=True, eq=False)
-class Fitted:
+class Fitted(msgspec.Struct, frozen=True, eq=False):
     """Three machines: the cheapest the run allows, as measured, the costliest it allows; and what is not known."""
 
     machines: tuple[Machine, Machine, Machine]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import percent
 from tracekit.compare.predict.engine import Outcome, run
 from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, Fitted, Machine, fit, match_messages

@@ -13,10 +13,11 @@ every send behind it. Three ways are known:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit.schedules import Op, Schedule
 
 RUN, POST, WAIT = range(3)
@@ -50,8 +51,7 @@ class Kernel(NamedTuple):
     receives: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Program:
+class Program(msgspec.Struct, frozen=True, eq=False):
     """Steps of every rank, and the pieces, kernels and messages they name by number."""
 
     steps: tuple[tuple[tuple[int, int], ...], ...]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.compare.predict.engine import Launches
 from tracekit.compare.predict.machine import MIDDLE, Machine
 from tracekit.compare.predict.programs import POST, RUN, Program
@@ -33,8 +33,7 @@ QUANTILES = (0.25, 0.5, 0.75)
 MOST_WEIGHT = 0.9
 
 
-@dataclass(frozen=True, eq=False)
-class Ran:
+class Ran(msgspec.Struct, frozen=True, eq=False):
     """Times in nanoseconds, one per stage of this run."""
 
     work: Mapping[str, Floats]  # F, I, W and B with nothing beside them and the host in time

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.compare.predict.programs import WAYS, Program
 from tracekit.schedules import Schedule
 
@@ -32,8 +32,7 @@ AGREE = 0.9
 """Share of a rank's kernels that a way must issue at the same place for the run to have gone that way."""
 
 
-@dataclass(frozen=True)
-class Runtime:
+class Runtime(msgspec.Struct, frozen=True):
     """The way the run ordered its messages, and how they queue."""
 
     way: str | None  # None: no known way issues what the run did

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import numpy as np
 
 from tracekit._util.machine import cores
-from dataclasses import dataclass
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.header import TAIL_LIMIT
 from tracekit.parsers.kineto.stream import Stream
@@ -23,8 +23,7 @@ class OtherLayoutError(Exception):
     """The events are not laid out so that they can be cut without reading them."""
 
 
-@dataclass(slots=True)
-class Scanned:
+class Scanned(msgspec.Struct):
     """All parts in the file's order, the workers that hold their text, and how the list of events ended."""
 
     parts: list[Part]
@@ -50,8 +49,7 @@ def separator(head: bytes, at: int) -> bytes | None:
     return b"\n" + indent + b"},\n" + indent + b"{"
 
 
-@dataclass(slots=True)
-class _Block:
+class _Block(msgspec.Struct):
     index: int
     buffer: bytearray
     start: int

@@ -6,10 +6,10 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream
@@ -34,8 +34,7 @@ _VERSION = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """What a PyTorch profiler file says about itself."""
 
     rank: int | None = None
@@ -44,7 +43,7 @@ class Header:
     devices: tuple[str, ...] = ()
     multiprocessors: int | None = None
     memory_bytes: int | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = {}
     groups: tuple[ProcessGroup, ...] = ()
     record_shapes: bool | None = None
     notices: tuple[Notice, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.columns import sparse, with_nulls
-from dataclasses import dataclass
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.blocks import Scanned
 from tracekit.parsers.kineto.names import CATEGORIES, ITEM_BYTES

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataclasses import dataclass
 from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.scanner import state as at
 from tracekit.parsers.kineto.scanner.columns import (
@@ -70,8 +70,7 @@ class Piece(NamedTuple):
         return self.room[start : start + self.size * np.dtype(dtype).itemsize].view(dtype)
 
 
-@dataclass(slots=True)
-class Chunk:
+class Chunk(msgspec.Struct):
     """Rows of one scan, by column; None where no row has a value."""
 
     worker: int

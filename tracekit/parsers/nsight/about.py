@@ -6,9 +6,10 @@ diagnostics only the severity and known phrases are used.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.errors import Notice
 from tracekit.parsers.nsight.tables import Export, read_table
 from tracekit.parsers.nsight.timed import LATEST_NS

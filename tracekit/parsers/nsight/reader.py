@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.nsight import about, emit, nccl
 from tracekit.parsers.nsight.api import api_events

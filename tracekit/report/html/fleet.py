@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import ms, percent
 from tracekit.analysis.spread import FIGURES, Figure, Spread, by_rank
 
@@ -13,8 +14,7 @@ BAND = 64
 MOST_DIFFERENT = 20
 
 
-@dataclass(frozen=True, slots=True)
-class FigureRow:
+class FigureRow(msgspec.Struct, frozen=True):
     """One figure over the ranks, as it is shown."""
 
     title: str
@@ -31,8 +31,7 @@ class FigureRow:
         return tuple(count / max(self.counts) for count in self.counts)
 
 
-@dataclass(frozen=True, slots=True)
-class DifferentRow:
+class DifferentRow(msgspec.Struct, frozen=True):
     """A rank that differs, as it is shown."""
 
     rank: int
@@ -42,8 +41,7 @@ class DifferentRow:
     like: str
 
 
-@dataclass(frozen=True, slots=True)
-class HeatCell:
+class HeatCell(msgspec.Struct, frozen=True):
     """One rank in the heat map; *heat* from 0 to 1, None where nothing is known."""
 
     rank: int | None
@@ -52,16 +50,14 @@ class HeatCell:
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class HeatBand:
+class HeatBand(msgspec.Struct, frozen=True):
     """Some columns of the heat map."""
 
     columns: range
     rows: tuple[tuple[str, tuple[HeatCell, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HeatMap:
+class HeatMap(msgspec.Struct, frozen=True):
     """Where bubbles, or idle times, lie in the mesh."""
 
     bands: tuple[HeatBand, ...]
@@ -72,8 +68,7 @@ class HeatMap:
     column: str
 
 
-@dataclass(frozen=True, slots=True)
-class FleetPage:
+class FleetPage(msgspec.Struct, frozen=True):
     """What the section shows."""
 
     figures: tuple[FigureRow, ...]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import counted, markdown, markdown_code
 
 MOST_ROWS = 16
 """Rows of a table that stay in sight; the rest is folded away."""
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(msgspec.Struct, frozen=True):
     """A cell to be shown as code."""
 
     text: str

@@ -6,9 +6,10 @@ import os
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tracekit.errors import Notice
 from tracekit.report.perfetto.write import Exported, check_output, write_perfetto

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.native import native, whole
-from dataclasses import dataclass
 from tracekit.schema import GPU_KINDS
 
 Ints = npt.NDArray[np.int64]
@@ -87,8 +87,7 @@ def side_columns() -> list[pl.Expr]:
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class Tracks:
+class Tracks(msgspec.Struct, frozen=True, eq=False):
     """The threads of one rank: one a track, and those that take what does not nest."""
 
     table: pl.DataFrame  # side, owner, line, pid, tid

@@ -11,10 +11,10 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 from zlib_ng import gzip_ng
@@ -40,8 +40,7 @@ LINES = 20_000
 LABELLING = ("label", "pass", "module", "microbatch", "stage", "rule", "confidence")
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(msgspec.Struct, frozen=True):
     """What was written."""
 
     path: Path

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import percent
 from tracekit.report.legend import rows_of
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR

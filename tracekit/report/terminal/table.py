@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
@@ -114,8 +114,7 @@ def _breadth(columns: Sequence[str], broad: Mapping[str, int]) -> int:
     return sum(broad[name] + 2 for name in columns) - 2
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """A remark under a table: indented where it wraps too, numbers on one line with their units."""
 
     text: str

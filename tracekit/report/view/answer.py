@@ -6,7 +6,8 @@ A line that would say nothing is left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tracekit._util.text import at_least, counted, join_with_and, ms, percent
 from tracekit.analysis import Analysis
@@ -30,8 +31,7 @@ _NO_SCHEDULE = ("order-unknown", "schedule-other", "step-cut", "ranks-unknown", 
 """Notices that say why a pipeline has no schedule."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """One line of the answer: what it is about, what it says, and the section that says more."""
 
     topic: str
@@ -39,8 +39,7 @@ class Line:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """One thing to do next, and the whole command to copy where there is one."""
 
     text: str

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit.analysis import Analysis, Measured, RankResult
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
@@ -26,8 +25,7 @@ MOST_BESIDE = 6
 """Compute labels named beside one label."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One part of a budget."""
 
     name: str
@@ -39,8 +37,7 @@ class Part:
     colour: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(msgspec.Struct, frozen=True):
     """One rank's span in parts that sum to it, or the mean of all ranks."""
 
     name: str
@@ -57,8 +54,7 @@ class Bar:
         return sum(part.share for part in self.parts if part.kind == kind)
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetView:
+class BudgetView(msgspec.Struct, frozen=True):
     """Where the step went on every rank shown, and on average."""
 
     bars: tuple[Bar, ...]
@@ -69,8 +65,7 @@ class BudgetView:
     """Names and colours of the parts."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRow:
+class LabelRow(msgspec.Struct, frozen=True):
     """One label over all ranks; times per rank."""
 
     label: str
@@ -90,7 +85,7 @@ class LabelRow:
     wait_ns: float | None
     loud: bool = False
     """Work of no known label that is more than a hundredth of the span."""
-    because_ns: Mapping[str, float] = field(default_factory=dict)
+    because_ns: Mapping[str, float] = {}
     """Exposed time by cause (``schema.EXPOSURE_CAUSES``), where causes are known."""
     blocking_ns: float | None = None
     """Exposed time whose removal shortens the step, where it is known."""
@@ -102,8 +97,7 @@ class LabelRow:
         return [(cause, ns / whole) for cause, ns in largest if ns >= least * whole]
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixRow:
+class MatrixRow(msgspec.Struct, frozen=True):
     """What hides one label: shares of the label's own time, in the order of the matrix's columns."""
 
     label: str
@@ -112,16 +106,14 @@ class MatrixRow:
     exposed: float
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(msgspec.Struct, frozen=True):
     """What hides what."""
 
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(msgspec.Struct, frozen=True):
     """What ran beside one label in one pass: compute label and module, and their share of the label's time."""
 
     label: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import counted, listing, terminal
 from tracekit.analysis import Analysis
 from tracekit.report.view.rates import shape_words
@@ -23,8 +24,7 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ByRow:
+class ByRow(msgspec.Struct, frozen=True):
     """One row: a place in the model, or what has none."""
 
     name: str
@@ -50,8 +50,7 @@ class ByRow:
         return dict(self.labels).get(name, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class ByView:
+class ByView(msgspec.Struct, frozen=True):
     """The step in rows."""
 
     kind: str

@@ -7,10 +7,11 @@ the cells. What a table holds is decided here alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import UNKNOWN, bare_ms, ms, percent
 
 Value = str | int | float | None
@@ -74,8 +75,7 @@ _BARE: dict[str, Callable[[Any], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(msgspec.Struct, frozen=True):
     """A table: columns, rows of plain values, what to know about them, and how many rows are left out."""
 
     columns: tuple[Column, ...]

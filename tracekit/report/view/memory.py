@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import listing
 from tracekit.analysis import Analysis
 from tracekit.analysis.memory import HeldMemory
@@ -14,8 +15,7 @@ SHOWN_PHASES = tuple(dict.fromkeys(MEMORY_PHASES.values()))
 HOST_TIME = "memory is taken when the host launches, so phases are the host's; a range where the moment tells no phase"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRow:
+class MemoryRow(msgspec.Struct, frozen=True):
     """One rank, in GB, as text."""
 
     rank: int
@@ -28,8 +28,7 @@ class MemoryRow:
     """Most chunks held at once, and in brackets what the schedule has it hold where that differs."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryView:
+class MemoryView(msgspec.Struct, frozen=True):
     """The ranks that held most, and what to know about the figures."""
 
     phases: tuple[str, ...]

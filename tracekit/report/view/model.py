@@ -6,9 +6,9 @@ means over ranks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
-from dataclasses import dataclass
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import Spread
 from tracekit.errors import Notice

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 
@@ -12,8 +13,7 @@ ALIKE = 0.01
 """Share by which times of ranks or pipelines may differ and still be called alike: less than this is noise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(msgspec.Struct, frozen=True):
     """A step's time on whichever rank took longest, the mean over steps, and how the ranks compare."""
 
     ns: float

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.names import short_kernel
@@ -15,8 +15,7 @@ LONGEST = 10
 """Segments that are listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathRow:
+class PathRow(msgspec.Struct, frozen=True):
     """One segment of the critical path."""
 
     from_ns: int
@@ -41,8 +40,7 @@ class PathRow:
         return f"{until}{short_kernel(self.what)}"
 
 
-@dataclass(frozen=True, slots=True)
-class PathView:
+class PathView(msgspec.Struct, frozen=True):
     """The critical path of the slowest step."""
 
     step: int | None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.compare import Held, ScheduleComparison, WhatIf
@@ -20,8 +20,7 @@ WORTH_A_ROW = 0.001
 _HIDDEN_LABELS = ("ep_dispatch", "ep_combine", "offload", "onload")
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
+class Rung(msgspec.Struct, frozen=True):
     """One bar of the waterfall from the ideal to the run."""
 
     name: str
@@ -34,8 +33,7 @@ class Rung:
     """Of the gap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(msgspec.Struct, frozen=True):
     """The pipeline as it ran, or its ideal."""
 
     name: str
@@ -46,8 +44,7 @@ class Side:
     """Time in no cell per rank, by phase."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankSide:
+class RankSide(msgspec.Struct, frozen=True):
     """One rank of the pipeline as it ran."""
 
     rank: int
@@ -56,16 +53,14 @@ class RankSide:
     peak_activations: int
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseRow:
+class PhaseRow(msgspec.Struct, frozen=True):
     """Share of one label's time that compute hides, phase by phase; then inside overlapped pairs."""
 
     name: str
     shares: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIfRow:
+class WhatIfRow(msgspec.Struct, frozen=True):
     """What another schedule, or one trouble less, would come to. Savings are against the measured run."""
 
     name: str
@@ -105,8 +100,7 @@ class WhatIfRow:
         return (*self.rests_on, *(f"not known: {text}" for text in self.unknown))
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleView:
+class ScheduleView(msgspec.Struct, frozen=True):
     """The pipeline against its ideal."""
 
     name: str

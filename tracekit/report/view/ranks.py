@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis, RankResult
 from tracekit.report.view.pace import beyond_noise
@@ -18,8 +18,7 @@ MOST_STRAGGLERS = 10
 MOST_STEPS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class BubbleRow:
+class BubbleRow(msgspec.Struct, frozen=True):
     """Why one rank was idle, and its bubble."""
 
     rank: int
@@ -33,8 +32,7 @@ class BubbleRow:
     """Bubble in each phase of the pipeline; empty where there are none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
+class Straggler(msgspec.Struct, frozen=True):
     """A rank that starts operations last, and what that costs the others."""
 
     rank: int
@@ -45,8 +43,7 @@ class Straggler:
     """Of the worst."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(msgspec.Struct, frozen=True):
     """One step over the ranks."""
 
     step: int | None
@@ -62,8 +59,7 @@ class StepRow:
     """Median of the longest step's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True):
     """The spread of steps, where there are several."""
 
     rows: tuple[StepRow, ...]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from tracekit._util.shapes import parse_list
@@ -18,8 +18,7 @@ MOST_ROWS = 8
 """Kinds of products and of operations shown, those that take longest."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProductRow:
+class ProductRow(msgspec.Struct, frozen=True):
     """How fast the matrix products of one label, or of one kind (label, module, shape), ran on all ranks."""
 
     name: str
@@ -30,8 +29,7 @@ class ProductRow:
     ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class BandwidthRow:
+class BandwidthRow(msgspec.Struct, frozen=True):
     """How fast operations of one kind and size moved their bytes, waiting apart."""
 
     name: str
@@ -45,8 +43,7 @@ class BandwidthRow:
     """Bus bandwidth over the link's peak, where one is given."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertRow:
+class ExpertRow(msgspec.Struct, frozen=True):
     """What one rank's experts were sent in the forward's dispatches."""
 
     rank: int
@@ -62,8 +59,7 @@ class ExpertRow:
     work_over_mean: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RatesView:
+class RatesView(msgspec.Struct, frozen=True):
     """How fast products and communication ran, where the trace says enough."""
 
     labels: tuple[ProductRow, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tracekit._util.shapes import parse_list
 from tracekit._util.text import counted, ms, percent, size
@@ -17,8 +18,7 @@ _OPERANDS = 3
 """Input types that are named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """One rank on which a kernel ran: how often and how long in all steps, and its longest event there."""
 
     rank: int
@@ -34,8 +34,7 @@ class Place:
         return self.end_ns - self.start_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Why:
+class Why(msgspec.Struct, frozen=True):
     """What explains one kernel."""
 
     facts: tuple[tuple[str, str], ...]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
+
 from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
 
@@ -13,8 +14,7 @@ LOUD = 0.01
 """Share of the span from which launch-bound idle time is worth its table."""
 
 
-@dataclass(frozen=True, slots=True)
-class InsteadRow:
+class InsteadRow(msgspec.Struct, frozen=True):
     """One thing the host did while the GPU waited for its next launch."""
 
     ns: float
@@ -27,8 +27,7 @@ class InsteadRow:
     """Of the program's source; empty where no stacks were recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instead:
+class Instead(msgspec.Struct, frozen=True):
     """Where launch-bound idle time went, the longest first."""
 
     rows: tuple[InsteadRow, ...]
@@ -40,8 +39,7 @@ class Instead:
         return any(row.line for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class HidingRow:
+class HidingRow(msgspec.Struct, frozen=True):
     """How much slower one label's kernels ran beside communication than alone."""
 
     label: str
@@ -52,8 +50,7 @@ class HidingRow:
     """Per rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hiding:
+class Hiding(msgspec.Struct, frozen=True):
     """What hiding gains after what it costs."""
 
     rows: tuple[HidingRow, ...]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+import msgspec
 import polars as pl
 
-from dataclasses import dataclass
 from tracekit._util.text import counted, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.palette import LABEL_COLOURS
@@ -20,8 +20,7 @@ LEAST_COPIES = 200
 """Copies shorter than the span over this say nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyRow:
+class CopyRow(msgspec.Struct, frozen=True):
     """Copies of one label, on one rank or (rank None) on all."""
 
     rank: int | None
@@ -47,8 +46,7 @@ class CopyRow:
         return self.bytes / self.ns if self.bytes is not None and self.ns else None
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(msgspec.Struct, frozen=True):
     """Copies between host and device and into weights."""
 
     by_rank: tuple[CopyRow, ...]
@@ -57,8 +55,7 @@ class Copies:
     """Those that take more than a two-hundredth of the span, by label."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True):
     """A kernel in a step, mean over ranks."""
 
     name: str
@@ -75,8 +72,7 @@ class Kernel:
     """What decided its label, and where it ran."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReloadView:
+class ReloadView(msgspec.Struct, frozen=True):
     """A weight update in words and by lane."""
 
     facts: tuple[tuple[str, str], ...]
