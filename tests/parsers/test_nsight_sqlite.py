@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 
 import pytest
@@ -118,3 +120,13 @@ def test_a_large_table_with_gaps_between_its_rowids_is_read_whole(path, monkeypa
     monkeypatch.setattr(sqlite, "MIN_ROWS_FOR_TWO_THREADS", 10)
     write(path, f"UPDATE {TABLE} SET rowid = rowid - 9000000000000000000 WHERE rowid < 5", values=range(200))
     assert sorted(read(path)) == list(range(200))
+
+
+def test_reading_an_export_does_not_import_pandas(sample):
+    """Importing it takes longer than reading a small export."""
+    code = (
+        f"import sys; from tracekit.parsers import nsight; nsight.read({str(sample / 'rank0.sqlite')!r}); "
+        "print('pandas' in sys.modules)"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "False\n"

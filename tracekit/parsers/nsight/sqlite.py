@@ -116,19 +116,27 @@ class SqliteExport:
         return pl.concat(parts, how="vertical_relaxed")
 
     def _query(self, query: str, batch_rows: int = BATCH_ROWS) -> pl.DataFrame:
-        import adbc_driver_manager
+        # The DB-API modules of ADBC would import pandas, which takes longer than reading a small export.
+        import adbc_driver_sqlite
         import pyarrow as pa
-        from adbc_driver_sqlite import dbapi
+        from adbc_driver_manager import AdbcConnection, AdbcStatement
+        from adbc_driver_manager import Error as AdbcError
 
         batches: list[Any] = []
-        with dbapi.connect(self._uri) as connection, connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(batch_rows)})
+        with (
+            adbc_driver_sqlite.connect(self._uri) as database,
+            AdbcConnection(database) as connection,
+            AdbcStatement(connection) as statement,
+        ):
+            batch_option = adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value
+            statement.set_options(**{batch_option: str(batch_rows)})
+            statement.set_sql_query(query)
             try:
-                cursor.execute(query)
-                reader = cursor.fetch_record_batch()
+                stream, _ = statement.execute_query()
+                reader = pa.RecordBatchReader.from_stream(stream)
                 for batch in reader:
                     batches.append(batch)
-            except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
+            except (AdbcError, pa.ArrowException, OSError) as error:
                 rows_before = to_polars(pa.Table.from_batches(batches), trusted=True) if batches else pl.DataFrame()
                 raise _QueryError(rows_before) from error
             return to_polars(pa.Table.from_batches(batches, reader.schema), trusted=True)
