@@ -1,9 +1,10 @@
-"""How fast an Nsight export becomes the events table, beside pandas reading the same columns of it.
+"""Time to read an Nsight export into the events table, against pandas reading the same columns.
 
     python benchmarks/nsight.py [--kernels 5000000] [--launches] [--formats sqlite parquetdir arrowdir] [--keep FOLDER]
 
-Makes exports with the tables and all columns that nsys writes, then reads them in fresh processes: seconds are the
-best of three, memory is the peak above what the imports take.
+Makes exports with the tables and all columns that nsys writes, then reads them in fresh processes. Seconds are the best
+of three runs, memory is the peak above what the imports take. Exits with 1 if an sqlite export is not read at least
+4 times faster than with ``pandas.read_sql``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ READ = {
     "CUPTI_ACTIVITY_KIND_KERNEL": [*KERNEL[:3], *KERNEL[5:9]],
     "CUPTI_ACTIVITY_KIND_RUNTIME": RUNTIME[:6],
 }
-"""The columns that both ways read."""
+"""Columns that tracekit and pandas read."""
+MIN_SPEEDUP_OVER_PANDAS = 4
+"""Required ratio of seconds, for sqlite."""
 PID = 281526482763776
 CHUNK = 500_000
 
@@ -144,62 +147,67 @@ def _pandas(pd, path: Path, table: str, columns: list[str]):
         return pd.read_sql(f"SELECT {', '.join(columns)} FROM {table}", connection)
 
 
-def measure(way: str, path: Path, times: int) -> dict[str, float]:
-    """Run fresh processes and keep the best."""
+def measure(reader: str, path: Path, times: int) -> dict[str, float]:
+    """Read *path* in fresh processes and return the fastest run."""
     runs = []
     for _ in range(times):
-        done = subprocess.run(
-            [sys.executable, __file__, "--way", way, "--keep", str(path)], capture_output=True, check=True
+        process = subprocess.run(
+            [sys.executable, __file__, "--task", reader, "--keep", str(path)], capture_output=True, check=True
         )
-        runs.append(json.loads(done.stdout))
+        runs.append(json.loads(process.stdout))
     return min(runs, key=lambda run: run["seconds"])
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--kernels", type=int, default=5_000_000)
-    options.add_argument("--launches", action="store_true", help="with an API call for each kernel")
-    options.add_argument("--formats", nargs="+", default=["sqlite", "parquetdir", "arrowdir"])
-    options.add_argument("--keep", type=Path, help="write the exports here and keep them; read them if they are there")
-    options.add_argument("--repeat", type=int, default=3)
-    options.add_argument("--way", choices=["make", "convert", "tracekit", "pandas"], help=argparse.SUPPRESS)
-    chosen = options.parse_args()
-    if chosen.way == "make":
-        make(chosen.keep, chosen.kernels, chosen.launches)
-    elif chosen.way == "convert":
-        convert(chosen.keep.with_suffix(".sqlite"), chosen.keep)
-    elif chosen.way:
-        print(json.dumps({"tracekit": with_tracekit, "pandas": with_pandas}[chosen.way](str(chosen.keep))))
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, default=5_000_000)
+    parser.add_argument("--launches", action="store_true", help="with an API call for each kernel")
+    parser.add_argument("--formats", nargs="+", default=["sqlite", "parquetdir", "arrowdir"])
+    parser.add_argument("--keep", type=Path, help="write the exports here and keep them; read them if they exist")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--task", choices=["make", "convert", "tracekit", "pandas"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.task == "make":
+        make(options.keep, options.kernels, options.launches)
+    elif options.task == "convert":
+        convert(options.keep.with_suffix(".sqlite"), options.keep)
+    elif options.task:
+        print(json.dumps({"tracekit": with_tracekit, "pandas": with_pandas}[options.task](str(options.keep))))
     else:
         with tempfile.TemporaryDirectory() as folder:
-            compare(chosen, chosen.keep or Path(folder))
+            return compare(options, options.keep or Path(folder))
+    return 0
 
 
-def compare(chosen: argparse.Namespace, folder: Path) -> None:
-    """Make what is not there yet, and print what both ways take for each format."""
-    size = ["--kernels", str(chosen.kernels), *(["--launches"] if chosen.launches else [])]
-    for suffix in dict.fromkeys(["sqlite", *chosen.formats]):
+def compare(options: argparse.Namespace, folder: Path) -> int:
+    """Make the exports that do not exist yet, print the times for each format, and return the exit code."""
+    size = ["--kernels", str(options.kernels), *(["--launches"] if options.launches else [])]
+    speedups = {}
+    for suffix in dict.fromkeys(["sqlite", *options.formats]):
         path = folder / f"report.{suffix}"
         if not path.exists():
-            # In a process of its own: what a parent once held counts as its children's peak.
-            way = ["--way", "make", *size] if suffix == "sqlite" else ["--way", "convert"]
-            subprocess.run([sys.executable, __file__, "--keep", str(path), *way], check=True)
-        if suffix in chosen.formats:
-            show(path, chosen.repeat)
+            # In a process of its own: the peak memory of a process counts as its children's.
+            task = ["--task", "make", *size] if suffix == "sqlite" else ["--task", "convert"]
+            subprocess.run([sys.executable, __file__, "--keep", str(path), *task], check=True)
+        if suffix in options.formats:
+            speedups[suffix] = show(path, options.repeat)
+    return 0 if speedups.get("sqlite", MIN_SPEEDUP_OVER_PANDAS) >= MIN_SPEEDUP_OVER_PANDAS else 1
 
 
-def show(path: Path, repeat: int) -> None:
+def show(path: Path, repeat: int) -> float:
+    """Print times and memory of both readers, and return how many times faster tracekit is."""
     print(f"{size_of(path):,.0f} MB of {path.suffix[1:]}")
-    ours, theirs = measure("tracekit", path, repeat), measure("pandas", path, 1)
-    for name, run in (("tracekit", ours), ("pandas", theirs)):
+    runs = {"tracekit": measure("tracekit", path, repeat), "pandas": measure("pandas", path, 1)}
+    for name, run in runs.items():
         print(
             f"{name:16} {run['seconds']:6.2f} s, {run['cpu']:6.2f} s of CPU  {run['rows']:,} rows  "
             f"peak {run['peak_mb']:,.0f} MB  table {run['table_mb']:,.0f} MB  "
             f"peak/table {run['peak_mb'] / run['table_mb']:.2f}"
         )
-    faster, lighter = (theirs[what] / ours[what] for what in ("seconds", "cpu"))
-    print(f"pandas / tracekit: {faster:.1f} in seconds, {lighter:.1f} in CPU seconds")
+    seconds_ratio, cpu_ratio = (runs["pandas"][unit] / runs["tracekit"][unit] for unit in ("seconds", "cpu"))
+    print(f"pandas / tracekit: {seconds_ratio:.1f} in seconds, {cpu_ratio:.1f} in CPU seconds")
+    return seconds_ratio
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,7 +13,7 @@ from tracekit import analyze
 from tracekit.analysis.damage import MOST_UNKNOWN
 from tracekit.errors import InputError
 from tracekit.parsers import nsight
-from tracekit.parsers.nsight.timed import LATEST_NS, LONGEST_NS
+from tracekit.parsers.nsight.tables import MAX_GPU_EVENT_NS, MAX_TIME_NS
 from tracekit.redaction import redact
 from tracekit.schema import UNTIMED
 
@@ -82,7 +82,7 @@ def test_a_kernel_without_usable_times_is_counted_and_leaves_idle_null(damaged, 
         "huge": "end = 9223372036854775807",
         "text start": "start = 'abc'",
         "null start": "start = NULL",
-        "long": f"end = start + {LONGEST_NS}",
+        "long": f"end = start + {MAX_GPU_EVENT_NS}",
     }[way]
     spent, said = budget(damaged(f"UPDATE {KERNEL} SET {change} WHERE correlationId = 100"))
     assert (spent["compute"], spent["exposed"], spent["idle"]) == (1194, {"comm": 600}, None)
@@ -106,13 +106,13 @@ def test_a_missing_column_of_times_is_named(damaged, gone):
 
 
 def test_times_at_the_edge_of_what_can_be_are_kept(damaged):
-    last = f"end = start + {LONGEST_NS - 1}"
+    last = f"end = start + {MAX_GPU_EVENT_NS - 1}"
     (rank,) = nsight.read(damaged(f"UPDATE {KERNEL} SET {last} WHERE correlationId = 299"))
     assert rank.source.skipped == {}
     (rank,) = nsight.read(damaged_start := rank.source.path)
     assert rank.events.filter(pl.col("kind") == "kernel").height == KERNELS
     with closing(sqlite3.connect(damaged_start)) as connection, connection:
-        connection.execute(f"UPDATE {KERNEL} SET start = {LATEST_NS}, end = {LATEST_NS} WHERE correlationId = 299")
+        connection.execute(f"UPDATE {KERNEL} SET start = {MAX_TIME_NS}, end = {MAX_TIME_NS} WHERE correlationId = 299")
     (rank,) = nsight.read(damaged_start)
     assert rank.source.skipped == {UNTIMED: 1}
 
@@ -181,9 +181,36 @@ def test_a_clock_that_cannot_be_is_none(damaged):
     assert "no-clock" in said
 
 
-def test_a_view_is_as_good_as_a_table(damaged):
-    path = damaged(f"ALTER TABLE {KERNEL} RENAME TO K", f"CREATE VIEW {KERNEL} AS SELECT * FROM K")
-    assert budget(path)[0]["compute"] == 1200
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS"
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        (KERNEL, "SELECT * FROM loose"),
+        (KERNEL, f"{ENDLESS} start, i + 1 AS end, 0 AS deviceId, 1 AS globalPid FROM n"),
+        ("StringIds", f"{ENDLESS} id, 'gemm' AS value FROM n"),
+        ("NVTX_EVENTS", f"{ENDLESS} start FROM n"),
+        ("META_DATA_EXPORT", f"{ENDLESS} name, i AS value FROM n"),
+    ],
+)
+@pytest.mark.parametrize("use", [lambda p: analyze(p, schedule="none"), lambda p: redact(p, p.parent / "out.sqlite")])
+def test_a_view_in_place_of_a_table_is_refused(damaged, use, table, rows):
+    path = damaged(f"ALTER TABLE {table} RENAME TO loose", f"CREATE VIEW {table} AS {rows}")
+    with pytest.raises(InputError) as caught:
+        use(path)
+    assert caught.value.message == f"{path}: {table} is a view or a virtual table, not a table with rows"
+    assert "nsys export" in caught.value.hint
+
+
+def test_a_virtual_table_in_place_of_a_table_is_refused(damaged):
+    path = damaged("DROP TABLE StringIds", "CREATE VIRTUAL TABLE StringIds USING fts5(id, value)")
+    assert "StringIds is a view or a virtual table" in refused(path)
+
+
+def test_a_view_that_is_not_read_changes_nothing(damaged):
+    path = damaged(f"CREATE VIEW ENUM_ANYTHING AS {ENDLESS} id FROM n")
+    assert budget(path)[0] == SOUND
 
 
 def test_calls_with_ends_before_their_starts_are_counted(damaged):

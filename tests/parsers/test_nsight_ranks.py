@@ -32,6 +32,36 @@ def test_one_process_with_two_gpus_is_two_ranks_that_share_its_calls(path):
     assert len(rows(first, "runtime", "name")) == len(rows(second, "runtime", "name")) == 2
 
 
+def test_many_gpus_of_one_process_are_as_many_ranks_each_with_its_kernel_and_all_calls(path):
+    report = Report().range("ProfilerStep#1", 0, 1000).range("ProfilerStep#2", 1000, 2000)
+    for device in range(60):
+        start = 20 * device
+        report.call("cudaLaunchKernel", start, start + 1, corr=device + 1)
+        report.kernel(f"k{device}", start + 5, start + 90, corr=device + 1, device=device)
+    ranks = nsight.read(report.save(path))
+    assert [rank.source.rank for rank in ranks] == list(range(60))
+    for device, rank in enumerate(ranks):
+        step = 1 if 20 * device < 1000 else 2
+        times = (EPOCH + 20 * device + 5, EPOCH + 20 * device + 90)
+        assert rows(rank, "kernel", "name", "device", "start_ns", "end_ns", "step") == [
+            (f"k{device}", device, *times, step)
+        ]
+        assert rows(rank, "runtime", "start_ns") == [EPOCH + 20 * i for i in range(60)]
+        assert rank.source.counts == {"annotation": 2, "kernel": 1, "runtime": 60}
+        # A step in which nothing ran on this GPU is none of this rank.
+        assert rank.events["step"].drop_nulls().unique().to_list() == [step]
+        assert rank.events["start_ns"].is_sorted()
+        assert rank.events["id"].to_list() == list(range(63))
+        assert rank.events["rank"].unique().to_list() == [device]
+
+
+def test_kernels_without_a_device_are_a_rank_of_their_own(path):
+    report = Report().kernel("a", 5, 6, device=0).kernel("b", 7, 8, device=None)
+    first, second = nsight.read(report.save(path))
+    assert rows(first, "kernel", "name") == ["a"]
+    assert rows(second, "kernel", "name") == ["b"]
+
+
 def test_a_gpu_that_is_only_touched_is_no_rank(path):
     report = Report().kernel("k", 5, 6, device=1).memset(7, 8, device=0)
     rank = only(report, path)

@@ -57,7 +57,6 @@ MODULES = (
     "tracekit.compare.replay",
     "tracekit.metrics.path",
     "tracekit.parsers.kineto.scanner",
-    "tracekit.parsers.nsight.btree",
     "tracekit.parsers.steps",
     "tracekit.reconstruct.walks",
     "tracekit.report.perfetto.tracks",

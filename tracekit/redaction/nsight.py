@@ -15,7 +15,7 @@ from typing import Any
 
 from tracekit.errors import InputError
 from tracekit.parsers.nsight.payload import FIELDS
-from tracekit.parsers.nsight.sqlite import refuse_unfinished
+from tracekit.parsers.nsight.sqlite import refuse_unreadable
 from tracekit.redaction.allowed import VERSION, is_number
 from tracekit.redaction.text import Scrubber
 
@@ -56,7 +56,7 @@ _READABLE = re.compile(rb"[ -~]{8}")
 
 def rewrite(source: Path, target: Path, scrubber: Scrubber, *, keep: Collection[str] = ()) -> dict[str, int]:
     """Copy the report at *source* without what is sensitive to *target*; return how much went, by kind."""
-    refuse_unfinished(source)
+    refuse_unreadable(source)
     target.unlink()  # sqlite makes its own file
     try:
         copy = sqlite3.connect(target.resolve().as_uri(), isolation_level=None, uri=True)

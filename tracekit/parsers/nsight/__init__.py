@@ -1,4 +1,4 @@
-"""Nsight Systems: reports and their exports (sqlite, parquetdir, arrowdir, arrow) into the events table."""
+"""Parser of Nsight Systems reports and their exports (sqlite, parquetdir, arrowdir, arrow)."""
 
 from tracekit.parsers.nsight.reader import read
 

@@ -12,7 +12,7 @@ from tracekit.errors import InputError, Notice
 
 
 class FolderExport:
-    """``parquetdir`` or ``arrowdir``: one file per table, named after it."""
+    """A ``parquetdir`` or ``arrowdir``: one file per table, named after the table."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,7 +25,7 @@ class FolderExport:
         self.tables = frozenset(self._files)
 
     def columns(self, table: str) -> frozenset[str]:
-        """Return the columns *table* has in this file; of a damaged file, none."""
+        """Return the columns of *table* in this file; none if the file is damaged."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -36,11 +36,11 @@ class FolderExport:
             with pa.OSFile(str(file)) as source:
                 return frozenset(_open_arrow(source).schema.names)
         except (pa.ArrowException, OSError, UnicodeDecodeError):
-            self._damaged(table)
+            self.notices.append(_damaged_table(self.path, table))
             return frozenset()
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read columns that are there; a damaged table has no rows."""
+        """Read columns that exist; a damaged table has no rows."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -51,20 +51,17 @@ class FolderExport:
             if file.suffix == ".parquet":
                 return to_polars(parquet.read_table(file, columns=list(columns)))
             with pa.memory_map(str(file)) as source:
-                return to_polars(_read_all(_open_arrow(source), columns))
+                return to_polars(_open_arrow(source).read_all().select(list(columns)))
         except (pa.ArrowException, OSError):
-            self._damaged(table)
+            self.notices.append(_damaged_table(self.path, table))
             return pl.DataFrame()
-
-    def _damaged(self, table: str) -> None:
-        self.notices.append(Notice("damaged-table", f"{self.path.name}: {table} is damaged and was left out"))
 
     def close(self) -> None:
         """Do nothing: no file is open between reads."""
 
 
 class StreamExport:
-    """``.arrow``: one Arrow stream per table, one after another; each names its table in the schema's metadata."""
+    """A ``.arrow`` file: one Arrow stream per table, one after the other, each with its table's name as metadata."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -73,43 +70,43 @@ class StreamExport:
         self.path = path
         self.notices: list[Notice] = []
         self._source = pa.memory_map(str(path))
-        self._at: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         self._columns: dict[str, frozenset[str]] = {}
         size = self._source.size()
         try:
             while self._source.tell() < size:
-                at = self._source.tell()
+                offset = self._source.tell()
                 reader = ipc.open_stream(self._source)
                 name = (reader.schema.metadata or {}).get(b"table_name", b"").decode("utf-8", "replace")
-                for _ in reader:  # memory-mapped: this reads the batches' headers, not their columns
+                for _ in reader:  # skips to the end of the stream; of a mapped file only the batches' headers are read
                     pass
-                self._at[name] = at
+                self._offsets[name] = offset
                 self._columns[name] = frozenset(reader.schema.names)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            if not self._at:
+            if not self._offsets:
                 self._source.close()
                 raise InputError(
                     f"{path}: is not an Arrow export", hint="give the file that `nsys export --type arrow` wrote"
                 ) from error
             self.notices.append(Notice("truncated", f"{path.name}: the file ends early; the tables before were read"))
-        self.tables = frozenset(self._at)
+        self.tables = frozenset(self._offsets)
 
     def columns(self, table: str) -> frozenset[str]:
-        """Return the columns *table* has in this file."""
+        """Return the columns of *table* in this file."""
         return self._columns[table]
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read columns that are there."""
+        """Read columns that exist; a damaged table has no rows."""
         import pyarrow as pa
         from pyarrow import ipc
 
         if not columns:
             return pl.DataFrame()
         try:
-            self._source.seek(self._at[table])
-            return to_polars(_read_all(ipc.open_stream(self._source), columns))
+            self._source.seek(self._offsets[table])
+            return to_polars(ipc.open_stream(self._source).read_all().select(list(columns)))
         except (pa.ArrowException, OSError):
-            self.notices.append(Notice("damaged-table", f"{self.path.name}: {table} is damaged and was left out"))
+            self.notices.append(_damaged_table(self.path, table))
             return pl.DataFrame()
 
     def close(self) -> None:
@@ -117,8 +114,12 @@ class StreamExport:
         self._source.close()
 
 
+def _damaged_table(path: Path, table: str) -> Notice:
+    return Notice("damaged-table", f"{path.name}: {table} is damaged and was left out")
+
+
 def _open_arrow(source: Any) -> Any:
-    """Open an Arrow file or an Arrow stream: exporters have written both."""
+    """Open an Arrow file or an Arrow stream; versions of the exporter differ in which they write."""
     import pyarrow as pa
     from pyarrow import ipc
 
@@ -129,14 +130,10 @@ def _open_arrow(source: Any) -> Any:
         return ipc.open_stream(source)
 
 
-def _read_all(reader: Any, columns: Sequence[str]) -> Any:
-    return reader.read_all().select(list(columns))
-
-
 def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
-    r"""Take over an Arrow table; text that is not UTF-8, which programs do write, keeps what can be read of it.
+    r"""Convert an Arrow table without copying its numbers; bytes in text that are not UTF-8 are replaced.
 
-    Of a table that is not *trusted* the lengths and offsets are checked too: Arrow files can be damaged.
+    The lengths and offsets of a table that is not *trusted* are checked first: Arrow files can be damaged.
 
     >>> import pyarrow as pa
     >>> text = pa.array([b"caf\xe9", b"tea"], pa.binary()).view(pa.string())
@@ -145,20 +142,20 @@ def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
     """
     import pyarrow as pa
 
-    plain = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
-    wanted = pa.schema([pa.field(field.name, plain.get(field.type, field.type)) for field in table.schema])
-    raw = pa.table([column.cast(field.type) for column, field in zip(table.columns, wanted, strict=True)], wanted)
+    # polars takes over Arrow strings without checking that they are UTF-8; a cast from bytes checks it.
+    as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    schema = pa.schema([pa.field(field.name, as_bytes.get(field.type, field.type)) for field in table.schema])
+    raw = pa.table([column.cast(field.type) for column, field in zip(table.columns, schema, strict=True)], schema)
     if not trusted:
         raw.validate(full=True)
     frame = pl.from_arrow(raw, rechunk=False)
     assert isinstance(frame, pl.DataFrame)
-    return frame.with_columns(decoded(frame[f.name]) for f in table.schema if f.type in plain)
+    return frame.with_columns(_decode(frame[field.name]) for field in table.schema if field.type in as_bytes)
 
 
-def decoded(column: pl.Series) -> pl.Series:
-    """Return bytes as text; what is not UTF-8 keeps what can be read of it."""
+def _decode(column: pl.Series) -> pl.Series:
     try:
         return column.cast(pl.String)
     except pl.exceptions.ComputeError:
-        kept = [None if item is None else item.decode("utf-8", "replace") for item in column]
-        return pl.Series(column.name, kept, dtype=pl.String)
+        texts = [None if item is None else item.decode("utf-8", "replace") for item in column]
+        return pl.Series(column.name, texts, dtype=pl.String)

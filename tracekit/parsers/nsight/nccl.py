@@ -1,8 +1,12 @@
-"""What NCCL and torch.distributed said about each communication: collective, peer, size, communicator.
+"""Communication ops: collective, peer, size and communicator, from the ranges of NCCL and torch.distributed.
 
-A PyTorch trace carries these on ``record_param_comms`` ops and on the kernels launched inside them. Here the ops
-have only shapes, so the collective comes from the ``c10d::`` op around them, and peer, size and communicator from
+A PyTorch trace carries these on ``record_param_comms`` ops and on the kernels launched inside them. In an export the
+ops have only shapes, so the collective comes from the ``c10d::`` op around them, and peer, size and communicator from
 the payload of the NCCL ranges inside them, where the export has payloads.
+
+NCCL has no call for an all-to-all: a library sends to and receives from every member. Those messages stand in one
+group, right between its ``ncclGroupStart`` and ``ncclGroupEnd``. Point-to-point messages that are launched together
+stand in a group of their own each, inside a common one.
 """
 
 from __future__ import annotations
@@ -10,11 +14,13 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit._util.coded import Text
-from tracekit.parsers.nsight.exchanges import PART, join_exchanges
-from tracekit.parsers.nsight.payload import Layout, decode
+from tracekit.parsers.nsight.payload import Layouts, decode_payloads
 
 RECORD = "record_param_comms"
-_BY_OP = {
+ALL_TO_ALL = "all_to_allv"
+PART_OF_ALL_TO_ALL = "part"
+"""Collective of the calls of an all-to-all after the first: they are no operation of their own."""
+_COLLECTIVE_BY_OP = {
     "send": "send",
     "recv": "recv",
     "recv_any_source": "recv",
@@ -38,7 +44,7 @@ _BY_OP = {
     "scatter": "scatter",
     "barrier": "barrier",
 }
-_BY_CALL = {
+_COLLECTIVE_BY_CALL = {
     "ncclSend": "send",
     "ncclRecv": "recv",
     "ncclAllReduce": "allreduce",
@@ -52,58 +58,59 @@ _BY_CALL = {
     "ncclGather": "gather",
     "ncclScatter": "scatter",
 }
+_P2P = ("send", "recv")
 _THREAD = ["process", "tid"]
 
 
-def add_communication(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
+def add_communication(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
     """Fill ``collective``, ``peer``, ``bytes`` and ``group`` of communication ops.
 
     An NCCL call outside any ``record_param_comms`` (a program without torch.distributed) becomes such an op itself.
     """
-    frame = frame.with_row_index("_row")
-    calls = _calls(frame, layout)
-    records = frame.filter(pl.col("kind") == "cpu_op", pl.col("name") == RECORD).select(
+    ranges = ranges.with_row_index("_row")
+    records = ranges.filter(pl.col("kind") == "cpu_op", pl.col("name") == RECORD).select(
         "_row", *_THREAD, "start_ns", "end_ns", "shapes"
     )
-    calls = _inside(calls, records.select(*_THREAD, "start_ns", "end_ns", record="_row"), "record")
-    facts = pl.concat([_record_facts(frame, records, calls), _own_facts(calls)])
-    alone = calls.filter(pl.col("record").is_null() & (pl.col("collective") != PART))["_row"]
-    becomes = pl.col("_row").is_in(alone.implode())
+    calls = _join_covering(
+        _nccl_calls(ranges, layouts), records.select(*_THREAD, "start_ns", "end_ns", record="_row"), "record"
+    )
+    communication = pl.concat([_communication_of_records(ranges, records, calls), _communication_of_calls(calls)])
+    own_ops = calls.filter(pl.col("record").is_null() & (pl.col("collective") != PART_OF_ALL_TO_ALL))["_row"]
+    becomes_op = pl.col("_row").is_in(own_ops.implode())
     return (
-        frame.join(facts, on="_row", how="left", maintain_order="left")
+        ranges.join(communication, on="_row", how="left", maintain_order="left")
         .with_columns(
-            kind=pl.when(becomes).then(pl.lit("cpu_op")).otherwise("kind"),
-            name=pl.when(becomes).then(pl.lit(RECORD)).otherwise("name"),
+            kind=pl.when(becomes_op).then(pl.lit("cpu_op")).otherwise("kind"),
+            name=pl.when(becomes_op).then(pl.lit(RECORD)).otherwise("name"),
         )
         .drop("_row", "jsonText", "binaryData")
     )
 
 
-def communicators(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
-    """Communicators whose creation was recorded: ``process``, ``communicator``, ``ranks``, ``own_rank``."""
-    calls = frame.filter(pl.col("domain") == "NCCL")
-    facts = decode(calls, layout).filter(pl.col("own_rank").is_not_null(), pl.col("ranks").is_not_null())
-    owners = calls.with_row_index("_row").select("_row", "process")
-    return facts.join(owners, on="_row").select("process", "communicator", "ranks", "own_rank")
+def created_communicators(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
+    """Return communicators whose creation was recorded: ``process``, ``communicator``, ``ranks``, ``own_rank``."""
+    calls = ranges.filter(pl.col("domain") == "NCCL")
+    payloads = decode_payloads(calls, layouts)
+    created = payloads.filter(pl.col("own_rank").is_not_null(), pl.col("ranks").is_not_null())
+    processes = calls.with_row_index("_row").select("_row", "process")
+    return created.join(processes, on="_row").select("process", "communicator", "ranks", "own_rank")
 
 
-def on_kernels(kernels: pl.DataFrame, launches: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
+def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     """Give NCCL kernels launched inside a ``record_param_comms`` that op's collective, peer, size and group.
 
     Batched sends and receives are launched after their ops have ended and get nothing, as in a PyTorch trace.
     """
-    facts = ["collective", "peer", "bytes", "group"]
     if not records.height:
         return kernels
-    named = Text.of(kernels["name"]).map(lambda name: name.startswith("nccl"))
-    nccl = kernels.with_row_index("_row").filter(pl.Series(named, dtype=pl.Boolean))
-    if not nccl.height:
+    is_nccl = Text.of(kernels["name"]).map(lambda name: name.startswith("nccl"))
+    nccl_kernels = kernels.with_row_index("_row").filter(pl.Series(is_nccl, dtype=pl.Boolean))
+    if not nccl_kernels.height:
         return kernels
-    launch = launches.select("correlation", "tid", at="start_ns", process="process").unique("correlation")
-    launched = nccl.select("_row", "process", "correlation").join(launch, on=["process", "correlation"])
-    launched = _inside(
-        launched.rename({"at": "start_ns"}), records.select(*_THREAD, "start_ns", "end_ns", *facts), *facts
-    )
+    facts = ["collective", "peer", "bytes", "group"]
+    launches = calls.select("process", "correlation", "tid", "start_ns").unique("correlation")
+    launched = nccl_kernels.select("_row", "process", "correlation").join(launches, on=["process", "correlation"])
+    launched = _join_covering(launched, records.select(*_THREAD, "start_ns", "end_ns", *facts), *facts)
     return (
         kernels.with_row_index("_row")
         .join(launched.select("_row", *facts), on="_row", how="left", maintain_order="left")
@@ -111,58 +118,120 @@ def on_kernels(kernels: pl.DataFrame, launches: pl.DataFrame, records: pl.DataFr
     )
 
 
-def _calls(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
-    """NCCL's own ranges with what their payload says."""
-    calls = frame.filter(pl.col("domain") == "NCCL", pl.col("kind") == "annotation", pl.col("tid").is_not_null())
-    payloads = decode(calls.drop("_row"), layout)
-    collective = pl.col("name").replace_strict(_BY_CALL, default=None, return_dtype=pl.String)
-    kept = calls.select("_row", *_THREAD, "start_ns", "end_ns", "name", collective=collective)
-    kept = kept.with_row_index("_call").join(payloads.rename({"_row": "_call"}), on="_call", how="left")
-    joined = join_exchanges(kept)
-    return joined.select("_row", *_THREAD, "start_ns", "end_ns", "collective", "communicator", "bytes", "peer")
+def _nccl_calls(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
+    """Return NCCL's own ranges with their payload."""
+    calls = ranges.filter(pl.col("domain") == "NCCL", pl.col("kind") == "annotation", pl.col("tid").is_not_null())
+    payloads = decode_payloads(calls.drop("_row"), layouts).rename({"_row": "_call"})
+    collective = pl.col("name").replace_strict(_COLLECTIVE_BY_CALL, default=None, return_dtype=pl.String)
+    calls = calls.select("_row", *_THREAD, "start_ns", "end_ns", "name", collective=collective)
+    calls = join_all_to_alls(calls.with_row_index("_call").join(payloads, on="_call", how="left"))
+    return calls.select("_row", *_THREAD, "start_ns", "end_ns", "collective", "communicator", "bytes", "peer")
 
 
-def _inside(points: pl.DataFrame, ranges: pl.DataFrame, *columns: str) -> pl.DataFrame:
-    """For each point in time on a thread, *columns* of the latest range there that it falls in. Ranges do not nest."""
-    nearest = points.sort("start_ns").join_asof(
-        ranges.rename({"end_ns": "_end"}).with_columns(_begin="start_ns").sort("start_ns"),
-        on="start_ns",
-        by=_THREAD,
-        check_sortedness=False,
+def _join_covering(points: pl.DataFrame, ranges: pl.DataFrame, *columns: str) -> pl.DataFrame:
+    """Add *columns* of the range on the same thread that covers each point's start. Ranges must not nest."""
+    latest = points.sort("start_ns").join_asof(
+        ranges.rename({"end_ns": "_range_end_ns"}).sort("start_ns"), on="start_ns", by=_THREAD, check_sortedness=False
     )
-    covered = pl.col("start_ns") <= pl.col("_end")
-    return nearest.with_columns(pl.when(covered).then(name).alias(name) for name in columns).drop("_end", "_begin")
+    is_covered = pl.col("start_ns") <= pl.col("_range_end_ns")
+    return latest.with_columns(pl.when(is_covered).then(name).alias(name) for name in columns).drop("_range_end_ns")
 
 
-def _record_facts(frame: pl.DataFrame, records: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """One row a ``record_param_comms``: the collective by the op around it, the rest by the calls inside it."""
-    ops = frame.filter(pl.col("kind") == "cpu_op", pl.col("name").str.contains(r"^_?c10d\w*::"))
-    short = pl.col("name").str.extract(r"::(\w+?)_?$").replace_strict(_BY_OP, default=None, return_dtype=pl.String)
-    around = _inside(records, ops.select(*_THREAD, "start_ns", "end_ns", collective=short), "collective")
-    inner = (
-        calls.filter(pl.col("record").is_not_null(), pl.col("collective") != PART)
+def _communication_of_records(ranges: pl.DataFrame, records: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per ``record_param_comms``: collective of the op around it, peer and size of the calls inside."""
+    ops = ranges.filter(pl.col("kind") == "cpu_op", pl.col("name").str.contains(r"^_?c10d\w*::"))
+    op = pl.col("name").str.extract(r"::(\w+?)_?$")
+    collective = op.replace_strict(_COLLECTIVE_BY_OP, default=None, return_dtype=pl.String)
+    records = _join_covering(records, ops.select(*_THREAD, "start_ns", "end_ns", collective=collective), "collective")
+    calls_inside = (
+        calls.filter(pl.col("record").is_not_null(), pl.col("collective") != PART_OF_ALL_TO_ALL)
         .group_by(pl.col("record").alias("_row"))
         .agg(
-            called=pl.col("collective").first(),
+            call_collective=pl.col("collective").first(),
             peer=pl.when(pl.len() == 1).then(pl.col("peer").first()),
             bytes=pl.col("bytes").max(),
             group=pl.col("communicator").first(),
         )
     )
-    empty = pl.col("shapes").str.contains(r"^\[(\[\],?)*\]$").fill_null(False)
-    return around.join(inner, on="_row", how="left").select(
+    has_no_tensor = pl.col("shapes").str.contains(r"^\[(\[\],?)*\]$").fill_null(False)
+    # An op without collective and without tensor waits for a collective that was started before.
+    waits = pl.when(has_no_tensor).then(pl.lit("wait"))
+    return records.join(calls_inside, on="_row", how="left").select(
         "_row",
-        # An op of no collective and no tensor waits for one that was started before.
-        pl.coalesce("collective", "called", pl.when(empty).then(pl.lit("wait"))).alias("collective"),
+        pl.coalesce("collective", "call_collective", waits).alias("collective"),
         pl.col("peer").cast(pl.Int64),
         pl.col("bytes").cast(pl.Int64),
         pl.col("group").cast(pl.String),
     )
 
 
-def _own_facts(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return what NCCL's own ranges say; the collective stands once, on the op around them where there is one."""
-    alone = pl.when(pl.col("record").is_null() | (pl.col("collective") == PART)).then("collective").alias("collective")
+def _communication_of_calls(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per NCCL call; the collective is left to the op around it, where there is one."""
+    has_own_collective = pl.col("record").is_null() | (pl.col("collective") == PART_OF_ALL_TO_ALL)
     return calls.filter(pl.col("collective").is_not_null()).select(
-        "_row", alone, "peer", "bytes", pl.col("communicator").alias("group")
+        "_row",
+        pl.when(has_own_collective).then("collective").alias("collective"),
+        "peer",
+        "bytes",
+        pl.col("communicator").alias("group"),
     )
+
+
+def join_all_to_alls(calls: pl.DataFrame) -> pl.DataFrame:
+    """Turn the sends and receives of each all-to-all into one operation.
+
+    Args:
+        calls: NCCL calls with ``name``, ``collective``, ``communicator``, ``peer``, ``bytes``, times and thread.
+
+    Returns:
+        The calls by thread and start. The first call of an all-to-all stands for it: its bytes are those that all its
+        calls send, and it ends with the last of them. The other calls have the collective ``part``.
+
+    >>> names = ["ncclGroupStart", "ncclSend", "ncclRecv", "ncclSend", "ncclRecv", "ncclGroupEnd"]
+    >>> calls = pl.DataFrame({"name": names, "collective": [None, "send", "recv", "send", "recv", None],
+    ...     "communicator": "7", "peer": [None, 0, 0, 1, 1, None], "bytes": [None, 4, 4, 8, 8, None],
+    ...     "start_ns": range(6), "end_ns": range(1, 7), "process": 1, "tid": 1})
+    >>> join_all_to_alls(calls).drop_nulls("collective").select("collective", "peer", "bytes", "end_ns").rows()[:2]
+    [('all_to_allv', None, 12, 5), ('part', None, 4, 3)]
+    """
+    if not calls["collective"].is_in(_P2P).any():
+        return calls
+    # Calls between two edges of groups, opening or closing, form a section.
+    is_edge = pl.col("name").is_in(["ncclGroupStart", "ncclGroupEnd"])
+    calls = calls.sort(*_THREAD, "start_ns", maintain_order=True).with_columns(_section=is_edge.cum_sum().over(_THREAD))
+    section = [*_THREAD, "_section"]
+    # A library asks for the number of members right before an all-to-all: in the section before that of the messages.
+    counted = calls.group_by(*_THREAD, _section=pl.col("_section") + 1).agg(
+        _counted=(pl.col("name") == "ncclCommCount").any() & (pl.col("collective").is_in(_P2P).sum() == 0)
+    )
+    calls = calls.join(counted, on=section, how="left", maintain_order="left")
+    is_send, is_receive = pl.col("collective") == "send", pl.col("collective") == "recv"
+    is_balanced = (is_send.sum() >= 2) & (is_send.sum() == is_receive.sum())
+    reaches_all = _peers_are_all_members(is_send) & _peers_are_all_members(is_receive) | pl.col("peer").is_null().all()
+    is_section_of_all_to_all = (is_balanced & reaches_all) | pl.col("_counted").fill_null(False).any()
+    is_part = is_section_of_all_to_all.over(section) & pl.col("collective").is_in(_P2P)
+    is_first = is_part & (is_part.cum_sum().over(section) == 1)
+    sent_bytes = pl.col("bytes").filter(is_send)
+    total_bytes = pl.when(sent_bytes.count() > 0).then(sent_bytes.sum()).over(section)
+    last_end_ns = pl.col("end_ns").filter(is_send | is_receive).max().over(section)
+    return (
+        calls.with_columns(_part=is_part, _first=is_first)
+        .with_columns(
+            collective=pl.when("_first")
+            .then(pl.lit(ALL_TO_ALL))
+            .when("_part")
+            .then(pl.lit(PART_OF_ALL_TO_ALL))
+            .otherwise("collective"),
+            peer=pl.when(~pl.col("_part")).then("peer"),
+            bytes=pl.when("_first").then(total_bytes).otherwise("bytes"),
+            end_ns=pl.when("_first").then(last_end_ns).otherwise("end_ns"),
+        )
+        .drop("_section", "_counted", "_part", "_first")
+    )
+
+
+def _peers_are_all_members(is_direction: pl.Expr) -> pl.Expr:
+    """Return whether the messages of one direction go to members 0, 1, … n-1 in any order, oneself included."""
+    peers = pl.col("peer").filter(is_direction & pl.col("peer").is_not_null())
+    messages = is_direction.sum()
+    return (peers.n_unique() == messages) & (peers.min() == 0) & (peers.max() == messages - 1)

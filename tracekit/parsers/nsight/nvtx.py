@@ -1,23 +1,25 @@
-"""NVTX: ranges and instants on CPU threads, with the names of their domains.
+"""NVTX ranges and instants, and the PyTorch ops among them.
 
-Push/pop ranges nest on their thread. Start/end ranges may cross threads and need not nest, so they carry no
-thread: nothing is ever taken to run inside one because of where it was launched.
+Push/pop ranges nest on their thread. Start/end ranges can cross threads and need not nest, so they carry no thread: no
+launch is taken to be inside one.
+
+``torch.autograd.profiler.emit_nvtx`` writes each op as a range ``name[, seq = N][, op_id = N][, sizes = [[…]]]``. Those
+ranges become the CPU ops of a PyTorch trace, with sequence number, shapes and the forward thread of backward nodes.
 """
 
 from __future__ import annotations
 
 import polars as pl
 
-from tracekit.parsers.nsight.names import Strings, process, tid
-from tracekit.parsers.nsight.tables import Export
-from tracekit.parsers.nsight.timed import read_events
+from tracekit.parsers.nsight.names import PID_MASK, Strings, process_id, thread_id
+from tracekit.parsers.nsight.tables import Export, read_cpu_events
 
-MARKS = (34, 65)  # recorded live, and imported from text
-NESTED = (59, 70)
-CROSSING = (60, 71)
-DOMAIN = 75
-THREAD_NAME = 39
-_TABLE = "NVTX_EVENTS"
+# Values of eventType, each as recorded live and as imported from text.
+_MARK = (34, 65)
+_PUSH_POP = (59, 70)
+_START_END = (60, 71)
+_DOMAIN = 75
+_THREAD_NAME = 39
 _COLUMNS = [
     "start",
     "end",
@@ -31,70 +33,181 @@ _COLUMNS = [
     "binaryData",
 ]
 
+_ENGINE = "autograd::engine::evaluate_function: "
+_TORCH_OPS = r"^(aten|c10d|_c10d_functional|c10d_functional|autograd|torch|prim|prims|quantized|profiler)::"
+_OPS_WITHOUT_NAMESPACE = ("record_param_comms", "detach", "detach_")
+_NAMESPACED = r"^[a-z_][a-z0-9_]*::[A-Za-z0-9_.]+$"
+
 
 def nvtx_events(export: Export, strings: Strings, base_ns: int, end_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Read ranges and instants, and the names that programs gave their threads (``process``, ``name``).
+    """Read ranges and instants.
 
-    Ranges have ``process``, ``text``, ``domain``, ``domain_id`` and whatever payload was exported; one that was never
-    closed ends at *end_ns*, when the session ended.
+    Args:
+        export: File to read.
+        strings: Its string table.
+        base_ns: Wall clock at time 0 of the file, in ns since the epoch.
+        end_ns: End of the session, from time 0 of the file. Ranges that were never closed end there.
+
+    Returns:
+        Ranges and instants with ``process``, ``text``, ``domain``, ``domain_id`` and their payload, and the names that
+        programs gave their threads (``process``, ``name``).
     """
-    frame = read_events(export, _TABLE, _COLUMNS, what="NVTX ranges")
+    frame = read_cpu_events(export, "NVTX_EVENTS", _COLUMNS, noun="NVTX ranges")
     frame = frame.with_columns(
-        text=_resolved(frame, "text", "textId", strings),
-        jsonText=_resolved(frame, "jsonText", "jsonTextId", strings),
-        process=process("globalTid"),
+        text=_resolve(frame, "text", "textId", strings),
+        jsonText=_resolve(frame, "jsonText", "jsonTextId", strings),
+        process=process_id("globalTid"),
     )
-    threads = frame.filter(pl.col("eventType") == THREAD_NAME).select("process", name="text")
-    domains = _domains(frame)
-    kept = frame.filter(pl.col("eventType").is_in([*MARKS, *NESTED, *CROSSING]))
-    instant = pl.col("eventType").is_in(MARKS)
-    closed = pl.when(instant).then("start").otherwise(pl.col("end").fill_null(max(end_ns, _last(kept))))
+    threads = frame.filter(pl.col("eventType") == _THREAD_NAME).select("process", name="text")
+    domains = _domain_names(frame)
+    frame = frame.filter(pl.col("eventType").is_in([*_MARK, *_PUSH_POP, *_START_END]))
+    is_instant = pl.col("eventType").is_in(_MARK)
+    last_time = frame.select(pl.max_horizontal(pl.col("end").max(), pl.col("start").max())).item() or 0
+    end = pl.when(is_instant).then("start").otherwise(pl.col("end").fill_null(max(end_ns, last_time)))
     events = (
-        kept.join(domains, on=["process", "domainId"], how="left", maintain_order="left")
+        frame.join(domains, on=["process", "domainId"], how="left", maintain_order="left")
         .select(
-            pl.when(instant).then(pl.lit("mark")).otherwise(pl.lit("annotation")).alias("kind"),
+            pl.when(is_instant).then(pl.lit("mark")).otherwise(pl.lit("annotation")).alias("kind"),
             pl.col("text").fill_null(""),
             (pl.col("start") + base_ns).alias("start_ns"),
-            (pl.max_horizontal(closed, "start") + base_ns).alias("end_ns"),
-            pl.when(~pl.col("eventType").is_in(CROSSING)).then(tid("globalTid")).alias("tid"),
+            (pl.max_horizontal(end, "start") + base_ns).alias("end_ns"),
+            pl.when(~pl.col("eventType").is_in(_START_END)).then(thread_id("globalTid")).alias("tid"),
             "process",
             "domain",
             pl.col("domainId").fill_null(0).alias("domain_id"),
             "jsonText",
             "binaryData",
         )
-        .sort("process", "tid", "start_ns", pl.col("end_ns"), descending=[False, False, False, True])
+        .sort("process", "tid", "start_ns", "end_ns", descending=[False, False, False, True])
     )
     return events, threads
 
 
-def _last(frame: pl.DataFrame) -> int:
-    latest = frame.select(pl.max_horizontal(pl.col("end").max(), pl.col("start").max())).item()
-    return int(latest) if latest is not None else 0
+def _resolve(frame: pl.DataFrame, text: str, string_id: str, strings: Strings) -> pl.Series:
+    """Return the text in the row itself, or the string that its id refers to."""
+    own_text = frame.select(pl.when(pl.col(text) != "").then(text).alias(text)).to_series()
+    if frame[string_id].null_count() == frame.height:
+        return own_text
+    string = strings.texts(frame[string_id], noun="NVTX ranges")
+    return pl.select(pl.coalesce(own_text, string.alias(text))).to_series()
 
 
-def _resolved(frame: pl.DataFrame, text: str, identifier: str, strings: Strings) -> pl.Series:
-    """Return the text itself, or the string its id stands for."""
-    own = frame.select(pl.when(pl.col(text) != "").then(text).alias(text)).to_series()
-    if frame[identifier].null_count() == frame.height:
-        return own
-    looked_up = strings.texts(frame[identifier], what="NVTX ranges")
-    return pl.select(pl.coalesce(own, looked_up.alias(text))).to_series()
-
-
-def _domains(frame: pl.DataFrame) -> pl.DataFrame:
-    """Name each (process, domain). A windowed file lacks the row that named it: go by what is in it."""
+def _domain_names(frame: pl.DataFrame) -> pl.DataFrame:
+    """Name each (process, domain). Where a windowed file lacks the row with the name, guess it from the ranges."""
     keys = ["process", "domainId"]
-    named = frame.filter(pl.col("eventType") == DOMAIN).select(*keys, pl.col("text").alias("domain"))
-    used = frame.filter(pl.col("domainId").fill_null(0) != 0, pl.col("eventType") != DOMAIN)
-    nccl = pl.col("text").str.contains("^nccl[A-Z]").any()
-    mpi = pl.col("text").str.contains("^MPI_").any()
-    guessed = used.group_by(keys).agg(
-        pl.when(nccl)
+    recorded = frame.filter(pl.col("eventType") == _DOMAIN).select(*keys, pl.col("text").alias("domain"))
+    ranges = frame.filter(pl.col("domainId").fill_null(0) != 0, pl.col("eventType") != _DOMAIN)
+    has_nccl = pl.col("text").str.contains("^nccl[A-Z]").any()
+    has_mpi = pl.col("text").str.contains("^MPI_").any()
+    guessed = ranges.group_by(keys).agg(
+        pl.when(has_nccl)
         .then(pl.lit("NCCL"))
-        .when(mpi)
+        .when(has_mpi)
         .then(pl.lit("MPI"))
         .otherwise(pl.format("domain {}", pl.col("domainId").first()))
         .alias("domain")
     )
-    return pl.concat([named, guessed]).unique(keys, keep="first", maintain_order=True)
+    return pl.concat([recorded, guessed]).unique(keys, keep="first", maintain_order=True)
+
+
+def parse_ops(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Split ``text`` into ``name``, ``sequence``, ``external_id`` and ``shapes``; ops become ``cpu_op``.
+
+    Only push/pop ranges of the default domain can be ops. A range that a user named with ``record_function`` has
+    neither a sequence number nor sizes and stays an annotation, as in a PyTorch trace.
+
+    >>> ranges = pl.DataFrame({"kind": ["annotation"], "tid": [1], "domain": [None], "domain_id": [0],
+    ...     "text": ["aten::mm, seq = 883, op_id = 9181, sizes = [[1024, 2048], [2048, 6144]]"]})
+    >>> parse_ops(ranges).select("kind", "name", "sequence", "shapes").row(0)
+    ('cpu_op', 'aten::mm', 883, '[[1024,2048],[2048,6144]]')
+    """
+    can_be_op = (pl.col("kind") == "annotation") & pl.col("tid").is_not_null() & (pl.col("domain_id") == 0)
+    has_suffix = pl.col("text").str.contains(r", (?:seq = -?\d|op_id = \d|sizes = \[)")
+    flags = ranges.select("text", can_be_op=can_be_op, has_suffix=can_be_op & has_suffix)
+    text = flags.select(pl.when("has_suffix").then("text")).to_series()
+    name_bytes = text.str.find(r", (?:seq = |op_id = |sizes = \[)")
+    parsed = ranges.with_columns(
+        _slice_bytes(text, 0, name_bytes).fill_null(ranges["text"]).alias("name"),
+        _number_after(text, ", seq = ").alias("sequence"),
+        _number_after(text, ", op_id = ").alias("external_id"),
+        _shapes(text).alias("shapes"),
+    )
+    name = pl.col("name")
+    is_torch_op = name.str.contains(_TORCH_OPS) | name.is_in(_OPS_WITHOUT_NAMESPACE)
+    is_other_op = pl.col("sequence").is_not_null() | pl.col("shapes").is_not_null() | name.str.contains(_NAMESPACED)
+    is_op = flags["can_be_op"] & (is_torch_op | (flags["has_suffix"] & is_other_op))
+    return parsed.with_columns(kind=pl.when(is_op).then(pl.lit("cpu_op")).otherwise("kind")).drop("text")
+
+
+def _slice_bytes(text: pl.Series, start: pl.Series | int, length: pl.Series | int | None = None) -> pl.Series:
+    """Return a slice of *text* given in bytes, as ``str.find`` counts; null where *start* is null.
+
+    Both ends must be where a character begins. Finding and slicing takes a sixth of the time of a pattern with groups.
+    """
+    part = pl.lit(text).cast(pl.Binary).bin.slice(start, length).cast(pl.String)
+    return pl.select(part).to_series()
+
+
+def _number_after(text: pl.Series, prefix: str) -> pl.Series:
+    """Return the number after the first *prefix* that a digit follows."""
+    rest = _slice_bytes(text, text.str.find(prefix + "[0-9]") + len(prefix))
+    return rest.str.extract("^([0-9]+)").cast(pl.Int64, strict=False)
+
+
+def _shapes(text: pl.Series) -> pl.Series:
+    """Return the sizes without blanks, and without the ids of the inputs that can follow them."""
+    sizes = _slice_bytes(text, text.str.find(", sizes = [", literal=True) + len(", sizes = "))
+    ids_start = sizes.str.find("], input_op_ids = ", literal=True)
+    without_ids = (
+        pl.when(ids_start.is_not_null())
+        .then(_slice_bytes(sizes, 0, ids_start + 1))
+        .when(sizes.str.ends_with("]"))
+        .then(sizes)
+    )
+    return pl.select(without_ids).to_series().str.replace_all(" ", "", literal=True)
+
+
+def link_autograd(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Give backward nodes ``fwd_thread``, and the autograd engine's ranges the sequence number of their node.
+
+    *ranges* are sorted by process, thread and start, outer range first. A backward node is the range directly inside
+    the engine's range of its own name. Its forward thread is that of the latest op before it with its sequence number.
+    """
+    if not ranges.height:
+        return ranges.with_columns(fwd_thread=pl.lit(None, dtype=pl.Int64))
+    thread = ["process", "tid"]
+    name, is_engine = pl.col("name"), pl.col("name").str.starts_with(_ENGINE)
+    is_inside_previous = (pl.col("start_ns") < pl.col("end_ns").shift(1)).over(thread)
+    node_of_previous = name.str.strip_prefix(_ENGINE).shift(1).over(thread)
+    is_engine_node = is_inside_previous & (name == node_of_previous) & is_engine.shift(1).over(thread)
+    # Older versions of PyTorch have no range of the engine around a node.
+    is_named_node = ~is_engine & name.str.contains(r"Backward\d*$") & pl.col("sequence").is_not_null()
+    is_node = (pl.col("kind") == "cpu_op") & (is_engine_node | is_named_node).fill_null(False)
+    ranges = ranges.with_columns(_is_node=is_node)
+    node_sequence = pl.when(pl.col("_is_node")).then("sequence")
+    ranges = ranges.with_columns(
+        sequence=pl.when(is_engine).then(node_sequence.shift(-1).over(thread)).otherwise("sequence")
+    )
+    is_backward = (pl.col("_is_node") | is_engine) & pl.col("sequence").is_not_null()
+    ranges = ranges.with_row_index("_row").with_columns(_is_backward=is_backward)
+    is_forward = (pl.col("kind") == "cpu_op") & pl.col("sequence").is_not_null()
+    first_thread = pl.col("process") & PID_MASK  # the first thread of a process has the process's pid
+    return (
+        ranges.join(_forward_threads(ranges), on="_row", how="left", maintain_order="left")
+        .with_columns(
+            fwd_thread=pl.when("_is_backward")
+            .then(pl.coalesce("_forward_tid", first_thread))
+            .when(is_forward)
+            .then(pl.lit(0, dtype=pl.Int64))
+        )
+        .drop("_row", "_is_node", "_is_backward", "_forward_tid")
+    )
+
+
+def _forward_threads(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return the thread of the latest forward op before each backward op with the same sequence number."""
+    keys = ["process", "sequence"]
+    ops = ranges.filter(pl.col("kind") == "cpu_op", pl.col("sequence").is_not_null())
+    forward = ops.filter(~pl.col("_is_backward")).select(*keys, "start_ns", _forward_tid="tid").sort("start_ns")
+    backward = ops.filter("_is_backward").select("_row", *keys, "start_ns").sort("start_ns")
+    return backward.join_asof(forward, on="start_ns", by=keys, check_sortedness=False).select("_row", "_forward_tid")

@@ -1,6 +1,6 @@
 """Payloads that NCCL attaches to its NVTX ranges: communicator, size, peer, rank.
 
-They are exported as JSON text, or as bytes laid out by the file's NVTX_PAYLOAD_SCHEMA_ENTRIES: a header of four
+They are exported as JSON text, or as bytes whose layout is in the table NVTX_PAYLOAD_SCHEMA_ENTRIES: a header of four
 64-bit numbers (domain, schema, payload size, total size), then the fields.
 """
 
@@ -22,9 +22,10 @@ FIELDS = {
     "No. of ranks": "ranks",
     "Rank": "own_rank",
 }
-_DTYPES = {3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<i8", 8: "<u8", 17: "<i8", 18: "<u8", 22: "<u8"}
-"""Field type → how its bytes read: short, int, long long, int64, uint64, size_t, signed and unsigned."""
-_HEADER = 32
+"""Names of payload fields that are read, and the columns they fill."""
+_NUMPY_TYPES = {3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<i8", 8: "<u8", 17: "<i8", 18: "<u8", 22: "<u8"}
+"""Field type → numpy type: short, int, long long, int64, uint64, size_t, signed and unsigned."""
+_HEADER_BYTES = 32
 _SCHEMA = pl.Schema(
     {
         "_row": pl.UInt32(),
@@ -33,66 +34,67 @@ _SCHEMA = pl.Schema(
     }
 )
 
-Layout = dict[int, list[tuple[str, str, int]]]
-"""Schema id → (field, numpy type, offset) of the fields that are understood."""
+Layouts = dict[int, list[tuple[str, str, int]]]
+"""Schema id → (column, numpy type, offset in bytes) of each field that is read."""
 
 
-def layouts(export: Export) -> Layout:
-    """How each payload schema of the file lays out the fields that are understood."""
+def payload_layouts(export: Export) -> Layouts:
+    """Return the layout of each payload schema in the file."""
     entries = read_table(export, "NVTX_PAYLOAD_SCHEMA_ENTRIES", ["schemaId", "type", "name", "offset"])
-    by_schema: Layout = {}
-    for schema, kind, name, offset in entries.unique().rows():
-        if name in FIELDS and kind in _DTYPES:
-            by_schema.setdefault(schema, []).append((FIELDS[name], _DTYPES[kind], offset or 0))
-    return by_schema
+    layouts: Layouts = {}
+    for schema_id, field_type, name, offset in entries.unique().rows():
+        if name in FIELDS and field_type in _NUMPY_TYPES:
+            layouts.setdefault(schema_id, []).append((FIELDS[name], _NUMPY_TYPES[field_type], offset or 0))
+    return layouts
 
 
-def decode(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
-    """Decode ``jsonText`` or ``binaryData`` of the rows that have one; ``_row`` names the row."""
-    rows = frame.with_row_index("_row")
-    parts = [_from_json(rows.filter(pl.col("jsonText").is_not_null()).select("_row", "jsonText"))]
+def decode_payloads(ranges: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
+    """Decode ``jsonText`` or ``binaryData`` of the rows that have one; ``_row`` is the position in *ranges*."""
+    rows = ranges.with_row_index("_row")
+    parts = [_decode_json(rows.filter(pl.col("jsonText").is_not_null()).select("_row", "jsonText"))]
     binary = rows.filter(pl.col("jsonText").is_null(), pl.col("binaryData").is_not_null())
-    if binary.height and layout:
-        parts.append(_from_bytes(binary.select("_row", "binaryData"), layout))
+    if binary.height and layouts:
+        parts.append(_decode_bytes(binary.select("_row", "binaryData"), layouts))
     return pl.concat(parts)
 
 
-def _from_json(rows: pl.DataFrame) -> pl.DataFrame:
-    texts = rows["jsonText"].unique()
-    known = {text: fields for text in texts if (fields := _json_fields(text))}
-    table = [{"jsonText": text, **fields} for text, fields in known.items()]
+def _decode_json(rows: pl.DataFrame) -> pl.DataFrame:
+    """Decode each distinct text once."""
+    fields = {text: _json_fields(text) for text in rows["jsonText"].unique()}
+    table = [{"jsonText": text, **values} for text, values in fields.items() if values]
     schema = pl.Schema({"jsonText": pl.String(), **{k: v for k, v in _SCHEMA.items() if k != "_row"}})
     return rows.join(pl.DataFrame(table, schema=schema), on="jsonText", how="inner").select(_SCHEMA.names())
 
 
 def _json_fields(text: str) -> dict[str, Any]:
-    """Find the fields anywhere in one JSON payload; communicators as the text of their number.
+    """Return the fields anywhere in a JSON payload; a communicator as the text of its number.
 
     >>> _json_fields('{"NCCL communicator ID": 7, "Message size [bytes]": 4194304, "Peer rank": 1}')
     {'communicator': '7', 'bytes': 4194304, 'peer': 1}
     """
     values: dict[str, Any] = {}
     try:
-        todo: list[Any] = [json.loads(text)]
+        pending: list[Any] = [json.loads(text)]
     except (ValueError, RecursionError):
         return values
-    while todo:
-        item = todo.pop()
+    while pending:
+        item = pending.pop()
         if isinstance(item, Mapping):
             for name, value in item.items():
-                number, field = _number(value), FIELDS.get(name)
-                if field == "communicator" and number is not None:
-                    values[field] = str(number)
-                elif field is not None and number is not None and abs(number) < 1 << 63:
-                    values[field] = number
+                number, column = _as_number(value), FIELDS.get(name)
+                if column == "communicator" and number is not None:
+                    values[column] = str(number)
+                elif column is not None and number is not None and abs(number) < 1 << 63:
+                    values[column] = number
                 else:
-                    todo.append(value)
+                    pending.append(value)
         elif isinstance(item, list):
-            todo.extend(item)
+            pending.extend(item)
     return values
 
 
-def _number(value: Any) -> int | None:
+def _as_number(value: Any) -> int | None:
+    """Return a number or the number in a text, None if it is none of 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     try:
@@ -102,34 +104,36 @@ def _number(value: Any) -> int | None:
     return number if abs(number) < 1 << 64 else None
 
 
-def _from_bytes(rows: pl.DataFrame, layout: Layout) -> pl.DataFrame:
-    """Decode blobs, all blobs of one length and schema at a time."""
-    rows = rows.select("_row", blob=_blobs(rows["binaryData"])).filter(pl.col("blob").bin.size() > _HEADER)
+def _decode_bytes(rows: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
+    """Decode payloads, all of one length and schema at a time."""
+    rows = rows.select("_row", blob=_as_bytes(rows["binaryData"])).filter(pl.col("blob").bin.size() > _HEADER_BYTES)
     parts = [_SCHEMA.to_frame()]
     for _, group in rows.group_by(pl.col("blob").bin.size()):
-        size = len(group["blob"][0])
-        matrix = np.frombuffer(b"".join(group["blob"]), dtype=np.uint8).reshape(-1, size)
-        schemas = matrix[:, 8:12].copy().view("<u4").ravel()
-        for schema in np.unique(schemas):
-            same = schemas == schema
-            fields = {
-                field: matrix[same, _HEADER + at : _HEADER + at + np.dtype(kind).itemsize].copy().view(kind).ravel()
-                for field, kind, at in layout.get(int(schema), [])
-                if _HEADER + at + np.dtype(kind).itemsize <= size
-            }
+        blob_bytes = len(group["blob"][0])
+        # One row per payload; the schema id is the second number of the header.
+        matrix = np.frombuffer(b"".join(group["blob"]), dtype=np.uint8).reshape(-1, blob_bytes)
+        schema_ids = matrix[:, 8:12].copy().view("<u4").ravel()
+        for schema_id in np.unique(schema_ids):
+            has_schema = schema_ids == schema_id
+            fields = {}
+            for column, numpy_type, offset in layouts.get(int(schema_id), []):
+                start = _HEADER_BYTES + offset
+                end = start + np.dtype(numpy_type).itemsize
+                if end <= blob_bytes:
+                    fields[column] = matrix[has_schema, start:end].copy().view(numpy_type).ravel()
             if fields:
-                parts.append(_frame(group["_row"].filter(pl.Series(same)), fields))
+                parts.append(_payload_frame(group["_row"].filter(pl.Series(has_schema)), fields))
     return pl.concat(parts)
 
 
-def _blobs(data: pl.Series) -> pl.Series:
-    """Undo what text columns do to bytes: they hold hex or base64."""
+def _as_bytes(data: pl.Series) -> pl.Series:
+    """Return the bytes of payloads; formats that hold them as text write hex or base64."""
     if data.dtype == pl.Binary:
         return data
     return data.str.decode("hex", strict=False).fill_null(data.str.decode("base64", strict=False))
 
 
-def _frame(rows: pl.Series, fields: dict[str, np.ndarray[Any, Any]]) -> pl.DataFrame:
+def _payload_frame(rows: pl.Series, fields: dict[str, np.ndarray[Any, Any]]) -> pl.DataFrame:
     frame = pl.DataFrame({"_row": rows, **fields})
     return frame.select(
         (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype, strict=False).alias(name)

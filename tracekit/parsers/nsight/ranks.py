@@ -1,4 +1,4 @@
-"""Which ranks one file holds: a rank is a (process, device) that ran something on a GPU."""
+"""Ranks in one file: every (process, device) that runs something on a GPU is a rank."""
 
 from __future__ import annotations
 
@@ -8,86 +8,97 @@ from pathlib import Path
 
 import polars as pl
 
-_IN_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_PAIR = ["process", "device"]
+_RANK_IN_FILE_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
+PAIR = ["process", "device"]
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """One rank of the file. ``device`` is None when the process ran nothing on a GPU."""
+class Rank:
+    """One rank of the file. ``device`` is None if the events name none, or the process ran nothing on a GPU."""
 
     process: int
     device: int | None
-    rank: int
-    rank_from: str
+    number: int
+    number_from: str
 
 
-def with_process(gpu: list[pl.DataFrame], calls: list[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Give GPU events that name no process the one process of the file, or, where there are several, none of them."""
-    named = {process for frame in calls for process in frame["process"].unique().drop_nulls()}
-    process = named.pop() if len(named) == 1 else 0
+def fill_process(gpu: list[pl.DataFrame], calls: list[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Give GPU events without a process the only process that made CUDA calls, or process 0 if there are several."""
+    processes = {process for frame in calls for process in frame["process"].unique().drop_nulls()}
+    process = processes.pop() if len(processes) == 1 else 0
     return [
         frame.with_columns(pl.col("process").fill_null(process)) if frame["process"].null_count() else frame
         for frame in gpu
     ]
 
 
-def find_pairs(gpu: list[pl.DataFrame]) -> tuple[list[tuple[int, int | None]], dict[str, int]]:
-    """Find the (process, device) pairs that are ranks, in order, and count the events of others.
+def keep_rank_events(
+    gpu: list[pl.DataFrame],
+) -> tuple[list[pl.DataFrame], list[tuple[int, int | None]], dict[str, int]]:
+    """Find the (process, device) pairs that are ranks.
 
-    A process that runs kernels on one device and only touches another is a rank of the first alone.
+    A process that runs kernels on one device and only copies or clears memory on another is a rank of the first alone.
+
+    Returns:
+        The GPU events of ranks, the pairs in order, and the number of events that were dropped, by reason.
     """
-    counted = [_count(frame) for frame in gpu]
-    if not counted:
-        return [], {}
-    pairs = pl.concat(counted).group_by(_PAIR).agg(pl.col("n").sum(), pl.col("ran").any())
-    pairs = pairs.with_columns(ranks=pl.col("ran") | ~pl.col("ran").any().over("process")).sort(_PAIR, nulls_last=True)
-    left_out = int(pairs.filter(~pl.col("ranks"))["n"].sum())
-    kept = pairs.filter("ranks").select(_PAIR).rows()
-    return kept, {"events on other devices": left_out} if left_out else {}
+    if not gpu:
+        return [], [], {}
+    runs_code = pl.col("kind").first().is_in(["kernel", "graph"])
+    counts = [frame.group_by(PAIR).agg(events=pl.len(), runs_code=runs_code) for frame in gpu]
+    pairs = pl.concat(counts).group_by(PAIR).agg(pl.col("events").sum(), pl.col("runs_code").any())
+    is_rank = pl.col("runs_code") | ~pl.col("runs_code").any().over("process")
+    pairs = pairs.with_columns(is_rank=is_rank).sort(PAIR, nulls_last=True)
+    ranks = pairs.filter("is_rank").select(PAIR)
+    dropped = int(pairs.filter(~pl.col("is_rank"))["events"].sum())
+    if not dropped:
+        return gpu, ranks.rows(), {}
+    kept = [frame.join(ranks, on=PAIR, how="semi", nulls_equal=True, maintain_order="left") for frame in gpu]
+    return [frame for frame in kept if frame.height], ranks.rows(), {"events on other devices": dropped}
 
 
-def _count(frame: pl.DataFrame) -> pl.DataFrame:
-    """Count the events of each pair; ``ran`` is whether they are work, not copies."""
-    ran = pl.lit(frame["kind"][0] in ("kernel", "graph")).alias("ran")
-    same = all(frame[name].min() == frame[name].max() and not frame[name].null_count() for name in _PAIR)
-    if same:  # one pair, as most files have: no need to group millions of rows
-        return frame.head(1).select(*_PAIR, pl.lit(frame.height, dtype=pl.Int64).alias("n"), ran)
-    return frame.group_by(_PAIR).agg(pl.len().cast(pl.Int64).alias("n")).with_columns(ran)
-
-
-def number(
+def number_ranks(
     pairs: list[tuple[int, int | None]],
     path: Path,
     *,
-    rank: int | None,
+    first: int | None,
     communicators: pl.DataFrame,
     threads: pl.DataFrame,
-) -> list[Owner]:
-    """Give each pair its number: as asked, else by what NCCL or MPI said, else by file name or by order in the file."""
-    if rank is not None:
-        return [Owner(*pair, rank + i, "option") for i, pair in enumerate(pairs)]
+) -> list[Rank]:
+    """Number the ranks.
+
+    Args:
+        pairs: The (process, device) of each rank, in order.
+        path: File that was read; its name can hold the number.
+        first: Number of the first rank, if the user gave one.
+        communicators: Communicators whose creation was recorded.
+        threads: Names of threads, by process; Nsight writes a rank of MPI there.
+    """
+    if first is not None:
+        return [Rank(*pair, first + i, "option") for i, pair in enumerate(pairs)]
     processes = [process for process, _ in pairs]
-    known = _nccl_ranks(communicators) | _mpi_ranks(threads)
-    numbers = [known[process] for process in processes if process in known]
+    recorded = _nccl_ranks(communicators) | _mpi_ranks(threads)
+    numbers = [recorded[process] for process in processes if process in recorded]
     if len(numbers) == len(pairs) and len(set(numbers)) == len(set(processes)) == len(pairs):
-        return [Owner(*pair, known[pair[0]], "content") for pair in pairs]
+        return [Rank(*pair, number, "content") for pair, number in zip(pairs, numbers, strict=True)]
     if len(pairs) > 1:
-        return [Owner(*pair, i, "content") for i, pair in enumerate(pairs)]
-    named = _IN_NAME.findall(path.name)
-    return [Owner(*pair, int(named[-1]), "name") if named else Owner(*pair, 0, "only file") for pair in pairs]
+        return [Rank(*pair, i, "content") for i, pair in enumerate(pairs)]
+    numbers_in_name = _RANK_IN_FILE_NAME.findall(path.name)
+    if numbers_in_name:
+        return [Rank(*pair, int(numbers_in_name[-1]), "name") for pair in pairs]
+    return [Rank(*pair, 0, "only file") for pair in pairs]
 
 
 def _nccl_ranks(communicators: pl.DataFrame) -> dict[int, int]:
-    """Each process's rank in the largest communicator of the file, where that is one number."""
+    """Return the rank of each process in the file's largest communicators, where it is unambiguous."""
     if not communicators.height:
         return {}
-    widest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
-    one = widest.group_by("process").agg(pl.col("own_rank").unique()).filter(pl.col("own_rank").list.len() == 1)
-    return {process: ranks[0] for process, ranks in one.rows()}
+    largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
+    ranks = largest.group_by("process").agg(pl.col("own_rank").unique()).filter(pl.col("own_rank").list.len() == 1)
+    return {process: own_ranks[0] for process, own_ranks in ranks.rows()}
 
 
 def _mpi_ranks(threads: pl.DataFrame) -> dict[int, int]:
-    """Nsight names a thread ``MPI Rank N`` when it sees MPI start."""
-    number = pl.col("name").str.extract(r"^MPI Rank (\d+)$").cast(pl.Int64)
-    return dict(threads.select("process", number.alias("rank")).drop_nulls().unique("process").rows())
+    """Return the rank of each process in MPI: Nsight names a thread ``MPI Rank N`` when it sees MPI start."""
+    rank = pl.col("name").str.extract(r"^MPI Rank (\d+)$").cast(pl.Int64)
+    return dict(threads.select("process", rank=rank).drop_nulls().unique("process").rows())

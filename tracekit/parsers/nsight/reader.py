@@ -1,166 +1,184 @@
-"""Nsight Systems exports into the events table: one rank for each process and GPU."""
+"""Reader of Nsight Systems exports: one events table per rank of the file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import polars as pl
 
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.nsight import about, emit, nccl
-from tracekit.parsers.nsight.api import api_events
-from tracekit.parsers.nsight.build import events_table
-from tracekit.parsers.nsight.gpu import gpu_events
-from tracekit.parsers.nsight.marks import step_marks, unnumbered_steps, used_steps
-from tracekit.parsers.nsight.names import Strings
-from tracekit.parsers.nsight.notices import rank_notices
-from tracekit.parsers.nsight.nvtx import nvtx_events
-from tracekit.parsers.nsight.opening import open_export
-from tracekit.parsers.nsight.payload import layouts
-from tracekit.parsers.nsight.ranks import Owner, find_pairs, number, with_process
-from tracekit.parsers.nsight.report import SUFFIXES as REPORTS
-from tracekit.parsers.nsight.report import exported
-from tracekit.parsers.nsight.tables import Export
-from tracekit.parsers.steps import assign_steps
+from tracekit.parsers.nsight import metadata, nccl
+from tracekit.parsers.nsight.columnar import FolderExport, StreamExport
+from tracekit.parsers.nsight.cuda import api_events, gpu_events
+from tracekit.parsers.nsight.names import PID_MASK, Strings
+from tracekit.parsers.nsight.nvtx import link_autograd, nvtx_events, parse_ops
+from tracekit.parsers.nsight.payload import payload_layouts
+from tracekit.parsers.nsight.rank_events import rank_events, rank_notices, split_by_process
+from tracekit.parsers.nsight.ranks import Rank, fill_process, keep_rank_events, number_ranks
+from tracekit.parsers.nsight.report import SUFFIXES as REPORT_SUFFIXES
+from tracekit.parsers.nsight.report import export_report
+from tracekit.parsers.nsight.sqlite import SqliteExport
+from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, Export
 from tracekit.schema import EVENTS, UNTIMED, RankEvents, Source, conform
+
+SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
 def read(
     path: str | os.PathLike[str], *, rank: int | None = None, nsys: str | None = None, lenient: bool = True
 ) -> list[RankEvents]:
-    """Read an export (sqlite, parquetdir, arrowdir, arrow) or, through ``nsys``, a report: one item per rank.
+    """Read an export or, through ``nsys export``, a report.
 
-    *rank* numbers the file's first rank; *nsys* is the exporter to use for reports; with *lenient* off a damaged
-    file is an error instead of a notice.
+    Args:
+        path: An sqlite, parquetdir, arrowdir or arrow export, or a report.
+        rank: Number of the file's first rank.
+        nsys: Program that exports reports.
+        lenient: Report damage in a notice instead of an error.
 
-    >>> one, = read("sample_traces/nsys-1f1b/rank0.sqlite")
-    >>> one.source.rank, one.source.counts["kernel"]
+    Returns:
+        One item per rank.
+
+    >>> rank_events, = read("sample_traces/nsys-1f1b/rank0.sqlite")
+    >>> rank_events.source.rank, rank_events.source.counts["kernel"]
     (0, 643)
     """
-    asked = Path(path)
-    if not asked.exists():
-        raise InputError(f"{asked}: there is no such file", hint="check the path")
-    if asked.suffix in REPORTS:
-        with exported(asked, nsys) as export_path:
-            return _read(export_path, asked, rank, lenient)
-    return _read(asked, asked, rank, lenient)
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: there is no such file", hint="check the path")
+    if path.suffix in REPORT_SUFFIXES:
+        with export_report(path, nsys) as export_path:
+            return _read_export(open_export(export_path), path, rank, lenient)
+    return _read_export(open_export(path), path, rank, lenient)
 
 
-def _read(path: Path, asked: Path, rank: int | None, lenient: bool) -> list[RankEvents]:
-    export = open_export(path)
+def open_export(path: Path) -> Export:
+    """Open an export of any format; the error says why *path* is not one."""
+    export = FolderExport(path) if path.is_dir() else _open_file(path)
+    if not export.tables & IDENTIFYING_TABLES:
+        export.close()
+        raise InputError(
+            f"{path}: holds no Nsight Systems tables",
+            hint="give what `nsys export` wrote (sqlite, parquetdir, arrowdir or arrow)",
+        )
+    return export
+
+
+def _open_file(path: Path) -> Export:
     try:
-        return _ranks(export, asked, rank, lenient)
+        with path.open("rb") as file:
+            magic = file.read(len(SQLITE_MAGIC))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
+    if not magic:
+        raise InputError(f"{path}: is empty", hint="export the report again: nsys export --type sqlite REPORT")
+    if magic == SQLITE_MAGIC:
+        return SqliteExport(path)
+    if path.suffix == ".arrow":
+        return StreamExport(path)
+    raise InputError(
+        f"{path}: is not an Nsight Systems export (neither sqlite nor Arrow)",
+        hint="export the report: nsys export --type sqlite REPORT.nsys-rep",
+    )
+
+
+def _read_export(export: Export, path: Path, first_rank: int | None, lenient: bool) -> list[RankEvents]:
+    """Read the ranks of an open export and close it; *path* is the file that the user gave."""
+    try:
+        return _read_ranks(export, path, first_rank, lenient)
     finally:
         export.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    """What one export holds for all its ranks."""
+class _FileFacts:
+    """Facts about the file that are the same for all its ranks."""
 
-    asked: Path
-    gpu: list[pl.DataFrame]
-    calls: list[pl.DataFrame]
-    nvtx: pl.DataFrame
-    world: tuple[str, ...]  # communicators as wide as the widest whose creation was recorded
+    path: Path
+    world: tuple[str, ...]
+    """Communicators as large as the largest whose creation was recorded."""
     world_size: int | None
     versions: Mapping[str, str]
-    gpus: Mapping[tuple[int, int | None], about.Gpu]
+    gpus: Mapping[tuple[int, int | None], metadata.Gpu]
     skipped: Mapping[str, int]
     notices: tuple[Notice, ...]
 
 
-def _ranks(export: Export, asked: Path, rank: int | None, lenient: bool) -> list[RankEvents]:
-    began = about.session_start(export)
+def _read_ranks(export: Export, path: Path, first_rank: int | None, lenient: bool) -> list[RankEvents]:
+    session_start_ns = metadata.session_start_ns(export)
+    base_ns = session_start_ns or 0
     strings = Strings(export)
-    calls = api_events(export, strings, began or 0)
-    ran, untimed = gpu_events(export, strings, began or 0)
-    gpu = with_process(ran, calls)
-    nvtx, threads = nvtx_events(export, strings, began or 0, about.session_length(export))
-    layout = layouts(export)
-    created = nccl.communicators(nvtx, layout)
-    nvtx = nccl.add_communication(emit.link_autograd(emit.parse_ops(nvtx)), layout)
-    pairs, skipped = find_pairs(gpu)
-    processes = pairs or _without_gpu([*calls, nvtx], asked, damaged=bool(export.notices))
-    owners = number(processes, asked, rank=rank, communicators=created, threads=threads)
+    calls = api_events(export, strings, base_ns)
+    gpu, untimed = gpu_events(export, strings, base_ns)
+    ranges, threads = nvtx_events(export, strings, base_ns, metadata.session_duration_ns(export))
+    layouts = payload_layouts(export)
+    communicators = nccl.created_communicators(ranges, layouts)
+    ranges = nccl.add_communication(link_autograd(parse_ops(ranges)), layouts)
+
+    gpu, pairs, skipped = keep_rank_events(fill_process(gpu, calls))
+    if not pairs:
+        pairs = [(_busiest_process([*calls, ranges], path, damaged=bool(export.notices)), None)]
+    ranks = number_ranks(pairs, path, first=first_rank, communicators=communicators, threads=threads)
     if export.notices and not lenient:
         raise InputError(export.notices[0].message, hint="export the report again, or allow damaged files")
-    file = _File(
-        asked=asked,
-        gpu=gpu,
-        calls=calls,
-        nvtx=nvtx,
-        world=tuple(created.filter(pl.col("ranks") == pl.col("ranks").max())["communicator"].drop_nulls()),
-        world_size=max(created["ranks"].to_list(), default=None),
-        versions=about.versions(export),
-        gpus=about.find_gpus(export),
+
+    notices = [*export.notices, *metadata.profiler_warnings(export), *strings.notices()]
+    if session_start_ns is None:
+        text = "the file does not say when it was recorded: times count from 0, ranks align by events"
+        notices.append(Notice("no-clock", text))
+    largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
+    facts = _FileFacts(
+        path=path,
+        world=tuple(largest["communicator"].drop_nulls()),
+        world_size=max(communicators["ranks"].to_list(), default=None),
+        versions=metadata.versions(export),
+        gpus=metadata.find_gpus(export),
         skipped=skipped | ({UNTIMED: untimed} if untimed else {}),
-        notices=(*export.notices, *about.lost_events(export), *strings.notices(), *_clock(began)),
+        notices=tuple(notices),
     )
-    return [_rank(owner, file) for owner in owners]
+    processes = split_by_process(gpu, calls, ranges, {rank.process for rank in ranks})
+    result = []
+    for process, group in groupby(ranks, key=lambda rank: rank.process):  # pairs are sorted by process
+        ranks_of_process = list(group)
+        numbers = {rank.device: rank.number for rank in ranks_of_process}
+        has_shapes = bool(processes[process].ranges["shapes"].is_not_null().any())
+        tables = rank_events(processes[process], process & PID_MASK, numbers)
+        for rank, events in zip(ranks_of_process, tables, strict=True):
+            result.append(RankEvents(conform(events, EVENTS), _describe_rank(rank, events, facts, has_shapes)))
+    return result
 
 
-def _without_gpu(frames: list[pl.DataFrame], asked: Path, *, damaged: bool) -> list[tuple[int, int | None]]:
-    """Name the process of a file without GPU events: of several, the one that did most. The others are not ranks."""
-    rows = [frame.select(pl.col("process").cast(pl.Int64)) for frame in frames]
-    busiest = pl.concat(rows).drop_nulls()["process"].mode().sort().to_list()[:1] if rows else []
-    if not busiest and damaged:
-        raise InputError(f"{asked}: is damaged; no event could be read", hint="export the report again")
-    if not busiest:
-        raise InputError(
-            f"{asked}: holds no GPU events, no CUDA calls and no NVTX ranges",
-            hint="record with: nsys profile --trace=cuda,nvtx",
-        )
-    return [(process, None) for process in busiest]
-
-
-def _rank(owner: Owner, file: _File) -> RankEvents:
-    gpu = [_of(frame, process=owner.process, device=owner.device) for frame in file.gpu]
-    calls = [_of(frame, process=owner.process) for frame in file.calls]
-    nvtx = _of(file.nvtx, process=owner.process)
-    if calls:
-        records = nvtx.filter(pl.col("kind") == "cpu_op", pl.col("collective").is_not_null())
-        gpu = [nccl.on_kernels(frame, calls[0], records) for frame in gpu]
-    frames = [frame.drop("process") for frame in (*gpu, *calls, nvtx) if frame.height]
-    pid = owner.process & 0xFFFFFF
-    events = events_table(frames, rank=owner.rank, pid=pid)
-    marks = step_marks(nvtx)
-    if marks is None:
-        marks = unnumbered_steps(nvtx, calls[0])
-    events = used_steps(assign_steps(events, marks=marks))
-    kinds = dict(sorted(events["kind"].value_counts().rows()))
-    its_gpu = file.gpus.get((pid, owner.device)) or file.gpus.get((-1, owner.device))
-    source = Source(
-        path=str(file.asked),
+def _describe_rank(rank: Rank, events: pl.DataFrame, facts: _FileFacts, has_shapes: bool) -> Source:
+    counts = dict(sorted(events["kind"].value_counts().rows()))
+    gpu = facts.gpus.get((rank.process & PID_MASK, rank.device)) or facts.gpus.get((-1, rank.device))
+    return Source(
+        path=str(facts.path),
         reader="nsight",
-        rank=owner.rank,
-        rank_from=owner.rank_from,
-        world_size=file.world_size,
-        devices=(its_gpu.name,) if its_gpu and its_gpu.name else (),
-        multiprocessors=its_gpu.multiprocessors if its_gpu else None,
-        memory_bytes=its_gpu.memory_bytes if its_gpu else None,
-        versions=dict(file.versions),
-        record_shapes=nvtx["shapes"].is_not_null().any() if kinds.get("cpu_op") else None,
-        counts=kinds,
-        skipped=dict(file.skipped),
-        notices=(*file.notices, *rank_notices(events, kinds, owner.rank, world=file.world)),
+        rank=rank.number,
+        rank_from=rank.number_from,
+        world_size=facts.world_size,
+        devices=(gpu.name,) if gpu and gpu.name else (),
+        multiprocessors=gpu.multiprocessors if gpu else None,
+        memory_bytes=gpu.memory_bytes if gpu else None,
+        versions=dict(facts.versions),
+        record_shapes=has_shapes if counts.get("cpu_op") else None,
+        counts=counts,
+        skipped=dict(facts.skipped),
+        notices=(*facts.notices, *rank_notices(events, counts, rank.number, world=facts.world)),
     )
-    return RankEvents(conform(events, EVENTS), source)
 
 
-def _of(frame: pl.DataFrame, *, process: int, device: int | None = None) -> pl.DataFrame:
-    """Return the rows of one process (and device); the frame itself, uncopied, when they are all."""
-    wanted = {"process": process} | ({"device": device} if device is not None else {})
-    for column, value in wanted.items():
-        if frame[column].min() != value or frame[column].max() != value or frame[column].null_count():
-            frame = frame.filter(pl.col(column) == value)
-    return frame
-
-
-def _clock(began: int | None) -> list[Notice]:
-    if began is not None:
-        return []
-    return [Notice("no-clock", "the file does not say when it was recorded: times count from 0, ranks align by events")]
+def _busiest_process(frames: list[pl.DataFrame], path: Path, *, damaged: bool) -> int:
+    """Return the process with the most events, of a file without GPU events; the others are not ranks."""
+    processes = pl.concat(frame.select(pl.col("process").cast(pl.Int64)) for frame in frames)["process"].drop_nulls()
+    if len(processes):
+        return int(processes.mode().sort()[0])
+    if damaged:
+        raise InputError(f"{path}: is damaged; no event could be read", hint="export the report again")
+    raise InputError(
+        f"{path}: holds no GPU events, no CUDA calls and no NVTX ranges",
+        hint="record with: nsys profile --trace=cuda,nvtx",
+    )

@@ -1,4 +1,4 @@
-"""``.nsys-rep`` files: only Nsight's own exporter reads them, so ask it."""
+"""Export of ``.nsys-rep`` reports, which only Nsight's own ``nsys export`` can read."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from pathlib import Path
 from tracekit.errors import InputError, OptionError
 
 SUFFIXES = (".nsys-rep", ".qdrep")
-PROGRAM = "TRACEKIT_NSYS"
-"""The variable that names nsys where it is not on the PATH; worker processes inherit it."""
+NSYS_VARIABLE = "TRACEKIT_NSYS"
+"""Environment variable with the path of nsys; worker processes inherit it."""
 _TIMEOUT_S = 3600
-_PAYLOADS = ("--include-json", "--include-blobs")
+_PAYLOAD_OPTIONS = ("--include-json", "--include-blobs")
 
 
 @contextlib.contextmanager
-def exported(path: Path, nsys: str | None) -> Iterator[Path]:
-    """Yield an sqlite export of a report, in a temporary folder that goes away afterwards."""
-    program = _exporter(path, nsys)
+def export_report(path: Path, nsys: str | None) -> Iterator[Path]:
+    """Yield an sqlite export of a report, in a temporary folder that is removed afterwards."""
+    program = _find_nsys(path, nsys)
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         target = Path(folder) / f"{path.name.removesuffix(path.suffix)}.sqlite"
         command = [program, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}"]
-        command += [f"{option}=true" for option in _PAYLOADS if option in _help(program)]
-        done = _run([*command, str(path)])
-        if done.returncode or not target.exists():
+        command += [f"{option}=true" for option in _PAYLOAD_OPTIONS if option in _help_text(program)]
+        process = _run([*command, str(path)])
+        if process.returncode or not target.exists():
             raise InputError(
-                f"{path}: `nsys export` could not read it (exit code {done.returncode})",
-                hint=f"the exporter must be at least as new as the recording: {_command(path)}",
+                f"{path}: `nsys export` could not read it (exit code {process.returncode})",
+                hint=f"the exporter must be at least as new as the recording: {_export_command(path)}",
             )
         yield target
 
 
-def _exporter(path: Path, nsys: str | None) -> str:
-    nsys = nsys or os.environ.get(PROGRAM)
+def _find_nsys(path: Path, nsys: str | None) -> str:
+    nsys = nsys or os.environ.get(NSYS_VARIABLE)
     if nsys:
         program = shutil.which(nsys)
         if program is None:
@@ -47,19 +47,19 @@ def _exporter(path: Path, nsys: str | None) -> str:
     if program is None:
         raise InputError(
             f"{path}: a report must be exported first, and nsys is not on the PATH",
-            hint=f"on a machine with Nsight Systems: {_command(path)} (or give its path with --nsys PATH)",
+            hint=f"on a machine with Nsight Systems: {_export_command(path)} (or give its path with --nsys PATH)",
         )
     return program
 
 
-def _command(path: Path) -> str:
+def _export_command(path: Path) -> str:
     return f"nsys export --type sqlite {path.name}"
 
 
-def _help(program: str) -> str:
-    """Which options this exporter has; payload options came in 2022."""
-    done = _run([program, "export", "--help"])
-    return done.stdout + done.stderr
+def _help_text(program: str) -> str:
+    """Return the exporter's help, which lists its options; the payload options came in 2022."""
+    process = _run([program, "export", "--help"])
+    return process.stdout + process.stderr
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -1,11 +1,17 @@
-"""sqlite exports: from the pages of the file, or through sqlite in rowid ranges; never written to, never locked.
+"""SQLite exports, read through ADBC as Arrow record batches.
 
-What an export consists of is read past sqlite (``btree``). sqlite reads what is unusual or damaged: it knows best.
+The file is opened immutable: no lock is taken, nothing is written and no file is left beside it.
+
+SQLite lets any value stand in any column. The driver takes a column's type from its first batch and fails on a later
+value of another type, so a table is read by the first of these that succeeds:
+
+1. The columns as they are, on two threads that read half of the table each.
+2. The columns with the type of every value checked, null where a number is not one. It takes 1.6 times as long.
+3. The rows before and after the damage, of a table that SQLite itself cannot read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,199 +22,210 @@ from typing import Any
 import polars as pl
 
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.nsight import btree
-from tracekit.parsers.nsight.btree import UnusualError, find_stored, read_columns
-from tracekit.parsers.nsight.columnar import decoded, to_polars
-from tracekit.parsers.nsight.tables import KNOWN, TEXT
+from tracekit.parsers.nsight.columnar import to_polars
+from tracekit.parsers.nsight.tables import READ_TABLES, TEXT_COLUMNS
 
-THREADS = 2
-BATCH_ROWS = 65536
-SALVAGE_ROWS = 32
-SMALL = 100_000
-"""Below this many rows a second thread costs more than it gains."""
+BATCH_ROWS = 65_536
+SALVAGE_BATCH_ROWS = 32
+"""Batch size in a damaged table: up to this many sound rows before the damage are lost."""
+MIN_ROWS_FOR_TWO_THREADS = 100_000
 
-_FORMS = dict.fromkeys(TEXT, btree.TEXT) | {"binaryData": btree.BLOB}
-_BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""What sqlite raises on a damaged file; its own message may quote the damage."""
+_SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""Errors of the ``sqlite3`` module on a damaged file. Their messages can quote the damage and are not shown."""
 
 
 class SqliteExport:
-    """An sqlite export. The file is opened immutable: no lock is taken, no byte written, no file left beside it."""
+    """An SQLite export."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notices: list[Notice] = []
-        refuse_unfinished(path)
-        self._uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        refuse_unreadable(path)
+        self._uri = _immutable_uri(path)
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
-                connection.text_factory = lambda data: data.decode("utf-8", "replace")
-                names = [
-                    row[0]
-                    for row in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
-                ]
-                self._columns = {name: _column_names(connection, name) for name in names}
-                self._stored = {name: find_stored(connection, name) for name in names if self._columns[name]}
-        except _BROKEN as error:
+                names = [name for name, is_stored in _list_tables(connection) if is_stored]
+                self._columns = {name: _column_names(connection, name) for name in names if name in READ_TABLES}
+        except _SQLITE_ERRORS as error:
             raise InputError(
                 f"{path}: the sqlite file is damaged", hint="export the report again with `nsys export`"
             ) from error
         self.tables = frozenset(names)
-        if lost := _missing_bytes(path):
+        if missing_bytes := _missing_bytes(path):
             self.notices.append(
-                Notice("truncated", f"{path.name}: the file ends {lost:,} bytes early; what is left was read")
+                Notice("truncated", f"{path.name}: the file ends {missing_bytes:,} bytes early; what is left was read")
             )
 
     def columns(self, table: str) -> frozenset[str]:
-        """Return the columns *table* has in this file."""
+        """Return the columns of *table* in this file."""
         return self._columns[table]
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
         """Read columns; of a damaged table, the rows around the damage."""
         if not columns:
             return pl.DataFrame()
-        with contextlib.suppress(UnusualError):
-            return self._from_pages(table, columns)
-        query = f'SELECT {", ".join(_select(name) for name in columns)} FROM "{table}"'
-        ranges = self._ranges(table)
         try:
-            with ThreadPoolExecutor(THREADS) as pool:
-                halves = list(pool.map(self._query, [query + where for where in ranges]))
-            if any(half.schema != halves[0].schema for half in halves):
-                raise _DamageError(pl.DataFrame())  # one has what the other has not, such as a number with a fraction
-            return pl.concat(halves)
-        except _DamageError:
-            return self._checked(table, query, columns)
-
-    def _from_pages(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read columns past sqlite, where table and file are as usual."""
-        stored = self._stored[table]
-        if stored is None:
-            raise UnusualError("another kind of table")
-        frame = read_columns(self.path, stored, {name: _FORMS.get(name, btree.NUMBER) for name in columns})
-        return frame.with_columns(decoded(frame[name]) for name in columns if _FORMS.get(name) == btree.TEXT)
-
-    def _checked(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read a table in which a number may be text, which sqlite allows, as null there; else one that is damaged."""
-        numbers = f'SELECT {", ".join(_select_number(name) for name in columns)} FROM "{table}"'
+            return self._fetch_unchecked(table, columns)
+        except _QueryError:
+            pass
+        query = f'SELECT {", ".join(map(_checked_value, columns))} FROM "{table}"'
         try:
-            return self._query(numbers)
-        except _DamageError:
+            return self._query(query)
+        except _QueryError:
             return self._salvage(table, query, columns)
 
-    def _salvage(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
-        """Read a damaged table from both ends towards the damage, a few rows at a time."""
-        self.notices.append(
-            Notice("damaged-table", f"{self.path.name}: {table} is damaged; the rows before and after were read")
-        )
-        parts = [pl.DataFrame(schema={name: pl.String() if name in TEXT else pl.Int64() for name in columns})]
-        for order in (" ORDER BY rowid", " ORDER BY rowid DESC"):
-            try:
-                parts.append(self._query(query + order, batch_rows=SALVAGE_ROWS))
-                break  # sound from this end
-            except _DamageError as damage:
-                if damage.before.height:
-                    parts.append(damage.before)
-        return pl.concat(parts, how="vertical_relaxed")
+    def _fetch_unchecked(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Read columns on two threads; raise ``_QueryError`` if a number column holds anything but integers."""
+        query = f'SELECT {", ".join(map(_value, columns))} FROM "{table}"'
+        with ThreadPoolExecutor(2) as pool:
+            halves = list(pool.map(self._query, [query + where for where in self._rowid_ranges(table)]))
+        numbers = [name for name in columns if name not in TEXT_COLUMNS]
+        if any(half.schema[name] != pl.Int64 for half in halves for name in numbers):
+            raise _QueryError
+        return pl.concat(halves)
 
-    def _ranges(self, table: str) -> list[str]:
-        """WHERE clauses that cut *table* in equal stretches of rowids."""
+    def _rowid_ranges(self, table: str) -> list[str]:
+        """Return WHERE clauses that cut a large table into two ranges of rowids; for a small one, no condition."""
+        if "rowid" in map(str.lower, self._columns[table]):
+            return [""]
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
-                # One by one: sqlite looks up a min or a max, but scans the table for both at once.
-                ends = (f'SELECT {end}(rowid) FROM "{table}"' for end in ("min", "max"))
-                first, last = (connection.execute(query).fetchone()[0] for query in ends)
-        except _BROKEN:  # damaged, or a table without rowids
+                # Two queries: SQLite looks up a single min or max, but scans the whole table for both at once.
+                (first,) = connection.execute(f'SELECT min(rowid) FROM "{table}"').fetchone()
+                (last,) = connection.execute(f'SELECT max(rowid) FROM "{table}"').fetchone()
+        except _SQLITE_ERRORS:  # a damaged table, or one WITHOUT ROWID
             return [""]
-        if first is None or last - first < SMALL:
+        if first is None or last - first < MIN_ROWS_FOR_TWO_THREADS:
             return [""]
         middle = (first + last) // 2
         return [f" WHERE rowid <= {middle}", f" WHERE rowid > {middle}"]
 
+    def _salvage(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Read a damaged table from both ends up to the damage, in small batches."""
+        self.notices.append(
+            Notice("damaged-table", f"{self.path.name}: {table} is damaged; the rows before and after were read")
+        )
+        parts = [pl.DataFrame(schema={name: pl.String() if name in TEXT_COLUMNS else pl.Int64() for name in columns})]
+        for order in (" ORDER BY rowid", " ORDER BY rowid DESC"):
+            try:
+                parts.append(self._query(query + order, SALVAGE_BATCH_ROWS))
+                break  # the table is sound when read from this end
+            except _QueryError as error:
+                if error.rows_before.height:
+                    parts.append(error.rows_before)
+        return pl.concat(parts, how="vertical_relaxed")
+
     def _query(self, query: str, batch_rows: int = BATCH_ROWS) -> pl.DataFrame:
-        import adbc_driver_manager
+        # The DB-API modules of ADBC would import pandas, which takes longer than reading a small export.
+        import adbc_driver_sqlite
         import pyarrow as pa
-        from adbc_driver_sqlite import dbapi
+        from adbc_driver_manager import AdbcConnection, AdbcStatement
+        from adbc_driver_manager import Error as AdbcError
 
         batches: list[Any] = []
-        with dbapi.connect(self._uri) as connection, connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(batch_rows)})
+        with (
+            adbc_driver_sqlite.connect(self._uri) as database,
+            AdbcConnection(database) as connection,
+            AdbcStatement(connection) as statement,
+        ):
+            batch_option = adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value
+            statement.set_options(**{batch_option: str(batch_rows)})
+            statement.set_sql_query(query)
             try:
-                cursor.execute(query)
-                reader = cursor.fetch_record_batch()
+                stream, _ = statement.execute_query()
+                reader = pa.RecordBatchReader.from_stream(stream)
                 for batch in reader:
                     batches.append(batch)
-            except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
-                raise _DamageError(_frame(batches, None)) from error
-            return _frame(batches, reader.schema)
+            except (AdbcError, pa.ArrowException, OSError) as error:
+                rows_before = to_polars(pa.Table.from_batches(batches), trusted=True) if batches else pl.DataFrame()
+                raise _QueryError(rows_before) from error
+            return to_polars(pa.Table.from_batches(batches, reader.schema), trusted=True)
 
     def close(self) -> None:
         """Do nothing: no file is open between reads."""
 
 
-def _select(name: str) -> str:
-    """How a column is asked for so that its type is known from the first row on, null or not."""
-    if name == "binaryData":
-        return f'CASE typeof("{name}") WHEN \'blob\' THEN hex("{name}") ELSE coalesce("{name}", \'\') END AS "{name}"'
-    return f'coalesce("{name}", \'\') AS "{name}"' if name in TEXT else f'"{name}"'
+class _QueryError(Exception):
+    """A query failed, or gave other types than expected; ``rows_before`` are the rows read until then."""
 
-
-def _select_number(name: str) -> str:
-    """How a column is asked for where what should be a number may be something else: that is null."""
-    if name in TEXT:
-        return _select(name)
-    return f'CASE WHEN typeof("{name}") IN (\'integer\', \'real\') THEN CAST("{name}" AS INTEGER) END AS "{name}"'
-
-
-def _frame(batches: list[Any], schema: Any) -> pl.DataFrame:
-    import pyarrow as pa
-
-    if not batches and schema is None:
-        return pl.DataFrame()
-    return to_polars(pa.Table.from_batches(batches, schema), trusted=True)
-
-
-class _DamageError(Exception):
-    """A table broke off; ``before`` is what was read until then."""
-
-    def __init__(self, before: pl.DataFrame) -> None:
+    def __init__(self, rows_before: pl.DataFrame | None = None) -> None:
         super().__init__()
-        self.before = before
+        self.rows_before = pl.DataFrame() if rows_before is None else rows_before
+
+
+def _value(name: str) -> str:
+    """Return the SQL for a column. Text is never null, so that the driver sees its type from the first row on."""
+    if name not in TEXT_COLUMNS:
+        return f'"{name}"'
+    text = f"coalesce(CAST(\"{name}\" AS TEXT), '')"
+    if name == "binaryData":
+        text = f'CASE typeof("{name}") WHEN \'blob\' THEN hex("{name}") ELSE {text} END'
+    return f'{text} AS "{name}"'
+
+
+def _checked_value(name: str) -> str:
+    """Return the SQL for a column in which a number can be a fraction, which is cut off, text, or bytes."""
+    if name in TEXT_COLUMNS:
+        return _value(name)
+    integer = f'CAST("{name}" AS INTEGER)'
+    return (
+        f"CASE WHEN typeof(\"{name}\") = 'integer'"
+        f' OR typeof("{name}") = \'real\' AND abs("{name}") < 9.2e18'
+        f' OR typeof("{name}") = \'text\' AND CAST({integer} AS TEXT) = "{name}"'
+        f' THEN {integer} END AS "{name}"'
+    )
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Raise ``InputError`` if *path* is still being written, or has a view in place of a table that is read."""
+    being_written = InputError(
+        f"{path}: another program is writing to it", hint="wait until `nsys export` has finished, or read a copy"
+    )
+    for suffix in ("-wal", "-journal"):
+        log = path.with_name(path.name + suffix)
+        if log.exists() and log.stat().st_size:
+            raise being_written
+    with path.open("rb") as file:
+        header = file.read(20)
+    # A file in write-ahead mode with an empty log is not locked, and a normal open would create files beside it.
+    in_wal_mode = len(header) == 20 and 2 in header[18:20]
+    uri = _immutable_uri(path) if in_wal_mode else f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=1)) as connection:
+            computed = [name for name, is_stored in _list_tables(connection) if not is_stored and name in READ_TABLES]
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error) or "busy" in str(error):
+            raise being_written from error
+        return  # damage is reported by the read itself
+    except _SQLITE_ERRORS:
+        return
+    if computed:
+        # Rows of a view come from a query in the file, which can run without end.
+        raise InputError(
+            f"{path}: {computed[0]} is a view or a virtual table, not a table with rows",
+            hint="export the report again with `nsys export`",
+        )
+
+
+def _list_tables(connection: sqlite3.Connection) -> list[tuple[str, bool]]:
+    """Return the name of each table and view, and whether its rows are stored in the file."""
+    connection.text_factory = lambda data: data.decode("utf-8", "replace")
+    rows = connection.execute("SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+    return [(name, kind == "table" and not str(sql).upper().startswith("CREATE VIRTUAL")) for name, kind, sql in rows]
 
 
 def _column_names(connection: sqlite3.Connection, table: str) -> frozenset[str]:
-    if table not in KNOWN and not table.startswith(("NVTX_", "TARGET_INFO_", "META_", "EXPORT_", "DIAG", "PROF")):
-        return frozenset()
     return frozenset(row[1] for row in connection.execute(f'PRAGMA table_info("{table}")'))
 
 
-def refuse_unfinished(path: Path) -> None:
-    """Refuse a file that is being written: an immutable read would not see its locks and journals."""
-    busy = InputError(
-        f"{path}: another program is writing to it", hint="wait until `nsys export` has finished, or read a copy"
-    )
-    for ending in ("-wal", "-journal"):
-        beside = path.with_name(path.name + ending)
-        if beside.exists() and beside.stat().st_size:
-            raise busy
-    with path.open("rb") as file:
-        head = file.read(20)
-    if len(head) == 20 and 2 in head[18:20]:
-        return  # write-ahead logging with an empty log: a normal open would create files beside it
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
-            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error) or "busy" in str(error):
-            raise busy from error
-    except _BROKEN:
-        pass  # damage is reported by the read itself
+def _immutable_uri(path: Path) -> str:
+    return f"{path.absolute().as_uri()}?mode=ro&immutable=1"
 
 
 def _missing_bytes(path: Path) -> int:
-    """How much shorter the file is than its header says."""
+    """Return how many bytes the file is shorter than its header says."""
     with path.open("rb") as file:
-        head = file.read(32)
-    page = int.from_bytes(head[16:18], "big")
-    pages = int.from_bytes(head[28:32], "big")
-    return max(0, (65536 if page == 1 else page) * pages - path.stat().st_size)
+        header = file.read(32)
+    page_bytes = int.from_bytes(header[16:18], "big")
+    pages = int.from_bytes(header[28:32], "big")
+    return max(0, (65536 if page_bytes == 1 else page_bytes) * pages - path.stat().st_size)

@@ -1,0 +1,158 @@
+"""CUDA activity: kernels, copies, memsets and graphs on the GPUs, and the calls and synchronisations on the CPU."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.parsers.nsight.names import (
+    CALL_REWRITE,
+    KERNEL_REWRITE,
+    NO_STREAM,
+    Strings,
+    copy_names,
+    memset_names,
+    process_id,
+    thread_id,
+)
+from tracekit.parsers.nsight.tables import Export, read_cpu_events, read_gpu_events
+from tracekit.schema import EVENTS, NAMELESS
+
+_GPU_COLUMNS = ["start", "end", "deviceId", "streamId", "correlationId", "globalPid"]
+_KERNEL_NAMES = ("demangledName", "shortName", "mangledName")
+_KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+_MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
+_GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+
+
+def gpu_events(export: Export, strings: Strings, base_ns: int) -> tuple[list[pl.DataFrame], int]:
+    """Read GPU events.
+
+    Args:
+        export: File to read.
+        strings: Its string table.
+        base_ns: Wall clock at time 0 of the file, in ns since the epoch.
+
+    Returns:
+        One frame per kind that occurs, with ``process``, and the number of events without usable times.
+    """
+    tables = [
+        _kernels(export, strings, base_ns),
+        _copies(export, base_ns),
+        _memsets(export, base_ns),
+        _graphs(export, base_ns),
+    ]
+    return [frame for frame, _ in tables if frame.height], sum(dropped for _, dropped in tables)
+
+
+def _kernels(export: Export, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
+    existing = export.columns(_KERNEL) if _KERNEL in export.tables else frozenset()
+    names = [column for column in _KERNEL_NAMES if column in existing] or ["demangledName"]
+    # graphNodeId is one of the last columns of a wide row: SQLite takes a fifth longer to read it with the others.
+    has_graphs = "CUDA_GRAPH_NODE_EVENTS" in export.tables or strings.any_contains("GraphLaunch")
+    columns = [*_GPU_COLUMNS, *(["graphNodeId"] if has_graphs else [])]
+    frame, dropped = read_gpu_events(export, _KERNEL, [*columns, names[0]], noun="kernels")
+    name_ids = frame[names[0]]
+    if not strings.contains_all(name_ids):  # the table can still have another of the kernel's names
+        frame, _ = read_gpu_events(export, _KERNEL, [*columns, *names], noun="kernels", add_notice=False)
+        name_ids = strings.first_named([frame[name] for name in names])
+    kernel_names = strings.names(name_ids, unknown=NAMELESS, rewrite=KERNEL_REWRITE, noun="kernels")
+    graph = [pl.col("graphNodeId").alias("graph")] if has_graphs else []
+    return _gpu_frame(frame, "kernel", kernel_names, base_ns, *graph), dropped
+
+
+def _copies(export: Export, base_ns: int) -> tuple[pl.DataFrame, int]:
+    columns = [*_GPU_COLUMNS, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"]
+    frame, dropped = read_gpu_events(export, _MEMCPY, columns, noun="copies")
+    graph = pl.col("graphNodeId").alias("graph")
+    return _gpu_frame(frame, "memcpy", copy_names(frame), base_ns, pl.col("bytes"), graph), dropped
+
+
+def _memsets(export: Export, base_ns: int) -> tuple[pl.DataFrame, int]:
+    columns = [*_GPU_COLUMNS, "bytes", "memKind", "graphNodeId"]
+    frame, dropped = read_gpu_events(export, _MEMSET, columns, noun="memsets")
+    graph = pl.col("graphNodeId").alias("graph")
+    return _gpu_frame(frame, "memset", memset_names(frame["memKind"]), base_ns, pl.col("bytes"), graph), dropped
+
+
+def _graphs(export: Export, base_ns: int) -> tuple[pl.DataFrame, int]:
+    """Read CUDA graph launches that were recorded whole, without their kernels."""
+    frame, dropped = read_gpu_events(export, _GRAPH, [*_GPU_COLUMNS, "graphId"], noun="CUDA graphs")
+    names = frame.select(pl.format("CUDA graph {}", pl.col("graphId").fill_null(0))).to_series().cast(pl.Categorical)
+    return _gpu_frame(frame, "graph", names, base_ns, pl.col("graphId").alias("graph")), dropped
+
+
+def _gpu_frame(frame: pl.DataFrame, kind: str, names: pl.Series, base_ns: int, *extra: pl.Expr) -> pl.DataFrame:
+    return frame.select(
+        _kind(kind).alias("kind"),
+        names.alias("name"),
+        (pl.col("start") + base_ns).alias("start_ns"),
+        (pl.col("end") + base_ns).alias("end_ns"),
+        pl.col("deviceId").cast(pl.Int32, strict=False).alias("device"),
+        pl.when(pl.col("streamId") != NO_STREAM).then("streamId").alias("stream"),
+        pl.col("correlationId").alias("correlation"),
+        process_id("globalPid").alias("process"),
+        *extra,
+    )
+
+
+def api_events(export: Export, strings: Strings, base_ns: int) -> list[pl.DataFrame]:
+    """Read CUDA calls (the first frame, always present), synchronisations and profiler overhead, with ``process``."""
+    calls = _calls(export, strings, base_ns)
+    others = (_syncs(export, calls, base_ns), _overhead(export, strings, base_ns))
+    return [calls, *(frame for frame in others if frame.height)]
+
+
+def _calls(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
+    columns = ["start", "end", "eventClass", "globalTid", "correlationId", "nameId"]
+    frame = read_cpu_events(export, _RUNTIME, columns, noun="CUDA calls")
+    names = strings.names(frame["nameId"], unknown="[unknown call]", rewrite=CALL_REWRITE, noun="CUDA calls")
+    is_driver = pl.col("eventClass") == 1
+    if frame["eventClass"].null_count():
+        is_driver = is_driver.fill_null(names.cast(pl.String).str.contains("^cu[A-Z]"))
+    return frame.select(
+        pl.when(is_driver).then(_kind("driver")).otherwise(_kind("runtime")).alias("kind"),
+        names.alias("name"),
+        *_cpu_times(base_ns),
+        thread_id("globalTid").alias("tid"),
+        pl.col("correlationId").alias("correlation"),
+        process_id("globalTid").alias("process"),
+    )
+
+
+def _syncs(export: Export, calls: pl.DataFrame, base_ns: int) -> pl.DataFrame:
+    """Read synchronisations, named after the call that caused them: the recorded type can be wrong."""
+    frame = read_cpu_events(export, _SYNC, ["start", "end", "correlationId", "globalPid"]).select(
+        _kind("sync").alias("kind"),
+        *_cpu_times(base_ns),
+        pl.col("correlationId").alias("correlation"),
+        process_id("globalPid").alias("process"),
+    )
+    keys = ["process", "correlation"]
+    callers = calls.select(*keys, "name").join(frame, on=keys, how="semi") if frame.height else calls.clear()
+    names = callers.select(*keys, "name").unique(keys, keep="first", maintain_order=True)
+    return frame.join(names, on=keys, how="left", maintain_order="left").with_columns(
+        pl.col("name").fill_null("synchronization")
+    )
+
+
+def _overhead(export: Export, strings: Strings, base_ns: int) -> pl.DataFrame:
+    frame = read_cpu_events(export, "PROFILER_OVERHEAD", ["start", "end", "globalTid", "nameId"])
+    return frame.select(
+        _kind("overhead").alias("kind"),
+        strings.names(frame["nameId"], unknown="profiler overhead").alias("name"),
+        *_cpu_times(base_ns),
+        thread_id("globalTid").alias("tid"),
+        process_id("globalTid").alias("process"),
+    )
+
+
+def _kind(name: str) -> pl.Expr:
+    return pl.lit(name, dtype=EVENTS["kind"])
+
+
+def _cpu_times(base_ns: int) -> tuple[pl.Expr, pl.Expr]:
+    start = (pl.col("start") + base_ns).alias("start_ns")
+    return start, (pl.max_horizontal("end", "start") + base_ns).alias("end_ns")
