@@ -11,13 +11,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracekit._util.faults import unwritable
 from tracekit._util.files import being_built, exchange, part_prefix, sweep
-from tracekit._util.pool import Done
-from dataclasses import dataclass
+from tracekit._util.workers import ItemResult
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.refs import SourceRef
 from tracekit.store.files import Entry, is_store, open_store, read_entry, write_manifest
@@ -121,9 +120,9 @@ class Growing:
             shutil.rmtree(part, ignore_errors=True)
 
     @property
-    def kept_as_done(self) -> list[Done[SourceRef, list[Entry]]]:
+    def kept_as_done(self) -> list[ItemResult[SourceRef, list[Entry]]]:
         """What was there already, as if it had been done now."""
-        return [Done(0, ref, value=[]) for ref in self.kept]
+        return [ItemResult(0, ref, value=[]) for ref in self.kept]
 
     @property
     def resumed_notices(self) -> tuple[Notice, ...]:
