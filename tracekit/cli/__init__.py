@@ -130,5 +130,6 @@ def usage_message(error: Any) -> str:
     "missing option '--output'; see tracekit --help"
     """
     text = " ".join(error.format_message().split()).rstrip(".")
-    command = error.ctx.command_path if error.ctx is not None else "tracekit"
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "tracekit"
     return f"{text[:1].lower()}{text[1:]}; see {command} --help"
