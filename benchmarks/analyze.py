@@ -79,7 +79,7 @@ def timed(words):
     """Run one command in a fresh process; return seconds, processor seconds and the peak memory of its processes."""
     began, before = time.perf_counter(), os.times()
     subprocess.run(
-        [sys.executable, "-c", "from tracekit.program import program; program()", *words],
+        [sys.executable, "-c", "from tracekit.cli import main; main()", *words],
         check=True,
         stdout=subprocess.DEVNULL,
     )

@@ -32,7 +32,7 @@ from fleet_inputs import PP, copied, stages, write
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
-COMMAND = [sys.executable, "-c", "from tracekit.program import program; program()"]
+COMMAND = [sys.executable, "-c", "from tracekit.cli import main; main()"]
 
 
 def timed(words, **options):
@@ -127,7 +127,7 @@ def combine_one(wanted):
     """One row of ``combine``, in a process of its own."""
     from tracekit.analysis.combine import combine as together
     from tracekit.analysis.stored import Members
-    from tracekit.run.driver import find_sources, spread_over
+    from tracekit.run.driver import find_sources, pipeline_map
     from tracekit.run.measure import Options
 
     refs, _ = find_sources(wanted.store)
@@ -147,7 +147,7 @@ def combine_one(wanted):
     Members.table = reading
     read, began = os.times(), time.perf_counter()
     peaks = watched_peaks()
-    found = together(tables, schedule="auto", spread=spread_over(wanted.workers, None))
+    found = together(tables, schedule="auto", spread=pipeline_map(wanted.workers, None))
     done, took = os.times(), time.perf_counter() - began
     own, others = (done.user + done.system - read.user - read.system,
                    done.children_user + done.children_system - read.children_user - read.children_system)  # fmt: skip

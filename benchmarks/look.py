@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
-TRACEKIT = ["-c", "from tracekit.program import program; program()"]
+TRACEKIT = ["-c", "from tracekit.cli import main; main()"]
 
 
 def looks(folder):

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CLI = "import sys; from tracekit.program import program; sys.argv[1:1] = ['analyze']; program()"
+CLI = "import sys; from tracekit.cli import main; sys.argv[1:1] = ['analyze']; main()"
 KINETO = {
     "tracekit: events in a table": ("tracekit", "import sys, tracekit; tracekit.load(sys.argv[1])"),
     "tracekit: `analyze`, all of it": ("tracekit", CLI),

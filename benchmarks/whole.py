@@ -18,7 +18,7 @@ from pathlib import Path
 
 from inputs import SAMPLE, make
 
-CLI = "from tracekit.program import program; program()"
+CLI = "from tracekit.cli import main; main()"
 BARS = {"analyze": 1.8, "ingest": 2.5}
 PEAK = 1.0
 

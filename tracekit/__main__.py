@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekit.program import program
+from tracekit.cli import main
 
 if __name__ == "__main__":
-    program()
+    main()

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tracekit import analyze
-from tracekit._util.pool import Done
+from tracekit._util.workers import ItemResult
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine import combine
 from tracekit.compare import lines
 from tracekit.compare.finder import Finder
 from tracekit.errors import InputError
 from tracekit.run import driver
-from tracekit.run.driver import find_sources, spread_over
+from tracekit.run.driver import find_sources, pipeline_map
 from tracekit.run.measure import Options
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe
@@ -53,16 +53,16 @@ def answer(tables, spread):
 
 
 def test_workers_give_the_answer_of_one_process(tables, two_at_once):
-    alone = answer(tables, spread_over(1, None))
-    assert answer(tables, spread_over(2, None)) == alone
+    alone = answer(tables, pipeline_map(1, None))
+    assert answer(tables, pipeline_map(2, None)) == alone
     with ThreadPoolExecutor(2) as executor:
-        assert answer(tables, spread_over(None, executor)) == alone
+        assert answer(tables, pipeline_map(None, executor)) == alone
 
 
 def test_the_answer_does_not_depend_on_the_size_of_a_share(tables, monkeypatch):
-    whole = answer(tables, spread_over(1, None))
+    whole = answer(tables, pipeline_map(1, None))
     monkeypatch.setattr(lines, "AT_ONCE", 1)
-    assert answer(tables, spread_over(1, None)) == whole
+    assert answer(tables, pipeline_map(1, None)) == whole
 
 
 @pytest.mark.parametrize(("count", "handed_out"), [(16, []), (17, [1]), (33, [16, 1])])
@@ -81,13 +81,13 @@ def test_sixteen_pipelines_are_a_share_and_the_first_share_stays_here(count, han
 def test_four_shares_are_worth_processes(monkeypatch, shares, processes):
     asked = []
 
-    def iter_map(function, items, *, workers, **_):
+    def map_items(function, items, *, workers, **_):
         asked.append(workers)
-        return [Done(at, item, value=function(item)) for at, item in enumerate(items)]
+        return [ItemResult(at, item, value=function(item)) for at, item in enumerate(items)]
 
-    monkeypatch.setattr(driver, "iter_map", iter_map)
+    monkeypatch.setattr(driver, "map_items", map_items)
     monkeypatch.setattr(driver, "cores", lambda: 2)
-    assert list(spread_over(None, None)(str, range(shares))) == [str(n) for n in range(shares)]
+    assert list(pipeline_map(None, None)(str, range(shares))) == [str(n) for n in range(shares)]
     assert asked == ([2] if processes else [])
 
 
@@ -101,12 +101,12 @@ def die(place: Path, times: int, item: int) -> int:
 
 
 def test_what_a_killed_worker_had_is_given_to_another(tmp_path):
-    assert list(spread_over(2, None)(partial(die, tmp_path, 1), [0, 1, 2])) == [0, 10, 20]
+    assert list(pipeline_map(2, None)(partial(die, tmp_path, 1), [0, 1, 2])) == [0, 10, 20]
 
 
 def test_a_share_that_kills_its_workers_is_one_line(tmp_path):
     with pytest.raises(InputError, match="died"):
-        spread_over(2, None)(partial(die, tmp_path, 9), [0, 1, 2])
+        pipeline_map(2, None)(partial(die, tmp_path, 9), [0, 1, 2])
 
 
 def test_a_store_is_read_without_what_is_not_asked_for(tmp_path, samples):

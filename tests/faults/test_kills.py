@@ -171,9 +171,9 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(traces, tmp_path, wo
 
 def test_a_worker_that_runs_out_of_memory_is_one_line(traces):
     """A library that cannot allocate ends its process: where that may happen, the process is not ours."""
-    from tracekit._util.pool import iter_map
+    from tracekit._util.workers import map_items
 
-    (done,) = iter_map(eval, ["__import__('os').abort()"], workers=1, apart=True)
+    (done,) = map_items(eval, ["__import__('os').abort()"], workers=1, isolate=True)
     assert "memory ran out" in done.error.hint
 
 

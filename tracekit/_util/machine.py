@@ -1,4 +1,4 @@
-"""What this machine, or the container on it, lets a process have."""
+"""Cores and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 SYSTEM = Path("/proc")
-"""Where Linux says what the machine is."""
+"""The folder in which Linux describes the machine."""
 WORKER_BYTES = 300 << 20
-"""Memory that is set aside for a process of ours, beside what it reads; it takes less."""
+"""Upper bound of the memory that a worker process takes before it reads anything."""
 
 _PROCESSOR = (
     "vendor_id", "cpu family", "model", "stepping", "flags",  # x86-64
@@ -20,7 +20,7 @@ _PROCESSOR = (
 
 
 def cores() -> int:
-    """Cores this process may use.
+    """Return the number of cores this process may use.
 
     >>> cores() >= 1
     True
@@ -31,23 +31,25 @@ def cores() -> int:
 
 
 def processor() -> str | None:
-    """What the processor is and can do, as the system says; None where it does not.
+    """Return the processor's model and instruction sets; None if the system does not tell.
 
-    Equal text, equal instructions: what changes while the machine runs, such as its frequency, is not in it.
+    Values that change while the machine runs, such as the frequency, are left out.
     """
     try:
         with (SYSTEM / "cpuinfo").open(encoding="utf-8", errors="replace") as file:
             lines = file.read(1 << 14).split("\n\n")[0].splitlines()
     except OSError:
         return None
-    said = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
-    return "\n".join(said[key] for key in _PROCESSOR if key in said) if said.keys() & {"flags", "Features"} else None
+    fields = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
+    return (
+        "\n".join(fields[key] for key in _PROCESSOR if key in fields) if fields.keys() & {"flags", "Features"} else None
+    )
 
 
 def give_back_memory(*, worth: bool = True) -> None:
-    """Return to the system what was freed: the C library keeps it otherwise, and the peak grows by it.
+    """Return freed memory to the system; otherwise the C library keeps it, and the peak grows.
 
-    Not where that is not *worth* its time: of what is needed again at once, the system has to make every page anew.
+    Pages that are needed again must then be mapped again, so that it is not *worth* the time for small data.
 
     >>> give_back_memory()
     """
@@ -58,7 +60,7 @@ def give_back_memory(*, worth: bool = True) -> None:
 
 
 def available_memory() -> int:
-    """Bytes this process can still take without swapping: what the machine has left, or what its container allows.
+    """Return the bytes this process can still take: what the machine has free, or its container or limit allows.
 
     >>> available_memory() > 0
     True
@@ -70,12 +72,12 @@ def available_memory() -> int:
     if len(bounds) == 2:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
-    known = [bound for bound in bounds if bound is not None]
-    return max(1, min(known)) if known else 4 << 30
+    limits = [bound for bound in bounds if bound is not None]
+    return max(1, min(limits)) if limits else 4 << 30
 
 
 def _limited_memory() -> int | None:
-    """What the shell's limit (``ulimit -v``) leaves of this process's addresses."""
+    """Return what the limit of the shell (``ulimit -v``) leaves of the address space; None without a limit."""
     try:
         import resource
 
@@ -89,6 +91,7 @@ def _limited_memory() -> int | None:
 
 
 def _container_memory() -> int | None:
+    """Return what the container (cgroup 2 or 1) allows beyond what is in use; None without a limit."""
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),

@@ -11,11 +11,10 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.garbage import no_collecting
 from tracekit._util.machine import give_back_memory
 from tracekit._util.notices import merge_notices
-from tracekit._util.pool import Spread, in_turn
 from tracekit._util.text import percent, ranks_named
+from tracekit._util.workers import MapFunction
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.communication import MANY, Communication
 from tracekit.analysis.critical import CriticalPath, in_cells
@@ -60,28 +59,12 @@ def combine(
     what_if: bool = False,
     path: bool = False,
     show: int | None = None,
-    spread: Spread = in_turn,
+    spread: MapFunction = map,
 ) -> Analysis:
     """Return the ranks' tables as one analysis; *notices* come from reading them, *show* is the pipeline asked for.
 
     *spread* says who works on the many pipelines of a large run.
     """
-    with no_collecting():
-        return _combined(parts, paths, notices, schedule, layout, what_if=what_if, path=path, show=show, spread=spread)
-
-
-def _combined(
-    parts: Sequence[RankTables],
-    paths: Sequence[str],
-    notices: Sequence[Notice],
-    schedule: str,
-    layout: str | None,
-    *,
-    what_if: bool,
-    path: bool,
-    show: int | None,
-    spread: Spread,
-) -> Analysis:
     layout, node = split_layout(layout)
     parts, ordered = with_peers(sorted(parts, key=lambda part: part.source.rank), layout)
     shared = Communication.of(parts, node=node)

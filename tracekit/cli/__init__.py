@@ -1,118 +1,135 @@
-"""The command line: one module per command; each parses its words, calls one function of the library and prints.
+"""The command line: one module per command, which parses its options, calls one function of the library and prints.
 
-Nothing heavy is imported here: ``tracekit --help`` answers at once because every command imports what it needs
-when it runs, and of a command that was named only its own module is imported. ``main`` is the only place that prints
-errors.
+Commands import what they need when they run, so that ``tracekit --help`` answers at once. Only ``main`` prints errors.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from tracekit._util.os_errors import as_tracekit_error
 from tracekit._version import __version__
-from tracekit.cli._base import Command, Root, hush, mistake, say, speak_plainly
+from tracekit.cli import analyze, demo, diff, doctor, export, gate, ingest, mcp, open, query, redact, schedule, watch
+from tracekit.cli._console import discard_stdout, prepare_streams, print_line
 from tracekit.errors import DEBUG, TracekitError
 
-COMMANDS = {
-    "analyze": "Where the step went, what was hidden, how far from its ideal.",
-    "ingest": "Write traces as a store that every command reads without parsing.",
-    "diff": "What changed from run A to run B, the largest change first.",
-    "gate": "Whether runs are slower than their baseline, beyond noise.",
-    "export": "Write the trace with labels, cells and ideal for ui.perfetto.dev.",
-    "open": "Open the trace at ui.perfetto.dev, served from this machine.",
-    "doctor": "What traces hold, what is missing, and how to record better.",
-    "redact": "Copy the trace without environment, paths, names and stacks.",
-    "schedule": "An ideal schedule by name: order, times, bubbles, picture.",
-    "demo": "Make and analyse a sample run; no trace needed.",
-    "watch": "New recordings as they land, one line each.",
-    "query": "SQL over a store's tables.",
-    "mcp": "Tools for agents, over standard input and output.",
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+WRONG_USAGE = 2
+"""Exit code if the command line cannot be parsed."""
+
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "analyze": (analyze.run, "Where the step went, what was hidden, how far from its ideal."),
+    "ingest": (ingest.run, "Write traces as a store that every command reads without parsing."),
+    "diff": (diff.run, "What changed from run A to run B, the largest change first."),
+    "gate": (gate.run, "Whether runs are slower than their baseline, beyond noise."),
+    "export": (export.run, "Write the trace with labels, cells and ideal for ui.perfetto.dev."),
+    "open": (open.run, "Open the trace at ui.perfetto.dev, served from this machine."),
+    "doctor": (doctor.run, "What traces hold, what is missing, and how to record better."),
+    "redact": (redact.run, "Copy the trace without environment, paths, names and stacks."),
+    "schedule": (schedule.run, "An ideal schedule by name: order, times, bubbles, picture."),
+    "demo": (demo.run, "Make and analyse a sample run; no trace needed."),
+    "watch": (watch.run, "New recordings as they land, one line each."),
+    "query": (query.run, "SQL over a store's tables."),
+    "mcp": (mcp.run, "Tools for agents, over standard input and output."),
 }
-"""Every command, in the order of the help, and what it is for. Its module has its name, and in it ``run``."""
+"""The function and the short help of every command, in the order of the help."""
 
 
-def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """Return the command line with these commands; one costs a sixth of what all of them do."""
+class CommandGroup(TyperGroup):
+    """All commands. A reader that leaves early (``| head``) is no failure: exit code 0."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; typer alone would turn a broken pipe into exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            discard_stdout()
+            raise typer.Exit(0) from None
+
+
+def make_app() -> typer.Typer:
+    """Return the command line with all commands."""
     app = typer.Typer(
         name="tracekit",
-        cls=Root,
+        cls=CommandGroup,
         help="Where did my training step go, and how far is it from the schedule I meant to run?",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # plain help: drawing boxes would take longer than everything else together
+        rich_markup_mode=None,  # plain help: importing rich and drawing boxes takes longer than the rest
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
-    app.callback()(_root)
-    for name in names:
-        module = import_module(f"tracekit.cli.{name}")
-        kind = getattr(module, "KIND", Command)
-        app.command(name, cls=kind, short_help=COMMANDS[name])(module.run)
+    app.callback(invoke_without_command=True)(_root)
+    for name, (function, short_help) in COMMANDS.items():
+        command_class = gate.GateCommand if name == "gate" else None
+        app.command(name, cls=command_class, short_help=short_help)(function)
     return app
 
 
-def _named(words: Sequence[str]) -> Iterable[str]:
-    """Return the one command that the words name; all of them where they ask for help, or name none."""
-    first = next(iter(words), "")
-    return [first] if first in COMMANDS else COMMANDS
-
-
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
-        say(f"tracekit {__version__}")
+        print_line(f"tracekit {__version__}")
         raise typer.Exit
 
 
 def _root(
-    _: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    ctx: typer.Context,
+    _: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    pass
-
-
-def fail(error: TracekitError) -> int:
-    """Print *error* as one line, with its hint, on stderr; return its exit code."""
-    if os.environ.get(DEBUG) and error.__cause__ is not None:
-        traceback.print_exception(error.__cause__)
-    say(f"error: {error.message}" + (f"; {error.hint}" if error.hint else ""), err=True)
-    return error.exit_code
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(WRONG_USAGE)
 
 
 def main() -> NoReturn:
-    """Run the command line; exit with its code."""
-    speak_plainly()
+    """Run the command line and exit with its code."""
+    prepare_streams()
     try:
-        code = make_app(_named(sys.argv[1:]))(standalone_mode=False)
+        code = make_app()(standalone_mode=False)
     except TracekitError as error:
-        code = fail(error)
+        code = _print_error(error)
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
+        code = INTERRUPTED
     except BrokenPipeError:
-        hush()
+        discard_stdout()
         code = 0
     except OSError as error:
         error.filename = error.filename or "standard output"
-        code = fail(as_tracekit_error(error))
+        code = _print_error(as_tracekit_error(error))
     except Exception as error:
-        code = _wrong_words(error) if hasattr(error, "format_message") else fail(as_tracekit_error(error))
-    if code == 130:
-        say("interrupted", err=True)
-    gc.freeze()  # the process ends: looking once more for garbage among all that was imported takes 0.1 s
+        if hasattr(error, "format_message"):  # typer's errors of usage, which share no public base class
+            print_line(f"error: {usage_message(error)}", err=True)
+            code = WRONG_USAGE
+        else:
+            code = _print_error(as_tracekit_error(error))
+    if code == INTERRUPTED:
+        print_line("interrupted", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _wrong_words(error: Any) -> int:
-    """Print what is wrong with the command line; where it is empty, show the help."""
-    if "NoArgs" in type(error).__name__:
-        error.show()
-    else:
-        say(f"error: {mistake(error)}", err=True)
-    return 2
+def _print_error(error: TracekitError) -> int:
+    """Print an error and its hint on one line of stderr; return its exit code."""
+    if os.environ.get(DEBUG) and error.__cause__ is not None:
+        traceback.print_exception(error.__cause__)
+    print_line(f"error: {error.message}" + (f"; {error.hint}" if error.hint else ""), err=True)
+    return error.exit_code
+
+
+def usage_message(error: Any) -> str:
+    """Return one line for an error of usage that typer raised, with the command whose help to read.
+
+    >>> from types import SimpleNamespace
+    >>> usage_message(SimpleNamespace(ctx=None, format_message=lambda: "Missing option '--output'."))
+    "missing option '--output'; see tracekit --help"
+    """
+    text = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "tracekit"
+    return f"{text[:1].lower()}{text[1:]}; see {command} --help"

@@ -1,13 +1,44 @@
-"""Options that mean the same in every command, each declared once: its type, its help and how it is read."""
+"""Options that several commands share: their types, help and parsing."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import NSYS_VARIABLE, use_nsys
+from tracekit.errors import OptionError
+from tracekit.parsers.ranks import MOST_RANKS
+
+NSYS_VARIABLE = "TRACEKIT_NSYS"
+
+
+def parse_ranks(text: str | None) -> tuple[int, ...] | None:
+    """Parse a list of ranks: numbers and spans, separated by commas.
+
+    >>> parse_ranks("0,4-6")
+    (0, 4, 5, 6)
+    """
+    if text is None:
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise OptionError(f"--ranks {text}: {part.strip()!r} is not a rank", hint="write 0,2 or 0-7")
+        if int(last or first) >= MOST_RANKS:
+            raise OptionError(f"--ranks {text}: {last or first} is more than any run has", hint="write 0,2 or 0-7")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(ranks))
+
+
+def set_nsys(program: str | None) -> str | None:
+    """Set the path of nsys for this process and its workers."""
+    if program:
+        os.environ[NSYS_VARIABLE] = program
+    return program
+
 
 Paths = Annotated[
     list[str], typer.Argument(help="Traces: files, a folder, a quoted glob, a URL or a store.", metavar="PATH")
@@ -16,7 +47,7 @@ Ranks = Annotated[str | None, typer.Option(help="Read only these ranks: 0,2 or 0
 Rank = Annotated[int | None, typer.Option(help="The rank of a single file that does not name it.", metavar="N", min=0)]
 Rules = Annotated[Path | None, typer.Option(help="Rules file to label with, before the built-in ones.", metavar="FILE")]
 Workers = Annotated[
-    int | None, typer.Option(help="Number of reading processes; by default as many as help.", metavar="N", min=1)
+    int | None, typer.Option(help="Number of worker processes; by default as many as help.", metavar="N", min=1)
 ]
 Nsys = Annotated[
     str | None,
@@ -24,7 +55,7 @@ Nsys = Annotated[
         help="Path of nsys, which reads .nsys-rep reports, if it is not on the PATH.",
         metavar="PROGRAM",
         envvar=NSYS_VARIABLE,
-        callback=use_nsys,
+        callback=set_nsys,
     ),
 ]
 Strict = Annotated[
@@ -39,5 +70,5 @@ Dask = Annotated[
         help="Work on the Dask cluster whose scheduler is at this address: tcp://host:8786.", metavar="ADDRESS"
     ),
 ]
-IdealDrawn = Annotated[str, typer.Option(help="Ideal to draw: auto, a name, an order file or none.", metavar="NAME")]
-StacksDrawn = Annotated[bool, typer.Option("--stacks", help="Python frames too.")]
+DrawnIdeal = Annotated[str, typer.Option(help="Ideal to draw: auto, a name, an order file or none.", metavar="NAME")]
+DrawnStacks = Annotated[bool, typer.Option("--stacks", help="Python frames too.")]

@@ -1,4 +1,4 @@
-"""``tracekit analyze``: where the step went, and how far it is from its ideal."""
+"""The command ``tracekit analyze``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._base import say
-from tracekit.cli._common import keeping, parse_ranks
-from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
+from tracekit.cli._console import note_partial_store, print_line
+from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank
 
@@ -88,7 +87,7 @@ def run(
     from tracekit.run.analyze import analyze
     from tracekit.run.dask import cluster
 
-    with keeping(store), cluster(dask) as (executor, size_of_cluster):
+    with note_partial_store(store), cluster(dask) as (executor, cluster_size):
         analysis = analyze(
             paths,
             steps=steps,
@@ -103,7 +102,7 @@ def run(
             pipeline=pipeline,
             store=store,
             resume=resume,
-            workers=workers or size_of_cluster,
+            workers=workers or cluster_size,
             executor=executor,
             lenient=not strict,
             strict=strict,
@@ -113,7 +112,7 @@ def run(
 
         for path in output:
             write(analysis, path, plot=plot)
-            say(f"wrote {path}", err=True)
+            print_line(f"wrote {path}", err=True)
     if json:
         from tracekit.report.json import render_json
 
@@ -126,7 +125,7 @@ def run(
 
 
 def _check_outputs(paths: list[Path], plot: str | None) -> None:
-    """See that all can be written, before any work is done."""
+    """Raise if an output cannot be written, before any work is done."""
     if not paths and plot is None:
         return
     from tracekit.report.write import PICTURES, check_output
@@ -140,7 +139,7 @@ def _check_outputs(paths: list[Path], plot: str | None) -> None:
 def _explain(
     paths: list[str], selector: str, *, ranks: tuple[int, ...] | None, rank: int | None, rules: Path | None
 ) -> None:
-    """Print why events got their labels, for the first rank asked for."""
+    """Print why events got their labels, for the first of *ranks*."""
     from tracekit.report.terminal.explain import explain_text
     from tracekit.store.reading import read_ref
     from tracekit.store.sources import find

@@ -1,4 +1,4 @@
-"""``tracekit demo``: a small sample run, made here and analysed, so that the first minute needs no trace."""
+"""The command ``tracekit demo``, which needs no trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._base import say
+from tracekit.cli._console import print_line
 
 
 def run(
@@ -26,5 +26,5 @@ def run(
     analysis = analyze([str(output)])
     write(analysis, output / "report.html")
     render(analysis, Screen(), brief=True)
-    say(f"wrote {len(files)} traces and report.html into {output}", err=True)
-    say(f"everything: tracekit analyze {output}", err=True)
+    print_line(f"wrote {len(files)} traces and report.html into {output}", err=True)
+    print_line(f"everything: tracekit analyze {output}", err=True)

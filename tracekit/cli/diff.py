@@ -1,4 +1,4 @@
-"""``tracekit diff``: what changed between two runs, for people."""
+"""The command ``tracekit diff``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._base import say
+from tracekit.cli._console import print_line
 from tracekit.cli._options import Nsys
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
@@ -25,18 +25,18 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
-    from tracekit.diffs import diff as compare
-    from tracekit.report.ci import write as gate_write
-    from tracekit.report.terminal import diff as diff_terminal
+    from tracekit.diffs import diff
+    from tracekit.report.ci.write import DIFF, check_outputs, to_json, write_all
+    from tracekit.report.terminal.diff import show
     from tracekit.report.terminal.screen import Screen
 
     paths = output or []
-    gate_write.check_outputs(paths, gate_write.DIFF)
-    result = compare(before, after).to_dict()
-    gate_write.write_all(result, paths, gate_write.DIFF)
+    check_outputs(paths, DIFF)
+    result = diff(before, after).to_dict()
+    write_all(result, paths, DIFF)
     for path in paths:
-        say(f"wrote {path}", err=True)
+        print_line(f"wrote {path}", err=True)
     if json:
-        typer.echo(gate_write.to_json(result), nl=False)
+        typer.echo(to_json(result), nl=False)
     else:
-        diff_terminal.show(result, Screen(highlight=True))
+        show(result, Screen(highlight=True))

@@ -1,4 +1,4 @@
-"""``tracekit doctor``: what is in these files, and how to record better."""
+"""The command ``tracekit doctor``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli._common import parse_ranks
-from tracekit.cli._options import Nsys, Paths, Rank, Ranks, Workers
+from tracekit.cli._options import Nsys, Paths, Rank, Ranks, Workers, parse_ranks
 
 
 def run(

@@ -1,4 +1,4 @@
-"""``tracekit export``: the trace with labels, pipeline and ideal, for ui.perfetto.dev."""
+"""The command ``tracekit export``."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from typing import Annotated
 import typer
 
 from tracekit._util.text import counted, size
-from tracekit.cli._base import say
-from tracekit.cli._common import parse_ranks, show_notices
-from tracekit.cli._options import IdealDrawn, Nsys, Paths, Rank, Ranks, Rules, StacksDrawn, Workers
+from tracekit.cli._console import print_line, print_notices
+from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
 
 
 def run(
     paths: Paths,
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write: .json.gz or .json.", metavar="FILE")],
-    schedule: IdealDrawn = "auto",
+    schedule: DrawnIdeal = "auto",
     ranks: Ranks = None,
     rank: Rank = None,
     rules: Rules = None,
-    stacks: StacksDrawn = False,
+    stacks: DrawnStacks = False,
     workers: Workers = None,
     nsys: Nsys = None,
 ) -> None:
     """Write the trace with tracks of labels, pipeline cells and ideal cells; open it at ui.perfetto.dev."""
-    from tracekit.report.perfetto.export import export as run
+    from tracekit.report.perfetto.export import export
 
-    done = run(
+    exported = export(
         paths,
         output,
         schedule=schedule,
@@ -38,8 +37,9 @@ def run(
         stacks=stacks,
         workers=workers,
     )
-    show_notices(done.notices)
-    cells = f", {done.cells:,} cells" if done.cells else ""
-    written = size(done.path.stat().st_size)
-    say(f"Wrote {done.path}: {counted(len(done.ranks), 'rank')}, {done.events:,} events{cells}, {written}")
-    say("open it at https://ui.perfetto.dev, or with: tracekit open", err=True)
+    print_notices(exported.notices)
+    ranks_text = counted(len(exported.ranks), "rank")
+    cells_text = f", {exported.cells:,} cells" if exported.cells else ""
+    file_size = size(exported.path.stat().st_size)
+    print_line(f"Wrote {exported.path}: {ranks_text}, {exported.events:,} events{cells_text}, {file_size}")
+    print_line("open it at https://ui.perfetto.dev, or with: tracekit open", err=True)

@@ -1,4 +1,4 @@
-"""``tracekit gate``: a regression stops, noise does not."""
+"""The command ``tracekit gate``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from tracekit._util.text import counted
-from tracekit.cli._base import Command, hush, say
+from tracekit.cli._console import discard_stdout, print_line
 from tracekit.cli._options import Nsys
 from tracekit.errors import OptionError, TracekitError
 
@@ -19,50 +20,52 @@ if TYPE_CHECKING:
 
 
 class Policy(StrEnum):
-    """What to do when nothing regressed but something could not be decided."""
+    """Outcome if nothing regressed but something could not be decided."""
 
     PASS = "pass"
     FAIL = "fail"
 
 
-class GateCommand(Command):
+class GateCommand(TyperCommand):
     """A command whose ``--baseline`` takes every word up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Repeat ``--baseline`` before each of its words."""
-        valued = {o for p in self.params for o in p.opts if o.startswith("-") and not getattr(p, "is_flag", False)}
-        return super().parse_args(ctx, spread(args, valued))
+        """Repeat ``--baseline`` before each of its words, which typer alone cannot parse."""
+        options_with_value = {
+            name
+            for param in self.params
+            for name in param.opts
+            if name.startswith("-") and not getattr(param, "is_flag", False)
+        }
+        return super().parse_args(ctx, repeat_baseline(args, options_with_value))
 
 
-KIND = GateCommand
+def repeat_baseline(args: Sequence[str], options_with_value: set[str]) -> list[str]:
+    """Insert ``--baseline`` before every further word of a ``--baseline`` option.
 
+    Only after a candidate was named: in ``gate --baseline base.json new/`` the second word is the candidate.
 
-def spread(args: Sequence[str], valued: set[str]) -> list[str]:
-    """Give each word after ``--baseline`` a ``--baseline`` of its own.
-
-    Only once a candidate was named: in ``gate --baseline base.json new/`` the second word is the candidate.
-
-    >>> spread(["new", "--baseline", "a", "b", "--json"], {"--baseline"})
+    >>> repeat_baseline(["new", "--baseline", "a", "b", "--json"], {"--baseline"})
     ['new', '--baseline', 'a', '--baseline', 'b', '--json']
-    >>> spread(["--baseline", "a", "new"], {"--baseline"})
+    >>> repeat_baseline(["--baseline", "a", "new"], {"--baseline"})
     ['--baseline', 'a', 'new']
     """
-    result: list[str] = []
-    candidates, taking, expects = False, False, False
+    repeated: list[str] = []
+    candidate_seen = in_baseline = value_expected = False
     for word in args:
-        option = word.startswith("-") and len(word) > 1
-        if expects:
-            result.append(word)
-            expects = False
-        elif option:
-            result.append(word)
-            expects, taking = word in valued, word == "--baseline" and candidates
-        elif taking:
-            result += ["--baseline", word]
+        if value_expected:
+            repeated.append(word)
+            value_expected = False
+        elif word.startswith("-") and len(word) > 1:
+            repeated.append(word)
+            value_expected = word in options_with_value
+            in_baseline = word == "--baseline" and candidate_seen
+        elif in_baseline:
+            repeated += ["--baseline", word]
         else:
-            result.append(word)
-            candidates = True
-    return result
+            repeated.append(word)
+            candidate_seen = True
+    return repeated
 
 
 def run(
@@ -109,15 +112,15 @@ def run(
 ) -> None:
     """Judge runs against a baseline; exit code 0 pass, 1 regressed, 2 unusable input, 3 inconclusive."""
     if metrics:
-        _list_metrics()
+        _print_metrics()
         return
     from msgspec.structs import replace
 
     from tracekit.gates import load_config
-    from tracekit.report.ci import write as gate_write
+    from tracekit.report.ci.write import GATE, check_outputs
 
     paths = output or []
-    gate_write.check_outputs(paths, gate_write.GATE)
+    check_outputs(paths, GATE)
     settings = load_config(config)
     if inconclusive is not None:
         settings = replace(settings, inconclusive=inconclusive.value)
@@ -130,38 +133,40 @@ def run(
     try:
         result = _judge(candidates or [], bases, require or [], settings)
     except TracekitError as error:
-        _deliver(_unusable(error), paths, json=json, quiet=True)
+        _write_result(_error_result(error), paths, json=json, quiet=True)
         raise
     try:
-        _deliver(result, paths, json=json)
+        _write_result(result, paths, json=json)
     except BrokenPipeError:
-        hush()  # its reader has left; the verdict stands
+        discard_stdout()  # the verdict stands, whoever reads it
     raise typer.Exit(result["exit_code"])
 
 
 def _judge(candidates: Sequence[str], bases: Sequence[str], require: Sequence[str], settings: Config) -> dict[str, Any]:
-    from tracekit.gates import gate as judge
+    from tracekit.gates import gate
 
-    return judge(candidates, bases or None, require=require, config=settings).to_dict()
+    return gate(candidates, bases or None, require=require, config=settings).to_dict()
 
 
-def _deliver(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
-    from tracekit.report.ci import write as gate_write
-    from tracekit.report.terminal import gate as gate_terminal
+def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
+    """Write the result to the files and print it; *quiet* prints no text."""
+    from tracekit.report.ci.write import GATE, github, to_json, write_all
+    from tracekit.report.terminal.gate import show
     from tracekit.report.terminal.screen import Screen
 
-    gate_write.write_all(result, paths, gate_write.GATE)
+    write_all(result, paths, GATE)
     for path in paths:
-        say(f"wrote {path}", err=True)
+        print_line(f"wrote {path}", err=True)
     if json:
-        typer.echo(gate_write.to_json(result), nl=False)
+        typer.echo(to_json(result), nl=False)
     elif not quiet:
-        gate_terminal.show(result, Screen(highlight=True))
-    for line in gate_write.github(result):
-        say(line, err=json)
+        show(result, Screen(highlight=True))
+    for line in github(result):
+        print_line(line, err=json)
 
 
-def _unusable(error: TracekitError) -> dict[str, Any]:
+def _error_result(error: TracekitError) -> dict[str, Any]:
+    """Return the result of a gate whose input cannot be used."""
     from tracekit._version import __version__
 
     return {
@@ -188,17 +193,21 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
     contents = ", ".join(
         (counted(len(side.runs), "run"), counted(steps, "step"), f"noise of {counted(len(noise), 'metric')}")
     )
-    say(f"wrote {bases[0]}: {contents}")
+    print_line(f"wrote {bases[0]}: {contents}")
     if calibrate:
-        for name, one, centre in sorted((n, *v) for n, v in noise.items() if n in ("step_ms", "bubble_fraction")):
-            share = f" ({100 * one.deviation / centre:.2f} %)" if centre else ""
-            say(f"  {name}: runs differ by {one.deviation:.4g}{share}; floor of a pair of runs {one.floor((1, 1)):.4g}")
+        for metric in sorted(noise.keys() & {"step_ms", "bubble_fraction"}):
+            spread, centre = noise[metric]
+            share = f" ({100 * spread.deviation / centre:.2f} %)" if centre else ""
+            floor = spread.floor((1, 1))
+            print_line(f"  {metric}: runs differ by {spread.deviation:.4g}{share}; floor of a pair of runs {floor:.4g}")
 
 
-def _list_metrics() -> None:
+def _print_metrics() -> None:
     from tracekit.diffs.metrics import FAMILIES
 
     for family in FAMILIES:
-        keys = f".{{{','.join(family.keys[:4])}{',…' if len(family.keys) > 4 else ''}}}" if family.keys else ""
+        some_keys = ",".join(family.keys[:4]) + (",…" if len(family.keys) > 4 else "")
+        keys = f".{{{some_keys}}}" if family.keys else ""
         better = {"down": "lower is better", "up": "higher is better", "none": "no direction"}[family.better]
-        say(f"{family.name}{keys}  [{family.unit}, {better}{', default' if family.default else ''}]  {family.about}")
+        default = ", default" if family.default else ""
+        print_line(f"{family.name}{keys}  [{family.unit}, {better}{default}]  {family.about}")

@@ -1,4 +1,4 @@
-"""``tracekit ingest``: traces into a store."""
+"""The command ``tracekit ingest``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from tracekit._util.text import counted, size
-from tracekit.cli._base import say
-from tracekit.cli._common import keeping, parse_ranks, show_notices
-from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers
+from tracekit.cli._console import note_partial_store, print_line, print_notices
+from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
 
 
 def run(
@@ -32,13 +31,13 @@ def run(
     from tracekit.run.dask import cluster
     from tracekit.run.ingest import ingest
 
-    with keeping(output), cluster(dask) as (executor, size_of_cluster):
+    with note_partial_store(output), cluster(dask) as (executor, cluster_size):
         store, notices = ingest(
             paths,
             output,
             ranks=parse_ranks(ranks),
             rank=rank,
-            workers=workers or size_of_cluster,
+            workers=workers or cluster_size,
             executor=executor,
             stacks=stacks,
             lenient=lenient and not strict,
@@ -46,7 +45,7 @@ def run(
             rules=rules,
             resume=resume,
         )
-    show_notices(notices)
-    rows = sum(entry.rows for entry in store.entries)
-    written = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    say(f"Wrote {output}: {counted(len(store.entries), 'rank')}, {rows:,} events, {size(written)}")
+    print_notices(notices)
+    events = sum(entry.rows for entry in store.entries)
+    store_bytes = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    print_line(f"Wrote {output}: {counted(len(store.entries), 'rank')}, {events:,} events, {size(store_bytes)}")

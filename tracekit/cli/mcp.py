@@ -1,4 +1,4 @@
-"""``tracekit mcp``: tools for agents."""
+"""The command ``tracekit mcp``."""
 
 from __future__ import annotations
 

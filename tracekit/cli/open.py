@@ -1,4 +1,4 @@
-"""``tracekit open``: the exported trace handed to ui.perfetto.dev, from this machine to one reader."""
+"""The command ``tracekit open``: an exported trace served from this machine to one reader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit._util.text import size
-from tracekit.cli._base import say
-from tracekit.cli._common import parse_ranks, show_notices
-from tracekit.cli._options import IdealDrawn, Nsys, Paths, Rank, Ranks, Rules, StacksDrawn, Workers
+from tracekit.cli._console import print_line, print_notices
+from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
 
 if TYPE_CHECKING:
     from tracekit.report.perfetto.serve import OneReader
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 def run(
     paths: Paths,
     *,
-    schedule: IdealDrawn = "auto",
+    schedule: DrawnIdeal = "auto",
     ranks: Ranks = None,
     rank: Rank = None,
     rules: Rules = None,
-    stacks: StacksDrawn = False,
+    stacks: DrawnStacks = False,
     workers: Workers = None,
     nsys: Nsys = None,
     port: Annotated[
@@ -40,13 +39,13 @@ def run(
     from tracekit.report.perfetto.serve import OneReader, is_export
 
     if len(paths) == 1 and is_export(paths[0]):
-        with OneReader(Path(paths[0]), port=port) as offer:
-            _offer(offer)
+        with OneReader(Path(paths[0]), port=port) as server:
+            _serve(server)
         return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         file = Path(folder) / "trace.json.gz"
-        with OneReader(file, port=port) as offer:  # a taken port is said before the work, not after it
-            done = export(
+        with OneReader(file, port=port) as server:  # first, so that a port in use is reported before the work
+            exported = export(
                 paths,
                 file,
                 schedule=schedule,
@@ -56,29 +55,30 @@ def run(
                 stacks=stacks,
                 workers=workers,
             )
-            show_notices(done.notices)
-            _offer(offer)
+            print_notices(exported.notices)
+            _serve(server)
 
 
-def _offer(offer: OneReader) -> None:
-    """Print the link, wait for its reader, and say what it takes from another machine."""
-    say(offer.link)
-    if forward := over_ssh(offer.port):
-        say(f"over SSH: first run this on your own machine, then open the link there: {forward}", err=True)
-    say(f"serving {size(offer.file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)
-    offer.wait()
-    say("read; done", err=True)
+def _serve(server: OneReader) -> None:
+    """Print the link, how to reach it over SSH, and wait until the trace was read."""
+    print_line(server.link)
+    if command := ssh_forward_command(server.port):
+        print_line(f"over SSH: first run this on your own machine, then open the link there: {command}", err=True)
+    print_line(f"serving {size(server.file.stat().st_size)} to one reader; Ctrl-C ends it", err=True)
+    server.wait()
+    print_line("read; done", err=True)
 
 
-def over_ssh(port: int, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the command that forwards *port* to the reader's own machine; None where this one is not reached over SSH.
+def ssh_forward_command(port: int, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the command that forwards *port* to the reader's own machine; None if this is no SSH session.
 
-    >>> over_ssh(9001, {"SSH_CONNECTION": "10.0.0.9 52514 10.0.0.7 22", "USER": "ada"})
+    >>> ssh_forward_command(9001, {"SSH_CONNECTION": "10.0.0.9 52514 10.0.0.7 22", "USER": "ada"})
     'ssh -N -L 9001:127.0.0.1:9001 ada@10.0.0.7'
     """
-    words = environment.get("SSH_CONNECTION", "").split()
-    if len(words) != 4:
+    addresses = environment.get("SSH_CONNECTION", "").split()
+    if len(addresses) != 4:
         return None
     user = f"{environment['USER']}@" if environment.get("USER") else ""
-    other = f" -p {words[3]}" if words[3] != "22" else ""
-    return f"ssh -N -L {port}:127.0.0.1:{port}{other} {user}{words[2]}"
+    _, _, host, ssh_port = addresses
+    port_option = f" -p {ssh_port}" if ssh_port != "22" else ""
+    return f"ssh -N -L {port}:127.0.0.1:{port}{port_option} {user}{host}"

@@ -1,4 +1,4 @@
-"""``tracekit query``: SQL over a store."""
+"""The command ``tracekit query``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-MOST_ROWS = 200
-"""Rows printed; --output writes all."""
+MAX_PRINTED_ROWS = 200
+"""Rows printed at most; --output writes all."""
 
 
 def run(
@@ -22,15 +22,15 @@ def run(
 ) -> None:
     """Answer SQL over the tables of a store; nothing is written, and nothing outside the store is read."""
     from tracekit.report.rows import check_rows, rows_text, write_rows
-    from tracekit.run.query import query as run
+    from tracekit.run.query import query
 
     if output is not None:
         check_rows(output)
-    rows = run(store, sql)
+    rows = query(store, sql)
     if output is not None:
         write_rows(rows, output)
         typer.echo(f"wrote {output}", err=True)
     elif json:
         typer.echo(rows.write_json())
     else:
-        typer.echo(rows_text(rows, most=MOST_ROWS))
+        typer.echo(rows_text(rows, most=MAX_PRINTED_ROWS))

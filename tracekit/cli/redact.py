@@ -1,4 +1,4 @@
-"""``tracekit redact``: the same trace without what should not leave the house."""
+"""The command ``tracekit redact``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tracekit._util.text import size
-from tracekit.cli._base import say
+from tracekit.cli._console import print_line
 
 
 def run(
@@ -32,5 +32,5 @@ def run(
     """Write the same trace without environment, paths, host and user names, and Python stacks."""
     from tracekit.redaction import redact_each
 
-    for done in redact_each(path, output, words=words or (), keep=keep or ()):
-        say(f"Wrote {done.path} ({size(done.bytes)}): {done.summary()}")
+    for redacted in redact_each(path, output, words=words or (), keep=keep or ()):
+        print_line(f"Wrote {redacted.path} ({size(redacted.bytes)}): {redacted.summary()}")

@@ -1,4 +1,4 @@
-"""``tracekit schedule``: the ideal, by name."""
+"""The command ``tracekit schedule``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracekit.cli._base import say
+from tracekit.cli._console import print_line
 from tracekit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(
     from tracekit.report.schedule.write import check_extension, write_schedule
 
     if list_all:
-        _list(as_json)
+        _print_list(as_json)
         return
     if name is None:
         raise OptionError("no schedule named", hint="tracekit schedule NAME; --list names them all")
@@ -62,20 +62,20 @@ def run(
     if block_time and not lanes:
         raise OptionError("--block-time needs --lanes")
     if not _is_file(name) and not describe(name).pipeline:
-        _refuse(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group)
-        done: Simulation | WeightReload = _weight_reload(ranks, rounds, time)
+        _refuse_options(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group)
+        simulated: Simulation | WeightReload = _weight_reload(ranks, rounds, time)
     else:
-        _refuse(name, ranks=ranks, rounds=rounds)
-        done = _pipeline(name, (pp, microbatches, virtual, group), time, blocks)
+        _refuse_options(name, ranks=ranks, rounds=rounds)
+        simulated = _pipeline(name, (pp, microbatches, virtual, group), time, blocks)
     for path in output or ():
-        write_schedule(done, path, lanes=lanes, block_times=blocks)
-        say(f"Wrote {path}", err=True)
+        write_schedule(simulated, path, lanes=lanes, block_times=blocks)
+        print_line(f"Wrote {path}", err=True)
     if as_json:
         import json
 
-        typer.echo(json.dumps(done.to_dict()))
+        typer.echo(json.dumps(simulated.to_dict()))
     elif not output:
-        _show(done)
+        _print_schedule(simulated)
 
 
 def _pipeline(
@@ -88,17 +88,17 @@ def _pipeline(
         raise OptionError("--time and --lanes cannot be combined", hint="with --lanes, times come from --block-time")
     times: Times = Times.parse(time) if blocks is None else block_times(blocks)
     if _is_file(name):
-        _refuse("a file of orders", pp=pp, microbatches=microbatches, virtual=virtual, group=group)
+        _refuse_options("a file of orders", pp=pp, microbatches=microbatches, virtual=virtual, group=group)
         from tracekit.schedules import read_orders
 
-        plan: Schedule = read_orders(name)
+        schedule: Schedule = read_orders(name)
     else:
         if pp is None or microbatches is None:
             raise OptionError(
                 f"{name} needs --pp and --microbatches", hint=f"as in: tracekit schedule {name} --pp 4 --microbatches 8"
             )
-        plan = generate(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times)
-    return simulate(plan, times)
+        schedule = generate(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times)
+    return simulate(schedule, times)
 
 
 def _weight_reload(ranks: int | None, rounds: int | None, time: str) -> WeightReload:
@@ -126,13 +126,14 @@ def _is_file(name: str) -> bool:
     return "/" in name or "." in name or Path(name).is_file()
 
 
-def _refuse(what: str, **options: int | None) -> None:
+def _refuse_options(subject: str, **options: int | None) -> None:
+    """Raise if any of the options that *subject* does not take is given."""
     given = [f"--{key}" for key, value in options.items() if value is not None]
     if given:
-        raise OptionError(f"{what} takes no {' and no '.join(given)}", hint="leave it out")
+        raise OptionError(f"{subject} takes no {' and no '.join(given)}", hint="leave it out")
 
 
-def _list(as_json: bool) -> None:
+def _print_list(as_json: bool) -> None:
     from tracekit.schedules import describe, names
 
     entries = [describe(name) for name in names()]
@@ -148,9 +149,9 @@ def _list(as_json: bool) -> None:
     console.print(list_text(entries, width=console.width))
 
 
-def _show(done: Simulation | WeightReload) -> None:
+def _print_schedule(simulated: Simulation | WeightReload) -> None:
     from tracekit.report.schedule.text import schedule_text
     from tracekit.report.terminal.screen import Screen
 
     console = Screen()
-    console.print(schedule_text(done, width=console.width, letters=console.color_system is None), soft_wrap=True)
+    console.print(schedule_text(simulated, width=console.width, letters=console.color_system is None), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``tracekit watch``: new recordings as they land."""
+"""The command ``tracekit watch``."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ def run(
     """Analyse each recording as it lands and print one line; one that is slower than the first is marked."""
     from tracekit._util.files import atomic_write, check_output_path
     from tracekit.report.scalars import json_line, scalars
-    from tracekit.report.scalars import prometheus as as_prometheus
+    from tracekit.report.scalars import prometheus as prometheus_text
     from tracekit.report.terminal.watch import line, run_of
-    from tracekit.run.watch import watch as recordings
+    from tracekit.run.watch import watch
 
     if prometheus is not None:
         check_output_path(prometheus)
     first = None
-    for landed in recordings(folder, every_s=every, idle_s=idle):
-        if landed.analysis is not None and (json or prometheus is not None):
-            figures = scalars(landed.analysis)
-            if prometheus is not None:
-                with atomic_write(prometheus) as part:
-                    part.write_text(as_prometheus(figures) + "\n", encoding="utf-8")
+    for recording in watch(folder, every_s=every, idle_s=idle):
+        figures = scalars(recording.analysis) if recording.analysis is not None else {}
+        if prometheus is not None and figures:
+            with atomic_write(prometheus) as part:
+                part.write_text(prometheus_text(figures) + "\n", encoding="utf-8")
         if json:
-            typer.echo(json_line(figures) if landed.analysis is not None else json_line({}))
+            typer.echo(json_line(figures))
         else:
-            typer.echo(line(landed, first=first))
-        first = first or run_of(landed)
+            typer.echo(line(recording, first=first))
+        first = first or run_of(recording)

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from tracekit._util.garbage import no_collecting
 from tracekit._util.notices import merge_notices
-from tracekit._util.pool import Spread, in_turn
 from tracekit._util.text import percent
+from tracekit._util.workers import MapFunction
 from tracekit.align.clocks import Clocks
 from tracekit.compare.alternatives import WhatIf
 from tracekit.compare.comparison import Held, ScheduleComparison, factors
@@ -34,7 +33,7 @@ def compare_pipelines(
     what_if: bool = False,
     clocks: Clocks | None = None,
     pipeline: int | None = None,
-    spread: Spread = in_turn,
+    spread: MapFunction = map,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     """Return the ranks compared with the ideal of the schedule they followed; None, with notices why, without one.
 
@@ -44,9 +43,8 @@ def compare_pipelines(
     """
     if schedule == "none":
         return None, ()
-    with no_collecting():
-        clocks = clocks or Clocks.recorded(r.rank for r in ranks)
-        return _compare(ranks, schedule, layout, clocks, what_if=what_if, pipeline=pipeline, spread=spread)
+    clocks = clocks or Clocks.recorded(r.rank for r in ranks)
+    return _compare(ranks, schedule, layout, clocks, what_if=what_if, pipeline=pipeline, spread=spread)
 
 
 def _compare(
@@ -57,7 +55,7 @@ def _compare(
     *,
     what_if: bool,
     pipeline: int | None,
-    spread: Spread,
+    spread: MapFunction,
 ) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
     with_work, matched = name_peers([r for r in ranks if r.has_work], layout)
     if not with_work:

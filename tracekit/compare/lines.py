@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.garbage import no_collecting
-from tracekit._util.pool import Spread
+from tracekit._util.workers import MapFunction
 from tracekit.align.clocks import Clocks
 from tracekit.compare.comparison import Held, RankBubble
 from tracekit.compare.finder import Finder, orders_differ
@@ -38,7 +37,7 @@ AT_ONCE = 16
 
 
 def compare_lines(
-    lines: Sequence[Line], ranks: Mapping[int, RankPipeline], finder: Finder, clocks: Clocks, spread: Spread
+    lines: Sequence[Line], ranks: Mapping[int, RankPipeline], finder: Finder, clocks: Clocks, spread: MapFunction
 ) -> list[Steps]:
     """Return every pipeline's steps compared with their ideals, in the order of *lines*.
 
@@ -53,8 +52,7 @@ def compare_lines(
 
 
 def _compare_more(finder: Finder, clocks: Clocks, item: Share) -> list[Steps]:
-    with no_collecting():
-        return _compare_some(finder.copy(), clocks, item)
+    return _compare_some(finder.copy(), clocks, item)
 
 
 def _compare_some(finder: Finder, clocks: Clocks, item: Share) -> list[Steps]:

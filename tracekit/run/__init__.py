@@ -1,1 +1,1 @@
-"""From paths to results: one driver, and the calls that use it (``load``, ``analyze``, ``ingest``, Dask)."""
+"""The calls that turn paths into results (``load``, ``analyze``, ``ingest``, ``query``, ``watch``) and their driver."""

@@ -1,4 +1,4 @@
-"""``analyze``: the one way through reading, labelling, measuring and comparing."""
+"""The ``analyze`` call: traces read, labelled, measured and compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
@@ -17,7 +17,14 @@ from tracekit.analysis.tables import RankTables
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.reconstruct.roles import split_layout
-from tracekit.run.driver import MEASURE_PAYS_BYTES, Span, check_run, find_sources, map_sources, spread_over
+from tracekit.run.driver import (
+    MEASURE_BYTES_FOR_PROCESSES,
+    Span,
+    check_run,
+    find_sources,
+    map_sources,
+    pipeline_map,
+)
 from tracekit.run.measure import Options
 from tracekit.store.reading import failure_notices
 from tracekit.store.sources import Paths
@@ -47,37 +54,68 @@ def analyze(
     lenient: bool = True,
     strict: bool = False,
 ) -> Analysis:
-    """Return where the step went: read (a path, folder, glob, URL, store or ``Trace``), label, measure and compare.
+    """Read, label, measure and compare traces; return where the time of a step went.
 
-    *steps* selects steps (``"2:4"`` is 2 and 3, as is ``[2, 3]``), *ranks* reads only those, *rules* is a rules file
-    (or a ``RuleBook``), *schedule* is ``auto``, a name, an order file or ``none``, *layout* overrides how ranks are
-    arranged (``pp=4,ep=2``; ``node=8``: ranks per machine), *critical_path* adds the path across ranks, *by* the step
-    by ``layer``, ``module``, ``annotation`` or ``shape`` (``result.by``), *pipeline* is the one to show (else: the
-    slowest). Ranks are measured by *workers* processes, or by any ``concurrent.futures`` *executor* (*workers* is then
-    how many it has). A rank that cannot be read is left out and listed among the notices; with *strict* that, and a
-    missing rank, is an error. With *store* what is read is kept there, and *resume* goes on with a store that was
-    interrupted.
+    Args:
+        traces: A path, folder, glob, URL or store, several of them, or a ``Trace``.
+        steps: Steps to analyse: ``"2:4"`` is steps 2 and 3, as is ``[2, 3]``; by default all.
+        ranks: Ranks to read; by default all.
+        rank: Rank of a single file that does not name it.
+        rules: Rules file (or ``RuleBook``) to label with, before the built-in rules.
+        schedule: Ideal to compare with: ``auto``, a schedule's name, an order file or ``none``.
+        layout: How ranks are arranged, instead of what was found: ``pp=4,ep=2``; ``node=8`` is ranks per machine.
+        what_if: Rank the schedules that this run could use.
+        critical_path: Add the critical path across ranks.
+        by: Rows of ``result.by``: ``layer``, ``module``, ``annotation`` or ``shape``.
+        pipeline: Pipeline to show, counted from 0; by default the slowest.
+        store: Store to keep what is read in, as ``ingest`` does.
+        resume: Continue a store that was interrupted.
+        workers: Number of worker processes, or of the executor's workers; by default as many as pay.
+        executor: Any ``concurrent.futures`` executor to measure ranks on; it stays open.
+        lenient: Use what can be read of a damaged file.
+        strict: Raise if a rank is missing or cannot be read; by default it is left out and listed among the notices.
 
     >>> result = analyze("sample_traces/reload", schedule="none")
     >>> result.reload.rounds, result.reload.buckets, result.reload.sources
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
+
     """
     if by is not None:
         from tracekit.analysis.by import check_kind
 
         check_kind(by)
-    split_layout(layout)
+    split_layout(layout)  # raises if it is wrong, before any work is done
     rules = _checked_rules(rules)
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
-        common: dict[str, Any] = {"ranks": ranks, "workers": workers, "executor": executor}
-        reading: dict[str, Any] = {"rank": rank, "rules": rules, "lenient": lenient, "strict": strict, "resume": resume}
         from tracekit.run.ingest import ingest
 
-        kept, _ = ingest(traces, store, **reading, **common)
-        asked: dict[str, Any] = {"what_if": what_if, "critical_path": critical_path, "pipeline": pipeline, "by": by}
-        result = analyze(kept.path, steps=steps, schedule=schedule, layout=layout, **asked, **common)
+        written, _ = ingest(
+            traces,
+            store,
+            ranks=ranks,
+            rank=rank,
+            rules=rules,
+            workers=workers,
+            executor=executor,
+            lenient=lenient,
+            strict=strict,
+            resume=resume,
+        )
+        result = analyze(
+            written.path,
+            steps=steps,
+            ranks=ranks,
+            schedule=schedule,
+            layout=layout,
+            what_if=what_if,
+            critical_path=critical_path,
+            by=by,
+            pipeline=pipeline,
+            workers=workers,
+            executor=executor,
+        )
         return replace(result, paths=tuple(ref.path for ref in find_sources(traces, ranks=ranks, rank=rank)[0]))
     if resume:
         raise OptionError("--resume needs a store to go on with", hint="name one with --store")
@@ -90,33 +128,40 @@ def analyze(
         lenient=lenient,
         by=by,
     )
-    reduce = partial(
+    combine_ranks = partial(
         combine,
         schedule=schedule,
         layout=layout,
         what_if=what_if,
         path=critical_path,
         show=pipeline,
-        spread=spread_over(workers, executor),
+        spread=pipeline_map(workers, executor),
     )
     if isinstance(traces, Trace):
-        chosen = [part for part in traces.parts if ranks is None or part.source.rank in ranks]
-        if absent := set(ranks or ()) - {part.source.rank for part in chosen}:
+        parts = [part for part in traces.parts if ranks is None or part.source.rank in ranks]
+        if absent := set(ranks or ()) - {part.source.rank for part in parts}:
             raise unknown_rank(absent, traces.ranks)
-        tables = [options.measure(part) for part in chosen]
-        return reduce(tables, paths=[part.source.path for part in chosen], notices=traces.notices)
+        tables = [options.measure(part) for part in parts]
+        return combine_ranks(tables, paths=[part.source.path for part in parts], notices=traces.notices)
     refs, notices = find_sources(traces, ranks=ranks, rank=rank, strict=strict)
-    done = map_sources(
-        options.source_tables, refs, workers=workers, executor=executor, progress="analyzing", pays=MEASURE_PAYS_BYTES
+    results = map_sources(
+        options.source_tables,
+        refs,
+        workers=workers,
+        executor=executor,
+        progress="analyzing",
+        bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
     )
-    failures = failure_notices(done, strict=strict)
-    tables = [one for each in done if each.error is None for one in each.unwrap()]
-    checked = check_run([_span(one) for one in tables], ranks=ranks, failed=bool(failures), strict=strict)
-    return reduce(tables, paths=[ref.path for ref in refs], notices=(*notices, *failures, *checked))
+    failures = failure_notices(results, strict=strict)
+    tables = [rank_tables for result in results if result.error is None for rank_tables in result.unwrap()]
+    run_notices = check_run(
+        [_span(rank_tables) for rank_tables in tables], ranks=ranks, failed=bool(failures), strict=strict
+    )
+    return combine_ranks(tables, paths=[ref.path for ref in refs], notices=(*notices, *failures, *run_notices))
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:
-    """Return the rules, a file's path made absolute: a mistake in it is one error, not one per rank."""
+    """Return the rules, a file as an absolute path; raise here if it is wrong, not once per rank."""
     if not isinstance(rules, str | Path):
         return rules
     from tracekit.classify import load_rules

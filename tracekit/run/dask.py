@@ -1,4 +1,4 @@
-"""The Dask cluster at an address, as an executor."""
+"""A Dask cluster as an executor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 from tracekit.errors import InputError, OptionError
 
 CONNECT_S = 15
+"""Seconds to wait for the scheduler."""
 
 
 @contextlib.contextmanager
 def cluster(address: str | None) -> Iterator[tuple[Executor | None, int | None]]:
-    """Yield the executor of the Dask cluster at *address*, and how many ranks it can work on at once.
+    """Yield the executor of the Dask cluster at *address* and the number of its threads.
 
     Without an address both are None, which means processes on this machine.
 

@@ -1,8 +1,7 @@
-"""The one way from paths to work done on every source: find, map, check.
+"""The steps that every call over traces shares: find the sources, map work over them, check the run.
 
-``find_sources`` says what there is to read, ``map_sources`` does the work wherever it pays, ``check_run`` holds what
-came back against what was asked. ``load``, ``analyze``, ``ingest`` and ``diagnose`` are these three calls with
-their own work in the middle.
+``load``, ``analyze``, ``ingest`` and ``diagnose`` call ``find_sources``, ``map_sources`` and ``check_run`` with their
+own work in the middle. The number of worker processes is decided here, once the sources are known.
 """
 
 from __future__ import annotations
@@ -12,29 +11,37 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from tracekit._util.machine import cores
+from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 from tracekit._util.notices import merge_notices
-from tracekit._util.pool import Done, Spread, executor_size, in_turn, iter_map, started_ahead
+from tracekit._util.workers import ItemResult, MapFunction, map_items
 from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import Source
-from tracekit.store.reading import SPAWN_PAYS_BYTES, may_not_fit, prepare, worker_count
+from tracekit.store.reading import prepare
 from tracekit.store.sources import Paths, check_one_run, check_strict, find, missing_notice
 
 R = TypeVar("R")
 
 Span = tuple[Source, int | None, int | None]
-"""A rank's source, and its first and last time."""
+"""A rank's source, and its first and last time in ns."""
 
-MEASURE_PAYS_BYTES = 1 << 28
-"""Input above which processes pay where ranks are labelled and measured: that costs more than reading."""
+READ_BYTES_FOR_PROCESSES = 1 << 30
+"""Size of the traces' text from which worker processes pay if traces are only read: each takes a second to start."""
+MEASURE_BYTES_FOR_PROCESSES = 1 << 28
+"""The same if ranks are labelled and measured too, which costs more than reading."""
+SHARES_FOR_PROCESSES = 4
+"""Shares of pipelines (``compare.lines``) from which worker processes pay for comparing them."""
+GZIP_RATIO = 15
+"""Size of a trace's text over the size of its gzip file; traces are repetitive."""
+MAX_MEMORY_RATIO = 4
+"""Upper bound of the memory for reading and measuring a trace, over the size of its text."""
 
 
 def find_sources(
     paths: Paths, *, ranks: Collection[int] | None = None, rank: int | None = None, strict: bool = False
 ) -> tuple[tuple[SourceRef, ...], tuple[Notice, ...]]:
-    """Return the sources to read, one per rank where that can be told, and what was noticed on the way.
+    """Return the sources to read, one per rank where the rank is known before reading, and notices about them.
 
     >>> [ref.rank for ref in find_sources("sample_traces/reload", ranks=[1, 3])[0]]
     [1, 3]
@@ -52,64 +59,109 @@ def map_sources(
     workers: int | None = None,
     executor: Executor | None = None,
     progress: str,
-    pays: int = SPAWN_PAYS_BYTES,
-    each: Callable[[R], object] | None = None,
+    bytes_for_processes: int = READ_BYTES_FOR_PROCESSES,
+    on_value: Callable[[R], object] | None = None,
     stop_at_failure: bool = False,
-) -> list[Done[SourceRef, R]]:
-    """Return what became of every source, in their order: in this process, in spawned ones or on an *executor*.
+) -> list[ItemResult[SourceRef, R]]:
+    """Call *work* on every source: in this process, in worker processes or on an executor.
 
-    Input of *pays* bytes and more is worth processes. *each* is called with a value as soon as it is there.
+    Args:
+        work: Reads one source; must be picklable.
+        refs: The sources.
+        workers: Number of worker processes, or of the executor's workers; by default as many as pay.
+        executor: Any ``concurrent.futures`` executor, used instead of worker processes.
+        progress: Label of the progress bar.
+        bytes_for_processes: Size of the traces' text from which worker processes pay for this work.
+        on_value: Called with each value as soon as it is there.
+        stop_at_failure: Stop at the first source that fails.
+
+    Returns:
+        The results in the order of the sources; with *stop_at_failure* up to the first failure.
+
     """
-    if executor is not None:
-        count = workers or executor_size(executor)
-    else:
-        count = worker_count(refs, workers, pays=pays)
+    count = workers
+    if executor is None:
+        count = worker_count(refs, workers, bytes_for_processes=bytes_for_processes)
         if count > 1:
             prepare(refs)
-    done = []
-    apart = executor is None and any(may_not_fit(ref) for ref in refs)
-    beside = executor is None and workers is None and count == 1 < len(refs) and started_ahead() > 0 and not apart
-    stream = iter_map(work, refs, workers=count, executor=executor, progress=progress, apart=apart, beside=beside)
-    with contextlib.closing(stream):  # type: ignore[type-var]  # a generator in truth, which stops its workers
-        for one in stream:
-            done.append(one)
-            if one.error is not None and stop_at_failure:
+    isolate = executor is None and any(may_exceed_memory(ref) for ref in refs)
+    results = []
+    with contextlib.closing(
+        map_items(work, refs, workers=count, executor=executor, progress=progress, isolate=isolate)
+    ) as stream:
+        for result in stream:
+            results.append(result)
+            if result.error is not None and stop_at_failure:
                 break
-            if one.error is None and each is not None:
-                each(one.unwrap())
-    return sorted(done, key=lambda one: one.index)
+            if result.error is None and on_value is not None:
+                on_value(result.unwrap())
+    return sorted(results, key=lambda result: result.index)
 
 
-SPREAD_PAYS_ITEMS = 4
-"""Shares of the work of putting ranks together (64 pipelines) from which processes pay: one takes a second to start."""
+def worker_count(
+    refs: Sequence[SourceRef], workers: int | None = None, *, bytes_for_processes: int = READ_BYTES_FOR_PROCESSES
+) -> int:
+    """Return the number of worker processes to read with: *workers* if given, else as many as pay and fit in memory.
+
+    >>> worker_count([SourceRef("a.json", "kineto", bytes=1000)] * 4)
+    1
+    >>> worker_count([SourceRef("a.json", "kineto", bytes=1000)] * 4, workers=3)
+    3
+    """
+    if workers is not None:
+        return min(workers, max(1, len(refs))) if workers > 0 else workers
+    sizes = [estimated_bytes(ref) for ref in refs]
+    if len(refs) < 2 or sum(sizes) < bytes_for_processes or all(ref.reader == "store" for ref in refs):
+        return 1
+    bytes_per_worker = max(sizes) + WORKER_BYTES
+    return max(1, min(cores(), len(refs), available_memory() * 3 // 4 // bytes_per_worker))
 
 
-def spread_over(workers: int | None, executor: Executor | None) -> Spread:
-    """Return who works on what is left when ranks are put together: *workers* processes, or an *executor*.
+def estimated_bytes(ref: SourceRef) -> int:
+    """Return the size of a trace's text, about the memory that reading it takes.
 
-    An item that failed on a worker, or whose worker died twice, is an error: the answer would not be whole.
+    >>> estimated_bytes(SourceRef("a.json.gz", "kineto", bytes=100))
+    1500
+    """
+    return ref.bytes * (GZIP_RATIO if ref.path.endswith(".gz") else 1)
 
-    >>> list(spread_over(1, None)(len, ["a", "bb"]))
+
+def may_exceed_memory(ref: SourceRef) -> bool:
+    """Return whether reading a source may take all the memory there is, so that it needs a process of its own.
+
+    >>> may_exceed_memory(SourceRef("a.json", "kineto", bytes=1 << 60))
+    True
+    """
+    return MAX_MEMORY_RATIO * estimated_bytes(ref) + WORKER_BYTES > available_memory()
+
+
+def pipeline_map(workers: int | None, executor: Executor | None) -> MapFunction:
+    """Return the function that maps the comparison over shares of pipelines: on workers where that pays.
+
+    A share that fails, or whose worker dies twice, raises: the answer would be incomplete without it.
+
+    >>> list(pipeline_map(1, None)(len, ["a", "bb"]))
     [1, 2]
     """
 
-    def spread(function: Callable[[Any], R], items: Sequence[Any]) -> Iterable[R]:
-        count = workers if workers is not None else cores() if len(items) >= SPREAD_PAYS_ITEMS else 1
-        if len(items) < 2 or (count < 2 and executor is None):
-            return in_turn(function, items)
-        count = workers or executor_size(executor) if executor is not None else count
-        done = iter_map(function, items, workers=count, executor=executor, progress="comparing")
-        return [one.unwrap() for one in sorted(done, key=lambda one: one.index)]
+    def map_shares(function: Callable[[Any], R], shares: Sequence[Any]) -> Iterable[R]:
+        count = workers
+        if executor is None and count is None:
+            count = cores() if len(shares) >= SHARES_FOR_PROCESSES else 1
+        if len(shares) < 2 or (executor is None and count == 1):
+            return map(function, shares)
+        results = map_items(function, shares, workers=count, executor=executor, progress="comparing")
+        return [result.unwrap() for result in sorted(results, key=lambda result: result.index)]
 
-    return spread
+    return map_shares
 
 
 def check_run(
     spans: Sequence[Span], *, ranks: Collection[int] | None = None, failed: bool = False, strict: bool = False
 ) -> tuple[Notice, ...]:
-    """Return what the sources noticed and which ranks are missing; refuse ranks of different runs.
+    """Return the notices of the sources and about missing ranks; raise if the ranks are of different runs.
 
-    Ranks that were asked for and did not come are an error, unless sources *failed*: then those say why.
+    A rank of *ranks* that was not read raises, unless sources *failed*: their own notices tell why.
     """
     sources = [source for source, _, _ in spans]
     present = {source.rank for source in sources}

@@ -1,8 +1,8 @@
-"""Many ranks: one rank's work, mapped over processes, a Dask cluster or any other executor, into a store.
+"""The ``ingest`` call: traces written into a store, by worker processes, a Dask cluster or any other executor.
 
-A worker gets a path and nothing else: it reads, labels and measures that trace and writes its rank into the store.
-Only a line about it travels back. What crosses ranks (clocks, waits, the pipeline, its ideal) then works on the small
-tables in the store. Whatever fails is listed by path, and what is done is kept.
+A worker gets a path. It reads, labels and measures that trace, writes its rank into the store, and returns only the
+rank's entry in the manifest. Analysis across ranks (clocks, waits, the pipeline and its ideal) then works on the small
+tables in the store. Traces that fail are listed by path; the ranks done so far are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tracekit.classify import classify, load_rules
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.refs import SourceRef
-from tracekit.run.driver import MEASURE_PAYS_BYTES, check_run, find_sources, map_sources
+from tracekit.run.driver import MEASURE_BYTES_FOR_PROCESSES, check_run, find_sources, map_sources
 from tracekit.store.files import Entry, Store, labelled_by, open_store, rank_folder, write_rank
 from tracekit.store.growing import Growing, place
 from tracekit.store.reading import failure_notices, read_ref
@@ -32,50 +32,48 @@ from tracekit.store.sources import Paths
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """One rank's work: a pure function of its source, picklable, so that any executor can run it anywhere.
-
-    *folder* is the store, *rules* a rules file; both must be where the workers can reach them.
-    """
+    """The work of one rank as a function of its source; picklable, so that any executor can run it."""
 
     folder: str
+    """The store, which the workers must be able to reach."""
     rules: str | None = None
+    """A rules file, which the workers must be able to reach."""
     ranks: frozenset[int] | None = None
     stacks: bool = False
     lenient: bool = True
 
     def __call__(self, ref: SourceRef) -> list[Entry]:
-        """Read, label and measure *ref*; write its rank (or, of an Nsight report, ranks) into the store."""
+        """Read, label and measure a source; write its rank (the ranks of an Nsight report) into the store."""
         key = self.key(ref)
         rules = None if self.rules is None else load_rules(Path(self.rules))
         parts = read_ref(ref, stacks=self.stacks, lenient=self.lenient)
-        wanted = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
-        together = [part.source.rank for part in wanted]
+        parts = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
+        source_ranks = [part.source.rank for part in parts]
         entries = []
-        for part in wanted:
+        for part in parts:
             labelled = classify(part.events, rules=rules)
             tables = rank_tables(part, labelled=labelled)
-            give_back_memory()  # writing takes some of its own
+            give_back_memory()  # for writing, which needs memory too
             entries.append(
                 write_rank(
                     Path(self.folder),
                     part,
                     labelled,
                     key=key,
-                    together=together,
+                    together=source_ranks,
                     beside=lambda folder, tables=tables: write_tables(tables, folder),  # type: ignore[misc]
                 )
             )
         return entries
 
     def key(self, ref: SourceRef) -> str:
-        """Return what the rank in the store would be made from; another file, time or option gives another key."""
-        asked = sorted(self.ranks) if self.ranks is not None and ref.reader == "nsight" else None
-        how = (labelled_by(self.rules), self.stacks, self.lenient, asked)
-        return content_key(ref, how)
+        """Return the digest of the source and of the options that the rank in the store depends on."""
+        ranks = sorted(self.ranks) if self.ranks is not None and ref.reader == "nsight" else None
+        return content_key(ref, (labelled_by(self.rules), self.stacks, self.lenient, ranks))
 
 
-def content_key(ref: SourceRef, how: object = None) -> str:
-    """Return a digest of a source's path, size and time of change (what a server says of it), and of *how*.
+def content_key(ref: SourceRef, options: object = None) -> str:
+    """Return a digest of a source's path, its size and time of change (or what its server tells), and *options*.
 
     >>> content_key(SourceRef("README.md", "kineto")) == content_key(SourceRef("./README.md", "kineto"))
     True
@@ -83,10 +81,10 @@ def content_key(ref: SourceRef, how: object = None) -> str:
     False
     """
     if "://" in ref.path:
-        place, stamp = ref.path, remote.stamp(ref.path)
+        location, stamp = ref.path, remote.stamp(ref.path)
     else:
         path = Path(ref.path).absolute()
-        place = str(path)
+        location = str(path)
         if ref.reader == "store" and ref.rank is not None:
             path = rank_folder(path, ref.rank)
         try:
@@ -94,8 +92,8 @@ def content_key(ref: SourceRef, how: object = None) -> str:
             stamp = repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
         except OSError as error:
             raise InputError(f"{ref.path}: cannot be read: {error.strerror}", hint="check the path") from error
-    parts = (place, stamp, ref.reader, ref.rank, ref.rank_from, how)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    key = (location, stamp, ref.reader, ref.rank, ref.rank_from, options)
+    return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
 def ingest(
@@ -112,21 +110,32 @@ def ingest(
     rules: str | os.PathLike[str] | None = None,
     resume: bool = False,
 ) -> tuple[Store, tuple[Notice, ...]]:
-    """Write traces as a store: every rank's events, labels and tables; return it and what was noticed.
+    """Write traces as a store (every rank's events, labels and tables); return it and the notices.
 
-    Ranks are read by *workers* processes, or by any ``concurrent.futures`` *executor* (*workers* is then how many it
-    has; it stays open). A trace that cannot be read is left out and listed; with *strict* that, and a missing rank, is
-    an error. A new store grows in its place, so that an interruption leaves the ranks done so far; *resume* goes on
-    with those that are not there, or whose trace has changed. Without it, a store that is there is replaced, when the
-    new one is whole.
+    A new store is written in place, so that an interruption leaves the ranks done so far. A store that exists is
+    replaced when the new one is complete, unless *resume* continues it.
+
+    Args:
+        paths: Files, a folder, a glob, a URL or a store.
+        store: Folder to write.
+        ranks: Ranks to read; by default all.
+        rank: Rank of a single file that does not name it.
+        workers: Number of worker processes, or of the executor's workers; by default as many as pay.
+        executor: Any ``concurrent.futures`` executor; it stays open.
+        stacks: Keep Python frames too.
+        lenient: Use what can be read of a damaged file.
+        strict: Raise if a rank is missing or cannot be read; by default it is left out and listed.
+        rules: Rules file to label with, before the built-in rules.
+        resume: Read only traces that are not in the store or have changed since.
 
     >>> import tempfile
     >>> store, notices = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 1])
     >>> store.ranks
     (0, 1)
+
     """
     if rules is not None:
-        load_rules(Path(rules))  # a mistake in the rules is one error, not one per rank
+        load_rules(Path(rules))  # raises here if it is wrong, not once per rank
     refs, notices = find_sources(paths, ranks=ranks, rank=rank, strict=strict)
     target = Path(store).absolute()
     refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
@@ -134,29 +143,29 @@ def ingest(
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
     with place(target, resume=resume) as folder:
         work = RankWork(
-            str(folder),
-            None if rules is None else str(Path(rules).absolute()),
-            None if ranks is None else frozenset(ranks),
-            stacks,
-            lenient,
+            folder=str(folder),
+            rules=None if rules is None else str(Path(rules).absolute()),
+            ranks=None if ranks is None else frozenset(ranks),
+            stacks=stacks,
+            lenient=lenient,
         )
         growing = Growing(folder, labelled_by(rules), list(notices))
-        todo = growing.pick_up(refs, work.key) if resume else list(refs)
+        pending = growing.pick_up(refs, work.key) if resume else list(refs)
         with growing:
-            done = map_sources(
+            results = map_sources(
                 work,
-                todo,
+                pending,
                 workers=workers,
                 executor=executor,
                 progress="ingesting",
-                pays=MEASURE_PAYS_BYTES,
-                each=growing.add,
+                bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
+                on_value=growing.add,
                 stop_at_failure=strict,
             )
-            failures = failure_notices([*done, *growing.kept_as_done], strict=strict)
+            failures = failure_notices([*results, *growing.kept_as_done], strict=strict)
             growing.notices += failures
             spans = [(entry.source, entry.start_ns, entry.end_ns) for entry in growing.entries.values()]
-            checked = check_run(spans, ranks=ranks, failed=bool(failures), strict=strict)
+            run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=strict)
             growing.complete = True
     opened = open_store(target)
-    return opened, (*growing.resumed_notices, *opened.notices, *checked)
+    return opened, (*growing.resumed_notices, *opened.notices, *run_notices)

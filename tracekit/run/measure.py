@@ -1,4 +1,4 @@
-"""From one source (a file, or a rank of a store) to its ranks' tables: what a worker of a pool does."""
+"""Measurement of one source (a file, or a rank of a store): the work of one worker in ``analyze``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from tracekit.classify import RuleBook
 
 
-STACKED = ("layer", "module")
-"""Rows that are known best by the Python frames of modules' calls."""
+ROWS_FROM_FRAMES = ("layer", "module")
+"""Kinds of rows that are told best from the Python frames of module calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How each rank is measured; picklable, so that ``source_tables`` can be mapped over any executor."""
+    """Options of measuring a rank; picklable, so that ``source_tables`` can run on any executor."""
 
     rules: str | Path | RuleBook | None = None
     steps: str | None = None
@@ -34,55 +34,59 @@ class Options:
     ranks: frozenset[int] | None = None
     lenient: bool = True
     base: str | None = None
-    """What relative paths count from, for workers that run in another folder."""
+    """Folder that relative paths start from, for workers that run in another folder."""
     by: str | None = None
-    """What the step's rows are (``analysis.by``); None: no rows."""
+    """Kind of rows (``analysis.by``); None for no rows."""
 
     def measure(
         self, rank: RankEvents, labelled: pl.DataFrame | None = None, modules: pl.DataFrame | None = None
     ) -> RankTables:
         """Measure one rank that is in memory."""
-        how = {"rules": self.rules, "steps": self.steps, "pipeline": self.pipeline, "by": self.by}
-        return rank_tables(rank, labelled=labelled, modules=modules, **how)  # type: ignore[arg-type]
+        return rank_tables(
+            rank,
+            labelled=labelled,
+            modules=modules,
+            rules=self.rules,
+            steps=self.steps,
+            pipeline=self.pipeline,
+            by=self.by,
+        )
 
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
-        """Read and measure one source.
+        """Read and measure one source; return the tables of each of its ranks.
 
-        A store's labels are taken as they are unless other rules are asked for, and its tables unless only some steps.
+        Labels in a store are used unless other rules are given, and its tables unless steps are selected.
         """
         if self.base is None or "://" in ref.path:
             return self._source_tables(ref)
-        there = msgspec.structs.replace(ref, path=str(Path(self.base) / ref.path))
+        absolute = msgspec.structs.replace(ref, path=str(Path(self.base) / ref.path))
         try:
-            tables = self._source_tables(there)
+            tables = self._source_tables(absolute)
         except TracekitError as error:
-            raise type(error)(error.message.replace(there.path, ref.path), hint=error.hint) from error
+            raise type(error)(error.message.replace(absolute.path, ref.path), hint=error.hint) from error
         if ref.reader == "store":
             return tables
-        return [replace(one, source=msgspec.structs.replace(one.source, path=ref.path)) for one in tables]
+        return [replace(table, source=msgspec.structs.replace(table.source, path=ref.path)) for table in tables]
 
     def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:
             from tracekit.analysis.persist import FILE, read_tables
 
             store = open_store(ref.path)
-            stored = None
-            if (
-                self.steps is None and self.by is None and store.intact(ref.rank, FILE)
-            ):  # else the labelled events say the same
+            if self.steps is None and self.by is None and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
-            if stored is not None:
-                return [stored if self.pipeline else stored.without_pipeline()]
+                if stored is not None:
+                    return [stored if self.pipeline else stored.without_pipeline()]
             labelled = store.labelled(ref.rank)
             if labelled is not None:
                 return [self.measure(store.rank(ref.rank), labelled)]
-        parts = read_ref(ref, stacks=self.by in STACKED, lenient=self.lenient)
-        wanted = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
-        return [self._without_frames(part) for part in wanted]
+        parts = read_ref(ref, stacks=self.by in ROWS_FROM_FRAMES, lenient=self.lenient)
+        parts = [part for part in parts if self.ranks is None or part.source.rank in self.ranks]
+        return [self._measure_without_frames(part) for part in parts]
 
-    def _without_frames(self, rank: RankEvents) -> RankTables:
-        """Measure a rank without its Python frames: only rows by module need them, and of these only modules' calls."""
-        if self.by not in STACKED:
+    def _measure_without_frames(self, rank: RankEvents) -> RankTables:
+        """Measure a rank without its Python frames, apart from module calls if its rows are told from them."""
+        if self.by not in ROWS_FROM_FRAMES:
             return self.measure(rank)
         from tracekit.analysis.by.frames import module_frames
 

@@ -1,4 +1,4 @@
-"""SQL over a store: its tables as DuckDB sees them, read and never written."""
+"""SQL over the tables of a store, with DuckDB; read-only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ TABLES = {
     "labelled": "GPU events with label, pass, module and evidence, columns as in tracekit.schema.LABELLED",
     "ranks": "one row per rank: rank, rows, start_ns, end_ns, path, reader, world_size, device",
 }
+"""Tables that SQL can name, and their contents."""
 
 
 def query(store: str | Path, sql: str) -> pl.DataFrame:
-    """Return the answer to *sql* over a store's tables (``TABLES``). Files outside the store cannot be reached.
+    """Run *sql* over a store's tables (``TABLES``) and return its rows. Files outside the store cannot be read.
 
     >>> import tempfile
     >>> from tracekit import ingest
@@ -42,7 +43,7 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
     except duckdb.Error as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"query: {reason}", hint=f"tables: {', '.join(TABLES)}") from error
-    except AttributeError as error:  # a statement without rows has no answer
+    except AttributeError as error:  # DuckDB returns None for a statement without rows
         raise InputError("query: this statement returns no rows", hint="write a SELECT") from error
     finally:
         connection.close()
@@ -50,7 +51,7 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
 
 
 def _tables(store: Store) -> dict[str, Any]:
-    """Return the tables that SQL can name: two datasets, scanned when a query runs, and the list of ranks."""
+    """Return the tables by name: datasets that are scanned when used, and the list of ranks."""
     datasets: Any = importlib.import_module("pyarrow.dataset")
     # Arrow does not verify checksums, and would answer from a damaged file.
     files = {

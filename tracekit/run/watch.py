@@ -1,4 +1,4 @@
-"""New recordings in a folder as they land: each analysed once, its steps compared with the first one's."""
+"""The ``watch`` call: recordings in a folder, each analysed once its files are complete."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tracekit.parsers.refs import rank_in_name
 from tracekit.run.analyze import analyze
 
 SETTLED_S = 2.0
-"""A file that has not changed for so long is whole."""
+"""Seconds without a change after which a file counts as complete."""
 PATTERNS = ("*.pt.trace.json", "*.pt.trace.json.gz", "*.json", "*.json.gz", "*.sqlite")
 
 
 @dataclass(frozen=True, eq=False)
-class Landed:
-    """One recording: its files, and its analysis or why there is none."""
+class Recording:
+    """One recording: its files, and its analysis or the error that prevented it."""
 
     name: str
     files: tuple[Path, ...]
@@ -27,63 +27,72 @@ class Landed:
     error: TracekitError | None = None
 
 
-def watch(folder: str | Path, *, every_s: float = 2.0, idle_s: float | None = None) -> Iterator[Landed]:
-    """Yield recordings in *folder* (and the folders in it) as they become whole; stop after *idle_s* without one.
+def watch(folder: str | Path, *, every_s: float = 2.0, idle_s: float | None = None) -> Iterator[Recording]:
+    """Yield the recordings in *folder* and its subfolders as they become complete.
 
-    Files of one rank that lie in one folder are recordings one after another, by time.
+    Files of the same rank in one folder are successive recordings, ordered by time.
 
-    >>> [landed.name for landed in watch("sample_traces/steps", idle_s=0)]
+    Args:
+        folder: Folder that traces are written to.
+        every_s: Seconds between two looks at the folder.
+        idle_s: Seconds without a new recording after which to stop; by default never.
+
+    >>> [recording.name for recording in watch("sample_traces/steps", idle_s=0)]
     ['a', 'b', 'straggler']
+
     """
     root = Path(folder)
     if not root.is_dir():
         raise InputError(f"{root}: there is no such folder", hint="name the folder that traces land in")
-    seen: set[tuple[str, ...]] = set()
-    last = time.monotonic()
+    seen: set[tuple[Path, ...]] = set()
+    last_new_s = time.monotonic()
     while True:
-        for landed in _whole(root, time.time()):
-            key = tuple(str(file) for file in landed.files)
-            if key in seen:
-                continue
-            seen.add(key)
-            last = time.monotonic()
-            yield _analysed(landed)
-        if idle_s is not None and time.monotonic() - last >= idle_s:
+        for recording in _complete_recordings(root, time.time()):
+            if recording.files not in seen:
+                seen.add(recording.files)
+                last_new_s = time.monotonic()
+                yield _analyzed(recording)
+        if idle_s is not None and time.monotonic() - last_new_s >= idle_s:
             return
         time.sleep(every_s)
 
 
-def _analysed(landed: Landed) -> Landed:
+def _analyzed(recording: Recording) -> Recording:
     try:
-        return Landed(landed.name, landed.files, analysis=analyze([str(file) for file in landed.files], workers=1))
+        analysis = analyze([str(file) for file in recording.files], workers=1)
     except TracekitError as error:
-        return Landed(landed.name, landed.files, error=error)
+        return Recording(recording.name, recording.files, error=error)
+    return Recording(recording.name, recording.files, analysis=analysis)
 
 
-def _whole(root: Path, now_s: float) -> list[Landed]:
-    """Return the recordings whose files have all settled, the oldest first."""
+def _complete_recordings(root: Path, now_s: float) -> list[Recording]:
+    """Return the recordings whose files are all complete, oldest first."""
     folders = [root, *sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))]
-    landed = [one for folder in folders for one in _in_folder(folder, root, now_s)]
-    return sorted(landed, key=lambda one: (max(file.stat().st_mtime for file in one.files), one.name))
+    recordings = [recording for folder in folders for recording in _recordings_in(folder, root, now_s)]
+    return sorted(recordings, key=lambda recording: (max(map(_modified_s, recording.files)), recording.name))
 
 
-def _in_folder(folder: Path, root: Path, now_s: float) -> list[Landed]:
-    by_rank: dict[int | None, list[Path]] = {}
+def _recordings_in(folder: Path, root: Path, now_s: float) -> list[Recording]:
+    files_by_rank: dict[int | None, list[Path]] = {}
     for file in sorted({file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file()}):
         if file.name != "truth.json" and not file.name.startswith("."):
-            by_rank.setdefault(rank_in_name(file.name), []).append(file)
-    if not by_rank:
+            files_by_rank.setdefault(rank_in_name(file.name), []).append(file)
+    if not files_by_rank:
         return []
-    for files in by_rank.values():
-        files.sort(key=lambda file: (file.stat().st_mtime, file.name))
-    rounds = max(map(len, by_rank.values()))
-    landed = []
-    for n in range(rounds):
-        here = tuple(each[n] for each in by_rank.values() if n < len(each))
-        unsettled = any(now_s - file.stat().st_mtime < SETTLED_S for file in here)
-        incomplete = len(here) < len(by_rank) and n == rounds - 1 and rounds > 1
-        if unsettled or incomplete:
-            continue
-        name = folder.relative_to(root).as_posix() if folder != root else folder.name
-        landed.append(Landed(f"{name} #{n + 1}" if rounds > 1 else name, here))
-    return landed
+    for files in files_by_rank.values():
+        files.sort(key=lambda file: (_modified_s(file), file.name))
+    name = folder.relative_to(root).as_posix() if folder != root else folder.name
+    count = max(map(len, files_by_rank.values()))
+    recordings = []
+    for i in range(count):
+        files_of_recording = tuple(files[i] for files in files_by_rank.values() if i < len(files))
+        unsettled = any(now_s - _modified_s(file) < SETTLED_S for file in files_of_recording)
+        # Some ranks of the last of several recordings may not have been written yet.
+        incomplete = count > 1 and i == count - 1 and len(files_of_recording) < len(files_by_rank)
+        if not unsettled and not incomplete:
+            recordings.append(Recording(f"{name} #{i + 1}" if count > 1 else name, files_of_recording))
+    return recordings
+
+
+def _modified_s(file: Path) -> float:
+    return file.stat().st_mtime

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tracekit._util.files import exchange_folders, lock_temporary, remove_abandoned, temporary_prefix
 from tracekit._util.os_errors import write_error
-from tracekit._util.pool import Done
+from tracekit._util.workers import ItemResult
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.refs import SourceRef
 from tracekit.store.files import Entry, is_store, open_store, read_entry, write_manifest
@@ -120,9 +120,9 @@ class Growing:
             shutil.rmtree(part, ignore_errors=True)
 
     @property
-    def kept_as_done(self) -> list[Done[SourceRef, list[Entry]]]:
+    def kept_as_done(self) -> list[ItemResult[SourceRef, list[Entry]]]:
         """What was there already, as if it had been done now."""
-        return [Done(0, ref, value=[]) for ref in self.kept]
+        return [ItemResult(0, ref, value=[]) for ref in self.kept]
 
     @property
     def resumed_notices(self) -> tuple[Notice, ...]:

@@ -14,21 +14,14 @@ import msgspec
 import polars as pl
 
 from tracekit._util import native as _native
-from tracekit._util.machine import WORKER_BYTES, available_memory, cores
-from tracekit._util.pool import Done
 from tracekit._util.text import listing
+from tracekit._util.workers import ItemResult
 from tracekit.errors import Notice, OptionError, OutputError, RuleError
 from tracekit.parsers import remote
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import EVENTS, RankEvents, Source
 from tracekit.store.files import open_store
 
-GZIP_RATIO = 15
-"""Traces are repetitive: a gzip file holds about this many times its size."""
-FULL = 4
-"""Memory that reading and measuring takes, in sizes of a trace's text, at most."""
-SPAWN_PAYS_BYTES = 1 << 30
-"""JSON below which starting processes costs more than it saves."""
 _MEMORY = ".memory"  # beside a rank's events: what the allocator said
 
 
@@ -77,41 +70,6 @@ def prepare(refs: Sequence[SourceRef]) -> None:
     _native.prepare()
 
 
-def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, pays: int = SPAWN_PAYS_BYTES) -> int:
-    """Return how many processes to read with: as asked, else as many as pay and as memory allows.
-
-    >>> worker_count([SourceRef("a.json", "kineto", bytes=1000)] * 4)
-    1
-    >>> worker_count([SourceRef("a.json", "kineto", bytes=1000)] * 4, workers=3)
-    3
-    """
-    if workers is not None:
-        return min(workers, max(1, len(refs))) if workers > 0 else workers
-    sizes = [estimated_bytes(ref) for ref in refs]
-    if len(refs) < 2 or sum(sizes) < pays or all(ref.reader == "store" for ref in refs):
-        return 1
-    each = max(sizes) + WORKER_BYTES
-    return max(1, min(cores(), len(refs), available_memory() * 3 // 4 // each))
-
-
-def estimated_bytes(ref: SourceRef) -> int:
-    """Return about how much memory reading a source takes: the size of its text.
-
-    >>> estimated_bytes(SourceRef("a.json.gz", "kineto", bytes=100))
-    1500
-    """
-    return ref.bytes * (GZIP_RATIO if ref.path.endswith(".gz") else 1)
-
-
-def may_not_fit(ref: SourceRef) -> bool:
-    """Return whether reading a source may take all the memory there is: then nobody else should die of it.
-
-    >>> may_not_fit(SourceRef("a.json", "kineto", bytes=1 << 60))
-    True
-    """
-    return FULL * estimated_bytes(ref) + WORKER_BYTES > available_memory()
-
-
 def read_to_files(ref: SourceRef, *, folder: str, stacks: bool, lenient: bool) -> list[tuple[str, Source]]:
     """Read one source and leave its events as Parquet files in *folder*, for another process to take up."""
     written = []
@@ -139,7 +97,7 @@ def from_files(written: list[tuple[str, Source]]) -> list[RankEvents]:
     return parts
 
 
-def raise_failures(done: Sequence[Done[SourceRef, Any]]) -> None:
+def raise_failures(done: Sequence[ItemResult[SourceRef, Any]]) -> None:
     """Raise the first failure, and say how many more there are."""
     failed = [one for one in done if one.error is not None]
     if not failed:
@@ -155,13 +113,13 @@ MOST_LISTED = 20
 """Failed traces with a line of their own; of more, their number."""
 
 
-def failure_notices(done: Sequence[Done[SourceRef, Any]], *, strict: bool = False) -> tuple[Notice, ...]:
+def failure_notices(done: Sequence[ItemResult[SourceRef, Any]], *, strict: bool = False) -> tuple[Notice, ...]:
     """List the sources that could not be read, by path; raise where that is all of them, or with *strict* any.
 
     >>> from tracekit.errors import InputError
     >>> good, bad = SourceRef("rank0.json", "kineto", 0), SourceRef("rank1.json", "kineto", 1)
-    >>> failed = Done(1, bad, error=InputError("rank1.json: ends early"))
-    >>> failure_notices([Done(0, good, value=[]), failed])[0].message
+    >>> failed = ItemResult(1, bad, error=InputError("rank1.json: ends early"))
+    >>> failure_notices([ItemResult(0, good, value=[]), failed])[0].message
     'rank 1 is left out: rank1.json: ends early'
     """
     failed = [one for one in done if one.error is not None]
@@ -178,7 +136,7 @@ def failure_notices(done: Sequence[Done[SourceRef, Any]], *, strict: bool = Fals
     return tuple(notices)
 
 
-def _left_out(one: Done[SourceRef, Any]) -> str:
+def _left_out(one: ItemResult[SourceRef, Any]) -> str:
     assert one.error is not None, "only failures are left out"
     reason = one.error.message
     rank = "a source" if one.item.rank is None else f"rank {one.item.rank}"

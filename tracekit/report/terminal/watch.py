@@ -6,17 +6,17 @@ from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.diffs import Run, Side, from_analysis
 from tracekit.gates import gate
 from tracekit.report.view.pace import pace
-from tracekit.run.watch import Landed
+from tracekit.run.watch import Recording
 
 
-def run_of(landed: Landed) -> Run | None:
+def run_of(landed: Recording) -> Run | None:
     """Return the recording as the gate sees it; None where it could not be analysed."""
     if landed.analysis is None or not landed.analysis.total.budget.span_ns:
         return None
     return from_analysis(landed.analysis.to_dict(), name=landed.name)
 
 
-def line(landed: Landed, *, first: Run | None = None) -> str:
+def line(landed: Recording, *, first: Run | None = None) -> str:
     """Return what became of a recording, and whether it is slower than the *first* one beyond noise."""
     name = terminal(landed.name)
     if landed.analysis is None:
@@ -37,7 +37,7 @@ def line(landed: Landed, *, first: Run | None = None) -> str:
     return f"{name}: {', '.join(parts)}{_mark(landed, first)}"
 
 
-def _mark(landed: Landed, first: Run | None) -> str:
+def _mark(landed: Recording, first: Run | None) -> str:
     run = run_of(landed)
     if first is None or run is None or run.name == first.name:
         return ""

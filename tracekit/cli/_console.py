@@ -1,0 +1,62 @@
+"""Standard output and error of the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import typer
+
+from tracekit._util.text import counted, one_line
+from tracekit.errors import Notice
+
+
+def prepare_streams() -> None:
+    """Make standard output and error safe to write to.
+
+    A stream that was closed (``2>&-``) is connected to the null device; otherwise the next file to be opened would get
+    its descriptor. Characters that a stream's encoding does not have are written in ASCII.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  # open until the process ends
+            os.set_inheritable(stream.fileno(), True)  # worker processes need it as well
+            setattr(sys, name, stream)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="tracekit")
+
+
+def discard_stdout() -> None:
+    """Send what is still to be printed to the null device: its reader has left, and the flush at exit would fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def print_line(text: object, *, err: bool = False) -> None:
+    """Print one line, with control characters and line breaks in it made harmless."""
+    typer.echo(one_line(text), err=err)
+
+
+def print_notices(notices: Iterable[Notice]) -> None:
+    """Print notices on stderr, one line each."""
+    for notice in notices:
+        print_line(f"note: {notice.message}", err=True)
+
+
+@contextlib.contextmanager
+def note_partial_store(store: Path | None) -> Iterator[None]:
+    """Print, if Ctrl-C ends the block, how many ranks *store* holds already."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from tracekit.store.files import is_store, open_store
+
+        if store is not None and is_store(store):
+            partial = open_store(store)
+            hint = "" if partial.complete else "; --resume goes on with it"
+            print_line(f"note: {store} holds {counted(len(partial.entries), 'rank')}{hint}", err=True)
+        raise
