@@ -6,10 +6,9 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from dataclasses import dataclass
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream

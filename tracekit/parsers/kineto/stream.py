@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import platform
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dataclasses import dataclass
 from tracekit.errors import InputError
 
 GZIP = b"\x1f\x8b"
