@@ -59,4 +59,4 @@ def check(raw: bytes, folder: object) -> None:
         assert sum(chunk.rows for chunk in part.chunks) <= part.complete + part.bad, "a row of no event"
     if expected is not None:
         assert sum(part.events for part in scanned.parts) == expected, "another count than the independent reader's"
-        assert scanned.closed, "the end of a whole list was not found"
+        assert scanned.is_closed, "the end of a whole list was not found"

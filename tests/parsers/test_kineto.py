@@ -264,7 +264,7 @@ def layouts(raw):
 
 @pytest.mark.parametrize("block", [1 << 22, 20_000])
 def test_layout_does_not_matter(real_bytes, monkeypatch, block):
-    monkeypatch.setattr(blocks, "BLOCK", block)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
     monkeypatch.setattr(kineto.header, "FIRST_READ", min(block, kineto.header.FIRST_READ))
     expected = kineto.read(io.BytesIO(real_bytes))
     assert expected.events.height == 280
@@ -277,7 +277,7 @@ def test_layout_does_not_matter(real_bytes, monkeypatch, block):
 
 def test_objects_nested_at_the_events_own_indent(monkeypatch):
     """A cut that looks right but lies inside an event is noticed, and the file read in order."""
-    monkeypatch.setattr(blocks, "BLOCK", 4096)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(kineto.header, "FIRST_READ", 1024)
     inner = ",\n".join('  {\n    "name": "inner", "ts": 5\n  }' for _ in range(40))
     one = '  {\n    "ph": "X", "name": "outer", "ts": 1, "dur": 1, "args": {"list": [\n' + inner + "\n  ]}\n  }"
@@ -300,10 +300,10 @@ def test_bare_array_and_gzip_by_content(real_bytes, tmp_path):
 def test_small_rows_blocks_and_dictionary_change_nothing(samples, monkeypatch):
     path = samples / "1f1b/rank0.pt.trace.json.gz"
     expected = kineto.read(path).events
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 16)
-    monkeypatch.setattr(worker, "ROWS", 7)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(worker, "ROWS_PER_CHUNK", 7)
     monkeypatch.setattr(worker, "FIRST_TEXTS", 16)
-    monkeypatch.setattr(worker, "FIRST_BYTES", 64)
+    monkeypatch.setattr(worker, "FIRST_TEXT_BYTES", 64)
     got = kineto.read(path)
     assert got.events.equals(expected)
     assert got.source.notices == ()
@@ -311,9 +311,9 @@ def test_small_rows_blocks_and_dictionary_change_nothing(samples, monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_who_interrupts_does_not_wait_for_the_rest_of_the_file(samples, monkeypatch, threads):
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 14)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 14)
     monkeypatch.setattr(blocks, "cores", lambda: threads)
-    read, filled = [], blocks._Reader._filled
+    read, filled = [], blocks.BlockReader._fill
 
     def interrupted(self, buffer):
         read.append(threading.get_ident())
@@ -323,7 +323,7 @@ def test_who_interrupts_does_not_wait_for_the_rest_of_the_file(samples, monkeypa
 
     path = samples / "1f1b/rank0.pt.trace.json.gz"
     blocks_of_file = len(gzip.decompress(path.read_bytes())) >> 14
-    monkeypatch.setattr(blocks._Reader, "_filled", interrupted)
+    monkeypatch.setattr(blocks.BlockReader, "_fill", interrupted)
     with pytest.raises(KeyboardInterrupt):
         kineto.read(path)
     assert len(set(read)) <= threads

@@ -110,7 +110,7 @@ def test_damage_that_costs_no_event(real_bytes, whole, target, defect):
 )
 def test_the_first_bad_text_is_named_by_its_event(monkeypatch, first, indent, block):
     """Whatever the column it is in, and however many events of other kinds and blocks come before it."""
-    monkeypatch.setattr(blocks, "BLOCK", block)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
     monkeypatch.setattr(header, "FIRST_READ", min(block, header.FIRST_READ))
     plain = {"ph": "X", "cat": "kernel", "name": "k", "ts": 10, "dur": 1, "pid": 0, "tid": 7}
     events = [{"ph": "M", "name": "process_name", "pid": 0}, *[plain] * 300, {**plain, "cat": "python_function"}] * 3
@@ -125,7 +125,7 @@ def test_the_first_bad_text_is_named_by_its_event(monkeypatch, first, indent, bl
 @pytest.mark.parametrize("block", [1 << 22, 8000])
 @pytest.mark.parametrize("defect", LOST)
 def test_damage_that_costs_one_event(real_bytes, whole, target, monkeypatch, defect, block):  # noqa: PLR0917
-    monkeypatch.setattr(blocks, "BLOCK", block)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
     monkeypatch.setattr(header, "FIRST_READ", min(block, header.FIRST_READ))
     raw = damage(real_bytes, target, *LOST[defect])
     got = read(raw)
@@ -324,8 +324,8 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_huge_string_is_passed_over_in_bounded_memory(monkeypatch, place):
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 18)
-    monkeypatch.setattr(blocks, "LONGEST_EVENT", 1 << 20)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr(blocks, "MAX_EVENT_BYTES", 1 << 20)
     before, after = PLACES[place]
     kineto.read(io.BytesIO(b"[" + EVENT + b"]"))  # what importing takes is not the question
     tracemalloc.start()

@@ -46,8 +46,8 @@ def apply(raw, changes):
 @pytest.mark.parametrize("block", [1 << 22, 3000])
 @pytest.mark.parametrize("lenient", [True, False])
 def test_damaged_bytes_never_crash_or_hang(real_bytes, monkeypatch, block, lenient):
-    monkeypatch.setattr(blocks, "BLOCK", block)
-    monkeypatch.setattr(blocks, "LONGEST_EVENT", 10 * block)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
+    monkeypatch.setattr(blocks, "MAX_EVENT_BYTES", 10 * block)
     monkeypatch.setattr(header, "FIRST_READ", min(block, header.FIRST_READ))
     short = real_bytes[:30_000] + real_bytes[-3000:]
     single = json.dumps(json.loads(real_bytes)).encode()[:30_000]

@@ -85,7 +85,7 @@ def test_files_of_2021_have_sizes_and_no_totals():
 
 
 def test_more_than_the_scanner_has_rows_for(monkeypatch):
-    monkeypatch.setattr(worker, "ROWS", 3)
+    monkeypatch.setattr(worker, "ROWS_PER_CHUNK", 3)
     got = read_events(*(one for k in range(20) for one in (event(k, 1, k), op(k))))
     assert got.memory["allocated"].to_list() == list(range(20))
     assert got.events.height == 20

@@ -56,7 +56,6 @@ MODULES = (
     "tracekit.compare.orders",
     "tracekit.compare.replay",
     "tracekit.metrics.path",
-    "tracekit.parsers.kineto.scanner",
     "tracekit.parsers.steps",
     "tracekit.reconstruct.walks",
     "tracekit.report.perfetto.tracks",

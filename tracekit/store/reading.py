@@ -66,7 +66,7 @@ def _settled(part: RankEvents, ref: SourceRef, *, alone: bool) -> RankEvents:
 def prepare(refs: Sequence[SourceRef]) -> None:
     """Compile what this machine never did, before many processes would each do so."""
     if any(ref.reader == "kineto" for ref in refs):
-        importlib.import_module("tracekit.parsers.kineto.scanner")
+        importlib.import_module("tracekit.parsers.kineto.worker")
     _native.prepare()
 
 

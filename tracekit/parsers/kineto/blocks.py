@@ -1,202 +1,212 @@
-"""From a stream to parts: threads that scan blocks cut between events, or one that walks them in order."""
+"""Scan of a whole file, block by block: on threads if it can be cut between events, else in order."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-import msgspec
-import numpy as np
-
+from tracekit._loops.json_scanner import Status
 from tracekit._util.machine import cores
-from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.header import TAIL_LIMIT
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.worker import Part, Worker
 
-BLOCK = 4 << 20
-LONGEST_EVENT = 32 << 20
-"""An event longer than this is not read; an argument of a real one has been seen at a few MB."""
-_CONTEXT = 64
+BLOCK_BYTES = 4 << 20
+MAX_EVENT_BYTES = 32 << 20
+"""Longer events are not read; arguments of real ones have been seen at a few MB."""
+_MIN_PATIENCE_BYTES = 1 << 16
+_CONTEXT_BYTES = 64
 
 
 class OtherLayoutError(Exception):
-    """The events are not laid out so that they can be cut without reading them."""
+    """The events are not laid out so that the file can be cut without reading them."""
 
 
-class Scanned(msgspec.Struct):
-    """All parts in the file's order, the workers that hold their text, and how the list of events ended."""
+@dataclass(slots=True)
+class Scanned:
+    """Result of a scan."""
 
     parts: list[Part]
+    """All stretches of events, in the order of the file."""
     workers: list[Worker]
-    closed: bool = False
-    cut_event: bool = False  # the file ends inside an event
+    """Owners of the texts in the parts."""
+    is_closed: bool = False
+    """Whether the list of events ends before the file does."""
+    is_event_cut: bool = False
+    """Whether the file ends inside an event."""
     tail: bytes = b""
-    tail_cut: bool = False  # there was more behind the events than is worth reading
+    """What follows the list of events, up to ``TAIL_LIMIT`` bytes."""
+    is_tail_cut: bool = False
+    """Whether more may follow."""
 
 
-def separator(head: bytes, at: int) -> bytes | None:
-    r"""Find the bytes between two events, if every event starts on a line of its own: the first one's indent tells.
+def find_separator(head: bytes, start: int) -> bytes | None:
+    r"""Return the bytes between two events if each starts on a line of its own, as the indent of the first one shows.
 
-    >>> separator(b'{"traceEvents": [\n  {\n    "ph": "X"\n  },', 17)
+    >>> find_separator(b'{"traceEvents": [\n  {\n    "ph": "X"\n  },', 17)
     b'\n  },\n  {'
     """
-    brace = head.find(b"{", at, at + 200)
-    indent = head[at:brace]
-    newline = indent.rfind(b"\n")
-    if brace < 0 or newline < 0 or indent.strip():
+    brace = head.find(b"{", start, start + 200)
+    space = head[start:brace]
+    if brace < 0 or b"\n" not in space or space.strip():
         return None
-    indent = indent[newline + 1 :]
+    indent = space.rpartition(b"\n")[2]
     return b"\n" + indent + b"},\n" + indent + b"{"
 
 
-class _Block(msgspec.Struct):
+@dataclass(slots=True)
+class Block:
+    """Bytes that hold whole events, ``buffer[start:end]``."""
+
     index: int
     buffer: bytearray
     start: int
     end: int
-    last: bool
+    is_last: bool
 
 
-class _Reader:
-    """Fills buffers, one at a time, and cuts each after its last whole event."""
+class BlockReader:
+    """Reader of blocks, each cut behind its last whole event; threads take turns."""
 
-    def __init__(self, stream: Stream, head: bytes, at: int, mark: bytes) -> None:
+    def __init__(self, stream: Stream, head: bytes, start: int, separator: bytes) -> None:
         self._stream = stream
-        self._carry = head
-        self._start = at
-        self._mark = mark
-        self._turn = threading.Lock()
-        self._index = 0
-        self._ended = False
-        self.stopped = False
-        """Set by whoever wants no more."""
+        self._carry = head  # read, and not yet part of a block
+        self._start = start
+        self._separator = separator
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._is_done = False
 
-    def block(self, buffer: bytearray) -> _Block | None:
-        """Return the next block, in this buffer or in a larger one; None behind the last."""
-        with self._turn:
-            if self.stopped or self._ended:
+    def stop(self) -> None:
+        """Give out no more blocks."""
+        self._is_done = True
+
+    def read(self, buffer: bytearray) -> Block | None:
+        """Return the next block, in *buffer* or in a larger one; None behind the last."""
+        with self._lock:
+            if self._is_done:
                 return None
-            block = self._filled(buffer)
-            self._start, self._ended = 0, block.last
-            self._index += 1
+            block = self._fill(buffer)
+            self._start = 0
+            self._blocks += 1
+            self._is_done |= block.is_last
             return block
 
-    def _filled(self, buffer: bytearray) -> _Block:
+    def _fill(self, buffer: bytearray) -> Block:
         while True:
-            carry, room = self._carry, len(buffer) - scanner.PAD
-            if len(carry) > room // 2:
-                room = 2 * len(carry)
-                buffer = bytearray(room + scanner.PAD)
-            buffer[: len(carry)] = carry
-            end = len(carry)
-            end += self._stream.fill(memoryview(buffer)[end:room])
-            if end < room:
-                return _Block(self._index, buffer, self._start, end, last=True)
-            cut = buffer.rfind(self._mark, self._start, end)
+            if len(self._carry) > len(buffer) // 2:
+                buffer = bytearray(2 * len(self._carry))
+            end = len(self._carry)
+            buffer[:end] = self._carry
+            end += self._stream.fill(memoryview(buffer)[end:])
+            if end < len(buffer):
+                return Block(self._blocks, buffer, self._start, end, is_last=True)
+            cut = buffer.rfind(self._separator, self._start, end)
             if cut >= 0:
-                cut += self._mark.index(b",") + 1
+                cut += self._separator.index(b",") + 1
                 self._carry = bytes(buffer[cut:end])
-                return _Block(self._index, buffer, self._start, cut, last=False)
-            if room >= LONGEST_EVENT:
+                return Block(self._blocks, buffer, self._start, cut, is_last=False)
+            if len(buffer) >= MAX_EVENT_BYTES:
                 raise OtherLayoutError
-            self._carry = bytes(buffer[:end])
+            self._carry = bytes(buffer)
 
 
-def scan_parallel(stream: Stream, head: bytes, at: int, mark: bytes, *, stacks: bool) -> Scanned:
-    """Scan blocks on threads, this one among them, that each read their own: it is still in their core's memory then.
+def scan_parallel(stream: Stream, head: bytes, start: int, separator: bytes, *, stacks: bool) -> Scanned:
+    """Scan blocks on threads.
 
-    Raises ``OtherLayoutError`` if a cut was not between events.
+    Each thread reads its own blocks, which are then still in the cache of its core.
+
+    Raises:
+        OtherLayoutError: A block was not cut between events.
+
     """
-    count = min(3 if stream.gzipped else 2, cores())  # inflating is a third of scanning
-    workers = [Worker(k, stacks=stacks) for k in range(count)]
-    reader = _Reader(stream, head, at, mark)
+    reader = BlockReader(stream, head, start, separator)
     parts: dict[int, Part] = {}
     tails: list[bytes] = []
-    failures: list[BaseException] = []
 
     def work(worker: Worker) -> None:
-        buffer = bytearray(BLOCK + scanner.PAD)
+        buffer = bytearray(BLOCK_BYTES)
         try:
-            while (block := reader.block(buffer)) is not None:
+            while (block := reader.read(buffer)) is not None:
                 buffer = block.buffer
-                part = worker.run(np.frombuffer(buffer, np.uint8), block.start, block.end, trust=True)
+                part = worker.scan(memoryview(buffer), block.start, block.end, is_last=True)
                 parts[block.index] = part
-                if part.status != scanner.MORE and not block.last:
-                    raise OtherLayoutError
-                if block.last:
+                if block.is_last:
                     tails.append(bytes(buffer[part.position : min(block.end, part.position + TAIL_LIMIT)]))
-        except BaseException as error:
-            failures.append(error)
-            reader.stopped = True
+                elif part.status != Status.MORE:
+                    raise OtherLayoutError
+        except BaseException:
+            reader.stop()
+            raise
 
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers[1:]]
-    for thread in threads:
-        thread.start()
-    work(workers[0])  # in this thread, which alone sees that the user interrupts
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    ordered = [parts[k] for k in sorted(parts)]
-    return _finish(ordered, workers, tails[0])
+    # Inflating takes a third of the time of scanning.
+    workers = [Worker(index, stacks=stacks) for index in range(min(3 if stream.gzipped else 2, cores()))]
+    with ThreadPoolExecutor(max(len(workers) - 1, 1)) as pool:
+        others = [pool.submit(work, worker) for worker in workers[1:]]
+        work(workers[0])  # in this thread, the only one that Ctrl-C interrupts
+        for other in others:
+            other.result()
+    return _finish([parts[index] for index in sorted(parts)], workers, tails[0])
 
 
-def scan_in_order(stream: Stream, head: bytes, at: int, *, stacks: bool) -> Scanned:
-    """Walk a file of any layout: an event that a block cuts in two is carried over to the next.
+def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> Scanned:
+    """Scan a file of any layout in one thread: an event that a block cuts in two is carried over to the next block.
 
-    An event that grows past ``patience`` is damage if another starts inside it; one past ``LONGEST_EVENT`` is passed
-    over, with no more of it in memory than one block.
+    An event that grows beyond a limit ("patience") is taken for damage if another event starts inside it. An event
+    longer than ``MAX_EVENT_BYTES`` is passed over with no more than one block of it in memory.
     """
     worker = Worker(0, stacks=stacks)
     parts: list[Part] = []
-    buffer = bytearray(max(BLOCK, 2 * len(head)) + scanner.PAD)
-    buffer[: len(head)] = head
-    start, end, carried, patience, passing = at, len(head), 0, LONGEST_EVENT, False
+    buffer = bytearray(max(BLOCK_BYTES, 2 * len(head)))
+    end = len(head)
+    buffer[:end] = head
+    carried, patience, is_passing_over = 0, MAX_EVENT_BYTES, False
     while True:
-        room = len(buffer) - scanner.PAD
-        end += stream.fill(memoryview(buffer)[end:room])
-        last = end < room
-        trust = last or passing or carried >= patience
-        part = worker.run(np.frombuffer(buffer, np.uint8), start, end, trust=trust)
-        if passing:  # the junk byte in front, counted as an event
-            part.bad, part.events = part.bad - 1, part.events - 1
-            passing = part.status == scanner.MORE and part.events == 0 and not last
+        end += stream.fill(memoryview(buffer)[end:])
+        is_last = end < len(buffer)
+        is_damaged = is_passing_over or carried >= patience
+        part = worker.scan(memoryview(buffer), start, end, is_last=is_last or is_damaged)
         parts.append(part)
+        if is_passing_over:
+            # The byte put in front counts as a damaged event, which was counted before.
+            part.bad, part.events = part.bad - 1, part.events - 1
+            is_passing_over = part.status == Status.MORE and part.events == 0 and not is_last
         start = part.position
-        if part.status == scanner.END:
-            return _finish(parts, [worker], _rest(stream, bytes(buffer[start:end])))
-        if last:
+        if part.status == Status.END:
+            return _finish(parts, [worker], _read_tail(stream, bytes(buffer[start:end])))
+        if is_last:
             return _finish(parts, [worker], b"")
         if carried >= patience and part.bad:
-            patience = max(patience // 4, 1 << 16)  # a file of many such events must not cost as much for each
+            patience = max(patience // 4, _MIN_PATIENCE_BYTES)  # many such events must not each cost as much
         carried = end - start
-        if carried >= LONGEST_EVENT and not passing:
+        if carried >= MAX_EVENT_BYTES and not is_passing_over:
             part.bad, part.events = part.bad + 1, part.events + 1
-            passing = True
-        if passing:
-            # No event starts with this byte, so the scanner looks for the next; a few bytes of context help it.
-            buffer[:_CONTEXT] = b"x" + buffer[end - _CONTEXT + 1 : end]
-            start, end, carried = 0, _CONTEXT, 0
-        elif carried > room // 2:
-            bigger = bytearray(2 * room + scanner.PAD)
-            bigger[:carried] = buffer[start:end]
-            buffer, start, end = bigger, 0, carried
+            is_passing_over = True
+        if is_passing_over:
+            # No event starts with this byte, so the scanner looks for the next one; some bytes before it help.
+            buffer[:_CONTEXT_BYTES] = b"x" + buffer[end - _CONTEXT_BYTES + 1 : end]
+            start, end, carried = 0, _CONTEXT_BYTES, 0
         else:
-            buffer[:carried] = buffer[start:end]
+            rest = buffer[start:end]
+            if carried > len(buffer) // 2:
+                buffer = bytearray(2 * len(buffer))
+            buffer[:carried] = rest
             start, end = 0, carried
 
 
 def _finish(parts: list[Part], workers: list[Worker], tail: bytes) -> Scanned:
-    last = parts[-1].status
-    cut = last == scanner.PARTIAL
-    if cut:
-        parts[-1].bad, parts[-1].events = parts[-1].bad + 1, parts[-1].events + 1
-    if last != scanner.END:
-        return Scanned(parts, workers, cut_event=cut)
-    return Scanned(parts, workers, closed=True, tail=tail, tail_cut=len(tail) >= TAIL_LIMIT)
+    last = parts[-1]
+    is_event_cut = last.status == Status.PARTIAL
+    if is_event_cut:
+        last.bad, last.events = last.bad + 1, last.events + 1
+    is_closed = last.status == Status.END
+    if not is_closed:
+        return Scanned(parts, workers, is_event_cut=is_event_cut)
+    return Scanned(parts, workers, is_closed=True, tail=tail, is_tail_cut=len(tail) >= TAIL_LIMIT)
 
 
-def _rest(stream: Stream, start: bytes) -> bytes:
+def _read_tail(stream: Stream, start: bytes) -> bytes:
     pieces, size = [start], len(start)
     while size < TAIL_LIMIT and (block := stream.read(1 << 20)):
         pieces.append(block)

@@ -6,9 +6,8 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
@@ -34,7 +33,8 @@ _VERSION = re.compile(
 )
 
 
-class Header(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Header:
     """What a PyTorch profiler file says about itself."""
 
     rank: int | None = None
@@ -43,7 +43,7 @@ class Header(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
     multiprocessors: int | None = None
     memory_bytes: int | None = None
-    versions: Mapping[str, str] = {}
+    versions: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[ProcessGroup, ...] = ()
     record_shapes: bool | None = None
     notices: tuple[Notice, ...] = ()

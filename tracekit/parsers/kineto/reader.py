@@ -19,7 +19,7 @@ from tracekit.schema import DAMAGED, UNTIMED, RankEvents, Source
 
 if TYPE_CHECKING:
     from tracekit.parsers.kineto.blocks import Scanned
-    from tracekit.parsers.kineto.table import Table
+    from tracekit.parsers.kineto.table import EventTable
 
 
 def read(
@@ -37,8 +37,7 @@ def read(
     >>> events["rank"][0], events["name"][0], events["start_ns"][0], events["end_ns"][0]
     (3, 'aten::mm', 1500, 3500)
     """
-    from tracekit.parsers.kineto.memory import memory_table
-    from tracekit.parsers.kineto.table import build
+    from tracekit.parsers.kineto.table import build_events, build_memory
 
     with Stream(source) as stream:
         scanned, keys = _scan(stream, stacks=stacks)
@@ -47,7 +46,7 @@ def read(
         if not lenient:
             _refuse(stream, scanned)
         number, number_from = _rank(header, stream.name, rank)
-        table = build(scanned, rank=number, base_ns=header.base_ns)
+        table = build_events(scanned, rank=number, base_ns=header.base_ns)
         if table.first_bad_text is not None and not lenient:
             raise InputError(
                 f"{stream.name}: event {table.first_bad_text} holds text that is not valid JSON", hint=_HINT
@@ -55,7 +54,7 @@ def read(
         if table.out_of_range and not lenient:
             raise InputError(f"{stream.name}: {table.out_of_range} events have impossible times", hint=_HINT)
         events = assign_steps(table.events)
-        memory = memory_table(scanned.parts, rank=number, base_ns=header.base_ns)
+        memory = build_memory(scanned.parts, rank=number, base_ns=header.base_ns)
         return RankEvents(
             events,
             Source(
@@ -83,10 +82,10 @@ _HINT = "re-record this rank, or read leniently to use what is there"
 
 
 def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
-    from tracekit.parsers.kineto.blocks import OtherLayoutError, scan_in_order, scan_parallel, separator
+    from tracekit.parsers.kineto.blocks import OtherLayoutError, find_separator, scan_in_order, scan_parallel
 
     head, at, keys = find_events(stream)
-    mark = separator(head, at)
+    mark = find_separator(head, at)
     scanned = None
     if mark is not None:
         try:
@@ -122,7 +121,7 @@ def _refuse(stream: Stream, scanned: Scanned) -> None:
     before = 0
     for part in scanned.parts:
         if part.bad or part.bad_values:
-            last = scanned.cut_event and part is scanned.parts[-1] and part.bad == 1
+            last = scanned.is_event_cut and part is scanned.parts[-1] and part.bad == 1
             if last and not part.bad_values:
                 raise InputError(f"{stream.name}: ends inside event {before + part.events - 1}", hint=_HINT)
             first = min(
@@ -132,19 +131,19 @@ def _refuse(stream: Stream, scanned: Scanned) -> None:
         before += part.events
     if behind := tail_events(scanned.tail):
         raise InputError(f"{stream.name}: {counted(behind, 'event')} behind the end of the list of events", hint=_HINT)
-    if stream.cut_short or not scanned.closed:
+    if stream.cut_short or not scanned.is_closed:
         raise InputError(f"{stream.name}: ends after event {before - 1}, before the list of events does", hint=_HINT)
 
 
-def _notices(stream: Stream, scanned: Scanned, table: Table, events: pl.DataFrame, base_ns: int) -> list[Notice]:
+def _notices(stream: Stream, scanned: Scanned, table: EventTable, events: pl.DataFrame, base_ns: int) -> list[Notice]:
     rows = events.height
     relative = rows and not base_ns and events["start_ns"][0] < _EPOCH_NS
     notices = []
     bad = sum(part.bad for part in scanned.parts) + table.out_of_range
     behind = tail_events(scanned.tail)
     values = sum(part.bad_values for part in scanned.parts)
-    if stream.cut_short or not scanned.closed:
-        lost = 1 if scanned.cut_event else 0
+    if stream.cut_short or not scanned.is_closed:
+        lost = 1 if scanned.is_event_cut else 0
         bad -= lost
         notices.append(
             Notice("truncated", f"{lost} event was cut in two: the file ends before its list of events does")
@@ -163,9 +162,9 @@ def _notices(stream: Stream, scanned: Scanned, table: Table, events: pl.DataFram
         )
     if values:
         notices.append(Notice("bad-values", f"{values} values are not JSON (such as inf or N/A) and were left out"))
-    if table.bad_text:
-        notices.append(Notice("bad-text", f"{table.bad_text} names hold invalid bytes or escapes and were repaired"))
-    if scanned.tail_cut:
+    if table.bad_texts:
+        notices.append(Notice("bad-text", f"{table.bad_texts} names hold invalid bytes or escapes and were repaired"))
+    if scanned.is_tail_cut:
         notices.append(Notice("unread-keys", "the keys after the events were too long to read"))
     if not rows:
         notices.append(Notice("no-events", "the file holds no complete event"))
@@ -184,14 +183,14 @@ def _counts(events: pl.DataFrame) -> Mapping[str, int]:
     return {str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()}
 
 
-def _skipped(scanned: Scanned, table: Table, memory: pl.DataFrame) -> Mapping[str, int]:
+def _skipped(scanned: Scanned, table: EventTable, memory: pl.DataFrame) -> Mapping[str, int]:
     """Count what the file holds and the table does not; an event cut by the end of the file does not count."""
     phases = np.sum([part.phases for part in scanned.parts], axis=0)
     phases[ord("i")] += sum(len(rows) for part in scanned.parts for rows in part.memory) - memory.height
     names = {0: "no phase", 1: "unknown phase"}
     skipped = {names.get(k, chr(k)): int(phases[k]) for k in np.flatnonzero(phases).tolist()}
-    python = sum(part.python for part in scanned.parts)
-    unreadable = sum(part.bad for part in scanned.parts) - scanned.cut_event
+    python = sum(part.python_frames for part in scanned.parts)
+    unreadable = sum(part.bad for part in scanned.parts) - scanned.is_event_cut
     unreadable -= sum(table.untimed.values()) - table.out_of_range
     unreadable += tail_events(scanned.tail)
     more = {"python": python, DAMAGED: unreadable, **table.untimed}

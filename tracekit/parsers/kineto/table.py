@@ -1,8 +1,8 @@
-"""Chunks of integers to the events table."""
+"""Tables of events and of allocations, built from the columns that the scanner filled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,344 +11,380 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._loops.json_scanner import NULL, Column
 from tracekit._util.columns import sparse, with_nulls
-from tracekit.parsers.kineto import scanner
 from tracekit.parsers.kineto.blocks import Scanned
-from tracekit.parsers.kineto.names import CATEGORIES, ITEM_BYTES
-from tracekit.parsers.kineto.scanner.columns import NARROW, NULL, NULL32, SPARSE, Column
-from tracekit.parsers.kineto.texts import DAMAGE, compact, listed, plain
-from tracekit.parsers.kineto.worker import Piece
-from tracekit.schema import EVENTS, KINDS, UNTIMED, conform
+from tracekit.parsers.kineto.texts import DAMAGE, compact_json, decode_string, remove_blanks
+from tracekit.parsers.kineto.vocabulary import CATEGORIES, ITEM_BYTES, MEMORY_COLUMNS
+from tracekit.parsers.kineto.worker import Part
+from tracekit.schema import EVENTS, KINDS, MEMORY, UNTIMED, conform
 
 Ints = npt.NDArray[np.int64]
 
 LATEST_NS = 1 << 62
 """No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time is damage."""
-_MANY = 100_000  # rows above which a second thread pays
-_NONE = 2**32 - 1  # in place of a category: no text
 UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
+_MIN_ROWS_FOR_THREAD = 100_000
+_NO_TEXT = 2**32 - 1
 
 
 @dataclass(slots=True)
-class Table:
-    """The events, how many values of their text were damaged, and the first event that holds one."""
+class EventTable:
+    """Events of one file, and what was damaged or left out."""
 
     events: pl.DataFrame
-    bad_text: int = 0
+    """One row per complete event (``schema.EVENTS``)."""
+    bad_texts: int = 0
+    """Number of damaged texts."""
     first_bad_text: int | None = None
+    """Number of the first event with a damaged text."""
     untimed: Mapping[str, int] = field(default_factory=dict)
     """Events left out because they have no usable time, by what they are (see ``Source.skipped``)."""
     out_of_range: int = 0
     """Of those, events whose times are numbers, but none that a clock shows."""
 
 
-def build(scanned: Scanned, *, rank: int, base_ns: int) -> Table:
-    """Put the chunks together, column by column, so that never more than one column is held twice."""
-    return _Builder(scanned).table(rank, base_ns)
+def build_events(scanned: Scanned, *, rank: int, base_ns: int) -> EventTable:
+    """Return the table of events; *base_ns* is added to all times."""
+    return _Builder(scanned).build(rank, base_ns)
+
+
+def build_memory(parts: Iterable[Part], *, rank: int, base_ns: int) -> pl.DataFrame:
+    """Return the allocator's events by time (``schema.MEMORY``), without those whose time no clock shows."""
+    rows = [rows for part in parts for rows in part.memory]
+    if not rows:
+        return MEMORY.to_frame()
+    earliest, latest = _clock_range(base_ns)
+    frame = (
+        pl.DataFrame(np.concatenate(rows), schema=list(MEMORY_COLUMNS))
+        .filter(pl.col("at_ns").is_between(earliest, latest))
+        .with_columns(pl.when(pl.all() != NULL).then(pl.all()))
+        .with_columns(
+            pl.col("device_type").cast(MEMORY["device_type"], strict=False),
+            pl.col("device").cast(MEMORY["device"], strict=False),
+            at_ns=pl.col("at_ns") + base_ns,
+            rank=pl.lit(rank, pl.Int32),
+        )
+    )
+    return conform(frame, MEMORY).sort("at_ns", maintain_order=True)
 
 
 class _Builder:
+    """Builder of the table, column by column: the scanner's memory of a column is released as soon as it is taken."""
+
     def __init__(self, scanned: Scanned) -> None:
         self._parts = scanned.parts
         self._chunks = [chunk for part in scanned.parts for chunk in part.chunks]
+        self._rows = sum(chunk.rows for chunk in self._chunks)
         self._texts: list[bytes] = []
-        self._first_code: list[int] = []  # where each worker's codes start in the common list
+        self._first_code: list[int] = []  # by worker: where its codes start in self._texts
         for worker in scanned.workers:
             self._first_code.append(len(self._texts))
-            self._texts += worker.texts()
-        self._rows = sum(chunk.rows for chunk in self._chunks)
-        self._bad_text = 0
-        self._bad_rows: list[int] = []  # the first of each column
+            self._texts += worker.finish()
+        self._bad_texts = 0
+        self._bad_rows: list[int] = []  # by column with damaged texts: the first row
 
-    def table(self, rank: int, base_ns: int) -> Table:
-        n = self._rows
-        frame: dict[str, pl.Series] = {"rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, n)}
+    def build(self, rank: int, base_ns: int) -> EventTable:
         kind = self._kinds()
-        gpu = np.logical_or.reduce([kind == KINDS.index(k) for k in DEVICE_KINDS])
-        frame["kind"] = pl.Series(kind).cat.to(pl.Enum(KINDS))
-        del kind
-        start, length = self._take(Column.TS), self._take(Column.DUR)
+        is_gpu = np.isin(kind, [KINDS.index(name) for name in DEVICE_KINDS])
+        start, duration = self._take(Column.TS), self._take(Column.DUR)
         if start is None:
-            start = np.full(n, NULL, np.int64)
-        placed, out_of_range = _placed(start, length, base_ns)
-        start += base_ns  # what overflows here is not placed
-        end = start.copy() if length is None else np.add(start, length, out=length, where=length != NULL)
-        if length is not None:
-            np.copyto(end, start, where=end == NULL)
-        frame["start_ns"], frame["end_ns"] = pl.Series(start), pl.Series(end)
-        del start, length, end
-        if n < _MANY:
-            frame |= self._described() | self._numbered(gpu)
+            start = np.full(self._rows, NULL, np.int64)
+        is_timed, out_of_range = _usable_times(start, duration, base_ns)
+        start += base_ns  # where this overflows the time is not usable
+        if duration is None:
+            end = start.copy()
         else:
-            with ThreadPoolExecutor(1) as aside:  # the two halves take other columns and take as long
-                described = aside.submit(self._described)
-                frame |= self._numbered(gpu)
-                frame |= described.result()
-        events = pl.DataFrame(frame)
-        if placed is not None:
-            events = events.filter(pl.Series(placed))
-        untimed = {} if placed is None else _counted(gpu[~placed])
-        return Table(conform(events, EVENTS), self._bad_text, self._first_bad(), untimed, out_of_range)
+            end = np.add(start, duration, out=duration, where=duration != NULL)
+            np.copyto(end, start, where=end == NULL)
+        columns = {
+            "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, self._rows),
+            "kind": pl.Series(kind).cat.to(pl.Enum(KINDS)),
+            "start_ns": pl.Series(start),
+            "end_ns": pl.Series(end),
+        }
+        del kind, start, duration, end  # the series hold what they need
+        if self._rows < _MIN_ROWS_FOR_THREAD:
+            columns |= self._text_columns() | self._number_columns(is_gpu)
+        else:
+            with ThreadPoolExecutor(1) as pool:  # both halves take about as long
+                text_columns = pool.submit(self._text_columns)
+                columns |= self._number_columns(is_gpu)
+                columns |= text_columns.result()
+        events = pl.DataFrame(columns)
+        untimed = {}
+        if is_timed is not None:
+            events = events.filter(pl.Series(is_timed))
+            untimed = _count_untimed(is_gpu[~is_timed])
+        return EventTable(conform(events, EVENTS), self._bad_texts, self._first_bad_text(), untimed, out_of_range)
 
-    def _described(self) -> dict[str, pl.Series]:
-        """Take what is text, and what few rows have."""
-        frame: dict[str, pl.Series] = {}
-        for name, column, decode in (
-            ("name", Column.NAME, plain),
-            ("shapes", Column.SHAPES, compact),
-            ("collective", Column.COLLECTIVE, plain),
-            ("group", Column.GROUP, plain),
-            ("group_desc", Column.GROUP_DESC, plain),
-            ("group_ranks", Column.GROUP_RANKS, compact),
-            ("dtypes", Column.DTYPES, listed),
-        ):
-            frame[name] = self._text(column, decode)
-        frame["bytes"], frame["received"] = self._bytes()
+    def _text_columns(self) -> dict[str, pl.Series]:
+        """Return the columns of texts, and those that few rows have."""
+        columns = {
+            "name": self._text(Column.NAME, decode_string),
+            "shapes": self._text(Column.SHAPES, remove_blanks),
+            "collective": self._text(Column.COLLECTIVE, decode_string),
+            "group": self._text(Column.GROUP, decode_string),
+            "group_desc": self._text(Column.GROUP_DESC, decode_string),
+            "group_ranks": self._text(Column.GROUP_RANKS, remove_blanks),
+            "dtypes": self._text(Column.DTYPES, compact_json),
+        }
+        columns["bytes"], columns["received"] = self._bytes()
         if not self._bad_rows:
-            self._pieces(Column.EVENT)  # needed to name the first event with damaged text, and no longer
-        frame["group"] = _either(frame["group"], self._series(self._take(Column.GROUP_ID)))
-        frame["peer"] = self._peer()
-        nodes, graphs = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
-        frame["graph"] = self._series(_first(_no_zero(nodes), _no_zero(graphs)))
-        return frame
+            self._release(Column.EVENT)  # only names the first event with a damaged text
+        columns["group"] = _fill_groups(columns["group"], self._series(self._take(Column.GROUP_ID)))
+        columns["peer"] = self._peer()
+        node, graph = self._take(Column.GRAPH_NODE), self._take(Column.GRAPH)
+        columns["graph"] = self._series(_coalesce(_zero_as_null(node), _zero_as_null(graph)))
+        return columns
 
-    def _numbered(self, gpu: npt.NDArray[np.bool_]) -> dict[str, pl.Series]:
-        """Take the numbers that most rows have."""
-        frame: dict[str, pl.Series] = {}
-        frame["id"] = pl.Series(self._places(Column.ID, [part.complete for part in self._parts]))
+    def _number_columns(self, is_gpu: npt.NDArray[np.bool_]) -> dict[str, pl.Series]:
+        """Return the columns of numbers that most rows have."""
         pid, tid = self._take(Column.PID), self._take(Column.TID)
-        rows = np.flatnonzero(gpu)
-        frame["device"] = self._sparse(rows, _own(self._take(Column.DEVICE), pid, rows), np.int32)
-        frame["stream"] = self._sparse(rows, _own(self._take(Column.STREAM), tid, rows))
-        frame["pid"], frame["tid"] = self._series(pid), self._series(tid)
-        del pid, tid, rows
-        for name, column in (
-            ("correlation", Column.CORRELATION),
-            ("external_id", Column.EXTERNAL),
-            ("sequence", Column.SEQUENCE),
-            ("fwd_thread", Column.FWD_THREAD),
-        ):
-            frame[name] = self._series(self._take(column))
-        return frame
+        gpu_rows = np.flatnonzero(is_gpu)
+        # GPU events without a device or stream among their arguments show them as process and thread.
+        device = _coalesce(_at(self._take(Column.DEVICE), gpu_rows), _at(pid, gpu_rows))
+        stream = _coalesce(_at(self._take(Column.STREAM), gpu_rows), _at(tid, gpu_rows))
+        return {
+            "id": pl.Series(self._file_numbers(Column.ID, [part.complete for part in self._parts])),
+            "device": self._sparse(gpu_rows, device, np.int32),
+            "stream": self._sparse(gpu_rows, stream),
+            "pid": self._series(pid),
+            "tid": self._series(tid),
+            "correlation": self._series(self._take(Column.CORRELATION)),
+            "external_id": self._series(self._take(Column.EXTERNAL)),
+            "sequence": self._series(self._take(Column.SEQUENCE)),
+            "fwd_thread": self._series(self._take(Column.FWD_THREAD)),
+        }
 
-    def _pieces(self, column: Column) -> tuple[list[Piece], Ints] | None:
-        """Take what the chunks hold of a column, and how compiled code is told of it; None where no row has a value.
+    def _release(self, column: Column) -> None:
+        """Drop a column that nobody needs."""
+        for chunk in self._chunks:
+            chunk.columns.pop(column, None)
 
-        The chunks give it up: its memory goes back to the system when the column is put together.
+    def _take(self, column: Column, *, is_text: bool = False) -> Ints | None:
+        """Return one column of all rows, ``NULL`` where there is no value; None if no row has one.
+
+        Text is returned as indexes of ``self._texts``.
         """
-        pieces, rows, at = [], [], 0
-        for chunk in self._chunks:
-            piece, chunk.columns[column] = chunk.columns[column], None
-            if piece is None:
-                rows.append((at, chunk.rows, 0, SPARSE + NARROW, 0, 0, 0))
-            else:
-                pieces.append(piece)
-                place = (piece.how, piece.address, piece.where)
-                rows.append((at, chunk.rows, piece.size, *place, self._first_code[chunk.worker]))
-            at += chunk.rows
-        return (pieces, np.array(rows, np.int64)) if pieces else None
-
-    def _take(self, column: Column) -> Ints | None:
-        """Take one column of all chunks; None when no row has a value."""
-        taken = self._pieces(column)
-        if taken is None:
+        if not any(column in chunk.columns for chunk in self._chunks):
             return None
-        values = np.empty(self._rows, np.int64)
-        scanner.gather(taken[1], values)
-        return values
-
-    def _some(self, column: Column) -> tuple[Ints, Ints]:
-        """Take a column that few rows have: those rows, and their values."""
-        rows, values, at = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+        taken = np.empty(self._rows, np.int64)
+        first_row = 0
         for chunk in self._chunks:
-            piece, chunk.columns[column] = chunk.columns[column], None
-            if piece is not None:
-                here, there = piece.values.astype(np.int64), piece.rows
-                present = np.flatnonzero(here != (NULL32 if piece.narrow else NULL)) if there is None else there
-                here = here[present] if there is None else here
-                rows.append(present + np.int64(at))
-                values.append(here)
-            at += chunk.rows
+            part = chunk.columns.pop(column, None)
+            values = taken[first_row : first_row + chunk.rows]
+            first_row += chunk.rows
+            if part is None:
+                values[:] = NULL
+                continue
+            first_code = self._first_code[chunk.worker] if is_text else 0
+            if part.rows is None:
+                np.add(part.values, first_code, out=values)
+                if part.has_nulls:
+                    values[part.is_null] = NULL
+            else:
+                values[:] = NULL
+                values[part.rows] = part.values.astype(np.int64) + first_code
+        return taken
+
+    def _take_present(self, column: Column) -> tuple[Ints, Ints]:
+        """Return the rows that have a value in a column, and the values: for columns that few rows have."""
+        rows, values, first_row = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+        for chunk in self._chunks:
+            part = chunk.columns.pop(column, None)
+            if part is not None:
+                present = np.flatnonzero(~part.is_null)
+                rows.append(first_row + (present if part.rows is None else part.rows.astype(np.int64)))
+                values.append(part.values[present].astype(np.int64))
+            first_row += chunk.rows
         return np.concatenate(rows), np.concatenate(values)
 
-    def _places(self, column: Column, counts: list[int]) -> Ints:
-        """Places in the whole file: each chunk counts from its part's first, and a part holds as many as *counts*."""
-        places = self._take(column)
-        at = offset = 0
-        for part, count in zip(self._parts, counts, strict=True):
-            rows = sum(chunk.rows for chunk in part.chunks)
-            if places is not None:
-                places[at : at + rows] += offset
-            at, offset = at + rows, offset + count
-        return np.empty(0, np.int64) if places is None else places
+    def _file_numbers(self, column: Column, counts: list[int]) -> Ints:
+        """Return a column of numbers that count from the start of each part as numbers that count from the file's.
 
-    def _first_bad(self) -> int | None:
-        """Return the first event whose text is damaged. All text has been taken."""
+        *counts* holds how many numbers each part uses.
+        """
+        numbers = self._take(column)
+        if numbers is None:
+            return np.empty(0, np.int64)
+        first_row = first_number = 0
+        for part, count in zip(self._parts, counts, strict=True):
+            last_row = first_row + sum(chunk.rows for chunk in part.chunks)
+            numbers[first_row:last_row] += first_number
+            first_row, first_number = last_row, first_number + count
+        return numbers
+
+    def _first_bad_text(self) -> int | None:
+        """Return the number of the first event with a damaged text, once all texts have been taken."""
         if not self._bad_rows:
             return None
-        return int(self._places(Column.EVENT, [part.events for part in self._parts])[min(self._bad_rows)])
+        return int(self._file_numbers(Column.EVENT, [part.events for part in self._parts])[min(self._bad_rows)])
 
     def _kinds(self) -> npt.NDArray[np.uint8]:
-        """Take the categories: of each row the kind."""
+        """Return the index in ``KINDS`` of each row's category."""
         other = KINDS.index("other")
 
-        def numbers(names: list[str]) -> list[int]:
-            return [KINDS.index(CATEGORIES.get(name.lower(), "other")) for name in names]
+        def kinds(categories: list[str]) -> list[int]:
+            return [KINDS.index(CATEGORIES.get(category.lower(), "other")) for category in categories]
 
-        codes = self._codes(Column.CAT, plain, numbers, none=other)
+        codes = self._translate(Column.CAT, decode_string, kinds, missing=other)
         return np.full(self._rows, other, np.uint8) if codes is None else codes.astype(np.uint8)
 
-    def _codes(
+    def _text(self, column: Column, decode: Callable[[bytes], str]) -> pl.Series:
+        """Return a column of texts."""
+        categories: list[pl.Series] = []  # polars forgets categories when no series is left that has them
+
+        def physical(texts: list[str]) -> npt.NDArray[np.uint32]:
+            categories.append(pl.Series(texts, dtype=pl.Categorical()))
+            return categories[0].to_physical().to_numpy()
+
+        codes = self._translate(column, decode, physical, missing=_NO_TEXT)
+        if codes is None:
+            return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, self._rows)
+        return with_nulls(codes, codes != _NO_TEXT).cat.to(pl.Categorical())
+
+    def _translate(
         self,
         column: Column,
         decode: Callable[[bytes], str],
-        numbers: Callable[[list[str]], npt.ArrayLike],
+        number: Callable[[list[str]], npt.ArrayLike],
         *,
-        none: int = _NONE,
+        missing: int,
     ) -> npt.NDArray[np.uint32] | None:
-        """Take a text column: of each row what *numbers* gives for its text, *none* where it has none.
+        """Return for each row the number of its text, *missing* where it has none; None if no row has a text.
 
-        Counts the rows with damaged text, and takes the mark of damage off it.
+        *decode* reads a text of the file, *number* returns the numbers of different texts. Damaged texts are counted.
         """
-        taken = self._pieces(column)
-        if taken is None:
-            return None
-        pieces = taken[1]
-        used = np.zeros(len(self._texts), np.uint8)
-        scanner.mark(pieces, used)
-        known: dict[str, int] = {}
-        codes = np.flatnonzero(used)
-        at = np.array([known.setdefault(decode(self._texts[code]), len(known)) for code in codes.tolist()], np.intp)
-        names = list(known)
-        values = np.empty(self._rows, np.uint32)
-        damaged = np.array([DAMAGE in name for name in names], np.bool_)
-        if damaged.any():
-            scanner.translate(pieces, _table(len(used), codes, damaged[at], 0), values)
-            bad = np.flatnonzero(values)
-            self._bad_text += len(bad)
-            self._bad_rows.append(int(bad[0]))
-            names = [name.replace(DAMAGE, "") for name in names]
-        table = _table(len(used), codes, np.asarray(numbers(names), np.uint32)[at], none)
-        scanner.translate(pieces, table, values)
-        return values
-
-    def _text(self, column: Column, decode: Callable[[bytes], str]) -> pl.Series:
-        kept: list[pl.Series] = []  # polars forgets categories when no series is left
-
-        def numbers(names: list[str]) -> npt.NDArray[np.uint32]:
-            kept.append(pl.Series(names, dtype=pl.Categorical()))
-            return kept[0].to_physical().to_numpy()
-
-        codes = self._codes(column, decode, numbers)
+        codes = self._take(column, is_text=True)
         if codes is None:
-            return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, self._rows)
-        return with_nulls(codes, codes != _NONE).cat.to(pl.Categorical())
+            return None
+        codes[codes == NULL] = len(self._texts)  # no text is at this index, and numbers[-1] is ``missing``
+        is_used = np.zeros(len(self._texts) + 1, np.bool_)
+        is_used[codes] = True
+        used_codes = np.flatnonzero(is_used[:-1])
+        texts = [decode(self._texts[code]) for code in used_codes.tolist()]
+        is_damaged = np.zeros(len(is_used), np.bool_)
+        is_damaged[used_codes] = [DAMAGE in text for text in texts]
+        if is_damaged.any():
+            bad_rows = np.flatnonzero(is_damaged[codes])
+            self._bad_texts += len(bad_rows)
+            self._bad_rows.append(int(bad_rows[0]))
+            texts = [text.replace(DAMAGE, "") for text in texts]
+        # Texts written differently can be the same: number each once.
+        index = {text: k for k, text in enumerate(dict.fromkeys(texts))}
+        numbers = np.full(len(is_used), missing, np.uint32)
+        numbers[used_codes] = np.asarray(number(list(index)), np.uint32)[[index[text] for text in texts]]
+        return numbers[codes]
+
+    def _series(self, values: Ints | None) -> pl.Series:
+        """Return a column of numbers that most rows have, or of nulls."""
+        return self._sparse(np.empty(0, np.int64), None) if values is None else with_nulls(values, values != NULL)
 
     def _sparse(self, rows: Ints, values: Ints | None, dtype: type[np.integer[Any]] = np.int64) -> pl.Series:
-        """Make a column of the values that some rows have; what *dtype* cannot hold is left out."""
+        """Return a column of the values of some rows, without those that do not fit into *dtype*."""
         if values is None:
             rows = values = np.empty(0, np.int64)
         limits = np.iinfo(dtype)
-        known = (values != NULL) & (values >= limits.min) & (values <= limits.max)
-        return sparse(self._rows, rows[known], values[known].astype(dtype))
-
-    def _series(self, values: Ints | None) -> pl.Series:
-        """Make a column of the values that most rows have, or of nothing."""
-        return self._sparse(np.empty(0, np.int64), None) if values is None else with_nulls(values, values != NULL)
+        fits = (values != NULL) & (values >= limits.min) & (values <= limits.max)
+        return sparse(self._rows, rows[fits], values[fits].astype(dtype))
 
     def _peer(self) -> pl.Series:
-        """Take whom a message goes to, or where it comes from."""
-        (to, receiver), (origin, sender) = self._some(Column.DST), self._some(Column.SRC)
-        rows = np.union1d(to, origin)
-        values = np.full(len(rows), NULL, np.int64)
-        values[np.searchsorted(rows, origin)] = sender
-        values[np.searchsorted(rows, to)] = receiver
-        return self._sparse(rows, values, np.int32)
+        """Return the rank a message goes to, or else the one it comes from."""
+        (to_rows, destination), (from_rows, origin) = self._take_present(Column.DST), self._take_present(Column.SRC)
+        rows = np.union1d(to_rows, from_rows)
+        peers = np.full(len(rows), NULL, np.int64)
+        peers[np.searchsorted(rows, from_rows)] = origin
+        peers[np.searchsorted(rows, to_rows)] = destination
+        return self._sparse(rows, peers, np.int32)
 
     def _bytes(self) -> tuple[pl.Series, pl.Series]:
-        """Return what an event moves, and of collectives what comes in: *bytes* is the larger of both ways."""
-        (rows, moved), (at, sent) = self._some(Column.BYTES), self._some(Column.IN_NELEMS)
-        coming, received = self._some(Column.OUT_NELEMS)
-        sizes = self._codes(Column.DTYPE, plain, lambda names: [ITEM_BYTES.get(name, 0) for name in names], none=0)
-        known = np.zeros(0, np.int64) if sizes is None else sizes[at].astype(np.int64)
-        del sizes
-        if not known.any():
+        """Return the bytes that events move, of collectives the larger of both directions; and the bytes received."""
+        rows, moved = self._take_present(Column.BYTES)
+        collective_rows, sent = self._take_present(Column.IN_NELEMS)
+        out_rows, out_elements = self._take_present(Column.OUT_NELEMS)
+        item_bytes = self._translate(
+            Column.DTYPE, decode_string, lambda names: [ITEM_BYTES.get(name, 0) for name in names], missing=0
+        )
+        if item_bytes is None or not item_bytes[collective_rows].any():
             return self._sparse(rows, moved), self._series(None)
-        at, sent, known = at[known > 0], sent[known > 0], known[known > 0]
-        back = _looked_up(at, coming, received)
-        both = np.union1d(rows, at)
-        values = np.empty(len(both), np.int64)
-        values[np.searchsorted(both, rows)] = moved
-        values[np.searchsorted(both, at)] = _product(np.maximum(sent, back), known)
-        incoming = np.where(back != NULL, _product(back, known), NULL)
-        return self._sparse(both, values), self._sparse(at, incoming)
+        sizes = item_bytes[collective_rows].astype(np.int64)
+        has_size = sizes > 0
+        collective_rows, sent, sizes = collective_rows[has_size], sent[has_size], sizes[has_size]
+        received = _lookup(collective_rows, out_rows, out_elements)
+        all_rows = np.union1d(rows, collective_rows)
+        values = np.empty(len(all_rows), np.int64)
+        values[np.searchsorted(all_rows, rows)] = moved
+        values[np.searchsorted(all_rows, collective_rows)] = _multiply(np.maximum(sent, received), sizes)
+        received_bytes = np.where(received != NULL, _multiply(received, sizes), NULL)
+        return self._sparse(all_rows, values), self._sparse(collective_rows, received_bytes)
 
 
-def _table(size: int, codes: Ints, numbers: npt.NDArray[Any], none: int) -> npt.NDArray[np.uint32]:
-    """Return for each code of text its number, and last what stands for none."""
-    table = np.full(size + 1, none, np.uint32)
-    table[codes] = numbers
-    return table
-
-
-def _looked_up(wanted: Ints, rows: Ints, values: Ints) -> Ints:
-    """Return the values that the wanted rows have; both in order."""
-    at = np.minimum(np.searchsorted(rows, wanted), max(len(rows) - 1, 0))
+def _lookup(wanted: Ints, rows: Ints, values: Ints) -> Ints:
+    """Return the values of the rows *wanted*, ``NULL`` where there is none; *rows* are sorted."""
     if not len(rows):
         return np.full(len(wanted), NULL, np.int64)
-    return np.where(rows[at] == wanted, values[at], NULL)
+    index = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+    return np.where(rows[index] == wanted, values[index], NULL)
 
 
-def _product(counts: Ints, sizes: Ints) -> Ints:
-    """Return counts times sizes; nothing where 64 bits do not hold it."""
+def _multiply(counts: Ints, sizes: Ints) -> Ints:
+    """Return counts times sizes, ``NULL`` where 64 bits do not hold it."""
     fits = (counts >= 0) & (counts <= (2**63 - 1) // np.maximum(sizes, 1))
     return np.where(fits, np.where(fits, counts, 0) * sizes, NULL)
 
 
-def _placed(start: Ints, length: Ints | None, base_ns: int) -> tuple[npt.NDArray[np.bool_] | None, int]:
-    """Return which events have a place in time, None where all do; and how many have one that no clock shows.
+def _clock_range(base_ns: int) -> tuple[int, int]:
+    """Return the earliest and the latest time that a clock shows, less *base_ns*."""
+    return max(-LATEST_NS - base_ns, NULL + 1), min(LATEST_NS - base_ns, 2**63 - 1)
+
+
+def _usable_times(start: Ints, duration: Ints | None, base_ns: int) -> tuple[npt.NDArray[np.bool_] | None, int]:
+    """Return which events have a usable time, None if all do; and how many have one that no clock shows.
 
     Sums of such times would wrap around: 64 bits hold 292 years of nanoseconds.
     """
     if not len(start):
         return None, 0
-    low, high = max(-LATEST_NS - base_ns, NULL + 1), min(LATEST_NS - base_ns, 2**63 - 1)
-    longest = 0 if length is None else max(0, int(length.max()))
-    if int(start.min()) >= low and int(start.max()) <= high - longest:
+    earliest, latest = _clock_range(base_ns)
+    longest = 0 if duration is None else max(0, int(duration.max()))
+    if int(start.min()) >= earliest and int(start.max()) <= latest - longest:
         return None, 0
-    known = start != NULL
-    placed = known & (start >= low) & (start <= high)
-    if length is not None:
-        placed[placed] &= (length[placed] == NULL) | (length[placed] <= high - start[placed])
-    return placed, int(np.count_nonzero(known & ~placed))
+    is_number = start != NULL
+    is_usable = is_number & (start >= earliest) & (start <= latest)
+    if duration is not None:
+        durations = duration[is_usable]
+        is_usable[is_usable] &= (durations == NULL) | (durations <= latest - start[is_usable])
+    return is_usable, int(np.count_nonzero(is_number & ~is_usable))
 
 
-def _counted(gpu: npt.NDArray[np.bool_]) -> dict[str, int]:
-    """Count what was left out for its time, by where it ran."""
-    lost = int(np.count_nonzero(gpu))
-    return {key: count for key, count in ((UNTIMED, lost), (UNTIMED_CPU, len(gpu) - lost)) if count}
+def _count_untimed(is_gpu: npt.NDArray[np.bool_]) -> dict[str, int]:
+    """Count the events left out for their time, by where they ran."""
+    gpu_events = int(np.count_nonzero(is_gpu))
+    counts = {UNTIMED: gpu_events, UNTIMED_CPU: len(is_gpu) - gpu_events}
+    return {key: count for key, count in counts.items() if count}
 
 
-def _own(values: Ints | None, fallback: Ints | None, rows: Ints) -> Ints | None:
-    """Take GPU events' own values, or where the file shows them."""
-    return _first(None if values is None else values[rows], None if fallback is None else fallback[rows])
+def _at(values: Ints | None, rows: Ints) -> Ints | None:
+    return None if values is None else values[rows]
 
 
-def _first(values: Ints | None, fallback: Ints | None) -> Ints | None:
+def _coalesce(values: Ints | None, fallback: Ints | None) -> Ints | None:
+    """Return *values*, and *fallback* where they are null."""
     if values is None or fallback is None:
         return fallback if values is None else values
     return np.where(values == NULL, fallback, values)
 
 
-def _no_zero(values: Ints | None) -> Ints | None:
+def _zero_as_null(values: Ints | None) -> Ints | None:
     if values is not None:
         values[values == 0] = NULL
     return values
 
 
-def _either(group: pl.Series, old: pl.Series) -> pl.Series:
-    """Take the group's name, or the number that files before mid 2024 give instead."""
-    if old.null_count() == len(old):
-        return group
-    return pl.select(pl.coalesce(group.cast(pl.String), old.cast(pl.String)).cast(pl.Categorical())).to_series()
+def _fill_groups(names: pl.Series, numbers: pl.Series) -> pl.Series:
+    """Return the groups' names, or else the numbers that files before mid 2024 have instead."""
+    if numbers.null_count() == len(numbers):
+        return names
+    return pl.select(pl.coalesce(names.cast(pl.String), numbers.cast(pl.String)).cast(pl.Categorical())).to_series()

@@ -1,4 +1,4 @@
-"""Bytes of a trace's text to what they say; what is damaged is read as it stands, and marked."""
+"""Decoding of texts as the file spells them; damaged ones are repaired and marked."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import json
 import re
 
 DAMAGE = "\udfff"
-"""Marks damaged text: half of a letter, which text that is whole never holds."""
-_HALVES = re.compile("[\ud800-\udfff]")
+"""Mark of a repaired text: half of a surrogate pair, which valid text never holds."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def plain(raw: bytes) -> str:
-    """Read a JSON string's text. Damage (bad bytes, escapes, control characters) is read as it stands, and marked."""
+def decode_string(raw: bytes) -> str:
+    """Return the text of a JSON string, given without its quotes.
+
+    Invalid bytes, escapes and control characters are kept as far as possible; ``DAMAGE`` is appended then.
+    """
     try:
         text = raw.decode()
-        return _whole(str(json.loads(f'"{text}"'))) if "\\" in text or not text.isprintable() else text
+        return _replace_surrogates(str(json.loads(f'"{text}"'))) if "\\" in text or not text.isprintable() else text
     except ValueError:
-        return _repair(raw)
-
-
-def _repair(raw: bytes) -> str:
-    text = raw.decode("utf-8", "replace")
+        text = raw.decode("utf-8", "replace")
     try:
-        return _whole(str(json.loads(f'"{text}"', strict=False))) + DAMAGE
+        return _replace_surrogates(str(json.loads(f'"{text}"', strict=False))) + DAMAGE
     except ValueError:
         return text + DAMAGE
 
 
-def listed(raw: bytes) -> str:
-    """A list of words without the spaces between them; what is not JSON stays as it is."""
+def compact_json(raw: bytes) -> str:
+    """Return JSON without blanks between its values; what is not JSON stays as it is."""
     text = raw.decode("utf-8", "replace")
     try:
         return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
@@ -36,19 +35,19 @@ def listed(raw: bytes) -> str:
         return text
 
 
-def _whole(text: str) -> str:
-    r"""Mark and replace halves of letters: JSON can spell them, no text can hold them.
+def remove_blanks(raw: bytes) -> str:
+    """Return a list of numbers without blanks; text with strings in it stays as it is."""
+    text = raw.decode("utf-8", "replace")
+    return "".join(text.split()) if '"' not in text else text
 
-    >>> _whole("a\ud800").removesuffix(DAMAGE)
+
+def _replace_surrogates(text: str) -> str:
+    r"""Replace halves of surrogate pairs, which JSON can spell and UTF-8 cannot hold, and append ``DAMAGE``.
+
+    >>> _replace_surrogates("a\ud800").removesuffix(DAMAGE)
     'a\ufffd'
     """
     if text.isascii():
         return text
-    clean = _HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
+    clean = _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
     return text if clean == text else clean + DAMAGE
-
-
-def compact(raw: bytes) -> str:
-    """Numbers in brackets without the spaces."""
-    text = raw.decode("utf-8", "replace")
-    return "".join(text.split()) if '"' not in text else text

@@ -1,215 +1,195 @@
-"""One scanning thread's memory: its rows, its dictionary of text, and what it has counted."""
+"""Memory of one scanning thread: the scanner, its buffers, and the columns it has filled."""
 
 from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.parsers.kineto import scanner
-from tracekit.parsers.kineto.scanner import state as at
-from tracekit.parsers.kineto.scanner.columns import (
-    MEMORY_COLUMNS,
-    NARROW,
-    NOTHING,
+from tracekit._loops.json_scanner import (
+    FIXED_TEXTS,
+    GAP_FIELDS,
+    GAP_ROWS,
+    NULL,
     NULL32,
-    SPARSE,
-    WIDE,
-    WIDTH,
-    key_table,
+    Column,
+    Level,
+    Scanner,
+    Status,
+    Target,
 )
+from tracekit.parsers.kineto.vocabulary import KEYS, MEMORY_COLUMNS
 
-ROWS = 1 << 14
-TILE = 1 << 8  # rows that stay in the fastest memory until they are written to columns
-FIRST_SLAB, SLAB = 1 << 16, 2 << 20  # of a column's memory: few values must not take a page of megabytes
-FIRST_TEXTS = 1 << 13
-FIRST_BYTES = 1 << 20
+ROWS_PER_CHUNK = 1 << 14
+ROWS_PER_TILE = 1 << 8
+MEMORY_ROWS = 1 << 12
+FIRST_PAGES, MAX_PAGES = 1 << 16, 2 << 20  # bytes mapped at once for a column: few values must not take megabytes
+FIRST_TEXTS = 1 << 10
+FIRST_TEXT_BYTES = 1 << 20
+MAX_SPARSE_SHARE = 1 / 8  # of rows with a value, up to which a column is stored as row numbers and values
 
 Ints = npt.NDArray[np.int64]
-_NO_PIECE = (NOTHING, 0, 0)
-
-Values = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
-class Piece(NamedTuple):
-    """One column of a chunk, in 32 bits where it fits; if it is sparse, only the rows that have a value."""
+class ColumnPart(NamedTuple):
+    """Values of one column in a chunk, in 32 bits if they fit."""
 
-    how: int
-    """``NARROW`` or ``WIDE``, and maybe ``SPARSE``."""
-    size: int
-    """How many values it has."""
-    address: int
-    where: int
-    """Address of the rows that the values are of, if it is sparse."""
-    room: npt.NDArray[np.uint8]
-    """The memory that holds both."""
+    values: npt.NDArray[np.int32 | np.int64]
+    rows: npt.NDArray[np.int32 | np.int64] | None
+    """Rows of the chunk that the values belong to; None if every row has one (``NULL``, ``NULL32`` stand for null)."""
+    has_nulls: bool
 
     @property
-    def narrow(self) -> bool:
-        """Whether it is kept in 32 bits."""
-        return self.how & ~SPARSE == NARROW
-
-    @property
-    def values(self) -> Values:
-        """The values."""
-        values: Values = self._view(self.address, np.int32 if self.narrow else np.int64)
-        return values
-
-    @property
-    def rows(self) -> npt.NDArray[np.int32] | None:
-        """The rows of the chunk that the values are of; None: all."""
-        return self._view(self.where, np.int32) if self.where else None
-
-    def _view(self, address: int, dtype: type[np.int32 | np.int64]) -> Any:
-        start = address - self.room.ctypes.data
-        return self.room[start : start + self.size * np.dtype(dtype).itemsize].view(dtype)
+    def is_null(self) -> npt.NDArray[np.bool_]:
+        """Which values stand for null."""
+        return np.equal(self.values, NULL32 if self.values.dtype == np.int32 else NULL)
 
 
-class Chunk(msgspec.Struct):
-    """Rows of one scan, by column; None where no row has a value."""
+@dataclass(slots=True)
+class Chunk:
+    """Consecutive rows of one worker; a column without any value is missing."""
 
     worker: int
     rows: int
-    columns: list[Piece | None]
+    columns: dict[Column, ColumnPart]
 
 
 @dataclass(slots=True)
 class Part:
-    """What one stretch of events gave: its rows, and counts of all it held."""
+    """Rows of one stretch of events, and counts of all it held."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    status: int = scanner.MORE
+    status: Status = Status.MORE
     position: int = 0
+    """Where in the buffer the scan stopped."""
     events: int = 0
     complete: int = 0
     bad: int = 0
     first_bad: int = 0
+    """Number of the first damaged event within the part; means nothing if ``bad`` is 0."""
     bad_values: int = 0
     first_bad_value: int = 0
-    python: int = 0
+    python_frames: int = 0
+    """Python frames that were left out."""
     memory: list[Ints] = field(default_factory=list)
-    """Events of the allocator: rows as ``MEMORY_COLUMNS`` lists them."""
+    """Events of the allocator, columns as in ``MEMORY_COLUMNS``."""
     phases: Ints = field(default_factory=lambda: np.zeros(256, np.int64))
+    """Events that are not complete ones, by phase (see ``Scanner``)."""
 
 
 class Worker:
-    """Runs the scanner over buffers, harvests its rows, and gives it room when it asks for it."""
+    """One thread's scanner with its memory, which grows as needed."""
 
     def __init__(self, index: int, *, stacks: bool) -> None:
-        scanner.warm_up()
         self.index = index
-        self.stacks = stacks
-        self._keys = key_table()
-        self._tile = np.empty((TILE + 1, WIDTH), np.int64)
-        self._columns = np.empty((WIDTH, ROWS), np.int64)
-        self._bounds = np.zeros((3, WIDTH), np.int64)
-        self._slots = np.zeros(2 * FIRST_TEXTS, np.int64)
-        self._starts = np.zeros(FIRST_TEXTS + 1, np.int64)
-        self._heap = np.empty(FIRST_BYTES + scanner.PAD, np.uint8)
-        self._state = np.zeros(at.STATE, np.int64)
-        self._memory = np.empty((ROWS, len(MEMORY_COLUMNS)), np.int64)
-        self._slabs = [_Slab() for _ in range(WIDTH)]
+        self._stacks = stacks
+        texts = len(Column) - Column.NAME
+        self._columns = np.empty((len(Column), ROWS_PER_CHUNK), np.int64)
+        self._bounds = np.zeros((3, len(Column)), np.int64)
+        self._memory_rows = np.empty((MEMORY_ROWS, len(Column) - texts), np.int64)
+        self._phases = np.zeros(256, np.int64)
+        self._pages = {column: _ColumnPages() for column in Column}
+        keys = dict.fromkeys((*FIXED_TEXTS, *(key for level in Level for key in KEYS[level])))
+        targets = [[KEYS[level].get(key, Target.NONE) for key in keys] for level in Level]
+        self._scanner = Scanner(
+            np.array(targets, np.int32).data,
+            np.empty((ROWS_PER_TILE, len(Column) + texts), np.int64).data,
+            self._columns.data,
+            self._bounds.data,
+            self._memory_rows.data,
+            self._phases.data,
+            np.zeros((GAP_ROWS, GAP_FIELDS), np.uint64).data,
+        )
+        self._starts = np.zeros(1, np.int64)
+        self._heap = np.empty(0, np.uint8)
+        self._resize_dictionary(len(keys) + FIRST_TEXTS, sum(map(len, keys)) + FIRST_TEXT_BYTES)
+        for key in keys:
+            self._scanner.add_text(memoryview(key.encode()))
 
-    def run(self, buffer: npt.NDArray[np.uint8], start: int, end: int, *, trust: bool) -> Part:
-        """Scan ``buffer[start:end]``, of which the caller owns ``PAD`` bytes more."""
-        if not 0 <= start <= end <= len(buffer) - scanner.PAD:
-            raise ValueError("the buffer is not padded")
-        state, part = self._state, Part()
-        texts = state[[at.TEXT_COUNT, at.TEXT_BYTES]]
-        state[:] = 0
-        state[[at.TEXT_COUNT, at.TEXT_BYTES]] = texts
-        position = start
+    def scan(self, buffer: memoryview, start: int, end: int, *, is_last: bool) -> Part:
+        """Scan ``buffer[start:end]`` (see ``Scanner.scan``)."""
+        scanner, part = self._scanner, Part(position=start)
+        scanner.reset()
         while True:
-            part.status = scanner.scan(
-                buffer, position, end, self._keys, self._tile, self._columns, self._bounds, self._slots, self._starts,
-                self._heap, state, self._memory, trust, self.stacks,
-            )  # fmt: skip
-            position = int(state[at.POS])
-            self._harvest(part)
-            if part.status == scanner.TEXT_FULL:
-                self._grow(end - position)
-            elif part.status != scanner.ROWS_FULL:
+            status = scanner.scan(buffer, part.position, end, is_last=is_last, keep_stacks=self._stacks)
+            part.status, part.position = Status(status), scanner.position
+            self._take_rows(part)
+            if part.status == Status.TEXT_FULL:
+                # The next event's texts fit for certain: they are no longer than what is left of the buffer.
+                self._resize_dictionary(2 * len(self._starts), 2 * len(self._heap) + end - part.position)
+            elif part.status != Status.ROWS_FULL:
                 break
-        part.position = position
-        part.events, part.complete = int(state[at.EVENTS]), int(state[at.COMPLETE])
-        part.bad, part.first_bad = int(state[at.BAD]), int(state[at.FIRST_BAD])
-        part.bad_values, part.first_bad_value = int(state[at.BAD_VALUES]), int(state[at.FIRST_BAD_VALUE])
-        part.python = int(state[at.PYTHON])
-        part.phases = state[at.PHASES :].copy()
+        part.events, part.complete, part.python_frames = scanner.events, scanner.complete, scanner.python_frames
+        part.bad, part.first_bad = scanner.bad, scanner.first_bad
+        part.bad_values, part.first_bad_value = scanner.bad_values, scanner.first_bad_value
+        part.phases = self._phases.copy()
         return part
 
-    def texts(self) -> list[bytes]:
-        """Return the dictionary: text by code, as it stands in the file. The worker is done."""
-        for slab in self._slabs:
-            slab.release()
-        count = int(self._state[at.TEXT_COUNT])
-        heap = self._heap[: self._starts[count]].tobytes()
-        bounds = self._starts[: count + 1].tolist()
-        return [heap[a:b] for a, b in pairwise(bounds)]
+    def finish(self) -> list[bytes]:
+        """Return the dictionary, text by code as written in the file, and release what only scanning needs."""
+        for pages in self._pages.values():
+            pages.release()
+        starts = self._starts[: self._scanner.text_count + 1].tolist()
+        heap = self._heap[: starts[-1]].tobytes()
+        return [heap[start:end] for start, end in pairwise(starts)]
 
-    def _harvest(self, part: Part) -> None:
-        if kept := int(self._state[at.MEMORY]):
-            part.memory.append(self._memory[:kept].copy())
-            self._state[at.MEMORY] = 0
-        count = int(self._state[at.ROWS])
-        if not count:
-            return
-        bounds = zip(self._slabs, *self._bounds.tolist(), strict=True)
-        columns = [_piece(slab, count, low, high, present) for slab, low, high, present in bounds]
-        plan = [_NO_PIECE if piece is None else (piece.how, piece.address, piece.where) for piece in columns]
-        scanner.pack(self._columns, count, np.array(plan, np.int64))
-        part.chunks.append(Chunk(self.index, count, columns))
-        self._state[at.ROWS] = 0
+    def _take_rows(self, part: Part) -> None:
+        """Move the rows of the scanner to a new chunk of *part*."""
+        scanner = self._scanner
+        if scanner.memory_count:
+            part.memory.append(self._memory_rows[: scanner.memory_count, list(MEMORY_COLUMNS.values())])
+        if scanner.row_count:
+            columns = {}
+            for column, (least, greatest, count) in zip(Column, self._bounds.T.tolist(), strict=True):
+                if count:
+                    fits = least > NULL32 and greatest < 2**31
+                    columns[column] = self._store(column, scanner.row_count, count, np.int32 if fits else np.int64)
+            part.chunks.append(Chunk(self.index, scanner.row_count, columns))
+        scanner.clear_rows()
 
-    def _grow(self, longest: int) -> None:
-        """Double the dictionary, with room for the longest text that can still come."""
-        slots = np.zeros(2 * len(self._slots), np.int64)
-        scanner.regrow(self._slots, slots)
-        self._slots = slots
-        self._starts = np.concatenate([self._starts, np.zeros(len(self._starts) - 1, np.int64)])
-        used = int(self._state[at.TEXT_BYTES])
-        heap = np.empty(max(2 * len(self._heap), used + longest) + scanner.PAD, np.uint8)
-        heap[:used] = self._heap[:used]
-        self._heap = heap
+    def _store(self, column: Column, rows: int, count: int, dtype: type[np.int32 | np.int64]) -> ColumnPart:
+        """Store the first *rows* rows of a column, *count* of which have a value."""
+        values, row_numbers, pages = self._columns[column, :rows], None, self._pages[column]
+        if count < rows * MAX_SPARSE_SHARE:
+            present = np.flatnonzero(values != NULL)
+            values = values[present]
+            row_numbers = pages.copy(present, np.int32)
+        return ColumnPart(pages.copy(values, dtype), row_numbers, row_numbers is None and count < rows)
 
-
-def _piece(slab: _Slab, rows: int, low: int, high: int, present: int) -> Piece | None:
-    """Make room for a column of *rows*, of which *present* have a value."""
-    if not present:
-        return None
-    how, size = (NARROW, 4) if low > NULL32 and high < 2**31 else (WIDE, 8)
-    if present * 8 >= rows:
-        return Piece(how, rows, *slab.take(rows * size), slab.room)
-    values, where = slab.take(present * size, present * 4)
-    return Piece(how + SPARSE, present, values, where, slab.room)
+    def _resize_dictionary(self, texts: int, text_bytes: int) -> None:
+        """Make room in the dictionary for that many texts and bytes."""
+        self._starts = np.concatenate([self._starts, np.zeros(texts - len(self._starts), np.int64)])
+        self._heap = np.concatenate([self._heap, np.zeros(text_bytes - len(self._heap), np.uint8)])
+        slots = np.zeros(1 << (2 * texts).bit_length(), np.uint64)  # a power of two, at most half full
+        self._scanner.set_dictionary(slots.data, self._starts.data, self._heap.data)
 
 
-class _Slab:
-    """Room for one column's values, mapped for itself, so that a column given up goes back to the system at once.
+class _ColumnPages:
+    """Memory for the values of one column, mapped apart from the heap.
 
-    Many small arrays would come from the heap, which keeps what is freed below its top: a third more at the peak.
+    It returns to the system as soon as the column is no longer needed. The heap would keep what many small arrays
+    leave: a third more memory at the peak.
     """
 
     def __init__(self) -> None:
-        self._used, self._start, self.room = 0, 0, np.empty(0, np.uint8)
-
-    def take(self, first: int, second: int = 0) -> tuple[int, int]:
-        """Return two addresses (0: none) with room for that many bytes in ``room``, a new slab if the last is full."""
-        middle = -(-first // 8) * 8
-        size = middle + -(-second // 8) * 8
-        if self._used + size > len(self.room):
-            room = max(min(2 * len(self.room), SLAB), FIRST_SLAB, size)
-            self.room = np.frombuffer(mmap.mmap(-1, room), np.uint8)
-            self._start, self._used = self.room.ctypes.data, 0
-        at = self._start + self._used
-        self._used += size
-        return at, at + middle if second else 0
+        self.release()
 
     def release(self) -> None:
-        """Release the slab itself; pieces keep what they need."""
-        self._used, self._start, self.room = 0, 0, np.empty(0, np.uint8)
+        """Drop the pages; arrays in them keep what they need."""
+        self._pages: mmap.mmap | bytes = b""
+        self._used = 0
+
+    def copy(self, values: npt.NDArray[np.int64], dtype: type[np.int32 | np.int64]) -> npt.NDArray[np.int32 | np.int64]:
+        """Return a copy of *values*, cast to *dtype*, in these pages."""
+        size = -(-len(values) * np.dtype(dtype).itemsize // 8) * 8  # rounded up, so that all arrays are aligned
+        if self._used + size > len(self._pages):
+            self._pages = mmap.mmap(-1, max(min(2 * len(self._pages), MAX_PAGES), FIRST_PAGES, size))
+            self._used = 0
+        copied: npt.NDArray[np.int32 | np.int64] = np.frombuffer(self._pages, dtype, len(values), self._used)
+        self._used += size
+        np.copyto(copied, values, casting="unsafe")
+        return copied
