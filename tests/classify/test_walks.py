@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tracekit._util.coded import Text, find
 from tracekit._util.columns import Table, pair_numbers
 from tracekit.classify import _nodes
-from tracekit.classify._nest import MOVES, arrange, climb
+from tracekit.classify._nest import MAX_MOVES_PER_ROW, arrange, climb
 from tracekit.classify._nodes import AGAIN, AHEAD, ANSWERED, COMMS, FORWARD, MADE, NAMED, NO_RERUN, NODE, WRAPPER
 
 SAYS = np.array([0, WRAPPER | NO_RERUN, NAMED | NO_RERUN, COMMS, AHEAD, NO_RERUN, 0], np.int64)
@@ -153,7 +153,7 @@ def test_ranges_are_arranged_as_a_sort_would(rows, sorted_before):
 
 
 def test_what_is_far_from_its_place_is_sorted():
-    size = 10 * MOVES
+    size = 10 * MAX_MOVES_PER_ROW
     start, none = np.arange(size)[::-1].copy(), np.zeros(size, np.int64)
     made = arrange(np.arange(size), none, start, start + 1, none.astype(np.uint8), np.arange(size))
     assert made.tolist() == list(range(size))[::-1]

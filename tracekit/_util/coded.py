@@ -15,15 +15,25 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._loops import grouping
+from tracekit._util.arrays import (
+    AnyInts,
+    Bools,
+    Int32s,
+    Ints,
+    find_sorted,
+    group_rows,
+    is_in_sorted,
+    take_or_missing,
+    take_same_type,
+)
 from tracekit._util.literals import lacks, needed
-from tracekit._util.native import native, whole
 from tracekit._util.patterns import LONGEST, Linear, finder
 
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-Places = npt.NDArray[np.int32]
-"""Places in a list, or rows of a table: there are many of them, and no trace has as many rows as 32 bits can tell."""
-AnyInts = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+__all__ = ["AnyInts", "Bools", "Ints", "Places", "Text", "Texts", "alike", "among", "find", "kinds", "pick"]
+
+Places = Int32s
+alike, among, find, pick = group_rows, is_in_sorted, find_sorted, take_or_missing
 
 MISSING = 2**32 - 1
 """What stands for null among the numbers of a categorical column."""
@@ -38,116 +48,6 @@ def physical(column: pl.Series) -> pl.Expr:
 
 def _table(answers: Iterable[bool]) -> Bools:
     return np.array([*answers, False], np.bool_)
-
-
-@native("int64(uint32[::1], int32[::1], int64[::1], int32[::1])")
-def _encode(numbers: npt.NDArray[np.uint32], lookup: Places, first: Ints, codes: Places) -> int:
-    """Number the values in the order they are first seen, and note in *first* where; return how many there are."""
-    count = 0
-    for i in range(len(numbers)):
-        if numbers[i] == MISSING:
-            codes[i] = -1
-            continue
-        code = lookup[numbers[i]]
-        if code < 0:
-            code = count
-            lookup[numbers[i]] = code
-            first[code] = i
-            count += 1
-        codes[i] = code
-    return count
-
-
-@native("void(int64[::1], int64[::1], int64[::1])")
-def _find(values: Ints, ordered: Ints, out: Ints) -> None:
-    place = 0  # of the first that is not below; the next value is mostly near
-    for i in range(len(values)):
-        value = values[i]
-        low, high, step = place, place, 1
-        if high < len(ordered) and ordered[high] < value:
-            while high < len(ordered) and ordered[high] < value:
-                low, high, step = high + 1, high + step, step * 2
-            high = min(high, len(ordered))
-        else:
-            while low > 0 and ordered[low - 1] >= value:
-                low, high, step = max(low - step, 0), low - 1, step * 2
-        while low < high:
-            middle = (low + high) // 2
-            if ordered[middle] < value:
-                low = middle + 1
-            else:
-                high = middle
-        place = low
-        out[i] = place if place < len(ordered) and ordered[place] == value else -1
-
-
-def find(values: Ints, ordered: Ints) -> Ints:
-    """Where each of *values* first stands in *ordered*, -1 where it does not; values mostly rise or fall slowly.
-
-    >>> find(np.array([3, 4]), np.array([1, 4])).tolist()
-    [-1, 1]
-    """
-    out = np.empty(len(values), np.int64)
-    _find(whole(values), whole(ordered), out)
-    return out
-
-
-def among(values: Ints, ordered: Ints) -> Bools:
-    """Which of *values* occur in *ordered*; numbers may be far apart, so no table of all that lie between.
-
-    >>> among(np.array([3, 4]), np.array([1, 4])).tolist()
-    [False, True]
-    """
-    return find(values, ordered) >= 0
-
-
-def alike(*columns: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """Return a number for each row, the same where all *columns* are, as they are first seen; and where each is.
-
-    Columns hold whole numbers from -1 (null, say), the smaller the better.
-
-    >>> alike(np.array([7, 7, 2]), np.array([-1, -1, 0]))
-    (array([0, 0, 1]), array([0, 2]))
-    """
-    code, first = np.zeros(len(columns[0]), np.int64), np.zeros(1, np.int64)
-    for column in columns:
-        near = column if int(column.max(initial=-1)) < _far(len(column)) else np.unique(column, return_inverse=True)[1]
-        width = int(near.max(initial=-1)) + 2
-        code, first = _numbered(code * width + (near + np.int64(1)), len(first) * width)
-    return code, first
-
-
-def _far(rows: int) -> int:
-    """Numbers from which a table of all that lie below is too large, and from which their products are, too."""
-    return 4 * rows + 65536
-
-
-def _numbered(keys: Ints, size: int) -> tuple[Ints, Ints]:
-    """Number the *keys*, which lie below *size*, in the order they are first seen, and say where that is."""
-    if size <= _far(len(keys)):
-        first, places = np.empty(min(size, len(keys)), np.int64), np.empty(len(keys), np.int32)
-        count = _encode(keys.astype(np.uint32), np.full(size, -1, np.int32), first, places)
-        return places.astype(np.int64), first[:count]
-    _, first, codes = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    return np.argsort(order)[codes], first[order]
-
-
-def pick(values: AnyInts, rows: AnyInts, missing: int = -1) -> Ints:
-    """Return the values at *rows*; *missing* for a negative row.
-
-    >>> pick(np.array([7, 8]), np.array([1, -1, 0])).tolist()
-    [8, -1, 7]
-    """
-    return _picked(values, rows, missing).astype(np.int64, copy=False)
-
-
-def _picked(values: npt.NDArray[Any], rows: AnyInts, missing: int) -> npt.NDArray[Any]:
-    if not len(values):
-        return np.full(len(rows), missing, values.dtype)
-    out = values.take(rows, mode="clip")
-    out[rows < 0] = missing
-    return out
 
 
 Answers = dict[str | tuple[str, ...], Bools]
@@ -185,7 +85,7 @@ class Text:
         if most == MISSING:
             most = int(asked.max(where=asked != MISSING, initial=0))
         first, codes = np.empty(most + 1, np.int64), np.empty(len(asked), np.int32)
-        seen = first[: _encode(asked, np.full(most + 1, -1, np.int32), first, codes)]
+        seen = first[: grouping.number_codes(asked, MISSING, np.full(most + 1, -1, np.int32), first, codes)]
         return cls(tuple(column[seen if rows is None else rows[seen]].to_list()), codes)
 
     @classmethod
@@ -285,7 +185,7 @@ class Text:
 
     def take(self, rows: AnyInts) -> Text:
         """Pick the values at *rows*; a negative row gives null."""
-        return Text(self.values, _picked(self.codes, rows, -1), self._known)
+        return Text(self.values, take_same_type(self.codes, rows, -1), self._known)
 
     def where(self, mask: Bools) -> Text:
         """Null outside *mask*."""

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.arrays import group_rows, rank_pairs
 from tracekit._util.coded import MISSING, AnyInts, Bools, Ints, Text, physical
-from tracekit._util.native import native, whole
 
 UNSAID = -(1 << 63)
 """Stands for null where any number may be written."""
@@ -160,51 +160,4 @@ def _null(column: pl.Series) -> int:
     return UNSAID if column.name == "correlation" else -1
 
 
-@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _number(one: Ints, other: Ints, slots: Ints, first: Ints, out: Ints) -> int:
-    """Number pairs in the order they are first seen, and note where in *first*; -1 where *slots* are too few."""
-    count = 0
-    mask = len(slots) - 1
-    for i in range(len(one)):
-        if i and one[i] == one[i - 1] and other[i] == other[i - 1]:
-            out[i] = out[i - 1]
-            continue
-        place = (one[i] * 1099511628211 ^ other[i]) * 1099511628211
-        place = (place ^ (place >> 29)) & mask
-        while slots[place] >= 0 and (one[first[slots[place]]] != one[i] or other[first[slots[place]]] != other[i]):
-            place = (place + 1) & mask
-        if slots[place] < 0:
-            if 2 * count > mask:
-                return -1
-            slots[place] = count
-            first[count] = i
-            count += 1
-        out[i] = slots[place]
-    return count
-
-
-def first_seen(one: AnyInts, other: AnyInts) -> tuple[Ints, Ints]:
-    """Number the pairs of two columns in the order they are first seen, and say where that is.
-
-    >>> first_seen(np.array([7, 0, 7]), np.array([2, 9, 2]))
-    (array([0, 1, 0]), array([0, 1]))
-    """
-    one, other, codes = whole(one), whole(other), np.empty(len(one), np.int64)
-    size, count = 256, -1
-    while count < 0:
-        size *= 4
-        first = np.empty(size, np.int64)
-        count = _number(one, other, np.full(size, -1), first, codes)
-    return codes, first[:count].copy()
-
-
-def pair_numbers(one: AnyInts, other: AnyInts) -> Ints:
-    """Number the pairs of two columns by their rank among the distinct pairs.
-
-    >>> pair_numbers(np.array([7, 0, 7]), np.array([2, 9, 1])).tolist()
-    [2, 0, 1]
-    """
-    codes, first = first_seen(one, other)
-    rank = np.empty(len(first), np.int64)
-    rank[np.lexsort((other[first], one[first]))] = np.arange(len(first))
-    return np.take(rank, codes, out=codes, mode="clip") if len(first) else codes
+first_seen, pair_numbers = group_rows, rank_pairs

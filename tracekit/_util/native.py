@@ -45,24 +45,8 @@ OPTIONS: dict[str, Any] = {
 """How numba compiles native code, and what it calls: with no word about Python and no arrays of its own."""
 
 MODULES = (
-    "tracekit._util.coded",
-    "tracekit._util.columns",
-    "tracekit._util.sets",
-    "tracekit.analysis.links",
-    "tracekit.analysis.walk",
-    "tracekit.classify._nest",
-    "tracekit.classify._nodes",
-    "tracekit.classify.neighbours",
-    "tracekit.compare.orders",
-    "tracekit.compare.replay",
-    "tracekit.metrics.path",
     "tracekit.parsers.kineto.scanner",
     "tracekit.parsers.nsight.btree",
-    "tracekit.parsers.steps",
-    "tracekit.reconstruct.walks",
-    "tracekit.report.perfetto.tracks",
-    "tracekit.schedules.controllable",
-    "tracekit.schedules.simulator",
     "tracekit.store.parquet.encodings",
 )
 """Where the package declares native functions, so that all are compiled when the first is."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
 
+from tracekit._util.arrays import as_int32
 from tracekit._util.coded import AnyInts, Bools, Places, Text, among, find, pick
 from tracekit._util.columns import UNSAID, Table, first_seen, pair_numbers, whole_numbers
-from tracekit._util.native import narrow
-from dataclasses import dataclass
 from tracekit.classify._nest import ANNOTATION, OP, Ints, arrange, climb, nest
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 
@@ -228,7 +228,7 @@ def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     on_main[borrows] = found.asked_ann[len(calls) :]
     sequence = source.whole_at("sequence", at)
     around = found.op_of, found.ann_of, found.path, found.before, found.after
-    ranges = Ranges(source, rows, names, is_op, narrow(threads), sequence, *around, main)
+    ranges = Ranges(source, rows, names, is_op, as_int32(threads), sequence, *around, main)
     return ranges, _Asked(call_threads, found.asked_op[: len(calls)], found.asked_ann[: len(calls)], on_main)
 
 

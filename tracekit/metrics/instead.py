@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from tracekit._loops.interval_sets import NEVER
 from tracekit._util.coded import Bools, Places, Text, alike, find, pick
 from tracekit._util.columns import whole_numbers
-from tracekit._util.native import whole
-from dataclasses import dataclass
-from tracekit._util.sets import NEVER, touch
 from tracekit.classify._nest import OP, Nested, nest
-from tracekit.intervals import Longs
+from tracekit.intervals import Longs, touches_any
 from tracekit.metrics.host import BLOCKS, Api
 from tracekit.schema import KINDS
 
@@ -123,9 +122,8 @@ class _Stretches:
 
     def touch(self, start: Longs, end: Longs, asked: Bools) -> Longs:
         """Return which of the ranges *asked* for touch a stretch."""
-        touched = asked.copy()
-        touch(whole(self.start), whole(self.end), whole(start), whole(end), touched)
-        return np.flatnonzero(touched)
+        rows = np.flatnonzero(asked)
+        return rows[touches_any(start[rows], end[rows], self.start, self.end)]
 
 
 @dataclass(frozen=True, eq=False)

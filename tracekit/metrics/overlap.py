@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._loops.interval_sets import NEVER, measure_overlap
+from tracekit._util.arrays import as_int64
 from tracekit._util.coded import Text, Texts, alike
 from tracekit._util.columns import present, whole_numbers, with_nulls
-from tracekit._util.native import whole
-from dataclasses import dataclass
-from tracekit._util.sets import NEVER, meet
 from tracekit.intervals import Longs, sums
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes
 from tracekit.schema import LABELS
@@ -168,11 +167,11 @@ class Time:
             order = np.argsort(start, kind="stable")
             rows, kind, start = rows[order], kind[order], start[order]
         reach = np.full_like(total, NEVER)
-        meet(
-            whole(self.part[rows] - self.parts.start),
-            whole(kind),
-            whole(start),
-            whole(self.end[rows]),
+        measure_overlap(
+            as_int64(self.part[rows] - self.parts.start),
+            as_int64(kind),
+            as_int64(start),
+            as_int64(self.end[rows]),
             reach,
             total,
             both,

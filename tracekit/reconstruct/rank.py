@@ -6,16 +6,15 @@ those come when the ranks of a pipeline meet in ``assemble``.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._loops.interval_sets import NEVER
 from tracekit._util.columns import present, whole_numbers
-from dataclasses import dataclass
-from tracekit._util.sets import NEVER
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union
 from tracekit.reconstruct.beside import COLUMNS, partners
