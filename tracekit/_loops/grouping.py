@@ -5,6 +5,7 @@ from __future__ import annotations
 import cython
 
 _HASH_FACTOR = 1099511628211  # the 64-bit FNV prime
+_LOW_64_BITS = 2**64 - 1
 
 
 def number_codes(
@@ -61,6 +62,7 @@ def number_pairs(
 
     """
     factor: cython.ulonglong = _HASH_FACTOR
+    low_64_bits: cython.ulonglong = _LOW_64_BITS
     mask: cython.ulonglong = slots.shape[0] - 1
     count: cython.Py_ssize_t = 0
     i: cython.Py_ssize_t
@@ -74,7 +76,7 @@ def number_pairs(
             continue
         hash_a = cython.cast(cython.ulonglong, a[i])
         hash_b = cython.cast(cython.ulonglong, b[i])
-        slot = ((hash_a * factor) ^ hash_b) * factor & 0xFFFFFFFFFFFFFFFF
+        slot = ((hash_a * factor) ^ hash_b) * factor & low_64_bits
         slot = (slot ^ (slot >> 29)) & mask
         # Linear probing: the pair is in the first slot, from its own on, that holds it or is empty.
         while slots[slot] >= 0:

@@ -13,6 +13,7 @@ OP, ANNOTATION = range(2)
 
 _HASH_FACTOR = 1099511628211  # the 64-bit FNV prime
 _HASH_OFFSET = 0x9E3779B9
+_LOW_64_BITS = 2**64 - 1
 
 
 def nest(
@@ -52,6 +53,7 @@ def nest(
     op_kind: cython.uchar = OP
     factor: cython.ulonglong = _HASH_FACTOR
     offset: cython.ulonglong = _HASH_OFFSET
+    low_64_bits: cython.ulonglong = _LOW_64_BITS
     i: cython.Py_ssize_t
     j: cython.Py_ssize_t = 0
     current: cython.longlong = -1
@@ -96,7 +98,7 @@ def nest(
         if parent >= 0:
             parent_hash = cython.cast(cython.ulonglong, path_hash[parent])
         parent_hash ^= cython.cast(cython.ulonglong, name[i] + 1)
-        path_hash[i] = (parent_hash * factor + offset) & 0xFFFFFFFFFFFFFFFF
+        path_hash[i] = (parent_hash * factor + offset) & low_64_bits
         if want_siblings:
             siblings[0, i] = -1
             siblings[1, i] = -1

@@ -93,21 +93,22 @@ def group_rows(*columns: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     (array([0, 0, 1]), array([0, 2]))
 
     """
-    group, first_row = np.zeros(len(columns[0]), np.int64), np.zeros(min(len(columns[0]), 1), np.int64)
-    for column in columns:
-        group, first_row = _number_pairs(group, as_int64(column), expected=len(first_row))
+    first, *others = (as_int64(column) for column in columns)
+    group, first_row = _number_pairs(first, others[0] if others else first)
+    for column in others[1:]:
+        group, first_row = _number_pairs(group, column)
     return group, first_row
 
 
-def _number_pairs(a: Ints, b: Ints, *, expected: int) -> tuple[Ints, Ints]:
-    """Number pairs in the order in which they first appear; there are at least about as many as *expected*."""
-    size, count = 256 << (4 * expected // 256).bit_length(), -1
-    out = np.empty(len(a), np.int64)
+def _number_pairs(a: Ints, b: Ints) -> tuple[Ints, Ints]:
+    """Number pairs in the order in which they first appear, in a hash table that grows until they fit."""
+    size, count = 256, -1
+    group = np.empty(len(a), np.int64)
     while count < 0:
         size *= 4
         first_row = np.empty(size, np.int64)
-        count = grouping.number_pairs(a, b, np.full(size, -1, np.int64), first_row, out)
-    return out, first_row[:count].copy()
+        count = grouping.number_pairs(a, b, np.full(size, -1, np.int64), first_row, group)
+    return group, first_row[:count].copy()
 
 
 def rank_pairs(a: AnyInts, b: AnyInts) -> Ints:
