@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit._util.coded import Text
+from tracekit._util.categories import CategoryColumn
 from tracekit._util.literals import needed
 from tracekit._util.patterns import Own
 from tracekit.classify.rules import builtin_rules
@@ -80,7 +80,7 @@ def test_our_own_patterns_find_the_same_with_and_without_looking_first():
     book = builtin_rules()
     tables = [table for rule in book.rules for table in (rule.when, rule.unless)]
     patterns = {c for table in tables for c in table.values() if isinstance(c, Own)}
-    names = Text.of(pl.Series(NAMES))
+    names = CategoryColumn.from_series(pl.Series(NAMES))
     screened = 0
     for pattern in patterns:
         search = re.compile(pattern).search
@@ -91,4 +91,7 @@ def test_our_own_patterns_find_the_same_with_and_without_looking_first():
 
 def test_letters_with_another_spelling_are_tried():
     """Python's engine takes a long s, and the sign of a kelvin, for the letters they look like."""
-    assert Text.of(pl.Series(["pa\u017fs", "\u212aernel"])).matches("(?i)pass|kernel").tolist() == [True, True]
+    assert CategoryColumn.from_series(pl.Series(["pa\u017fs", "\u212aernel"])).matches("(?i)pass|kernel").tolist() == [
+        True,
+        True,
+    ]

@@ -17,7 +17,7 @@ import polars as pl
 
 from tracekit._loops import critical_path
 from tracekit._util.arrays import as_int64
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.tables import RankTables
 from tracekit.intervals import Longs
@@ -199,7 +199,7 @@ def on_clock(path: pl.DataFrame, rank: int, clocks: Clocks) -> tuple[Longs, Long
 
 def _rows(path: _Path, ids: pl.Series, first: int) -> Places:
     """Return which of the rank's operations (*ids*, from row *first* on) each communication is; -1: none."""
-    known = whole_numbers(ids)
+    known = to_int64(ids)
     if not len(known):
         return np.full(len(path.comm), -1, np.int32)
     order = np.argsort(known, kind="stable")

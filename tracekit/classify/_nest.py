@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from tracekit._loops import nesting
 from tracekit._loops.nesting import ANNOTATION, OP
-from tracekit._util.arrays import as_flags, as_int32, as_int64
-from tracekit._util.coded import AnyInts, Places
+from tracekit._util.arrays import AnyInts, Int32s, as_flags, as_int32, as_int64
 
 __all__ = [
     "ANNOTATION",
@@ -34,11 +33,11 @@ Kinds = npt.NDArray[np.uint8]
 class Nested(NamedTuple):
     """The innermost op and annotation around each range and each point, -1 where none, and a hash of each path."""
 
-    op_of: Places
-    ann_of: Places
+    op_of: Int32s
+    ann_of: Int32s
     path: Ints  # of an op: of the ops down to and with itself; of an annotation: of the annotations
-    before: Places  # of an op: the op before it with the same op around, where that was asked for
-    after: Places
+    before: Int32s  # of an op: the op before it with the same op around, where that was asked for
+    after: Int32s
     asked_op: Ints  # of points
     asked_ann: Ints
 
@@ -86,7 +85,7 @@ MAX_MOVES_PER_ROW = 8
 """Mean distance of a row from its place up to which insertion is faster than sorting."""
 
 
-def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints) -> Places:  # noqa: PLR0917
+def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints) -> Int32s:  # noqa: PLR0917
     """Rows by thread, then start, the longer first; of those alike in both, by kind and number.
 
     Columns hold all rows, and files list the events of a thread nearly in their order.
@@ -126,7 +125,7 @@ def time_key(thread: AnyInts, time: Ints) -> Ints:
     return thread * np.int64(1 << 52) + time
 
 
-def inherit(parent: AnyInts, own: Bools) -> Places:
+def inherit(parent: AnyInts, own: Bools) -> Int32s:
     """For every row the nearest row at or above it for which *own* holds, -1 where none. Parents come before children.
 
     >>> inherit(np.array([-1, 0, 1]), np.array([False, True, False])).tolist()
@@ -137,7 +136,7 @@ def inherit(parent: AnyInts, own: Bools) -> Places:
     return nearest
 
 
-def climb(parent: Places, is_op: Bools, name: Places, rows: AnyInts, wanted: Bools) -> Ints:
+def climb(parent: Int32s, is_op: Bools, name: Int32s, rows: AnyInts, wanted: Bools) -> Ints:
     """For each of *rows* the nearest op at or above it whose name is *wanted*, -1 where none.
 
     >>> tree = np.array([-1, 0, 1]), np.ones(3, np.bool_), np.array([0, 1, 0])

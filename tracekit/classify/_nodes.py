@@ -20,8 +20,7 @@ from tracekit._loops.autograd_nodes import (
     NODE,
     WRAPPER,
 )
-from tracekit._util.arrays import as_flags, as_int32, as_int64
-from tracekit._util.coded import Bools, Ints, Places
+from tracekit._util.arrays import Bools, Int32s, Ints, as_flags, as_int32, as_int64
 
 __all__ = [
     "AGAIN",
@@ -45,14 +44,14 @@ Bytes = npt.NDArray[np.uint8]
 class Walk(NamedTuple):
     """The engine's nodes among the ranges, and the numbered ops around them."""
 
-    node_of: Places  # of every range: the row of the node that runs it, itself for a node, -1 outside the engine
+    node_of: Int32s  # of every range: the row of the node that runs it, itself for a node, -1 outside the engine
     number: Ints  # of every range that is a node: its sequence number
     marks: Bytes  # of every range: what it is
-    outside: Places  # rows of the numbered ops outside of nodes
-    inside: Places  # rows of the numbered ops inside of nodes that may be forward work run again
+    outside: Int32s  # rows of the numbered ops outside of nodes
+    inside: Int32s  # rows of the numbered ops inside of nodes that may be forward work run again
 
 
-def find_nodes(parent: Places, is_op: Bools, name: Places, says: Ints, sequence: Ints) -> Walk:
+def find_nodes(parent: Int32s, is_op: Bools, name: Int32s, says: Ints, sequence: Ints) -> Walk:
     """Find the nodes: evaluations, and what is named for a backward with no evaluation around it.
 
     Ranges come with parents before children; *says* is what each distinct name says, at its end what no name does.
@@ -76,7 +75,7 @@ def find_nodes(parent: Places, is_op: Bools, name: Places, says: Ints, sequence:
     return Walk(node_of, number, marks, outside[: counts[0]].copy(), inside[: counts[1]].copy())
 
 
-def spread(parent: Places, marks: Bytes) -> tuple[Places, Places]:
+def spread(parent: Int32s, marks: Bytes) -> tuple[Int32s, Int32s]:
     """For every range the nearest op at or above it that made a node which ran, and that is forward run again.
 
     A node inside a re-run is backward again, so the second is not looked for past a node. What lies in an op that is

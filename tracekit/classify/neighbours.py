@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.coded import AnyInts, Bools
+from tracekit._util.arrays import AnyInts, Bools
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.parameters import parameter_work

@@ -12,7 +12,7 @@ import polars as pl
 
 from tracekit._loops import replay
 from tracekit._util.arrays import as_int64
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import to_int64
 from tracekit.reconstruct.pipeline import Pipeline
 
 Ints = npt.NDArray[np.int64]
@@ -45,11 +45,11 @@ class Graph:
         """
         position = cells["position"].to_numpy().astype(np.int64)
         op = cells["op"].cast(pl.String).to_numpy().astype(str)
-        stage, microbatch = (whole_numbers(cells[n], 0) for n in ("stage", "microbatch"))
+        stage, microbatch = (to_int64(cells[n], 0) for n in ("stage", "microbatch"))
         block = op == "FB"
-        other = whole_numbers(cells["b_stage"], -1)
+        other = to_int64(cells["b_stage"], -1)
         b_stage = np.where(block, np.maximum(other, 0), stage)
-        b_microbatch = np.where(block, whole_numbers(cells["b_microbatch"], 0), microbatch)
+        b_microbatch = np.where(block, to_int64(cells["b_microbatch"], 0), microbatch)
         waits = _waits(position, op, (stage, microbatch), (b_stage, b_microbatch))
         first = np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2))
         order, broken = _running_order(waits, first)

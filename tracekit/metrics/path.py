@@ -16,9 +16,8 @@ import numpy as np
 import polars as pl
 
 from tracekit._loops import critical_path
-from tracekit._util.arrays import as_int64
-from tracekit._util.coded import Bools
-from tracekit._util.columns import present, whole_numbers, with_nulls
+from tracekit._util.arrays import Bools, as_int64
+from tracekit._util.columns import present, to_int64, with_nulls
 from tracekit.intervals import Intervals, Longs
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.holds import EARLY_NS, LAUNCH, NOTHING, STREAM
@@ -203,7 +202,7 @@ def _let_go(rank: Rank, calls: pl.DataFrame) -> tuple[Longs, Longs]:
     blocking = calls["blocks"].to_numpy()
     if threads is not None:
         tid = calls["tid"]
-        blocking = blocking & (np.isin(whole_numbers(tid), threads) | ~present(tid))
+        blocking = blocking & (np.isin(to_int64(tid), threads) | ~present(tid))
     if not blocking.any():
         return nothing, nothing
     began, ended = calls["start_ns"].to_numpy()[blocking], calls["end_ns"].to_numpy()[blocking]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tracekit._loops import autograd_walks
 from tracekit._util.arrays import as_int64
-from tracekit._util.coded import Text
+from tracekit._util.categories import CategoryColumn
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, MESSAGE, Bools, Ints, Kernels
 
 
@@ -32,7 +32,7 @@ class View:
     received: int  # see _received
 
 
-def _received(messages: Text) -> int:
+def _received(messages: CategoryColumn) -> int:
     """Return the number of messages received by a rank with only one neighbour; 0 for any other."""
     often = np.bincount(messages.codes, minlength=len(messages.values)).tolist()
     sent = [(text, count) for text, count in zip(messages.values, often, strict=True) if count]
@@ -179,7 +179,7 @@ def find_walks(kernels: Kernels) -> tuple[Ints, Ints, View]:
     forward = np.flatnonzero((side == FORWARD) & (number >= 0))
     forward = forward[np.argsort(number[forward], kind="stable")]
     message = side == MESSAGE
-    received = _received(Text(kernels.p2p.values, kernels.p2p.codes[message]))
+    received = _received(CategoryColumn(kernels.p2p.values, kernels.p2p.codes[message]))
     view = View(number, host, kernels.name, forward, host[message], received)
     engine = np.flatnonzero(side == ENGINE)
     walk, owner = _walks(number[engine], np.cumsum(side == LOOSE)[engine])

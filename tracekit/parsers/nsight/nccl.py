@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.categories import CategoryColumn
 from tracekit.parsers.nsight.exchanges import PART, join_exchanges
 from tracekit.parsers.nsight.payload import Layout, decode
 
@@ -95,7 +95,7 @@ def on_kernels(kernels: pl.DataFrame, launches: pl.DataFrame, records: pl.DataFr
     facts = ["collective", "peer", "bytes", "group"]
     if not records.height:
         return kernels
-    named = Text.of(kernels["name"]).map(lambda name: name.startswith("nccl"))
+    named = CategoryColumn.from_series(kernels["name"]).map(lambda name: name.startswith("nccl"))
     nccl = kernels.with_row_index("_row").filter(pl.Series(named, dtype=pl.Boolean))
     if not nccl.height:
         return kernels
