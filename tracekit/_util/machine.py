@@ -5,18 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 from pathlib import Path
 
 SYSTEM = Path("/proc")
 """Where Linux says what the machine is."""
 WORKER_BYTES = 300 << 20
 """Memory that is set aside for a process of ours, beside what it reads; it takes less."""
-
-_PROCESSOR = (
-    "vendor_id", "cpu family", "model", "stepping", "flags",  # x86-64
-    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",  # arm64
-)  # fmt: skip
 
 
 def cores() -> int:
@@ -28,20 +22,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def processor() -> str | None:
-    """What the processor is and can do, as the system says; None where it does not.
-
-    Equal text, equal instructions: what changes while the machine runs, such as its frequency, is not in it.
-    """
-    try:
-        with (SYSTEM / "cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(1 << 14).split("\n\n")[0].splitlines()
-    except OSError:
-        return None
-    said = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
-    return "\n".join(said[key] for key in _PROCESSOR if key in said) if said.keys() & {"flags", "Features"} else None
 
 
 def give_back_memory(*, worth: bool = True) -> None:

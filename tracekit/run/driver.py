@@ -19,7 +19,7 @@ from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import Source
-from tracekit.store.reading import SPAWN_PAYS_BYTES, may_not_fit, prepare, worker_count
+from tracekit.store.reading import SPAWN_PAYS_BYTES, may_not_fit, worker_count
 from tracekit.store.sources import Paths, check_one_run, check_strict, find, missing_notice
 
 R = TypeVar("R")
@@ -60,12 +60,7 @@ def map_sources(
 
     Input of *pays* bytes and more is worth processes. *each* is called with a value as soon as it is there.
     """
-    if executor is not None:
-        count = workers or executor_size(executor)
-    else:
-        count = worker_count(refs, workers, pays=pays)
-        if count > 1:
-            prepare(refs)
+    count = worker_count(refs, workers, pays=pays) if executor is None else workers or executor_size(executor)
     done = []
     apart = executor is None and any(may_not_fit(ref) for ref in refs)
     beside = executor is None and workers is None and count == 1 < len(refs) and started_ahead() > 0 and not apart

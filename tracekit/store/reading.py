@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util import native as _native
 from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 from tracekit._util.pool import Done
 from tracekit._util.text import listing
@@ -67,13 +65,6 @@ def _settled(part: RankEvents, ref: SourceRef, *, alone: bool) -> RankEvents:
     if source.rank != ref.rank:
         events, memory = (table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory))
     return RankEvents(events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
-
-
-def prepare(refs: Sequence[SourceRef]) -> None:
-    """Compile what this machine never did, before many processes would each do so."""
-    if any(ref.reader == "kineto" for ref in refs):
-        importlib.import_module("tracekit.parsers.kineto.scanner")
-    _native.prepare()
 
 
 def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, pays: int = SPAWN_PAYS_BYTES) -> int:
