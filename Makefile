@@ -9,7 +9,8 @@ JOBS ?= 2
 
 .PHONY: demo test quick lint format clean fuzz faults mutants docs
 
-$(VENV)/.installed: pyproject.toml
+# Compiled loops are built again when their sources change.
+$(VENV)/.installed: pyproject.toml setup.py build_backend.py $(wildcard tracekit/_loops/*.py tracekit/_loops/*.pxd)
 	$(PYTHON) -c 'import sys; sys.exit("tracekit needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
@@ -68,4 +69,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build tracekit/_loops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """Build of the compiled loops and of the package's description; everything else stands in ``pyproject.toml``.
 
-The modules of ``tracekit/_loops`` are compiled by Cython. They are optional: where no compiler or no ``Python.h`` can be
-found the installation still succeeds, a warning says what is missing, and the same modules run uncompiled.
+The modules of ``tracekit/_loops`` are compiled by Cython. They are optional: where no compiler or no ``Python.h`` can
+be found the installation still succeeds, a warning says what is missing, and the same modules run uncompiled.
 
 Environment variables:
     TRACEKIT_CHECKED=1: build for fuzzing, with every bounds check on and the address sanitizer linked in.
@@ -28,6 +28,8 @@ except ImportError:  # an installation without build isolation and without Cytho
 ROOT = Path(__file__).parent
 SOURCE_URL = "https://github.com/tracekit-ml/tracekit"
 RELATIVE_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)")
+SHARED_CODE = "tracekit._loops._cyutility"
+"""Module for what Cython would otherwise compile into each of the others; building takes half as long with it."""
 CHECKED = os.environ.get("TRACEKIT_CHECKED") == "1"
 SANITIZER_FLAGS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
 
@@ -52,19 +54,27 @@ def extensions() -> list[Extension]:
     """Return the extension modules, or none where Cython is not installed."""
     if cythonize is None:
         return []
-    flags = SANITIZER_FLAGS if CHECKED else ["-O3"]
+    sources = {module: f"{module.replace('.', '/')}.py" for module in loop_modules()}
+    sources[SHARED_CODE] = f"{SHARED_CODE.replace('.', '/')}.c"  # Cython writes it
     loops = [
         Extension(
             module,
-            [f"{module.replace('.', '/')}.py"],
-            extra_compile_args=flags,
+            [source],
+            extra_compile_args=SANITIZER_FLAGS if CHECKED else ["-O2"],
             extra_link_args=SANITIZER_FLAGS if CHECKED else [],
             optional=True,
         )
-        for module in loop_modules()
+        for module, source in sources.items()
     ]
     directives = {"language_level": 3, "wraparound": False, "cdivision": True, "initializedcheck": False}
-    return cythonize(loops, build_dir="build/cython", quiet=True, force=CHECKED, compiler_directives=directives)
+    return cythonize(
+        loops,
+        build_dir="build/cython",
+        quiet=True,
+        force=CHECKED,
+        shared_utility_qualified_name=SHARED_CODE,
+        compiler_directives=directives,
+    )
 
 
 class BuildLoops(build_ext):
@@ -82,7 +92,8 @@ class BuildLoops(build_ext):
         if missing:
             self.warn(
                 f"{len(missing)} loops of tracekit could not be compiled: commands will run uncompiled, much slower. "
-                "Install a C compiler and Python's headers (python3-dev), then: pip install --force-reinstall tracekit-ml"
+                "Install a C compiler and Python's headers (python3-dev), then: "
+                "pip install --force-reinstall tracekit-ml"
             )
 
 

@@ -14,7 +14,6 @@ from hypothesis import settings
 from tests.cputimes import CpuTimes
 from tests.kept import SHARED
 from tests.slow import ROOT, is_listed, is_slow, ordered
-from tracekit._util.native import package_functions
 from tracekit.schema import LABELLED, conform
 
 # Commands that tests run start twice as fast where compiled modules may be kept; some machines forbid it by default.
@@ -33,9 +32,6 @@ def pytest_configure(config):
         config.pluginmanager.register(CpuTimes(file))
     if not hasattr(config, "workerinput"):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")  # xdist's workers inherit it
-        if config.getoption("numprocesses", None):
-            for function in package_functions():
-                function.load()  # else each worker would compile all of them
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit._util import columns
-from tracekit._util.coded import alike
+from tracekit._util.arrays import group_rows
 from tracekit._util.columns import present, sparse, with_nulls
 
 pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), max_size=30)
@@ -23,7 +23,7 @@ pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), max_size=30)
 def test_rows_alike_are_numbered_as_they_are_first_seen(raw, apart):
     """Numbers far apart take another way than numbers close together, in either column."""
     wide = [tuple(one * apart if one > 0 else one for one in row) for row in raw]
-    code, first = alike(*(np.array([row[column] for row in wide], np.int64) for column in (0, 1)))
+    code, first = group_rows(*(np.array([row[column] for row in wide], np.int64) for column in (0, 1)))
     distinct = list(dict.fromkeys(wide))
     assert code.tolist() == [distinct.index(row) for row in wide]
     assert [wide[row] for row in first.tolist()] == distinct
@@ -44,7 +44,7 @@ def test_nulls_come_and_go(values):
 def test_a_column_of_few_values(own_pages, dtype, values):
     rows = np.array([i for i, value in enumerate(values) if value is not None], np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "_OWN_PAGES", own_pages)
+        patch.setattr(columns, "_MIN_SPARSE_BYTES", own_pages)
         column = sparse(len(values), rows, np.array([values[row] for row in rows], dtype))
     assert column.to_list() == values
     assert column.to_numpy().dtype == dtype or column.null_count()

@@ -1,9 +1,9 @@
 """Sets of half-open intervals of time, [start, end), many groups at once.
 
-Traces are nearly sorted, and sets that are built are: native code (``_util.sets``) joins intervals in order of start,
+Traces are nearly sorted, and interval sets are sorted: ``_loops.interval_sets`` joins intervals in order of start,
 merges two sets, and measures how much of other intervals a set covers, each in one pass. Groups (ranks, steps, labels
-…) are kept apart in the same pass, so a thousand of them cost no more than one. There is no other sweep code in
-the project.
+…) are kept apart in the same pass, so a thousand of them cost no more than one. There is no other sweep code in the
+project.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.native import whole
-from tracekit._util.sets import BOTH, EITHER, WITHOUT, cover, join, merge
+from tracekit._loops.interval_sets import BOTH, EITHER, FIRST_ONLY, join, measure_covered, merge
+from tracekit._util.arrays import as_int64
 
 Longs = npt.NDArray[np.int64]
 _SPARE = 1024  # groups that may be empty before they are numbered anew
@@ -82,7 +82,7 @@ class Intervals:
 
     def __sub__(self, other: Intervals) -> Intervals:
         """Return what this set covers and *other* does not."""
-        return _merged(self, other, WITHOUT)
+        return _merged(self, other, FIRST_ONLY)
 
     @property
     def total_ns(self) -> int:
@@ -141,8 +141,8 @@ class Intervals:
         start, end, asked = _columns(start_ns, end_ns, group)
         covered = np.zeros(len(start), np.int64)
         if len(self):
-            own = (whole(self.group), whole(self.start_ns), whole(self.end_ns), self._running())
-            cover(*own, whole(asked), whole(start), whole(end), covered)
+            own = (as_int64(self.group), as_int64(self.start_ns), as_int64(self.end_ns), self._running())
+            measure_covered(*own, as_int64(asked), as_int64(start), as_int64(end), covered)
         return covered
 
     def to_frame(self) -> pl.DataFrame:
@@ -184,11 +184,24 @@ def union(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike |
         found = union(start, end, dense)
         return Intervals(codes[found.group], found.start_ns, found.end_ns)
     room, out = np.empty((3, groups + 1), np.int64), np.empty((3, len(start)), np.int64)
-    count = join(whole(code), whole(start), whole(end), room, out)
+    count = join(as_int64(code), as_int64(start), as_int64(end), room, out)
     if count < 0:
         order = _by_start(start)
         count = join(code[order], start[order], end[order], room, out)
     return Intervals(out[0, :count].copy(), out[1, :count].copy(), out[2, :count].copy())
+
+
+def touches_any(
+    start_ns: Longs, end_ns: Longs, stretch_start_ns: Longs, stretch_end_ns: Longs
+) -> npt.NDArray[np.bool_]:
+    """Return which intervals overlap one of some stretches, which ascend and do not overlap each other.
+
+    >>> touches_any(np.array([0, 4]), np.array([3, 6]), np.array([2, 9]), np.array([4, 12])).tolist()
+    [True, False]
+    """
+    # The only candidate is the first stretch that ends after the interval's start; behind the last there is none.
+    candidate = np.searchsorted(stretch_end_ns, start_ns, side="right")
+    return np.append(stretch_start_ns, np.iinfo(np.int64).max)[candidate] < end_ns
 
 
 def union_of(frame: pl.DataFrame, group: str | None = None) -> Intervals:
@@ -207,8 +220,16 @@ def _merged(first: Intervals, second: Intervals, way: int) -> Intervals:
     if not len(first):
         return second if way == EITHER else EMPTY
     out = np.empty((3, len(first) + len(second)), np.int64)
-    columns = (whole(getattr(one, name)) for one in (first, second) for name in ("group", "start_ns", "end_ns"))
-    count = merge(*columns, way, out)
+    count = merge(
+        as_int64(first.group),
+        as_int64(first.start_ns),
+        as_int64(first.end_ns),
+        as_int64(second.group),
+        as_int64(second.start_ns),
+        as_int64(second.end_ns),
+        way,
+        out,
+    )
     return Intervals(out[0, :count].copy(), out[1, :count].copy(), out[2, :count].copy())
 
 

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from tests.classify.conftest import ENGINE, unannotated
-from tracekit._util.coded import Text
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify import classify
 from tracekit.classify.messages import sent_passes
 
@@ -17,7 +17,7 @@ LETTERS = {"forward": "f", "backward": "b", None: "-"}
 
 def sent(story, peers=""):
     """Passes of the sends in a story: F and B compute, s sends, anything else is work that is not sent on."""
-    made = Text(WORDS, np.array([{"F": 0, "B": 1}.get(c, -1) for c in story]))
+    made = CategoryColumn(WORDS, np.array([{"F": 0, "B": 1}.get(c, -1) for c in story]))
     sends = np.array([c == "s" for c in story])
     peer = np.full(len(story), -1)
     peer[sends] = [int(p) for p in peers] if peers else -1

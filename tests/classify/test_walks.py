@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit._util.coded import Text, find
-from tracekit._util.columns import Table, pair_numbers
+from tracekit._util.arrays import find_sorted, rank_pairs
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import ColumnReader
 from tracekit.classify import _nodes
-from tracekit.classify._nest import MOVES, arrange, climb
+from tracekit.classify._nest import MAX_MOVES_PER_ROW, arrange, climb
 from tracekit.classify._nodes import AGAIN, AHEAD, ANSWERED, COMMS, FORWARD, MADE, NAMED, NO_RERUN, NODE, WRAPPER
 
 SAYS = np.array([0, WRAPPER | NO_RERUN, NAMED | NO_RERUN, COMMS, AHEAD, NO_RERUN, 0], np.int64)
@@ -97,20 +98,20 @@ def test_climbing_finds_the_nearest_that_is_wanted(rows, asked, wanted):
 def test_pairs_are_numbered_in_their_order(pairs):
     ranks = {pair: rank for rank, pair in enumerate(sorted(set(pairs)))}
     one, other = (np.array([p[i] for p in pairs], np.int64) for i in range(2))
-    assert pair_numbers(one, other).tolist() == [ranks[p] for p in pairs]
+    assert rank_pairs(one, other).tolist() == [ranks[p] for p in pairs]
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.integers(-5, 30), max_size=30), st.lists(st.integers(-5, 30), max_size=20))
 def test_values_are_found_where_they_first_stand(values, known):
     known.sort()
-    places = find(np.array(values, np.int64), np.array(known, np.int64))
+    places = find_sorted(np.array(values, np.int64), np.array(known, np.int64))
     assert places.tolist() == [known.index(v) if v in known else -1 for v in values]
 
 
 def test_more_pairs_than_there_is_room_for_at_first():
     one = np.arange(5000) % 4999
-    assert pair_numbers(one, one[::-1].copy()).max() == len({(a, b) for a, b in zip(one, one[::-1], strict=True)}) - 1
+    assert rank_pairs(one, one[::-1].copy()).max() == len({(a, b) for a, b in zip(one, one[::-1], strict=True)}) - 1
 
 
 def test_a_table_reads_numbers_and_text_of_any_rows():
@@ -118,10 +119,10 @@ def test_a_table_reads_numbers_and_text_of_any_rows():
         {"n": [1, None, 3], "correlation": [None, 5, 6], "word": ["a", None, "b"], "none": [None] * 3},
         schema={"n": pl.Int32, "correlation": pl.Int64, "word": pl.Categorical, "none": pl.Categorical},
     )
-    table = Table(frame, ("n", "word"))
-    assert table.whole("n").tolist() == [1, -1, 3]
-    assert table.whole("correlation")[1:].tolist() == [5, 6]
-    assert table.whole("correlation")[0] < 0
+    table = ColumnReader(frame, ("n", "word"))
+    assert table.int64("n").tolist() == [1, -1, 3]
+    assert table.int64("correlation")[1:].tolist() == [5, 6]
+    assert table.int64("correlation")[0] < 0
     assert table.text_at("word", np.array([2, 1, 2])).strings() == ["b", None, "b"]
     assert table.present("word").tolist() == [True, False, True]
     assert table.text("none").strings() == [None] * 3
@@ -129,7 +130,10 @@ def test_a_table_reads_numbers_and_text_of_any_rows():
 
 @pytest.mark.parametrize("values", [("a", "b", None), (None, None, None), ("b", "b", "a")])
 def test_a_column_filled_from_another(values):
-    own, other = Text.of(pl.Series(values, dtype=pl.String)), Text.of(pl.Series(["b", "c", None]))
+    own, other = (
+        CategoryColumn.from_series(pl.Series(values, dtype=pl.String)),
+        CategoryColumn.from_series(pl.Series(["b", "c", None])),
+    )
     filled = [a if a is not None else b for a, b in zip(values, other.strings(), strict=True)]
     assert own.fill(other).strings() == filled
     assert len(set(own.fill(other).values)) == len(own.fill(other).values)
@@ -153,7 +157,7 @@ def test_ranges_are_arranged_as_a_sort_would(rows, sorted_before):
 
 
 def test_what_is_far_from_its_place_is_sorted():
-    size = 10 * MOVES
+    size = 10 * MAX_MOVES_PER_ROW
     start, none = np.arange(size)[::-1].copy(), np.zeros(size, np.int64)
     made = arrange(np.arange(size), none, start, start + 1, none.astype(np.uint8), np.arange(size))
     assert made.tolist() == list(range(size))[::-1]

@@ -24,7 +24,7 @@ def run(*words):
 def terminal(out):
     assert out.returncode == 2
     assert out.stdout == ""
-    lines = [line for line in out.stderr.splitlines() if not line.startswith("tracekit: compiling")]
+    lines = out.stderr.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     return lines[0]

@@ -380,5 +380,5 @@ def test_nothing_private_reaches_the_source(trace, event):
 
 
 def test_importing_is_light():
-    code = "import sys, tracekit, tracekit.parsers.kineto; sys.exit('numba' in sys.modules)"
+    code = "import sys, tracekit, tracekit.parsers.kineto; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,8 +4,8 @@ Each module is plain Python with C types as annotations. ``setup.py`` compiles e
 that was not possible the same files run uncompiled, with the same results, about a hundred times slower.
 
 Rules for code in this package: a loop reads and writes the arrays it is given, allocates nothing, and returns an
-integer or nothing. Bounds checks are on (see ``setup.py``) except in functions that switch them off and say why that
-is safe.
+integer or nothing. Constants are copied to typed variables before a loop that needs them: a module's own are Python
+objects. Bounds checks are on (see ``setup.py``) except in functions that switch them off and say why that is safe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 
-MODULES = ("tracekit._loops.interval_sets", "tracekit._loops.json_scanner")
+MODULES = (
+    "tracekit._loops.autograd_nodes",
+    "tracekit._loops.autograd_walks",
+    "tracekit._loops.critical_path",
+    "tracekit._loops.edit_distance",
+    "tracekit._loops.gap_filling",
+    "tracekit._loops.grouping",
+    "tracekit._loops.interval_sets",
+    "tracekit._loops.json_scanner",
+    "tracekit._loops.nesting",
+    "tracekit._loops.replay",
+    "tracekit._loops.simulation",
+)
 """Modules to compile."""
 
 

@@ -1,34 +1,314 @@
-"""Passes over intervals and over interval sets (disjoint, sorted by group and start)."""
+"""Passes over intervals of time, and over interval sets.
+
+An interval set holds disjoint half-open intervals [start, end), sorted by group and start (``tracekit.intervals``).
+"""
 
 from __future__ import annotations
 
 import cython
 
-NEVER: cython.longlong = -(2**62)
+NEVER = -(2**62)
+"""Earlier than every time of a trace."""
+
+EITHER, BOTH, FIRST_ONLY = range(3)
+"""What ``merge`` keeps: time in either set, in both sets, or in the first set but not in the second."""
 
 
 def join(
-    group: cython.longlong[::1],
-    start: cython.longlong[::1],
-    end: cython.longlong[::1],
-    room: cython.longlong[:, ::1],
+    group: cython.const[cython.longlong][::1],
+    start: cython.const[cython.longlong][::1],
+    end: cython.const[cython.longlong][::1],
+    state: cython.longlong[:, ::1],
     out: cython.longlong[:, ::1],
 ) -> int:
-    """Merge."""
-    groups: cython.Py_ssize_t = room.shape[1] - 1
+    """Join overlapping and touching intervals of each group into an interval set.
+
+    Args:
+        group: Group of each interval, 0 to G - 1.
+        start: Start times, ascending within each group; groups may alternate.
+        end: End times. An interval that ends at or before its start is skipped.
+        state: Scratch space of three rows and G + 1 columns.
+        out: Result: rows group, start and end, with room for as many intervals as there are.
+
+    Returns:
+        Number of intervals in ``out``; -1 if the starts of some group do not ascend.
+
+    """
+    groups: cython.Py_ssize_t = state.shape[1] - 1
     g: cython.Py_ssize_t
     i: cython.Py_ssize_t
+    row: cython.Py_ssize_t
+    never: cython.longlong = NEVER
+    # Count each group's joined intervals. state[0] has the count of group g at g + 1, so that the running sum below
+    # gives the first output row of each group; state[1] is how far the group's last interval reaches, state[2] its last
+    # start.
     for g in range(groups + 1):
-        room[0, g] = 0
-        room[1, g] = NEVER
-        room[2, g] = NEVER
+        state[0, g] = 0
+        state[1, g] = never
+        state[2, g] = never
     for i in range(start.shape[0]):
         g = group[i]
         if end[i] > start[i]:
-            if start[i] < room[2, g]:
+            if start[i] < state[2, g]:
                 return -1
-            room[2, g] = start[i]
-            if start[i] > room[1, g]:
-                room[0, g + 1] += 1
-            room[1, g] = max(room[1, g], end[i])
-    return int(room[0, groups])
+            state[2, g] = start[i]
+            if start[i] > state[1, g]:
+                state[0, g + 1] += 1
+            state[1, g] = max(state[1, g], end[i])
+    for g in range(groups):
+        state[0, g + 1] += state[0, g]
+        state[1, g] = never
+    # Write them. state[0, g] is now the output row of the group's next interval; it ends where the next group's rows
+    # begin, so the total stays in the last column.
+    for i in range(start.shape[0]):
+        g = group[i]
+        if end[i] > start[i]:
+            if start[i] > state[1, g]:
+                row = state[0, g]
+                state[0, g] = row + 1
+                out[0, row] = g
+                out[1, row] = start[i]
+            state[1, g] = max(state[1, g], end[i])
+            out[2, state[0, g] - 1] = state[1, g]
+    return int(state[0, groups])
+
+
+def merge(
+    group_a: cython.const[cython.longlong][::1],
+    start_a: cython.const[cython.longlong][::1],
+    end_a: cython.const[cython.longlong][::1],
+    group_b: cython.const[cython.longlong][::1],
+    start_b: cython.const[cython.longlong][::1],
+    end_b: cython.const[cython.longlong][::1],
+    operation: cython.int,
+    out: cython.longlong[:, ::1],
+) -> int:
+    """Combine two interval sets, neither of them empty, by ``EITHER``, ``BOTH`` or ``FIRST_ONLY``.
+
+    Args:
+        group_a, start_a, end_a: First interval set.
+        group_b, start_b, end_b: Second interval set.
+        operation: What to keep.
+        out: Result: rows group, start and end, with room for the intervals of both sets.
+
+    Returns:
+        Number of intervals in ``out``.
+
+    """
+    if operation == EITHER:
+        return _merge_either(group_a, start_a, end_a, group_b, start_b, end_b, out)
+    keep_both: cython.bint = operation == BOTH
+    count: cython.Py_ssize_t = 0
+    i: cython.Py_ssize_t = 0
+    j: cython.Py_ssize_t = 0
+    low: cython.longlong
+    high: cython.longlong
+    rest: cython.longlong = start_a[0]  # start of what is left of interval i of the first set
+    while i < start_a.shape[0]:
+        if (
+            j >= start_b.shape[0] or group_a[i] < group_b[j] or (group_a[i] == group_b[j] and end_a[i] <= start_b[j])
+        ):  # nothing of the second set overlaps what is left of interval i
+            if not keep_both and rest < end_a[i]:
+                out[0, count] = group_a[i]
+                out[1, count] = rest
+                out[2, count] = end_a[i]
+                count += 1
+            i += 1
+            if i < start_a.shape[0]:
+                rest = start_a[i]
+        elif group_b[j] < group_a[i] or end_b[j] <= rest:
+            j += 1
+        else:  # they overlap from low to high
+            low = max(rest, start_b[j])
+            high = min(end_a[i], end_b[j])
+            if keep_both:
+                out[0, count] = group_a[i]
+                out[1, count] = low
+                out[2, count] = high
+                count += 1
+            elif rest < low:
+                out[0, count] = group_a[i]
+                out[1, count] = rest
+                out[2, count] = low
+                count += 1
+            rest = high
+            if end_b[j] < end_a[i]:
+                j += 1
+            else:
+                i += 1
+                if i < start_a.shape[0]:
+                    rest = start_a[i]
+    return count
+
+
+@cython.cfunc
+def _merge_either(
+    group_a: cython.const[cython.longlong][::1],
+    start_a: cython.const[cython.longlong][::1],
+    end_a: cython.const[cython.longlong][::1],
+    group_b: cython.const[cython.longlong][::1],
+    start_b: cython.const[cython.longlong][::1],
+    end_b: cython.const[cython.longlong][::1],
+    out: cython.longlong[:, ::1],
+) -> cython.Py_ssize_t:
+    """Write the time in either set to ``out``: take intervals in order and join those that touch."""
+    count: cython.Py_ssize_t = 0
+    i: cython.Py_ssize_t = 0
+    j: cython.Py_ssize_t = 0
+    group: cython.longlong
+    start: cython.longlong
+    end: cython.longlong
+    while i < start_a.shape[0] or j < start_b.shape[0]:
+        if j >= start_b.shape[0] or (
+            i < start_a.shape[0]
+            and (group_a[i] < group_b[j] or (group_a[i] == group_b[j] and start_a[i] <= start_b[j]))
+        ):
+            group = group_a[i]
+            start = start_a[i]
+            end = end_a[i]
+            i += 1
+        else:
+            group = group_b[j]
+            start = start_b[j]
+            end = end_b[j]
+            j += 1
+        if count > 0 and out[0, count - 1] == group and start <= out[2, count - 1]:
+            out[2, count - 1] = max(out[2, count - 1], end)
+        else:
+            out[0, count] = group
+            out[1, count] = start
+            out[2, count] = end
+            count += 1
+    return count
+
+
+def measure_covered(
+    group: cython.const[cython.longlong][::1],
+    start: cython.const[cython.longlong][::1],
+    end: cython.const[cython.longlong][::1],
+    running_total: cython.const[cython.longlong][::1],
+    query_group: cython.const[cython.longlong][::1],
+    query_start: cython.const[cython.longlong][::1],
+    query_end: cython.const[cython.longlong][::1],
+    covered: cython.longlong[::1],
+) -> None:
+    """Add to ``covered`` how much of each query interval an interval set covers.
+
+    Args:
+        group, start, end: Interval set.
+        running_total: Covered time of the first i intervals of the set, for i = 0 to their number.
+        query_group, query_start, query_end: Intervals to measure, in any order; they may overlap.
+        covered: Result, one number for each query interval, 0 at the call.
+
+    """
+    i: cython.Py_ssize_t
+    count: cython.Py_ssize_t
+    # Time covered up to the query's end, minus time covered up to its start. Both searches begin at the result of the
+    # query before, because queries mostly ascend; the two must not share it, so there are two passes.
+    count = 0
+    for i in range(query_start.shape[0]):
+        count = _count_started(group, start, query_group[i], query_start[i], count)
+        covered[i] -= _covered_until(group, end, running_total, query_group[i], query_start[i], count)
+    count = 0
+    for i in range(query_end.shape[0]):
+        count = _count_started(group, start, query_group[i], query_end[i], count)
+        covered[i] += _covered_until(group, end, running_total, query_group[i], query_end[i], count)
+
+
+@cython.cfunc
+@cython.inline
+def _count_started(
+    group: cython.const[cython.longlong][::1],
+    start: cython.const[cython.longlong][::1],
+    query_group: cython.longlong,
+    time: cython.longlong,
+    guess: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
+    """Return how many intervals lie in earlier groups, or in the query's group and start at or before ``time``."""
+    low: cython.Py_ssize_t
+    high: cython.Py_ssize_t
+    middle: cython.Py_ssize_t
+    step: cython.Py_ssize_t = 1
+    if guess > 0 and (group[guess - 1] > query_group or (group[guess - 1] == query_group and start[guess - 1] > time)):
+        low = 0
+        high = guess - 1
+    else:  # gallop forward from the guess
+        low = guess
+        high = guess
+        while high < start.shape[0] and (
+            group[high] < query_group or (group[high] == query_group and start[high] <= time)
+        ):
+            low = high + 1
+            high += step
+            step *= 2
+        high = min(high, start.shape[0])
+    while low < high:
+        middle = (low + high) // 2
+        if group[middle] < query_group or (group[middle] == query_group and start[middle] <= time):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@cython.cfunc
+@cython.inline
+def _covered_until(
+    group: cython.const[cython.longlong][::1],
+    end: cython.const[cython.longlong][::1],
+    running_total: cython.const[cython.longlong][::1],
+    query_group: cython.longlong,
+    time: cython.longlong,
+    count: cython.Py_ssize_t,
+) -> cython.longlong:
+    """Return the time covered by the first ``count`` intervals, without what the last of them covers after ``time``."""
+    covered: cython.longlong = running_total[count]
+    if count > 0 and group[count - 1] == query_group and end[count - 1] > time:
+        covered -= end[count - 1] - time
+    return covered
+
+
+def measure_overlap(
+    group: cython.const[cython.longlong][::1],
+    kind: cython.const[cython.longlong][::1],
+    start: cython.const[cython.longlong][::1],
+    end: cython.const[cython.longlong][::1],
+    busy_until: cython.longlong[:, ::1],
+    total: cython.longlong[:, ::1],
+    overlap: cython.longlong[:, :, ::1],
+) -> None:
+    """Add up how long each kind runs in each group, and how long pairs of kinds run at the same time.
+
+    Kinds 0 to A - 1 are measured against kinds A to A + B - 1.
+
+    Args:
+        group, kind: Group and kind of each interval.
+        start, end: Times, ascending by start; intervals may overlap, also those of one kind.
+        busy_until: [group, kind]: scratch space, ``NEVER`` at the call.
+        total: [group, kind]: time in which the kind runs; 0 at the call.
+        overlap: [group, a, b]: time in which kinds a and A + b run at once; 0 at the call.
+
+    """
+    kinds_a: cython.Py_ssize_t = overlap.shape[1]
+    kinds_b: cython.Py_ssize_t = overlap.shape[2]
+    g: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    since: cython.longlong
+    zero: cython.longlong = 0
+    for i in range(start.shape[0]):
+        g = group[i]
+        k = kind[i]
+        since = max(start[i], busy_until[g, k])  # before that an earlier interval of the same kind has counted it
+        if end[i] <= since:
+            continue
+        total[g, k] += end[i] - since
+        busy_until[g, k] = end[i]
+        # Later intervals start no earlier, so a kind that is busy now is busy from since to busy_until without a gap.
+        if k < kinds_a:
+            for j in range(kinds_b):
+                overlap[g, k, j] += max(min(end[i], busy_until[g, kinds_a + j]) - since, zero)
+        else:
+            for j in range(kinds_a):
+                overlap[g, j, k - kinds_a] += max(min(end[i], busy_until[g, j]) - since, zero)

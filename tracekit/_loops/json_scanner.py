@@ -204,14 +204,14 @@ class Scanner:
         for code in range(self.text_count):
             self._insert(self._hash(starts[code], starts[code + 1]), code)
 
-    def add_text(self, text: cython.const[cython.uchar][::1]) -> int:  # type: ignore[valid-type]
+    def add_text(self, text: cython.const[cython.uchar][::1]) -> int:
         """Return the code of a text, which is added if it is new; the dictionary must have room for it."""
         self.buffer = text
         return int(self._intern(0, text.shape[0]))
 
     def scan(
         self,
-        buffer: cython.const[cython.uchar][::1],  # type: ignore[valid-type]
+        buffer: cython.const[cython.uchar][::1],
         start: cython.Py_ssize_t,
         end: cython.Py_ssize_t,
         *,

@@ -1,4 +1,7 @@
-"""Columns as arrays: of small tables too, since a pipeline's cells are read thousands of times, a few rows each."""
+"""Polars columns as numpy arrays and back.
+
+Small tables count too: a pipeline's cells are read thousands of times, a few rows each.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,28 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import MISSING, AnyInts, Bools, Ints, Text, physical
-from tracekit._util.native import native, whole
+from tracekit._util.arrays import AnyInts, Bools, Ints
+from tracekit._util.categories import NULL_CODE, CategoryColumn, physical_codes
 
-UNSAID = -(1 << 63)
-"""Stands for null where any number may be written."""
+NULL_INT64 = -(1 << 63)
+"""Stands for null in a column in which -1 may be a value."""
 
-FEW = 0.1
-"""Share of all rows up to which values are kept apart from each other."""
-_OWN_PAGES = 1 << 19  # bytes from which what lies between few values is worth not touching
+MAX_SHARE_OF_SPARSE = 0.1
+"""Share of rows with a value up to which a column is written as sparse."""
+_MIN_SPARSE_BYTES = 1 << 19  # smaller columns gain nothing from pages that are never touched
 
 
-def whole_numbers(column: pl.Series, missing: int = -1) -> Ints:
-    """Return a column of integers with *missing* in place of null; not to be written to.
+def to_int64(column: pl.Series, missing: int = -1) -> Ints:
+    """Return a column of integers with *missing* in place of null. The result must not be written to.
 
-    >>> whole_numbers(pl.Series([3, None], dtype=pl.Int32), -1).tolist()
+    >>> to_int64(pl.Series([3, None], dtype=pl.Int32), -1).tolist()
     [3, -1]
     """
     if not column.null_count():
         return column.to_numpy().astype(np.int64, copy=False)
     if column.dtype != pl.Int32:
         return column.fill_null(missing).to_numpy().astype(np.int64, copy=False)
-    values = column.to_numpy()  # as floats, nulls as NaN: exact for 32 bits, and a tenth of the time of filling
+    values = column.to_numpy()  # floats with NaN for null: exact for 32 bits, in a tenth of the time of fill_null
     return np.where(np.isnan(values), missing, values).astype(np.int64)
 
 
@@ -47,7 +50,7 @@ def present(column: pl.Series) -> npt.NDArray[np.bool_]:
 
 
 def with_nulls(values: npt.NDArray[Any], there: npt.NDArray[np.bool_]) -> pl.Series:
-    """Return a column of numbers, null where none is *there*; few take little memory.
+    """Return a column of numbers that is null outside the mask *there*; few values take little memory.
 
     >>> with_nulls(np.array([3, 4]), np.array([True, False])).to_list()
     [3, None]
@@ -55,14 +58,14 @@ def with_nulls(values: npt.NDArray[Any], there: npt.NDArray[np.bool_]) -> pl.Ser
     count = np.count_nonzero(there)
     if count == len(values):
         return pl.Series(values)
-    if count > FEW * len(values):
+    if count > MAX_SHARE_OF_SPARSE * len(values):
         return pl.Series(values).set(pl.Series(~there), None)
     rows = np.flatnonzero(there)
     return sparse(len(values), rows, values[rows])
 
 
 def sparse(size: int, rows: Ints, values: npt.NDArray[Any]) -> pl.Series:
-    """Return a column of *size* rows with *values* at *rows* and null elsewhere: memory is taken where values are.
+    """Return a column of *size* rows with *values* at *rows* and null elsewhere; only pages with values take memory.
 
     >>> sparse(4, np.array([2]), np.array([7])).to_list()
     [None, None, 7, None]
@@ -75,8 +78,8 @@ def sparse(size: int, rows: Ints, values: npt.NDArray[Any]) -> pl.Series:
 
 
 def _untouched(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Zeros in pages of their own: the system makes each when it is first written to, and no huge ones."""
-    if size * dtype.itemsize < _OWN_PAGES or not hasattr(mmap, "MAP_PRIVATE"):
+    """Return zeros in memory pages that the system allocates when they are first written to, none of them huge."""
+    if size * dtype.itemsize < _MIN_SPARSE_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
         return np.zeros(size, dtype)
     pages = mmap.mmap(-1, size * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -84,127 +87,79 @@ def _untouched(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(pages, dtype)
 
 
-class Table:
-    """Columns of a table as arrays, read all at once: a question to polars costs as much as ten thousand rows.
+class ColumnReader:
+    """Columns of a table as arrays. Those known to be needed are read in one polars query, which is what costs time.
 
-    >>> table = Table(pl.DataFrame({"at": [3, None], "name": ["a", None]}), ("at", "name"))
-    >>> table.whole("at").tolist(), table.text("name").strings()
+    >>> reader = ColumnReader(pl.DataFrame({"start_ns": [3, None], "name": ["a", None]}), ("start_ns", "name"))
+    >>> reader.int64("start_ns").tolist(), reader.text("name").strings()
     ([3, -1], ['a', None])
     """
 
     def __init__(self, frame: pl.DataFrame, names: Iterable[str]) -> None:
-        """Read these columns; others are read when they are asked for."""
+        """Read the columns *names* now; others are read at their first use."""
         self.frame = frame
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        self._texts: dict[str, Text] = {}
-        self._read([name for name in names if not self.silent(name)])
+        self._texts: dict[str, CategoryColumn] = {}
+        self._read([name for name in names if not self.is_all_null(name)])
 
     def __len__(self) -> int:
         return len(self.frame)
 
-    def silent(self, name: str) -> bool:
+    def is_all_null(self, name: str) -> bool:
         """Return whether a column is null on every row."""
         return self.frame[name].null_count() == len(self.frame)
 
     def _read(self, names: list[str]) -> None:
-        self._arrays |= {c.name: c.to_numpy() for c in self.frame.select(_reads(self.frame[name]) for name in names)}
+        self._arrays |= {
+            c.name: c.to_numpy() for c in self.frame.select(_read_expression(self.frame[name]) for name in names)
+        }
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Return a column as numbers: integers with -1 for null, of a correlation ``UNSAID``; texts ``physical``."""
-        if name not in self._arrays and self.silent(name):
-            self._arrays[name] = np.full(len(self), _null(self.frame[name]), np.int64)
+        """Return a column as numbers: integers with their null value, or the ``physical_codes`` of text."""
+        if name not in self._arrays and self.is_all_null(name):
+            self._arrays[name] = np.full(len(self), _null_value(self.frame[name]), np.int64)
         elif name not in self._arrays:
             self._read([name])
         return self._arrays[name]
 
-    def whole(self, name: str) -> Ints:
-        """Return a column of integers; not to be written to."""
+    def int64(self, name: str) -> Ints:
+        """Return a column of integers. The result must not be written to."""
         return self.array(name).astype(np.int64, copy=False)
 
-    def whole_at(self, name: str, rows: AnyInts) -> Ints:
-        """Return a column of integers at these rows, without reading the others."""
+    def int64_at(self, name: str, rows: AnyInts) -> Ints:
+        """Return a column of integers at some rows, without reading the others."""
         if name in self._arrays:
-            return self.whole(name)[rows.astype(np.intp, copy=False)]
-        return whole_numbers(self.frame[name][rows], _null(self.frame[name]))
+            return self.int64(name)[rows.astype(np.intp, copy=False)]
+        return to_int64(self.frame[name][rows], _null_value(self.frame[name]))
 
     def present(self, name: str) -> Bools:
-        """Rows on which a column is not null."""
+        """Return the mask of rows on which a column is not null."""
         return present(self.frame[name])
 
-    def text(self, name: str) -> Text:
+    def text(self, name: str) -> CategoryColumn:
         """Return a column of text."""
         if name not in self._texts:
             self._texts[name] = self.text_at(name, None)
         return self._texts[name]
 
-    def text_at(self, name: str, rows: AnyInts | None) -> Text:
-        """Return a column of text at these rows; all of them where none are given."""
-        if self.silent(name):
-            return Text.constant(None, len(self) if rows is None else len(rows))
+    def text_at(self, name: str, rows: AnyInts | None) -> CategoryColumn:
+        """Return a column of text at some rows; at all rows if *rows* is None."""
+        if self.is_all_null(name):
+            return CategoryColumn.constant(None, len(self) if rows is None else len(rows))
         if rows is not None and name not in self._arrays:
-            return Text.of(self.frame[name][rows])
-        return Text.coded(self.frame[name], self.array(name), rows)
+            return CategoryColumn.from_series(self.frame[name][rows])
+        return CategoryColumn.from_physical(self.frame[name], self.array(name), rows)
 
 
-def _reads(column: pl.Series) -> pl.Expr:
+def _read_expression(column: pl.Series) -> pl.Expr:
     if not column.dtype.is_integer():
-        return physical(column)
+        return physical_codes(column)
     named = pl.col(column.name)
-    return named.fill_null(_null(column)) if column.null_count() else named
+    return named.fill_null(_null_value(column)) if column.null_count() else named
 
 
-def _null(column: pl.Series) -> int:
-    """Return what stands for null in the array of a column."""
+def _null_value(column: pl.Series) -> int:
+    """Return the number that stands for null in the array of a column."""
     if not column.dtype.is_integer():
-        return MISSING
-    return UNSAID if column.name == "correlation" else -1
-
-
-@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _number(one: Ints, other: Ints, slots: Ints, first: Ints, out: Ints) -> int:
-    """Number pairs in the order they are first seen, and note where in *first*; -1 where *slots* are too few."""
-    count = 0
-    mask = len(slots) - 1
-    for i in range(len(one)):
-        if i and one[i] == one[i - 1] and other[i] == other[i - 1]:
-            out[i] = out[i - 1]
-            continue
-        place = (one[i] * 1099511628211 ^ other[i]) * 1099511628211
-        place = (place ^ (place >> 29)) & mask
-        while slots[place] >= 0 and (one[first[slots[place]]] != one[i] or other[first[slots[place]]] != other[i]):
-            place = (place + 1) & mask
-        if slots[place] < 0:
-            if 2 * count > mask:
-                return -1
-            slots[place] = count
-            first[count] = i
-            count += 1
-        out[i] = slots[place]
-    return count
-
-
-def first_seen(one: AnyInts, other: AnyInts) -> tuple[Ints, Ints]:
-    """Number the pairs of two columns in the order they are first seen, and say where that is.
-
-    >>> first_seen(np.array([7, 0, 7]), np.array([2, 9, 2]))
-    (array([0, 1, 0]), array([0, 1]))
-    """
-    one, other, codes = whole(one), whole(other), np.empty(len(one), np.int64)
-    size, count = 256, -1
-    while count < 0:
-        size *= 4
-        first = np.empty(size, np.int64)
-        count = _number(one, other, np.full(size, -1), first, codes)
-    return codes, first[:count].copy()
-
-
-def pair_numbers(one: AnyInts, other: AnyInts) -> Ints:
-    """Number the pairs of two columns by their rank among the distinct pairs.
-
-    >>> pair_numbers(np.array([7, 0, 7]), np.array([2, 9, 1])).tolist()
-    [2, 0, 1]
-    """
-    codes, first = first_seen(one, other)
-    rank = np.empty(len(first), np.int64)
-    rank[np.lexsort((other[first], one[first]))] = np.arange(len(first))
-    return np.take(rank, codes, out=codes, mode="clip") if len(first) else codes
+        return NULL_CODE
+    return NULL_INT64 if column.name == "correlation" else -1

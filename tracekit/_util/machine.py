@@ -5,18 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 from pathlib import Path
 
 SYSTEM = Path("/proc")
 """The folder in which Linux describes the machine."""
 WORKER_BYTES = 300 << 20
 """Upper bound of the memory that a worker process takes before it reads anything."""
-
-_PROCESSOR = (
-    "vendor_id", "cpu family", "model", "stepping", "flags",  # x86-64
-    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",  # arm64
-)  # fmt: skip
 
 
 def cores() -> int:
@@ -28,22 +22,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def processor() -> str | None:
-    """Return the processor's model and instruction sets; None if the system does not tell.
-
-    Values that change while the machine runs, such as the frequency, are left out.
-    """
-    try:
-        with (SYSTEM / "cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(1 << 14).split("\n\n")[0].splitlines()
-    except OSError:
-        return None
-    fields = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
-    return (
-        "\n".join(fields[key] for key in _PROCESSOR if key in fields) if fields.keys() & {"flags", "Features"} else None
-    )
 
 
 def give_back_memory(*, worth: bool = True) -> None:

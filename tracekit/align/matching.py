@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Text
-from tracekit._util.columns import whole_numbers
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import to_int64
 from tracekit.errors import Notice
 
 MEMBERS = pl.Schema(
@@ -101,7 +101,7 @@ def last_of_match(match: Ints, at: Ints) -> npt.NDArray[np.int32]:
 
 def _codes(column: pl.Series) -> Ints:
     """Return a number for each value, in their order; 0 for null."""
-    numbers = whole_numbers(column, np.iinfo(np.int64).min)
+    numbers = to_int64(column, np.iinfo(np.int64).min)
     distinct = np.unique(numbers)
     return np.searchsorted(distinct, numbers) + (0 if column.null_count() else 1)
 
@@ -112,7 +112,7 @@ def _channels(operations: pl.DataFrame) -> tuple[Ints, pl.DataFrame]:
     A run has few of them, and numbers are compared faster than text. The two sides of a message may name its group
     differently, or not at all; the pair itself is enough.
     """
-    what, *named = (Text.of(operations[name]) for name in _CHANNEL)
+    what, *named = (CategoryColumn.from_series(operations[name]) for name in _CHANNEL)
     grouped = ~what.map(lambda text: text == "p2p")
     code = what.codes + np.int64(1)
     for text in named:
@@ -143,7 +143,7 @@ class _Sides(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, operations: pl.DataFrame, channel: Ints, *, by_step: bool) -> _Sides:
-        what = Text.of(operations["what"])
+        what = CategoryColumn.from_series(operations["what"])
         p2p = what.map(lambda text: text == "p2p")
         of_message, sends, peer = _messages(operations["p2p"], p2p)
         collective = np.flatnonzero(~p2p & what.present)
@@ -175,7 +175,7 @@ def _dense(values: Ints) -> Ints:
 
 def _messages(texts: pl.Series, p2p: npt.NDArray[np.bool_]) -> tuple[Ints, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
     """Return row, whether it sends and the peer of each message whose other side the file names, row by row."""
-    text = Text.of(texts).where(p2p)
+    text = CategoryColumn.from_series(texts).where(p2p)
     parts = pl.col("message").str.split_exact(":", 1).struct
     each = (
         pl.DataFrame({"message": pl.Series(text.values, dtype=pl.String)})
@@ -261,7 +261,7 @@ def _described(
     start, end = sides.start[row], sides.end[row]
     first = np.flatnonzero(np.diff(match, prepend=-1))
     transfer = np.minimum.reduceat(end - start, first)[match] if len(first) else end - start
-    texts = Text.of(operations["p2p"]).where((channels["what"] == "p2p").to_numpy()[channel])
+    texts = CategoryColumn.from_series(operations["p2p"]).where((channels["what"] == "p2p").to_numpy()[channel])
     carried = texts.look_up(np.array([*(text.count(",") + 1 for text in texts.values), 0]))[row]
     own = pl.col("messages").is_null() | (pl.col("messages") == 1)
     kinds = pl.Schema({name: operations.schema[name] for name in _CHANNEL})

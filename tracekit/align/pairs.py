@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Text, among
-from tracekit._util.columns import whole_numbers
+from tracekit._util.arrays import is_in_sorted
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import to_int64
 
 ENOUGH = 8
 """Windows of the recording that must speak before a drift is believed."""
@@ -100,9 +101,15 @@ class _Told(msgspec.Struct, frozen=True, eq=False):
         if not ((step > 0) | ((step == 0) & (np.diff(rank) >= 0))).all():
             members = members.sort("match", "rank", maintain_order=True)
             match, rank = members["match"].to_numpy(), members["rank"].to_numpy()
-        several = np.unique(match[whole_numbers(members["messages"], 0) != 1])
+        several = np.unique(match[to_int64(members["messages"], 0) != 1])
         collective = members["sends"].is_null().to_numpy()
-        return cls(members, match, rank, ~among(match, several), collective & Text.of(members["what"]).matches(MEETS))
+        return cls(
+            members,
+            match,
+            rank,
+            ~is_in_sorted(match, several),
+            collective & CategoryColumn.from_series(members["what"]).matches(MEETS),
+        )
 
     def pairs(self) -> tuple[Places, Places]:
         """Return members that are compared, two by two: each with the lowest rank's, then with the next lower one's."""

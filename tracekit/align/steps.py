@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import to_int64
 from tracekit._util.text import listing
 from tracekit.errors import Notice, OptionError
 from tracekit.schema import conform
@@ -185,7 +185,7 @@ def assign_parts(labelled: pl.DataFrame, steps: str | None = None) -> tuple[pl.D
             )
         )
     chosen = select_steps(present, steps)
-    number = whole_numbers(placed["step"], min(chosen) - 1)
+    number = to_int64(placed["step"], min(chosen) - 1)
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)
     asked = np.array(chosen, np.int64)[part] == number
     kept = placed.with_columns(pl.Series("part", part))

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Texts, alike
+from tracekit._util.arrays import group_rows
+from tracekit._util.categories import CategoryColumns
 
 SHAPED = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "embedding", "_grouped_mm", "_scaled_mm")
 """Operators whose input shapes are the model's."""
@@ -17,7 +18,7 @@ KERNELS = pl.Schema({"name": pl.String(), "label": pl.String(), "module": pl.Str
                      "ns": pl.Float64()})  # fmt: skip
 
 
-def kernel_table(labelled: pl.DataFrame, *, texts: Texts | None = None) -> pl.DataFrame:
+def kernel_table(labelled: pl.DataFrame, *, texts: CategoryColumns | None = None) -> pl.DataFrame:
     """Return one rank's GPU events per step: how many, and the sum of their durations (not their union).
 
     >>> events = pl.DataFrame({"name": ["k", "k"], "label": ["forward", "forward"], "module": ["mlp", "mlp"],
@@ -26,9 +27,9 @@ def kernel_table(labelled: pl.DataFrame, *, texts: Texts | None = None) -> pl.Da
     [('k', 'forward', 'mlp', 1.0, 5.0)]
     """
     steps = max(labelled["step"].unique().drop_nulls().len(), 1)
-    texts = texts or Texts(labelled)
+    texts = texts or CategoryColumns(labelled)
     columns = [texts[name] for name in ("name", "label", "module")]
-    kind, first = alike(*(column.codes for column in columns))
+    kind, first = group_rows(*(column.codes for column in columns))
     took = labelled["end_ns"].to_numpy() - labelled["start_ns"].to_numpy()
     sums = {"count": np.bincount(kind), "ns": np.bincount(kind, took).astype(np.int64)}
     spelled = {name: column.take(first).strings() for name, column in zip(KERNELS, columns, strict=False)}

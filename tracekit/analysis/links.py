@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
-from tracekit._util.native import native, whole
+from tracekit._loops import critical_path
+from tracekit._util.arrays import as_int64
+from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.tables import RankTables
 from tracekit.intervals import Longs
 from tracekit.metrics.path import NODE_KINDS
 
 COMMUNICATION = NODE_KINDS.index("communication")
-_NEVER = np.iinfo(np.int64).max
-_OPEN, _HERE = -2, -3
+_NEVER = critical_path.NO_LIMIT
 
 Places = npt.NDArray[np.int32]
 
@@ -115,15 +115,28 @@ class Links(msgspec.Struct, frozen=True, eq=False):
     def visited(self, late: Places, came: Longs) -> npt.NDArray[np.bool_]:
         """Return the places that the walks of all steps go through; *late* is who came last to each, and when."""
         steps, ranks = len(self.ends), len(self.parts)
-        here, visited = np.zeros((steps, ranks), np.bool_), np.zeros(ranks, np.bool_)
-        state = np.zeros((steps, 5), np.int64)
+        has_step, visited = np.zeros((steps, ranks), np.uint8), np.zeros(ranks, np.uint8)
+        step_begin, first_time, first_comm, first_rank = np.zeros((4, steps), np.int64)
         for step, (begin, final, ends) in enumerate(self.finals()):
-            here[step, [end.place for end in ends]] = True
-            state[step] = begin, final.end, final.next, final.low, final.place
-        seen = np.full(len(self.start), -1, np.int64)
-        place = self.place().astype(np.int32)
-        _visit(self.start, self.next, self.low, place, late, came, here, state, seen, visited)
-        return visited
+            has_step[step, [end.place for end in ends]] = 1
+            step_begin[step], first_time[step] = begin, min(final.end, final.low)
+            first_comm[step], first_rank[step] = final.next, final.place
+        critical_path.find_visited_ranks(
+            start=self.start,
+            next_comm=self.next,
+            earliest_start=self.low,
+            rank_index=self.place().astype(np.int32),
+            last_to_arrive=late,
+            last_arrival=came,
+            has_step=has_step,
+            step_begin=step_begin,
+            first_time=first_time,
+            first_comm=first_comm,
+            first_rank=first_rank,
+            seen=np.full(len(self.start), -1, np.int64),
+            visited=visited,
+        )
+        return visited.astype(np.bool_)
 
 
 class _Path(msgspec.Struct, frozen=True, eq=False):
@@ -146,12 +159,12 @@ class _Path(msgspec.Struct, frozen=True, eq=False):
         if not len(path):
             return None
         start, end = on_clock(path, part.source.rank, clocks)
-        kind, before = path["kind"].to_physical().to_numpy(), whole(path["before"].to_numpy())
+        kind, before = path["kind"].to_physical().to_numpy(), as_int64(path["before"].to_numpy())
         comm = np.flatnonzero(kind == COMMUNICATION)
         number = np.full(len(path), -1, np.int64)
         number[comm] = np.arange(len(comm))
-        next_, low = np.full(len(path), _OPEN, np.int64), np.full(len(path), _NEVER, np.int64)
-        _follow(before, start, number, next_, low, np.empty(len(path), np.int64))
+        next_, low = np.full(len(path), critical_path.UNKNOWN_LINK, np.int64), np.full(len(path), _NEVER, np.int64)
+        critical_path.link_communications(before, start, number, np.empty(len(path), np.int64), next_, low)
         last = np.flatnonzero(path["last"].to_numpy())
         ids = np.nan_to_num(path["id"].to_numpy()[comm], nan=-1).astype(np.int64)  # counts events: exact as a float
         part_of = path["part"].to_numpy()[last]
@@ -179,12 +192,12 @@ class _Path(msgspec.Struct, frozen=True, eq=False):
 def on_clock(path: pl.DataFrame, rank: int, clocks: Clocks) -> tuple[Longs, Longs]:
     """Return start and end of a rank's pieces on the common clock; what began since ever did so on every clock."""
     start, end = (path[name].to_numpy() for name in ("start_ns", "end_ns"))
-    return whole(np.where(start < 0, start, clocks.to_common(rank, start))), whole(clocks.to_common(rank, end))
+    return as_int64(np.where(start < 0, start, clocks.to_common(rank, start))), as_int64(clocks.to_common(rank, end))
 
 
 def _rows(path: _Path, ids: pl.Series, first: int) -> Places:
     """Return which of the rank's operations (*ids*, from row *first* on) each communication is; -1: none."""
-    known = whole_numbers(ids)
+    known = to_int64(ids)
     if not len(known):
         return np.full(len(path.comm), -1, np.int32)
     order = np.argsort(known, kind="stable")
@@ -203,58 +216,3 @@ def _begun(parts: Sequence[RankTables], clocks: Clocks) -> dict[tuple[int, int |
             strict=True,
         )
     }
-
-
-@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _follow(before: Longs, start: Longs, number: Longs, next_: Longs, low: Longs, stack: Longs) -> None:  # noqa: PLR0917
-    """Fill *next_* and *low* of every piece; *number* is that of a communication, else -1."""
-    for i in range(len(before)):
-        row, depth = i, 0
-        while row >= 0 and next_[row] == _OPEN and number[row] < 0:
-            next_[row] = _HERE  # a ring, which no recording has, ends the walk
-            stack[depth] = row
-            depth += 1
-            row = before[row]
-        found, least = np.int64(-1), np.int64(_NEVER)
-        if row >= 0 and number[row] >= 0:
-            found = number[row]
-            next_[row] = found
-        elif row >= 0 and next_[row] != _HERE:
-            found, least = next_[row], low[row]
-        while depth > 0:
-            depth -= 1
-            least = min(least, start[stack[depth]])
-            next_[stack[depth]], low[stack[depth]] = found, least
-
-
-@native(
-    "void(int64[::1], int32[::1], int64[::1], int32[::1], int32[::1], int64[::1], boolean[:,::1], int64[:,::1],"
-    " int64[::1], boolean[::1])"
-)
-def _visit(  # noqa: PLR0917 - compiled code takes no keywords
-    start: Longs,
-    next_: Places,
-    low: Longs,
-    place: Places,
-    late: Places,
-    came: Longs,
-    here: npt.NDArray[np.bool_],
-    state: Longs,
-    seen: Longs,
-    visited: npt.NDArray[np.bool_],
-) -> None:
-    """Walk every step back from link to link, as ``walk_back`` does piece by piece; note the places on the way."""
-    for step in range(len(state)):
-        begin, at, c = state[step, 0], state[step, 1], state[step, 2]
-        visited[state[step, 4]] = True
-        at = min(at, state[step, 3])
-        while at > begin and c >= 0:
-            until, further = start[c], c
-            seen[c] = step
-            last = np.int64(late[c])
-            if last >= 0 and here[step, place[last]] and seen[last] != step:
-                seen[last] = step
-                visited[place[last]] = True
-                until, further = came[c], last
-            at = min(at, until, low[further])
-            c = np.int64(next_[further])

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Texts, alike
+from tracekit._util.arrays import group_rows
+from tracekit._util.categories import CategoryColumns
 
 if TYPE_CHECKING:
     from tracekit.classify import RuleBook
@@ -50,7 +51,7 @@ time, and its longest event with the evidence around it."""
 
 
 def kernel_reasons(
-    labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None = None, texts: Texts | None = None
+    labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None = None, texts: CategoryColumns | None = None
 ) -> pl.DataFrame:
     """Return why one rank's longest kernels have their labels; *rules* are those that came before the built-in ones.
 
@@ -62,7 +63,7 @@ def kernel_reasons(
     """
     if labelled.is_empty():
         return REASONS.to_frame()
-    found = _longest(labelled, texts or Texts(labelled))
+    found = _longest(labelled, texts or CategoryColumns(labelled))
     row = found.pop("row")
     events = labelled.select(*_KEYS, "rule", *_EVENT)[row]
     inner = [pl.col(name).cast(pl.String).str.tail(MOST_TEXT) for name in _OUTER]
@@ -72,11 +73,11 @@ def kernel_reasons(
     return made.select(pl.col(name).cast(dtype) for name, dtype in REASONS.items())
 
 
-def _longest(labelled: pl.DataFrame, texts: Texts) -> dict[str, npt.NDArray[Any]]:
+def _longest(labelled: pl.DataFrame, texts: CategoryColumns) -> dict[str, npt.NDArray[Any]]:
     """Return of the longest kernels: count, ns, and of the rule that decided most: rule_ns, confidence, longest row."""
     keys = [texts[name].codes for name in (*_KEYS, "rule")]
     took = labelled["end_ns"].to_numpy() - labelled["start_ns"].to_numpy()
-    kind, first = alike(*keys)
+    kind, first = group_rows(*keys)
     count, ns = np.bincount(kind), np.bincount(kind, took).astype(np.int64)
     sure, most = np.full(len(first), np.inf, np.float32), np.full(len(first), -1, np.int64)
     np.minimum.at(sure, kind, labelled["confidence"].to_numpy())
@@ -85,7 +86,7 @@ def _longest(labelled: pl.DataFrame, texts: Texts) -> dict[str, npt.NDArray[Any]
     row = np.empty(len(first), np.int64)
     row[kind[longest]] = longest  # backwards: the first one stays
     order = np.lexsort((row, -ns))
-    kernel, main = alike(*(key[first[order]] for key in keys[:-1]))
+    kernel, main = group_rows(*(key[first[order]] for key in keys[:-1]))
     main = order[main]
     total = np.bincount(kernel, ns[order]).astype(np.int64)
     top = np.lexsort((row[main], -total))[:MOST_REASONS]

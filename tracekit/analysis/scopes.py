@@ -14,8 +14,8 @@ import numpy.typing as npt
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.coded import Text
-from tracekit._util.columns import whole_numbers
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import to_int64
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.intervals import Intervals, Longs, union
@@ -100,13 +100,13 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
     def of(cls, waited: pl.DataFrame, parts: Sequence[RankTables]) -> _Waits:
         """Return the operations of the ranks *parts*, which are in the order of their numbers."""
         ranks = np.array([part.source.rank for part in parts])
-        codes = Text.of(waited["label"])
+        codes = CategoryColumn.from_series(waited["label"])
         return cls(
             waited,
             np.searchsorted(ranks, waited["rank"].to_numpy()),
             waited["part"].to_numpy().astype(np.int64, copy=False),
             waited["start_ns"].to_numpy(),
-            whole_numbers(waited["wait_ns"], 0),
+            to_int64(waited["wait_ns"], 0),
             waited["wait_ns"].is_not_null().to_numpy(),
             codes.look_up(np.array([*(LABELS.index(label) for label in codes.values), -1])),
             unknown_waits(waited),

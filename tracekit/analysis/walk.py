@@ -1,4 +1,4 @@
-"""Walking back along what held each piece of work back, over all ranks at once, in native code.
+"""Walking back along what held each piece of work back, over all ranks at once (``_loops.critical_path``).
 
 The pieces of the ranks that it goes through (``metrics.path``, ``analysis.links``) lie one after the other, as few
 columns as the walk needs, and each communication knows the piece of the rank that came last to it. A walk starts at the
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.native import native, whole
+from tracekit._loops import critical_path
+from tracekit._util.arrays import as_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
 from tracekit.analysis.links import COMMUNICATION, Links, on_clock
@@ -161,91 +162,47 @@ def walk_back(links: Links, arrivals: Arrivals, clocks: Clocks) -> tuple[Pieces,
     number = np.full(len(place) + 1, -1, np.int64)
     number[there] = np.arange(len(there))
     kinds = np.where(arrivals.message[there], _MESSAGE, _COLLECTIVE)
-    comm = (pieces.first[place[there]] + links.piece[there], place[there], kinds, number[arrivals.late[there]])
-    here = np.zeros((steps, len(ranks)), np.int64)
-    state = np.zeros((steps, 5), np.int64)
+    has_step = np.zeros((steps, len(ranks)), np.uint8)
+    step_begin, final_piece, final_rank = np.zeros((3, steps), np.int64)
     for step, (begin, final, ends) in enumerate(links.finals()):
-        here[step, [end.place for end in ends]] = 1
-        state[step] = begin, -1, 0, pieces.first[final.place] + final.piece, final.place
+        has_step[step, [end.place for end in ends]] = 1
+        step_begin[step], final_rank[step] = begin, final.place
+        final_piece[step] = pieces.first[final.place] + final.piece
     room = len(pieces.start) + 2 * steps + 1024  # more than is ever filled: the system gives memory where it is written
     while True:
         rows = np.zeros((room, 6), np.int64)
         early, operations = np.full((steps, len(ranks)), -1, np.int64), np.zeros((steps, len(ranks)), np.int64)
-        seen = np.full(len(there), -1, np.int64)
-        taken = _walk_all(
-            pieces.start, pieces.end, pieces.before, pieces.kind, *map(whole, comm), arrivals.came[there],
-            arrivals.own[there], here, state, early, operations, seen, rows,
-        )  # fmt: skip
+        stopped_rank, stopped_ns = np.full(steps, -1, np.int64), np.zeros(steps, np.int64)
+        taken = critical_path.walk_steps(
+            start=pieces.start,
+            end=pieces.end,
+            before=pieces.before,
+            kind=pieces.kind,
+            communication_kind=_COMMUNICATION,
+            unknown_kind=_UNKNOWN,
+            comm_piece=as_int64(pieces.first[place[there]] + links.piece[there]),
+            comm_rank=as_int64(place[there]),
+            comm_kind=as_int64(kinds),
+            last_to_arrive=number[arrivals.late[there]],
+            last_arrival=arrivals.came[there],
+            own_arrival=arrivals.own[there],
+            has_step=has_step,
+            step_begin=step_begin,
+            final_piece=final_piece,
+            final_rank=final_rank,
+            stopped_rank=stopped_rank,
+            stopped_ns=stopped_ns,
+            least_margin=early,
+            operations=operations,
+            seen=np.full(len(there), -1, np.int64),
+            segments=rows,
+        )
         if taken >= 0:
             break
         room *= 2
     step_of, piece, kind_of, peer, began, ended = (np.ascontiguousarray(rows[:taken, i]) for i in range(6))
-    stopped = tuple((ranks[row[1]], row[2]) if row[1] >= 0 else None for row in state.tolist())
+    stopped = tuple(
+        (ranks[rank], ns) if rank >= 0 else None
+        for rank, ns in zip(stopped_rank.tolist(), stopped_ns.tolist(), strict=True)
+    )
     return pieces, Walks(step_of, piece, kind_of, peer, began, ended, early, operations, stopped)
-
-
-@native(
-    "int64(int64[::1], int64[::1], int32[::1], uint8[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
-    " int64[::1], int64[:,::1], int64[:,::1], int64[:,::1], int64[:,::1], int64[::1], int64[:,::1])"
-)
-def _walk_all(  # noqa: PLR0917 - compiled code takes no keywords
-    start: Longs,
-    end: Longs,
-    before: Places,
-    kind: Codes,
-    comm: Longs,
-    comm_place: Longs,
-    comm_kind: Longs,
-    late: Longs,
-    came: Longs,
-    own: Longs,
-    here: Longs,
-    state: Longs,
-    early: Longs,
-    operations: Longs,
-    seen: Longs,
-    rows: Longs,
-) -> int:
-    """Walk every step back; return how many segments there are, or -1 where *rows* has no room for them."""
-    taken = 0
-    for step in range(len(state)):
-        begin, row, place = state[step, 0], state[step, 3], state[step, 4]
-        at = end[row]
-        while at > begin:
-            until, peer, further, is_a = start[row], -1, row, np.int64(kind[row])
-            goes = place
-            if is_a == _COMMUNICATION:
-                c, high = 0, len(comm)
-                while c < high:  # which communication it is
-                    middle = (c + high) // 2
-                    if comm[middle] < row:
-                        c = middle + 1
-                    else:
-                        high = middle
-                is_a = comm_kind[c]
-                seen[c] = step  # clocks that disagree could send the walk in a circle: each is gone to once
-                last = late[c]
-                if last >= 0 and here[step, comm_place[last]] > 0 and seen[last] != step:
-                    seen[last] = step
-                    margin = max(came[c] - own[c], 0)
-                    if operations[step, place] == 0 or margin < early[step, place]:
-                        early[step, place] = margin
-                    operations[step, place] += 1
-                    goes = comm_place[last]
-                    peer, until, further = goes, came[c], comm[last]
-            if taken + 2 > len(rows):
-                return -1
-            until = min(max(until, begin), at)
-            if until < at:
-                rows[taken, 0], rows[taken, 1], rows[taken, 2] = step, row, is_a
-                rows[taken, 3], rows[taken, 4], rows[taken, 5] = peer, until, at
-                taken += 1
-            at, place = until, goes
-            row = np.int64(before[further])
-            if row < 0 and at > begin:
-                state[step, 1], state[step, 2] = place, at - begin
-                rows[taken, 0], rows[taken, 1], rows[taken, 2] = step, further, _UNKNOWN
-                rows[taken, 3], rows[taken, 4], rows[taken, 5] = -1, begin, at
-                taken += 1
-                at = begin
-    return taken

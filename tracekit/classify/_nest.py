@@ -1,8 +1,4 @@
-"""Which CPU ranges contain which: one pass over every thread with two stacks.
-
-Ranges of one thread nest like calls. The pass walks them in order of start and keeps the open ops and the open
-annotations on a stack each, so the innermost range around anything is the top of its stack: linear time, no search.
-"""
+"""Nesting of host ranges: which op and which annotation are around each of them (``_loops.nesting``)."""
 
 from __future__ import annotations
 
@@ -11,83 +7,37 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.coded import AnyInts, Places
-from tracekit._util.native import narrow, native, whole
+from tracekit._loops import nesting
+from tracekit._loops.nesting import ANNOTATION, OP
+from tracekit._util.arrays import AnyInts, Int32s, as_flags, as_int32, as_int64
+
+__all__ = [
+    "ANNOTATION",
+    "OP",
+    "Ints",
+    "Nested",
+    "arrange",
+    "climb",
+    "in_order",
+    "inherit",
+    "nest",
+    "time_key",
+    "walk_exchanges",
+]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Kinds = npt.NDArray[np.uint8]
 
-OP, ANNOTATION = 0, 1
-"""What a range is."""
-
-
-@native(
-    "void(int64[::1], int64[::1], int64[::1], uint8[::1], int32[::1], int32[:,::1], int64[::1], int32[:,::1],"
-    " int32[:,::1], int64[::1], int64[::1], int64[:,::1])"
-)
-def _sweep(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords, and calls cost it
-    thread: Ints, start: Ints, end: Ints, what: Kinds, name: Places, around: Places, path: Ints, beside: Places,
-    room: Places, asked_thread: Ints, asked_at: Ints, answers: Ints,
-) -> None:  # fmt: skip
-    op_of, ann_of = around[0], around[1]
-    ops, anns, youngest = room[0], room[1], room[2]
-    siblings = beside.shape[1] > 0
-    n_ops = n_anns = 0
-    current = np.int64(-1)
-    j, asked = 0, len(asked_at)
-    for i in range(len(start) + 1):
-        last = i == len(start)
-        # Points before this range; one that comes as the range starts lies inside it.
-        while j < asked and (
-            last or asked_thread[j] < thread[i] or (asked_thread[j] == thread[i] and asked_at[j] < start[i])
-        ):
-            if asked_thread[j] == current:
-                while n_ops > 0 and end[ops[n_ops - 1]] <= asked_at[j]:
-                    n_ops -= 1
-                while n_anns > 0 and end[anns[n_anns - 1]] <= asked_at[j]:
-                    n_anns -= 1
-                if n_ops > 0:
-                    answers[0, j] = ops[n_ops - 1]
-                if n_anns > 0:
-                    answers[1, j] = anns[n_anns - 1]
-            j += 1
-        if last:
-            break
-        if thread[i] != current:
-            current, n_ops, n_anns, youngest[0] = thread[i], 0, 0, -1
-        while n_ops > 0 and end[ops[n_ops - 1]] <= start[i]:
-            n_ops -= 1
-        while n_anns > 0 and end[anns[n_anns - 1]] <= start[i]:
-            n_anns -= 1
-        op_of[i] = ops[n_ops - 1] if n_ops > 0 else -1
-        ann_of[i] = anns[n_anns - 1] if n_anns > 0 else -1
-        above = op_of[i] if what[i] == OP else ann_of[i]
-        way = path[above] if above >= 0 else np.int64(0)
-        path[i] = (way ^ (name[i] + 1)) * np.int64(1099511628211) + np.int64(0x9E3779B9)
-        if siblings:
-            beside[0, i] = beside[1, i] = -1
-        if what[i] == OP:
-            if siblings:
-                last = youngest[n_ops]  # of the op around
-                if last >= 0:
-                    beside[0, i], beside[1, last] = last, i
-                youngest[n_ops], youngest[n_ops + 1] = i, -1
-            ops[n_ops] = i
-            n_ops += 1
-        else:
-            anns[n_anns] = i
-            n_anns += 1
-
 
 class Nested(NamedTuple):
     """The innermost op and annotation around each range and each point, -1 where none, and a hash of each path."""
 
-    op_of: Places
-    ann_of: Places
+    op_of: Int32s
+    ann_of: Int32s
     path: Ints  # of an op: of the ops down to and with itself; of an annotation: of the annotations
-    before: Places  # of an op: the op before it with the same op around, where that was asked for
-    after: Places
+    before: Int32s  # of an op: the op before it with the same op around, where that was asked for
+    after: Int32s
     asked_op: Ints  # of points
     asked_ann: Ints
 
@@ -106,54 +56,36 @@ def nest(  # noqa: PLR0917 - as many columns
     >>> nested.op_of.tolist(), nested.asked_op.tolist(), nested.asked_ann.tolist()
     ([-1, 0], [1], [-1])
     """
-    around, path = np.empty((2, len(start)), np.int32), np.empty(len(start), np.int64)
-    order = in_order(asked_thread, asked_at)
-    answers = np.full((2, len(order)), -1, np.int64)
-    columns = (*map(whole, (thread, start, end)), np.ascontiguousarray(what, np.uint8), narrow(name))
-    beside, room = np.empty((2, len(start) if siblings else 0), np.int32), np.empty((3, len(start) + 2), np.int32)
-    _sweep(*columns, around, path, beside, room, asked_thread[order], asked_at[order], answers)
-    asked = np.empty_like(answers)
-    asked[:, order] = answers
-    return Nested(around[0], around[1], path, beside[0], beside[1], asked[0], asked[1])
+    ranges, order = len(start), in_order(asked_thread, asked_at)
+    op_of, ann_of, path = np.empty(ranges, np.int32), np.empty(ranges, np.int32), np.empty(ranges, np.uint64)
+    beside = np.empty((2, ranges if siblings else 0), np.int32)
+    point_op, point_ann = np.full((2, len(order)), -1, np.int64)
+    nesting.nest(
+        thread=as_int64(thread),
+        start=as_int64(start),
+        end=as_int64(end),
+        kind=np.ascontiguousarray(what, np.uint8),
+        name=as_int32(name),
+        point_thread=as_int64(asked_thread[order]),
+        point_time=as_int64(asked_at[order]),
+        stacks=np.empty((3, ranges + 2), np.int32),
+        op_around=op_of,
+        annotation_around=ann_of,
+        path_hash=path,
+        siblings=beside,
+        op_around_point=point_op,
+        annotation_around_point=point_ann,
+    )
+    asked_op, asked_ann = np.empty((2, len(order)), np.int64)
+    asked_op[order], asked_ann[order] = point_op, point_ann
+    return Nested(op_of, ann_of, path.view(np.int64), beside[0], beside[1], asked_op, asked_ann)
 
 
-MOVES = 8
-"""Places that a row may be from its own, on the mean, for moving it there to be quicker than sorting."""
+MAX_MOVES_PER_ROW = 8
+"""Mean distance of a row from its place up to which insertion is faster than sorting."""
 
 
-@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1], int64[::1], int64[::1], int32[::1])")
-def _arrange(  # noqa: PLR0917 - compiled code takes no keywords
-    rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints, free: Ints, out: Places
-) -> int:
-    """Put the rows of each thread together, then each before those it comes before; 0 where that is too far."""
-    for k in range(len(rows)):
-        out[free[thread[rows[k]]]] = rows[k]
-        free[thread[rows[k]]] += 1
-    left = MOVES * len(rows)
-    for k in range(1, len(out)):
-        row, at = out[k], k
-        while at > 0 and thread[out[at - 1]] == thread[row]:
-            other = out[at - 1]
-            if start[other] != start[row]:
-                after = start[other] > start[row]
-            elif end[other] != end[row]:
-                after = end[other] < end[row]
-            elif kind[other] != kind[row]:
-                after = kind[other] > kind[row]
-            else:
-                after = number[other] > number[row]
-            if not after:
-                break
-            out[at] = other
-            at -= 1
-            left -= 1
-            if left < 0:
-                return 0
-        out[at] = row
-    return 1
-
-
-def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints) -> Places:  # noqa: PLR0917
+def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, number: Ints) -> Int32s:  # noqa: PLR0917
     """Rows by thread, then start, the longer first; of those alike in both, by kind and number.
 
     Columns hold all rows, and files list the events of a thread nearly in their order.
@@ -165,10 +97,20 @@ def arrange(rows: Ints, thread: Ints, start: Ints, end: Ints, kind: Kinds, numbe
     own = thread[rows]
     sizes = np.bincount(own)
     out = np.empty(len(rows), np.int32)
-    given = (whole(column) for column in (rows, thread, start, end))
-    if _arrange(*given, np.ascontiguousarray(kind, np.uint8), whole(number), np.cumsum(sizes) - sizes, out):
+    is_sorted = nesting.sort_nearly_sorted(
+        rows=as_int64(rows),
+        thread=as_int64(thread),
+        start=as_int64(start),
+        end=as_int64(end),
+        kind=np.ascontiguousarray(kind, np.uint8),
+        number=as_int64(number),
+        next_place=np.cumsum(sizes) - sizes,
+        max_moves=MAX_MOVES_PER_ROW * len(rows),
+        out=out,
+    )
+    if is_sorted:
         return out
-    return narrow(rows[np.lexsort((number[rows], kind[rows], -end[rows], start[rows], own))])
+    return as_int32(rows[np.lexsort((number[rows], kind[rows], -end[rows], start[rows], own))])
 
 
 def in_order(thread: AnyInts, time: Ints) -> Ints:
@@ -183,39 +125,18 @@ def time_key(thread: AnyInts, time: Ints) -> Ints:
     return thread * np.int64(1 << 52) + time
 
 
-@native("void(int32[::1], boolean[::1], int32[::1])")
-def _inherit(parent: Places, own: Bools, out: Places) -> None:
-    for i in range(len(parent)):
-        if own[i]:
-            out[i] = i
-        elif parent[i] >= 0:
-            out[i] = out[parent[i]]
-
-
-def inherit(parent: AnyInts, own: Bools) -> Places:
+def inherit(parent: AnyInts, own: Bools) -> Int32s:
     """For every row the nearest row at or above it for which *own* holds, -1 where none. Parents come before children.
 
     >>> inherit(np.array([-1, 0, 1]), np.array([False, True, False])).tolist()
     [-1, 1, 1]
     """
     nearest = np.full(len(parent), -1, np.int32)
-    _inherit(narrow(parent), np.ascontiguousarray(own), nearest)
+    nesting.find_nearest_marked(as_int32(parent), as_flags(own), nearest)
     return nearest
 
 
-@native("void(int32[::1], boolean[::1], int32[::1], int64[::1], boolean[::1], int64[::1])")
-def _climb(parent: Places, is_op: Bools, name: Places, rows: Ints, wanted: Bools, out: Ints) -> None:  # noqa: PLR0917
-    for i in range(len(rows)):
-        row = rows[i]
-        if i and row == rows[i - 1]:
-            out[i] = out[i - 1]
-            continue
-        while row >= 0 and not (is_op[row] and wanted[name[row]]):
-            row = parent[row]
-        out[i] = row
-
-
-def climb(parent: Places, is_op: Bools, name: Places, rows: AnyInts, wanted: Bools) -> Ints:
+def climb(parent: Int32s, is_op: Bools, name: Int32s, rows: AnyInts, wanted: Bools) -> Ints:
     """For each of *rows* the nearest op at or above it whose name is *wanted*, -1 where none.
 
     >>> tree = np.array([-1, 0, 1]), np.ones(3, np.bool_), np.array([0, 1, 0])
@@ -224,44 +145,10 @@ def climb(parent: Places, is_op: Bools, name: Places, rows: AnyInts, wanted: Boo
     """
     out = np.full(len(rows), -1, np.int64)
     if wanted.any():
-        _climb(narrow(parent), is_op, narrow(name), whole(rows), wanted, out)
+        nesting.find_nearest_named(
+            as_int32(parent), as_flags(is_op), as_int32(name), as_flags(wanted), as_int64(rows), out
+        )
     return out
-
-
-@native(
-    "void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1], int64[:,::1], "
-    "int64[::1], boolean[:,::1], boolean[:,::1], int64[:,::1], int64[:,::1], int64[::1], int64[::1])"
-)
-def _exchanges(  # noqa: PLR0917 - compiled code takes no keywords
-    lane: Ints, engine: Ints, maker: Ints, user: Ints, fresh: Ints, products: Ints, attention: Ints,
-    seen: Ints, begun: Bools, open_: Bools, product: Ints, attended: Ints, role: Ints, way: Ints,
-) -> None:  # fmt: skip
-    for i in range(len(lane)):
-        k = lane[i]
-        made = maker[i] if fresh[i] > seen[k] else -1
-        used = user[i]
-        seen[k] = fresh[i]
-        if engine[i] >= 0:
-            p = engine[i]
-        elif made == used or used < 0:
-            p = made
-        elif made < 0:
-            p = used
-        else:
-            p = made if open_[k, made] else used
-        if p < 0:
-            p = maker[i] if maker[i] >= 0 else 0
-        worked = products[p, i] > product[k, p]
-        looked = attention[p, i] > attended[k, p]
-        if not begun[k, p] or looked:
-            open_[k, p] = True  # the first of a pair
-        elif worked:
-            open_[k, p] = not open_[k, p]
-        begun[k, p] = True
-        product[k, p], attended[k, p] = products[p, i], attention[p, i]
-        way[i] = p
-        # A pair's first exchange is dispatch in the forward and combine in the backward.
-        role[i] = (1 if open_[k, p] else 0) if p == 1 else (0 if open_[k, p] else 1)
 
 
 def walk_exchanges(  # noqa: PLR0917 - eight columns of one table
@@ -273,9 +160,33 @@ def walk_exchanges(  # noqa: PLR0917 - eight columns of one table
     some compute was launched since the lane's last exchange. Where maker and user disagree, an exchange that another
     waits for decides: it closes what is open.
     """
+    passes = len(products)
+    # Of each lane: compute launched up to its last exchange, and of each pass the counts at its last exchange.
+    last_fresh = [-1] * lanes
+    last_products, last_attention = ([[0] * passes for _ in range(lanes)] for _ in range(2))
+    has_begun, is_open = ([[False] * passes for _ in range(lanes)] for _ in range(2))
     role, way = np.zeros((2, len(lane)), np.int64)
-    begun, open_ = np.zeros((2, lanes, len(products)), np.bool_)
-    product, attended = np.zeros((2, lanes, len(products)), np.int64)
-    given = (whole(column) for column in (lane, engine, maker, user, fresh, products, attention))
-    _exchanges(*given, np.full(lanes, -1, np.int64), begun, open_, product, attended, role, way)
+    columns = (column.tolist() for column in (lane, engine, maker, user, fresh, products.T, attention.T))
+    for i, (k, engine_pass, made_by, used_by, launched, product, attended) in enumerate(zip(*columns, strict=True)):
+        made = made_by if launched > last_fresh[k] else -1
+        last_fresh[k] = launched
+        if engine_pass >= 0:
+            p = engine_pass
+        elif made == used_by or used_by < 0:
+            p = made
+        elif made < 0:
+            p = used_by
+        else:
+            p = made if is_open[k][made] else used_by
+        if p < 0:
+            p = max(made_by, 0)
+        if not has_begun[k][p] or attended[p] > last_attention[k][p]:
+            is_open[k][p] = True  # the first of a pair
+        elif product[p] > last_products[k][p]:
+            is_open[k][p] = not is_open[k][p]
+        has_begun[k][p] = True
+        last_products[k][p], last_attention[k][p] = product[p], attended[p]
+        way[i] = p
+        # A pair's first exchange is dispatch in the forward and combine in the backward.
+        role[i] = is_open[k][p] if p == 1 else not is_open[k][p]
     return role, way

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Ints, Text
-from tracekit._util.columns import UNSAID, first_seen, whole_numbers
+from tracekit._util.arrays import Ints, group_rows
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import NULL_INT64, to_int64
 from tracekit.classify.ranges import Gpu, Launches, Ranges
 
 _CALLS = ("send", "recv", "isend", "irecv")
@@ -18,7 +19,7 @@ _OWN = (*_CALLS, "coalesced")
 _MOVES = r"(?i)sendrecv|nccl.*generic"
 
 
-def point_to_point(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
+def point_to_point(gpu: Gpu, ranges: Ranges, launches: Launches) -> CategoryColumn:
     """Return the messages of every point-to-point kernel in the order they were issued: ``send:2,recv:0``.
 
     A peer the file does not name is ``?``.
@@ -41,19 +42,19 @@ def point_to_point(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
     answers = _next_kernels(ranges, launches, ops, kernels)
     ops, answers = ops[answers >= 0], answers[answers >= 0]
     if not len(ops):
-        return Text.constant(None, len(gpu))
-    call, peer = ranges.collective(ops), whole_numbers(ranges.column("peer", ops), UNSAID)
-    code, first = first_seen(call.codes, peer)
-    words = [f"{str(call.value(at)).removeprefix('i')}:{'?' if peer[at] == UNSAID else peer[at]}" for at in first]
+        return CategoryColumn.constant(None, len(gpu))
+    call, peer = ranges.collective(ops), to_int64(ranges.column("peer", ops), NULL_INT64)
+    code, first = group_rows(call.codes, peer)
+    words = [f"{str(call.value(at)).removeprefix('i')}:{'?' if peer[at] == NULL_INT64 else peer[at]}" for at in first]
     messages = pl.DataFrame({"kernel": answers, "message": pl.Series(words)[code]})
     moved = messages.group_by("kernel", maintain_order=True).agg(pl.col("message").str.join(","))
-    return Text.of(moved["message"]).spread(moved["kernel"].to_numpy(), len(gpu))
+    return CategoryColumn.from_series(moved["message"]).spread(moved["kernel"].to_numpy(), len(gpu))
 
 
 def _next_kernels(ranges: Ranges, launches: Launches, ops: Ints, kernels: Ints) -> Ints:
     """For each op the first of *kernels* that its thread launched after it began, -1 where none."""
     answers = np.full(len(ops), -1, np.int64)
-    thread = ranges.source.whole_at("tid", ranges.rows[ops])
+    thread = ranges.source.int64_at("tid", ranges.rows[ops])
     kernels = kernels[np.argsort(launches.at[kernels], kind="stable")]
     threads = launches.tid[kernels]
     for tid in np.unique(threads[threads >= 0]):

@@ -8,10 +8,11 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.coded import Bools, Ints, Text
+from tracekit._util.arrays import Bools, Ints
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify.rules import COMPARISON, Condition
 
-Column = Text | Bools | Ints
+Column = CategoryColumn | Bools | Ints
 Columns = Mapping[str, Column]
 """Evidence: columns of one length, by name."""
 Conditions = Mapping[str, Condition]
@@ -28,7 +29,7 @@ def met(values: Column, condition: Condition) -> Bools:
     >>> met(np.array([3, -1, 8]), "< 8").tolist()
     [True, False, False]
     """
-    if isinstance(values, Text):
+    if isinstance(values, CategoryColumn):
         return values.look_up(_answers(values, condition))
     if isinstance(condition, str):
         return _compare(values, condition)
@@ -46,7 +47,7 @@ def _compare(values: Column, condition: str) -> Bools:
     return holds
 
 
-def _answers(values: Text, condition: Condition) -> Bools:
+def _answers(values: CategoryColumn, condition: Condition) -> Bools:
     """For each distinct value, and last for null: it meets a condition."""
     if isinstance(condition, bool):
         return np.append(np.full(len(values.values), condition), not condition)
@@ -80,7 +81,7 @@ def _possible(columns: Columns, when: Conditions, known: dict[tuple[str, Conditi
     for asked in when.items():
         if asked not in known:
             values = columns[asked[0]]
-            known[asked] = not isinstance(values, Text) or bool(_answers(values, asked[1]).any())
+            known[asked] = not isinstance(values, CategoryColumn) or bool(_answers(values, asked[1]).any())
         if not known[asked]:
             return False
     return True
@@ -97,14 +98,14 @@ def _meets(columns: Columns, cases: Sequence[Case], rows: Ints) -> npt.NDArray[n
     barred: dict[str, npt.NDArray[np.uint64]] = {}
     for (column, condition, bars), mask in asked.items():
         values = columns[column]
-        if isinstance(values, Text):
+        if isinstance(values, CategoryColumn):
             table = barred.setdefault(column, np.zeros(len(values.values) + 1, np.uint64))
             table[_answers(values, condition) == bars] |= np.uint64(mask)
         else:
             bits[met(values, condition)[rows] == bars] &= ~np.uint64(mask)
     for column, table in barred.items():
         text = columns[column]
-        assert isinstance(text, Text)
+        assert isinstance(text, CategoryColumn)
         asked_of = text if len(rows) == len(text) else text.take(rows)
         bits &= asked_of.look_up(~table) if text.values else ~table[-1]
     return bits

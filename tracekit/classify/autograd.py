@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import AnyInts, Bools, Places, Text, among, find, pick
+from tracekit._util.arrays import AnyInts, Bools, Int32s, find_sorted, is_in_sorted, take_or_missing
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify import _nodes
 from tracekit.classify._nest import Ints, in_order
 from tracekit.classify.ranges import NODE, Launches, Ranges
@@ -38,19 +39,19 @@ class Nodes(NamedTuple):
 class NodeNames:
     """Names of ranges as nodes: ``MmBackward0``, whether of the engine's evaluation or of the node's own range."""
 
-    def __init__(self, names: Text) -> None:
+    def __init__(self, names: CategoryColumn) -> None:
         short = [v.removeprefix(NODE).removeprefix("torch::autograd::") for v in names.values]
         self._names = names
-        self._short = Text(tuple(short), np.arange(len(short))).replace(short)
+        self._short = CategoryColumn(tuple(short), np.arange(len(short))).replace(short)
 
     @property
     def values(self) -> tuple[str, ...]:
         """The distinct names."""
         return self._short.values
 
-    def take(self, rows: AnyInts) -> Text:
+    def take(self, rows: AnyInts) -> CategoryColumn:
         """Return the names of *rows*; null for a negative one."""
-        return self._short.take(pick(self._names.codes, rows))
+        return self._short.take(take_or_missing(self._names.codes, rows))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,17 +61,17 @@ class Autograd:
     ranges: Ranges
     names: NodeNames
     rows: Ints  # the outer ranges of nodes' evaluations, in order of thread and time
-    node_of: Places  # of every range: the row of the node that runs it, -1 outside the engine
-    differentiable: Places  # of every range: nearest op at or above it that made a node which ran backward
-    again: Places  # of every range: nearest op at or above it that re-runs forward work inside a node
+    node_of: Int32s  # of every range: the row of the node that runs it, -1 outside the engine
+    differentiable: Int32s  # of every range: nearest op at or above it that made a node which ran backward
+    again: Int32s  # of every range: nearest op at or above it that re-runs forward work inside a node
     node_sequence: Ints  # of every range that is a node: its number
     runs_again: Bools  # of every range that is a node: the same node runs once more later
     ran_before: Bools  # of every range that is a node: the same node ran before
     node_row: Ints  # of every GPU event
-    node: Text
-    fwd_op: Text
+    node: CategoryColumn
+    fwd_op: CategoryColumn
     sequence: Ints
-    site: Text  # "forward", "backward", "recompute"; null where the engine says nothing
+    site: CategoryColumn  # "forward", "backward", "recompute"; null where the engine says nothing
     made: Bools  # of every GPU event: its op made a node, though perhaps none that ran backward in this window
 
     @property
@@ -79,7 +80,7 @@ class Autograd:
         return bool(len(self.rows))
 
     @cached_property
-    def row_names(self) -> Text:
+    def row_names(self) -> CategoryColumn:
         """Names of the nodes in ``rows``."""
         return self.names.take(self.rows)
 
@@ -101,20 +102,24 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     forward_op = ~ranges.called(walk.outside, r"^c10d::")
     makers &= forward_op
     made = walk.outside[makers]
-    marks[made[among(ranges.sequence[made], np.sort(number[rows], kind="stable"))]] |= _nodes.ANSWERED
+    marks[made[is_in_sorted(ranges.sequence[made], np.sort(number[rows], kind="stable"))]] |= _nodes.ANSWERED
     marks[walk.outside[makers & taken]] |= _nodes.MADE
     marks[_reruns(ranges, names, rows, walk)] |= _nodes.AGAIN
     differentiable, again = _nodes.spread(ranges.op_of, marks)
 
     op = launches.op
-    node_row, maker = pick(node_of, op), pick(differentiable, op)
+    node_row, maker = take_or_missing(node_of, op), take_or_missing(differentiable, op)
     met = np.append(marks, np.uint8(0))[op]
     # A backward inside a node, as a checkpoint's, counts anew on its thread: the outer node's number is the forward's.
-    sequence = np.where(node_row >= 0, pick(number, _outer(ranges, node_of, node_row)), pick(ranges.sequence, maker))
-    site = Text.choose(
+    sequence = np.where(
+        node_row >= 0,
+        take_or_missing(number, _outer(ranges, node_of, node_row)),
+        take_or_missing(ranges.sequence, maker),
+    )
+    site = CategoryColumn.choose(
         len(op),
         [
-            ("recompute", (node_row >= 0) & (pick(again, op) >= 0)),
+            ("recompute", (node_row >= 0) & (take_or_missing(again, op) >= 0)),
             ("backward", node_row >= 0),
             ("forward", (maker >= 0) | (met & _nodes.FORWARD > 0)),
         ],
@@ -139,7 +144,7 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     )
 
 
-def _says(names: Text) -> Ints:
+def _says(names: CategoryColumn) -> Ints:
     """What each distinct name says of an op."""
     nodes = {v.removeprefix(NODE) for v in names.values if v.startswith(NODE)}
     wrapper = names.answers(f"^{NODE}")
@@ -156,9 +161,9 @@ def _says(names: Text) -> Ints:
     return says
 
 
-def _outer(ranges: Ranges, node_of: Places, node: Ints) -> Ints:
+def _outer(ranges: Ranges, node_of: Int32s, node: Ints) -> Ints:
     """Return the outermost node around each of the given nodes."""
-    while ((above := pick(node_of, pick(ranges.op_of, node))) >= 0).any():
+    while ((above := take_or_missing(node_of, take_or_missing(ranges.op_of, node))) >= 0).any():
         node = np.where(above >= 0, above, node)
     return node
 
@@ -192,7 +197,7 @@ def _visits(ranges: Ranges, names: NodeNames, nodes: Ints, number: Ints) -> tupl
     return again, before
 
 
-def _makers(ranges: Ranges, rows: Places) -> tuple[Bools, Bools]:
+def _makers(ranges: Ranges, rows: Int32s) -> tuple[Bools, Bools]:
     """Which numbered ops made a node, and which numbers some node took.
 
     An op records the number the *next* node will get, so ops that make none repeat the number of the one that does:
@@ -213,7 +218,7 @@ def _makers(ranges: Ranges, rows: Places) -> tuple[Bools, Bools]:
     return makers, sequence < highest
 
 
-def _reruns(ranges: Ranges, names: NodeNames, nodes: Ints, walk: _nodes.Walk) -> Places:
+def _reruns(ranges: Ranges, names: NodeNames, nodes: Ints, walk: _nodes.Walk) -> Int32s:
     """Ops that run forward again inside a node.
 
     Backward formulas run with gradients off, so their ops carry no sequence number; a checkpoint re-runs its forward
@@ -227,7 +232,7 @@ def _reruns(ranges: Ranges, names: NodeNames, nodes: Ints, walk: _nodes.Walk) ->
     return rows[believed | names.take(walk.node_of[rows]).matches(_CHECKPOINT)]
 
 
-def _answered_later(ranges: Ranges, names: NodeNames, nodes: Ints, rows: Places) -> Bools:
+def _answered_later(ranges: Ranges, names: NodeNames, nodes: Ints, rows: Int32s) -> Bools:
     """Which functions (*rows*) have a node of their name and number run after them."""
     out = np.zeros(len(rows), np.bool_)
     nodes = nodes[ranges.sequence[nodes] >= 0]
@@ -255,7 +260,7 @@ def _answered_later(ranges: Ranges, names: NodeNames, nodes: Ints, rows: Places)
     return out
 
 
-def _forward_ops(ranges: Ranges, names: NodeNames, ops: Places, node_row: Ints, number: Ints) -> Ints:
+def _forward_ops(ranges: Ranges, names: NodeNames, ops: Int32s, node_row: Ints, number: Ints) -> Ints:
     """For every event inside a node the row of the forward op that the node belongs to, -1 where none.
 
     It has the node's number; of several it is the last one whose name fits, else the last.
@@ -265,9 +270,9 @@ def _forward_ops(ranges: Ranges, names: NodeNames, ops: Places, node_row: Ints, 
     fwd = np.empty(len(ranges) + 1, np.int64)
     fwd[node_row] = -1
     ranks = np.sort(number[nodes], kind="stable")
-    at = find(ranges.sequence[ops], ranks)
+    at = find_sorted(ranges.sequence[ops], ranks)
     ops, at = ops[at >= 0], at[at >= 0]
-    asked = find(number[nodes], ranks)
+    asked = find_sorted(number[nodes], ranks)
     last = np.full(len(ranks), -1, np.int64)
     last[at] = ops  # of several the last stays
     # Words that names have in common, as numbers; a node's that no op has fits none.
@@ -277,11 +282,11 @@ def _forward_ops(ranges: Ranges, names: NodeNames, ops: Places, node_row: Ints, 
     want = node_name.look_up(np.array([*(words.get(_key(v), -2) for v in node_name.values), -2]))
     size = len(words) + 2
     pairs = np.sort(asked * size + want, kind="stable")
-    place = find(at * size + has, pairs)
+    place = find_sorted(at * size + has, pairs)
     fitting = np.full(len(pairs) + 1, -1, np.int64)
     fitting[place] = ops
     fitting[-1] = -1
-    best = fitting[find(asked * size + want, pairs)]
+    best = fitting[find_sorted(asked * size + want, pairs)]
     fwd[nodes] = np.where((best >= 0) & (want >= 0), best, last[asked])
     return fwd[node_row]
 

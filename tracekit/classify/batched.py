@@ -10,7 +10,8 @@ from math import prod
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
 from tracekit._util.shapes import MAX_ELEMENTS, is_shape, parse_list
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
@@ -27,7 +28,7 @@ _PASSES_ON = (
 _NONE, _UNKNOWN = 0, -1
 
 
-def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -> tuple[Text, Bools]:
+def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -> tuple[CategoryColumn, Bools]:
     """Roles of the products in batched products' backward, and which calls those are; null where nothing tells.
 
     A node that no ``AccumulateGrad`` follows has no weight. Of one that feeds a parameter, the product whose result is
@@ -36,7 +37,7 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
     inside = ranges.called(calls, _CALLS) & autograd.names.take(node).matches(BATCHED)
     rows = np.flatnonzero(inside)
     if not len(rows):
-        return Text.constant(None, len(calls)), inside
+        return CategoryColumn.constant(None, len(calls)), inside
     fed = _parameter_sizes(ranges, autograd)[node[rows]]
     size, nodes = _result_sizes(ranges, calls[rows]), node[rows]
     fits = (size == fed) & (fed > 0)
@@ -48,7 +49,7 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
     wgrad, dgrad = np.zeros(len(calls), np.bool_), np.zeros(len(calls), np.bool_)
     wgrad[rows] = certain & weight & (fed != _NONE)
     dgrad[rows] = (certain & ~weight) | (fed == _NONE)
-    return Text.choose(len(calls), [("wgrad", wgrad), ("dgrad", dgrad)]), inside
+    return CategoryColumn.choose(len(calls), [("wgrad", wgrad), ("dgrad", dgrad)]), inside
 
 
 def _result_sizes(ranges: Ranges, calls: Ints) -> Ints:
@@ -73,7 +74,7 @@ def _shapes(text: str) -> list[list[int]]:
     return [d for d in parse_list(text) if is_shape(d)]
 
 
-def feeding(ranges: Ranges, autograd: Autograd) -> Text:
+def feeding(ranges: Ranges, autograd: Autograd) -> CategoryColumn:
     """``parameter`` for GPU events of nodes right after which a parameter's gradient is accumulated.
 
     Nodes that hand gradients on may be of different branches, so here none may stand between.
@@ -83,7 +84,7 @@ def feeding(ranges: Ranges, autograd: Autograd) -> Text:
     direct = np.zeros(len(ranges) + 1, np.bool_)
     direct[rows[:-1]] = accumulates[1:] & (ranges.thread[rows[1:]] == ranges.thread[rows[:-1]])
     feeds = direct[autograd.node_row]
-    return Text.choose(len(feeds), [("parameter", feeds & (autograd.node_row >= 0))])
+    return CategoryColumn.choose(len(feeds), [("parameter", feeds & (autograd.node_row >= 0))])
 
 
 def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.coded import AnyInts, Bools, Text, pick
-from tracekit._util.columns import whole_numbers
+from tracekit._util.arrays import AnyInts, Bools, take_or_missing
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import to_int64
 from tracekit.classify._nest import Ints, time_key
 from tracekit.classify.ranges import Gpu, Launches, Ranges
 
@@ -54,11 +55,11 @@ _P2P = ("send", "recv", "isend", "irecv")
 class Collectives(NamedTuple):
     """What is known of every GPU event that communicates; null elsewhere."""
 
-    library: Text
-    call: Text  # one spelling each: all_reduce, all_gather, all_to_all, broadcast, send, recv, coalesced, …
-    group: Text
-    group_desc: Text
-    group_ranks: Text
+    library: CategoryColumn
+    call: CategoryColumn  # one spelling each: all_reduce, all_gather, all_to_all, broadcast, send, recv, coalesced, …
+    group: CategoryColumn
+    group_desc: CategoryColumn
+    group_ranks: CategoryColumn
     peer: Ints  # -1 where unknown
 
 
@@ -108,7 +109,7 @@ def read_collectives(gpu: Gpu, ranges: Ranges, launches: Launches) -> Collective
     # What the call itself launches moves its data, whatever it is named; copies between devices are a copy engine's.
     asked = launches.op_name.matches(r"^(record_param_comms|c10d::)")
     copied = gpu.text("kind").any_of("memcpy") & names.matches(r"(?i)PtoP|Peer") & asked
-    library = Text.choose(
+    library = CategoryColumn.choose(
         len(gpu),
         [
             *named,
@@ -119,7 +120,7 @@ def read_collectives(gpu: Gpu, ranges: Ranges, launches: Launches) -> Collective
     calls = _calls(ranges)
     first, last = _batches(ranges, launches, calls, library)
 
-    def column(name: str) -> Text:
+    def column(name: str) -> CategoryColumn:
         return gpu.text(name).fill(ranges.text(name, calls).take(last)).where(library.present)
 
     group, group_desc, group_ranks = column("group"), column("group_desc"), column("group_ranks")
@@ -139,7 +140,7 @@ def _calls(ranges: Ranges) -> Ints:
     return np.union1d(calls, np.setdiff1d(marked[nccl], rows))
 
 
-def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> tuple[Ints, Ints]:
+def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: CategoryColumn) -> tuple[Ints, Ints]:
     """For every communication kernel, the first and last place in *calls* that it answers; -1 where none.
 
     A call that contains the launch answers alone. Otherwise the batch is what was asked on the launching thread
@@ -178,7 +179,7 @@ def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: Text) -> 
 
 def _named(
     gpu: Gpu, ranges: Ranges, launches: Launches, calls: Ints, communicates: Bools, *, first: Ints, last: Ints
-) -> Text:
+) -> CategoryColumn:
     """Name the call of everything that *communicates*."""
     own = gpu.text("collective")
     own = own.replace([normal(v) for v in own.values])
@@ -186,15 +187,15 @@ def _named(
     asked = raw.replace([normal(v) for v in raw.values])
     end = asked.take(last)
     mixed = _differs(asked.codes, first, last)
-    batch = Text.choose(len(gpu), [("coalesced", end.any_of(*_P2P) & mixed)])
+    batch = CategoryColumn.choose(len(gpu), [("coalesced", end.any_of(*_P2P) & mixed)])
     known = own.fill(batch).fill(end)
     rows = np.flatnonzero(communicates & ~known.present)
     names = gpu.names.take(rows)
-    spoken = Text.choose(len(rows), [(word, names.matches(p)) for word, p in _SPOKEN])
+    spoken = CategoryColumn.choose(len(rows), [(word, names.matches(p)) for word, p in _SPOKEN])
     return known.where(communicates).fill(_around(ranges, launches, rows).fill(spoken).spread(rows, len(gpu)))
 
 
-def _around(ranges: Ranges, launches: Launches, rows: Ints) -> Text:
+def _around(ranges: Ranges, launches: Launches, rows: Ints) -> CategoryColumn:
     """Older files name the collective only in the op or annotation around the launch."""
     asks = ranges.around(launches.op[rows], r"^c10d::\w*(reduce|gather|scatter|alltoall|broadcast|barrier|send|recv)")
     op_name = ranges.name.take(asks)
@@ -205,13 +206,13 @@ def _around(ranges: Ranges, launches: Launches, rows: Ints) -> Text:
 
 
 def _peers(gpu: Gpu, ranges: Ranges, calls: Ints, first: Ints, last: Ints) -> Ints:
-    own = gpu.whole("peer")
-    asked = whole_numbers(ranges.column("peer", calls))
-    from_call = pick(asked, last)
+    own = gpu.int64("peer")
+    asked = to_int64(ranges.column("peer", calls))
+    from_call = take_or_missing(asked, last)
     return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, from_call))
 
 
-def _spelt_peers(launches: Launches, members: Text) -> Ints:
+def _spelt_peers(launches: Launches, members: CategoryColumn) -> Ints:
     """Peers as PyTorch spells them in the annotation of a single message: ``nccl:send 3->0``, ``nccl:recv 3<-0``.
 
     They are counted inside the group; where its ranks are known, the peer's global rank is looked up.

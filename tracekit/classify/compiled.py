@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tracekit._util.coded import Bools
+from tracekit._util.arrays import Bools
 from tracekit.classify._nest import inherit
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import NODE, Launches, Ranges

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Places, Text
+from tracekit._util.arrays import Bools, Int32s
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 from tracekit.classify.ranges import Gpu, Launches, Ranges
 
@@ -22,16 +23,16 @@ _HELPERS = (
 )
 
 
-def read_convolutions(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
+def read_convolutions(gpu: Gpu, ranges: Ranges, launches: Launches) -> CategoryColumn:
     """``dgrad`` or ``wgrad`` for the kernels of every convolution's backward; null elsewhere."""
     call = ranges.around(launches.op, _CALLS)
     rows = np.flatnonzero((call >= 0) & gpu.is_kernel)
     if not len(rows):
-        return Text.constant(None, len(gpu))
+        return CategoryColumn.constant(None, len(gpu))
     rows = rows[np.lexsort((launches.at[rows], call[rows]))]
     asked = ranges.name.take(call[rows])  # older operators have one call for each gradient
     word = gpu.names.take(rows)
-    known = Text.choose(
+    known = CategoryColumn.choose(
         len(rows),
         [
             ("wgrad", asked.matches(r"backward_weight") | word.matches(_WGRAD)),
@@ -43,10 +44,10 @@ def read_convolutions(gpu: Gpu, ranges: Ranges, launches: Launches) -> Text:
     out = np.full(len(gpu), -1, np.int64)
     filled = _spread(call[rows], role.codes, main)
     out[rows] = filled
-    return Text(role.values, out)
+    return CategoryColumn(role.values, out)
 
 
-def _by_order(call: Ints, main: Bools, known: Text) -> Text:
+def _by_order(call: Ints, main: Bools, known: CategoryColumn) -> CategoryColumn:
     """Of two main kernels the first is the input's; of more, what comes before a known weight's kernel is."""
     place = pl.int_range(pl.len()).over("call").alias("place")
     rows = np.flatnonzero(main)
@@ -62,15 +63,15 @@ def _by_order(call: Ints, main: Bools, known: Text) -> Text:
     pair, first = (table["total"] == 2).to_numpy(), (table["place"] == 0).to_numpy()
     ahead = (table["place"] < table["first"]).fill_null(False).to_numpy()
     behind = (table["place"] > table["first"]).fill_null(False).to_numpy()
-    roles = Text.choose(
+    roles = CategoryColumn.choose(
         len(rows), [("dgrad", ahead), ("wgrad", behind), ("dgrad", pair & first), ("wgrad", pair & ~first)]
     )
     codes = np.full(len(call), -1, np.int64)
     codes[rows] = roles.codes
-    return Text(roles.values, codes)
+    return CategoryColumn(roles.values, codes)
 
 
-def _spread(call: Ints, codes: Places, main: Bools) -> Places:
+def _spread(call: Ints, codes: Int32s, main: Bools) -> Int32s:
     """Helpers share the role of the next main kernel of their call, else of the one before."""
     known = pl.when("main").then("code")
     table = pl.DataFrame({"call": call, "code": codes, "main": main & (codes >= 0)}).select(

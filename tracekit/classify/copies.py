@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text, among
+from tracekit._util.arrays import Bools, is_in_sorted
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 from tracekit.classify.collectives import Collectives
 from tracekit.classify.ranges import Gpu, Launches
@@ -24,26 +25,26 @@ LARGE = 1 << 18
 class Copies(NamedTuple):
     """For every GPU event: how and why it copies; null where it does not."""
 
-    way: Text  # "d2h", "h2d", "d2d", "p2p"
-    host: Text  # "pinned" or "pageable"
-    use: Text  # "leaves", "returns", "staged", "loaded", "small"
-    stream: Text  # of every event: what its stream mostly does: "compute", "communication", "copy"
+    way: CategoryColumn  # "d2h", "h2d", "d2d", "p2p"
+    host: CategoryColumn  # "pinned" or "pageable"
+    use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "small"
+    stream: CategoryColumn  # of every event: what its stream mostly does: "compute", "communication", "copy"
 
 
 def read_copies(gpu: Gpu, launches: Launches, comm: Collectives, *, engine: Bools) -> Copies:
     """Find what every copy is for; *engine* are the events that the backward launched."""
     names, copy = gpu.names, gpu.text("kind").any_of("memcpy")
-    way = Text.choose(len(gpu), [(w, copy & names.matches(p)) for w, p in _WAYS])
-    host = Text.choose(
+    way = CategoryColumn.choose(len(gpu), [(w, copy & names.matches(p)) for w, p in _WAYS])
+    host = CategoryColumn.choose(
         len(gpu),
         [("pinned", copy & names.matches(r"(?i)pinned")), ("pageable", copy & names.matches(r"(?i)pageable"))],
     )
     out, back = way.any_of("d2h"), way.any_of("h2d")
-    size = gpu.whole("bytes")
+    size = gpu.int64("bytes")
     both = np.intersect1d(size[out & (size >= LARGE)], size[back & (size >= LARGE)])
-    round_trip = among(size, np.union1d(both, _saved(size, out & ~engine, back & engine)))
+    round_trip = is_in_sorted(size, np.union1d(both, _saved(size, out & ~engine, back & engine)))
     staged, loaded = _around_broadcasts(launches, comm, way)
-    use = Text.choose(
+    use = CategoryColumn.choose(
         len(gpu),
         [
             ("leaves", out & round_trip),
@@ -68,7 +69,7 @@ def _saved(size: Ints, out: Bools, back: Bools) -> Ints:
     return common[2 * many <= 3 * few]
 
 
-def _around_broadcasts(launches: Launches, comm: Collectives, way: Text) -> tuple[Bools, Bools]:
+def _around_broadcasts(launches: Launches, comm: Collectives, way: CategoryColumn) -> tuple[Bools, Bools]:
     """Device copies launched just before a broadcast stage it; those launched just after one load what it brought."""
     none = np.zeros(len(way), np.bool_)
     cast, device = comm.call.any_of("broadcast"), way.any_of("d2d", "p2p")
@@ -84,14 +85,14 @@ def _around_broadcasts(launches: Launches, comm: Collectives, way: Text) -> tupl
     return staged, loaded
 
 
-def _streams(gpu: Gpu, copy: Bools, comm: Collectives) -> Text:
+def _streams(gpu: Gpu, copy: Bools, comm: Collectives) -> CategoryColumn:
     """Name a stream for what fills three quarters of its busy time; the one with most of the compute is compute's.
 
     Slow communication that runs on the compute stream fills it, and what is computed there is no part of it.
     """
-    duration, number = gpu.whole("end_ns") - gpu.whole("start_ns"), gpu.place
+    duration, number = gpu.int64("end_ns") - gpu.int64("start_ns"), gpu.place
     if not len(number):
-        return Text.constant(None, 0)
+        return CategoryColumn.constant(None, 0)
     total = np.bincount(number, weights=duration)
 
     computed = np.bincount(number, weights=np.where(copy | comm.library.present, 0, duration), minlength=len(total))
@@ -104,7 +105,7 @@ def _streams(gpu: Gpu, copy: Bools, comm: Collectives) -> Text:
         chosen: Bools = ~home & filled[number]
         return chosen
 
-    return Text.choose(
+    return CategoryColumn.choose(
         len(gpu),
         [
             ("communication", mostly(comm.library.present)),

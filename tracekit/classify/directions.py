@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.matmul import Matmuls
@@ -46,8 +47,9 @@ _VALUES = ("forward", "backward", "wgrad", "recompute", "optimizer")
 class Directions(NamedTuple):
     """For every GPU event the direction of the work around it, and how that is known."""
 
-    value: Text  # "forward", "backward", "wgrad", "recompute", "optimizer"
-    source: Text  # "autograd", "seed", "matmul", "name", "parameters", "between", "namesake", "no backward in trace"
+    value: CategoryColumn  # "forward", "backward", "wgrad", "recompute", "optimizer"
+    source: CategoryColumn
+    """One of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake", "no backward in trace"."""
 
 
 def read_directions(
@@ -95,7 +97,7 @@ def read_directions(
         # Without an operator or a kernel of a framework's, nothing says that this is a model at all.
         if bool((launches.op >= 0).any()) or bool((names.matches(FRAMEWORK) & compute).any()):
             say("no backward in trace", np.ones(n, np.bool_), F)
-    return Directions(Text(_VALUES, value), Text(tuple(sources), source))
+    return Directions(CategoryColumn(_VALUES, value), CategoryColumn(tuple(sources), source))
 
 
 def _before_engine(launches: Launches, autograd: Autograd) -> Bools:
@@ -112,7 +114,7 @@ def _names_optimizer(path: str) -> bool:
 Say = Callable[[str, Bools, int | Ints], None]
 
 
-def _unlaunched(say: Say, value: Ints, gpu: Gpu, names: Text, launches: Launches) -> None:
+def _unlaunched(say: Say, value: Ints, gpu: Gpu, names: CategoryColumn, launches: Launches) -> None:
     """Events whose launch the file lost: as all others of their name, else as both neighbours on their stream."""
     lost = launches.at < 0
     if not lost.any():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.coded import Text
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify.asking import first_met
 from tracekit.classify.evidence import Evidence
 from tracekit.classify.rules import RuleBook
@@ -28,10 +28,10 @@ class Decisions(NamedTuple):
     """For every event the place of the rule that won (-1 where none did), and what follows from it."""
 
     winner: npt.NDArray[np.int64]
-    label: Text
-    passes: Text
-    module: Text
-    rule: Text
+    label: CategoryColumn
+    passes: CategoryColumn
+    module: CategoryColumn
+    rule: CategoryColumn
     confidence: npt.NDArray[np.float32]
 
 
@@ -40,19 +40,19 @@ def decide_all(evidence: Evidence, book: RuleBook) -> Decisions:
     cases = [(rule.when, rule.unless) for rule in book.rules]
     winner = first_met(evidence.columns, cases, np.arange(len(evidence)))
     rules = book.rules
-    label = Text((*(r.label for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
+    label = CategoryColumn((*(r.label for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
     label = label.replace(label.values)
-    stated = Text(tuple(r.passes or "" for r in rules), winner)
+    stated = CategoryColumn(tuple(r.passes or "" for r in rules), winner)
     stated = stated.replace([v or None for v in stated.values])
     implied = label.replace([PASS_OF.get(v) for v in label.values])
-    module = Text(tuple(r.module or "" for r in rules), winner)
+    module = CategoryColumn(tuple(r.module or "" for r in rules), winner)
     module = module.replace([v or None for v in module.values])
-    named = Text((*(r.name for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
+    named = CategoryColumn((*(r.name for r in rules), UNKNOWN), np.where(winner < 0, len(rules), winner))
     confidence = np.array([*(r.confidence for r in rules), 0.0], np.float32)[winner]
     return Decisions(winner, label, stated.fill(implied), module, named, confidence)
 
 
-def find_passes(evidence: Evidence, decisions: Decisions) -> Text:
+def find_passes(evidence: Evidence, decisions: Decisions) -> CategoryColumn:
     """Pass of every event: as its rule says, else what is known of communication.
 
     Weights that are sent round, and a norm or a loss that a pipeline's ranks agree on, are of no pass.

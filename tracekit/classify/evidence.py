@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 from tracekit.classify.asking import Column, first_met, met
 from tracekit.classify.autograd import Autograd, read_autograd
@@ -56,10 +57,10 @@ class Evidence:
     def __len__(self) -> int:
         return len(self.gpu)
 
-    def text(self, column: str) -> Text:
+    def text(self, column: str) -> CategoryColumn:
         """One of the text columns."""
         values = self.columns[column]
-        assert isinstance(values, Text)
+        assert isinstance(values, CategoryColumn)
         return values
 
     def test(self, column: str, condition: Condition) -> Bools:
@@ -70,7 +71,7 @@ class Evidence:
         """List the evidence of one event, without what is unknown."""
         shown: dict[str, str | int | bool] = {}
         for name, values in self.columns.items():
-            if isinstance(values, Text):
+            if isinstance(values, CategoryColumn):
                 if values.codes[row] >= 0:
                     shown[name] = values.values[values.codes[row]]
             elif values.dtype == np.bool_:
@@ -135,7 +136,7 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     summed |= _after(launches, launches.chain.matches(_SHARDS)) & comm.call.any_of("all_gather", "reduce_scatter")
     reducing = None
     if not autograd.active and autograd.site.present.any():  # without operators: by who sums what, and when
-        reducing = reducing_groups(comm, passes.known, autograd.site, gpu.whole("bytes"))
+        reducing = reducing_groups(comm, passes.known, autograd.site, gpu.int64("bytes"))
     uses = group_uses(gpu, comm, kinds, summed=summed, lost=launches.at < 0, reducing=reducing)
     base |= {
         "group_kind": kinds,
@@ -149,10 +150,10 @@ def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
     return evidence
 
 
-def decide(evidence: Evidence, kinds: Sequence[Kind], rows: Ints) -> Text:
+def decide(evidence: Evidence, kinds: Sequence[Kind], rows: Ints) -> CategoryColumn:
     """Take, for *rows*, the value of the first kind whose conditions all hold."""
     found = first_met(evidence.columns, [(kind.when, {}) for kind in kinds], rows)
-    chosen = Text(tuple(kind.value for kind in kinds), found).spread(rows, len(evidence))
+    chosen = CategoryColumn(tuple(kind.value for kind in kinds), found).spread(rows, len(evidence))
     return chosen.replace(chosen.values)
 
 
@@ -167,17 +168,17 @@ def _launch_columns(gpu: Gpu, ranges: Ranges, launches: Launches) -> dict[str, C
         "annotation": launches.ann_name,
         "annotations": launches.annotations,
         "domain": ranges.text("domain", launches.ann),
-        "bytes": gpu.whole("bytes"),
-        "stream": gpu.whole("stream"),
-        "graph": gpu.whole("graph"),
+        "bytes": gpu.int64("bytes"),
+        "stream": gpu.int64("stream"),
+        "graph": gpu.int64("graph"),
         "launched": launches.at >= 0,
         "wgrad_annotated": np.full(len(gpu), annotated),
     }
 
 
-def _classes(gpu: Gpu, comm: Collectives) -> Text:
+def _classes(gpu: Gpu, comm: Collectives) -> CategoryColumn:
     copies = gpu.text("kind").any_of("memcpy", "memset") | gpu.names.matches(COPY_KERNELS)
-    return Text.choose(
+    return CategoryColumn.choose(
         len(gpu),
         [
             ("communication", comm.library.present),
@@ -198,39 +199,39 @@ def _after(launches: Launches, mask: Bools) -> Bools:
     return out
 
 
-def _leads_to(launches: Launches, comm: Collectives, role: Text) -> Text:
+def _leads_to(launches: Launches, comm: Collectives, role: CategoryColumn) -> CategoryColumn:
     """Of communication, the role of the next one launched, where that is on a group of the same ranks."""
     rows = launches.ordered(comm.library.present)
     out = np.full(len(role), -1, np.int64)
     ranks = comm.group_ranks.codes[rows]
     same = (ranks[1:] == ranks[:-1]) & (ranks[1:] >= 0)
     out[rows[:-1]] = np.where(same, role.codes[rows[1:]], -1)
-    return Text(role.values, out)
+    return CategoryColumn(role.values, out)
 
 
-def _stream_passes(gpu: Gpu, direction: Text) -> Text:
+def _stream_passes(gpu: Gpu, direction: CategoryColumn) -> CategoryColumn:
     """Find the pass of the next exchange on each event's stream: what runs before it there prepares it."""
     if not direction.present.any():
         return direction
     code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("place").fill_null(-1)
     table = pl.DataFrame({"code": direction.codes, "place": gpu.place})
-    return Text(direction.values, table.select(code)["code"].to_numpy().astype(np.int64))
+    return CategoryColumn(direction.values, table.select(code)["code"].to_numpy().astype(np.int64))
 
 
-def _visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bools) -> Text:
+def _visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bools) -> CategoryColumn:
     """Mark what nodes do when they run a second time for the weights, and what the caller does right beside that.
 
     Only where products show that the second time is for the weights: a graph kept and run through twice is none.
     """
     n = len(launches.at)
     if not autograd.ran_before.any():
-        return Text.constant(None, n)
+        return CategoryColumn.constant(None, n)
     inside = autograd.node_row >= 0
     later = inside & np.append(autograd.ran_before, False)[autograd.node_row]
     alone = np.bincount(autograd.node_row[matmuls.is_gemm & inside], minlength=len(autograd.node_of)) == 1
     paid = later & matmuls.role.any_of("wgrad") & np.append(alone, False)[autograd.node_row]
     if not paid.any():
-        return Text.constant(None, n)
+        return CategoryColumn.constant(None, n)
     order = launches.order
     # A stretch of the caller's own launches ends at the engine, at communication and at forward work.
     cut = (autograd.site.present | comm)[order]
@@ -240,10 +241,10 @@ def _visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bool
     seen = np.append(later[order], False)
     beside = np.zeros(n, np.bool_)
     beside[order] = ~cut & (seen[before] | seen[after])
-    return Text.choose(n, [("second", later), ("beside", beside)])
+    return CategoryColumn.choose(n, [("second", later), ("beside", beside)])
 
 
-def _shapes(ranks: Text) -> Text:
+def _shapes(ranks: CategoryColumn) -> CategoryColumn:
     """How a group's ranks lie: all of those any group names, neighbours, or every so many."""
     members = [[int(n) for n in re.findall(r"\d{1,18}", v)] for v in ranks.values]
     largest = max((len(m) for m in members), default=0)
@@ -258,11 +259,11 @@ def _shapes(ranks: Text) -> Text:
     return ranks.replace([shape(m) for m in members])
 
 
-def _trained(direction: Text) -> bool:
+def _trained(direction: CategoryColumn) -> bool:
     return bool(direction.any_of("backward", "wgrad", "recompute", "optimizer").any())
 
 
-def _deferred(role: Text, direction: Text, site: Text, at: Ints) -> bool:
+def _deferred(role: CategoryColumn, direction: CategoryColumn, site: CategoryColumn, at: Ints) -> bool:
     """Weight gradients run outside the engine, so what the engine runs is the input's."""
     outside = ~site.present & (at >= 0)  # of what the file lost the launch of, nobody knows who ran it
     return bool((outside & (role.any_of("wgrad") | direction.any_of("wgrad"))).any())

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text, kinds
-from tracekit._util.columns import pair_numbers
+from tracekit._util.arrays import Bools, rank_pairs
+from tracekit._util.categories import CategoryColumn, group_by_values
 from tracekit.classify._nest import Ints, walk_exchanges
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.collectives import Collectives, own_name
@@ -34,18 +34,18 @@ _REUSES = r"(?<!_)dispatch_impl<[^,]*,[^,]*,[^,]*, (true|\(bool\)1)|hybrid_dispa
 class Exchanges(NamedTuple):
     """For every GPU event that exchanges tokens with experts: its role in the model and its pass."""
 
-    role: Text  # "dispatch" or "combine"
-    direction: Text  # "forward" or "backward"
+    role: CategoryColumn  # "dispatch" or "combine"
+    direction: CategoryColumn  # "forward" or "backward"
 
 
 class Passes(NamedTuple):
     """What is known of each communication kernel's pass."""
 
-    known: Text
-    engine: Text  # the engine's own word
-    maker: Text  # pass of the last compute launched before it
-    user: Text  # pass of the first compute launched after the host waited for it
-    compute: Text  # of compute: its pass, where it is known of itself
+    known: CategoryColumn
+    engine: CategoryColumn  # the engine's own word
+    maker: CategoryColumn  # pass of the last compute launched before it
+    user: CategoryColumn  # pass of the first compute launched after the host waited for it
+    compute: CategoryColumn  # of compute: its pass, where it is known of itself
     again: Bools  # of any event: it runs forward work once more, inside the backward
 
 
@@ -55,7 +55,7 @@ def comm_passes(
     """Pass of every communication kernel: the engine's word, else that of what uses the result or made it."""
     site = autograd.site
     communicates = comm.library.present
-    own = Text.choose(
+    own = CategoryColumn.choose(
         len(communicates),
         [
             ("backward", communicates & site.any_of("backward", "recompute")),
@@ -75,12 +75,12 @@ def comm_passes(
     sent = sent_passes(launches.at, result, comm.call.any_of("send"), comm.peer, launches.order)
     sent = sent.fill(maker.where(comm.call.any_of("all_reduce", "reduce_scatter", "reduce")))
     received = _answers(comm, sent).fill(user.where(comm.call.any_of("recv", "all_gather")))
-    idle = Text.choose(len(communicates), [("forward", communicates & directions.value.any_of("forward"))])
+    idle = CategoryColumn.choose(len(communicates), [("forward", communicates & directions.value.any_of("forward"))])
     again = directions.value.any_of("recompute") | site.any_of("recompute")
     return Passes(own.fill(sent).fill(received).fill(idle), own, maker, user, passes, again)
 
 
-def _answers(comm: Collectives, sent: Text) -> Text:
+def _answers(comm: Collectives, sent: CategoryColumn) -> CategoryColumn:
     """Receives from a rank that is sent forward work alone bring gradients, and the reverse.
 
     Two ranks that hold several stages each may send each other both; then a receive says nothing of itself.
@@ -92,7 +92,7 @@ def _answers(comm: Collectives, sent: Text) -> Text:
     forward = np.bincount(comm.peer[ahead], minlength=size) > 0
     backward = np.bincount(comm.peer[back], minlength=size) > 0
     peer = np.maximum(comm.peer, 0)
-    return Text.choose(
+    return CategoryColumn.choose(
         len(send),
         [
             ("backward", recv & forward[peer] & ~backward[peer]),
@@ -109,8 +109,10 @@ def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     if not len(waits) or not len(rows):
         return out
     waits = waits[np.argsort(ranges.start(waits), kind="stable")]
-    waited = {group: waits[places] for group, places in kinds(np.arange(len(waits)), ranges.text("group", waits))}
-    for group, calls in kinds(rows, comm.group):
+    waited = {
+        group: waits[places] for group, places in group_by_values(np.arange(len(waits)), ranges.text("group", waits))
+    }
+    for group, calls in group_by_values(rows, comm.group):
         answers = waited.get(group, waits[:0])
         at, wait = launches.at[calls], ranges.start(answers)
         # Groups waited for less often than called on, or with many calls open at once, are not in step.
@@ -156,7 +158,7 @@ class Marks(NamedTuple):
 
 
 def _named_exchanges(gpu: Gpu, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:
-    names, none = gpu.names, Text.constant(None, len(gpu))
+    names, none = gpu.names, CategoryColumn.constant(None, len(gpu))
     ours = comm.library.any_of("deepep", "nvshmem", "custom")
     if not ours.any():
         return Exchanges(none, none)
@@ -164,7 +166,7 @@ def _named_exchanges(gpu: Gpu, launches: Launches, autograd: Autograd, comm: Col
     plain = names.replace([own_name(v) for v in names.values])
     helper, finish = ours & plain.matches(_HELPER), ours & plain.matches(_FINISH)
     main = spoken.present & ~helper & ~finish
-    order = np.lexsort((np.arange(len(gpu)), np.where(launches.at >= 0, launches.at, gpu.whole("start_ns"))))
+    order = np.lexsort((np.arange(len(gpu)), np.where(launches.at >= 0, launches.at, gpu.int64("start_ns"))))
     order = order[(main | helper | finish)[order]]
     if not len(order):
         return Exchanges(none, none)
@@ -184,7 +186,9 @@ def _named_exchanges(gpu: Gpu, launches: Launches, autograd: Autograd, comm: Col
     out_role, out_pass = np.full(len(gpu), -1, np.int64), np.full(len(gpu), -1, np.int64)
     out_role[order[ok]] = role[serves[ok]]
     out_pass[order[ok]] = (backward | rerun)[serves[ok]]
-    return Exchanges(Text(("dispatch", "combine"), out_role), Text(("forward", "backward"), out_pass))
+    return Exchanges(
+        CategoryColumn(("dispatch", "combine"), out_role), CategoryColumn(("forward", "backward"), out_pass)
+    )
 
 
 def _spoken(kernel: str) -> str | None:
@@ -245,10 +249,10 @@ def _plain_exchanges(gpu: Gpu, launches: Launches, comm: Collectives, passes: Pa
     backward as in the forward.
     """
     rows = launches.ordered(comm.call.any_of("all_to_all"))
-    none = Text.constant(None, len(gpu))
+    none = CategoryColumn.constant(None, len(gpu))
     if not len(rows):
         return Exchanges(none, none)
-    lane = pair_numbers(comm.group.codes[rows], gpu.whole("step")[rows])
+    lane = rank_pairs(comm.group.codes[rows], gpu.int64("step")[rows])
     turn, direction = _take_turns(launches, passes, marks, rows, lane)
     ahead = np.bincount(lane, weights=direction == 0)[lane]
     every = np.bincount(lane, weights=direction != _AGAIN)[lane]
@@ -256,7 +260,7 @@ def _plain_exchanges(gpu: Gpu, launches: Launches, comm: Collectives, passes: Pa
     use = marks.expert[rows] | paired
     role, way = np.full(len(gpu), -1, np.int64), np.full(len(gpu), -1, np.int64)
     role[rows[use]], way[rows[use]] = turn[use], np.minimum(direction, 1)[use]
-    return Exchanges(Text(("dispatch", "combine"), role), Text(("forward", "backward"), way))
+    return Exchanges(CategoryColumn(("dispatch", "combine"), role), CategoryColumn(("forward", "backward"), way))
 
 
 def _take_turns(launches: Launches, passes: Passes, marks: Marks, rows: Ints, lane: Ints) -> tuple[Ints, Ints]:
@@ -265,7 +269,7 @@ def _take_turns(launches: Launches, passes: Passes, marks: Marks, rows: Ints, la
     Passes are 0 forward, 1 backward, and 2 for the forward run again inside the backward, in the forward's order.
     """
 
-    def coded(values: Text) -> Ints:
+    def coded(values: CategoryColumn) -> Ints:
         return np.array([*({"forward": 0, "backward": 1}.get(v, -1) for v in values.values), -1], np.int64)[
             values.codes
         ]

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.categories import CategoryColumn
 from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify.engine import decide_all, find_passes
 from tracekit.classify.evidence import Evidence, gather
@@ -118,7 +118,7 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     evidence = gather(events, book.groups)
     rows = _select(evidence, selector)
     decisions = decide_all(evidence, book)
-    duration = evidence.gpu.whole("end_ns") - evidence.gpu.whole("start_ns")
+    duration = evidence.gpu.int64("end_ns") - evidence.gpu.int64("start_ns")
     row = int(rows[duration[rows].argmax()])
     places = find_places(evidence, decisions)
     shown: dict[str, Value] = dict(evidence.show(row))
@@ -157,7 +157,7 @@ def _fused(events: pl.DataFrame, kernel: str) -> dict[str, Value]:
 
 def _select(evidence: Evidence, selector: str | int) -> np.ndarray[Any, np.dtype[np.int64]]:
     text = str(selector)
-    ids = evidence.gpu.whole("id")
+    ids = evidence.gpu.int64("id")
     rows = np.flatnonzero(ids == int(text)) if text.isdecimal() else np.zeros(0, np.int64)
     if not len(rows):
         rows = np.flatnonzero(evidence.text("name").map(lambda name: text in name))
@@ -176,7 +176,7 @@ def _event(evidence: Evidence, row: int, duration: int) -> dict[str, Value]:
     return {**record, "duration_ns": duration}
 
 
-def _value(text: Text, row: int) -> str | None:
+def _value(text: CategoryColumn, row: int) -> str | None:
     return text.values[text.codes[row]] if text.codes[row] >= 0 else None
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Places, Text
+from tracekit._util.arrays import Bools, Int32s
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.matmul import Matmuls
@@ -24,16 +25,16 @@ _AHEAD = 2
 """A sum follows its product at once, or after the one other product of its layer."""
 
 
-def read_gradients(gpu: Gpu, launches: Launches, autograd: Autograd, matmuls: Matmuls) -> Text:
+def read_gradients(gpu: Gpu, launches: Launches, autograd: Autograd, matmuls: Matmuls) -> CategoryColumn:
     """Return "weight" or "input" for every kernel of a backward told by its thread; null elsewhere."""
     n = len(gpu)
     if autograd.active:
-        return Text.constant(None, n)
+        return CategoryColumn.constant(None, n)
     back = autograd.site.any_of("backward") & (launches.thread >= 0)
     role = matmuls.role.where(back)
     weights = role.any_of("wgrad")
     if not weights.any() or not role.any_of("dgrad").any():
-        return Text.constant(None, n)
+        return CategoryColumn.constant(None, n)
     rows = np.flatnonzero(back & gpu.is_kernel & ~(matmuls.is_gemm & ~matmuls.whole))
     rows = rows[np.lexsort((launches.at[rows], launches.thread[rows]))]
     names = gpu.names
@@ -41,12 +42,12 @@ def read_gradients(gpu: Gpu, launches: Launches, autograd: Autograd, matmuls: Ma
     summed_by = _summed_by(matmuls.is_gemm[rows], sums, launches.thread[rows])
     of_weights = weights[rows]
     if (summed_by[of_weights] >= 0).mean() < MOST:  # nothing tells sums of weight gradients from the rest
-        return Text.constant(None, n)
+        return CategoryColumn.constant(None, n)
     of_weights = of_weights & _usually(summed_by >= 0, of_weights, ~sums, names.codes[rows])
     weight, sum_places = np.zeros(n, np.bool_), summed_by[of_weights & (summed_by >= 0)]
     weight[rows[of_weights]] = True
     weight[rows[sum_places]] = True
-    return Text.choose(n, [("weight", weight), ("input", back)])
+    return CategoryColumn.choose(n, [("weight", weight), ("input", back)])
 
 
 def _summed_by(product: Bools, sums: Bools, thread: Ints) -> Ints:
@@ -58,7 +59,7 @@ def _summed_by(product: Bools, sums: Bools, thread: Ints) -> Ints:
     return np.where(product & near & sums[candidate], candidate, -1)
 
 
-def _usually(summed: Bools, of_weights: Bools, kept: Bools, name: Places) -> Bools:
+def _usually(summed: Bools, of_weights: Bools, kept: Bools, name: Int32s) -> Bools:
     """Return whether most products of the same name between the same kernels, sums left out, are summed."""
     at = np.flatnonzero(kept)
     codes = np.concatenate([[-1], name[at], [-1]])

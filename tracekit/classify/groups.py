@@ -10,7 +10,8 @@ import re
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 from tracekit.classify.collectives import Collectives
 from tracekit.classify.ranges import Gpu
@@ -27,7 +28,7 @@ _OFTEN = 4
 """One sum in so many must be in the forward for a group to share tensors."""
 
 
-def reducing_groups(comm: Collectives, passes: Text, site: Text, size: Ints) -> Ints:
+def reducing_groups(comm: Collectives, passes: CategoryColumn, site: CategoryColumn, size: Ints) -> Ints:
     """Return the kind of each group (by its code) that sums show where nothing describes it: tensor, data, or -1.
 
     Ranks that share tensors sum activations, in the forward as well as in the backward. Gradients are summed when the
@@ -49,8 +50,8 @@ def reducing_groups(comm: Collectives, passes: Text, site: Text, size: Ints) -> 
 
 
 def group_uses(
-    gpu: Gpu, comm: Collectives, kinds: Text, *, summed: Bools, lost: Bools, reducing: Ints | None = None
-) -> Text:
+    gpu: Gpu, comm: Collectives, kinds: CategoryColumn, *, summed: Bools, lost: Bools, reducing: Ints | None = None
+) -> CategoryColumn:
     """Kind of every communication kernel's group as its use shows; null where the group's own description speaks.
 
     *summed* are the kernels that sum gradients for a parameter's hook, *lost* those whose launch is not in the file,
@@ -67,7 +68,7 @@ def group_uses(
     known[-1] = -1
     alike = np.where(kinds.any_of("several"), _same_ranks(comm, known), -1)
     own = np.where(comm.library.present & ~kinds.present, known[group], -1)
-    return Text(_KINDS, np.where(alike >= 0, alike, own))
+    return CategoryColumn(_KINDS, np.where(alike >= 0, alike, own))
 
 
 def _same_ranks(comm: Collectives, known: Ints) -> Ints:
@@ -80,7 +81,7 @@ def _same_ranks(comm: Collectives, known: Ints) -> Ints:
     return comm.group_ranks.look_up(of_ranks)
 
 
-def group_holds(comm: Collectives, kinds: Text, uses: Text) -> Text:
+def group_holds(comm: Collectives, kinds: CategoryColumn, uses: CategoryColumn) -> CategoryColumn:
     """``pp`` for communication on a group that holds a rank this one exchanges a pipeline's messages with.
 
     Not on a group that holds replicas too: it spans more than the pipeline.

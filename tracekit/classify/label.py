@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import with_nulls
 from tracekit._util.machine import give_back_memory
 from tracekit.classify._p2p import point_to_point
@@ -36,7 +36,7 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
     return table
 
 
-def _table(evidence: Evidence, decisions: Decisions, modules: Text, places: Places) -> pl.DataFrame:
+def _table(evidence: Evidence, decisions: Decisions, modules: CategoryColumn, places: Places) -> pl.DataFrame:
     gpu, launches, comm = evidence.gpu, evidence.launches, evidence.collectives
     words = ("op", "chain", "annotation", "annotations", "node", "fwd_op")
     texts = {

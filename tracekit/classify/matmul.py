@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text, find, pick
+from tracekit._util.arrays import Bools, find_sorted, take_or_missing
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd, distinct
 from tracekit.classify.batched import BATCHED, batched_roles
@@ -49,14 +50,15 @@ class Matmuls(NamedTuple):
 
     is_gemm: Bools
     whole: Bools  # without the kernels that only add up a product's parts
-    share: Text  # of a node's products: how they number against the forward's
-    role: Text  # "forward", "dgrad", "wgrad"
-    after: Text  # of any event: the role of the product its op comes right after
-    evidence: Text  # "operands", "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"
+    share: CategoryColumn  # of a node's products: how they number against the forward's
+    role: CategoryColumn  # "forward", "dgrad", "wgrad"
+    after: CategoryColumn  # of any event: the role of the product its op comes right after
+    evidence: CategoryColumn
+    """One of "operands", "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"."""
 
-    def with_convolutions(self, role: Text) -> Matmuls:
+    def with_convolutions(self, role: CategoryColumn) -> Matmuls:
         """Put the roles of convolutions' kernels in front."""
-        why = Text.choose(len(role), [("convolution", role.present)])
+        why = CategoryColumn.choose(len(role), [("convolution", role.present)])
         return self._replace(role=role.fill(self.role), evidence=why.fill(self.evidence))
 
 
@@ -74,7 +76,7 @@ def read_matmuls(gpu: Gpu, ranges: Ranges, launches: Launches, autograd: Autogra
     outer = _outermost(ranges, calls)
     paid = autograd.node_row[nameless]
     role, evidence = _call_roles(ranges, autograd, calls, outer, doubtful=doubtful[calls], paid=paid)
-    place = np.where(is_gemm, find(call, calls), -1)
+    place = np.where(is_gemm, find_sorted(call, calls), -1)
     after = _after(ranges, outer, role, launches.op)
     role, evidence = role.take(place), evidence.take(place)
     role, evidence = _fill(role, evidence, _fused(role, nameless, autograd.node_row), "order")
@@ -84,12 +86,14 @@ def read_matmuls(gpu: Gpu, ranges: Ranges, launches: Launches, autograd: Autogra
     silent = autograd.node.matches(rf"(?i)conv|{BATCHED}")  # there layouts do not tell the gradients apart
     layout = layouts(names).where(is_gemm & ~silent)
     role, evidence = _fill(role, evidence, layout.where(backward & ~layout.any_of("forward")), "layout")
-    role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", forward & is_gemm)]), "pass")
+    role, evidence = _fill(role, evidence, CategoryColumn.choose(len(call), [("forward", forward & is_gemm)]), "pass")
     host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0) & autograd.active
     role, evidence = _fill(role, evidence, layout.where(host & layout.any_of("wgrad")), "layout")
     pays = owed(nameless, share, host & nameless & ~role.present, launches.at)
-    role, evidence = _fill(role, evidence, Text.choose(len(call), [("wgrad", pays)]), "owed")
-    role, evidence = _fill(role, evidence, Text.choose(len(call), [("forward", is_gemm & autograd.made)]), "pass")
+    role, evidence = _fill(role, evidence, CategoryColumn.choose(len(call), [("wgrad", pays)]), "owed")
+    role, evidence = _fill(
+        role, evidence, CategoryColumn.choose(len(call), [("forward", is_gemm & autograd.made)]), "pass"
+    )
     bare = _without_ops(layout.where(is_gemm & (launches.op < 0)))
     if backward.any() and not autograd.active:  # threads told the backward: outside it there is no input's gradient
         bare = bare.where(~site.present & ~bare.any_of("dgrad"))
@@ -97,49 +101,52 @@ def read_matmuls(gpu: Gpu, ranges: Ranges, launches: Launches, autograd: Autogra
     return Matmuls(is_gemm, whole, share, role, after, evidence)
 
 
-def _fused(role: Text, nameless: Bools, node: Ints) -> Text:
+def _fused(role: CategoryColumn, nameless: Bools, node: Ints) -> CategoryColumn:
     """A product that no operator names, in a node whose operators gave the input's gradient alone, is the weight's.
 
     Extensions multiply and add into the gradient in one call (``wgrad_gemm_accum``).
     """
     if not nameless.any():
-        return Text.constant(None, len(node))
+        return CategoryColumn.constant(None, len(node))
     nodes = int(node.max(initial=-1)) + 2
     inside = node >= 0
     dgrad = np.bincount(node[inside & role.any_of("dgrad")], minlength=nodes) > 0
     wgrad = np.bincount(node[inside & role.any_of("wgrad")], minlength=nodes) > 0
     alone = np.bincount(node[inside & nameless], minlength=nodes) == 1
-    return Text.choose(len(node), [("wgrad", inside & nameless & (dgrad & ~wgrad & alone)[node])])
+    return CategoryColumn.choose(len(node), [("wgrad", inside & nameless & (dgrad & ~wgrad & alone)[node])])
 
 
-def _without_ops(layout: Text) -> Text:
+def _without_ops(layout: CategoryColumn) -> CategoryColumn:
     """Layouts of products launched with no operator at all, as by a graph's replay.
 
     They speak only where all three come about as often, as in training; a forward alone has mostly one.
     """
     counts = np.bincount(layout.codes[layout.present], minlength=len(layout.values))
     ok = int((counts > 0).sum()) == len(set(_LAYOUTS.values())) and 2 * counts[counts > 0].min() >= counts.max()
-    return layout if ok else Text.constant(None, len(layout))
+    return layout if ok else CategoryColumn.constant(None, len(layout))
 
 
-def _after(ranges: Ranges, outer: Ints, role: Text, ops: Ints) -> Text:
+def _after(ranges: Ranges, outer: Ints, role: CategoryColumn, ops: Ints) -> CategoryColumn:
     """Find the role of the product that the op before each op computed; *outer* are the outermost ops of products."""
     place = np.full(len(ranges), -1, np.int64)
     place[outer] = np.arange(len(outer))
-    return role.take(pick(place, pick(ranges.before, ops)))
+    return role.take(take_or_missing(place, take_or_missing(ranges.before, ops)))
 
 
-def _fill(role: Text, evidence: Text, other: Text, why: str) -> tuple[Text, Text]:
+def _fill(
+    role: CategoryColumn, evidence: CategoryColumn, other: CategoryColumn, why: str
+) -> tuple[CategoryColumn, CategoryColumn]:
     new = other.present & ~role.present
     if not new.any():
         return role, evidence
-    return role.fill(other), evidence.fill(Text.choose(len(role), [(why, new)]))
+    return role.fill(other), evidence.fill(CategoryColumn.choose(len(role), [(why, new)]))
 
 
-def layouts(names: Text) -> Text:
+def layouts(names: CategoryColumn) -> CategoryColumn:
     """Which product the layout letters of a kernel's name speak of: ``forward``, ``dgrad`` or ``wgrad``.
 
-    >>> layouts(Text.of(pl.Series(["nvjet_h_128x64_TNN", "volta_sgemm_64x64_nt", "relu"]))).series("l").to_list()
+    >>> names = pl.Series(["nvjet_h_128x64_TNN", "volta_sgemm_64x64_nt", "relu"])
+    >>> layouts(CategoryColumn.from_series(names)).series("l").to_list()
     ['forward', 'wgrad', None]
     """
     pattern = re.compile(_LAYOUT)
@@ -156,13 +163,13 @@ def layouts(names: Text) -> Text:
 
 def _call_roles(
     ranges: Ranges, autograd: Autograd, calls: Ints, outer: Ints, *, doubtful: Bools, paid: Ints
-) -> tuple[Text, Text]:
+) -> tuple[CategoryColumn, CategoryColumn]:
     node = np.where(autograd.again[calls] >= 0, -1, autograd.node_of[calls])  # a re-run is no part of its node
     rerun = autograd.again[calls] >= 0
     in_node, forward = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
-    none = Text.constant(None, len(calls))
+    none = CategoryColumn.constant(None, len(calls))
     role, evidence = none, none
-    role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", forward & ~in_node)]), "pass")
+    role, evidence = _fill(role, evidence, CategoryColumn.choose(len(calls), [("forward", forward & ~in_node)]), "pass")
     operands, batched = batched_roles(ranges, autograd, calls, node)
     role, evidence = _fill(role, evidence, operands, "operands")
     by_shape = roles_by_shape(ranges, autograd, calls, node, rerun=rerun).where(~batched & ~doubtful)
@@ -175,13 +182,13 @@ def _call_roles(
     linear = ranges.around(calls, r"^aten::linear\Z") >= 0
     usual |= linear
     ahead = linear & (autograd.node_of[calls] < 0) & autograd.active
-    role, evidence = _fill(role, evidence, Text.choose(len(calls), [("forward", ahead)]), "pass")
+    role, evidence = _fill(role, evidence, CategoryColumn.choose(len(calls), [("forward", ahead)]), "pass")
     return _fill(
         role, evidence, _owed(ranges, calls, node, role, usual=usual | rerun, paid=np.isin(node, paid)), "owed"
     )
 
 
-def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) -> Text:
+def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) -> CategoryColumn:
     """Autograd's own formulas multiply in a fixed order: mm's weight first, addmm's weight second.
 
     A node with one product served one of the two: the weight where the weight's own nodes run right after it. Of a
@@ -193,10 +200,10 @@ def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) ->
     linear = mm | addmm
     pair, single = linear & (count == 2), linear & (count == 1)
     alone = in_node & (count == 1)
-    unnumbered = in_node & (pick(autograd.node_sequence, node) < 0)
+    unnumbered = in_node & (take_or_missing(autograd.node_sequence, node) < 0)
     weights = _weight_runs(ranges, autograd) if single.any() else node[:0]
     last = alone & _met(autograd.ran_before, node) & ~_met(autograd.runs_again, node)
-    return Text.choose(
+    return CategoryColumn.choose(
         len(node),
         [
             ("wgrad", pair & mm & (order == 0)),
@@ -247,25 +254,25 @@ def _places(node: Ints, in_node: Bools) -> tuple[Ints, Ints]:
     return places(np.where(in_node, node, -1))
 
 
-def _by_use(ranges: Ranges, outer: Ints, node: Ints, in_node: Bools) -> tuple[Text, Text]:
+def _by_use(ranges: Ranges, outer: Ints, node: Ints, in_node: Bools) -> tuple[CategoryColumn, CategoryColumn]:
     """In a custom node with several products: one whose result is added in place is a weight gradient, the others not.
 
     Failing that, the weight's product is the one that had an operand transposed just before it.
     """
     _, count = _places(node, in_node)
     several = in_node & (count >= 2) & (count <= 4)  # a compiled graph's many products say nothing by their order
-    before, after = pick(ranges.before, outer), pick(ranges.after, outer)
+    before, after = take_or_missing(ranges.before, outer), take_or_missing(ranges.after, outer)
     added = ranges.called(after, r"^aten::(add_|copy_|_foreach_add_)$")
-    turned = ranges.called(before, _TRANSPOSES) | ranges.called(pick(ranges.before, before), _TRANSPOSES)
+    turned = ranges.called(before, _TRANSPOSES) | ranges.called(take_or_missing(ranges.before, before), _TRANSPOSES)
     return _decide(node, several, added), _decide(node, several, turned)
 
 
-def _decide(node: Ints, several: Bools, mark: Bools) -> Text:
+def _decide(node: Ints, several: Bools, mark: Bools) -> CategoryColumn:
     """Where some but not all products of a node are marked, those are wgrad and the rest dgrad."""
     _, number = np.unique(node, return_inverse=True)
     marked, every = (np.bincount(number, weights=weights)[number] for weights in (mark, None))
     split = several & (marked > 0) & (marked < every)
-    return Text.choose(len(node), [("wgrad", split & mark), ("dgrad", split & ~mark)])
+    return CategoryColumn.choose(len(node), [("wgrad", split & mark), ("dgrad", split & ~mark)])
 
 
 def _outermost(ranges: Ranges, calls: Ints) -> Ints:
@@ -281,7 +288,9 @@ def _met(wanted: Bools, rows: Ints) -> Bools:
     return wanted.take(rows, mode="clip") & (rows >= 0) if len(wanted) else np.zeros(len(rows), np.bool_)
 
 
-def _owed(ranges: Ranges, calls: Ints, node: Ints, role: Text, *, usual: Bools, paid: Bools) -> Text:
+def _owed(
+    ranges: Ranges, calls: Ints, node: Ints, role: CategoryColumn, *, usual: Bools, paid: Bools
+) -> CategoryColumn:
     """Products outside the engine, after nodes that computed only their input's gradient, pay the weight's.
 
     A custom node with one product computed dgrad alone: its wgrad is owed. Walking in time, each product on a thread
@@ -299,4 +308,4 @@ def _owed(ranges: Ranges, calls: Ints, node: Ints, role: Text, *, usual: Bools, 
     )
     pays = np.zeros(len(calls), np.bool_)
     pays[order] = outside[order] & (balance >= 0)
-    return Text.choose(len(calls), [("wgrad", pays), ("dgrad", alone)])
+    return CategoryColumn.choose(len(calls), [("wgrad", pays), ("dgrad", alone)])

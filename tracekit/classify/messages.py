@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 
 _PASSES = ("forward", "backward")
@@ -17,12 +18,12 @@ _FEW = 4
 """One exception in so many does not count."""
 
 
-def sent_passes(at: Ints, made: Text, sends: Bools, peer: Ints, order: Ints | None = None) -> Text:
+def sent_passes(at: Ints, made: CategoryColumn, sends: Bools, peer: Ints, order: Ints | None = None) -> CategoryColumn:
     """Pass of every send. *made* is the pass of compute whose result may be sent, so no weight gradient's.
 
     *order* are the rows whose time is known, in order of time, where that has been found already.
 
-    >>> at, made = np.array([1, 2, 3, 4]), Text(_PASSES, np.array([0, 1, -1, -1]))
+    >>> at, made = np.array([1, 2, 3, 4]), CategoryColumn(_PASSES, np.array([0, 1, -1, -1]))
     >>> sent_passes(at, made, np.array([False, False, True, True]), np.array([-1, -1, 2, 2])).series("pass").to_list()
     [None, None, 'forward', 'backward']
     """
@@ -32,7 +33,7 @@ def sent_passes(at: Ints, made: Text, sends: Bools, peer: Ints, order: Ints | No
         order = order[at[order] >= 0]
     rows = order[sends[order]]
     if not len(rows):
-        return Text(_PASSES, out)
+        return CategoryColumn(_PASSES, out)
     codes = _coded(made)[order]
     done = [at[order[codes == way]] for way in (0, 1)]
     count = np.stack([np.searchsorted(times, at[rows]) for times in done])  # results of each pass before each send
@@ -51,10 +52,10 @@ def sent_passes(at: Ints, made: Text, sends: Bools, peer: Ints, order: Ints | No
     certain = np.where(pure, later[run], -1)
     by_peer = _by_peer(peer[rows], certain)
     out[rows] = np.where(by_peer >= 0, by_peer, np.where(mixed[run], by_order, certain))
-    return Text(_PASSES, out)
+    return CategoryColumn(_PASSES, out)
 
 
-def _coded(values: Text) -> Ints:
+def _coded(values: CategoryColumn) -> Ints:
     return values.look_up(np.array([*(_PASSES.index(v) if v in _PASSES else -1 for v in values.values), -1], np.int64))
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.columns import first_seen
+from tracekit._util.arrays import group_rows
 from tracekit.classify._nest import Ints
 from tracekit.classify.engine import Decisions
 from tracekit.classify.evidence import Evidence
@@ -78,12 +78,12 @@ def _by_backward_calls(evidence: Evidence) -> Ints:
     place = np.where((nearest >= 0) & (sequence >= 0) & (sequence <= high[nearest]), nearest, -1)
     engine = np.flatnonzero((evidence.autograd.node_row >= 0) & (sequence < 0))
     place[engine] = np.searchsorted(starts[begins], at[engine], side="right") - 1
-    return _within_steps(evidence.gpu.whole("step"), place)
+    return _within_steps(evidence.gpu.int64("step"), place)
 
 
 def _within_steps(step: Ints, place: Ints) -> Ints:
     """Start counting anew in each step."""
-    number, seen = first_seen(step, step)
+    number, seen = group_rows(step)
     first = np.full(len(seen), np.iinfo(np.int64).max)
     known = place >= 0
     np.minimum.at(first, number[known], place[known])

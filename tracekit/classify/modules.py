@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text, find
+from tracekit._util.arrays import Bools, find_sorted
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 from tracekit.classify.engine import Decisions
 from tracekit.classify.evidence import Evidence, decide
@@ -19,7 +20,7 @@ _DRAWS = ("attention", "mlp", "head", "router")
 """Parts that a neighbouring product may belong to."""
 
 
-def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Text:
+def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> CategoryColumn:
     """Name the module of every compute event, null where nothing tells."""
     compute = evidence.text("class").any_of("compute")
     asked = compute & ~decisions.label.any_of("optimizer")
@@ -35,7 +36,7 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Te
     return known.fill(inherited.where(~(gemm & inherited.any_of("norm"))))
 
 
-def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -> Text:
+def _beside(evidence: Evidence, module: CategoryColumn, forward: Bools, products: Bools) -> CategoryColumn:
     """Forward products without a module take the next one's, if products may belong to it, else the last one's."""
     rows = evidence.launches.ordered(forward)
     rows = rows[np.argsort(evidence.launches.thread[rows], kind="stable")]
@@ -44,20 +45,20 @@ def _beside(evidence: Evidence, module: Text, forward: Bools, products: Bools) -
     before, after = np.where(sides.behind, sides.last, -1), np.where(sides.ahead, sides.following, -1)
     draws = module.answers(_DRAWS)
     chosen = np.where(draws[after], after, np.where(draws[before], before, -1))
-    return Text(module.values, np.where(products[rows] & (codes < 0), chosen, -1)).spread(rows, len(evidence))
+    return CategoryColumn(module.values, np.where(products[rows] & (codes < 0), chosen, -1)).spread(rows, len(evidence))
 
 
-def _through_autograd(evidence: Evidence, module: Text, forward: Bools) -> Text:
+def _through_autograd(evidence: Evidence, module: CategoryColumn, forward: Bools) -> CategoryColumn:
     """Backward events share the module of the forward they differentiate, where all of that is one module's."""
     sequence: Ints = evidence.autograd.sequence
     out = np.full(len(evidence), -1, np.int64)
     ahead = np.flatnonzero(forward & (sequence >= 0) & module.present)
     if not len(ahead):
-        return Text(module.values, out)
+        return CategoryColumn(module.values, out)
     ahead = ahead[np.argsort(sequence[ahead], kind="stable")]
     begins = np.flatnonzero(np.diff(sequence[ahead], prepend=-1))
     low, high = (way.reduceat(module.codes[ahead], begins) for way in (np.minimum, np.maximum))
     asked = np.flatnonzero(~forward & (sequence >= 0))
     agreed = np.append(np.where(low == high, low, -1), -1)
-    out[asked] = agreed[find(sequence[asked], sequence[ahead[begins]])]
-    return Text(module.values, out)
+    out[asked] = agreed[find_sorted(sequence[asked], sequence[ahead[begins]])]
+    return CategoryColumn(module.values, out)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.coded import AnyInts, Bools
-from tracekit._util.native import native, whole
+from tracekit._util.arrays import AnyInts, Bools
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.parameters import parameter_work
@@ -31,19 +30,6 @@ _MESSAGES = (
 """Ranges named for communication."""
 
 
-@native("void(int64[::1], boolean[::1], int64[::1], int64[:,::1], boolean[:,::1])")
-def _look(dirs: Ints, known: Bools, stretch: Ints, values: Ints, same: Bools) -> None:
-    """Note the nearest known direction before (0) and after (1) each row, and whether its stretch is the row's."""
-    for side in range(2):
-        value, where = np.int64(-1), np.int64(-1)
-        for k in range(len(dirs)):
-            i = len(dirs) - 1 - k if side else k
-            if known[i]:
-                value, where = dirs[i], stretch[i]
-            values[side, i] = value
-            same[side, i] = where == stretch[i]
-
-
 class Sides(NamedTuple):
     """Directions of the nearest known work before and after each launch, and whether it is in the same stretch."""
 
@@ -55,9 +41,13 @@ class Sides(NamedTuple):
     @classmethod
     def of(cls, dirs: AnyInts, known: Bools, stretch: Ints) -> Sides:
         """Look at the rows that are *known*; -1 where none is."""
-        values, same = np.empty((2, len(known)), np.int64), np.empty((2, len(known)), np.bool_)
-        _look(whole(dirs), known, stretch, values, same)
-        return cls(values[0], values[1], same[0], same[1])
+        rows = np.arange(len(known))
+        # The nearest known row at or before each row is a running maximum of row numbers (-1: none), and the one at or
+        # after it a running minimum from the back (the number of rows: none). Both places hold nothing known.
+        before = np.maximum.accumulate(np.where(known, rows, -1))
+        after = np.minimum.accumulate(np.where(known, rows, len(rows))[::-1])[::-1]
+        direction, of_stretch = np.append(dirs, -1), np.append(stretch, -1)
+        return cls(direction[before], direction[after], of_stretch[before] == stretch, of_stretch[after] == stretch)
 
     def where(self, mask: Bools, other: Sides) -> Sides:
         """These sides where *mask* holds, the *other*'s elsewhere."""

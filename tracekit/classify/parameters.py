@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekit._util.coded import Bools
+from tracekit._util.arrays import Bools
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.ranges import Launches, Ranges

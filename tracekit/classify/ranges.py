@@ -8,9 +8,19 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import AnyInts, Bools, Places, Text, among, find, pick
-from tracekit._util.columns import UNSAID, Table, first_seen, pair_numbers, whole_numbers
-from tracekit._util.native import narrow
+from tracekit._util.arrays import (
+    AnyInts,
+    Bools,
+    Int32s,
+    as_int32,
+    find_sorted,
+    group_rows,
+    is_in_sorted,
+    rank_pairs,
+    take_or_missing,
+)
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import NULL_INT64, ColumnReader, to_int64
 from tracekit.classify._nest import ANNOTATION, OP, Ints, arrange, climb, nest
 from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
 
@@ -27,11 +37,11 @@ _ASKED_ON_GPU = (
 NODE = "autograd::engine::evaluate_function: "
 
 
-class Gpu(Table):
+class Gpu(ColumnReader):
     """One rank's GPU events, by start."""
 
     @cached_property
-    def names(self) -> Text:
+    def names(self) -> CategoryColumn:
         """What each is called."""
         return self.text("name")
 
@@ -43,24 +53,24 @@ class Gpu(Table):
     @cached_property
     def place(self) -> Ints:
         """Number of each one's device and stream, from 0."""
-        return pair_numbers(self.whole("device"), self.whole("stream"))
+        return rank_pairs(self.int64("device"), self.int64("stream"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ranges:
     """Ops and annotations of every thread, sorted so that a parent comes before its children."""
 
-    source: Table  # all events, as the file has them; few columns are ever put in order whole
-    rows: Places  # of every range its row in the source
-    name: Text
+    source: ColumnReader  # all events, as the file has them; few columns are ever put in order whole
+    rows: Int32s  # of every range its row in the source
+    name: CategoryColumn
     is_op: Bools
-    thread: Places
+    thread: Int32s
     sequence: Ints  # -1 where none
-    op_of: Places  # the op that contains this range, -1 where none
-    ann_of: Places
+    op_of: Int32s  # the op that contains this range, -1 where none
+    ann_of: Int32s
     paths_of: Ints  # equal numbers are equal paths from the thread's root, of ops or of annotations
-    before: Places  # of every op: the op before it under the same parent, -1 where none
-    after: Places  # the op after it
+    before: Int32s  # of every op: the op before it under the same parent, -1 where none
+    after: Int32s  # the op after it
     main: int  # the thread that drives the program
 
     def __len__(self) -> int:
@@ -68,36 +78,36 @@ class Ranges:
 
     def start(self, rows: AnyInts | None = None) -> Ints:
         """When *rows* start, or all ranges; looked up, since few are asked for."""
-        return self.source.whole_at("start_ns", self.rows if rows is None else self.rows[rows])
+        return self.source.int64_at("start_ns", self.rows if rows is None else self.rows[rows])
 
     def end(self, rows: AnyInts) -> Ints:
         """When *rows* end."""
-        return self.source.whole_at("end_ns", self.rows[rows])
+        return self.source.int64_at("end_ns", self.rows[rows])
 
     def column(self, name: str, rows: AnyInts) -> pl.Series:
         """Pick one column of the events at *rows*."""
         return self.source.frame[name][self.rows[rows]]
 
-    def text(self, name: str, rows: AnyInts) -> Text:
+    def text(self, name: str, rows: AnyInts) -> CategoryColumn:
         """One text column at *rows*; null for a negative row."""
         inside = rows >= 0
-        if self.source.silent(name) or not inside.any():
-            return Text.constant(None, len(rows))
+        if self.source.is_all_null(name) or not inside.any():
+            return CategoryColumn.constant(None, len(rows))
         if inside.all():
             return self.source.text_at(name, self.rows[rows])
         text = self.source.text_at(name, self.rows[rows[inside]])
         codes = np.full(len(rows), -1, np.int32)
         codes[inside] = text.codes
-        return Text(text.values, codes)
+        return CategoryColumn(text.values, codes)
 
     def having(self, name: str) -> Ints:
         """Ranges that have a value in a text column."""
-        if self.source.silent(name):
+        if self.source.is_all_null(name):
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.source.present(name).take(self.rows))
 
     @cached_property
-    def _collectives(self) -> tuple[Ints, Text]:
+    def _collectives(self) -> tuple[Ints, CategoryColumn]:
         rows = self.having("collective")
         return rows, self.text("collective", rows)
 
@@ -106,10 +116,10 @@ class Ranges:
         rows, text = self._collectives
         return rows[text.any_of(*calls)] if calls else rows
 
-    def collective(self, rows: Ints) -> Text:
+    def collective(self, rows: Ints) -> CategoryColumn:
         """What each of *rows* asks for."""
         known, text = self._collectives
-        return text.take(find(rows, known))
+        return text.take(find_sorted(rows, known))
 
     def called(self, rows: AnyInts, pattern: str) -> Bools:
         """Which of *rows* have a name in which the pattern is found; a negative row has none."""
@@ -134,13 +144,13 @@ class Ranges:
             row = int(parents[row])
         return PATH_SEPARATOR.join(reversed(names))
 
-    def paths(self, rows: AnyInts, parents: AnyInts) -> Text:
+    def paths(self, rows: AnyInts, parents: AnyInts) -> CategoryColumn:
         """Spell the path of every row; each distinct path once."""
         inside = rows[rows >= 0]
-        places, first = first_seen(self.paths_of[inside], self.paths_of[inside])
+        places, first = group_rows(self.paths_of[inside])
         codes = np.full(len(rows), -1, np.int32)
         codes[rows >= 0] = places
-        return Text(tuple(self.path(int(row), parents) for row in inside[first]), codes)
+        return CategoryColumn(tuple(self.path(int(row), parents) for row in inside[first]), codes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,10 +162,10 @@ class Launches:
     tid: Ints
     op: Ints  # row of the innermost op in Ranges
     ann: Ints  # row of the innermost annotation, on the launching thread or on the one that waits for it
-    op_name: Text
-    ann_name: Text
-    chain: Text  # names of the ops around the call, from the outermost
-    annotations: Text  # names of the annotations around it
+    op_name: CategoryColumn
+    ann_name: CategoryColumn
+    chain: CategoryColumn  # names of the ops around the call, from the outermost
+    annotations: CategoryColumn  # names of the annotations around it
     called: Bools  # its call is in the file; else at best the op is known that launched it
 
     @cached_property
@@ -171,23 +181,23 @@ class Launches:
 
 def read_ranges(events: pl.DataFrame) -> tuple[Gpu, Ranges, Launches]:
     """Split *events* into its GPU rows (sorted by start), the CPU ranges, and the launches that join them."""
-    source = Table(events, _ASKED)
+    source = ColumnReader(events, _ASKED)
     gpu = Gpu(events[_gpu_in_order(source)], _ASKED_ON_GPU)
-    calls = _first_calls(source, gpu.whole("correlation"))
+    calls = _first_calls(source, gpu.int64("correlation"))
     ranges, asked = _nested(source, np.flatnonzero(_of_kind(source, "cpu_op", "annotation")), calls)
     return gpu, ranges, _attach(gpu, ranges, calls, asked)
 
 
-def _of_kind(source: Table, *kinds: str) -> Bools:
+def _of_kind(source: ColumnReader, *kinds: str) -> Bools:
     kind = source.array("kind")
     of_kind: Bools = np.logical_or.reduce([kind == KINDS.index(one) for one in kinds])
     return of_kind
 
 
-def _gpu_in_order(source: Table) -> Ints:
+def _gpu_in_order(source: ColumnReader) -> Ints:
     """Rows of GPU events by start, then id."""
     rows = np.flatnonzero(_of_kind(source, *GPU_KINDS))
-    start, number = source.whole("start_ns")[rows], source.whole("id")[rows]
+    start, number = source.int64("start_ns")[rows], source.int64("id")[rows]
     if bool((number[1:] >= number[:-1]).all()):
         return rows[np.argsort(start, kind="stable")]
     return rows[np.lexsort((number, start))]
@@ -203,12 +213,12 @@ class _Asked:
     ann_on_main: Ints
 
 
-def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
+def _nested(source: ColumnReader, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     """Put the ranges in order and find what is around each of them, and around each call."""
-    numbers = pair_numbers(*(whole_numbers(source.frame[name]) for name in ("pid", "tid")))
-    start, end = source.whole("start_ns"), source.whole("end_ns")
+    numbers = rank_pairs(*(to_int64(source.frame[name]) for name in ("pid", "tid")))
+    start, end = source.int64("start_ns"), source.int64("end_ns")
     # Of ranges with the same times an op comes before an annotation, as their kinds do.
-    rows = arrange(kept, numbers, start, end, source.array("kind"), source.whole("id"))
+    rows = arrange(kept, numbers, start, end, source.array("kind"), source.int64("id"))
     del kept
     at = rows.astype(np.intp)  # numpy takes three times as long with rows of 32 bits
     threads, call_threads = numbers[at], numbers[calls]
@@ -226,31 +236,31 @@ def _nested(source: Table, kept: Ints, calls: Ints) -> tuple[Ranges, _Asked]:
     found = nest(threads, start[at], end[at], what, names.codes, *where, siblings=True)
     on_main = np.full(len(calls), -1, np.int64)
     on_main[borrows] = found.asked_ann[len(calls) :]
-    sequence = source.whole_at("sequence", at)
+    sequence = source.int64_at("sequence", at)
     around = found.op_of, found.ann_of, found.path, found.before, found.after
-    ranges = Ranges(source, rows, names, is_op, narrow(threads), sequence, *around, main)
+    ranges = Ranges(source, rows, names, is_op, as_int32(threads), sequence, *around, main)
     return ranges, _Asked(call_threads, found.asked_op[: len(calls)], found.asked_ann[: len(calls)], on_main)
 
 
 def op_facts(ranges: Ranges, launches: Launches) -> list[pl.Series]:
     """Return the id, input shapes and input types of the op that launched each GPU event."""
-    rows = pl.Series("row", pick(ranges.rows, launches.op))
+    rows = pl.Series("row", take_or_missing(ranges.rows, launches.op))
     known = pl.when(pl.lit(rows) >= 0).then(pl.lit(rows))
     facts = ranges.source.frame.select(pl.col("id", "shapes", "dtypes").gather(known))
     return facts.rename({"id": "op_id"}).get_columns()
 
 
-def _first_calls(source: Table, wanted: Ints) -> Ints:
+def _first_calls(source: ColumnReader, wanted: Ints) -> Ints:
     """Rows of one call for each correlation that is *wanted*: the earliest, as driver calls sit inside runtime calls.
 
     They come in the order of their correlations.
     """
     rows = np.flatnonzero(_of_kind(source, "runtime", "driver"))
-    number = source.whole_at("correlation", rows)
-    asked = among(number, np.sort(wanted, kind="stable")) & (number != UNSAID)
+    number = source.int64_at("correlation", rows)
+    asked = is_in_sorted(number, np.sort(wanted, kind="stable")) & (number != NULL_INT64)
     rows, number = rows[asked], number[asked]
     order = np.argsort(number, kind="stable")  # calls come nearly in the order of their numbers
-    start = source.whole("start_ns")[rows]
+    start = source.int64("start_ns")[rows]
     again = number[order][1:] == number[order][:-1]
     if bool((again & (np.diff(start[order]) < 0)).any()):
         order = np.lexsort((start, number))
@@ -260,7 +270,7 @@ def _first_calls(source: Table, wanted: Ints) -> Ints:
     return found
 
 
-def _main_thread(threads: Ints, names: Text) -> int:
+def _main_thread(threads: Ints, names: CategoryColumn) -> int:
     """Return the main thread: the one with most ops, counting those of the autograd engine out."""
     if not len(threads):
         return -1
@@ -272,7 +282,7 @@ def _main_thread(threads: Ints, names: Text) -> int:
     return int((counts.reshape(-1, size) @ np.roll(weight, 1)).argmax())
 
 
-def _engines(threads: Ints, call_threads: Ints, names: Text) -> Bools:
+def _engines(threads: Ints, call_threads: Ints, names: CategoryColumn) -> Bools:
     """Of every thread: the autograd engine runs nodes on it."""
     engine = np.zeros(int(max(threads.max(initial=-1), call_threads.max(initial=-1))) + 1, np.bool_)
     engine[threads[names.matches(f"^{NODE}")]] = True
@@ -280,13 +290,13 @@ def _engines(threads: Ints, call_threads: Ints, names: Text) -> Bools:
 
 
 def _attach(gpu: Gpu, ranges: Ranges, calls: Ints, asked: _Asked) -> Launches:
-    known, wanted = ranges.source.whole_at("correlation", calls), gpu.whole("correlation")
-    fire = find(wanted, known)
+    known, wanted = ranges.source.int64_at("correlation", calls), gpu.int64("correlation")
+    fire = find_sorted(wanted, known)
     # The autograd engine works on threads of its own while the caller waits inside its annotation.
-    ann = pick(np.where(asked.ann < 0, asked.ann_on_main, asked.ann), fire)
-    at, tid = (pick(ranges.source.whole_at(name, calls), fire) for name in ("start_ns", "tid"))
+    ann = take_or_missing(np.where(asked.ann < 0, asked.ann_on_main, asked.ann), fire)
+    at, tid = (take_or_missing(ranges.source.int64_at(name, calls), fire) for name in ("start_ns", "tid"))
     op, at, thread, tid = _by_external_id(
-        gpu, ranges, pick(asked.op, fire), at, thread=pick(asked.thread, fire), tid=tid
+        gpu, ranges, take_or_missing(asked.op, fire), at, thread=take_or_missing(asked.thread, fire), tid=tid
     )
     chain, annotations = ranges.paths(op, ranges.op_of), ranges.paths(ann, ranges.ann_of)
     names = ranges.name.take(op), ranges.name.take(ann)
@@ -298,7 +308,7 @@ def _by_external_id(
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Find the op that an event without a call still names, unless external ids merely repeat correlations."""
     lost = at < 0
-    if not lost.any() or gpu.silent("external_id"):
+    if not lost.any() or gpu.is_all_null("external_id"):
         return op, at, thread, tid
     external = gpu.frame["external_id"]
     if int((external == gpu.frame["correlation"]).sum()) > 0.9 * len(gpu):
@@ -308,11 +318,11 @@ def _by_external_id(
     matched = gpu.frame.select("external_id").join(
         known.unique("external_id", keep="last"), on="external_id", how="left", maintain_order="left"
     )
-    row = np.where(lost, whole_numbers(matched["row"].cast(pl.Int64)), -1)
+    row = np.where(lost, to_int64(matched["row"].cast(pl.Int64)), -1)
     use = row >= 0
     if not use.any():
         return op, at, thread, tid
-    tids = whole_numbers(ranges.column("tid", np.arange(len(ranges))))
+    tids = to_int64(ranges.column("tid", np.arange(len(ranges))))
     return (
         np.where(use, row, op),
         np.where(use, ranges.start(row), at),

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text, find, pick
+from tracekit._util.arrays import Bools, find_sorted, take_or_missing
+from tracekit._util.categories import CategoryColumn
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
@@ -68,11 +69,11 @@ def _forward_sizes(ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, 
     numbers, first, count = np.unique(sequence[forward], return_index=True, return_counts=True)
     only = np.append(np.where(count == 1, forward[first], -1), -1)
     asked = np.where(node >= 0, autograd.node_sequence[node], -2)
-    forward_call = only[find(asked, numbers)]
-    return Dims(*(pick(values, forward_call, missing=0) for values in (size.rows, size.inner, size.columns)))
+    forward_call = only[find_sorted(asked, numbers)]
+    return Dims(*(take_or_missing(values, forward_call, missing=0) for values in (size.rows, size.inner, size.columns)))
 
 
-def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, *, rerun: Bools) -> Text:
+def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, *, rerun: Bools) -> CategoryColumn:
     """Contracting the forward's rows is wgrad, its columns dgrad; with no forward at hand, the weights' shapes tell."""
     in_node, size = node >= 0, Dims.of(ranges, calls)
     original = _forward_sizes(ranges, autograd, calls, size, node)
@@ -86,7 +87,7 @@ def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, 
     free = size.known & ~original.known & autograd.active & ~rerun
     counts = np.unique(size.rows[ahead])  # how many tokens products have for rows
     contracts, keeps = np.isin(size.inner, counts), np.isin(size.rows, counts)
-    return Text.choose(
+    return CategoryColumn.choose(
         len(calls),
         [
             ("wgrad", paired & tokens & ~wide),

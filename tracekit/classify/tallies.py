@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 
 _TURNS = ("first", "second")
@@ -21,13 +22,13 @@ def node_rows(products: Bools, node: Ints, at: Ints) -> Ints:
     return rows[np.argsort(at[rows], kind="stable")]
 
 
-def turns(products: Bools, node: Ints, at: Ints) -> Text:
+def turns(products: Bools, node: Ints, at: Ints) -> CategoryColumn:
     """Return the products of one node in turns: first, second, first again."""
     rows = node_rows(products, node, at)
     return _spread(rows, places(node[rows])[0] % 2, len(products))
 
 
-def halves(products: Bools, node: Ints, at: Ints) -> Text:
+def halves(products: Bools, node: Ints, at: Ints) -> CategoryColumn:
     """Return which half of its node's products each is in; null where their number is odd.
 
     >>> one = np.zeros(4, np.int64)
@@ -39,7 +40,7 @@ def halves(products: Bools, node: Ints, at: Ints) -> Text:
     return _spread(rows, np.where(count % 2 == 0, 2 * place // np.maximum(count, 1), -1), len(products))
 
 
-def shares(products: Bools, node: Ints, sequence: Ints, ahead: Bools) -> Text:
+def shares(products: Bools, node: Ints, sequence: Ints, ahead: Bools) -> CategoryColumn:
     """Return a node's number of products against its forward's: once, twice, or odd; null for what is not a product.
 
     *sequence* ties the events of a node to those of its forward, which are *ahead*.
@@ -47,17 +48,17 @@ def shares(products: Bools, node: Ints, sequence: Ints, ahead: Bools) -> Text:
     rows = np.flatnonzero(products & (node >= 0))
     numbers, count = np.unique(sequence[products & ahead & (sequence >= 0)], return_counts=True)
     if not len(rows) or not len(numbers):
-        return Text(_SHARES, np.full(len(products), -1, np.int64))
+        return CategoryColumn(_SHARES, np.full(len(products), -1, np.int64))
     per_node = np.bincount(node[rows])
     place = np.minimum(np.searchsorted(numbers, sequence[rows]), len(numbers) - 1)
     theirs, here = count[place], per_node[node[rows]]
     share = np.where(here == theirs, 0, np.where(here == 2 * theirs, 1, 2))
     out = np.full(len(products), -1, np.int64)
     out[rows] = np.where(numbers[place] == sequence[rows], share, -1)
-    return Text(_SHARES, out)
+    return CategoryColumn(_SHARES, out)
 
 
-def owed(products: Bools, share: Text, outside: Bools, at: Ints) -> Bools:
+def owed(products: Bools, share: CategoryColumn, outside: Bools, at: Ints) -> Bools:
     """Products *outside* the engine that pay for nodes which ran theirs once, each for one, while any is owed."""
     due = products & share.any_of("once")
     order = np.argsort(at, kind="stable")
@@ -85,7 +86,7 @@ def places(group: Ints) -> tuple[Ints, Ints]:
     return place, count
 
 
-def _spread(rows: Ints, codes: Ints, size: int) -> Text:
+def _spread(rows: Ints, codes: Ints, size: int) -> CategoryColumn:
     out = np.full(size, -1, np.int64)
     out[rows] = codes
-    return Text(_TURNS, out)
+    return CategoryColumn(_TURNS, out)

@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Places, Text
+from tracekit._util.arrays import Bools, Int32s
+from tracekit._util.categories import CategoryColumn
 from tracekit.classify._nest import Ints
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.directions import BACKWARD, FORWARD, OPTIMIZER, WGRAD
@@ -45,11 +46,11 @@ def read_threads(gpu: Gpu, launches: Launches, autograd: Autograd, *, comm: Bool
             repeated = layout.any_of("forward") & ~back
             sure &= back | layout.any_of("dgrad", "wgrad")
         again |= repeated
-    site = Text.choose(len(gpu), [("recompute", again), ("backward", sure)])
+    site = CategoryColumn.choose(len(gpu), [("recompute", again), ("backward", sure)])
     return replace(autograd, site=site)
 
 
-def _reruns(name: Places, launches: Launches, engine: Bools, forward: Bools, telling: Bools) -> Bools:
+def _reruns(name: Int32s, launches: Launches, engine: Bools, forward: Bools, telling: Bools) -> Bools:
     """Kernels of the engine that repeat a stretch of the forward, name by name, with something *telling* in it.
 
     A backward shares a few kernels in a row with its forward by chance: elementwise ones, and no product among them.
@@ -73,7 +74,7 @@ def _in_order(launches: Launches, mask: Bools) -> Ints:
     return rows[np.lexsort((launches.at[rows], launches.thread[rows]))]
 
 
-def _windows(name: Places) -> pl.DataFrame:
+def _windows(name: Int32s) -> pl.DataFrame:
     """Return every stretch of ``REPEATED`` names, and where it begins (``at``)."""
     count = max(len(name) - REPEATED + 1, 0)
     columns = {f"name{k}": name[k : k + count] for k in range(REPEATED)}

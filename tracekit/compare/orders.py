@@ -12,9 +12,8 @@ from difflib import SequenceMatcher
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from tracekit._util.native import native
+from tracekit._loops import edit_distance
 from tracekit.schedules import Op
 
 Unit = tuple[str, int, int]
@@ -120,25 +119,6 @@ def grain(measured: Sequence[Op], expected: Sequence[Op]) -> Counter[str]:
     return Counter({kind: want[kind] - have[kind] for kind in ("FB", "I") if want[kind] > have[kind]})
 
 
-@native("int64(int64[::1], int64[::1], int64, int64[::1])")
-def _distance(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], limit: int, reach: npt.NDArray[np.int64]) -> int:
-    """Return insertions and deletions between two sequences (Myers), or *limit* + 1 when there are more.
-
-    *reach* is 2 *limit* + 3 zeros.
-    """
-    n, m = len(a), len(b)
-    for d in range(limit + 1):
-        for k in range(-d, d + 1, 2):
-            at = k + limit + 1
-            x = reach[at + 1] if k == -d or (k != d and reach[at - 1] < reach[at + 1]) else reach[at - 1] + 1
-            while x < n and x - k < m and a[x] == b[x - k]:
-                x += 1
-            reach[at] = x
-            if x >= n and x - k >= m:
-                return d
-    return limit + 1
-
-
 def distance(measured: Sequence[Op], expected: Sequence[Op], *, limit: int = 400) -> int:
     """Units to insert and delete to turn one order into the other; stops counting beyond *limit*.
 
@@ -150,7 +130,7 @@ def distance(measured: Sequence[Op], expected: Sequence[Op], *, limit: int = 400
         np.array([code.setdefault(u, len(code)) for op in order for u in units(op)], np.int64)
         for order in (measured, expected)
     )
-    return _distance(a, b, limit, np.zeros(2 * limit + 3, np.int64))
+    return edit_distance.count_edits(a, b, limit, np.zeros(2 * limit + 3, np.int64))
 
 
 def differences(rank: int, measured: Sequence[Op], expected: Sequence[Op], *, most: int = 20) -> list[Difference]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
-from tracekit._util.native import native, whole
+from tracekit._loops import replay
+from tracekit._util.arrays import as_int64
+from tracekit._util.columns import to_int64
 from tracekit.reconstruct.pipeline import Pipeline
 
 Ints = npt.NDArray[np.int64]
@@ -44,11 +46,11 @@ class Graph:
         """
         position = cells["position"].to_numpy().astype(np.int64)
         op = cells["op"].cast(pl.String).to_numpy().astype(str)
-        stage, microbatch = (whole_numbers(cells[n], 0) for n in ("stage", "microbatch"))
+        stage, microbatch = (to_int64(cells[n], 0) for n in ("stage", "microbatch"))
         block = op == "FB"
-        other = whole_numbers(cells["b_stage"], -1)
+        other = to_int64(cells["b_stage"], -1)
         b_stage = np.where(block, np.maximum(other, 0), stage)
-        b_microbatch = np.where(block, whole_numbers(cells["b_microbatch"], 0), microbatch)
+        b_microbatch = np.where(block, to_int64(cells["b_microbatch"], 0), microbatch)
         waits = _waits(position, op, (stage, microbatch), (b_stage, b_microbatch))
         first = np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2))
         order, broken = _running_order(waits, first)
@@ -64,7 +66,7 @@ class Graph:
         if early is not None:
             lead = np.floor(early * np.append(duration, 0)[self.waits]).astype(np.int64)
         start, end = np.zeros((2, len(duration)), np.int64)
-        _replay(self.order, self.waits, whole(duration), whole(still), lead, start, end)
+        replay.run_cells(self.order, self.waits, as_int64(duration), as_int64(still), lead, start, end)
         return start, end
 
     def makespan(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> int:
@@ -73,9 +75,18 @@ class Graph:
 
     def makespans(self, durations: Ints, delays: Ints, early: Shares, *, first_early: int) -> list[int]:
         """Return the makespan of each row of *durations* and *delays*; *early* counts from row *first_early* on."""
-        ends, made = np.zeros(durations.shape[1], np.int64), np.zeros(len(durations), np.int64)
-        _replay_all(self.order, self.waits, whole(durations), whole(delays), early, first_early, ends, made)
-        return made.tolist()
+        ends, makespans = np.zeros(durations.shape[1], np.int64), np.zeros(len(durations), np.int64)
+        replay.measure_makespans(
+            self.order,
+            self.waits,
+            as_int64(durations),
+            as_int64(delays),
+            np.ascontiguousarray(early, np.float64),
+            first_early,
+            ends,
+            makespans,
+        )
+        return makespans.tolist()
 
     def ready(self, start: Ints, end: Ints) -> tuple[Ints, Shares]:
         """Return when each cell's inputs were all there, and by what share of an awaited cell it was ahead of its end.
@@ -108,10 +119,22 @@ class Graph:
 
     def idle_by_phase(self, start: Ints, end: Ints) -> dict[int, tuple[int, ...]]:
         """Return idle time per position: before its first backward, up to its last forward, after it."""
-        idle = np.zeros((max(self.positions, default=-1) + 1, 3), np.int64)
-        _idle(self.position, self.is_forward, self.is_backward, whole(start), whole(end), idle)
-        rows = idle.tolist()
-        return {at: tuple(rows[at]) for at in self.positions}
+        if not self.positions:
+            return {}
+        begin, final = min(int(start.min()), 0), max(int(end.max()), 0)
+        first_backward = np.full(self.positions[-1] + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first_backward, self.position[self.is_backward], start[self.is_backward])
+        first_backward[first_backward == np.iinfo(np.int64).max] = final  # positions without a backward
+        last_forward = np.full_like(first_backward, begin)
+        np.maximum.at(last_forward, self.position[self.is_forward], end[self.is_forward])
+        edges = [begin, first_backward, np.maximum(first_backward, last_forward), final]
+        idle = []
+        for since, until in pairwise(np.broadcast_to(edge, first_backward.shape) for edge in edges):
+            busy = np.minimum(end, until[self.position]) - np.maximum(start, since[self.position])
+            phase_idle = until - since
+            np.subtract.at(phase_idle, self.position, np.maximum(busy, 0))
+            idle.append(np.maximum(phase_idle, 0).tolist())
+        return {at: tuple(phase[at] for phase in idle) for at in self.positions}
 
     def averages(self, work: Ints) -> tuple[Ints, Ints]:
         """Return for each cell the median of its op on its stage, and the mean of those over the stages."""
@@ -175,32 +198,6 @@ class Graphs:
         return self._made[key]
 
 
-@native("void(int64[::1], boolean[::1], boolean[::1], int64[::1], int64[::1], int64[:,::1])")
-def _idle(  # noqa: PLR0917 - compiled code takes no keywords
-    position: Ints, forward: Bools, backward: Bools, start: Ints, end: Ints, idle: Ints
-) -> None:
-    """Fill *idle*: of each position, before its first backward, up to its last forward, and after it."""
-    low, high = np.int64(0), np.int64(0)
-    for i in range(len(position)):
-        low, high = min(low, start[i]), max(high, end[i])
-    for at in range(len(idle)):
-        warm, cool, back = high, low, False
-        for i in range(len(position)):
-            if position[i] == at and backward[i]:
-                warm, back = min(warm, start[i]) if back else start[i], True
-            if position[i] == at and forward[i]:
-                cool = max(cool, end[i])
-        cool = max(warm, cool)
-        idle[at, 0], idle[at, 1], idle[at, 2] = warm - low, cool - warm, high - cool
-        for i in range(len(position)):
-            if position[i] == at:
-                idle[at, 0] -= max(min(end[i], warm) - max(start[i], low), 0)
-                idle[at, 1] -= max(min(end[i], cool) - max(start[i], warm), 0)
-                idle[at, 2] -= max(min(end[i], high) - max(start[i], cool), 0)
-        for phase in range(3):
-            idle[at, phase] = max(idle[at, phase], 0)
-
-
 def _waits(position: Ints, op: npt.NDArray[np.str_], forth: tuple[Ints, Ints], back: tuple[Ints, Ints]) -> Ints:
     n = len(op)
     index = np.arange(n)
@@ -223,76 +220,8 @@ def _waits(position: Ints, op: npt.NDArray[np.str_], forth: tuple[Ints, Ints], b
     return waits
 
 
-@native("int64(int64[:,::1], int64[::1], int64[::1], int64[::1], boolean[::1])")
-def _place(waits: Ints, at: Ints, last: Ints, order: Ints, done: npt.NDArray[np.bool_]) -> int:
-    """Fill *order*, taking cells from each rank's *at* up to its *last*; return how many waits had to be given up."""
-    n, ranks = len(waits), len(at)
-    placed, broken = 0, 0
-    while placed < n:
-        moved = False
-        for r in range(ranks):
-            while at[r] < last[r]:
-                i = at[r]
-                blocked = False
-                for k in range(1, 4):
-                    j = waits[i, k]
-                    if j >= 0 and not done[j]:
-                        blocked = True
-                if blocked:
-                    break
-                order[placed] = i
-                done[i] = True
-                placed += 1
-                at[r] += 1
-                moved = True
-        if not moved:
-            for r in range(ranks):  # a ring: let the first stuck cell go
-                if at[r] < last[r]:
-                    for k in range(1, 4):
-                        j = waits[at[r], k]
-                        if j >= 0 and not done[j]:
-                            waits[at[r], k] = -1
-                            broken += 1
-                    break
-    return broken
-
-
 def _running_order(waits: Ints, first: Ints) -> tuple[Ints, int]:
-    """Return an order in which every cell comes after what it waits for, and how many waits ran in a ring."""
-    order = np.empty(len(waits), np.int64)
-    return order, _place(waits, first[:-1].copy(), first[1:].copy(), order, np.zeros(len(waits), np.bool_))
-
-
-@native("void(int64[::1], int64[:,::1], int64[::1], int64[::1], int64[:,::1], int64[::1], int64[::1])")
-def _replay(  # noqa: PLR0917 - compiled code takes no keywords
-    order: Ints, waits: Ints, duration: Ints, delay: Ints, lead: Ints, start: Ints, end: Ints
-) -> None:
-    for i in order:
-        ready = np.int64(0)
-        for k in range(4):
-            j = waits[i, k]
-            if j >= 0 and end[j] - lead[i, k] > ready:
-                ready = end[j] - lead[i, k]
-        start[i] = ready + delay[i]
-        end[i] = start[i] + duration[i]
-
-
-@native("void(int64[::1], int64[:,::1], int64[:,::1], int64[:,::1], float64[:,::1], int64, int64[::1], int64[::1])")
-def _replay_all(  # noqa: PLR0917 - compiled code takes no keywords
-    order: Ints, waits: Ints, duration: Ints, delay: Ints, early: Shares, first_early: int, end: Ints, makespan: Ints
-) -> None:
-    """Replay every row of *duration* and *delay*, from row *first_early* on with what came early (*end*: scratch)."""
-    for row in range(len(duration)):
-        last = np.int64(0)
-        for i in order:
-            ready = np.int64(0)
-            for k in range(4):
-                j = waits[i, k]
-                if j >= 0:
-                    lead = np.int64(0)
-                    if row >= first_early:
-                        lead = np.int64(early[i, k] * duration[row, j])  # neither is below 0: cut off is rounded down
-                    ready = max(ready, end[j] - lead)
-            end[i] = ready + delay[row, i] + duration[row, i]
-            last = max(last, end[i])
-        makespan[row] = last
+    """Return an order in which every cell comes after those it waits for, and how many dropped waits formed a ring."""
+    order, done = np.empty(len(waits), np.int64), np.zeros(len(waits), np.uint8)
+    dropped = replay.find_running_order(waits, first[:-1].copy(), first[1:], done, order)
+    return order, dropped

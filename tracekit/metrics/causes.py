@@ -32,8 +32,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Texts, alike
-from tracekit._util.columns import present, whole_numbers
+from tracekit._util.arrays import group_rows
+from tracekit._util.categories import CategoryColumns
+from tracekit._util.columns import present, to_int64
 from tracekit.intervals import Intervals, Longs, union
 from tracekit.metrics.holds import LAUNCH, NOTHING, OTHER, Holds, in_order
 from tracekit.metrics.host import blocked
@@ -87,18 +88,18 @@ class Rank:
             holds,
             labelled["start_ns"].to_numpy(),
             labelled["end_ns"].to_numpy(),
-            whole_numbers(launch, 0),
+            to_int64(launch, 0),
             present(launch),
             label_codes(labelled),
-            whole_numbers(labelled["part"]) if "part" in labelled.columns else np.zeros(len(labelled), np.int64),
+            to_int64(labelled["part"]) if "part" in labelled.columns else np.zeros(len(labelled), np.int64),
             blocked(calls),
             bool((~calls["blocks"]).any()),
         )
 
     @cached_property
-    def texts(self) -> Texts:
+    def texts(self) -> CategoryColumns:
         """What their text columns say."""
-        return Texts(self.labelled)
+        return CategoryColumns(self.labelled)
 
     @cached_property
     def order(self) -> Longs:
@@ -162,7 +163,7 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     # A late peer can take part of any cause but the same stream; of copies nobody else knows.
     apart = (cause != _SAME) & np.isin(EXPOSABLE, COMMUNICATION_LABELS)[label]
     rest = np.flatnonzero(~apart)
-    kind, first = alike(label[rest], part[rest], cause[rest])
+    kind, first = group_rows(label[rest], part[rest], cause[rest])
     summed = np.bincount(kind, weights=(end - start)[rest], minlength=len(first)).astype(np.int64)
     at = np.concatenate([np.flatnonzero(apart), rest[first]])
     order = np.argsort(label[at], kind="stable")
@@ -335,8 +336,8 @@ def peers_heard(pieces: pl.DataFrame, waited: pl.DataFrame, *, by_rank: bool = F
     own = _own_operations(pieces["id"], rank, waited, _ranks(waited, by_rank=by_rank))
     tied = pieces["id"].is_not_null().to_numpy()
     told = np.append(waited["wait_ns"].is_not_null().to_numpy(), False)[own]
-    until = np.append(waited["start_ns"].to_numpy() + whole_numbers(waited["wait_ns"], 0), 0)[own]
-    waits = np.where(tied & told, np.clip(until - whole_numbers(pieces["start_ns"], 0), 0, ns), 0)
+    until = np.append(waited["start_ns"].to_numpy() + to_int64(waited["wait_ns"], 0), 0)[own]
+    waits = np.where(tied & told, np.clip(until - to_int64(pieces["start_ns"], 0), 0, ns), 0)
     silent = tied & ~told
     cause = np.where(silent, EXPOSURE_CAUSES.index("unknown"), cause)
     late = np.flatnonzero(waits > 0)
@@ -358,7 +359,7 @@ def _ranks(table: pl.DataFrame, *, by_rank: bool) -> Longs:
 
 def _own_operations(ids: pl.Series, rank: Longs, waited: pl.DataFrame, of_rank: Longs) -> Longs:
     """Return the row of the operation that each piece is a part of; -1: none."""
-    piece, known = whole_numbers(ids, -1), whole_numbers(waited["id"], -1)
+    piece, known = to_int64(ids, -1), to_int64(waited["id"], -1)
     if not len(known):
         return np.full(len(piece), -1, np.int64)
     most = int(max(piece.max(initial=0), known.max())) + 2

@@ -13,8 +13,8 @@ import re
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import find
-from tracekit._util.columns import whole_numbers, with_nulls
+from tracekit._util.arrays import find_sorted
+from tracekit._util.columns import to_int64, with_nulls
 from tracekit.intervals import EMPTY, Intervals, Longs, sums
 from tracekit.metrics.budget import unrecorded_gaps
 from tracekit.metrics.host import LAUNCHES
@@ -50,7 +50,7 @@ def with_slow_calls(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame
     """
     end = calls["end_ns"].to_numpy()
     rows = np.flatnonzero(end - calls["start_ns"].to_numpy() > SLOW_CALL_NS)
-    number, name = whole_numbers(calls["correlation"][rows]).tolist(), calls["name"][rows].to_list()
+    number, name = to_int64(calls["correlation"][rows]).tolist(), calls["name"][rows].to_list()
     slow = {}  # by number; of several calls with one, the last
     for one, called, row in zip(number, name, rows.tolist(), strict=True):
         if one >= 0 and re.search(LAUNCHES, called):
@@ -59,7 +59,7 @@ def with_slow_calls(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame
     if not launches:
         return labelled.with_columns(launch_end_ns=pl.lit(None, pl.Int64))
     ordered, row = np.array(launches, np.int64).T
-    at = find(whole_numbers(labelled["correlation"]), np.ascontiguousarray(ordered))
+    at = find_sorted(to_int64(labelled["correlation"]), np.ascontiguousarray(ordered))
     return labelled.with_columns(with_nulls(end[row][at], at >= 0).alias("launch_end_ns"))
 
 
@@ -101,7 +101,7 @@ def _in_call(labelled: pl.DataFrame, following: Longs, holes: Intervals, bound: 
     """Return the part of each gap in which the launch of the event that ended it had begun and not returned."""
     if "launch_end_ns" not in labelled.columns:
         return np.zeros(len(holes), np.int64)
-    returned = whole_numbers(labelled["launch_end_ns"][following], 0)
+    returned = to_int64(labelled["launch_end_ns"][following], 0)
     begun = holes.start_ns + bound
     inside: Longs = np.clip(returned - begun, 0, holes.end_ns - begun)
     return inside
@@ -109,9 +109,9 @@ def _in_call(labelled: pl.DataFrame, following: Longs, holes: Intervals, bound: 
 
 def _following(labelled: pl.DataFrame, holes: Intervals, part: str | None) -> tuple[Longs, Longs]:
     """Return the event that ends each gap and its launch: of several that start together, the one launched first."""
-    start, launch = labelled["start_ns"].to_numpy(), whole_numbers(labelled["launch_ns"], _NEVER)
+    start, launch = labelled["start_ns"].to_numpy(), to_int64(labelled["launch_ns"], _NEVER)
     rows = np.flatnonzero(labelled["end_ns"].to_numpy() > start)
-    group = whole_numbers(labelled[part])[rows] if part is not None else np.zeros(len(rows), np.int64)
+    group = to_int64(labelled[part])[rows] if part is not None else np.zeros(len(rows), np.int64)
     order = np.lexsort((start[rows], group))
     rows, group = rows[order], group[order]
     begins = start[rows]

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Texts, alike
+from tracekit._util.arrays import group_rows
+from tracekit._util.categories import CategoryColumns
 from tracekit.metrics.lanes import COMPUTE_SET, Lanes, among_labels
 
 LEAST = 3
@@ -36,7 +37,7 @@ COSTS = pl.Schema(
 )
 
 
-def hiding_costs(labelled: pl.DataFrame, lanes: Lanes, *, texts: Texts | None = None) -> pl.DataFrame:
+def hiding_costs(labelled: pl.DataFrame, lanes: Lanes, *, texts: CategoryColumns | None = None) -> pl.DataFrame:
     """Return, for each compute label of one rank, the time of kernels beside communication and of the same alone.
 
     >>> rows = [("k", 0, 10), ("k", 20, 30), ("k", 40, 50), ("k", 100, 112), ("k", 120, 132), ("k", 140, 152)]
@@ -53,8 +54,8 @@ def hiding_costs(labelled: pl.DataFrame, lanes: Lanes, *, texts: Texts | None = 
     ns = end[rows] - start[rows]
     beside = lanes.communication.covered_ns(start[rows], end[rows])
     alone, busy = beside == 0, beside >= BESIDE * ns
-    texts = texts or Texts(labelled)
-    kind, first = alike(*(texts[key].codes[rows] for key in keys))
+    texts = texts or CategoryColumns(labelled)
+    kind, first = group_rows(*(texts[key].codes[rows] for key in keys))
     often, kernels = (np.bincount(kind[which], minlength=len(first)) for which in (alone, busy))
     all_ns = np.bincount(kind[busy], ns[busy], len(first)).astype(np.int64)
     many = (often >= LEAST) & (kernels >= LEAST)
@@ -66,7 +67,7 @@ def hiding_costs(labelled: pl.DataFrame, lanes: Lanes, *, texts: Texts | None = 
     fits = even["kind"].to_numpy()
     usual = np.zeros((3, len(first)))
     usual[:, fits] = kernels[fits], all_ns[fits], np.round(even["q50"].to_numpy() * kernels[fits])
-    place, label = alike(texts["label"].codes[rows[first]])
+    place, label = group_rows(texts["label"].codes[rows[first]])
     sums = [np.bincount(place, weights).astype(np.int64) for weights in (*usual, all_ns)]
     named = pl.Series("label", texts["label"].take(rows[first[label]]).strings(), dtype=pl.String)
     table = pl.DataFrame([named, *(pl.Series(c, column) for c, column in zip(list(COSTS)[1:], sums, strict=True))])

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Text
-from tracekit._util.columns import present, whole_numbers
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import present, to_int64
 from tracekit.intervals import Longs
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
@@ -93,7 +93,7 @@ def holds(labelled: pl.DataFrame, waits_ns: Longs | None = None) -> Holds:
 def _is_compute(labelled: pl.DataFrame) -> Bools:
     if "label" not in labelled.columns:
         return np.ones(len(labelled), np.bool_)
-    return ~Text.of(labelled["label"]).map((*COMMUNICATION_LABELS, *COPY_LABELS).__contains__)
+    return ~CategoryColumn.from_series(labelled["label"]).map((*COMMUNICATION_LABELS, *COPY_LABELS).__contains__)
 
 
 def _waits(before: Longs, launch: Longs, known: Bools, waits_ns: Longs | None) -> Bools:
@@ -133,14 +133,14 @@ def in_order(start: Longs, end: Longs) -> Longs:
 def _columns(labelled: pl.DataFrame) -> tuple[Longs, Longs, Longs, Bools, Longs]:
     start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
     launch = labelled["launch_ns"]
-    return start, end, whole_numbers(launch, 0), present(launch), streams(labelled)
+    return start, end, to_int64(launch, 0), present(launch), streams(labelled)
 
 
 def streams(labelled: pl.DataFrame) -> Longs:
     """Return a number from 0 for each event's stream; streams of several devices are apart."""
-    stream = whole_numbers(labelled["stream"])
+    stream = to_int64(labelled["stream"])
     if "device" in labelled.columns and labelled["device"].n_unique() > 1:
-        stream = stream + (whole_numbers(labelled["device"]) + 1) * (1 << 40)
+        stream = stream + (to_int64(labelled["device"]) + 1) * (1 << 40)
     known = np.unique(stream[np.flatnonzero(np.diff(stream, prepend=stream[:1] - 1))])  # of runs, few by few
     return np.searchsorted(known, stream)
 

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
 from tracekit.intervals import Intervals, union
 
 LAUNCHES = "LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy"
@@ -36,9 +37,9 @@ class Api:
     calls: pl.DataFrame
 
     @cached_property
-    def names(self) -> Text:
+    def names(self) -> CategoryColumn:
         """What each call is called."""
-        return Text.of(self.calls["name"])
+        return CategoryColumn.from_series(self.calls["name"])
 
     def named(self, pattern: str) -> Bools:
         """Return in which calls' names *pattern* is found.

@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Places, Text, alike, find, pick
-from tracekit._util.columns import whole_numbers
-from tracekit._util.native import whole
-from tracekit._util.sets import NEVER, touch
+from tracekit._loops.interval_sets import NEVER
+from tracekit._util.arrays import Bools, Int32s, find_sorted, group_rows, take_or_missing
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import to_int64
 from tracekit.classify._nest import OP, Nested, nest
-from tracekit.intervals import Longs
+from tracekit.intervals import Longs, touches_any
 from tracekit.metrics.host import BLOCKS, Api
 from tracekit.schema import KINDS
 
@@ -66,7 +66,7 @@ def instead_of_launching(events: pl.DataFrame, labelled: pl.DataFrame, holes: pl
     if not len(asked) or "tid" not in events.columns:
         return ROWS.to_frame()
     start = holes["start_ns"].to_numpy()[asked]
-    tids = whole_numbers(labelled["launch_tid"][holes["next"].to_numpy()[asked]])
+    tids = to_int64(labelled["launch_tid"][holes["next"].to_numpy()[asked]])
     stretches = _Stretches(start, start + bound[asked], tids)
     threads = [int(tid) for tid in labelled["launch_tid"].drop_nulls().unique().to_list()]
     host = _Ranges.of(events, stretches, threads, HOST_KINDS)
@@ -96,8 +96,8 @@ def inside_launches(api: Api, labelled: pl.DataFrame, holes: pl.DataFrame) -> in
     """
     if holes.is_empty() or not {"correlation", "end_ns"} <= set(api.calls.columns):
         return 0
-    asked = whole_numbers(labelled["correlation"])[holes["next"].to_numpy()]
-    returned = _returned(whole_numbers(api.calls["correlation"]), api.calls["end_ns"].to_numpy(), asked)
+    asked = to_int64(labelled["correlation"])[holes["next"].to_numpy()]
+    returned = _returned(to_int64(api.calls["correlation"]), api.calls["end_ns"].to_numpy(), asked)
     start, until, bound = (holes[c].to_numpy() for c in ("start_ns", "end_ns", "launch_bound_ns"))
     return int(np.maximum(np.minimum(returned, until) - start - bound, 0).sum())
 
@@ -111,7 +111,7 @@ def _returned(number: Longs, end: Longs, asked: Longs) -> Longs:
     number = number[order]
     first = np.flatnonzero(np.diff(number, prepend=-1))  # none is numbered -1: these come first, and do not count
     last = np.maximum.reduceat(end[order], first)
-    return pick(last, find(asked, number[first]), NEVER)
+    return take_or_missing(last, find_sorted(asked, number[first]), NEVER)
 
 
 class _Stretches:
@@ -123,16 +123,15 @@ class _Stretches:
 
     def touch(self, start: Longs, end: Longs, asked: Bools) -> Longs:
         """Return which of the ranges *asked* for touch a stretch."""
-        touched = asked.copy()
-        touch(whole(self.start), whole(self.end), whole(start), whole(end), touched)
-        return np.flatnonzero(touched)
+        rows = np.flatnonzero(asked)
+        return rows[touches_any(start[rows], end[rows], self.start, self.end)]
 
 
 class _Ranges(msgspec.Struct, frozen=True, eq=False):
     """Ranges of the host's threads, in order of thread and start; of two that start together the longer one first."""
 
     kind: Longs
-    name: Text
+    name: CategoryColumn
     tid: Longs
     start: Longs
     end: Longs
@@ -145,16 +144,18 @@ class _Ranges(msgspec.Struct, frozen=True, eq=False):
         wanted[[KINDS.index(name) for name in kinds]] = True
         if not wanted[kind].any():
             nothing = np.zeros(0, np.int64)
-            return cls(nothing, Text.constant(None, 0), nothing, nothing, nothing)
+            return cls(nothing, CategoryColumn.constant(None, 0), nothing, nothing, nothing)
         start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
         at = stretches.touch(start, end, wanted[kind])
-        tid = whole_numbers(events["tid"][at], NEVER)
+        tid = to_int64(events["tid"][at], NEVER)
         own = np.isin(tid, threads)
         at, tid = at[own], tid[own]
         keys = pl.DataFrame({"tid": tid, "start_ns": start[at], "end_ns": end[at]})
         order = keys.select(pl.arg_sort_by("tid", "start_ns", -pl.col("end_ns"))).to_series().to_numpy()
         at = at[order]
-        return cls(kind[at].astype(np.int64), Text.of(events["name"][at]), tid[order], start[at], end[at])
+        return cls(
+            kind[at].astype(np.int64), CategoryColumn.from_series(events["name"][at]), tid[order], start[at], end[at]
+        )
 
     def __len__(self) -> int:
         return len(self.start)
@@ -187,8 +188,8 @@ def _innermost(host: _Ranges, stretches: _Stretches, threads: list[int]) -> tupl
     return stretches.tid[which], begin, end - begin, innermost
 
 
-def _summed(code: Longs, what: Text, line: Text, ns: Longs) -> pl.DataFrame:
-    kind, first = alike(code, what.codes, line.codes)
+def _summed(code: Longs, what: CategoryColumn, line: CategoryColumn, ns: Longs) -> pl.DataFrame:
+    kind, first = group_rows(code, what.codes, line.codes)
     total, count = np.bincount(kind, ns).astype(np.int64).tolist(), np.bincount(kind).tolist()
     named = zip(code[first].tolist(), what.take(first).strings(), line.take(first).strings(), total, count, strict=True)
     rows = sorted(named, key=lambda row: (-row[3], row[0], row[1] is not None, row[1] or ""))
@@ -197,7 +198,7 @@ def _summed(code: Longs, what: Text, line: Text, ns: Longs) -> pl.DataFrame:
 
 def _kinds_and_names(host: _Ranges, innermost: Longs) -> tuple[Longs, Longs]:
     """Return the kind of each cut, and the range whose name is shown for it; -1 for none."""
-    kind, first = alike(host.kind, host.name.codes)
+    kind, first = group_rows(host.kind, host.name.codes)
     names = host.name.take(first).strings()
     means = [_means(KINDS[of], name or "") for of, name in zip(host.kind[first].tolist(), names, strict=True)]
     codes = np.array([INSTEAD.index(one) for one in means], np.int64)[kind]
@@ -213,7 +214,7 @@ def _kinds_and_names(host: _Ranges, innermost: Longs) -> tuple[Longs, Longs]:
     return code, np.where((innermost >= 0) & (code != INSTEAD.index("python")), shown, -1)
 
 
-def _carrier(codes: Longs, around: Places) -> Longs:
+def _carrier(codes: Longs, around: Int32s) -> Longs:
     """Return the range each counts as: data loading and garbage collection count, whatever runs inside them."""
     special = np.isin(codes, [INSTEAD.index("data_loading"), INSTEAD.index("garbage_collection")])
     own = np.where(special, np.arange(len(codes)), -1)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import to_int64
 from tracekit.intervals import EMPTY, Intervals, Longs, union
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELLED, LABELS
 
@@ -37,7 +37,7 @@ def label_codes(labelled: pl.DataFrame) -> Longs:
     [0, 2]
     """
     label = labelled["label"]
-    return whole_numbers((label if label.dtype == _LABEL else label.cast(_LABEL)).to_physical())
+    return to_int64((label if label.dtype == _LABEL else label.cast(_LABEL)).to_physical())
 
 
 def among_labels(codes: Longs, labels: Iterable[str]) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present
 
 _COLLECTIVE = (
@@ -28,7 +29,7 @@ def may_be_message(operations: pl.DataFrame) -> Bools:
     >>> ops.filter(may_be_message(ops))["what"].to_list()
     ['p2p', 'sendrecv', 'device_kernel']
     """
-    label, what = Text.of(operations["label"]), Text.of(operations["what"])
+    label, what = CategoryColumn.from_series(operations["label"]), CategoryColumn.from_series(operations["what"])
     nameless = label.map(lambda text: text == "comm") & ~what.matches(_COLLECTIVE)
     named = what.map(lambda text: text in ("p2p", "sendrecv")) | label.map(lambda text: text == "pp_comm")
     return named | nameless
@@ -54,8 +55,8 @@ def issued_messages(events: pl.DataFrame) -> int:
     ...                               "collective": [None, None, "send"]}))
     1
     """
-    named, said = np.flatnonzero(Text.of(events["name"]).matches(_ISSUED)), events["collective"]
-    moved = np.flatnonzero(present(said))[Text.of(said.drop_nulls()).matches(_MOVED)]
+    named, said = np.flatnonzero(CategoryColumn.from_series(events["name"]).matches(_ISSUED)), events["collective"]
+    moved = np.flatnonzero(present(said))[CategoryColumn.from_series(said.drop_nulls()).matches(_MOVED)]
     return int(events["kind"][np.union1d(named, moved)].is_in(["cpu_op", "annotation"]).sum())
 
 

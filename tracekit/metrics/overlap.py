@@ -11,10 +11,10 @@ import numpy.typing as npt
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.coded import Text, Texts, alike
-from tracekit._util.columns import present, whole_numbers, with_nulls
-from tracekit._util.native import whole
-from tracekit._util.sets import NEVER, meet
+from tracekit._loops.interval_sets import NEVER, measure_overlap
+from tracekit._util.arrays import as_int64, group_rows
+from tracekit._util.categories import CategoryColumn, CategoryColumns
+from tracekit._util.columns import present, to_int64, with_nulls
 from tracekit.intervals import Longs, sums
 from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes
 from tracekit.schema import LABELS
@@ -70,7 +70,7 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     names = (*SETS, *LABELS)
     place = lanes.code + len(SETS)
     if part is not None:
-        place = place + whole_numbers(labelled[part]) * len(names)
+        place = place + to_int64(labelled[part]) * len(names)
     total, under = np.zeros((2, lanes.parts, len(names)), np.int64)
     for at, name in enumerate(names):
         lane = lanes.named(name)
@@ -84,7 +84,7 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     count += np.bincount(place, minlength=total.size)
     if "bytes" in labelled.columns:
         moved = np.flatnonzero(present(labelled["bytes"]))
-        np.add.at(size, place[moved], whole_numbers(labelled["bytes"])[moved])
+        np.add.at(size, place[moved], to_int64(labelled["bytes"])[moved])
         sized[place[moved]] = 1
     rows = np.flatnonzero((total.ravel() > 0) | (count > 0))
     return pl.DataFrame(
@@ -101,7 +101,7 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     )
 
 
-def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: Texts | None = None) -> pl.DataFrame:
+def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: CategoryColumns | None = None) -> pl.DataFrame:
     """Return how long each compute label (with pass and module) runs beside each communication or copy label and pass.
 
     Two kernels that hide the same moment both count, so a row of the matrix may sum to more than the label's
@@ -114,7 +114,7 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: Texts | No
     [(False, 'ep_dispatch', None, 'dgrad', None, 2), (True, 'ep_dispatch', 'forward', 'dgrad', 'mlp', 2)]
     """
     time = Time.of(labelled, part)
-    texts = texts or Texts(labelled)
+    texts = texts or CategoryColumns(labelled)
     label, pass_, module = (texts[name] for name in ("label", "pass", "module"))
     asked = np.flatnonzero(label.map(EXPOSABLE.__contains__))
     hiding = np.flatnonzero(label.map(COMPUTE_SET.__contains__))
@@ -167,11 +167,11 @@ class Time(msgspec.Struct, frozen=True, eq=False):
             order = np.argsort(start, kind="stable")
             rows, kind, start = rows[order], kind[order], start[order]
         reach = np.full_like(total, NEVER)
-        meet(
-            whole(self.part[rows] - self.parts.start),
-            whole(kind),
-            whole(start),
-            whole(self.end[rows]),
+        measure_overlap(
+            as_int64(self.part[rows] - self.parts.start),
+            as_int64(kind),
+            as_int64(start),
+            as_int64(self.end[rows]),
             reach,
             total,
             both,
@@ -188,8 +188,8 @@ class _Kinds(msgspec.Struct, frozen=True, eq=False):
     """Of each column, the value of each kind, and nothing at the end."""
 
     @classmethod
-    def of(cls, rows: Longs, *columns: Text) -> _Kinds:
-        code, first = alike(*(column.codes[rows] for column in columns))
+    def of(cls, rows: Longs, *columns: CategoryColumn) -> _Kinds:
+        code, first = group_rows(*(column.codes[rows] for column in columns))
         places = [np.append(column.codes[rows[first]], -1) for column in columns]
         values = (np.array([*column.values, None], object) for column in columns)
         return cls(rows, code, tuple(names[at] for names, at in zip(values, places, strict=True)))

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Bools
-from tracekit._util.columns import present, whole_numbers, with_nulls
-from tracekit._util.native import native, whole
+from tracekit._loops import critical_path
+from tracekit._util.arrays import Bools, as_int64
+from tracekit._util.columns import present, to_int64, with_nulls
 from tracekit.intervals import Intervals, Longs
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.holds import EARLY_NS, LAUNCH, NOTHING, STREAM
@@ -58,16 +58,17 @@ def path_nodes(rank: Rank, calls: pl.DataFrame, paid: Mapping[str, Intervals]) -
     by = np.where(holds.how == LAUNCH, let_go, holds.by)
     by = np.where((by >= 0) & (rank.start_ns[by] > rank.start_ns), -1, by)
     needed = (comm | last).astype(np.int64)
-    _mark(whole(order), whole(by), needed)
+    order, by = as_int64(order), as_int64(by)
+    critical_path.mark_walks(order, by, needed)
     on = needed > 0
     children = np.bincount(by[on & (by >= 0)], minlength=len(by))
     join = on & (holds.how == STREAM) & holds.sure & ~comm & (by >= 0)
     join &= (children[by] == 1) & (rank.label[by] == rank.label) & (rank.part[by] == rank.part) & ~last[by]
     run = np.full(len(by), -1, np.int64)
-    pieces = np.empty((3, len(by)), np.int64)
-    took = whole(rank.end_ns - rank.start_ns)
-    count = _number(whole(order), whole(by), needed, join.astype(np.int64), took, run, pieces)
-    head, tail, longest = pieces[:, :count]
+    took = as_int64(rank.end_ns - rank.start_ns)
+    head, tail, longest = np.empty((3, len(by)), np.int64)
+    count = critical_path.number_pieces(order, by, needed, join.astype(np.int64), took, run, head, tail, longest)
+    head, tail, longest = head[:count], tail[:count], longest[:count]
     return _table(rank, _Forest(head, tail, longest, by, on, run, last, comm, released), paid)
 
 
@@ -201,7 +202,7 @@ def _let_go(rank: Rank, calls: pl.DataFrame) -> tuple[Longs, Longs]:
     blocking = calls["blocks"].to_numpy()
     if threads is not None:
         tid = calls["tid"]
-        blocking = blocking & (np.isin(whole_numbers(tid), threads) | ~present(tid))
+        blocking = blocking & (np.isin(to_int64(tid), threads) | ~present(tid))
     if not blocking.any():
         return nothing, nothing
     began, ended = calls["start_ns"].to_numpy()[blocking], calls["end_ns"].to_numpy()[blocking]
@@ -226,37 +227,3 @@ def _launching(rank: Rank) -> Longs | None:
         return None
     tids = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()
     return tids if len(tids) else None
-
-
-@native("void(int64[::1], int64[::1], int64[::1])")
-def _mark(order: Longs, by: Longs, needed: Longs) -> None:
-    """Mark everything on a walk from a marked event; *order* has every event behind the one it follows."""
-    for i in range(len(order) - 1, -1, -1):
-        row = order[i]
-        if needed[row] > 0 and by[row] >= 0:
-            needed[by[row]] = 1
-
-
-@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[:,::1])")
-def _number(  # noqa: PLR0917 - compiled code takes no keywords
-    order: Longs, by: Longs, needed: Longs, join: Longs, took: Longs, run: Longs, pieces: Longs
-) -> int:
-    """Number the pieces, and return how many: an event that joins takes the number of the one that it follows.
-
-    *pieces* are the first, the last and the longest event of each.
-    """
-    count = 0
-    for i in range(len(order)):
-        row = order[i]
-        if needed[row] > 0:
-            if join[row] > 0:
-                piece = run[by[row]]
-                run[row] = piece
-                pieces[1, piece] = row
-                if took[row] >= took[pieces[2, piece]]:
-                    pieces[2, piece] = row
-            else:
-                run[row] = count
-                pieces[0, count], pieces[1, count], pieces[2, count] = row, row, row
-                count += 1
-    return count

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.coded import Text, Texts, alike
-from tracekit._util.columns import whole_numbers
+from tracekit._util.arrays import group_rows
+from tracekit._util.categories import CategoryColumn, CategoryColumns
+from tracekit._util.columns import to_int64
 from tracekit._util.shapes import parse_list
 from tracekit.classify.matmul import KERNELS as GEMM_KERNELS
 from tracekit.intervals import Longs, union
@@ -101,7 +102,7 @@ def products(
     device: str | None = None,
     multiprocessors: int | None = None,
     key: str | None = None,
-    texts: Texts | None = None,
+    texts: CategoryColumns | None = None,
 ) -> tuple[pl.DataFrame, Rates]:
     """Return one rank's products by what they are (``PRODUCTS``), and all of them together.
 
@@ -115,7 +116,7 @@ def products(
     ([2000000000], 200, True)
     """
     span_ns = _span_ns(labelled)
-    rows = _Products.of(labelled, texts or Texts(labelled))
+    rows = _Products.of(labelled, texts or CategoryColumns(labelled))
     if not len(rows.at):
         return PRODUCTS.to_frame(), Rates(0, 0, 0, 0, None, span_ns)
     table = _by_kind(rows, device, multiprocessors, labelled[key] if key else None)
@@ -147,7 +148,7 @@ def product_kinds(labelled: pl.DataFrame) -> pl.DataFrame:
     >>> product_kinds(conform(pl.DataFrame([event, {**event, "name": "add", "op": "aten::add"}]), LABELLED)).rows()
     [(True, 'aten::mm', '[[2,4],[4,8]]', 'bf16'), (False, None, None, None)]
     """
-    rows = _Products.of(labelled, Texts(labelled))
+    rows = _Products.of(labelled, CategoryColumns(labelled))
     place = np.full(len(labelled), len(rows.at), np.int64)
     place[rows.at] = np.arange(len(rows.at))
     columns = {name: [*getattr(rows, name).strings(), None] for name in ("op", "shapes", "dtype")}
@@ -160,18 +161,18 @@ class _Products(msgspec.Struct, frozen=True, eq=False):
 
     at: Longs
     """Rows of the table."""
-    label: Text
-    module: Text
-    op: Text
-    shapes: Text
-    dtype: Text
+    label: CategoryColumn
+    module: CategoryColumn
+    op: CategoryColumn
+    shapes: CategoryColumn
+    dtype: CategoryColumn
     """Of the operator's recorded inputs, else from the kernel's name."""
     op_id: Longs
     start_ns: Longs
     end_ns: Longs
 
     @classmethod
-    def of(cls, labelled: pl.DataFrame, texts: Texts) -> _Products:
+    def of(cls, labelled: pl.DataFrame, texts: CategoryColumns) -> _Products:
         """Return the products of a labelled table, whose *texts* these are.
 
         All kernels of a call get the label, module and type of its longest, so that helpers do not count as calls.
@@ -180,15 +181,15 @@ class _Products(msgspec.Struct, frozen=True, eq=False):
         asked = names.matches(GEMM_KERNELS) | ops.map(FORMULAS.__contains__)
         at = np.flatnonzero(asked & (labelled["kind"] == "kernel").to_numpy())
         columns = (texts[c] for c in ("name", "op", "label", "module", "shapes", "dtypes"))
-        name, op, label, module, shapes, dtypes = (Text(text.values, text.codes[at]) for text in columns)
+        name, op, label, module, shapes, dtypes = (CategoryColumn(text.values, text.codes[at]) for text in columns)
         start, end = labelled["start_ns"].to_numpy()[at], labelled["end_ns"].to_numpy()[at]
-        op_id = whole_numbers(labelled["op_id"][at])
+        op_id = to_int64(labelled["op_id"][at])
         dtype = _types(dtypes, name)
         main = _longest_of_call(op, op_id, end - start)
         return cls(at, label.take(main), module.take(main), op, shapes, dtype.take(main), op_id, start, end)
 
 
-def _longest_of_call(op: Text, op_id: Longs, ns: Longs) -> Longs:
+def _longest_of_call(op: CategoryColumn, op_id: Longs, ns: Longs) -> Longs:
     """Return for each kernel the longest of its call.
 
     The backward of a convolution computes two gradients in one call: each stands for itself.
@@ -207,16 +208,16 @@ def _by_kind(
     """Return the sums over calls alike: one operator on inputs of one shape and type, for one label and module."""
     columns = (rows.label, rows.module, rows.op, rows.shapes, rows.dtype)
     keys = [] if key is None else [key[rows.at]]
-    kind, first = alike(*(column.codes for column in columns), *(whole_numbers(one) for one in keys))
+    kind, first = group_rows(*(column.codes for column in columns), *(to_int64(one) for one in keys))
     names = list(
         zip(
-            *(Text(c.values, c.codes[first]).strings() for c in columns),
+            *(CategoryColumn(c.values, c.codes[first]).strings() for c in columns),
             *(one[first].to_list() for one in keys),
             strict=True,
         )
     )
     busy = union(rows.start_ns, rows.end_ns, kind).totals_ns(len(first)).tolist()
-    calls = np.bincount(kind[alike(kind, rows.op_id)[1]], minlength=len(first)).tolist()
+    calls = np.bincount(kind[group_rows(kind, rows.op_id)[1]], minlength=len(first)).tolist()
     outputs = convolution_outputs([name[3] for name in names if name[2] == CONVOLUTION_BACKWARD and name[3]])
     found = []
     for (label, module, op, shapes, dtype, *more), count, ns in zip(names, calls, busy, strict=True):
@@ -232,7 +233,7 @@ def _by_kind(
     return pl.DataFrame(found, schema=schema, orient="row")
 
 
-def _types(recorded: Text, name: Text) -> Text:
+def _types(recorded: CategoryColumn, name: CategoryColumn) -> CategoryColumn:
     """Return the type of each product's inputs: as recorded, else from the kernel's name."""
     known = recorded.replace([_recorded_type(text) for text in recorded.values])
     used = np.bincount(name.codes + 1, minlength=len(name.values) + 1)[1:]

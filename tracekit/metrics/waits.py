@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.categories import CategoryColumn
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
 
@@ -59,7 +59,7 @@ def waits(operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks) -> pl
 
 def _messages(p2p: pl.Series) -> npt.NDArray[np.int64]:
     """Return how many messages each operation carries."""
-    text = Text.of(p2p)
+    text = CategoryColumn.from_series(p2p)
     return text.look_up(np.array([*(value.count(":") for value in text.values), 0]))
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.native import native, whole
 from tracekit.schema import GPU_KINDS, KINDS
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _MARK = r"^ProfilerStep#(\d+)$"
 
@@ -34,38 +35,21 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
         return events.with_columns(step=pl.lit(None, pl.Int64))
     bounds, owner = _pieces(marks)
     numbers = np.append(marks["step"].to_numpy(), -1)[owner]  # from each bound on; -1 where there is none, and not used
-    steps, inside = np.empty(events.height, np.int64), np.empty(events.height, np.bool_)
-    starts = whole(events["start_ns"].to_numpy())
-    _fill(starts, bounds, owner, numbers, steps, inside)
+    starts = events["start_ns"].to_numpy()
+    steps, inside = _steps_at(starts, bounds, numbers, owner >= 0)
     rows = np.flatnonzero(_of_kind(kind, *GPU_KINDS, "gpu_annotation"))
     launch = _launches(events["correlation"], _of_kind(kind, "runtime", "driver"), rows)
     inside[rows] = False
     rows, launch = rows[launch >= 0], launch[launch >= 0]
-    launched, known = np.empty(len(rows), np.int64), np.empty(len(rows), np.bool_)
-    _fill(starts[launch], bounds, owner, numbers, launched, known)
-    steps[rows], inside[rows] = launched, known
+    steps[rows], inside[rows] = _steps_at(starts[launch], bounds, numbers, owner >= 0)
     step = pl.Series("step", steps)
     return events.with_columns(step if inside.all() else step.set(pl.Series(~inside), None))
 
 
-@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean[::1])")
-def _fill(times: Any, bounds: Any, owner: Any, numbers: Any, steps: Any, inside: Any) -> None:  # noqa: PLR0917
-    """Write for each time the step around it, and whether there is one; times mostly stay between two bounds."""
-    last = bounds.shape[0] - 1
-    at = -1
-    for r in range(times.shape[0]):
-        time = times[r]
-        if (at >= 0 and time < bounds[at]) or (at < last and time >= bounds[at + 1]):
-            low, high = 0, last + 1  # how many bounds are not after it
-            while low < high:
-                middle = (low + high) >> 1
-                if bounds[middle] <= time:
-                    low = middle + 1
-                else:
-                    high = middle
-            at = low - 1
-        inside[r] = at >= 0 and owner[at] >= 0
-        steps[r] = numbers[at] if at >= 0 else -1
+def _steps_at(times: Ints, bounds: Ints, numbers: Ints, inside: Bools) -> tuple[Ints, Bools]:
+    """Return the step at each of *times*, and whether there is one; step and *inside* hold from each bound on."""
+    piece = np.searchsorted(bounds, times, side="right") - 1
+    return numbers[piece], inside[piece] & (piece >= 0)
 
 
 def _of_kind(kind: npt.NDArray[np.uint8], *names: str) -> npt.NDArray[np.bool_]:

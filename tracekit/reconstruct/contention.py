@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Ints, alike
+from tracekit._util.arrays import Ints, group_rows
 from tracekit.intervals import Intervals
 
 CONTENTION = pl.Schema(
@@ -50,7 +50,7 @@ def contention(chunk: Ints, op: Sequence[str], times: tuple[Ints, Ints, Ints], m
     covered, took = messages.covered_ns(start, until), until - start
     ops = sorted(set(op))
     of = np.array([ops.index(name) for name in op], np.int64)[chunk]
-    kind, first = alike(of, size, place)
+    kind, first = group_rows(of, size, place)
     ranked = np.lexsort((place[first], size[first], of[first]))
     kind, first = np.argsort(ranked)[kind], first[ranked]
     free = covered == 0

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Text
-from tracekit._util.columns import present, whole_numbers, with_nulls
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import present, to_int64, with_nulls
 from tracekit.classify.pipeline_ranges import parse_path
 from tracekit.metrics.lanes import label_codes
 from tracekit.schema import LABELS
@@ -37,20 +37,20 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     [3, 1]
     """
     launch = labelled["launch_ns"]
-    host = np.where(present(launch), whole_numbers(launch), labelled["start_ns"].to_numpy())
+    host = np.where(present(launch), to_int64(launch), labelled["start_ns"].to_numpy())
     order = np.argsort(host, kind="stable")
     rows = labelled[order] if (np.diff(order) < 0).any() else labelled
     codes = label_codes(rows)
     side = _sides(rows, codes)
     named = names(_annotations(rows), backward=(side == ENGINE) | (side == LOOSE))
-    sequence = whole_numbers(rows["autograd_sequence"])
+    sequence = to_int64(rows["autograd_sequence"])
     numbered = (sequence >= 0) & (sequence <= _SEQUENCES) & (codes != LABELS.index("recompute"))
     # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
-    counted = {name: whole_numbers(rows[name]) for name in ("stage", "microbatch")}
+    counted = {name: to_int64(rows[name]) for name in ("stage", "microbatch")}
     both = np.logical_and(*(present(rows[name]) for name in counted))
     places = []
     for name, own in counted.items():
-        told = whole_numbers(named[name], NOT_TOLD)
+        told = to_int64(named[name], NOT_TOLD)
         known = (told != NOT_TOLD) | both
         places.append(with_nulls(np.where(told != NOT_TOLD, told, own), known).cast(pl.Int32).alias(name))
     return rows.with_columns(
@@ -72,16 +72,17 @@ def _sides(rows: pl.DataFrame, codes: Ints) -> npt.NDArray[np.int8]:
     return side
 
 
-def _annotations(rows: pl.DataFrame) -> Text:
-    return Text.of(rows["annotations"]).fill(Text.of(rows["annotation"]))
+def _annotations(rows: pl.DataFrame) -> CategoryColumn:
+    return CategoryColumn.from_series(rows["annotations"]).fill(CategoryColumn.from_series(rows["annotation"]))
 
 
-def names(text: Text, *, backward: Bools) -> pl.DataFrame:
+def names(text: CategoryColumn, *, backward: Bools) -> pl.DataFrame:
     """Return what ``PP:`` ranges name the kernels in them: op, stage, micro-batch, and the block of two it is in.
 
     Inside a block the side tells whose a kernel is, unless a range of its own does.
 
-    >>> text = Text.of(pl.Series(["step > PP:2F7", "PP:(0F7;3B1)OVERLAP_F_B", "PP:(0F7;3B1)OVERLAP_F_B"]))
+    >>> ranges = pl.Series(["step > PP:2F7", "PP:(0F7;3B1)OVERLAP_F_B", "PP:(0F7;3B1)OVERLAP_F_B"])
+    >>> text = CategoryColumn.from_series(ranges)
     >>> names(text, backward=np.array([False, False, True])).rows()
     [('F', 2, 7, None), ('F', 0, 7, 'PP:(0F7;3B1)'), ('B', 3, 1, 'PP:(0F7;3B1)')]
     """
@@ -107,8 +108,8 @@ class Kernels(msgspec.Struct, frozen=True, eq=False):
     is_wgrad: Bools
     number: Ints  # -1 where none
     name: npt.NDArray[np.uint32]
-    p2p: Text
-    told_op: Text
+    p2p: CategoryColumn
+    told_op: CategoryColumn
     stage: Ints  # -1 where none
     microbatch: Ints
 
@@ -120,12 +121,12 @@ class Kernels(msgspec.Struct, frozen=True, eq=False):
             rows["host_ns"].to_numpy(),
             rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy(),
             rows["code"].to_numpy() == LABELS.index("wgrad"),
-            whole_numbers(rows["number"]),
+            to_int64(rows["number"]),
             rows["name"].to_physical().to_numpy(),
-            Text.of(rows["p2p"]),
-            Text.of(rows["told_op"]),
-            whole_numbers(rows["stage"]),
-            whole_numbers(rows["microbatch"]),
+            CategoryColumn.from_series(rows["p2p"]),
+            CategoryColumn.from_series(rows["told_op"]),
+            to_int64(rows["stage"]),
+            to_int64(rows["microbatch"]),
         )
 
     def __len__(self) -> int:
@@ -141,8 +142,8 @@ class Kernels(msgspec.Struct, frozen=True, eq=False):
             self.is_wgrad[here],
             self.number[here],
             self.name[here],
-            Text(self.p2p.values, self.p2p.codes[here]),
-            Text(self.told_op.values, self.told_op.codes[here]),
+            CategoryColumn(self.p2p.values, self.p2p.codes[here]),
+            CategoryColumn(self.told_op.values, self.told_op.codes[here]),
             self.stage[here],
             self.microbatch[here],
         )

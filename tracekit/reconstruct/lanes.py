@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import alike
-from tracekit._util.columns import whole_numbers
+from tracekit._util.arrays import group_rows
+from tracekit._util.columns import to_int64
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.lanes import among_labels, label_codes
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS, PASSES, PHASES
@@ -62,8 +62,8 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     windows = _windows(chunks)
     step, phase, low, high = np.array(windows, np.int64).reshape(-1, 4).T
     label = rows["code"].to_numpy() if "code" in rows.columns else label_codes(rows)
-    pass_ = whole_numbers(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
-    kind, first = alike(label, pass_)
+    pass_ = to_int64(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
+    kind, first = group_rows(label, pass_)
     if not windows or not len(first):
         return pl.DataFrame(schema=LANES)
     start, end = _spans(rows)
@@ -81,7 +81,7 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
 def _summed(ns: Ints, windows: tuple[Ints, Ints, Ints], label: Ints, pass_: Ints) -> pl.DataFrame:
     """Return LANES: what was measured of each label and pass in each window, over the windows of a step's phase."""
     step, phase, span = windows
-    same, first = alike(step - step.min(), phase)
+    same, first = group_rows(step - step.min(), phase)
     totals = np.zeros((1 + len(ns), len(label), len(first)), np.int64)
     for window, of_phase in enumerate(same.tolist()):
         totals[0, :, of_phase] += span[window]

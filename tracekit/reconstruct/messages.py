@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Bools, Text
-from tracekit._util.columns import whole_numbers
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import to_int64
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, MESSAGE
 
 Ints = npt.NDArray[np.int64]
@@ -37,7 +38,7 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     part = rows[np.flatnonzero(side == MESSAGE)]
     stream = rows["stream"]
     computing = stream.filter(pl.Series(np.isin(side, (FORWARD, ENGINE, LOOSE)))).unique()
-    text = Text.of(part["p2p"])
+    text = CategoryColumn.from_series(part["p2p"])
     words = [[_message(word) for word in value.split(",")] for value in text.values]
     count = text.look_up(np.array([len(own) for own in words], np.int64))
     row = np.repeat(np.arange(len(part)), count)
@@ -84,7 +85,7 @@ def _makers(step: pl.Series, launch_ns: pl.Series, send: Bools, chunks: pl.DataF
     of, last = chunks["step"].to_numpy()[work], chunks["last_ns"].to_numpy()[work]
     order = np.lexsort((last, of))
     work, of, last = work[order], of[order], last[order]
-    steps, at = whole_numbers(step)[send], launch_ns.to_numpy()[send]
+    steps, at = to_int64(step)[send], launch_ns.to_numpy()[send]
     maker = np.full(len(at), -1, np.int64)
     for number in np.unique(steps).tolist():
         in_step = np.flatnonzero(steps == number)

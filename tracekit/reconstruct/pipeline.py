@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunks import COUNTED, SURE
@@ -47,7 +47,7 @@ _BY_STAGE, _BY_PAIR = slice(0, 6), [0, 1, 6, 7]
 def names_as_numbers(detail: pl.DataFrame) -> Ints:
     """Return the columns ``NAMED`` of cells (``DETAILED``), side by side; -1 where there is none."""
     op = detail["op"].to_physical().to_numpy().astype(np.int64)
-    return np.stack([op if name == "op" else whole_numbers(detail[name], -1) for name in NAMED], axis=1)
+    return np.stack([op if name == "op" else to_int64(detail[name], -1) for name in NAMED], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class Pipeline:
         known = self.stages_from != "nothing"
         ops = self.detail["op"].to_list()
         if known:
-            own = [whole_numbers(self.detail[n], -1).tolist() for n in ("stage", "microbatch")]
-            back = [whole_numbers(self.detail[n], -1).tolist() for n in ("b_stage", "b_microbatch")]
+            own = [to_int64(self.detail[n], -1).tolist() for n in ("stage", "microbatch")]
+            back = [to_int64(self.detail[n], -1).tolist() for n in ("b_stage", "b_microbatch")]
         else:
             own = [[0] * len(ops), self.detail["pair"].to_list()]
             back = [[0] * len(ops), self.detail["b_pair"].to_list()]

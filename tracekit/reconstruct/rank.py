@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import present, whole_numbers
-from tracekit._util.sets import NEVER
+from tracekit._loops.interval_sets import NEVER
+from tracekit._util.columns import present, to_int64
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals, union
 from tracekit.reconstruct.beside import COLUMNS, partners
@@ -233,7 +233,7 @@ def _held(rows: pl.DataFrame, at: Ints, chunk: Ints) -> pl.DataFrame:
             "start_ns": np.minimum.reduceat(start[order], first),
             "end_ns": np.maximum.reduceat(end[order], first),
             **{name: _first_known(rows[name], at, chunk, len(first)) for name in ("stage", "microbatch", "block")},
-            "layers": repeats(chunk, whole_numbers(rows["name"].to_physical())[at], end - start),
+            "layers": repeats(chunk, to_int64(rows["name"].to_physical())[at], end - start),
         }
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit._util.coded import Ints, alike
+from tracekit._util.arrays import Ints, group_rows
 
 REGULAR = 0.95
 """Share of a chunk's time that kernels must take which come a multiple of so many times for these to be its layers."""
@@ -19,7 +19,7 @@ def repeats(chunk: Ints, name: Ints, took_ns: Ints) -> Ints:
     >>> repeats(np.zeros(9, np.int64), np.array([0, 1, 1] * 3), np.ones(9, np.int64)).tolist()
     [3]
     """
-    kind, first = alike(chunk, name)
+    kind, first = group_rows(chunk, name)
     place, n, ns = chunk[first], np.bincount(kind), np.bincount(kind, took_ns)
     total = np.bincount(place, ns)
     layers = np.ones(len(total), np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import present, whole_numbers
+from tracekit._util.columns import present, to_int64
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.lanes import among_labels, label_codes
 from tracekit.schema import COMPUTE_LABELS
@@ -105,7 +105,7 @@ def _host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals) -> 
     if not len(covered) or not len(windows) or not len(known):
         return EMPTY
     known = known[np.argsort(events["start_ns"].to_numpy()[known], kind="stable")]
-    starts, launches = events["start_ns"].to_numpy()[known], whole_numbers(events["launch_ns"])[known]
+    starts, launches = events["start_ns"].to_numpy()[known], to_int64(events["launch_ns"])[known]
     ends = covered.start_ns
     begins = np.concatenate([[min(windows.start_ns[0], ends[0])], covered.end_ns[:-1]])
     at = np.minimum(np.searchsorted(starts, ends), len(starts) - 1)

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.coded import Text
-from tracekit._util.native import native, whole
+from tracekit._loops import autograd_walks
+from tracekit._util.arrays import as_int64
+from tracekit._util.categories import CategoryColumn
 from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, MESSAGE, Bools, Ints, Kernels
 
 
@@ -30,48 +31,13 @@ class View(msgspec.Struct, frozen=True, eq=False):
     received: int  # see _received
 
 
-def _received(messages: Text) -> int:
+def _received(messages: CategoryColumn) -> int:
     """Return the number of messages received by a rank with only one neighbour; 0 for any other."""
     often = np.bincount(messages.codes, minlength=len(messages.values)).tolist()
     sent = [(text, count) for text, count in zip(messages.values, often, strict=True) if count]
     words = [(word.partition(":"), count) for text, count in sent for word in text.split(",")]
     peers = {peer for (_, _, peer), _ in words}
     return sum(n for (way, _, _), n in words if way == "recv") if len(peers) == 1 and "?" not in peers else 0
-
-
-@native("int64(int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1])")
-def _walk(  # noqa: PLR0917 - compiled code takes no keywords
-    number: Ints, outside: Ints, low: int, owner: Ints, following: Ints, walk: Ints, of: Ints
-) -> int:
-    """Number the downward walks, and return how many; *of* is the earlier walk a walk goes over again, else itself.
-
-    *outside* counts the weight gradients outside autograd up to each kernel: one between two kernels of the same number
-    shows that the node was run twice, unless the walk goes on downwards after it.
-    """
-    ahead = np.int64(-1)
-    for i in range(len(number) - 1, -1, -1):
-        if i + 1 < len(number) and number[i + 1] >= 0 and number[i + 1] != number[i]:
-            ahead = number[i + 1]
-        following[i] = ahead
-    current, last, outside_last = np.int64(-1), np.int64(-1), np.int64(0)
-    for i in range(len(number)):
-        n = number[i]
-        if n < 0:
-            walk[i] = current
-            continue
-        seen = owner[n - low]
-        onward = following[i] >= 0 and following[i] < n and owner[following[i] - low] < 0
-        twice = n == last and outside[i] > outside_last and not onward
-        again = seen >= 0 and (((of[current] != seen or n > last) and n != last) or twice)
-        fresh = seen < 0 and current >= 0 and of[current] != current  # below a weight gradient: the next backward
-        if current < 0 or n > last or again or fresh:
-            current += 1
-            of[current] = seen if again else current
-        if owner[n - low] < 0:
-            owner[n - low] = of[current]
-        walk[i] = current
-        last, outside_last = n, outside[i]
-    return int(current + 1)
 
 
 def _walks(number: Ints, outside: Ints) -> tuple[Ints, Ints]:
@@ -82,7 +48,7 @@ def _walks(number: Ints, outside: Ints) -> tuple[Ints, Ints]:
     owner = np.full(int(known.max() - low) + 1, -1, np.int64)
     following, walk = np.full((2, len(number)), -1, np.int64)
     of = np.full(len(number) + 1, -1, np.int64)
-    count = _walk(whole(number), whole(outside), low, owner, following, walk, of)
+    count = autograd_walks.number_walks(as_int64(number), as_int64(outside), low, owner, following, walk, of)
     return np.maximum(walk, 0), of[:count]  # rows before the first number join the first walk
 
 
@@ -164,33 +130,13 @@ def _homes(walk: Ints, number: Ints, first: Bools) -> Ints:
     return home
 
 
-@native("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _rewalked(  # noqa: PLR0917 - compiled code takes no keywords
-    number: Ints, home: Ints, begun: Ints, walk: Ints, of: Ints, seen: Ints
-) -> int:
-    """Fill *walk* and *of*, and return how many walks there are; *seen* is the walk that stands for each home."""
-    current, last = np.int64(-1), np.int64(-1)
-    here, before = np.int64(-1), np.int64(-1)
-    for i in range(len(number)):
-        if number[i] >= 0:
-            if current < 0 or home[i] != here or number[i] > last or begun[i] != before:
-                current += 1
-                here = home[i]
-                if seen[here] < 0:
-                    seen[here] = current
-                of[current] = seen[here]
-            last, before = number[i], begun[i]
-        walk[i] = current if current >= 0 else 0
-    return int(current + 1) if current >= 0 else 1
-
-
 def _rewalk(number: Ints, home: Ints, begun: Ints) -> tuple[Ints, Ints]:
     """Return walks and owners once all cuts are known: a new walk where one was *begun* or the home changes."""
     if not len(number):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     walk = np.zeros(len(number), np.int64)
     of, seen = np.full((2, len(number) + 1), -1, np.int64)
-    count = _rewalked(whole(number), whole(home), whole(begun), walk, of, seen)
+    count = autograd_walks.renumber_walks(as_int64(number), as_int64(home), as_int64(begun), walk, of, seen)
     return walk, np.where(of < 0, 0, of)[:count]
 
 
@@ -232,7 +178,7 @@ def find_walks(kernels: Kernels) -> tuple[Ints, Ints, View]:
     forward = np.flatnonzero((side == FORWARD) & (number >= 0))
     forward = forward[np.argsort(number[forward], kind="stable")]
     message = side == MESSAGE
-    received = _received(Text(kernels.p2p.values, kernels.p2p.codes[message]))
+    received = _received(CategoryColumn(kernels.p2p.values, kernels.p2p.codes[message]))
     view = View(number, host, kernels.name, forward, host[message], received)
     engine = np.flatnonzero(side == ENGINE)
     walk, owner = _walks(number[engine], np.cumsum(side == LOOSE)[engine])

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.columns import whole_numbers
+from tracekit._util.columns import to_int64
 from tracekit.reconstruct.chunks import COUNTED, POSITION
 from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.rank import CHUNKS, RankPipeline
@@ -64,7 +64,7 @@ class Work(msgspec.Struct, frozen=True, eq=False):
         chunks, place = _in_turns([rank.chunks for _, _, rank in there], own, CHUNKS)
         messages, of_message = _in_turns([rank.messages for _, _, rank in there], own, MESSAGES)
         line_of = np.array([line for line, _ in turns], np.int64)[of_message // wide]
-        peers = _positions(whole_numbers(messages["peer"], -1), line_of, [line for line, _ in lines])
+        peers = _positions(to_int64(messages["peer"], -1), line_of, [line for line, _ in lines])
         messages = messages.with_columns(
             pl.when(pl.Series(peers >= 0)).then(pl.Series(peers, dtype=pl.Int32)).alias("peer")
         )
@@ -138,7 +138,7 @@ def _in_turns(
         return schema.to_frame(), np.zeros(0, np.int64)
     places = []
     for table, (begin, steps, wide, at) in zip(tables, own, strict=True):
-        step = whole_numbers(table["step"], _NOWHERE)
+        step = to_int64(table["step"], _NOWHERE)
         turn = np.searchsorted(steps, step)
         known = steps[np.minimum(turn, len(steps) - 1)] == step if len(steps) else np.zeros(len(step), np.bool_)
         places.append(np.where(known, (begin + turn) * wide + at, -1))
@@ -158,7 +158,7 @@ def _looks(chunks: pl.DataFrame, group: Ints) -> tuple[Ints, tuple[Ints, Ints]]:
     nth[works] = np.arange(len(works))
     start = np.flatnonzero(np.diff(group[works], prepend=-1))
     nth[works] -= np.repeat(start, np.diff(start, append=len(works)))
-    numbers = [whole_numbers(chunks[name], -1) for name in ("pair", "beside", "stage", "microbatch")]
+    numbers = [to_int64(chunks[name], -1) for name in ("pair", "beside", "stage", "microbatch")]
     doubt = (sure <= COUNTED).astype(np.int64) + (sure <= POSITION)
     return np.stack([op, nth, doubt, *numbers], axis=1), (group[works], last[works])
 
@@ -176,4 +176,4 @@ def _sends(messages: pl.DataFrame, place: Ints, places: Ints, done: tuple[Ints, 
     count = np.empty(len(merged), np.int64)
     count[merged] = before
     count = count[len(last) :] - np.searchsorted(of_work, group)
-    return np.stack([count, whole_numbers(messages["peer"].gather(rows), -1)], axis=1), group
+    return np.stack([count, to_int64(messages["peer"].gather(rows), -1)], axis=1), group

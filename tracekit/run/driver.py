@@ -18,7 +18,6 @@ from tracekit.errors import Notice
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import Source
-from tracekit.store.reading import prepare
 from tracekit.store.sources import Paths, check_one_run, check_strict, find, missing_notice
 
 R = TypeVar("R")
@@ -82,8 +81,6 @@ def map_sources(
     count = workers
     if executor is None:
         count = worker_count(refs, workers, bytes_for_processes=bytes_for_processes)
-        if count > 1:
-            prepare(refs)
     isolate = executor is None and any(may_exceed_memory(ref) for ref in refs)
     results = []
     with contextlib.closing(

@@ -7,21 +7,21 @@ how long an activation lives, and so the memory. Then the ends are squeezed: gap
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from tracekit._util.native import Native
+from tracekit._loops import gap_filling
 from tracekit.schedules.ops import Kind, Op, from_columns
 
 PERIOD = 6
 WINDOW = 32  # ops to look ahead for one that fits a gap; more never helped, and costs time
-NATIVE_OPS = 10_000
-"""Ops from which native code does the squeezing even where it has to be compiled first."""
+
+Ints = npt.NDArray[np.int64]
 
 _KINDS: tuple[Kind, ...] = ("F", "I", "W")
-_F, _I, _W = range(3)
+_F, _I, _W = gap_filling.F, gap_filling.I, gap_filling.W
 
 
 def v_half(pp: int, microbatches: int) -> list[list[Op]]:
@@ -89,82 +89,27 @@ def _best_squeeze(ops: _Ops, *, limit: int) -> list[list[Op]]:
     return [made[a:b] for a, b in pairwise(ops.first)]
 
 
-def _squeezed(ops: _Ops, limit: int, *, eager: bool) -> tuple[int, Any]:
-    """Return how many slots it takes, and the ops in the order they run, rank after rank."""
-    total, ranks = len(ops.kind), len(ops.first) - 1
-    forwards = [ops.kind[a:b].count(_F) for a, b in pairwise(ops.first)]
-    tables: list[Any] = [
-        np.array([ops.kind, ops.stage, ops.microbatch, range(1, total + 1), [0] * total], np.int64),
-        np.array([ops.first[:-1], ops.first[1:], ops.first[:-1], forwards, [0] * ranks], np.int64),
-        np.full((2, 2 * ranks * (max(ops.microbatch) + 1)), 2**62, np.int64),
-        np.array([limit, min(2 * limit, WINDOW), int(eager)], np.int64),
-    ]
-    if total >= NATIVE_OPS or _native_squeeze.at_hand():
-        return _native_squeeze(*tables), tables[0][4]
-    plain = [table.tolist() for table in tables]
-    return _squeeze(*plain), plain[0][4]
-
-
-def _squeeze(ops: Any, ranks: Any, done: Any, rules: Any) -> int:  # noqa: PLR0912, PLR0915 - native code is one function
-    """Return how many slots the ranks take; one whose next op is not ready takes a later one that is, if memory allows.
-
-    With forwards left, a rank leaves its order only for a gap (*eager*: also to run I before W); with none left, I goes
-    before W, because other ranks wait for I alone.
-    """
-    kind, stage, microbatch, following, order = ops[0], ops[1], ops[2], ops[3], ops[4]
-    head, end, placed, forwards, activations = ranks[0], ranks[1], ranks[2], ranks[3], ranks[4]
-    done_f, done_i = done[0], done[1]
-    limit, window, eager = rules[0], rules[1], rules[2]
-    count, now, left = len(head), 0, len(kind)
-    batches = len(done_f) // (2 * count)
-    while left:
-        for rank in range(count):
-            best, best_worth, best_before = -1, 9, -1
-            before, op, at = -1, head[rank], 0
-            running = peak = activations[rank]
-            while op < end[rank] and at < window:
-                what, cell = kind[op], stage[op] * batches + microbatch[op]
-                if what == 0:
-                    ready = at == 0 or max(peak, activations[rank]) < limit
-                    ready = ready and (stage[op] == 0 or done_f[cell - batches] <= now)
-                elif what == 1:
-                    ready = done_f[cell] <= now and (stage[op] == 2 * count - 1 or done_i[cell + batches] <= now)
-                else:
-                    ready = done_i[cell] <= now
-                if ready:
-                    urgent = (at == 0 and what != 2) or (what == 1 and kind[head[rank]] == 2)
-                    inputs_first = (1, 0, 2)[what]
-                    if eager:  # 0 is best
-                        worth = 0 if urgent else 1 + what
-                    elif forwards[rank]:
-                        worth = 0 if at == 0 else 1 + inputs_first
-                    else:
-                        worth = inputs_first
-                    if worth < best_worth:
-                        best, best_worth, best_before = op, worth, before
-                    if best_worth <= min(at, 1):
-                        break
-                running += (1, 0, -1)[what]
-                peak = max(peak, running)
-                before, op, at = op, following[op], at + 1
-            if best < 0:
-                continue
-            if best_before < 0:
-                head[rank] = following[best]
-            else:
-                following[best_before] = following[best]
-            what, cell = kind[best], stage[best] * batches + microbatch[best]
-            activations[rank] += (1, 0, -1)[what]
-            if what == 0:
-                forwards[rank] -= 1
-                done_f[cell] = now + 1
-            elif what == 1:
-                done_i[cell] = now + 1
-            order[placed[rank]] = best
-            placed[rank] += 1
-            left -= 1
-        now += 1
-    return now
-
-
-_native_squeeze = Native("int64(int64[:,::1], int64[:,::1], int64[:,::1], int64[::1])", _squeeze, __file__)
+def _squeezed(ops: _Ops, limit: int, *, eager: bool) -> tuple[int, Ints]:
+    """Return how many slots the ranks take, and the ops in the order they run, rank after rank."""
+    first = np.array(ops.first, np.int64)
+    stages, microbatches = 2 * (len(first) - 1), max(ops.microbatch) + 1
+    f_done, i_done = np.full((2, stages, microbatches), gap_filling.UNSTARTED, np.int64)
+    order = np.empty(len(ops.kind), np.int64)
+    slots = gap_filling.fill_gaps(
+        kind=np.array(ops.kind, np.int64),
+        stage=np.array(ops.stage, np.int64),
+        microbatch=np.array(ops.microbatch, np.int64),
+        following=np.arange(1, len(order) + 1),
+        head=first[:-1].copy(),
+        rank_end=first[1:],
+        placed=first[:-1].copy(),
+        forwards_left=np.array([ops.kind[a:b].count(_F) for a, b in pairwise(ops.first)], np.int64),
+        activations=np.zeros(len(first) - 1, np.int64),
+        f_done=f_done,
+        i_done=i_done,
+        max_activations=limit,
+        window=min(2 * limit, WINDOW),
+        eager=eager,
+        order=order,
+    )
+    return slots, order

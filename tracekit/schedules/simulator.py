@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._util.native import native, whole
+from tracekit._loops import simulation
+from tracekit._util.arrays import as_int64
 from tracekit.errors import DeadlockError, OptionError
-from tracekit.schedules.schedule import Edges, Schedule, align
+from tracekit.schedules.schedule import Schedule, align
 from tracekit.schedules.simulation import Simulation
 from tracekit.schedules.times import Times
 
 Ints = npt.NDArray[np.int64]
-NATIVE_OPS = 10_000
-"""Ops from which native code runs the clock, even where it has to be compiled first; few it runs no faster."""
 
 
 def simulate(
@@ -52,13 +51,18 @@ def simulate(
         if backward_latency is None
         else np.where(edges.backward >= 0, _values("backward_latency", schedule, backward_latency), 0)
     )
-    order = _running_order(schedule)
-    if len(taken) >= NATIVE_OPS and all(values.dtype.kind in "iu" for values in (taken, arrive_f, arrive_b)):
-        start = np.zeros(len(taken), np.int64)
-        waits = np.stack([edges.previous, edges.forward, edges.backward, edges.own])
-        _sweep_whole(whole(np.asarray(order)), whole(waits), whole(taken), whole(arrive_f), whole(arrive_b), start)
-    else:
-        start = np.array(_sweep(order, edges, taken.tolist(), arrive_f.tolist(), arrive_b.tolist()))
+    dependencies = as_int64(np.stack([edges.previous, edges.forward, edges.backward, edges.own]))
+    at_once = np.zeros(len(taken), np.int64)
+    latency = np.stack([at_once, arrive_f, arrive_b, at_once])
+    dtype = np.float64 if np.result_type(taken, latency).kind == "f" else np.int64
+    start = np.zeros(len(taken), dtype)
+    simulation.run_ops(
+        _running_order(schedule),
+        dependencies,
+        np.ascontiguousarray(taken, dtype),
+        np.ascontiguousarray(latency, dtype),
+        start,
+    )
     return Simulation(schedule, times, start, start + taken)
 
 
@@ -69,127 +73,34 @@ def _values(name: str, schedule: Schedule, given: Sequence[Sequence[Any]]) -> np
     return values
 
 
-def _sweep(order: Sequence[int], edges: Edges, taken: list[Any], arrive_f: list[Any], arrive_b: list[Any]) -> list[Any]:
-    """One pass in an order in which every producer comes first. Index -1 is an op that ended at 0."""
-    previous, forward = edges.previous.tolist(), edges.forward.tolist()
-    backward, own = edges.backward.tolist(), edges.own.tolist()
-    starts: list[Any] = [0] * len(taken)
-    ends: list[Any] = [0] * (len(taken) + 1)
-    for i in order:
-        start = ends[previous[i]]
-        if (ready := ends[forward[i]] + arrive_f[i]) > start:
-            start = ready
-        if (ready := ends[backward[i]] + arrive_b[i]) > start:
-            start = ready
-        if (ready := ends[own[i]]) > start:
-            start = ready
-        starts[i] = start
-        ends[i] = start + taken[i]
-    return starts
-
-
-@native("void(int64[::1], int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _sweep_whole(  # noqa: PLR0917 - compiled code takes no keywords
-    order: Ints, waits: Ints, taken: Ints, arrive_f: Ints, arrive_b: Ints, start: Ints
-) -> None:
-    """Return what ``_sweep`` does, in whole numbers."""
-    for k in range(len(order)):
-        i = order[k]
-        ready = 0
-        for w in range(4):
-            j = waits[w, i]
-            there = 0 if j < 0 else start[j] + taken[j]
-            there += arrive_f[i] if w == 1 else arrive_b[i] if w == 2 else 0
-            ready = max(ready, there)
-        start[i] = ready
-
-
-def _running_order(schedule: Schedule) -> list[int]:
-    """Return an order of all ops in which every op follows what it waits for; kept with the schedule for replays."""
-    kept: list[int] | None = schedule.__dict__.get("_running_order")
-    if kept is None:
-        large = len(schedule.table.kind) >= NATIVE_OPS
-        kept = (_find_order_whole(schedule) if large else None) or _find_order(schedule)
-        schedule.__dict__["_running_order"] = kept
-    return kept
-
-
-def _find_order_whole(schedule: Schedule) -> list[int] | None:
-    """Return what ``_find_order`` does; None where ops wait for each other."""
-    edges, offsets = schedule.edges, whole(schedule.table.offsets)
-    waits = np.stack([edges.forward, edges.backward, edges.own])
-    order, at = np.empty(len(edges.own), np.int64), offsets[:-1].copy()
-    waiting, following = np.full(len(order), -1, np.int64), np.full(len(at), -1, np.int64)
-    placed = _order(whole(waits), offsets, at, waiting, following, order)
-    return order.tolist() if placed == len(order) else None
-
-
-@native("int64(int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _order(  # noqa: PLR0917 - compiled code takes no keywords
-    waits: Ints, offsets: Ints, at: Ints, waiting: Ints, following: Ints, order: Ints
-) -> int:
-    """Let each rank run until it must wait; ``waiting[op]`` is the first rank that waits for it, linked onwards.
-
-    ``waiting`` is -2 once the op is done.
-    """
-    placed = 0
-    for first in range(len(at)):
-        awake = first
-        while awake >= 0:
-            rank, awake = awake, following[awake]
-            following[rank] = -1
-            while at[rank] < offsets[rank + 1]:
-                i, missing = at[rank], -1
-                for w in range(3):
-                    if waits[w, i] >= 0 and waiting[waits[w, i]] != -2:
-                        missing = waits[w, i]
-                if missing >= 0:
-                    following[rank] = waiting[missing]
-                    waiting[missing] = rank
-                    break
-                order[placed] = i
-                placed += 1
-                at[rank] += 1
-                woken = waiting[i]
-                waiting[i] = -2
-                while woken >= 0:
-                    then = following[woken]
-                    following[woken] = awake
-                    awake = woken
-                    woken = then
-    return placed
-
-
-def _find_order(schedule: Schedule) -> list[int]:
-    """Let each rank run until it must wait; the op it waits for wakes it. Each op is looked at once or twice."""
-    edges, offsets = schedule.edges, schedule.table.offsets.tolist()
-    forward, backward, own = edges.forward.tolist(), edges.backward.tolist(), edges.own.tolist()
-    total = offsets[-1]
-    done = bytearray(total) + b"\1"  # index -1: nothing to wait for
-    at = offsets[:-1]
-    waiting: dict[int, list[int]] = {}
-    awake = list(range(len(at)))[::-1]
-    order: list[int] = []
-    while awake:
-        rank = awake.pop()
-        i = at[rank]
-        while i < offsets[rank + 1]:
-            if not done[missing := forward[i]] or not done[missing := backward[i]] or not done[missing := own[i]]:
-                waiting.setdefault(missing, []).append(rank)
-                break
-            done[i] = 1
-            order.append(i)
-            if i in waiting:
-                awake += waiting.pop(i)
-            i += 1
-        at[rank] = i
-    if len(order) < total:
-        raise _deadlock(schedule, at, {rank: op for op, ranks in waiting.items() for rank in ranks})
+def _running_order(schedule: Schedule) -> Ints:
+    """Return an order of all ops in which every op follows those it depends on; kept with the schedule for replays."""
+    order: Ints | None = schedule.__dict__.get("_running_order")
+    if order is None:
+        order = schedule.__dict__["_running_order"] = _find_running_order(schedule)
     return order
 
 
-def _deadlock(schedule: Schedule, at: list[int], missing: dict[int, int]) -> DeadlockError:
-    """Return the error of a ring: who waits for whom, until a rank comes up twice."""
+def _find_running_order(schedule: Schedule) -> Ints:
+    edges, offsets = schedule.edges, as_int64(schedule.table.offsets)
+    dependencies = as_int64(np.stack([edges.forward, edges.backward, edges.own]))
+    ops, ranks = len(edges.own), len(offsets) - 1
+    next_op = offsets[:-1].copy()
+    first_waiting, next_waiting = np.full(ops, -1, np.int64), np.full(ranks, -1, np.int64)
+    order = np.empty(ops, np.int64)
+    placed = simulation.find_running_order(dependencies, offsets[1:], next_op, first_waiting, next_waiting, order)
+    if placed < ops:
+        stuck = {rank: op for rank, op in enumerate(next_op.tolist()) if op < offsets[rank + 1]}
+        missing = {
+            rank: next(op for op in dependencies[:, op].tolist() if op >= 0 and first_waiting[op] != simulation.DONE)
+            for rank, op in stuck.items()
+        }
+        raise _deadlock(schedule, stuck, missing)
+    return order
+
+
+def _deadlock(schedule: Schedule, stuck: dict[int, int], missing: dict[int, int]) -> DeadlockError:
+    """Return the error that names the ranks of a ring, the op each is *stuck* at and the *missing* op it waits for."""
     ring: list[int] = []
     rank = next(iter(missing))
     while rank not in ring:
@@ -197,7 +108,7 @@ def _deadlock(schedule: Schedule, at: list[int], missing: dict[int, int]) -> Dea
         rank = int(schedule.table.rank[missing[rank]])
     ring = ring[ring.index(rank) :]
     steps = [
-        f"rank {rank} at {schedule.op_at(at[rank])} waits for {schedule.op_at(missing[rank])}"
+        f"rank {rank} at {schedule.op_at(stuck[rank])} waits for {schedule.op_at(missing[rank])}"
         f" of rank {schedule.table.rank[missing[rank]]}"
         for rank in ring
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util import native as _native
 from tracekit._util.text import listing
 from tracekit._util.workers import ItemResult
 from tracekit.errors import Notice, OptionError, OutputError, RuleError
@@ -61,13 +59,6 @@ def _settled(part: RankEvents, ref: SourceRef, *, alone: bool) -> RankEvents:
     if source.rank != ref.rank:
         events, memory = (table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory))
     return RankEvents(events, msgspec.structs.replace(source, rank=ref.rank, rank_from=ref.rank_from), memory)
-
-
-def prepare(refs: Sequence[SourceRef]) -> None:
-    """Compile what this machine never did, before many processes would each do so."""
-    if any(ref.reader == "kineto" for ref in refs):
-        importlib.import_module("tracekit.parsers.kineto.worker")
-    _native.prepare()
 
 
 def read_to_files(ref: SourceRef, *, folder: str, stacks: bool, lenient: bool) -> list[tuple[str, Source]]:

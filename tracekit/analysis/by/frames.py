@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Places
+from tracekit._util.arrays import Int32s
 from tracekit.classify._nest import ANNOTATION, Nested, nest
 from tracekit.schema import PATH_SEPARATOR
 
@@ -66,7 +66,7 @@ class Frames:
         return self._ask(none, none)
 
     @property
-    def parent(self) -> Places:
+    def parent(self) -> Int32s:
         """Of every frame the one around it, -1 where none."""
         return self._nested.ann_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.coded import Places
+from tracekit._util.arrays import Int32s
 from tracekit.analysis.by.frames import Frames
 from tracekit.classify._nest import inherit
 
@@ -85,7 +85,7 @@ def _kinds(frames: Frames) -> list[_Kind]:
     return [_Kind(r["name"], r["depth"], r["n"], r["leaf"] > 0.5, r["ns"]) for r in joined.iter_rows(named=True)]
 
 
-def _depths(parent: Places) -> Ints:
+def _depths(parent: Int32s) -> Ints:
     """Return how many frames are around each; parents come before their children."""
     depth = np.zeros(len(parent), np.int64)
     at = parent

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit._util.coded import Text
+from tracekit._util.categories import CategoryColumn
 from tracekit.parsers.nsight.payload import Layouts, decode_payloads
 
 RECORD = "record_param_comms"
@@ -103,7 +103,7 @@ def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataF
     """
     if not records.height:
         return kernels
-    is_nccl = Text.of(kernels["name"]).map(lambda name: name.startswith("nccl"))
+    is_nccl = CategoryColumn.from_series(kernels["name"]).map(lambda name: name.startswith("nccl"))
     nccl_kernels = kernels.with_row_index("_row").filter(pl.Series(is_nccl, dtype=pl.Boolean))
     if not nccl_kernels.height:
         return kernels

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.native import native, whole
+from tracekit._loops import nesting
+from tracekit._util.arrays import as_int64
 from tracekit.schema import GPU_KINDS
 
 Ints = npt.NDArray[np.int64]
@@ -161,28 +162,16 @@ def nested_lines(track: Ints, start: Ints, end: Ints) -> Ints:
     """
     order = np.lexsort((-end, start, track))
     found, line, around = np.zeros((3, len(order)), np.int64)
-    _lines(*(whole(column[order]) for column in (track, start, end)), line, around, np.empty(MOST_LINES, np.int64))
+    nesting.assign_lines(
+        track=as_int64(track[order]),
+        start=as_int64(start[order]),
+        end=as_int64(end[order]),
+        around=around,
+        innermost=np.empty(MOST_LINES, np.int64),
+        line=line,
+    )
     found[order] = line
     return found
-
-
-@native("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def _lines(  # noqa: PLR0917 - compiled code takes no keywords
-    track: Ints, start: Ints, end: Ints, line: Ints, around: Ints, top: Ints
-) -> None:
-    """Fill *line*; *around* is the open event an event lies in on its line, *top* each line's innermost open event."""
-    for i in range(len(start)):
-        if i == 0 or track[i] != track[i - 1]:
-            for at in range(len(top)):
-                top[at] = -1
-        for at in range(len(top)):
-            while top[at] >= 0 and end[top[at]] <= start[i]:
-                top[at] = around[top[at]]
-            if top[at] < 0 or end[top[at]] >= end[i] or at == len(top) - 1:
-                line[i] = at
-                around[i] = top[at]
-                top[at] = i
-                break
 
 
 def joined(lines: Iterable[str]) -> bytes:

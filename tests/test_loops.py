@@ -1,0 +1,433 @@
+"""Compiled loops give what the same source gives uncompiled, on inputs made at random."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import inspect
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tracekit import _loops
+from tracekit.intervals import union
+from tracekit.schedules import controllable, generate
+
+SOURCE = Path(_loops.__file__).parent
+
+
+@cache
+def uncompiled(name):
+    """Import a module of ``_loops`` from its source, beside the compiled one."""
+    spec = importlib.util.spec_from_file_location(f"uncompiled_{name}", SOURCE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def int64s(*values):
+    return np.array(values, np.int64)
+
+
+def flags(rng, *shape):
+    return rng.integers(0, 2, shape).astype(np.uint8)
+
+
+def intervals(rng, size):
+    start = np.sort(rng.integers(0, 60, size))
+    return rng.integers(0, 3, size), start, start + rng.integers(0, 9, size)
+
+
+def interval_set(rng):
+    group, start, end = intervals(rng, 12)
+    built = union(start, end + 1, group)
+    return built.group, built.start_ns, built.end_ns
+
+
+def parents(rng, size):
+    """For every row an earlier one, or none."""
+    return np.array([rng.integers(-1, max(row, 1)) if row else -1 for row in range(size)], np.int64)
+
+
+def join(rng):
+    group, start, end = intervals(rng, 20)
+    if rng.integers(4) == 0:
+        start = rng.permutation(start)
+    return {
+        "group": group,
+        "start": start,
+        "end": end,
+        "state": np.empty((3, 4), np.int64),
+        "out": np.zeros((3, 20), int),
+    }
+
+
+def merge(rng):
+    a, b = interval_set(rng), interval_set(rng)
+    return [*a, *b, int(rng.integers(3)), np.zeros((3, len(a[0]) + len(b[0])), np.int64)]
+
+
+def measure_covered(rng):
+    group, start, end = interval_set(rng)
+    query_group, query_start, query_end = (rng.permutation(column) for column in intervals(rng, 15))
+    running = np.concatenate([[0], np.cumsum(end - start)])
+    return [group, start, end, running, query_group, query_start, query_end, np.zeros(15, np.int64)]
+
+
+def measure_overlap(rng):
+    group, start, end = intervals(rng, 30)
+    busy = np.full((3, 5), -(2**62), np.int64)
+    return [group, rng.integers(0, 5, 30), start, end, busy, np.zeros_like(busy), np.zeros((3, 2, 3), np.int64)]
+
+
+def schedule(rng):
+    name = ["1f1b", "zb-h1", "dualpipe", "gpipe"][rng.integers(4)]
+    return generate(name, pp=4, microbatches=8)
+
+
+def find_running_order(rng):
+    made = schedule(rng)
+    edges, offsets = made.edges, made.table.offsets.astype(np.int64)
+    dependencies = np.stack([edges.forward, edges.backward, edges.own]).astype(np.int64)
+    if rng.integers(3) == 0:  # most likely a deadlock
+        dependencies[:, rng.integers(len(edges.own))] = offsets[-1] - 1
+    ops = len(edges.own)
+    empty = np.full(ops, -1, np.int64), np.full(len(offsets) - 1, -1, np.int64)
+    return [dependencies, offsets[1:], offsets[:-1].copy(), *empty, np.zeros(ops, np.int64)]
+
+
+def run_ops(rng):
+    made = schedule(rng)
+    from tracekit.schedules.simulator import _running_order
+
+    edges = made.edges
+    dependencies = np.stack([edges.previous, edges.forward, edges.backward, edges.own]).astype(np.int64)
+    dtype = (np.int64, np.float64)[rng.integers(2)]
+    duration = rng.integers(1, 9, dependencies.shape[1]).astype(dtype)
+    latency = rng.integers(0, 3, dependencies.shape).astype(dtype)
+    return [
+        _running_order(made),
+        dependencies,
+        duration / 2 if dtype is np.float64 else duration,
+        latency,
+        duration * 0,
+    ]
+
+
+def fill_gaps(rng):
+    pp, microbatches = int(rng.integers(1, 5)), int(rng.integers(1, 6))
+    shift = 0 if pp % 2 else 3  # the block of V-Half
+    blocks = [(2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2) for i in range(pp)]
+    ops = controllable._repeat(blocks, microbatches)
+    first = np.array(ops.first)
+    return {
+        "kind": np.array(ops.kind),
+        "stage": np.array(ops.stage),
+        "microbatch": np.array(ops.microbatch),
+        "following": np.arange(1, len(ops.kind) + 1),
+        "head": first[:-1].copy(),
+        "rank_end": first[1:],
+        "placed": first[:-1].copy(),
+        "forwards_left": np.full(pp, 2 * microbatches),
+        "activations": np.zeros(pp, np.int64),
+        "f_done": np.full((2 * pp, microbatches), 2**62),
+        "i_done": np.full((2 * pp, microbatches), 2**62),
+        "max_activations": 2 * ((pp + 2) // 2),
+        "window": 16,
+        "eager": bool(rng.integers(2)),
+        "order": np.zeros(len(ops.kind), np.int64),
+    }
+
+
+def cells(rng):
+    """Cells of four ranks that wait for others in any way, rings included."""
+    ranks, each = 4, 6
+    dependencies = rng.integers(-8, ranks * each, (ranks * each, 4)).clip(-1)
+    dependencies[:, 0] = np.where(np.arange(ranks * each) % each, np.arange(ranks * each) - 1, -1)
+    dependencies[dependencies == np.arange(ranks * each)[:, None]] = -1
+    first = np.arange(ranks + 1) * each
+    return dependencies, first
+
+
+def replay_order(rng):
+    dependencies, first = cells(rng)
+    size = len(dependencies)
+    return [dependencies, first[:-1].copy(), first[1:], np.zeros(size, np.uint8), np.zeros(size, np.int64)]
+
+
+def ordered_cells(rng):
+    dependencies, next_cell, rank_end, done, order = replay_order(rng)
+    importlib.import_module("tracekit._loops.replay").find_running_order(dependencies, next_cell, rank_end, done, order)
+    return order, dependencies
+
+
+def run_cells(rng):
+    order, dependencies = ordered_cells(rng)
+    size = len(order)
+    lead = rng.integers(0, 3, dependencies.shape)
+    return [
+        order,
+        dependencies,
+        rng.integers(1, 9, size),
+        rng.integers(0, 3, size),
+        lead,
+        *np.zeros((2, size), np.int64),
+    ]
+
+
+def measure_makespans(rng):
+    order, dependencies = ordered_cells(rng)
+    durations, delays = rng.integers(0, 10**9, (3, len(order))), rng.integers(0, 10**6, (3, len(order)))
+    scratch = np.zeros(len(order), np.int64)
+    return [order, dependencies, durations, delays, rng.random(dependencies.shape), 1, scratch, np.zeros(3, np.int64)]
+
+
+def count_edits(rng):
+    limit = int(rng.integers(2, 30))
+    return [rng.integers(0, 4, 15), rng.integers(0, 4, rng.integers(0, 20)), limit, np.zeros(2 * limit + 3, np.int64)]
+
+
+def number_walks(rng):
+    number, size = rng.integers(-1, 9, 40), 40
+    outside = np.cumsum(rng.integers(0, 2, size))
+    return [number, outside, 0, np.full(9, -1), *np.full((2, size), -1), np.full(size + 1, -1)]
+
+
+def renumber_walks(rng):
+    number, size = rng.integers(-1, 9, 40), 40
+    walk, (repeats, first) = np.zeros(size, np.int64), np.full((2, size + 1), -1)
+    return [number, rng.integers(0, 5, size), np.sort(rng.integers(0, 4, size)), walk, repeats, first]
+
+
+def host_ranges(rng, size=40):
+    thread, start = np.sort(rng.integers(0, 3, size)), rng.integers(0, 50, size)
+    end = start + rng.integers(0, 20, size)
+    order = np.lexsort((-end, start, thread))
+    return thread[order], start[order], end[order]
+
+
+def nest(rng):
+    thread, start, end = host_ranges(rng)
+    point_thread, point_time, _ = host_ranges(rng, 20)
+    size = len(start)
+    return {
+        "thread": thread,
+        "start": start,
+        "end": end,
+        "kind": flags(rng, size),
+        "name": rng.integers(-1, 2**31 - 1, size).astype(np.int32),
+        "point_thread": point_thread,
+        "point_time": point_time,
+        "stacks": np.zeros((3, size + 2), np.int32),
+        "op_around": np.zeros(size, np.int32),
+        "annotation_around": np.zeros(size, np.int32),
+        "path_hash": np.zeros(size, np.uint64),
+        "siblings": np.zeros((2, size * int(rng.integers(2))), np.int32),
+        "op_around_point": np.full(20, -1, np.int64),
+        "annotation_around_point": np.full(20, -1, np.int64),
+    }
+
+
+def sort_nearly_sorted(rng):
+    thread, start, end = (
+        column[rng.permutation(40)] if rng.integers(4) == 0 else column for column in host_ranges(rng)
+    )
+    rows = np.flatnonzero(flags(rng, 40))
+    sizes = np.bincount(thread[rows], minlength=3)
+    tie = rng.integers(0, 3, 40)
+    next_place, out = np.cumsum(sizes) - sizes, np.zeros(len(rows), np.int32)
+    return [rows, thread, start, end, flags(rng, 40), tie, next_place, int(rng.integers(200)), out]
+
+
+def find_nearest_marked(rng):
+    return [parents(rng, 30).astype(np.int32), flags(rng, 30), np.full(30, -1, np.int32)]
+
+
+def find_nearest_named(rng):
+    name, rows = rng.integers(-1, 4, 30).astype(np.int32), rng.integers(-1, 30, 20)
+    return [parents(rng, 30).astype(np.int32), flags(rng, 30), name, flags(rng, 5), rows, np.zeros(20, np.int64)]
+
+
+def assign_lines(rng):
+    return [*host_ranges(rng), np.zeros(40, np.int64), np.zeros(4, np.int64), np.zeros(40, np.int64)]
+
+
+def find_nodes(rng):
+    size = 40
+    return {
+        "parent": parents(rng, size).astype(np.int32),
+        "is_op": flags(rng, size),
+        "name": rng.integers(-1, 6, size).astype(np.int32),
+        "name_flags": rng.integers(0, 32, 7),
+        "sequence": rng.integers(-1, 9, size),
+        "node_of": np.zeros(size, np.int32),
+        "number": np.zeros(size, np.int64),
+        "flags": np.zeros(size, np.uint8),
+        "outside": np.zeros(size, np.int32),
+        "inside": np.zeros(size, np.int32),
+        "counts": np.zeros(2, np.int64),
+    }
+
+
+def spread_flags(rng):
+    marks = rng.integers(0, 32, 40).astype(np.uint8)
+    return [parents(rng, 40).astype(np.int32), marks, *np.zeros((2, 40), np.int32)]
+
+
+def number_codes(rng):
+    codes = rng.integers(0, 12, 50).astype(np.uint32)
+    codes[flags(rng, 50) > 0] = 2**32 - 1
+    return [codes, 2**32 - 1, np.full(12, -1, np.int32), np.zeros(12, np.int64), np.zeros(50, np.int32)]
+
+
+def number_pairs(rng):
+    span = int(rng.integers(1, 2**62))
+    a, b = (np.repeat(rng.choice(int64s(-span, -1, 0, 7, 2 * span - 1), 30), 2) for _ in range(2))
+    size = 1 << int(rng.integers(2, 8))
+    return [a, b, np.full(size, -1), np.zeros(size, np.int64), np.zeros(60, np.int64)]
+
+
+def mark_walks(rng):
+    return [np.arange(40), parents(rng, 40), rng.integers(0, 2, 40)]
+
+
+def number_pieces(rng):
+    held_by, marked = parents(rng, 40), np.ones(40, np.int64)
+    joins = np.where(held_by >= 0, rng.integers(0, 2, 40), 0)
+    return [
+        np.arange(40),
+        held_by,
+        marked,
+        joins,
+        rng.integers(0, 9, 40),
+        np.full(40, -1),
+        *np.zeros((3, 40), np.int64),
+    ]
+
+
+def link_communications(rng):
+    comm = np.full(40, -1)
+    rows = np.flatnonzero(rng.integers(0, 4, 40) == 0)
+    comm[rows] = np.arange(len(rows))
+    before = rng.integers(-1, 40, 40) if rng.integers(4) == 0 else parents(rng, 40)  # rings, or none
+    return [before, rng.integers(0, 99, 40), comm, np.zeros(40, np.int64), np.full(40, -2), np.full(40, 2**63 - 1)]
+
+
+def find_visited_ranks(rng):
+    size, steps, ranks = 40, 3, 4
+    return {
+        "start": rng.integers(0, 99, size),
+        "next_comm": parents(rng, size).astype(np.int32),
+        "earliest_start": rng.integers(0, 99, size),
+        "rank_index": np.sort(rng.integers(0, ranks, size)).astype(np.int32),
+        "last_to_arrive": rng.integers(-1, size, size).astype(np.int32),
+        "last_arrival": rng.integers(0, 99, size),
+        "has_step": flags(rng, steps, ranks),
+        "step_begin": rng.integers(0, 9, steps),
+        "first_time": rng.integers(50, 99, steps),
+        "first_comm": rng.integers(-1, size, steps),
+        "first_rank": rng.integers(0, ranks, steps),
+        "seen": np.full(size, -1),
+        "visited": np.zeros(ranks, np.uint8),
+    }
+
+
+def walk_steps(rng):
+    size, comms, steps, ranks = 60, 15, 3, 4
+    start = rng.integers(0, 300, size)
+    comm_piece = np.sort(rng.permutation(size)[:comms])
+    kind = rng.integers(1, 4, size).astype(np.uint8)
+    kind[comm_piece] = 0
+    return {
+        "start": start,
+        "end": start + rng.integers(1, 30, size),
+        "before": parents(rng, size).astype(np.int32),
+        "kind": kind,
+        "communication_kind": 0,
+        "unknown_kind": 9,
+        "comm_piece": comm_piece,
+        "comm_rank": rng.integers(0, ranks, comms),
+        "comm_kind": rng.integers(5, 7, comms),
+        "last_to_arrive": rng.integers(-1, comms, comms),
+        "last_arrival": rng.integers(0, 300, comms),
+        "own_arrival": rng.integers(0, 300, comms),
+        "has_step": flags(rng, steps, ranks),
+        "step_begin": rng.integers(0, 20, steps),
+        "final_piece": rng.integers(size // 2, size, steps),
+        "final_rank": rng.integers(0, ranks, steps),
+        "stopped_rank": np.full(steps, -1),
+        "stopped_ns": np.zeros(steps, np.int64),
+        "least_margin": np.full((steps, ranks), -1),
+        "operations": np.zeros((steps, ranks), np.int64),
+        "seen": np.full(comms, -1),
+        "segments": np.zeros((int(rng.integers(4, 200)), 6), np.int64),
+    }
+
+
+CASES = {
+    "autograd_nodes": [find_nodes, spread_flags],
+    "autograd_walks": [number_walks, renumber_walks],
+    "critical_path": [mark_walks, number_pieces, link_communications, find_visited_ranks, walk_steps],
+    "edit_distance": [count_edits],
+    "gap_filling": [fill_gaps],
+    "grouping": [number_codes, number_pairs],
+    "interval_sets": [join, merge, measure_covered, measure_overlap],
+    "nesting": [nest, sort_nearly_sorted, find_nearest_marked, find_nearest_named, assign_lines],
+    "replay": [replay_order, run_cells, measure_makespans],
+    "simulation": [find_running_order, run_ops],
+}
+NAMES = {replay_order: "find_running_order"}
+"""Functions of loops that share a name."""
+
+
+def called(function, arguments):
+    """Call a loop with copies of the arguments; return what it returns and writes."""
+    given = copy.deepcopy(arguments)
+    returned = function(**given) if isinstance(given, dict) else function(*given)
+    values = given.values() if isinstance(given, dict) else given
+    return returned, [value.tolist() for value in values if isinstance(value, np.ndarray)]
+
+
+@pytest.mark.skipif(not _loops.is_compiled(), reason="the loops were not compiled")
+@pytest.mark.parametrize(("module", "make"), [(module, make) for module, makes in CASES.items() for make in makes])
+def test_compiled_and_uncompiled_give_the_same(module, make):
+    name = NAMES.get(make, make.__name__)
+    compiled = getattr(importlib.import_module(f"tracekit._loops.{module}"), name)
+    for seed in range(30):
+        arguments = make(np.random.default_rng(seed))
+        assert called(compiled, arguments) == called(getattr(uncompiled(module), name), arguments), seed
+
+
+@pytest.mark.parametrize("module", _loops.MODULES)
+def test_every_module_can_run_uncompiled(module):
+    assert uncompiled(module.rpartition(".")[2]).__doc__
+
+
+@pytest.mark.parametrize("module", CASES)
+def test_every_loop_is_compared(module):
+    functions = inspect.getmembers(uncompiled(module), inspect.isfunction)
+    own = {name for name, function in functions if not name.startswith("_") and function.__module__.endswith(module)}
+    assert {NAMES.get(make, make.__name__) for make in CASES[module]} == own
+
+
+@pytest.mark.skipif(not _loops.is_compiled(), reason="the loops were not compiled")
+def test_an_array_of_another_type_is_refused():
+    from tracekit._loops.edit_distance import count_edits
+
+    with pytest.raises(ValueError, match="Buffer dtype mismatch"):
+        count_edits(np.zeros(2, np.int32), np.zeros(2, np.int64), 1, np.zeros(5, np.int64))
+
+
+def test_edits_are_as_many_as_the_longest_common_subsequence_leaves():
+    from tracekit._loops.edit_distance import count_edits as count
+
+    for seed in range(40):
+        a, b, limit, reach = count_edits(np.random.default_rng(seed))
+        common = np.zeros((len(a) + 1, len(b) + 1), int)
+        for i, left in enumerate(a):
+            for j, right in enumerate(b):
+                common[i + 1, j + 1] = common[i, j] + 1 if left == right else max(common[i, j + 1], common[i + 1, j])
+        assert count(a, b, limit, reach) == min(len(a) + len(b) - 2 * common[-1, -1], limit + 1)

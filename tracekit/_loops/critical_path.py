@@ -1,0 +1,318 @@
+"""Walks along the critical path: from an event back to what held it back, within a rank and across ranks.
+
+Within a rank (``tracekit.metrics.path``) events that follow each other without a choice form a piece. Across ranks
+(``tracekit.analysis.links``, ``tracekit.analysis.walk``) a walk goes back from piece to piece; where a communication
+waited for a peer it continues with the peer's piece.
+"""
+
+from __future__ import annotations
+
+import cython
+
+NO_LIMIT = 2**63 - 1
+"""Later than every time of a trace."""
+UNKNOWN_LINK, OPEN_LINK = -2, -3
+"""Values of ``next_comm`` while it is computed: not looked at; on the chain that is being followed."""
+
+
+def mark_walks(
+    order: cython.const[cython.longlong][::1],
+    held_by: cython.const[cython.longlong][::1],
+    marked: cython.longlong[::1],
+) -> None:
+    """Mark every event on a walk that begins at a marked event.
+
+    Args:
+        order: Events, each behind the one that held it back.
+        held_by: Event that held each event back; -1: none.
+        marked: 1 for events to start from, else 0; afterwards 1 for every event on a walk.
+
+    """
+    i: cython.Py_ssize_t
+    event: cython.Py_ssize_t
+    for i in range(order.shape[0] - 1, -1, -1):
+        event = order[i]
+        if marked[event] > 0 and held_by[event] >= 0:
+            marked[held_by[event]] = 1
+
+
+def number_pieces(
+    order: cython.const[cython.longlong][::1],
+    held_by: cython.const[cython.longlong][::1],
+    marked: cython.const[cython.longlong][::1],
+    joins: cython.const[cython.longlong][::1],
+    duration: cython.const[cython.longlong][::1],
+    piece: cython.longlong[::1],
+    first_event: cython.longlong[::1],
+    last_event: cython.longlong[::1],
+    longest_event: cython.longlong[::1],
+) -> int:
+    """Group marked events into pieces: an event that joins belongs to the piece of the one that held it back.
+
+    Args:
+        order: Events, each behind the one that held it back.
+        held_by: Event that held each event back; -1: none.
+        marked: Which events count.
+        joins: Which events continue the piece of ``held_by``.
+        duration: Duration of each event.
+        piece: Result: piece of each marked event; unchanged for others.
+        first_event, last_event, longest_event: Results: events of each piece.
+
+    Returns:
+        Number of pieces.
+
+    """
+    count: cython.Py_ssize_t = 0
+    i: cython.Py_ssize_t
+    event: cython.Py_ssize_t
+    joined: cython.Py_ssize_t
+    for i in range(order.shape[0]):
+        event = order[i]
+        if marked[event] > 0:
+            if joins[event] > 0:
+                joined = piece[held_by[event]]
+                piece[event] = joined
+                last_event[joined] = event
+                if duration[event] >= duration[longest_event[joined]]:
+                    longest_event[joined] = event
+            else:
+                piece[event] = count
+                first_event[count] = event
+                last_event[count] = event
+                longest_event[count] = event
+                count += 1
+    return count
+
+
+def link_communications(
+    before: cython.const[cython.longlong][::1],
+    start: cython.const[cython.longlong][::1],
+    comm: cython.const[cython.longlong][::1],
+    chain: cython.longlong[::1],
+    next_comm: cython.longlong[::1],
+    earliest_start: cython.longlong[::1],
+) -> None:
+    """Find for every piece of a rank the first communication on the walk back from it.
+
+    Args:
+        before: Piece that each piece followed; -1: none.
+        start: Start of each piece.
+        comm: Number of the communication that a piece is; -1: it is none.
+        chain: Scratch space, one number for each piece.
+        next_comm: Result: the communication, the piece itself if it is one; -1: none. ``UNKNOWN_LINK`` at the call.
+        earliest_start: Result: earliest start of the pieces before that communication; ``NO_LIMIT`` at the call.
+
+    """
+    unknown: cython.longlong = UNKNOWN_LINK
+    open_link: cython.longlong = OPEN_LINK
+    no_limit: cython.longlong = NO_LIMIT
+    i: cython.Py_ssize_t
+    depth: cython.Py_ssize_t
+    row: cython.longlong
+    link: cython.longlong
+    earliest: cython.longlong
+    for i in range(before.shape[0]):
+        # Follow pieces back to one whose answer is known, then write the answer to all on the way.
+        row = i
+        depth = 0
+        while row >= 0 and next_comm[row] == unknown and comm[row] < 0:
+            next_comm[row] = open_link  # a ring, which no recording has, ends the walk
+            chain[depth] = row
+            depth += 1
+            row = before[row]
+        link = -1
+        earliest = no_limit
+        if row >= 0 and comm[row] >= 0:
+            link = comm[row]
+            next_comm[row] = link
+        elif row >= 0 and next_comm[row] != open_link:
+            link = next_comm[row]
+            earliest = earliest_start[row]
+        while depth > 0:
+            depth -= 1
+            earliest = min(earliest, start[chain[depth]])
+            next_comm[chain[depth]] = link
+            earliest_start[chain[depth]] = earliest
+
+
+def find_visited_ranks(
+    start: cython.const[cython.longlong][::1],
+    next_comm: cython.const[cython.int][::1],
+    earliest_start: cython.const[cython.longlong][::1],
+    rank_index: cython.const[cython.int][::1],
+    last_to_arrive: cython.const[cython.int][::1],
+    last_arrival: cython.const[cython.longlong][::1],
+    has_step: cython.const[cython.uchar][:, ::1],
+    step_begin: cython.const[cython.longlong][::1],
+    first_time: cython.const[cython.longlong][::1],
+    first_comm: cython.const[cython.longlong][::1],
+    first_rank: cython.const[cython.longlong][::1],
+    seen: cython.longlong[::1],
+    visited: cython.uchar[::1],
+) -> None:
+    """Find the ranks that the walks of all steps go through, from communication to communication.
+
+    Args:
+        start: Start of each communication.
+        next_comm: Next communication on the walk back from what came before it; -1: none.
+        earliest_start: Earliest start of what lies between the two.
+        rank_index: Index of each communication's rank.
+        last_to_arrive: The communication of the peer that arrived last; -1: none other.
+        last_arrival: When it arrived.
+        has_step: [step, rank index]: whether the rank recorded the step.
+        step_begin: When each step begins.
+        first_time: Time up to which the walk of each step has come when it reaches its first communication.
+        first_comm: First communication of the walk; -1: none.
+        first_rank: Index of the rank at which the walk begins.
+        seen: Scratch space, one number for each communication; -1 at the call.
+        visited: Result: [rank index].
+
+    """
+    step: cython.Py_ssize_t
+    comm: cython.longlong
+    peer: cython.longlong
+    further: cython.longlong
+    now: cython.longlong
+    until: cython.longlong
+    for step in range(step_begin.shape[0]):
+        now = first_time[step]
+        comm = first_comm[step]
+        visited[first_rank[step]] = 1
+        while now > step_begin[step] and comm >= 0:
+            until = start[comm]
+            further = comm
+            seen[comm] = step  # clocks that disagree could send the walk in a circle: go to each only once
+            peer = last_to_arrive[comm]
+            if peer >= 0 and has_step[step, rank_index[peer]] and seen[peer] != step:
+                seen[peer] = step
+                visited[rank_index[peer]] = 1
+                until = last_arrival[comm]
+                further = peer
+            now = min(now, until, earliest_start[further])
+            comm = next_comm[further]
+
+
+def walk_steps(
+    start: cython.const[cython.longlong][::1],
+    end: cython.const[cython.longlong][::1],
+    before: cython.const[cython.int][::1],
+    kind: cython.const[cython.uchar][::1],
+    communication_kind: cython.longlong,
+    unknown_kind: cython.longlong,
+    comm_piece: cython.const[cython.longlong][::1],
+    comm_rank: cython.const[cython.longlong][::1],
+    comm_kind: cython.const[cython.longlong][::1],
+    last_to_arrive: cython.const[cython.longlong][::1],
+    last_arrival: cython.const[cython.longlong][::1],
+    own_arrival: cython.const[cython.longlong][::1],
+    has_step: cython.const[cython.uchar][:, ::1],
+    step_begin: cython.const[cython.longlong][::1],
+    final_piece: cython.const[cython.longlong][::1],
+    final_rank: cython.const[cython.longlong][::1],
+    stopped_rank: cython.longlong[::1],
+    stopped_ns: cython.longlong[::1],
+    least_margin: cython.longlong[:, ::1],
+    operations: cython.longlong[:, ::1],
+    seen: cython.longlong[::1],
+    segments: cython.longlong[:, ::1],
+) -> int:
+    """Walk back from the end of every step to its beginning, piece by piece, over all ranks.
+
+    Args:
+        start, end, before, kind: Pieces of all ranks: times, the piece each followed (-1: none), and its kind.
+        communication_kind, unknown_kind: Kinds of a communication, and of time that no piece explains.
+        comm_piece: Piece of each communication, ascending.
+        comm_rank: Index of each communication's rank.
+        comm_kind: Kind that a communication's segment gets.
+        last_to_arrive: The communication of the peer that arrived last; -1: none other.
+        last_arrival, own_arrival: When the last peer and when this rank arrived.
+        has_step: [step, rank index]: whether the rank recorded the step.
+        step_begin, final_piece, final_rank: Of each step: its begin, the piece that ends it, and that piece's rank.
+        stopped_rank, stopped_ns: Results: where a walk ended before the step's begin, and how long before; -1 and 0 at
+            the call.
+        least_margin: Result: [step, rank index]: least time by which the rank arrived before the last; -1 at the call.
+        operations: Result: [step, rank index]: communications of the path at which it did; 0 at the call.
+        seen: Scratch space, one number for each communication; -1 at the call.
+        segments: Result: rows of step, piece, kind, index of the peer's rank (-1: none), start and end.
+
+    Returns:
+        Number of segments; -1 if ``segments`` has too few rows.
+
+    """
+    count: cython.Py_ssize_t = 0
+    step: cython.Py_ssize_t
+    begin: cython.longlong
+    now: cython.longlong
+    until: cython.longlong
+    margin: cython.longlong
+    piece: cython.Py_ssize_t
+    further: cython.Py_ssize_t
+    rank: cython.Py_ssize_t
+    next_rank: cython.Py_ssize_t
+    segment_kind: cython.longlong
+    peer_rank: cython.longlong
+    peer: cython.longlong
+    comm: cython.Py_ssize_t
+    high: cython.Py_ssize_t
+    middle: cython.Py_ssize_t
+    for step in range(step_begin.shape[0]):
+        begin = step_begin[step]
+        piece = final_piece[step]
+        rank = final_rank[step]
+        now = end[piece]
+        while now > begin:
+            until = start[piece]
+            further = piece
+            next_rank = rank
+            peer_rank = -1
+            segment_kind = kind[piece]
+            if segment_kind == communication_kind:
+                # Binary search: which communication the piece is.
+                comm = 0
+                high = comm_piece.shape[0]
+                while comm < high:
+                    middle = (comm + high) // 2
+                    if comm_piece[middle] < piece:
+                        comm = middle + 1
+                    else:
+                        high = middle
+                segment_kind = comm_kind[comm]
+                seen[comm] = step  # clocks that disagree could send the walk in a circle: go to each only once
+                peer = last_to_arrive[comm]
+                if peer >= 0 and has_step[step, comm_rank[peer]] and seen[peer] != step:
+                    seen[peer] = step
+                    margin = max(last_arrival[comm] - own_arrival[comm], 0)
+                    if operations[step, rank] == 0 or margin < least_margin[step, rank]:
+                        least_margin[step, rank] = margin
+                    operations[step, rank] += 1
+                    next_rank = comm_rank[peer]
+                    peer_rank = next_rank
+                    until = last_arrival[comm]
+                    further = comm_piece[peer]
+            if count + 2 > segments.shape[0]:
+                return -1
+            until = min(max(until, begin), now)
+            if until < now:
+                segments[count, 0] = step
+                segments[count, 1] = piece
+                segments[count, 2] = segment_kind
+                segments[count, 3] = peer_rank
+                segments[count, 4] = until
+                segments[count, 5] = now
+                count += 1
+            now = until
+            rank = next_rank
+            if before[further] >= 0:
+                piece = before[further]
+            elif now > begin:  # nothing says what came before
+                stopped_rank[step] = rank
+                stopped_ns[step] = now - begin
+                segments[count, 0] = step
+                segments[count, 1] = further
+                segments[count, 2] = unknown_kind
+                segments[count, 3] = -1
+                segments[count, 4] = begin
+                segments[count, 5] = now
+                count += 1
+                now = begin
+    return count

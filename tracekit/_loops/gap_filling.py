@@ -1,0 +1,133 @@
+"""Gap filling for V-shaped schedules with controllable memory (``tracekit.schedules.controllable``)."""
+
+from __future__ import annotations
+
+import cython
+
+F, I, W = range(3)  # noqa: E741 - the kinds of op, by the letters used everywhere
+"""Forward, gradient of the input, gradient of the weights."""
+UNSTARTED = 2**62
+"""Time slot at which an op that has not run is done."""
+
+
+def fill_gaps(
+    kind: cython.const[cython.longlong][::1],
+    stage: cython.const[cython.longlong][::1],
+    microbatch: cython.const[cython.longlong][::1],
+    following: cython.longlong[::1],
+    head: cython.longlong[::1],
+    rank_end: cython.const[cython.longlong][::1],
+    placed: cython.longlong[::1],
+    forwards_left: cython.longlong[::1],
+    activations: cython.longlong[::1],
+    f_done: cython.longlong[:, ::1],
+    i_done: cython.longlong[:, ::1],
+    max_activations: cython.longlong,
+    window: cython.longlong,
+    eager: cython.bint,
+    order: cython.longlong[::1],
+) -> int:
+    """Run all ranks slot by slot; a rank whose next op is not ready takes a later one, if memory allows.
+
+    While a rank has forwards left, it leaves its order only to fill a gap (``eager``: also to run I before W). With
+    none left it runs I before W, because only I keeps other ranks waiting.
+
+    Args:
+        kind, stage, microbatch: The ops, rank after rank in their given order.
+        following: Op behind each op on its rank's list of ops to run.
+        head: First op of each rank's list.
+        rank_end: Op behind the last of each rank; also the end of its list.
+        placed: Row of ``order`` for each rank's next op.
+        forwards_left: Forwards each rank has to run.
+        activations: Activations that each rank holds; 0 at the call.
+        f_done, i_done: [stage, microbatch]: slot from which the result of F and I can be used; ``UNSTARTED`` at the
+            call.
+        max_activations: Activations a rank may hold when it runs a forward out of order.
+        window: Ops to look ahead.
+        eager: Which of the two ways to fill gaps.
+        order: Result: the ops as they were run, rank after rank.
+
+    Returns:
+        Number of slots.
+
+    """
+    ranks: cython.Py_ssize_t = head.shape[0]
+    left: cython.Py_ssize_t = kind.shape[0]
+    now: cython.longlong = 0
+    rank: cython.Py_ssize_t
+    op: cython.longlong
+    before: cython.longlong  # the op before op on the list; -1: op is the first
+    best: cython.longlong
+    best_before: cython.longlong
+    best_cost: cython.longlong
+    cost: cython.longlong
+    looked_at: cython.longlong
+    held: cython.longlong
+    peak: cython.longlong
+    s: cython.Py_ssize_t
+    m: cython.Py_ssize_t
+    ready: cython.bint
+    urgent: cython.bint
+    while left:
+        for rank in range(ranks):
+            best = -1
+            best_before = -1
+            best_cost = 9
+            before = -1
+            op = head[rank]
+            looked_at = 0
+            held = activations[rank]  # after the ops that were looked at, had they run
+            peak = held
+            while op < rank_end[rank] and looked_at < window:
+                s = stage[op]
+                m = microbatch[op]
+                if kind[op] == 0:  # F
+                    ready = looked_at == 0 or peak < max_activations
+                    ready = ready and (s == 0 or f_done[s - 1, m] <= now)
+                elif kind[op] == 1:  # I
+                    ready = f_done[s, m] <= now and (s == 2 * ranks - 1 or i_done[s + 1, m] <= now)
+                else:  # W
+                    ready = i_done[s, m] <= now
+                if ready:
+                    # The op with the lowest cost is run; among equals the first.
+                    cost = 1 if kind[op] == 0 else 0 if kind[op] == 1 else 2
+                    if eager:
+                        urgent = (looked_at == 0 and kind[op] != 2) or (kind[op] == 1 and kind[head[rank]] == 2)
+                        cost = 0 if urgent else 1 + kind[op]
+                    elif forwards_left[rank]:
+                        cost = 0 if looked_at == 0 else 1 + cost
+                    if cost < best_cost:
+                        best = op
+                        best_before = before
+                        best_cost = cost
+                    if best_cost <= min(looked_at, 1):  # nothing behind can be better
+                        break
+                if kind[op] == 0:
+                    held += 1
+                elif kind[op] == 2:
+                    held -= 1
+                peak = max(peak, held)
+                before = op
+                op = following[op]
+                looked_at += 1
+            if best < 0:
+                continue
+            if best_before < 0:
+                head[rank] = following[best]
+            else:
+                following[best_before] = following[best]
+            s = stage[best]
+            m = microbatch[best]
+            if kind[best] == 0:
+                activations[rank] += 1
+                forwards_left[rank] -= 1
+                f_done[s, m] = now + 1
+            elif kind[best] == 1:
+                i_done[s, m] = now + 1
+            else:
+                activations[rank] -= 1
+            order[placed[rank]] = best
+            placed[rank] += 1
+            left -= 1
+        now += 1
+    return int(now)

@@ -1,0 +1,262 @@
+"""Nesting of host ranges: what lies in what, found in one pass with a stack of open ranges.
+
+Ranges of one thread nest like calls. A pass visits them by thread and start and keeps the open ranges on a stack, so
+that the innermost range around anything is on top.
+"""
+
+from __future__ import annotations
+
+import cython
+
+OP, ANNOTATION = range(2)
+"""What a range is."""
+
+_HASH_FACTOR = 1099511628211  # the 64-bit FNV prime
+_HASH_OFFSET = 0x9E3779B9
+_LOW_64_BITS = 2**64 - 1
+
+
+def nest(
+    thread: cython.const[cython.longlong][::1],
+    start: cython.const[cython.longlong][::1],
+    end: cython.const[cython.longlong][::1],
+    kind: cython.const[cython.uchar][::1],
+    name: cython.const[cython.int][::1],
+    point_thread: cython.const[cython.longlong][::1],
+    point_time: cython.const[cython.longlong][::1],
+    stacks: cython.int[:, ::1],
+    op_around: cython.int[::1],
+    annotation_around: cython.int[::1],
+    path_hash: cython.ulonglong[::1],
+    siblings: cython.int[:, ::1],
+    op_around_point: cython.longlong[::1],
+    annotation_around_point: cython.longlong[::1],
+) -> None:
+    """Find the innermost op and annotation around every range and around every point.
+
+    A range contains the moment at which it starts, and not the one at which it ends.
+
+    Args:
+        thread, start, end, kind, name: Ranges by thread, then start, the longer first.
+        point_thread, point_time: Points by thread, then time.
+        stacks: Scratch space: three rows, two longer than the ranges.
+        op_around, annotation_around: Results: a row for every range; -1: none.
+        path_hash: Result: hash of the names of the ops (of an annotation: of the annotations) from the outermost to the
+            range itself.
+        siblings: Result: op before and op after each op in the same op; -1: none. Not computed if it has no columns.
+        op_around_point, annotation_around_point: Results: a row for every point; -1 at the call: none.
+
+    """
+    ranges: cython.Py_ssize_t = start.shape[0]
+    points: cython.Py_ssize_t = point_time.shape[0]
+    want_siblings: cython.bint = siblings.shape[1] > 0
+    op_kind: cython.uchar = OP
+    factor: cython.ulonglong = _HASH_FACTOR
+    offset: cython.ulonglong = _HASH_OFFSET
+    low_64_bits: cython.ulonglong = _LOW_64_BITS
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t = 0
+    current: cython.longlong = -1
+    parent: cython.longlong
+    parent_hash: cython.ulonglong
+    sibling: cython.Py_ssize_t
+    # stacks[0] holds the open ops, stacks[1] the open annotations. stacks[2, d] is the last op seen at depth d, a
+    # possible sibling of the next op at this depth; -1: none since the op around it was opened.
+    open_ops: cython.Py_ssize_t = 0
+    open_annotations: cython.Py_ssize_t = 0
+    for i in range(ranges + 1):
+        # Points before this range. One at its start lies inside, and waits for the next turn; behind the last range
+        # come all points that are left.
+        while j < points and (
+            i == ranges or point_thread[j] < thread[i] or (point_thread[j] == thread[i] and point_time[j] < start[i])
+        ):
+            if point_thread[j] == current:
+                while open_ops > 0 and end[stacks[0, open_ops - 1]] <= point_time[j]:
+                    open_ops -= 1
+                while open_annotations > 0 and end[stacks[1, open_annotations - 1]] <= point_time[j]:
+                    open_annotations -= 1
+                if open_ops > 0:
+                    op_around_point[j] = stacks[0, open_ops - 1]
+                if open_annotations > 0:
+                    annotation_around_point[j] = stacks[1, open_annotations - 1]
+            j += 1
+        if i == ranges:
+            break
+        if thread[i] != current:
+            current = thread[i]
+            open_ops = 0
+            open_annotations = 0
+            stacks[2, 0] = -1
+        while open_ops > 0 and end[stacks[0, open_ops - 1]] <= start[i]:
+            open_ops -= 1
+        while open_annotations > 0 and end[stacks[1, open_annotations - 1]] <= start[i]:
+            open_annotations -= 1
+        op_around[i] = stacks[0, open_ops - 1] if open_ops > 0 else -1
+        annotation_around[i] = stacks[1, open_annotations - 1] if open_annotations > 0 else -1
+        parent = op_around[i] if kind[i] == op_kind else annotation_around[i]
+        parent_hash = 0
+        if parent >= 0:
+            parent_hash = cython.cast(cython.ulonglong, path_hash[parent])
+        parent_hash ^= cython.cast(cython.ulonglong, name[i] + 1)
+        path_hash[i] = (parent_hash * factor + offset) & low_64_bits
+        if want_siblings:
+            siblings[0, i] = -1
+            siblings[1, i] = -1
+        if kind[i] == op_kind:
+            if want_siblings:
+                sibling = stacks[2, open_ops]
+                if sibling >= 0:
+                    siblings[0, i] = sibling
+                    siblings[1, sibling] = i
+                stacks[2, open_ops] = i
+                stacks[2, open_ops + 1] = -1
+            stacks[0, open_ops] = i
+            open_ops += 1
+        else:
+            stacks[1, open_annotations] = i
+            open_annotations += 1
+
+
+def sort_nearly_sorted(
+    rows: cython.const[cython.longlong][::1],
+    thread: cython.const[cython.longlong][::1],
+    start: cython.const[cython.longlong][::1],
+    end: cython.const[cython.longlong][::1],
+    kind: cython.const[cython.uchar][::1],
+    number: cython.const[cython.longlong][::1],
+    next_place: cython.longlong[::1],
+    max_moves: cython.longlong,
+    out: cython.int[::1],
+) -> bool:
+    """Sort rows by thread, start, longest first, kind and number, by insertion.
+
+    Args:
+        rows: Rows to sort.
+        thread, start, end, kind, number: Columns that the rows refer to.
+        next_place: Where the rows of each thread begin in ``out``; overwritten.
+        max_moves: Moves from which an ordinary sort is faster.
+        out: Result.
+
+    Returns:
+        Whether the rows were sorted with at most ``max_moves`` moves; if not, ``out`` is of no use.
+
+    """
+    i: cython.Py_ssize_t
+    place: cython.Py_ssize_t
+    row: cython.Py_ssize_t
+    other: cython.Py_ssize_t
+    follows: cython.bint
+    for i in range(rows.shape[0]):
+        out[next_place[thread[rows[i]]]] = rows[i]
+        next_place[thread[rows[i]]] += 1
+    for i in range(1, out.shape[0]):
+        row = out[i]
+        place = i
+        while place > 0 and thread[out[place - 1]] == thread[row]:
+            other = out[place - 1]
+            if start[other] != start[row]:
+                follows = start[other] > start[row]
+            elif end[other] != end[row]:
+                follows = end[other] < end[row]
+            elif kind[other] != kind[row]:
+                follows = kind[other] > kind[row]
+            else:
+                follows = number[other] > number[row]
+            if not follows:
+                break
+            out[place] = other
+            place -= 1
+            max_moves -= 1
+            if max_moves < 0:
+                return False
+        out[place] = row
+    return True
+
+
+def find_nearest_marked(
+    parent: cython.const[cython.int][::1], marked: cython.const[cython.uchar][::1], nearest: cython.int[::1]
+) -> None:
+    """Find for every row the nearest marked row at or above it.
+
+    Args:
+        parent: Parent of each row, which comes before it; -1: none.
+        marked: Which rows are marked.
+        nearest: Result, -1 at the call: none.
+
+    """
+    i: cython.Py_ssize_t
+    for i in range(parent.shape[0]):
+        if marked[i]:
+            nearest[i] = i
+        elif parent[i] >= 0:
+            nearest[i] = nearest[parent[i]]
+
+
+def find_nearest_named(
+    parent: cython.const[cython.int][::1],
+    is_op: cython.const[cython.uchar][::1],
+    name: cython.const[cython.int][::1],
+    wanted_name: cython.const[cython.uchar][::1],
+    rows: cython.const[cython.longlong][::1],
+    nearest: cython.longlong[::1],
+) -> None:
+    """Find for some rows the nearest op at or above them that has a wanted name.
+
+    Args:
+        parent: Parent of each row; -1: none.
+        is_op: Which rows are ops.
+        name: Number of each row's name; -1: none.
+        wanted_name: Which names are wanted; the last for rows without a name.
+        rows: Rows to look up; -1: none.
+        nearest: Result; -1: none.
+
+    """
+    i: cython.Py_ssize_t
+    row: cython.longlong
+    code: cython.Py_ssize_t
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        if i > 0 and row == rows[i - 1]:
+            nearest[i] = nearest[i - 1]
+            continue
+        while row >= 0:
+            code = name[row] if name[row] >= 0 else wanted_name.shape[0] - 1
+            if is_op[row] and wanted_name[code]:
+                break
+            row = parent[row]
+        nearest[i] = row
+
+
+def assign_lines(
+    track: cython.const[cython.longlong][::1],
+    start: cython.const[cython.longlong][::1],
+    end: cython.const[cython.longlong][::1],
+    around: cython.longlong[::1],
+    innermost: cython.longlong[::1],
+    line: cython.longlong[::1],
+) -> None:
+    """Assign each event to the first line of its track on which it nests with the events already there.
+
+    Args:
+        track, start, end: Events by track, then start, the longer first.
+        around: Scratch space: the event that each event lies in, on its line.
+        innermost: Scratch space: innermost open event of each line. Its length is the number of lines; what nests on
+            none of them goes to the last.
+        line: Result.
+
+    """
+    lines: cython.Py_ssize_t = innermost.shape[0]
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    for i in range(start.shape[0]):
+        if i == 0 or track[i] != track[i - 1]:
+            for k in range(lines):
+                innermost[k] = -1
+        for k in range(lines):
+            while innermost[k] >= 0 and end[innermost[k]] <= start[i]:
+                innermost[k] = around[innermost[k]]
+            if innermost[k] < 0 or end[innermost[k]] >= end[i] or k == lines - 1:
+                line[i] = k
+                around[i] = innermost[k]
+                innermost[k] = i
+                break

@@ -1,0 +1,149 @@
+"""Replays of a measured pipeline: its cells run again, in the order they were run, with other durations and delays.
+
+A cell is one op on one rank. It waits for up to four cells: the one before it on its rank, its input, its gradient, and
+its own forward (``tracekit.compare.replay``).
+"""
+
+from __future__ import annotations
+
+import cython
+
+
+def find_running_order(
+    dependencies: cython.longlong[:, ::1],
+    next_cell: cython.longlong[::1],
+    rank_end: cython.const[cython.longlong][::1],
+    done: cython.uchar[::1],
+    order: cython.longlong[::1],
+) -> int:
+    """Find an order in which every cell comes after those it waits for; drop dependencies that form a ring.
+
+    Args:
+        dependencies: [cell, k]: cells that a cell waits for; -1: none. The first is the one before it on its rank. A
+            dropped dependency becomes -1.
+        next_cell: Next cell of each rank; its first at the call.
+        rank_end: Cell behind the last of each rank.
+        done: Scratch space, 0 at the call.
+        order: Result.
+
+    Returns:
+        Number of dependencies that were dropped.
+
+    """
+    cells: cython.Py_ssize_t = dependencies.shape[0]
+    placed: cython.Py_ssize_t = 0
+    dropped: cython.Py_ssize_t = 0
+    rank: cython.Py_ssize_t
+    cell: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    blocked: cython.bint
+    progress: cython.bint
+    while placed < cells:
+        progress = False
+        for rank in range(next_cell.shape[0]):
+            while next_cell[rank] < rank_end[rank]:
+                cell = next_cell[rank]
+                blocked = False
+                for k in range(1, 4):
+                    if dependencies[cell, k] >= 0 and not done[dependencies[cell, k]]:
+                        blocked = True
+                if blocked:
+                    break
+                order[placed] = cell
+                done[cell] = 1
+                placed += 1
+                next_cell[rank] += 1
+                progress = True
+        if not progress:
+            # All ranks wait for each other: let the cell of the first of them run.
+            for rank in range(next_cell.shape[0]):
+                if next_cell[rank] < rank_end[rank]:
+                    cell = next_cell[rank]
+                    for k in range(1, 4):
+                        if dependencies[cell, k] >= 0 and not done[dependencies[cell, k]]:
+                            dependencies[cell, k] = -1
+                            dropped += 1
+                    break
+    return dropped
+
+
+def run_cells(
+    order: cython.const[cython.longlong][::1],
+    dependencies: cython.const[cython.longlong][:, ::1],
+    duration: cython.const[cython.longlong][::1],
+    delay: cython.const[cython.longlong][::1],
+    lead: cython.const[cython.longlong][:, ::1],
+    start: cython.longlong[::1],
+    end: cython.longlong[::1],
+) -> None:
+    """Start every cell when all it waits for is there, plus its delay.
+
+    Args:
+        order: All cells, each behind those it waits for.
+        dependencies: [cell, k]: cells that a cell waits for; -1: none.
+        duration: Duration of each cell.
+        delay: Time each cell waits although everything is there.
+        lead: [cell, k]: time before the end of dependency k from which the cell may start.
+        start, end: Results.
+
+    """
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    cell: cython.Py_ssize_t
+    dependency: cython.longlong
+    ready: cython.longlong
+    for i in range(order.shape[0]):
+        cell = order[i]
+        ready = 0
+        for k in range(4):
+            dependency = dependencies[cell, k]
+            if dependency >= 0 and end[dependency] - lead[cell, k] > ready:
+                ready = end[dependency] - lead[cell, k]
+        start[cell] = ready + delay[cell]
+        end[cell] = start[cell] + duration[cell]
+
+
+def measure_makespans(
+    order: cython.const[cython.longlong][::1],
+    dependencies: cython.const[cython.longlong][:, ::1],
+    duration: cython.const[cython.longlong][:, ::1],
+    delay: cython.const[cython.longlong][:, ::1],
+    lead_share: cython.const[cython.double][:, ::1],
+    first_with_lead: cython.Py_ssize_t,
+    end: cython.longlong[::1],
+    makespan: cython.longlong[::1],
+) -> None:
+    """Run the cells once for each row of durations and delays.
+
+    Args:
+        order, dependencies: As for ``run_cells``.
+        duration, delay: [run, cell]: durations and delays, 0 or more.
+        lead_share: [cell, k]: share of dependency k's duration, before its end, from which a cell may start.
+        first_with_lead: Run from which ``lead_share`` counts; earlier ones wait for the end.
+        end: Scratch space, one number for each cell.
+        makespan: Result: time from 0 to the last end, for each run.
+
+    """
+    run: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    cell: cython.Py_ssize_t
+    dependency: cython.longlong
+    ready: cython.longlong
+    lead: cython.longlong
+    last_end: cython.longlong
+    for run in range(duration.shape[0]):
+        last_end = 0
+        for i in range(order.shape[0]):
+            cell = order[i]
+            ready = 0
+            for k in range(4):
+                dependency = dependencies[cell, k]
+                if dependency >= 0:
+                    lead = 0
+                    if run >= first_with_lead:  # neither factor is negative, so that truncation rounds down
+                        lead = cython.cast(cython.longlong, lead_share[cell, k] * duration[run, dependency])
+                    ready = max(ready, end[dependency] - lead)
+            end[cell] = ready + delay[run, cell] + duration[run, cell]
+            last_end = max(last_end, end[cell])
+        makespan[run] = last_end
