@@ -35,7 +35,7 @@ lint: $(VENV)/.installed-dev
 test: lint
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Style and the tests that are not slow (tests/slow.txt): a minute on two cores, for while you write.
+# Style and the tests that are not marked slow: about a minute on two cores, for while you write.
 quick: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m "not slow"

@@ -13,7 +13,6 @@ from hypothesis import settings
 
 from tests.cputimes import CpuTimes
 from tests.kept import SHARED
-from tests.slow import ROOT, is_listed, is_slow, ordered
 from tracekit.schema import LABELLED, conform
 
 # Commands that tests run start twice as fast where compiled modules may be kept; some machines forbid it by default.
@@ -34,18 +33,15 @@ def pytest_configure(config):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")  # xdist's workers inherit it
 
 
-def pytest_ignore_collect(collection_path, config):
-    """Without the slow ones, whole files of them are not even imported."""
-    if config.option.markexpr == "not slow" and collection_path.is_relative_to(ROOT):
-        return True if is_listed(collection_path.relative_to(ROOT).as_posix()) else None
-    return None
+LONGEST_FILES = ("tests/test_fleet.py", "tests/faults", "tests/test_notebooks.py", "tests/test_mutations.py")
+"""Started first, so that no worker is left alone with one of them at the end."""
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if is_slow(item):
+        if isinstance(item, pytest.DoctestItem) and "sample_traces" in item.dtest.docstring:
             item.add_marker(pytest.mark.slow)
-    items[:] = ordered(items)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
 
 
 def pytest_unconfigure(config):

@@ -1,7 +1,7 @@
 """How much processor time each test takes, its fixtures and the processes it starts included.
 
 ``pytest --cpu-times FILE`` writes one line per test, the dearest first. Unlike the clock on the wall this says nearly
-the same on a busy machine: it is what ``tests/slow.txt`` is made from.
+the same on a busy machine: a test above a second or two gets the marker ``slow``.
 """
 
 from __future__ import annotations

@@ -101,6 +101,7 @@ def saved(run, tmp_path_factory):
 SAMPLES = ("1f1b", "reload", "nsys-1f1b", "overlapped", "steps/straggler")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
     whole = analysis_of(samples / name, critical_path=name == "1f1b")
@@ -117,6 +118,7 @@ def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
     assert back.tables["clocks"].to_dicts() == whole.clocks.table.to_dicts()
 
 
+@pytest.mark.slow
 def test_the_schedule_comes_back(run, saved):
     back = tracekit.read_analysis(saved).schedule
     held = run.schedule
@@ -126,6 +128,7 @@ def test_the_schedule_comes_back(run, saved):
     assert [list(order) for order in back.orders] == held.head.orders()
 
 
+@pytest.mark.slow
 def test_results_are_frozen(run, saved):
     back = tracekit.read_analysis(saved)
     for thing in (run, back, back.schedule, run.ranks[0], run.total):
@@ -163,6 +166,7 @@ def test_a_file_that_is_not_there(tmp_path):
         tracekit.read_analysis(tmp_path / "none.json")
 
 
+@pytest.mark.slow
 def test_a_key_of_a_later_version_is_kept(saved, tmp_path):
     data = json.loads(saved.read_text()) | {"weather": "fine"}
     file = tmp_path / "later.json"
@@ -170,17 +174,20 @@ def test_a_key_of_a_later_version_is_kept(saved, tmp_path):
     assert tracekit.read_analysis(file).to_dict()["weather"] == "fine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [*WRITERS, ".png", ".svg"])
 def test_every_kind_of_file_is_saved_as_the_command_writes_it(run, tmp_path, suffix):
     run.save(tmp_path / f"run{suffix}")
     assert (tmp_path / f"run{suffix}").stat().st_size > 500
 
 
+@pytest.mark.slow
 def test_an_unknown_kind_of_file_is_refused(run, tmp_path):
     with pytest.raises(OptionError, match=r"cannot write \.docx"):
         run.save(tmp_path / "run.docx")
 
 
+@pytest.mark.slow
 def test_every_picture_is_a_method(run):
     from tracekit.analysis.plots import Plots
 
@@ -196,6 +203,7 @@ def test_every_picture_is_a_method(run):
     assert all(titles.values())
 
 
+@pytest.mark.slow
 def test_runs_are_compared_by_path_by_analysis_and_as_saved(run, saved, tmp_path):
     by_path = tracekit.diff(saved, str(saved))
     assert by_path.to_dict()["kernels"] == []
@@ -211,6 +219,7 @@ def test_runs_are_compared_by_path_by_analysis_and_as_saved(run, saved, tmp_path
         mixed.save(tmp_path / "diff.pdf")
 
 
+@pytest.mark.slow
 def test_the_gate_takes_the_same(run, saved, tmp_path):
     verdict = tracekit.gate(run, [tracekit.read_analysis(saved)], require=["makespan_ms < +3%"])
     assert verdict.verdict in ("pass", "inconclusive")
@@ -233,6 +242,7 @@ def test_a_diagnosis_shows_itself(samples):
     assert json.loads(found.to_json()) == json.loads(json.dumps(found.to_dict()))
 
 
+@pytest.mark.slow
 def test_an_ideal_saves_and_draws_itself(tmp_path):
     done = tracekit.schedules.simulate(tracekit.schedules.generate("1f1b", pp=2, microbatches=2))
     reload = tracekit.schedules.weight_reload(2, 1)

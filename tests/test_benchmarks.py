@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FILES = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.py"))
 
 

@@ -20,6 +20,8 @@ from tracekit.schedules import generate
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
 
+pytestmark = pytest.mark.slow
+
 P2P_NS = 50_000
 
 

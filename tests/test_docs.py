@@ -59,6 +59,7 @@ def workplace(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_the_readmes_shell_examples_run(workplace):
     lines = shell_lines()
     assert lines, "the README shows no command"
@@ -72,6 +73,7 @@ def test_the_readmes_shell_examples_run(workplace):
         assert out.returncode == 0, f"{line}\n{out.stdout}\n{out.stderr}"
 
 
+@pytest.mark.slow
 def test_the_readmes_headline_is_what_the_command_prints(workplace):
     shown = re.search(r"\$ (tracekit analyze [^\n]+)\n(.*?)```", README, re.DOTALL)
     command = [sys.executable, "-c", "from tracekit.cli import main; main()", *shown[1].split()[1:]]
@@ -84,6 +86,7 @@ def test_the_readmes_headline_is_what_the_command_prints(workplace):
     assert missing == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [README, API], ids=["README", "api"])
 def test_python_examples_run(workplace, monkeypatch, text):
     monkeypatch.chdir(workplace)

@@ -18,6 +18,8 @@ from tracekit.errors import InputError, Notice
 from tracekit.report.terminal.doctor import render
 from tracekit.schema import EVENTS, RankEvents
 
+pytestmark = pytest.mark.slow
+
 
 def codes(diagnosis):
     return {finding.code for finding in diagnosis.findings}

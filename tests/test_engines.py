@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "fleet.md").read_text(encoding="
 LOCAL_CLUSTER = {"SLURMCluster": "LocalCluster", "dask_jobqueue import": "dask_jobqueue.local import"}
 """What turns dask-jobqueue's example into its local mode: the same job scripts, run by a shell."""
 
-pytestmark = pytest.mark.filterwarnings("default")  # the engines' own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the engines' own
 
 
 @pytest.fixture(scope="module")

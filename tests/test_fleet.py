@@ -37,6 +37,8 @@ from tracekit.store.seals import SEAL, sealed
 from tracekit.store.sources import find
 from tracekit.synthetic import Recipe, write_run
 
+pytestmark = pytest.mark.slow
+
 RANKS, BAD = 24, 13
 COMMAND = [sys.executable, "-c", "from tracekit.cli import main; main()"]
 

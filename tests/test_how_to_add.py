@@ -20,6 +20,8 @@ from tracekit.schema import EVENTS, RankEvents, Source, conform
 from tracekit.store import reading
 from tracekit.synthetic import Recipe, write_run
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 ADDING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## How to add")[2].partition("\n## ")[0]
 

@@ -9,6 +9,8 @@ from tracekit.classify import classify
 from tracekit.errors import InputError, TracekitError
 from tracekit.store.files import labelled_by
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trace(samples):

@@ -24,6 +24,8 @@ from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
 from tracekit.run.load import load
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(samples):

@@ -11,6 +11,8 @@ import pytest
 from tests.mutate import MUTATIONS, answer
 from tracekit.run.load import load
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 CORPUS = os.environ.get("TRACEKIT_CORPUS")
 ALL = tuple(MUTATIONS)

@@ -11,6 +11,8 @@ import pytest
 
 from tracekit.schedules import generate
 
+pytestmark = pytest.mark.slow
+
 RECORD = Path(__file__).parent.parent / "sample_traces" / "record"
 RUNS = [
     ("gpipe", 4, 8, None),

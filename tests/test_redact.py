@@ -15,6 +15,8 @@ from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.redaction import redact
 from tracekit.redaction.text import Scrubber
 
+pytestmark = pytest.mark.slow
+
 SECRETS = ("zoe", "gpu-node-17", "/home", "/mnt", "secret", "10.1.2.3", "TOKEN", "model.py", "C:\\\\Users")
 
 

@@ -16,6 +16,8 @@ import tracekit
 from tests.test_redact import content, event, run
 from tracekit.errors import OptionError
 
+pytestmark = pytest.mark.slow
+
 
 class Planted:
     """Words that stand nowhere else, each with the place it was put in."""

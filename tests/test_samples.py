@@ -15,6 +15,8 @@ from tests.kept import analysis_of
 from tracekit.classify import classify
 from tracekit.run.load import load
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 GEMM = r"nvjet|gemm|cutlass"
 FOLDERS = sorted(path.parent.relative_to(SAMPLES).as_posix() for path in SAMPLES.glob("**/truth.json"))

@@ -21,6 +21,8 @@ from tracekit.classify.rules import builtin_rules
 from tracekit.cli import make_app
 from tracekit.report.json_schema import SCHEMAS, json_schema
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SETTINGS = tomllib.loads((ROOT / "docsite" / "zensical.toml").read_text(encoding="utf-8"))["project"]
 ABOUT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -22,6 +22,8 @@ from tracekit.parsers.refs import SourceRef
 from tracekit.run.driver import worker_count
 from tracekit.schema import EVENTS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trace(samples):

@@ -18,6 +18,8 @@ from tracekit._util.machine import cores
 from tracekit._util.workers import MAX_PIPE_BYTES, ItemResult, map_items
 from tracekit.errors import InputError, OptionError
 
+pytestmark = pytest.mark.slow
+
 DIE = "__import__('os')._exit(1)"
 FAIL = "1 / 0"
 PID = "__import__('os').getpid()"

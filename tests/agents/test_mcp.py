@@ -13,6 +13,8 @@ from tracekit.agents.server import TOOLS, make_server
 from tracekit.agents.tools import MOST_ROWS, Tools
 from tracekit.errors import InputError, OptionError
 
+pytestmark = pytest.mark.slow
+
 mcp = pytest.importorskip("mcp")
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 

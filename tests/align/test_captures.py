@@ -19,6 +19,8 @@ from tracekit.parsers.refs import SourceRef
 from tracekit.store.reading import read_ref
 from tracekit.store.sources import find
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere"))
 SHIPPED = ["1f1b", "1f1b-noshapes", "dualpipe", "interleaved", "overlapped", "reload", "reload-overlap", "steps/a",

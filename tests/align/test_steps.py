@@ -162,6 +162,7 @@ def cut_marks(samples):
     return [combine([rank_tables(one) for one in ranks], schedule="auto") for ranks in (whole, bare)]
 
 
+@pytest.mark.slow
 def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
     marked, bare = cut_marks
     codes = {notice.code for notice in bare.notices}

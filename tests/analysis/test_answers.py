@@ -10,6 +10,8 @@ from tests.reference import read
 from tracekit.metrics.lanes import Lanes
 from tracekit.run.load import load
 
+pytestmark = pytest.mark.slow
+
 
 def test_1f1b_rank_0(run):
     one = run("1f1b").rank(0).whole

@@ -24,6 +24,8 @@ from tracekit.run.load import load
 from tracekit.schema import EVENTS, LABELLED, RankEvents, conform
 from tracekit.store.trace import Trace
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 TRUTH = json.loads((SAMPLES / "layers" / "truth.json").read_text())
 

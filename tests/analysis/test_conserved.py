@@ -9,6 +9,8 @@ from tests.reference import read
 from tracekit.intervals import union
 from tracekit.run.analyze import analyze
 
+pytestmark = pytest.mark.slow
+
 GPU = ["kernel", "memcpy", "memset"]
 
 

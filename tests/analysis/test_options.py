@@ -10,6 +10,8 @@ from tracekit.errors import InputError, OptionError
 from tracekit.run.analyze import analyze
 from tracekit.run.load import load
 
+pytestmark = pytest.mark.slow
+
 
 def test_several_steps(run):
     one = run("steps/a").rank(0)

@@ -13,6 +13,8 @@ from tracekit.analysis.tables import rank_tables
 from tracekit.run.load import load
 from tracekit.schema import LABELS
 
+pytestmark = pytest.mark.slow
+
 
 def test_json_has_every_key_of_the_contract(run):
     data = json.loads(run("1f1b", schedule="auto").to_json())

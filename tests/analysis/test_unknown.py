@@ -5,8 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 
+import pytest
+
 from tests.kept import analysis_of
 from tracekit.run.analyze import analyze
+
+pytestmark = pytest.mark.slow
 
 
 def test_without_its_peers_the_bubble_is_a_lower_bound(samples):

@@ -10,6 +10,8 @@ import pytest
 from tracekit.classify import classify
 from tracekit.schema import EVENTS, GPU_KINDS, LABELS, conform
 
+pytestmark = pytest.mark.slow
+
 NAMES = {
     "kernel": [
         "nvjet_h_TNN",

@@ -17,7 +17,10 @@ from tracekit.classify import classify
 from tracekit.parsers import kineto
 
 ROOT = Path(os.environ.get("TRACEKIT_CORPUS", "")) / "frameworks"
-pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="TRACEKIT_CORPUS is not set: recordings are not here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ROOT.is_dir(), reason="TRACEKIT_CORPUS is not set: recordings are not here"),
+]
 RANKS = [
     ("ds-pipe", 0),
     ("hf-ddp-ckpt", 0),

@@ -8,6 +8,8 @@ import pytest
 from tests.classify.conftest import ENGINE
 from tracekit.classify import classify
 
+pytestmark = pytest.mark.slow
+
 LETTERS = ("nvjet_h_TNN", "nvjet_h_NNN", "nvjet_h_NTN")
 MUTE = ("gemm_kernel",) * 3
 

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from tracekit._util.categories import CategoryColumn
+from tracekit._util.patterns import LinearPattern
 from tracekit.classify import classify, load_rules
 from tracekit.classify.rules import builtin_rules
 from tracekit.errors import RuleError
@@ -75,9 +76,6 @@ def test_our_own_patterns_end_on_names_that_nobody_wrote():
     labelled = classify(kernels(*hostile))
     assert time.monotonic() - began < SOON_S
     assert len(labelled) == len(hostile)
-
-
-from tracekit._util.patterns import LinearPattern
 
 
 def test_tables_within_tables_are_no_rules(tmp_path):

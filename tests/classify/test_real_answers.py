@@ -10,6 +10,8 @@ from tracekit.classify import classify
 from tracekit.parsers import nsight
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
+pytestmark = pytest.mark.slow
+
 GEMM = pl.col("name").cast(pl.String).str.contains("nvjet|gemm_kernel")
 SENDRECV = pl.col("name").cast(pl.String).str.contains("SendRecv")
 NAME = pl.col("name").cast(pl.String)

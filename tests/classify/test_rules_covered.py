@@ -45,6 +45,7 @@ IN_CAPTURES = (
 """Rules that captures alone exercise: none of them may go unnoticed."""
 
 
+@pytest.mark.slow
 def test_every_rule_is_exercised(samples, load):
     captures = ["1f1b/rank1", "dualpipe/rank0", "interleaved/rank1", "overlapped/rank0", "reload/rank0"]
     captures += ["compile/rank0", "recompute/rank0", "vpp-overlap/rank6"]

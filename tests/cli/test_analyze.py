@@ -19,6 +19,8 @@ from tracekit.errors import TracekitError
 from tracekit.report.tables import figures
 from tracekit.report.terminal.analysis import render
 
+pytestmark = pytest.mark.slow
+
 runner = CliRunner()
 
 

@@ -13,6 +13,8 @@ import pytest
 from tracekit.cli._options import parse_ranks
 from tracekit.errors import OptionError
 
+pytestmark = pytest.mark.slow
+
 
 def run(*words, timeout=120):
     command = [sys.executable, "-m", "tracekit", *map(str, words)]

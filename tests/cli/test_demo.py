@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from typer.testing import CliRunner
 
 from tracekit.cli import make_app
 from tracekit.errors import OutputError
+
+pytestmark = pytest.mark.slow
 
 runner = CliRunner()
 

@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def run(*words):
     command = [sys.executable, "-m", "tracekit", *map(str, words)]

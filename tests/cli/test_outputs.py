@@ -13,6 +13,8 @@ from tracekit._util.files import atomic_write
 from tracekit.errors import OutputError
 from tracekit.report.write import PICTURES, WRITERS
 
+pytestmark = pytest.mark.slow
+
 FORMATS = [*WRITERS, *PICTURES]
 
 

@@ -17,6 +17,8 @@ from tracekit.cli import main
 from tracekit.cli._options import parse_ranks
 from tracekit.errors import OptionError
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'tracekit'; from tracekit.cli import main; main()"]
 COMMANDS = [
     *("analyze", "ingest", "diff", "gate", "export", "open", "doctor", "redact", "schedule"),

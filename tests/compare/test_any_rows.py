@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import polars as pl
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tracekit.compare import compare_pipelines
 from tracekit.reconstruct import rank_pipeline
 from tracekit.schema import LABELLED, Source, conform
+
+pytestmark = pytest.mark.slow
 
 LABELS = ["forward", "dgrad", "wgrad", "backward", "recompute", "optimizer", "pp_comm", "ep_dispatch", "other"]
 RANGES = [None, "PP:0F0", "PP:0F1", "PP:1I0", "PP:1W0", "PP:0B1", "PP:(1F1;0B0)OVERLAP_F_B", "PP:0SEND_F0"]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tracekit.compare import PARTS
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "reconstruction.md").read_text(encoding="utf-8")

@@ -18,6 +18,8 @@ from tracekit.schedules import Times, generate
 from tracekit.schema import LABELLED, Source, conform
 from tracekit.synthetic import Recipe, rank_events
 
+pytestmark = pytest.mark.slow
+
 NAME = pl.col("name").cast(pl.String)
 TIMES = Times(F=1_000_000, I=900_000, W=700_000)
 

@@ -11,6 +11,8 @@ import pytest
 from tracekit import analyze
 from tracekit.schedules import generate
 
+pytestmark = pytest.mark.slow
+
 PYTORCH = {"forward": 29.9, "dgrad": 36.6, "wgrad": 18.3, "optimizer": 15.1}
 """Shares of rank 1's compute in a PyTorch profile of the same program on the same card, by autograd's nodes; products
 of attention, which have no weights, as dgrad."""

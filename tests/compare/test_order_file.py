@@ -6,6 +6,8 @@ import pytest
 
 from tracekit import analyze
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("ranks", "size"), [(1, "1 rank"), (6, "6 ranks")])
 def test_an_order_file_of_another_size_is_said(samples, tmp_path, ranks, size):

@@ -19,6 +19,8 @@ from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.repeats import repeats
 from tracekit.schedules import generate, simulate
 
+pytestmark = pytest.mark.slow
+
 FREE = Machine(send_ns=0, receive_ns=0, latency_ns=0)
 
 

@@ -15,6 +15,8 @@ from tracekit.reconstruct import rank_pipeline
 from tracekit.run.load import load
 from tracekit.schedules import generate
 
+pytestmark = pytest.mark.slow
+
 
 def codes(notices):
     return {n.code for n in notices}

@@ -9,6 +9,8 @@ import pytest
 
 import tracekit
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(os.environ.get("TRACEKIT_CORPUS", "")) / "frameworks"
 
 

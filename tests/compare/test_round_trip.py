@@ -11,6 +11,8 @@ from tracekit.schedules import Times, generate, names
 from tracekit.schedules.registry import describe
 from tracekit.synthetic import Recipe
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"dualpipev": (2, 5), "dualpipe": (4, 8), "interleaved-zb": (2, 4), "looped-bfs": (2, 4)}
 SAME = {"zb-1p": {"zb-1p", "zb-h1"}}  # at these times the search finds zb-h1's order
 ALL = [name for name in names() if describe(name).pipeline]

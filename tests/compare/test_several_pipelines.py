@@ -16,6 +16,8 @@ from tracekit.schedules import generate
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

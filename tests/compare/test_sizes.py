@@ -17,6 +17,8 @@ from tracekit.schedules import Times, generate
 from tracekit.schema import Source
 from tracekit.synthetic import Recipe, rank_events
 
+pytestmark = pytest.mark.slow
+
 SAID = {"schedule-ambiguous", "size-from-order"}
 
 

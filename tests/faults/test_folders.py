@@ -20,7 +20,10 @@ from tracekit.parsers.kineto.stream import Stream
 SOON_S = 120
 DROP_FROM_BOUNDING_SET, MAY_WRITE_ANYWHERE = 24, 1
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes a right from the superuser, as Linux does it")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="takes a right from the superuser, as Linux does it"),
+]
 
 
 def as_anyone():

@@ -27,7 +27,7 @@ KILLS = int(os.environ.get("TRACEKIT_KILLS", "1"))
 SOON_S = 120
 """Far more than anything here takes: what takes longer hangs."""
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")]
 
 
 def start(*words, **options):

@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def verdicts(out):
     return {c["requirement"] or c["metric"]: c["verdict"] for c in json.loads(out)["checks"]}

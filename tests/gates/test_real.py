@@ -9,6 +9,8 @@ import pytest
 from tracekit.diffs import diff, read_side
 from tracekit.gates import gate
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["pytester"]
 
 

@@ -198,6 +198,7 @@ def check_sums(found, name=""):
             assert {c for causes in scope.because_ns.values() for c in causes} <= set(EXPOSURE_CAUSES)
 
 
+@pytest.mark.slow
 def test_on_framework_traces_the_causes_sum_to_exposed_time(corpus):
     for folder in sorted(p for p in (corpus.parent / "frameworks").iterdir() if p.is_dir()):
         check_sums(analyze(folder, schedule="none"), folder.name)

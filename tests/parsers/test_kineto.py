@@ -57,16 +57,19 @@ def check(path: Path) -> None:
     assert sum(got.source.counts.values()) == got.events.height
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", REAL, ids=lambda p: f"{p.parent.name}-{p.name[:5]}")
 def test_real_traces_equal_the_reference(path):
     check(path)
 
 
+@pytest.mark.slow
 def test_untouched_recordings_equal_the_reference(corpus):
     for path in sorted((corpus.parent / "h200").glob("*/rank*.pt.trace.json.gz")):
         check(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLIC, ids=lambda n: n[:30])
 def test_public_traces_equal_the_reference(corpus, name):
     check(corpus / name)

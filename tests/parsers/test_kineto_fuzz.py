@@ -19,6 +19,8 @@ from tracekit.parsers import kineto
 from tracekit.parsers.kineto import blocks, header
 from tracekit.schema import EVENTS
 
+pytestmark = pytest.mark.slow
+
 edits = st.lists(
     st.tuples(
         st.floats(0, 1, exclude_max=True), st.sampled_from("swdc"), st.binary(max_size=6) | st.sampled_from(TOKENS)

@@ -11,6 +11,8 @@ from tests import reference
 from tracekit.parsers.kineto import read, worker
 from tracekit.schema import MEMORY
 
+pytestmark = pytest.mark.slow
+
 
 def event(at, size, total, **args):
     return {

@@ -13,6 +13,8 @@ from tracekit.parsers.kineto.table import LATEST_NS, UNTIMED_CPU
 from tracekit.parsers.ranks import MOST_RANKS
 from tracekit.schema import DAMAGED, UNTIMED
 
+pytestmark = pytest.mark.slow
+
 BASE_NS = 1_700_000_000_000_000_000
 
 

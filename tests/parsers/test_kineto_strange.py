@@ -12,6 +12,8 @@ from tracekit.analysis.damage import MOST_UNKNOWN
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 
+pytestmark = pytest.mark.slow
+
 
 def step(name, ts, dur):
     return {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur}

@@ -18,6 +18,8 @@ from tracekit.errors import InputError
 from tracekit.parsers import nsight
 from tracekit.schema import EVENTS
 
+pytestmark = pytest.mark.slow
+
 
 def readable(path, table="CUPTI_ACTIVITY_KIND_KERNEL"):
     """What sqlite itself can still read of a table, from both ends."""

@@ -17,6 +17,8 @@ from tracekit.parsers.nsight.tables import MAX_GPU_EVENT_NS, MAX_TIME_NS
 from tracekit.redaction import redact
 from tracekit.schema import UNTIMED
 
+pytestmark = pytest.mark.slow
+
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 KERNELS = 300
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -12,6 +12,8 @@ from tests.parsers.nsight_files import Report
 from tests.parsers.nsight_reading import refused
 from tracekit.parsers import nsight
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_such_file(tmp_path):
     assert "no such file" in refused(tmp_path / "gone.sqlite").message

@@ -18,6 +18,8 @@ from tracekit.errors import InputError
 from tracekit.parsers import nsight
 from tracekit.parsers.discovery import discover
 
+pytestmark = pytest.mark.slow
+
 
 def arrowdir(source, target, *, stream):
     """The same tables as an arrowdir: a file a table, in the Arrow file or the Arrow stream format."""

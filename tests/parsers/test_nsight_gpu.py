@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.parsers.nsight_files import EPOCH, NONE, Report, packed
 from tests.parsers.nsight_reading import codes, only, rows
+
+pytestmark = pytest.mark.slow
 
 # --- ids ---
 

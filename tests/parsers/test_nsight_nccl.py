@@ -11,6 +11,8 @@ from tests.parsers.nsight_files import Report
 from tests.parsers.nsight_payloads import INIT, SEND, payload, with_schemas
 from tests.parsers.nsight_reading import codes, only, rows
 
+pytestmark = pytest.mark.slow
+
 
 def batched(report, *, send=None, recv=None):
     """A send and a receive asked for one after the other, then launched together, as torch.distributed batches them."""

@@ -12,6 +12,8 @@ from tests.parsers.nsight_files import EPOCH, Report, packed
 from tests.parsers.nsight_reading import only, rows
 from tracekit.parsers import nsight
 
+pytestmark = pytest.mark.slow
+
 
 def test_text_may_be_registered(path):
     report = Report().kernel("k", 0, 1).range("spoken", 1, 2).range("registered", 3, 4, registered=True)

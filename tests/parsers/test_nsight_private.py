@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 
 import polars as pl
+import pytest
 
 from tests.parsers.nsight_files import Report, packed, training
 from tests.parsers.nsight_reading import only
+
+pytestmark = pytest.mark.slow
 
 
 def test_lost_events_are_said_without_the_text(path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.parsers.nsight_files import EPOCH, Report
 from tests.parsers.nsight_payloads import INIT, payload, with_schemas
 from tests.parsers.nsight_reading import only, rows
 from tracekit.parsers import nsight
+
+pytestmark = pytest.mark.slow
 
 
 def test_processes_never_mix_though_correlations_repeat_and_both_are_device_0(path):

@@ -12,6 +12,8 @@ from tracekit.classify import classify
 from tracekit.parsers import nsight
 from tracekit.schema import COMPUTE_LABELS
 
+pytestmark = pytest.mark.slow
+
 
 def union(frame):
     """Nanoseconds covered, one interval at a time."""

@@ -10,6 +10,8 @@ from tests.parsers.nsight_reading import refused
 from tracekit.errors import OptionError
 from tracekit.parsers import nsight
 
+pytestmark = pytest.mark.slow
+
 FAKE = """#!/bin/sh
 # Stands in for nsys: exports by copying, and understands what the real one does.
 case "$*" in *--help*) echo "  --include-json=<true|false>"; exit 0;; esac

@@ -7,6 +7,8 @@ import pytest
 from tests.parsers.nsight_files import Report
 from tests.parsers.nsight_reading import only, rows
 
+pytestmark = pytest.mark.slow
+
 
 def stepped(path, *marks):
     report = Report()

@@ -9,6 +9,8 @@ from tests.parsers.nsight_files import EPOCH, VERSIONS, training
 from tests.parsers.nsight_reading import codes, only, rows
 from tracekit.schema import EVENTS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_gives_the_same_table(path, version):

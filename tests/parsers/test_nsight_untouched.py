@@ -11,9 +11,13 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.parsers.nsight_files import Report
 from tests.parsers.nsight_reading import refused
 from tracekit.parsers import nsight
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_file_is_left_byte_identical_with_nothing_beside_it(sample, tmp_path):

@@ -16,6 +16,8 @@ from tracekit.record import handler, lightning_callback, profiler, transformers_
 from tracekit.record.gather import packed, unpacked
 from tracekit.record.recorder import WARM_UP, _running
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import tracekit
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 PLAIN = """

@@ -14,6 +14,8 @@ from tracekit import analyze
 from tracekit.report.advice import advice, cannot_fit
 from tracekit.schema import GAP_CAUSES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("sample", ["reload", "reload-overlap"])
 def test_an_update_that_waits_is_not_told_to_buffer(samples, sample):

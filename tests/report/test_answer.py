@@ -15,6 +15,8 @@ from tracekit.report.advice import advice
 from tracekit.report.view import view_of
 from tracekit.report.view.pace import pace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def small(samples):

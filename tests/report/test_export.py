@@ -25,6 +25,8 @@ from tracekit.report.perfetto.export import export
 from tracekit.report.perfetto.tracks import nested_lines
 from tracekit.schema import GPU_KINDS
 
+pytestmark = pytest.mark.slow
+
 OWN = ("label", "cell_measured", "cell_ideal", "critical_path")
 
 

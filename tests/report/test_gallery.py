@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tracekit.report.plot import PLOTS
+
+pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
 

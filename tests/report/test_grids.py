@@ -18,6 +18,8 @@ from tracekit.report.view import grids, view_of
 from tracekit.report.view.pipeline import WhatIfRow
 from tracekit.report.view.why import instead_view
 
+pytestmark = pytest.mark.slow
+
 SHARED = {
     "copies": ("reload", {}),
     "experts": ("router", {}),

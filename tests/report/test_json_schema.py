@@ -17,6 +17,8 @@ from tracekit.gates import gate
 from tracekit.report.json_schema import SCHEMAS, json_schema
 from tracekit.schedules import generate, simulate, weight_reload
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RUNS = ("1f1b", "memory", "reload", "rates", "router", "compile", "1f1b-noshapes", "steps/a")
 

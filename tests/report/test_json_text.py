@@ -7,6 +7,8 @@ import pytest
 from tests.kept import analysis_of
 from tracekit.report.json import render_json
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("sample", ["1f1b", "reload", "overlapped"])
 def test_the_streamed_text_is_the_text_of_to_json(samples, sample):

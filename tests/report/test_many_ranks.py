@@ -25,6 +25,8 @@ from tracekit.run.analyze import analyze
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def small(samples):

@@ -16,6 +16,8 @@ from tracekit._util.text import markdown, markdown_code, terminal
 from tracekit.report.markdown.analysis import render_markdown
 from tracekit.report.view import view_of
 
+pytestmark = pytest.mark.slow
+
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
 

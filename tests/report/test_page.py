@@ -11,6 +11,8 @@ import pytest
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>window.ran=1</script><img src=x onerror='window.ran=1'>"
 
 

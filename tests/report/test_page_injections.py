@@ -18,6 +18,8 @@ from tracekit.report.perfetto.export import export
 from tracekit.report.perfetto.serve import OneReader
 from tracekit.run.analyze import analyze
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):

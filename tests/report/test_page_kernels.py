@@ -13,6 +13,8 @@ from tracekit.report.html.page import render_html
 from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
 
+pytestmark = pytest.mark.slow
+
 
 def lanes_zoom(page):
     look = "echarts.getInstanceByDom(document.getElementById('lanes-chart')).getOption().dataZoom[0]"

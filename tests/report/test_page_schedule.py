@@ -10,6 +10,8 @@ from tracekit.report.html.schedules import schedule_data
 from tracekit.report.palette import IDLE_COLOUR
 from tracekit.report.schedule.plot import colour
 
+pytestmark = pytest.mark.slow
+
 
 def test_hovering_a_cell_tells_its_facts(look, pages):
     page = look(pages("1f1b"))

@@ -18,6 +18,8 @@ from tracekit.run.analyze import analyze
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def runs(analysed, pages):

@@ -10,6 +10,8 @@ import pytest
 from tests.kept import analysis_of
 from tracekit.report.perfetto.export import export
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_path_is_a_track_with_arrows(samples, tmp_path):
     export(samples / "1f1b", tmp_path / "out.json")

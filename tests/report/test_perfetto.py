@@ -19,6 +19,8 @@ from tracekit.report.perfetto.export import export
 from tracekit.report.schedule.write import write_schedule
 from tracekit.schedules import generate, simulate
 
+pytestmark = pytest.mark.slow
+
 ASK = """async (sql) => {
     const found = await window.app.trace.engine.query(sql), names = found.columns(), rows = [];
     const plain = (value) => typeof value === "bigint" ? Number(value) : value;

@@ -19,6 +19,8 @@ from tracekit.report.schedule.plot import draw_schedule
 from tracekit.report.write import write
 from tracekit.schedules import generate, simulate
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pipeline(samples):

@@ -9,6 +9,8 @@ import pytest
 
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR
 
+pytestmark = pytest.mark.slow
+
 # Machado, Oliveira and Fernandes 2009, full severity, on linear RGB.
 SIGHT = {
     "usual": np.eye(3),

@@ -20,6 +20,8 @@ from tracekit.report.schedule.trace import schedule_trace
 from tracekit.report.schedule.write import EXTENSIONS, write_schedule
 from tracekit.schedules import Times, generate, names, simulate, weight_reload
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def dualpipe():

@@ -16,6 +16,8 @@ import pytest
 from tracekit.errors import OutputError
 from tracekit.report.perfetto.serve import VIEWER, OneReader
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def offer(tmp_path):

@@ -14,6 +14,8 @@ from tracekit.report.spreadsheet import EXACT, LONGEST_TEXT, plain, sheets
 from tracekit.report.write import check_output, write
 from tracekit.run.analyze import analyze
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def analysis(samples):

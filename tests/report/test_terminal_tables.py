@@ -21,6 +21,8 @@ from tracekit.report.terminal.whatif import render_what_if
 from tracekit.report.view.by import ByRow, ByView
 from tracekit.report.view.pipeline import WhatIfRow
 
+pytestmark = pytest.mark.slow
+
 
 def printed(body, width):
     console = Console(file=io.StringIO(), width=width, highlight=False)

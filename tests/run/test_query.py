@@ -12,6 +12,8 @@ from tracekit.errors import InputError, OptionError
 from tracekit.run.load import load
 from tracekit.run.query import query
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("duckdb")
 
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tracekit.errors import DeadlockError
 from tracekit.schedules import Schedule, Times, generate, interleaved, simulate
 
+pytestmark = pytest.mark.slow
+
 ranks = st.integers(1, 9)
 rounds = st.integers(1, 5)
 chunks = st.integers(1, 4)

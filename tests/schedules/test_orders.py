@@ -6,6 +6,8 @@ import pytest
 
 from tracekit.schedules import Times, generate, simulate
 
+pytestmark = pytest.mark.slow
+
 
 def make(case, times=None):
     sizes = {key: case[key] for key in ("pp", "microbatches", "virtual")}
