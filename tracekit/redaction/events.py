@@ -43,7 +43,8 @@ class EventRedactor:
             elif key == "cat":
                 redacted[key] = value if kind in fields.CATEGORIES else self._words(value)
             elif key in fields.EVENT_NUMBERS:
-                redacted[key] = value if is_number(value, fields.EVENT_NUMBERS[key]) else self._words(value)
+                limit = fields.SMALL if _is_text(value) else fields.ANY
+                redacted[key] = value if is_number(value, limit) else self._words(value)
             elif key in ("ph", "bp", "s"):
                 redacted[key] = value if _is_text(value) and len(value) == 1 and value.isascii() else None
             else:
@@ -118,7 +119,8 @@ class EventRedactor:
         is_unit = key == "displayTimeUnit" and value in ("ms", "ns", "us")
         is_version_entry = key in fields.HEADER_VERSIONS and is_version(value)
         is_number_entry = not isinstance(value, list) and self._keeps_number(key, value, fields.HEADER_NUMBERS)
-        return value if is_unit or is_version_entry or is_number_entry else None
+        is_base_time = key == "baseTimeNanoseconds" and fields.is_base_time(value)
+        return value if is_unit or is_version_entry or is_number_entry or is_base_time else None
 
     def _distributed(self, info: Mapping[str, Any]) -> dict[str, Any]:
         redacted = self._entry(info, fields.DISTRIBUTED_NUMBERS, ("backend",))

@@ -29,7 +29,7 @@ STACK_KEYS = frozenset(
 
 SMALL, ID, SIZE, ANY = 1_000_000, 1 << 32, 1 << 48, 1 << 64
 """Upper bounds of ranks, devices and launch settings; of ids; of bytes and elements; of what 64 bits hold."""
-EVENT_NUMBERS = {"pid": ANY, "tid": ANY, "ts": ANY, "dur": ANY, "id": ANY}
+EVENT_NUMBERS = frozenset(("pid", "tid", "ts", "dur", "id"))
 ARGUMENT_NUMBERS = {
     **dict.fromkeys(("External id", "external id", "correlation", "Sequence number", "Fwd thread id", "stream"), ID),
     **dict.fromkeys(
@@ -56,7 +56,6 @@ HEADER_NUMBERS = {
     ),
     **dict.fromkeys(("cuda_driver_version", "cuda_runtime_version", "cupti_version"), SMALL),
     **dict.fromkeys(("hip_driver_version", "hip_runtime_version"), 100_000_000),
-    "baseTimeNanoseconds": ANY,
 }
 HEADER_VERSIONS = frozenset(
     (
@@ -104,6 +103,11 @@ def is_number(value: Any, limit: int) -> bool:
             return False
         value = int(value, 16) if value.startswith("0x") else float(value)
     return value is None or (isinstance(value, bool | int | float) and abs(value) < limit)
+
+
+def is_base_time(value: Any) -> bool:
+    """Return whether *value* can be the start of a profiler's clock: 0, or nanoseconds since 1970 from 2001 on."""
+    return is_number(value, ANY) and not isinstance(value, list) and (value == "0" or float(value or 0) >= 10**18)
 
 
 def is_version(value: Any) -> bool:

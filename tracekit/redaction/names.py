@@ -180,9 +180,12 @@ class _WordPass:
             and _CODE_NUMBER.fullmatch(word)
             and _BEFORE_CODE_NUMBER.search(self._text, max(start - 8, 0), start)
         ):
+            self._expects_index = False
             return word
         if numbered := _TRITON_NAME.fullmatch(word):  # Inductor numbers its kernels
-            return self._redacted_word(numbered[1]) + numbered[2]
+            redacted = self._redacted_word(numbered[1]) + numbered[2]
+            self._expects_index = False
+            return redacted
         return self._redacted_word(word)
 
     def _redacted_word(self, word: str) -> str:
