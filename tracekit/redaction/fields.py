@@ -91,6 +91,8 @@ def is_number(value: Any, limit: int) -> bool:
     >>> is_number([["1", 2.5], []], 10), is_number("[0, 1]", 10), is_number("5-1", 10), is_number(41555, 1000)
     (True, True, False, False)
     """
+    if isinstance(value, NumberText):
+        return abs(float(value)) < limit
     if isinstance(value, list):
         return all(is_number(item, limit) for item in value)
     if isinstance(value, str):
