@@ -157,7 +157,7 @@ def to_json(value: Any) -> str:
     """
     if isinstance(value, NumberText):
         return str(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)}: {to_json(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(to_json, value)) + "]"

@@ -216,7 +216,8 @@ class _WordPass:
             else:
                 self._expects_index = False
             pieces.append((piece, is_known))
-        return [(piece, is_known or _is_lone_letter(pieces, i)) for i, (piece, is_known) in enumerate(pieces)]
+        pieces = [(piece, is_known or _is_lone_letter(pieces, i)) for i, (piece, is_known) in enumerate(pieces)]
+        return _without_accidental_words(pieces)
 
     def _count_known(self, parts: list[str]) -> int:
         """Return how many of the first parts make up one known word, the longest: bf and 16 do, as bf16."""
@@ -239,6 +240,16 @@ def _is_lone_letter(pieces: list[tuple[str, bool]], i: int) -> bool:
     beside = [*pieces[max(i - 1, 0) : i], *pieces[i + 1 : i + 2]]
     alone = all(is_known and not text[0].isdecimal() for text, is_known in beside)
     return len(piece) == 1 and piece.isascii() and piece.isalpha() and alone
+
+
+def _without_accidental_words(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Reject known pieces with digits beside unknown ones: f8 and a10 are words, but not in the hash f8a10d72."""
+    runs = [list(run) for _, run in groupby(pieces, key=lambda piece: piece[0][0] == "_")]
+    return [
+        (text, is_known and (text.isalpha() or text[0] == "_" or all(known for _, known in run)))
+        for run in runs
+        for text, is_known in run
+    ]
 
 
 def _normalised(text: str) -> str:
