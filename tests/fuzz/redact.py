@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz.change import changed
 from tests.fuzz.others import SAMPLES, one_line
 from tracekit.errors import InputError
 from tracekit.redaction import redact
@@ -64,6 +65,10 @@ KINDS: dict[str, Callable[[Choose], str]] = {
     "Python name": lambda choose: f"{_letters(choose, 6)}.{_letters(choose, 6)}_layer",
     "name with umlauts": lambda choose: f"M{choose.choice('üöä')}ller-{_letters(choose, 4)}ß",
     "name in Chinese": lambda choose: "".join(chr(choose.randrange(0x4E00, 0x9FA5)) for _ in range(4)),
+    "name in Cyrillic": lambda choose: "".join(chr(choose.randrange(0x430, 0x450)) for _ in range(6)),
+    "name in Devanagari": lambda choose: "".join(chr(choose.randrange(0x905, 0x94D)) for _ in range(6)),
+    "emoji": lambda choose: "".join(chr(choose.randrange(0x1F300, 0x1F5FF)) for _ in range(3)),
+    "Arabic digits": lambda choose: "".join(chr(choose.randrange(0x660, 0x66A)) for _ in range(4)),
     "customer number": lambda choose: f"{_letters(choose, 2, string.ascii_uppercase)}-{_digits(choose, 8)}",
 }
 SHAPES = (
@@ -302,6 +307,8 @@ def make(choose: Choose) -> bytes:
     """Return the secrets as a line of JSON, then the file that holds them."""
     plant = plant_in_trace if choose.random() < 0.8 else plant_in_report
     raw, secrets = plant(choose, choose.randrange(1, 12))
+    if choose.random() < 0.2:
+        raw = changed(raw, choose, times=choose.randrange(1, 6))
     return json.dumps(secrets).encode() + b"\n" + raw
 
 
@@ -309,7 +316,7 @@ def check(raw: bytes, folder: Path) -> None:
     """Redact a file that ``make`` returned and look for its secrets."""
     line, _, content = raw.partition(b"\n")
     secrets = json.loads(line)
-    suffix = ".sqlite" if content.startswith(b"SQLite") else ".json"
+    suffix = ".sqlite" if content.startswith(b"SQLite format 3") else ".json"
     source, target = folder / f"rank0{suffix}", folder / f"redacted{suffix}"
     source.write_bytes(content)
     target.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ STACK_KEYS = frozenset(
     ("call stack", "call_stack", "python stack", "stack", "python parent id", "python id", "python module id")
 )
 
-SMALL, ID, SIZE, ANY = 1_000_000, 1 << 32, 1 << 48, 1 << 64
+SMALL, ID, SIZE, ANY = 10**6, 1 << 32, 10**12, 1 << 64
 """Upper bounds of ranks, devices and launch settings; of ids; of bytes and elements; of what 64 bits hold."""
 EVENT_NUMBERS = frozenset(("pid", "tid", "ts", "dur", "id"))
 ARGUMENT_NUMBERS = {
@@ -74,9 +74,9 @@ GROUP_NUMBERS = dict.fromkeys(("pg_size", "ranks"), SMALL)
 GROUP_TEXTS = frozenset(("pg_name", "pg_desc", "backend_config"))
 
 MAX_VERSION_DIGITS = 6
-_VERSION = re.compile(r"\d{1,3}(?:\.\d{1,3}){1,2}(?:a0|rc\d)?(?:\+(?:cu\d{2,3}|rocm\d\.\d|cpu))?|\d{4,5}")
-_NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?(?:[eE][-+]?\d{1,3})?|0x[0-9a-fA-F]{1,16}")
-_NUMBERS = re.compile(r"\[[-\d\s,.\[\]]*\]")
+_VERSION = re.compile(r"\d{1,3}(?:\.\d{1,3}){1,2}(?:a0|rc\d)?(?:\+(?:cu\d{2,3}|rocm\d\.\d|cpu))?|\d{4,5}", re.ASCII)
+_NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?(?:[eE][-+]?\d{1,3})?|0x[0-9a-fA-F]{1,16}", re.ASCII)
+_NUMBERS = re.compile(r"\[[-\d\s,.\[\]]*\]", re.ASCII)
 
 
 class NumberText(str):

@@ -29,7 +29,10 @@ def redact_kineto(
     replaced_before = names.replaced
     events = EventRedactor(names, frozenset(keep))
     stream = JsonStream(source)
-    _write(target, _redacted_pieces(stream, events), compress=compress)
+    try:
+        _write(target, _redacted_pieces(stream, events), compress=compress)
+    except RecursionError:
+        raise stream.damage("a value is nested too deeply") from None
     characters_after = stream.skip_rest()
     replaced = names.replaced - replaced_before
     return events.dropped | {"texts replaced": replaced, "characters after the trace": characters_after}

@@ -44,19 +44,20 @@ _LOCATION = "|".join(
     )
 )
 _LOCATIONS = re.compile(_LOCATION)
-_LOCATIONS_AND_WORDS = re.compile(rf"(?P<location>{_LOCATION})|\w+")
+_LOCATIONS_AND_WORDS = re.compile(rf"(?P<location>{_LOCATION})|[\w\u0080-\U0010ffff]+")
 _PARTS = re.compile(r"\d{1,4}(?:x\d{1,4})+(?!\d)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|_+|[^\d_A-Za-z]+")
-_TILE = re.compile(r"\d{1,4}(?:x\d{1,4})+")
-_CODE_NUMBER = re.compile(rf"\d{{1,{MAX_CODE_DIGITS}}}(?:u|l|ul|ull|f)?", re.IGNORECASE)
+_TILE = re.compile(r"\d{1,4}(?:x\d{1,4})+", re.ASCII)
+_CODE_NUMBER = re.compile(rf"\d{{1,{MAX_CODE_DIGITS}}}(?:u|l|ul|ull|f)?", re.IGNORECASE | re.ASCII)
 _BEFORE_CODE_NUMBER = re.compile(r"(?:^|[<>,(\[{)#=&*])[ -]*\Z")
 _BEFORE_INDEX = re.compile(r"[\s._#:=\[(/|-]{0,3}")
-_TRITON_NAME = re.compile(r"(triton_\w+?_)(\d{1,4})")
+_TRITON_NAME = re.compile(r"(triton_\w+?_)(\d{1,4})", re.ASCII)
 
 KNOWN_TEXTS = re.compile(
     r"ProfilerStep#\d{1,7}|\d{1,3}F\d{1,3}B"
     r"|PP:\d{1,4}(?:(?:SEND_|RECV_)?[FIWB]\d{1,5}|UNSHARD|RESHARD|REDUCE_GRAD)"
     r"|PP:\(\d{1,4}F\d{1,5};\d{1,4}[IWB]\d{1,5}\)(?:OVERLAP_F_B)?"
-    r"|nccl:(?:send|recv) \d{1,5}(?:->|<-)\d{1,5}"
+    r"|nccl:(?:send|recv) \d{1,5}(?:->|<-)\d{1,5}",
+    re.ASCII,
 )
 """Ranges of PyTorch that name steps, pipeline actions and messages by number."""
 

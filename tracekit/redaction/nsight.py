@@ -72,12 +72,14 @@ SCHEMA_ID = slice(8, 12)
 HEADER_BYTES = 32
 _PRODUCT_VERSION = re.compile(r"20\d\d\.\d{1,2}\.\d{1,2}(?:\.\d{1,4})?")
 _LOST_EVENTS = re.compile(r"drop|lost|might have been|not all|incomplete|buffer|clock|timestamp|synchroni")
-_EMITTED_OP = re.compile(
-    r"(?P<name>.*?)(?P<numbers>(?:, seq = -?\d{1,12})?(?:, op_id = \d{1,12})?(?:, sizes = \[[\d, \[\]]*\])?)"
+_EMITTED_NUMBERS = re.compile(
+    r"((?:, seq = -?\d{1,10})?(?:, op_id = \d{1,10})?(?:, sizes = \[[\d, \[\]]*\])?)"
     r"(?:, input_op_ids = \[[-\d, ()]*\])?",
-    re.DOTALL,
+    re.ASCII,
 )
-"""Range of ``emit_nvtx``: a name, then numbers."""
+"""What ``emit_nvtx`` writes behind an operator's name."""
+_EMITTED_START = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
+_LONG_NUMBER = re.compile(r"\d{11}")
 
 
 def redact_nsight(source: Path, target: Path, names: NameRedactor, *, keep: Collection[str] = ()) -> dict[str, int]:
@@ -168,8 +170,11 @@ def _sql_functions(names: NameRedactor, layout: Layout, keep: Collection[str]) -
     def range_text(text: str) -> str:
         if "annotations" in keep:
             return names.redact_kept(text)
-        emitted = _EMITTED_OP.fullmatch(text)
-        return names.redact(emitted["name"]) + emitted["numbers"] if emitted else names.redact(text)
+        start = _EMITTED_START.search(text)
+        numbers = _EMITTED_NUMBERS.fullmatch(text, start.start()) if start else None
+        if start is None or numbers is None or _LONG_NUMBER.search(numbers[1]):
+            return names.redact(text)
+        return names.redact(text[: start.start()]) + numbers[1]
 
     return {
         "code": of_text(names.redact_code),
