@@ -43,8 +43,7 @@ class EventRedactor:
             elif key == "cat":
                 redacted[key] = value if kind in fields.CATEGORIES else self._words(value)
             elif key in fields.EVENT_NUMBERS:
-                limit = fields.ID if _is_text(value) else fields.ANY  # files of 2021 spell threads as text
-                redacted[key] = value if is_number(value, limit) else self._words(value)
+                redacted[key] = value if fields.is_event_number(value) else self._words(value)
             elif key in ("ph", "bp", "s"):
                 redacted[key] = value if _is_text(value) and len(value) == 1 and value.isascii() else None
             else:

@@ -29,6 +29,8 @@ STACK_KEYS = frozenset(
 
 SMALL, ID, SIZE, ANY = 10**6, 1 << 32, 10**12, 1 << 64
 """Upper bounds of ranks, devices and launch settings; of ids; of bytes and elements; of what 64 bits hold."""
+MAX_NUMBER_AS_TEXT = 10**9
+"""Bound of numbers written as text: one with ten digits is more likely a phone number."""
 EVENT_NUMBERS = frozenset(("pid", "tid", "ts", "dur", "id"))
 ARGUMENT_NUMBERS = {
     **dict.fromkeys(("External id", "external id", "correlation", "Sequence number", "Fwd thread id", "stream"), ID),
@@ -75,7 +77,7 @@ GROUP_TEXTS = frozenset(("pg_name", "pg_desc", "backend_config"))
 
 MAX_VERSION_DIGITS = 6
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,3}){1,2}(?:a0|rc\d)?(?:\+(?:cu\d{2,3}|rocm\d\.\d|cpu))?|\d{4,5}", re.ASCII)
-_NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?(?:[eE][-+]?\d{1,3})?|0x[0-9a-fA-F]{1,16}", re.ASCII)
+_NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _NUMBERS = re.compile(r"\[[-\d\s,.\[\]]*\]", re.ASCII)
 
 
@@ -101,10 +103,15 @@ def is_number(value: Any, limit: int) -> bool:
                 return is_number(json.loads(value), limit)
             except (ValueError, RecursionError):
                 return False
-        if not _NUMBER.fullmatch(value):
-            return False
-        value = int(value, 16) if value.startswith("0x") else float(value)
+        return _NUMBER.fullmatch(value) is not None and abs(float(value)) < min(limit, MAX_NUMBER_AS_TEXT)
     return value is None or (isinstance(value, bool | int | float) and abs(value) < limit)
+
+
+def is_event_number(value: Any) -> bool:
+    """Return whether *value* is a time or an id of an event; files of 2021 write ids of threads as text."""
+    if isinstance(value, NumberText) or value is None:
+        return True
+    return isinstance(value, str) and value.isascii() and value.isdecimal() and int(value[:20]) < ID
 
 
 def is_base_time(value: Any) -> bool:
