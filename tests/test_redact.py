@@ -1,11 +1,14 @@
-"""A redacted trace reads the same, and nothing that names a person, a machine or a place is left in it."""
+"""Redacted copies: what stays, what goes, which files are refused, and that analyses read the same."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import json
+import re
 import sqlite3
+import subprocess
+import sys
 
 import polars as pl
 import pytest
@@ -13,7 +16,6 @@ import pytest
 import tracekit
 from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.redaction import redact
-from tracekit.redaction.text import Scrubber
 
 pytestmark = pytest.mark.slow
 
@@ -64,12 +66,11 @@ def content(path):
 
 
 def same_events(first, second):
-    """Equal but for Python frames, which are gone, the positions in the file, and words of ranges that nobody knows."""
+    """Compare events but for Python frames, which are dropped, their positions in the file, and names."""
     for one, other in zip(first.parts, second.parts, strict=True):
         before, after = one.events.filter(pl.col("kind") != "python"), other.events
         assert before.drop("id", "name").equals(after.drop("id", "name"))
-        named = ~pl.col("kind").is_in(["annotation", "gpu_annotation", "cpu_op", "overhead"])
-        assert before.filter(named)["name"].equals(after.filter(named)["name"])
+        assert before["name"].n_unique() == after["name"].n_unique()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -88,23 +89,23 @@ def test_no_secret_is_left(tmp_path, layout, suffix):
         "aten::mm",
         "aten::mm",
         "aten::mm",
-        "load <path>",
-        "from <address> on <name>",
-        "read <path>",
+        "load x1",
+        "from x2 on gpu-node-x3",
+        "read x4",
         "Torch-Compiled Region: 0/0",
     ]
     assert data["traceEvents"][0]["args"] == {"External id": 1}
     assert data["traceEvents"][1]["args"] == {"External id": 2}
     assert data["traceEvents"][2]["args"] == {}
     compiled = {**SECRETIVE["traceEvents"][7], "args": {"memory bandwidth (GB/s)": 1.5}}
-    assert data["traceEvents"][6] == compiled  # an argument that nobody knows goes
+    assert data["traceEvents"][6] == compiled  # an unknown argument goes
 
 
 def test_real_traces_read_the_same(samples, tmp_path):
     run(samples / "1f1b", tmp_path / "out")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [f"rank{i}.pt.trace.json.gz" for i in range(4)]
     before, after = tracekit.load(samples / "1f1b"), tracekit.load(tmp_path / "out")
-    assert before.events.equals(after.events)
+    same_events(before, after)
     for one, other in zip(before.sources, after.sources, strict=True):
         assert (one.groups, one.versions, one.devices, one.world_size) == (
             other.groups,
@@ -112,6 +113,29 @@ def test_real_traces_read_the_same(samples, tmp_path):
             other.devices,
             other.world_size,
         )
+
+
+def numbers_of(value):
+    """Return an analysis without its texts: names may differ, figures and their keys may not."""
+    if isinstance(value, dict):
+        return {key: numbers_of(inner) for key, inner in value.items() if key not in ("warnings", "source")}
+    if isinstance(value, list):
+        return [numbers_of(inner) for inner in value]
+    return None if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("name", ["1f1b", "compile", "memory", "nsys-1f1b", "overlapped", "reload-overlap"])
+def test_analyses_give_the_same_figures(samples, tmp_path, name):
+    run(samples / name, tmp_path / "out")
+    before, after = (json.loads(tracekit.analyze(path).to_json()) for path in (samples / name, tmp_path / "out"))
+    assert numbers_of(before) == numbers_of(after)
+
+
+@pytest.mark.parametrize(
+    "name", ["frameworks/meg-moe-vpp", "frameworks/titan-fsdp", "frameworks/ds-pipe", "h200/dualpipe"]
+)
+def test_analyses_of_captures_give_the_same_figures(corpus, tmp_path, name):
+    test_analyses_give_the_same_figures(corpus.parent, tmp_path, name)
 
 
 @pytest.mark.parametrize(
@@ -133,19 +157,12 @@ def test_public_traces_read_the_same_without_paths(corpus, tmp_path, path):
     assert '"Call stack"' not in text
 
 
-def test_words_are_replaced_on_demand(tmp_path):
-    source = tmp_path / "in.json"
-    source.write_text(json.dumps({"traceEvents": [event("zeppelin::gemm", "kernel")]}))
-    run(source, tmp_path / "out.json", words=["Zeppelin"])
-    assert json.loads(content(tmp_path / "out.json"))["traceEvents"][0]["name"] == "<name>::gemm"
-
-
 def test_the_host_in_the_handlers_file_name_goes_too(tmp_path):
     source = tmp_path / "gpu-node-17_4242.1694128201545.pt.trace.json"
     source.write_text(json.dumps({"traceEvents": [event("on gpu-node-17", "user_annotation")]}))
     run(tmp_path, tmp_path / "out")
     (file,) = (tmp_path / "out").iterdir()
-    assert "gpu-node" not in file.name + content(file)
+    assert "gpu-node-17" not in file.name + content(file)
 
 
 def test_events_that_are_not_quite_json_are_kept_and_cleaned(tmp_path):
@@ -162,27 +179,60 @@ def test_events_that_are_not_quite_json_are_kept_and_cleaned(tmp_path):
     assert "model.py" not in text
 
 
-def test_bytes_that_are_no_text_go_like_other_unknown_words(tmp_path):
+def test_text_that_is_not_ascii_is_read_as_utf8(tmp_path):
     source = tmp_path / "in.json"
     source.write_bytes(b'{"traceEvents": [{"ph": "X", "name": "caf\xc3\xa9 step \xff\xfe", "ts": 1, "dur": 1}]}')
     run(source, tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_bytes())["traceEvents"][0]["name"] == "x1 step x2"
+    run(source, tmp_path / "out.json", keep=["annotations"])
+    assert json.loads((tmp_path / "out.json").read_bytes())["traceEvents"][0]["name"] == "caf\xe9 step \ufffd\ufffd"
 
 
-def test_a_cut_trace_keeps_its_whole_events(tmp_path, samples):
-    raw = gzip.decompress((samples / "reload/rank0.pt.trace.json.gz").read_bytes())
+def test_events_with_stray_backslashes_are_kept(tmp_path):
     source = tmp_path / "in.json"
-    source.write_bytes(raw[: len(raw) // 2])
+    source.write_text(
+        '{"traceEvents": [{"ph": "X", "name": "step \\Users\\zoe", "ts": 1}, {"ph": "X", "name": "step"}]}'
+    )
+    run(source, tmp_path / "out.json")
+    names = [e["name"] for e in json.loads(content(tmp_path / "out.json"))["traceEvents"]]
+    assert len(names) == 2
+    assert "zoe" not in names[0]
+
+
+DAMAGED = {
+    "cut": lambda raw: gzip.decompress(raw)[:-400_000],
+    "cut archive": lambda raw: raw[: len(raw) * 4 // 5],
+    "archive without its last bytes": lambda raw: raw[:-4],
+    "changed archive": lambda raw: raw[: len(raw) // 2] + b"\0" * 64 + raw[len(raw) // 2 + 64 :],
+    "wrong checksum": lambda raw: raw[:-8] + b"\1\2\3\4" + raw[-4:],
+    "an event that is not JSON": lambda raw: gzip.decompress(raw).replace(b'"cat"', b'"cat', 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_trace_is_refused_in_one_line(tmp_path, samples, damage):
+    raw = (samples / "reload/rank0.pt.trace.json.gz").read_bytes()
+    source = tmp_path / "rank0.json"
+    source.write_bytes(DAMAGED[damage](raw))
+    command = [sys.executable, "-m", "tracekit", "redact", str(source), "-o", str(tmp_path / "out.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0.json"]
+
+
+def test_bytes_after_the_trace_are_counted(tmp_path):
+    source = tmp_path / "in.json"
+    source.write_text(json.dumps({"traceEvents": [event()]}) + "\n secret of zoe")
     (done,) = run(source, tmp_path / "out.json")
-    assert done.dropped["broken events"] == 1
-    assert tracekit.load(source).events.equals(tracekit.load(tmp_path / "out.json").events)
+    assert done.dropped["characters after the trace"] == len("secret of zoe")
+    assert "zoe" not in content(tmp_path / "out.json")
 
 
 def test_chunks_may_end_anywhere(tmp_path, samples, monkeypatch):
-    monkeypatch.setattr("tracekit.redaction.kineto.CHUNK", 97)
+    monkeypatch.setattr("tracekit.redaction.json_stream.CHUNK_BYTES", 97)
     run(samples / "reload/rank0.pt.trace.json.gz", tmp_path / "out.json")
-    before = tracekit.load(samples / "reload/rank0.pt.trace.json.gz")
-    assert before.events.equals(tracekit.load(tmp_path / "out.json").events)
+    same_events(tracekit.load(samples / "reload/rank0.pt.trace.json.gz"), tracekit.load(tmp_path / "out.json"))
 
 
 def test_memory_is_bounded(tmp_path):
@@ -206,6 +256,7 @@ HOSTILE = {
     "a string that never ends": '{"traceEvents": [{"name": "' + "x" * 3_000_000,
     "escapes that never end": '{"traceEvents": [{"name": "' + "\\n" * 1_500_000,
     "a deep value": '{"deep": ' + "[" * 200_000,
+    "a value that is too deep to write": '{"traceEvents": [{"args": {"Input Dims": ' + "[" * 700 + "]" * 700 + "}}]}",
     "a deep event": '{"traceEvents": [' + '{"a":' * 200_000,
     "nothing but brackets": '{"traceEvents": [' + "]" * 200_000,
 }
@@ -213,7 +264,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_files_end_in_an_error_or_a_short_trace(tmp_path, monkeypatch, case):
-    monkeypatch.setattr("tracekit.redaction.kineto.LONGEST_VALUE", 1 << 21)
+    monkeypatch.setattr("tracekit.redaction.json_stream.MAX_VALUE_LENGTH", 1 << 21)
     (tmp_path / "in.json").write_text(HOSTILE[case])
     with contextlib.suppress(InputError):
         run(tmp_path / "in.json", tmp_path / "out.json")
@@ -224,7 +275,7 @@ def test_hostile_files_end_in_an_error_or_a_short_trace(tmp_path, monkeypatch, c
 def test_nsight_reports_read_the_same(samples, tmp_path):
     source, target = samples / "nsys-1f1b/rank1.sqlite", tmp_path / "rank1.sqlite"
     run(source, target)
-    assert tracekit.load(source).events.equals(tracekit.load(target).events)
+    same_events(tracekit.load(source), tracekit.load(target))
 
 
 def test_nsight_environment_output_and_machine_go(samples, tmp_path):
@@ -237,6 +288,7 @@ def test_nsight_environment_output_and_machine_go(samples, tmp_path):
         report.execute("INSERT INTO ProcessStreams VALUES (1, 99990, 99990)")
         report.execute("UPDATE PROCESSES SET name = '/home/zoe/python'")
         report.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 1, 1, 1, 'secret', 1)")
+        report.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 1, 2, 2, 'events of zoe were lost', 1)")
         report.execute("UPDATE NVTX_EVENTS SET text = 'load /home/zoe/secret.pt' WHERE rowid = 5")
         uuid = report.execute("SELECT uuid FROM TARGET_INFO_GPU").fetchone()[0]
     report.close()
@@ -244,8 +296,12 @@ def test_nsight_environment_output_and_machine_go(samples, tmp_path):
     raw = (tmp_path / "out.sqlite").read_bytes()
     assert not [s for s in (b"zoe", b"secret", b"/home", uuid.encode(), b"COMMAND_LINE") if s in raw]
     with sqlite3.connect(tmp_path / "out.sqlite") as report:
-        assert report.execute("SELECT text FROM NVTX_EVENTS WHERE text LIKE '%load%'").fetchone()[0] == "load <path>"
-        assert report.execute("SELECT severity, text FROM DIAGNOSTIC_EVENT").fetchall() == [(1, "redacted")]
+        text = report.execute("SELECT text FROM NVTX_EVENTS WHERE text LIKE 'load%'").fetchone()[0]
+        assert re.fullmatch(r"load x\d+", text)
+        assert report.execute("SELECT severity, text FROM DIAGNOSTIC_EVENT").fetchall() == [
+            (1, "redacted"),
+            (2, "lost"),
+        ]
     report.close()
 
 
@@ -261,37 +317,70 @@ def test_what_cannot_be_redacted_is_one_line(samples, tmp_path):
     with pytest.raises(OutputError, match="is a file, and there are 4"):
         run(samples / "reload", source)
     (tmp_path / "bad.sqlite").write_bytes(b"SQLite format 3\0garbage")
-    with pytest.raises(InputError, match="not a readable sqlite"):
+    with pytest.raises(InputError, match="sqlite file is damaged"):
         run(tmp_path / "bad.sqlite", tmp_path / "out.sqlite")
     (tmp_path / "bad.json").write_text('{"traceEvents": [], 7: 8}')
-    with pytest.raises(InputError, match="cannot be read beyond byte 20"):
+    with pytest.raises(InputError, match="cannot be read beyond character 20"):
         run(tmp_path / "bad.json", tmp_path / "out.json")
     assert not list(tmp_path.glob("out*"))
     assert not list(tmp_path.glob(".out*"))
 
 
-@pytest.mark.parametrize(
-    ("dirty", "clean"),
-    [
-        ("/usr/lib/python3/x.py(3): f", "<path>(3): f"),
-        ("~/x/y.pt and ~zoe/x", "<path> and <path>"),
-        ("s3://bucket/secret key", "<url> key"),
-        ("zoe@lab.example.org", "<address>"),
-        ("void at::native::(anonymous namespace)::f<4>", "void at::native::(anonymous namespace)::f<4>"),
-        ("a/b and 1/2 GB/s N/A 0/0/0", "a/b and 1/2 GB/s N/A 0/0/0"),
-        ("ncclDevKernel_SendRecv(2.28.9)", "ncclDevKernel_SendRecv(2.28.9)"),
-        ("ProfilerStep#3", "ProfilerStep#3"),
-    ],
-)
-def test_scrubbing(dirty, clean):
-    assert Scrubber()(dirty) == clean
-
-
-def test_what_the_allocator_said_stays_as_numbers(tmp_path):
+def test_numbers_of_the_allocator_stay(tmp_path):
     numbers = {"Device Type": 1, "Device Id": 0, "Bytes": 64, "Total Allocated": 128, "Total Reserved": 256}
-    said = {"ph": "i", "name": "[memory]", "ts": 2, "pid": 1, "tid": 1, "s": "t", "args": {**numbers, "stack": "zoe"}}
-    named = {**said, "name": "secret"}
-    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [event(), said, named]}))
+    memory_event = {
+        "ph": "i",
+        "name": "[memory]",
+        "ts": 2,
+        "pid": 1,
+        "tid": 1,
+        "s": "t",
+        "args": {**numbers, "stack": "zoe"},
+    }
+    named = {**memory_event, "name": "secret"}
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [event(), memory_event, named]}))
     run(tmp_path / "rank0.json", tmp_path / "shared.json")
     kept = json.loads((tmp_path / "shared.json").read_text())["traceEvents"]
     assert [(one["name"], one["args"]) for one in kept[1:]] == [("[memory]", numbers)]
+
+
+def test_numbers_out_of_range_for_their_key_go(tmp_path):
+    args = {
+        "device": 4155551234,
+        "External id": 4111111111111111,
+        "Src Rank": "555-12",
+        "bytes": 1 << 39,
+        "Input Dims": [[2, 3]],
+    }
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [event(**args)]}))
+    run(tmp_path / "rank0.json", tmp_path / "out.json")
+    (kept,) = json.loads(content(tmp_path / "out.json"))["traceEvents"]
+    assert kept["args"] == {"bytes": 1 << 39, "Input Dims": [[2, 3]]}
+
+
+def test_keep_says_otherwise(tmp_path):
+    source = tmp_path / "in.json"
+    events = [
+        event("zeppelin /home/ann/x", "user_annotation", secret=["abc", 3]),
+        event("f.py(3): g", "python_function"),
+    ]
+    events.append({"ph": "M", "name": "process_name", "args": {"name": "trainer"}})
+    source.write_text(json.dumps({"job_note": "night run", "traceEvents": events}))
+    run(source, tmp_path / "out.json", keep=["annotations", "arguments", "frames", "header", "metadata"])
+    data = json.loads(content(tmp_path / "out.json"))
+    assert data["job_note"] == "night run"
+    assert data["traceEvents"][0]["name"] == "zeppelin x1"
+    assert data["traceEvents"][0]["args"] == {"secret": ["abc", 3]}
+    assert len(data["traceEvents"]) == 3
+    with pytest.raises(OptionError, match="there is no such part"):
+        run(source, tmp_path / "out.json", keep=["stack"])
+
+
+def test_files_beside_a_report_are_not_touched(samples, tmp_path):
+    """Another program may still write the report: reading it changes neither it nor its log."""
+    source = tmp_path / "rank1.sqlite"
+    source.write_bytes((samples / "nsys-1f1b/rank1.sqlite").read_bytes())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    run(source, tmp_path / "out.sqlite")
+    (tmp_path / "out.sqlite").unlink()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,184 +1,153 @@
-"""Private words planted in every place where a trace can hold them: after redacting none is found."""
+"""Secrets planted wherever a trace can hold text: after redaction none is found."""
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import shutil
+import random
+import re
 import sqlite3
-from itertools import count
+import tomllib
+from pathlib import Path
 
-import polars as pl
 import pytest
 
 import tracekit
+from tests.fuzz import redact as planting
 from tests.test_redact import content, event, run
-from tracekit.errors import OptionError
+from tracekit.redaction.names import NameRedactor
+
+PACKS = Path(tracekit.__file__).parent / "classify/packs"
+MIN_KINDS = 20
 
 pytestmark = pytest.mark.slow
 
 
-class Planted:
-    """Words that stand nowhere else, each with the place it was put in."""
-
-    def __init__(self):
-        self.places, self._numbers = {}, count()
-
-    def __call__(self, place, shape="{}"):
-        word = f"ZQSECRET{next(self._numbers):03d}X"
-        self.places[word] = place
-        return shape.format(word)
-
-    def found_in(self, *files):
-        raw = b"".join(file.read_bytes() for file in files)
-        raw += b"".join(gzip.decompress(file.read_bytes()) for file in files if file.suffix == ".gz")
-        return [place for word, place in self.places.items() if word.encode() in raw]
+def test_secrets_are_of_many_kinds():
+    assert len(planting.KINDS) >= MIN_KINDS
 
 
-ANNOTATIONS = (
-    *(
-        "load /home/ann/{}/ckpt.pt",
-        "load checkpoints/{}/ckpt.pt",
-        "load C:\\Users\\ann\\{}\\x.pt",
-        "load \\\\fs\\{}\\x",
-    ),
-    *("get https://x.y/{}", "get s3://bucket/{}", "by {}@corp.com", "note {}", "on {}.corp.internal", "open /{}"),
-    *("/mnt/My Data/{} files/x", "tcp [fe80::1]:29500 {}", "open $HOME/{}/x", "step_{}", "{}Forward", "forward/{}"),
+@pytest.mark.parametrize("seed", range(4))
+def test_no_planted_secret_is_left_in_a_trace(tmp_path, seed):
+    raw, secrets = planting.plant_in_trace(random.Random(seed), 200)
+    (tmp_path / "rank0.json").write_bytes(raw)
+    run(tmp_path / "rank0.json", tmp_path / "out.json")
+    assert planting.left_in(tmp_path / "out.json", secrets) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_planted_secret_is_left_in_a_report(tmp_path, seed):
+    raw, secrets = planting.plant_in_report(random.Random(seed), 60)
+    (tmp_path / "rank0.sqlite").write_bytes(raw)
+    run(tmp_path / "rank0.sqlite", tmp_path / "out.sqlite")
+    assert planting.left_in(tmp_path / "out.sqlite", secrets) == []
+
+
+@pytest.mark.parametrize("kind", planting.KINDS)
+def test_no_kind_of_secret_is_left_in_any_name(kind):
+    names = NameRedactor()
+    secrets = [planting.KINDS[kind](random.Random(f"{kind} {seed}")) for seed in range(20)]
+    texts = {shape.format(secret): secret for shape in planting.SHAPES for secret in secrets}
+    assert [text for text, secret in texts.items() if secret in names.redact(text) + names.redact_code(text)] == []
+
+
+@pytest.mark.parametrize("kind", ["e-mail address", "IPv4 address", "home folder", "Windows folder", "URL"])
+def test_what_is_kept_on_request_still_has_no_paths_and_addresses(kind):
+    secret = planting.KINDS[kind](random.Random(kind))
+    assert secret not in NameRedactor().redact_kept(f"zeppelin {secret}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "aten::mm",
+            "aten::_foreach_add_",
+            "cudaLaunchKernel",
+            "cudaStreamGetCaptureInfo_v2",
+            "MmBackward0",
+            "TBackward0",
+        ),
+        *("autograd::engine::evaluate_function: AddmmBackward0", "FSDP::pre_forward (layers.12)", "nccl:all_reduce"),
+        *("nccl:send 0->1", "PP:2F0", "PP:(0F7;7B3)OVERLAP_F_B", "ProfilerStep#1234567", "Forward 3", "mlp(W)"),
+        *("Optimizer.step#AdamW.step", "Torch-Compiled Region: 0/0", "DistributedDataParallel.forward", "step 17"),
+        *("EXPERT_MODEL_PARALLEL_GROUP", "all_to_allv", "c10::BFloat16", "NVIDIA H200", "NVIDIA A100-SXM4-80GB"),
+    ],
 )
+def test_names_that_an_analysis_reads_stay(name):
+    assert NameRedactor().redact(name) == name
 
 
-def planted_json(samples, path):
-    """A real trace with a word in every place that its format has for text."""
-    put = Planted()
-    data = json.loads(gzip.decompress((samples / "1f1b/rank0.pt.trace.json.gz").read_bytes()))
-    info, device, events = data["distributedInfo"], data["deviceProperties"][0], data["traceEvents"]
-    data["env"] = {"HF_TOKEN": put("env value"), put("env key"): "1"}
-    for key, shape in (
-        ("command_line", "python t.py --key {}"),
-        ("hostname", "{}"),
-        ("user", "{}"),
-        ("cwd", "/home/a/{}"),
-    ):
-        data[key] = put(f"header {key}", shape)
-    info["hostname"], info["custom"], info[put("unknown key")] = put("info host"), put("info custom"), 1
-    info["pg_config"][0]["pg_desc"] = put("group description", "/data/{}/x")
-    device["uuid"], device["host"] = put("device uuid"), put("device host")
-    data["torch_version"], data["with_" + put("with_ key")] = put("version"), 1
-    data["traceName"] = put("trace name", "/home/u/{}.json")
-    start = events[0]["ts"]
-
-    def add(name="x", cat="cpu_op", **args):
-        events.append({**event(name, cat, **args), "ts": start + 1})
-
-    for cat in ("python_function", "Python_function"):
-        add(put(f"frame {cat}", "train.py(3): {}"), cat)
-    for key in (
-        "Call stack",
-        "Call Stack",
-        "Module",
-        "cmd",
-        "HF_TOKEN",
-        "Concrete Inputs",
-        "dtype",
-        "Process Group Name",
-    ):
-        add(**{key: put(f"argument {key}", "/opt/{}/m.py(3)")})
-    add(env={"AWS_SECRET": put("nested argument")}, stack=[put("stack in a list")], **{put("argument's key"): 1})
-    for shape in ANNOTATIONS:
-        add(put(f"annotation {shape}", shape), "user_annotation")
-    for name, args in (
-        ("process_name", {"name": put("process", "python /usr/bin/{}")}),
-        ("process_name", {"name": put("command", "{} --x")}),
-        ("process_labels", {"labels": put("labels")}),
-        ("thread_name", {"name": put("thread")}),
-        ("host_name", {"hostname": put("host event")}),
-    ):
-        events.append({"ph": "M", "name": name, "pid": 1, "args": args})
-    events.append({"ph": "i", "name": "[memory]", "ts": start, "s": "t", "args": {"stack": put("instant")}})
-    data["traceEvents"] = data.pop("traceEvents")  # last, so that more can be put behind
-    text = json.dumps(data)
-    for shape in ("\\u002fhome\\u002fann\\u002f{}", "\\/home\\/ann\\/{}"):
-        text = text[:-2] + f', {{"ph": "X", "cat": "user_annotation", "name": "{put(shape, shape)}", "ts": {start}}}]}}'
-    text = text[:-2] + f', {{"ph": "X", "cat": "python\\u005ffunction", "name": "{put("escaped")}", "ts": {start}}}]}}'
-    json.loads(text)
-    packed = io.BytesIO()
-    with gzip.GzipFile(filename=put("name in the archive"), mode="wb", fileobj=packed) as file:
-        file.write(text.encode())
-    path.write_bytes(packed.getvalue())
-    return put
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >()",
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn_align8",
+        "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT",
+        "triton_poi_fused_add_mul_3",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
+        "Memcpy DtoH (Device -> Pinned)",
+    ],
+)
+def test_known_kernels_stay(name):
+    assert NameRedactor().redact_code(name) == name
 
 
-def planted_sqlite(samples, path):
-    """A real report with a word in every table that has room for text."""
-    put = Planted()
-    shutil.copy(samples / "nsys-1f1b/rank1.sqlite", path)
-    report = sqlite3.connect(path)
-    first = "rowid = (SELECT min(rowid) + {} FROM NVTX_EVENTS)"
-    for number, column, shape in (
-        (2, "text", "/home/ann/{}/y"),
-        (3, "binaryData", "/home/ann/{}/y"),
-        (4, "jsonText", '{{"p": "/home/ann/{}/z"}}'),
-        (5, "jsonText", '{{"token": "{}", "Rank": 1}}'),
-    ):
-        value = put(f"{column} {shape}", shape)
-        value = value.encode() if column == "binaryData" else value
-        report.execute(f"UPDATE NVTX_EVENTS SET {column} = ? WHERE {first.format(number)}", (value,))
-    for number, shape in ((0, "/home/ann/{}/x"), (1, "{}")):
-        report.execute("INSERT INTO StringIds VALUES (?, ?)", (900_000 + number, put(f"string {shape}", shape)))
-        report.execute(f"UPDATE NVTX_EVENTS SET textId = {900_000 + number} WHERE {first.format(number)}")
-    report.execute("INSERT INTO StringIds VALUES (900009, ?)", (put("unused string"),))
-    report.execute("UPDATE PROCESSES SET name = ?", (put("process"),))
-    for name, shape in (
-        ("ENVIRONMENT", "{}"),
-        ("MY_VERSION_PATH", "/home/{}/v"),
-        ("EXPORT_APP_VERSION", "{}"),
-        ("APP_VERSION_STRING", "{}"),
-    ):
-        report.execute("INSERT INTO META_DATA_CAPTURE (name, value) VALUES (?, ?)", (name, put(name, shape)))
-    for table in ("TARGET_INFO_SYSTEM_ENV", "ProcessStreams"):  # a word in every column, whatever its type
-        report.execute(f"CREATE TABLE IF NOT EXISTS {table} (filenameId, contentId)")
-        columns = [row[1] for row in report.execute(f"PRAGMA table_info({table})")]
-        words = [put(f"{table}.{column}") for column in columns]
-        report.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(words))})", words)
-    kernel = "CUPTI_ACTIVITY_KIND_KERNEL"
-    report.execute(f"UPDATE {kernel} SET gridX = ? WHERE rowid = 1", (put("text in a column of numbers"),))
-    report.execute("UPDATE TARGET_INFO_GPU SET name = ?", (put("GPU name", "/x/{}/g"),))
-    report.execute(f"CREATE TABLE MINE (a TEXT /* {put('comment')} */)")
-    report.execute("INSERT INTO MINE VALUES (?)", (put("unknown table"),))
-    report.commit()
-    report.execute("INSERT INTO StringIds VALUES (900010, ?)", (put("freed page") + "A" * 9000,))
-    report.commit()
-    report.execute("DELETE FROM StringIds WHERE id = 900010")
-    report.commit()
-    report.close()
-    return put
+def _literal_words(pattern):
+    """Return the words that a rule's pattern spells out."""
+    for syntax in (r"\\[a-zA-Z]", r"\(\?-?i?[:)]", r"\[[^\]]*\]"):
+        pattern = re.sub(syntax, " ", pattern)
+    return re.findall(r"[A-Za-z]{2,}", re.sub(r"_\?", "_", pattern))
 
 
-def test_no_word_is_left_in_a_pytorch_trace(samples, tmp_path):
-    put = planted_json(samples, tmp_path / "rank0.json.gz")
-    run(tmp_path / "rank0.json.gz", tmp_path / "out.json.gz")
-    assert len(put.places) > 45
-    assert put.found_in(tmp_path / "out.json.gz") == []
-    before, after = (tracekit.load(tmp_path / name, rank=0).events for name in ("rank0.json.gz", "out.json.gz"))
-    numbers = ["start_ns", "end_ns", "stream", "correlation", "sequence", "shapes", "bytes"]
-    assert before.filter(pl.col("kind") != "python").select(numbers).equals(after.select(numbers))
+@pytest.mark.parametrize("pack", sorted(PACKS.glob("*.toml")), ids=lambda path: path.stem)
+def test_words_that_classification_rules_ask_for_are_known(pack):
+    entries = tomllib.loads(pack.read_text())
+    conditions = [
+        text
+        for entry in (*entries.get("rule", ()), *entries.get("group", ()), *entries.get("module", ()))
+        for part in ("when", "unless")
+        for column, value in entry.get(part, {}).items()
+        for text in (value if isinstance(value, list) else [value])
+        if isinstance(text, str)
+        and column in ("name", "annotation", "annotations", "chain", "node", "op", "group_desc")
+    ]
+    words = {word for text in conditions for word in _literal_words(text)}
+    assert {word for word in words if NameRedactor().redact(word) != word} == set()
 
 
-def test_no_word_is_left_in_a_report(samples, tmp_path):
-    put = planted_sqlite(samples, tmp_path / "rank1.sqlite")
-    run(tmp_path / "rank1.sqlite", tmp_path / "out.sqlite")
-    assert len(put.places) > 15
-    assert put.found_in(tmp_path / "out.sqlite") == []
+def test_rules_still_find_their_words_inside_unknown_ones():
+    assert re.fullmatch(r"x\d+attnx\d+", NameRedactor().redact("zeppelinattnkernel"))
 
 
-@pytest.mark.parametrize("word", ["xy", "root", "admin", "a", "ZeppelinCorp"])
-def test_words_that_are_named_always_go(tmp_path, word):
+@pytest.mark.parametrize("word", ["xy", "root", "admin", "a", "ZeppelinCorp", "Müller", "flash", "STRASSE", "東京"])
+@pytest.mark.parametrize("ensure_ascii", [True, False])
+def test_words_that_are_named_always_go(tmp_path, word, ensure_ascii):
     source = tmp_path / "in.json"
-    source.write_text(json.dumps({"traceEvents": [event(f"void {word}::gemm<1>({word}_t)", "kernel"), event(word)]}))
-    run(source, tmp_path / "out.json", words=[word])
-    names = [e["name"] for e in json.loads(content(tmp_path / "out.json"))["traceEvents"]]
-    assert names == ["void <name>::gemm<1>(<name>_t)", "<name>"]
+    texts = [word, word.upper(), word.lower(), "straße", "Mu\u0308ller", "flash_attn", "root"]
+    events = [
+        event(f"void {text}::gemm<1>({text}_t)", kind) for text in texts for kind in ("kernel", "user_annotation")
+    ]
+    source.write_text(json.dumps({"traceEvents": events}, ensure_ascii=ensure_ascii), encoding="utf-8")
+    for keep in ((), ("annotations", "arguments")):
+        run(source, tmp_path / "out.json", words=[word], keep=keep)
+        for redacted in json.loads(content(tmp_path / "out.json"))["traceEvents"]:
+            parts = re.split(r"[^\w]|_", redacted["name"].casefold())
+            assert word.casefold() not in parts
+
+
+def test_a_word_spread_over_brackets_goes(tmp_path):
+    source = tmp_path / "in.json"
+    source.write_text(json.dumps({"traceEvents": [event("void flash<ring>", "kernel")]}))
+    run(source, tmp_path / "out.json", words=["FlashRing"])
+    assert json.loads(content(tmp_path / "out.json"))["traceEvents"][0]["name"] == "x1"
+
+
+def test_a_number_that_is_named_goes(tmp_path):
+    source = tmp_path / "in.json"
+    source.write_text(json.dumps({"traceEvents": [event(bytes=41555, correlation=7)]}))
+    run(source, tmp_path / "out.json", words=["41555"])
+    assert json.loads(content(tmp_path / "out.json"))["traceEvents"][0]["args"] == {"correlation": 7}
 
 
 def test_a_group_has_one_name_on_every_rank(tmp_path):
@@ -188,37 +157,28 @@ def test_a_group_has_one_name_on_every_rank(tmp_path):
         events = [event(first), event("nccl", "kernel", **args)]
         (tmp_path / f"in/rank{rank}.json").write_text(json.dumps({"traceEvents": events}))
     run(tmp_path / "in", tmp_path / "out")
-    named = {
+    group_names = {
         json.loads(content(path))["traceEvents"][1]["args"]["Process Group Name"]
         for path in (tmp_path / "out").iterdir()
     }
-    assert len(named) == 1
-    assert "zeppelin" not in named.pop()
+    assert len(group_names) == 1
+    assert re.fullmatch(r"x\d+_tp", group_names.pop())
 
 
-def test_keep_says_otherwise(tmp_path):
-    source = tmp_path / "in.json"
-    events = [
-        event("zeppelin /home/ann/x", "user_annotation", secret=["abc", 3]),
-        event("f.py(3): g", "python_function"),
-    ]
-    events.append({"ph": "M", "name": "process_name", "args": {"name": "trainer"}})
-    source.write_text(json.dumps({"job_note": "night run", "traceEvents": events}))
-    kept = ["annotations", "arguments", "frames", "header", "metadata"]
-    run(source, tmp_path / "out.json", keep=kept)
-    data = json.loads(content(tmp_path / "out.json"))
-    assert data["traceEvents"][0]["name"] == "zeppelin <path>"
-    assert data["traceEvents"][0]["args"] == {"secret": ["abc", 3]}
-    assert len(data["traceEvents"]) == 3
-    with pytest.raises(OptionError, match="there is no such part"):
-        run(source, tmp_path / "out.json", keep=["stack"])
-
-
-def test_files_beside_a_report_are_not_touched(samples, tmp_path):
-    """Another program may still write the report: reading it changes neither it nor its log."""
+def test_a_report_keeps_only_listed_tables_and_columns(tmp_path, samples):
     source = tmp_path / "rank1.sqlite"
-    shutil.copy(samples / "nsys-1f1b/rank1.sqlite", source)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    source.write_bytes((samples / "nsys-1f1b/rank1.sqlite").read_bytes())
+    with sqlite3.connect(source) as report:
+        report.execute("CREATE TABLE NVTX_zeppelin (a)")
+        report.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN zeppelin")
+        report.execute("CREATE VIEW zeppelin AS SELECT 1")
+        report.execute("CREATE TRIGGER zeppelin_trigger AFTER DELETE ON StringIds BEGIN SELECT 1; END")
+    report.close()
     run(source, tmp_path / "out.sqlite")
-    (tmp_path / "out.sqlite").unlink()
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with sqlite3.connect(tmp_path / "out.sqlite") as report:
+        kinds = {kind for (kind,) in report.execute("SELECT type FROM sqlite_master")}
+        freed = report.execute("PRAGMA freelist_count").fetchone()[0]
+    report.close()
+    assert kinds == {"table"}
+    assert freed == 0
+    assert b"zeppelin" not in (tmp_path / "out.sqlite").read_bytes()

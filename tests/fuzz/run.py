@@ -19,7 +19,7 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz import kineto, others, scan
+from tests.fuzz import kineto, others, redact, scan
 
 FOUND = Path(__file__).parent / "found"
 LONGEST_S = 60
@@ -30,6 +30,7 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path
     "nsight": (others.make_nsight, others.check_nsight),
     "store": (others.make_store, others.check_store),
     "rules": (others.make_rules, others.check_rules),
+    "redact": (redact.make, redact.check),
 }
 
 

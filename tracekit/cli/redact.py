@@ -1,4 +1,4 @@
-"""The command ``tracekit redact``."""
+"""``tracekit redact``: write a copy of a trace that can be shared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(
     ],
     words: Annotated[
         list[str] | None,
-        typer.Option("--word", help="Also replace this word, wherever it occurs; may be repeated.", metavar="WORD"),
+        typer.Option("--word", help="Also replace this word although it is known; may be repeated.", metavar="WORD"),
     ] = None,
     keep: Annotated[
         list[str] | None,
@@ -29,7 +29,7 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Write the same trace without environment, paths, host and user names, and Python stacks."""
+    """Write the same trace with known names and numbers only; all other text is dropped or replaced."""
     from tracekit.redaction import redact_each
 
     for redacted in redact_each(path, output, words=words or (), keep=keep or ()):

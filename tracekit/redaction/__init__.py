@@ -1,9 +1,8 @@
-"""A copy of a trace without what should not leave the house: environment, paths, host and user names, stacks.
+"""Redaction: copies of traces without text that may name people, machines, places or projects.
 
-What an analysis needs stays: events, times, numbers, names of kernels and operators. What is not known to be harmless
-goes; the list of what stays is in ``allowed``, and in docs/redact.md for people.
+Keys, tables and words that are known stay; everything else is dropped or replaced. The promises are in docs/redact.md.
 """
 
-from tracekit.redaction.rewrite import Redacted, redact, redact_each
+from tracekit.redaction.redact import Redacted, redact, redact_each
 
 __all__ = ["Redacted", "redact", "redact_each"]

@@ -1,4 +1,4 @@
-"""An event or a header entry of a PyTorch trace, cut down to what is allowed to stay."""
+"""Redaction of one event or header entry of a PyTorch trace."""
 
 from __future__ import annotations
 
@@ -6,168 +6,158 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tracekit.redaction import allowed
-from tracekit.redaction.text import Scrubber
+from tracekit.redaction import fields
+from tracekit.redaction.fields import NumberText, is_number, is_version
+from tracekit.redaction.names import NameRedactor
 
-_STACKS = frozenset(
-    ("call stack", "call_stack", "python stack", "stack", "python parent id", "python id", "python module id")
-)
-
-
-class Written(str):
-    """A number as it stands in the file: it goes out as it came in."""
-
-    __slots__ = ()
+MAX_GROUP_NUMBER_DIGITS = 4
+"""Digits of a process group's name that is a number."""
 
 
-class Keeper:
-    """Keeps what is allowed, and counts the rest."""
+class EventRedactor:
+    """Reduces events and header entries to listed keys and known words; counts what it drops."""
 
-    def __init__(self, scrubber: Scrubber, keep: frozenset[str]) -> None:
-        kinds = ("Python frames", "stacks", "arguments", "other events", "header entries", "broken events")
+    def __init__(self, names: NameRedactor, keep: frozenset[str]) -> None:
+        kinds = ("Python frames", "stacks", "arguments", "other events", "header entries")
         self.dropped: dict[str, int] = dict.fromkeys(kinds, 0)
-        self._scrub, self._keep = scrubber, keep
+        self._names, self._keep = names, keep
 
-    def event(self, value: Any) -> dict[str, Any] | None:
-        """Return what stays of an event; None where nothing does."""
-        if not isinstance(value, Mapping):
-            self.dropped["broken events"] += 1
-            return None
-        category = value.get("cat")
-        kind = category.lower() if isinstance(category, str) and not isinstance(category, Written) else ""
+    def event(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the redacted event; None if it is dropped."""
+        category = event.get("cat")
+        kind = category.lower() if isinstance(category, str) else ""
         if kind == "python_function" and "frames" not in self._keep:
             self.dropped["Python frames"] += 1
             return None
-        phase = value.get("ph", "X")
-        allocator = phase == "i" and value.get("name") == allowed.ALLOCATOR
-        if (phase not in allowed.PHASES) and not allocator and "metadata" not in self._keep:
+        phase = event.get("ph", "X")
+        is_allocator = phase == "i" and event.get("name") == fields.ALLOCATOR_EVENT
+        if phase not in fields.PHASES and not is_allocator and "metadata" not in self._keep:
             self.dropped["other events"] += 1
             return None
-        kept: dict[str, Any] = {}
-        for key, inner in value.items():
+        redacted: dict[str, Any] = {}
+        for key, value in event.items():
             if key == "args":
-                kept[key] = self._arguments(inner, kind)
+                redacted[key] = self._arguments(value)
             elif key == "name":
-                kept[key] = inner if allocator else self._name(inner, kind)
+                redacted[key] = value if is_allocator else self._name(value, kind)
             elif key == "cat":
-                kept[key] = inner if kind in allowed.CATEGORIES else self._words(inner)
-            elif key in allowed.EVENT_KEYS:
-                kept[key] = inner if _plain(inner) else self._words(inner)
+                redacted[key] = value if kind in fields.CATEGORIES else self._words(value)
+            elif key in fields.EVENT_NUMBERS:
+                redacted[key] = value if fields.is_event_number(value) else self._words(value)
+            elif key in ("ph", "bp", "s"):
+                redacted[key] = value if _is_text(value) and len(value) == 1 and value.isascii() else None
             else:
                 self.dropped["arguments"] += 1
-        return kept
+        return redacted
 
     def _name(self, name: Any, kind: str) -> Any:
-        if not isinstance(name, str) or isinstance(name, Written):
-            return name if _plain(name) else None
-        if kind in allowed.GPU_CATEGORIES or "annotations" in self._keep or kind == "python_function":
-            return self._scrub(name)
-        return self._scrub.free(name)
+        if not _is_text(name):
+            return None
+        if kind in fields.GPU_CATEGORIES:
+            return self._names.redact_code(name)
+        if "annotations" in self._keep or kind == "python_function":
+            return self._names.redact_kept(name)
+        return self._names.redact(name)
 
-    def _arguments(self, args: Any, kind: str) -> Any:
-        if not isinstance(args, Mapping):
+    def _arguments(self, arguments: Any) -> dict[str, Any]:
+        if not isinstance(arguments, Mapping):
             return {}
-        kept: dict[str, Any] = {}
-        for key, value in args.items():
-            if key in allowed.NUMBER_ARGS and allowed.is_number(value):
-                kept[key] = value
-            elif key in allowed.TEXT_ARGS:
-                kept[key] = self._words(value)
-            elif "arguments" in self._keep or ("frames" in self._keep and key.lower() in _STACKS):
-                kept[self._scrub(key)] = self._scrubbed(value)
+        redacted: dict[str, Any] = {}
+        for key, value in arguments.items():
+            is_stack = key.lower() in fields.STACK_KEYS
+            if self._keeps_number(key, value, fields.ARGUMENT_NUMBERS):
+                redacted[key] = value
+            elif key in fields.ARGUMENT_TEXTS:
+                redacted[key] = self._words(value)
+            elif "arguments" in self._keep or ("frames" in self._keep and is_stack):
+                redacted[self._names.redact_kept(key)] = self._kept(value)
             else:
-                self.dropped["stacks" if key.lower() in _STACKS else "arguments"] += 1
-        return kept
+                self.dropped["stacks" if is_stack else "arguments"] += 1
+        return redacted
+
+    def _keeps_number(self, key: str, value: Any, limits: Mapping[str, int]) -> bool:
+        return key in limits and is_number(value, limits[key]) and not self._names.is_user_word(str(value))
 
     def _words(self, value: Any) -> Any:
-        """Keep numbers, and of text and lists of it the words that everybody knows."""
+        """Return text, or lists of text, with known words only; numbers do not stay, but for group numbers."""
         if isinstance(value, list):
-            return [self._words(one) for one in value]
-        if isinstance(value, str) and not isinstance(value, Written):
-            return self._scrub.free(value)
-        return value if _plain(value) else None
+            return [self._words(item) for item in value]
+        if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= MAX_GROUP_NUMBER_DIGITS:
+            return value
+        return self._names.redact(value) if _is_text(value) else None
 
-    def _scrubbed(self, value: Any) -> Any:
-        """What was asked to stay: all of it, but for paths, addresses and names."""
+    def _kept(self, value: Any) -> Any:
+        """Return what ``--keep`` asks for: all of it, without paths, addresses and the user's words."""
         if isinstance(value, Mapping):
-            return {self._scrub(key): self._scrubbed(inner) for key, inner in value.items()}
+            return {self._names.redact_kept(key): self._kept(inner) for key, inner in value.items()}
         if isinstance(value, list):
-            return [self._scrubbed(one) for one in value]
-        return self._scrub(value) if isinstance(value, str) and not isinstance(value, Written) else value
+            return [self._kept(item) for item in value]
+        if isinstance(value, NumberText) and self._names.is_user_word(value):
+            return None
+        return self._names.redact_kept(value) if _is_text(value) else value
 
-    def header(self, key: str, value: Any) -> Any:
-        """Return what stays of a header entry; None where nothing does."""
-        kept = self._header(key, value)
-        if kept is None and "header" in self._keep:
-            return self._scrubbed(value)
-        self.dropped["header entries"] += kept is None
-        return kept
+    def header(self, key: str, value: Any) -> tuple[str, Any] | None:
+        """Return the redacted header entry, key and value; None if it is dropped."""
+        redacted = self._header_value(key, value)
+        if redacted is not None:
+            return key, redacted
+        if "header" in self._keep:
+            return self._names.redact_kept(key), self._kept(value)
+        self.dropped["header entries"] += 1
+        return None
 
-    def _header(self, key: str, value: Any) -> Any:
+    def _header_value(self, key: str, value: Any) -> Any:
         if key == "deviceProperties" and isinstance(value, list):
-            return [self._device(one) for one in value if isinstance(one, Mapping)]
+            return [
+                self._entry(device, fields.DEVICE_NUMBERS, ("name",)) for device in value if isinstance(device, Mapping)
+            ]
         if key == "distributedInfo" and isinstance(value, Mapping):
             return self._distributed(value)
         if key == "traceName":
             return "trace.json"
-        number = key in allowed.HEADER_NUMBERS and allowed.is_number(value) and not isinstance(value, list)
-        version = key in allowed.HEADER_VERSIONS and _is_version(value)
-        unit = key == "displayTimeUnit" and value in ("ms", "ns", "us")
-        empty = key == "traceEvents" and value == []
-        return value if number or version or unit or empty else None
-
-    def _device(self, device: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {
-            key: value for key, value in device.items() if key in allowed.DEVICE_NUMBERS and allowed.is_number(value)
-        }
-        return {**kept, "name": self._words(device["name"])} if "name" in device else kept
+        is_unit = key == "displayTimeUnit" and value in ("ms", "ns", "us")
+        is_version_entry = key in fields.HEADER_VERSIONS and is_version(value)
+        is_number_entry = not isinstance(value, list) and self._keeps_number(key, value, fields.HEADER_NUMBERS)
+        is_base_time = key == "baseTimeNanoseconds" and fields.is_base_time(value)
+        return value if is_unit or is_version_entry or is_number_entry or is_base_time else None
 
     def _distributed(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        kept: dict[str, Any] = {}
-        for key, value in info.items():
-            if key in ("rank", "world_size", "pg_count") and allowed.is_number(value):
-                kept[key] = value
-            elif key == "backend":
-                kept[key] = self._words(value)
-            elif key == "nccl_version" and _is_version(value):
-                kept[key] = value
-            elif key == "pg_config" and isinstance(value, list):
-                kept[key] = [self._group(one) for one in value if isinstance(one, Mapping)]
-            else:
-                self.dropped["header entries"] += 1
-        return kept
+        redacted = self._entry(info, fields.DISTRIBUTED_NUMBERS, ("backend",))
+        if is_version(info.get("nccl_version")):
+            redacted["nccl_version"] = info["nccl_version"]
+        groups = info.get("pg_config")
+        if isinstance(groups, list):
+            redacted["pg_config"] = [
+                self._entry(group, fields.GROUP_NUMBERS, fields.GROUP_TEXTS)
+                for group in groups
+                if isinstance(group, Mapping)
+            ]
+        self.dropped["header entries"] += len(info) - len(redacted)
+        return redacted
 
-    def _group(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        kept: dict[str, Any] = {}
-        for key, value in group.items():
-            if key in allowed.GROUP_NUMBERS and allowed.is_number(value):
-                kept[key] = value
-            elif key in allowed.GROUP_TEXTS:
-                kept[key] = self._words(value)
-        return kept
+    def _entry(self, entry: Mapping[str, Any], numbers: Mapping[str, int], texts: Any) -> dict[str, Any]:
+        """Return the listed numbers and texts of an object in the header."""
+        return {
+            key: self._words(value) if key in texts else value
+            for key, value in entry.items()
+            if key in texts or self._keeps_number(key, value, numbers)
+        }
 
 
-def _plain(value: Any) -> bool:
-    """A number, true, false or nothing; or text of at most one word such as a phase or "stream 7"."""
-    if isinstance(value, str) and not isinstance(value, Written):
-        return len(value) <= 1 or allowed.NUMBERS.fullmatch(value) is not None
-    return value is None or isinstance(value, bool | Written)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, NumberText)
 
 
-def _is_version(value: Any) -> bool:
-    return isinstance(value, str) and allowed.VERSION.fullmatch(value) is not None
+def to_json(value: Any) -> str:
+    r"""Return *value* as ASCII JSON, its numbers as they were spelled in the file.
 
-
-def written(value: Any) -> str:
-    r"""Return a value as JSON, its numbers as they stood in the file.
-
-    >>> written({"ts": Written("1.50"), "name": "a\x01"})
+    >>> to_json({"ts": NumberText("1.50"), "name": "a\x01"})
     '{"ts": 1.50, "name": "a\\u0001"}'
     """
-    if isinstance(value, Written):
+    if isinstance(value, NumberText):
         return str(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)}: {written(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)}: {to_json(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(written, value)) + "]"
+        return "[" + ", ".join(map(to_json, value)) + "]"
     return json.dumps(value)

@@ -1,7 +1,8 @@
-"""An Nsight Systems sqlite export copied table by table: numbers, and the few texts that an analysis reads.
+"""Redaction of an Nsight Systems sqlite export.
 
-Reports embed the environment, the command line and the program's output, in tables and in strings. The copy is a
-new database, so that nothing deleted lingers in free pages.
+A new database is written, with the tables and columns that an analysis reads and nothing else: no other table, view,
+trigger, comment or freed page. In columns of numbers only numbers stay; each column of text has a function that
+reduces it.
 """
 
 from __future__ import annotations
@@ -9,174 +10,230 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tracekit.errors import InputError
-from tracekit.parsers.nsight.payload import FIELDS
+from tracekit.parsers.nsight.payload import FIELDS, Layouts, payload_layouts
+from tracekit.parsers.nsight.reader import open_export
 from tracekit.parsers.nsight.sqlite import refuse_unreadable
-from tracekit.redaction.allowed import VERSION, is_number
-from tracekit.redaction.text import Scrubber
+from tracekit.redaction.fields import ANY, SIZE, SMALL, is_version
+from tracekit.redaction.names import NameRedactor
 
-KEPT_TABLES = re.compile(
-    r"CUPTI_ACTIVITY_KIND_(?!OPENACC)\w+|NVTX_\w+|StringIds|PROCESSES|ENUM_\w+|ANALYSIS_DETAILS"
-    r"|TARGET_INFO_(GPU|CUDA_DEVICE|CUDA_STREAM|CUDA_CONTEXT_INFO|CUDA_NULL_STREAM|SESSION_START_TIME)"
-    r"|META_DATA_(EXPORT|CAPTURE)|EXPORT_META_DATA|DIAGNOSTIC_EVENT|PROFILER_OVERHEAD|CUDA_GRAPH\w*"
-)
-METADATA = re.compile(r"META_DATA")
-METADATA_ROWS = (
-    "(name GLOB 'EXPORT_*VERSION*' OR name GLOB 'EXPORT_PRODUCT_*' OR name GLOB 'CAPTURE_*VERSION*'"
-    " OR name = 'CAPTURE_EVENT_TYPE')"
-)
-"""What of the metadata is kept: who exported, in which format, and what was traced."""
-BLANKED = {
-    "PROCESSES": {"name": "process"},
-    "DIAGNOSTIC_EVENT": {"text": "redacted"},
-    "TARGET_INFO_GPU": {"uuid": "", "busLocation": "", "ctxswDevPath": "", "ctrlDevPath": ""},
+_TIMES = ("start", "end")
+_GPU = (*_TIMES, "deviceId", "contextId", "streamId", "correlationId", "globalPid", "graphNodeId", "greenContextId")
+_GRID = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "staticSharedMemory", "dynamicSharedMemory")
+METADATA_TABLES = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+NUMBER_COLUMNS: dict[str, tuple[str, ...]] = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": (*_GPU, *_GRID, "registersPerThread", "demangledName", "shortName", "mangledName"),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (*_GPU, "bytes", "copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId"),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (*_GPU, "bytes", "memKind"),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (*_GPU, "graphId", "graphExecId"),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": (*_TIMES, "eventClass", "globalTid", "correlationId", "nameId", "returnValue"),
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": (*_GPU, "syncType"),
+    "CUDA_GRAPH_NODE_EVENTS": (*_TIMES, "nameId", "globalTid", "graphNodeId", "originalGraphNodeId"),
+    "NVTX_EVENTS": (*_TIMES, "eventType", "textId", "globalTid", "endGlobalTid", "domainId", "rangeId", "jsonTextId"),
+    "NVTX_PAYLOAD_SCHEMA_ENTRIES": ("schemaId", "type", "offset"),
+    "PROFILER_OVERHEAD": (*_TIMES, "globalTid", "nameId"),
+    "TARGET_INFO_GPU": ("id", "cuDevice", "smCount", "totalMemory"),
+    "TARGET_INFO_CUDA_DEVICE": ("gpuId", "cudaId", "pid"),
+    "TARGET_INFO_SESSION_START_TIME": ("utcEpochNs",),
+    "ANALYSIS_DETAILS": ("duration", "startTime", "stopTime"),
+    "DIAGNOSTIC_EVENT": ("timestamp", "severity"),
+    **dict.fromkeys(METADATA_TABLES, ()),
+    "StringIds": (),
 }
-"""Columns that identify a machine or tell what ran on it, and what stands there instead."""
-TEXTS = {
-    ("NVTX_EVENTS", "text"): "free",
+"""Tables that stay, and their columns of numbers."""
+TEXT_COLUMNS = {
+    ("NVTX_EVENTS", "text"): "range_text",
     ("NVTX_EVENTS", "jsonText"): "payload",
-    ("NVTX_EVENTS", "binaryData"): "bytes_only",
-    ("NVTX_PAYLOAD_SCHEMAS", "name"): "field",
-    ("NVTX_PAYLOAD_SCHEMA_ENTRIES", "name"): "field",
-    ("TARGET_INFO_GPU", "name"): "free",
+    ("NVTX_EVENTS", "binaryData"): "payload_bytes",
+    ("NVTX_PAYLOAD_SCHEMA_ENTRIES", "name"): "payload_field",
+    ("TARGET_INFO_GPU", "name"): "words",
+    ("DIAGNOSTIC_EVENT", "text"): "diagnosis",
+    **{(table, "name"): "metadata_name" for table in METADATA_TABLES},
+    **{(table, "value"): "version" for table in METADATA_TABLES},
 }
-"""Columns of text that an analysis reads, and the function that cuts them down; in all others only numbers stay."""
-CODE_COLUMNS = frozenset(("demangledName", "shortName", "mangledName", "nameId"))
-"""Columns that point into StringIds at the names that code has for itself."""
-FREE_COLUMNS = frozenset(("textId",))
-JSON_COLUMNS = frozenset(("jsonTextId",))
-"""Columns that point into StringIds at ranges' texts and payloads; a string that nothing kept points at goes."""
-_READABLE = re.compile(rb"[ -~]{8}")
-"""Eight letters in a row are text; numbers rarely look so."""
+"""Columns of text that stay, and the SQL function that reduces each."""
+STRING_COLUMNS = {
+    "code": ("demangledName", "shortName", "mangledName"),
+    "words": ("nameId",),
+    "range_text": ("textId",),
+    "payload": ("jsonTextId",),
+}
+"""SQL function by the columns that refer to StringIds; a string that no kept row refers to is dropped."""
+METADATA_NAMES = frozenset(("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION"))
+PAYLOAD_LIMITS = {"communicator": ANY, "bytes": SIZE, "peer": SMALL, "ranks": SMALL, "own_rank": SMALL}
+SCHEMA_ID = slice(8, 12)
+"""Bytes of a binary payload's header that name its schema."""
+HEADER_BYTES = 32
+_PRODUCT_VERSION = re.compile(r"20\d\d\.\d{1,2}\.\d{1,2}(?:\.\d{1,4})?")
+_LOST_EVENTS = re.compile(r"drop|lost|might have been|not all|incomplete|buffer|clock|timestamp|synchroni")
+_EMITTED_NUMBERS = re.compile(
+    r"((?:, seq = -?\d{1,10})?(?:, op_id = \d{1,10})?(?:, sizes = \[[\d, \[\]]*\])?)"
+    r"(?:, input_op_ids = \[[-\d, ()]*\])?",
+    re.ASCII,
+)
+"""What ``emit_nvtx`` writes behind an operator's name."""
+_EMITTED_START = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
+_LONG_NUMBER = re.compile(r"\d{11}")
 
 
-def rewrite(source: Path, target: Path, scrubber: Scrubber, *, keep: Collection[str] = ()) -> dict[str, int]:
-    """Copy the report at *source* without what is sensitive to *target*; return how much went, by kind."""
+def redact_nsight(source: Path, target: Path, names: NameRedactor, *, keep: Collection[str] = ()) -> dict[str, int]:
+    """Write the redacted report *source* to *target*; return how much was dropped or replaced, by kind."""
     refuse_unreadable(source)
-    target.unlink()  # sqlite makes its own file
+    target.unlink()  # sqlite creates the file itself
+    replaced_before = names.replaced
     try:
         copy = sqlite3.connect(target.resolve().as_uri(), isolation_level=None, uri=True)
         try:
-            return _copy(copy, source, scrubber, keep)
+            for name, function in _sql_functions(names, _layouts(source), keep).items():
+                copy.create_function(name, 1, function, deterministic=True)
+            dropped = _copy_tables(copy, source)
         finally:
             copy.close()
     except sqlite3.Error as error:
         raise InputError(f"{source}: is not a readable sqlite file: {error}", hint="export the report again") from error
+    return dropped | {"texts replaced": names.replaced - replaced_before}
 
 
-def _copy(copy: sqlite3.Connection, source: Path, scrubber: Scrubber, keep: Collection[str]) -> dict[str, int]:
-    for name, function in _functions(scrubber, keep).items():
-        copy.create_function(name, 1, function, deterministic=True)
+def _layouts(source: Path) -> Layouts:
+    export = open_export(source)
+    try:
+        return payload_layouts(export)
+    finally:
+        export.close()
+
+
+def _copy_tables(copy: sqlite3.Connection, source: Path) -> dict[str, int]:
     copy.execute("ATTACH ? AS old", (f"{source.resolve().as_uri()}?mode=ro&immutable=1",))
     copy.execute("PRAGMA journal_mode = OFF")
-    listed = copy.execute("SELECT name FROM old.sqlite_master WHERE type IN ('table', 'view')").fetchall()
-    kept = [name for (name,) in listed if KEPT_TABLES.fullmatch(name)]
+    listed = [name for (name,) in copy.execute("SELECT name FROM old.sqlite_master WHERE type IN ('table', 'view')")]
+    tables = [name for name in listed if name in NUMBER_COLUMNS]
     copy.execute("BEGIN")
-    for name in kept:
-        _copy_table(copy, name)
-    strings = _copy_strings(copy, kept)
+    for table in tables:
+        _copy_table(copy, table)
+    dropped_strings = _copy_strings(copy, tables) if "StringIds" in tables else 0
     copy.execute("COMMIT")
-    return {
-        "tables": len(listed) - len(kept),
-        "strings": strings,
-        "texts replaced": scrubber.replaced,
+    return {"tables": len(listed) - len(tables), "strings": dropped_strings}
+
+
+def _copy_table(copy: sqlite3.Connection, table: str) -> None:
+    """Copy the listed columns of a table; only the columns of StringIds are created, its rows come later."""
+    present = [row[1] for row in copy.execute(f"PRAGMA old.table_info({table})")]
+    if table == "StringIds":
+        copy.execute("CREATE TABLE main.StringIds (id, value)")
+        return
+    values = {
+        column: f"CASE WHEN typeof({column}) IN ('integer', 'real') THEN {column} END"
+        for column in (f'"{name}"' for name in NUMBER_COLUMNS[table] if name in present)
     }
+    values |= {
+        f'"{column}"': f'{function}("{column}")'
+        for (text_table, column), function in TEXT_COLUMNS.items()
+        if text_table == table and column in present
+    }
+    if values:
+        copy.execute(f"CREATE TABLE main.{table} ({', '.join(values)})")
+        rows = " WHERE metadata_name(name) IS NOT NULL" if table in METADATA_TABLES else ""
+        copy.execute(f"INSERT INTO main.{table} SELECT {', '.join(values.values())} FROM old.{table}{rows}")
 
 
-def _functions(scrubber: Scrubber, keep: Collection[str]) -> dict[str, Callable[[Any], Any]]:
-    """What the copying statements call: each returns what stays of a value."""
+def _copy_strings(copy: sqlite3.Connection, tables: Iterable[str]) -> int:
+    """Copy the strings that kept rows refer to; return how many were dropped."""
+    for function, columns in STRING_COLUMNS.items():
+        references = [
+            f'SELECT "{row[1]}" FROM main.{table}'
+            for table in tables
+            for row in copy.execute(f"PRAGMA main.table_info({table})").fetchall()
+            if row[1] in columns
+        ]
+        if references:
+            copy.execute(
+                f"INSERT INTO main.StringIds SELECT id, {function}(value) FROM old.StringIds"
+                f" WHERE typeof(id) = 'integer' AND id IN ({' UNION '.join(references)})"
+                " AND id NOT IN (SELECT id FROM main.StringIds)"
+            )
+    counts = [copy.execute(f"SELECT count(*) FROM {schema}.StringIds").fetchone()[0] for schema in ("old", "main")]
+    return int(counts[0] - counts[1])
 
-    def only_text(change: Callable[[str], str | None]) -> Callable[[Any], Any]:
-        return lambda value: change(value) if isinstance(value, str) else None
 
-    free = scrubber if "annotations" in keep else scrubber.free
+def _sql_functions(names: NameRedactor, layout: Layouts, keep: Collection[str]) -> dict[str, Callable[[Any], Any]]:
+    """Return the functions that the copying statements call; each returns what stays of a value."""
+
+    def of_text(function: Callable[[str], str | None]) -> Callable[[Any], Any]:
+        return lambda value: function(value) if isinstance(value, str) else None
+
+    def range_text(text: str) -> str:
+        if "annotations" in keep:
+            return names.redact_kept(text)
+        start = _EMITTED_START.search(text)
+        numbers = _EMITTED_NUMBERS.fullmatch(text, start.start()) if start else None
+        if start is None or numbers is None or _LONG_NUMBER.search(numbers[1]):
+            return names.redact(text)
+        return names.redact(text[: start.start()]) + numbers[1]
+
     return {
-        "code": only_text(scrubber),
-        "free": only_text(free),
-        "field": only_text(lambda text: text if text in FIELDS else scrubber.free(text)),
-        "payload": only_text(payload_numbers),
-        "version": lambda value: value if VERSION.fullmatch(str(value)) else only_text(scrubber.free)(value),
-        "bytes_only": lambda value: value if isinstance(value, bytes) and not _READABLE.search(value) else None,
+        "code": of_text(names.redact_code),
+        "words": of_text(names.redact),
+        "range_text": of_text(range_text),
+        "payload": of_text(payload_numbers),
+        "payload_bytes": lambda value: payload_bytes(value, layout) if isinstance(value, bytes) else None,
+        "payload_field": of_text(lambda text: text if text in FIELDS else None),
+        "diagnosis": of_text(lambda text: " ".join(sorted(set(_LOST_EVENTS.findall(text.lower())))) or "redacted"),
+        "metadata_name": of_text(lambda text: text if text in METADATA_NAMES else None),
+        "version": of_text(lambda text: text if is_version(text) or _PRODUCT_VERSION.fullmatch(text) else None),
     }
 
 
 def payload_numbers(text: str) -> str | None:
-    """Return the fields of a JSON payload that an analysis reads, as far as they are numbers.
+    """Return the fields of a JSON payload that an analysis reads; None if it has none.
 
-    >>> payload_numbers('{"Peer rank": 1, "token": "secret", "p": {"Rank": "2"}}')
-    '{"Peer rank": 1, "Rank": "2"}'
-    >>> payload_numbers('{"token": "secret"}')
+    >>> payload_numbers('{"Peer rank": 1, "token": "secret", "p": {"Rank": "0x2"}}')
+    '{"Peer rank": 1, "Rank": 2}'
+    >>> payload_numbers('{"Rank": 4155551234}')
     """
     try:
-        todo: list[Any] = [json.loads(text)]
+        remaining: list[Any] = [json.loads(text)]
     except (ValueError, RecursionError):
         return None
-    kept: dict[str, Any] = {}
-    while todo:
-        item = todo.pop()
+    numbers: dict[str, int] = {}
+    while remaining:
+        item = remaining.pop()
         if isinstance(item, dict):
             for name, value in item.items():
-                if name in FIELDS and is_number(value) and not isinstance(value, list):
-                    kept.setdefault(name, value)
+                number = _whole_number(value)
+                if name in FIELDS and number is not None:
+                    if abs(number) < PAYLOAD_LIMITS[FIELDS[name]]:
+                        numbers.setdefault(name, number)
                 else:
-                    todo.append(value)
+                    remaining.append(value)
         elif isinstance(item, list):
-            todo += item
-    return json.dumps(kept) if kept else None
+            remaining += item
+    return json.dumps(numbers) if numbers else None
 
 
-def _copy_table(copy: sqlite3.Connection, name: str) -> None:
-    blanks = BLANKED.get(name, {})
-    columns = [row[1] for row in copy.execute(f"PRAGMA old.table_info({_quoted(name)})")]
-    # A definition of our own: the file's may hold comments and defaults.
-    copy.execute(f"CREATE TABLE main.{_quoted(name)} ({', '.join(map(_quoted, columns))})")
-    if name == "StringIds":
-        return
-    values, fills = [], []
-    for column in columns:
-        quoted = _quoted(column)
-        if column in blanks:
-            values.append("?")
-            fills.append(blanks[column])
-        elif (name, column) in TEXTS:
-            values.append(f"{TEXTS[name, column]}({quoted})")
-        elif METADATA.search(name):
-            values.append(f"version({quoted})" if column == "value" else quoted)
-        elif name.startswith("ENUM_"):
-            values.append(f"CASE WHEN typeof({quoted}) = 'text' THEN code({quoted}) ELSE {quoted} END")
-        else:
-            values.append(f"CASE WHEN typeof({quoted}) IN ('integer', 'real') THEN {quoted} END")
-    where = f" WHERE {METADATA_ROWS}" if METADATA.search(name) else ""
-    insert = f"INSERT INTO main.{_quoted(name)} SELECT {', '.join(values)} FROM old.{_quoted(name)}{where}"
-    copy.execute(insert, fills)
+def _whole_number(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    try:
+        return int(str(value), 0)
+    except ValueError:
+        return None
 
 
-def _copy_strings(copy: sqlite3.Connection, tables: list[str]) -> int:
-    """Copy the strings that kept rows point at; return how many went."""
-    if "StringIds" not in tables:
-        return 0
-    total = copy.execute("SELECT count(*) FROM old.StringIds").fetchone()[0]
-    done = "SELECT id FROM main.StringIds"
-    for function, pointing in (("code", CODE_COLUMNS), ("free", FREE_COLUMNS), ("payload", JSON_COLUMNS)):
-        uses = [
-            f"SELECT {_quoted(row[1])} FROM main.{_quoted(table)}"
-            for table in tables
-            for row in copy.execute(f"PRAGMA main.table_info({_quoted(table)})").fetchall()
-            if row[1] in pointing
-        ]
-        if uses:
-            copy.execute(
-                f"INSERT INTO main.StringIds (id, value) SELECT id, {function}(value) FROM old.StringIds"
-                f" WHERE id IN ({' UNION '.join(uses)}) AND id NOT IN ({done})"
-            )
-    kept = copy.execute("SELECT count(*) FROM main.StringIds").fetchone()[0]
-    return int(total - kept)
-
-
-def _quoted(name: str) -> str:
-    """Return a name as SQL wants it, whatever is in it."""
-    return '"' + name.replace('"', '""') + '"'
+def payload_bytes(blob: bytes, layout: Layouts) -> bytes | None:
+    """Return a binary payload with zeros for all bytes but the schema's id and the fields that an analysis reads."""
+    fields = layout.get(int.from_bytes(blob[SCHEMA_ID], "little"))
+    if not fields:
+        return None
+    kept = bytearray(len(blob))
+    kept[SCHEMA_ID] = blob[SCHEMA_ID]
+    for _, dtype, offset in fields:
+        place = slice(HEADER_BYTES + offset, HEADER_BYTES + offset + np.dtype(dtype).itemsize)
+        if offset >= 0 and place.stop <= len(blob):
+            kept[place] = blob[place]
+    return bytes(kept)

@@ -1,0 +1,267 @@
+"""Redaction of text: known words stay, everything else becomes a pseudonym.
+
+A text is cut into words. A word stays if it is listed in ``words.txt``; anything else (words, numbers, paths,
+addresses) is replaced by ``x1``, ``x2``, …, the same pseudonym wherever the same text occurs. What a word looks like
+never decides.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+MAX_INDEX_DIGITS = 6
+"""Digits in a row of indices such as ``layers.3.1``; more may be a phone or card number."""
+MAX_CODE_DIGITS = 5
+"""Digits of a template argument such as ``<128, 64>``."""
+MIN_LETTERS_TO_REPLACE_INSIDE = 4
+"""Length from which a word given with ``--word`` is also replaced inside other words."""
+MAX_CACHED_TEXTS = 100_000
+MAX_WORD_LENGTH = 2_000
+"""Characters of a word that is looked into; a longer one is replaced as a whole."""
+MAX_PARTS_OF_WORD = 6
+"""Parts that one listed word can be cut into, such as e4m3fn."""
+
+_PATH_PART = r"[^\s\"\\/:;,()<>|\[\]{}'=]+"
+_REST_OF_PATH = r"[^\"()<>:;,|\n]*"
+_LOCATION = "|".join(
+    (
+        r"\b[a-zA-Z][a-zA-Z0-9+.-]{1,12}://[^\s\"]+",  # URL
+        r"[\w.+-]{1,64}@[\w.-]+",  # e-mail address, user@host
+        rf"\$\{{?\w+\}}?/{_REST_OF_PATH}",
+        rf"~(?:{_PATH_PART})?(?:/{_PATH_PART})+/?",
+        # Folders below these often have spaces in their names.
+        rf"(?<![\w/.])/(?:home|Users|root|mnt|data)/{_REST_OF_PATH}",
+        rf"(?<![\w/.])/{_PATH_PART}(?:/{_PATH_PART})+/?",
+        rf"\\\\{_PATH_PART}(?:\\{_REST_OF_PATH})?",
+        rf"(?<!\w)[A-Za-z]:\\{{1,2}}{_REST_OF_PATH}",
+        r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])",  # IPv4 address
+    )
+)
+_LOCATIONS = re.compile(_LOCATION)
+_LOCATIONS_AND_WORDS = re.compile(rf"(?P<location>{_LOCATION})|[\w\u0080-\U0010ffff]+")
+_PARTS = re.compile(r"\d{1,4}(?:x\d{1,4})+(?!\d)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|_+|[^\d_A-Za-z]+")
+_TILE = re.compile(r"\d{1,4}(?:x\d{1,4})+", re.ASCII)
+_CODE_NUMBER = re.compile(rf"\d{{1,{MAX_CODE_DIGITS}}}(?:u|l|ul|ull|f)?", re.IGNORECASE | re.ASCII)
+_BEFORE_CODE_NUMBER = re.compile(r"(?:^|[<>,(\[{)#=&*])[ -]*\Z")
+_BEFORE_INDEX = re.compile(r"[\s._#:=\[(/|-]{0,3}")
+_TRITON_NAME = re.compile(r"(triton_\w+?_)(\d{1,4})", re.ASCII)
+
+KNOWN_TEXTS = re.compile(
+    r"ProfilerStep#\d{1,7}|\d{1,3}F\d{1,3}B"
+    r"|PP:\d{1,4}(?:(?:SEND_|RECV_)?[FIWB]\d{1,5}|UNSHARD|RESHARD|REDUCE_GRAD)"
+    r"|PP:\(\d{1,4}F\d{1,5};\d{1,4}[IWB]\d{1,5}\)(?:OVERLAP_F_B)?"
+    r"|nccl:(?:send|recv) \d{1,5}(?:->|<-)\d{1,5}",
+    re.ASCII,
+)
+"""Ranges of PyTorch that name steps, pipeline actions and messages by number."""
+
+
+class Vocabulary(NamedTuple):
+    """The words of ``words.txt``, in lower case."""
+
+    words: frozenset[str]
+    numbered: frozenset[str]
+    """Words that may be followed by a number."""
+    stems: re.Pattern[str]
+    """Words that are also kept inside longer, unknown words."""
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    """Return the words that may stay."""
+    lines = Path(__file__).with_name("words.txt").read_text(encoding="ascii").splitlines()
+    entries = [entry for line in lines if not line.startswith("#") for entry in line.split()]
+    stems = sorted((entry.strip("*#") for entry in entries if entry.startswith("*")), key=len, reverse=True)
+    return Vocabulary(
+        frozenset(entry.strip("*#") for entry in entries),
+        frozenset(entry.strip("*#") for entry in entries if entry.endswith("#")),
+        re.compile(f"({'|'.join(stems)})", re.IGNORECASE),
+    )
+
+
+class NameRedactor:
+    """Replaces unknown words by pseudonyms. One instance serves all files of a run, so that ranks still match.
+
+    >>> redactor = NameRedactor(["root"])
+    >>> redactor.redact("load /home/ann/a.pt: zeppelin.forward, layers.3.mlp, 4111 1111")
+    'load x1: x2.forward, layers.3.mlp, x3 x4'
+    >>> redactor.redact("zeppelin on root"), redactor.redact("aten::mm"), redactor.redact("aten::zeppelin_mm")
+    ('x2 on x5', 'aten::mm', 'aten::x2_mm')
+    >>> redactor.redact_code("void zeppelin::gemm<128, true>(</home/ann/a.cu>)")
+    'void x2::gemm<128, true>(<x6>)'
+    """
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self.replaced = 0
+        """Texts that were changed."""
+        self._pseudonyms: dict[str, str] = {}
+        self._cache: dict[tuple[str, str], str] = {}
+        folded = sorted({_normalised(word).casefold() for word in words if word}, key=len, reverse=True)
+        self._user_words = re.compile("|".join(map(_word_pattern, folded)), re.IGNORECASE) if folded else None
+        squeezed = (_letters_and_digits(word) for word in folded)
+        self._squeezed_words = [word for word in squeezed if len(word) >= MIN_LETTERS_TO_REPLACE_INSIDE]
+
+    def redact(self, text: str) -> str:
+        """Return a range's or operator's name, or any other text, with known words and indices only."""
+        return self._cached(text, "text")
+
+    def redact_code(self, text: str) -> str:
+        """Return a kernel's name with known words, template numbers and tile sizes only."""
+        return self._cached(text, "code")
+
+    def redact_kept(self, text: str) -> str:
+        """Return text that ``--keep`` asks for, without paths, addresses and the user's words."""
+        return self._cached(text, "kept")
+
+    def _cached(self, text: str, mode: str) -> str:
+        clean = self._cache.get((mode, text))
+        if clean is None:
+            clean = self._redact(_normalised(text), mode)
+            if len(self._cache) < MAX_CACHED_TEXTS:
+                self._cache[mode, text] = clean
+        self.replaced += clean != text
+        return clean
+
+    def _redact(self, text: str, mode: str) -> str:
+        if mode == "kept":
+            clean = _LOCATIONS.sub(lambda match: self.pseudonym(match[0]), text)
+        elif KNOWN_TEXTS.fullmatch(text):
+            clean = text
+        else:
+            clean = _WordPass(self, text, code=mode == "code").result()
+        return self._without_user_words(clean)
+
+    def _without_user_words(self, text: str) -> str:
+        if self._user_words is None:
+            return text
+        text = self._user_words.sub(lambda match: self.pseudonym(match[0].casefold()), text)
+        # A word can be spread over punctuation, as in Acme<Titan>, or be folded differently (ß and SS).
+        if any(word in _letters_and_digits(text.casefold()) for word in self._squeezed_words):
+            return self.pseudonym(text)
+        return text
+
+    def is_user_word(self, text: str) -> bool:
+        """Return whether *text* is one of the words given with ``--word``."""
+        return self._user_words is not None and self._user_words.fullmatch(text) is not None
+
+    def pseudonym(self, text: str) -> str:
+        """Return the pseudonym of *text*: numbered in order of first use, so that nothing can be derived from it."""
+        return self._pseudonyms.setdefault(text, f"x{len(self._pseudonyms) + 1}")
+
+
+class _WordPass:
+    """One pass over a text, word by word; remembers whether the word before may be followed by a number."""
+
+    def __init__(self, redactor: NameRedactor, text: str, *, code: bool) -> None:
+        self._pseudonym, self._text, self._code = redactor.pseudonym, text, code
+        self._vocabulary = vocabulary()
+        self._word_end = 0
+        self._expects_index = False
+        self._index_digits = 0
+
+    def result(self) -> str:
+        """Return the text with all unknown words replaced."""
+        return _LOCATIONS_AND_WORDS.sub(self._replacement, self._text)
+
+    def _replacement(self, match: re.Match[str]) -> str:
+        word, start = match[0], match.start()
+        if not _BEFORE_INDEX.fullmatch(self._text, self._word_end, start):
+            self._expects_index = False
+        self._word_end = match.end()
+        if match["location"] or len(word) > MAX_WORD_LENGTH:
+            return self._pseudonym(word)
+        if (
+            self._code
+            and _CODE_NUMBER.fullmatch(word)
+            and _BEFORE_CODE_NUMBER.search(self._text, max(start - 8, 0), start)
+        ):
+            self._expects_index = False
+            return word
+        if numbered := _TRITON_NAME.fullmatch(word):  # Inductor numbers its kernels
+            redacted = self._redacted_word(numbered[1]) + numbered[2]
+            self._expects_index = False
+            return redacted
+        return self._redacted_word(word)
+
+    def _redacted_word(self, word: str) -> str:
+        pieces = groupby(self._pieces(word), key=lambda piece: piece[1])
+        joined = [("".join(text for text, _ in group), is_known) for is_known, group in pieces]
+        return "".join(text if is_known else self._without_stems(text) for text, is_known in joined)
+
+    def _without_stems(self, unknown: str) -> str:
+        """Replace an unknown word, but for the stems in it."""
+        stems = self._vocabulary.stems
+        pieces = [piece for piece in stems.split(unknown) if piece]
+        return "".join(piece if stems.fullmatch(piece) else self._pseudonym(piece) for piece in pieces)
+
+    def _pieces(self, word: str) -> list[tuple[str, bool]]:
+        """Cut a word at underscores, digits and capitals; return each piece and whether it is known."""
+        parts = _PARTS.findall(word)
+        pieces: list[tuple[str, bool]] = []
+        while parts:
+            count = self._count_known(parts)
+            piece, is_known = "".join(parts[: count or 1]), count > 0
+            del parts[: count or 1]
+            if is_known:
+                self._expects_index, self._index_digits = piece.lower() in self._vocabulary.numbered, 0
+            elif piece[0].isdecimal():
+                is_known = self._is_index(piece) or self._is_tile(piece, pieces)
+            elif piece[0] == "_":
+                is_known = True
+            else:
+                self._expects_index = False
+            pieces.append((piece, is_known))
+        pieces = [(piece, is_known or _is_lone_letter(pieces, i)) for i, (piece, is_known) in enumerate(pieces)]
+        return _without_accidental_words(pieces)
+
+    def _count_known(self, parts: list[str]) -> int:
+        """Return how many of the first parts make up one known word, the longest: bf and 16 do, as bf16."""
+        words = self._vocabulary.words
+        counts = range(min(len(parts), MAX_PARTS_OF_WORD), 0, -1)
+        return next((count for count in counts if "".join(parts[:count]).lower() in words), 0)
+
+    def _is_index(self, digits: str) -> bool:
+        self._index_digits += len(digits)
+        self._expects_index = self._expects_index and digits.isascii() and self._index_digits <= MAX_INDEX_DIGITS
+        return self._expects_index
+
+    def _is_tile(self, text: str, before: list[tuple[str, bool]]) -> bool:
+        return self._code and _TILE.fullmatch(text) is not None and all(is_known for _, is_known in before[-1:])
+
+
+def _is_lone_letter(pieces: list[tuple[str, bool]], i: int) -> bool:
+    """Return whether a piece is one letter beside known words (TBackward), not among digits or unknown letters."""
+    piece = pieces[i][0]
+    beside = [*pieces[max(i - 1, 0) : i], *pieces[i + 1 : i + 2]]
+    alone = all(is_known and not text[0].isdecimal() for text, is_known in beside)
+    return len(piece) == 1 and piece.isascii() and piece.isalpha() and alone
+
+
+def _without_accidental_words(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Reject known pieces with digits beside unknown ones: f8 and a10 are words, but not in the hash f8a10d72."""
+    runs = [list(run) for _, run in groupby(pieces, key=lambda piece: piece[0][0] == "_")]
+    return [
+        (text, is_known and (text.isalpha() or text[0] == "_" or all(known for _, known in run)))
+        for run in runs
+        for text, is_known in run
+    ]
+
+
+def _normalised(text: str) -> str:
+    return text if text.isascii() else unicodedata.normalize("NFKC", text)
+
+
+def _letters_and_digits(text: str) -> str:
+    return "".join(filter(str.isalnum, text))
+
+
+def _word_pattern(word: str) -> str:
+    """Return the pattern of a user's word: a short one is replaced only where no letter is beside it."""
+    pattern = re.escape(word)
+    return pattern if len(word) >= MIN_LETTERS_TO_REPLACE_INSIDE else rf"(?<![^\W\d_]){pattern}(?![^\W\d_])"

@@ -1,0 +1,124 @@
+"""Redaction of a trace or a folder of traces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracekit._util.files import atomic_write
+from tracekit._util.text import did_you_mean
+from tracekit.errors import InputError, OptionError, OutputError
+from tracekit.parsers.discovery import discover
+from tracekit.parsers.refs import SourceRef
+from tracekit.redaction.fields import KEEP_OPTIONS
+from tracekit.redaction.names import NameRedactor
+
+SQLITE_SUFFIX = ".sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """A file that was written, and what was removed from it."""
+
+    path: Path
+    bytes: int
+    dropped: dict[str, int]
+
+    def summary(self) -> str:
+        """Return what was removed, in words.
+
+        >>> Redacted(Path("x"), 1, {"Python frames": 2142, "texts replaced": 1}).summary()
+        '2,142 Python frames, 1 texts replaced'
+        """
+        return ", ".join(f"{count:,} {what}" for what, count in self.dropped.items() if count) or "nothing was removed"
+
+
+def redact(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    words: Sequence[str] = (),
+    keep: Collection[str] = (),
+) -> tuple[Redacted, ...]:
+    """Write a redacted copy of a trace, or of each trace of a folder.
+
+    Args:
+        path: PyTorch profiler trace (``.json``, ``.json.gz``), Nsight Systems ``.sqlite``, or a folder of them. Redact
+            the ranks of one run together: pseudonyms are the same on all ranks of a call, not across calls.
+        output: File to write; for a folder, a folder. Its files are named after their rank.
+        words: Words to replace although they are known, in any case and inside other words.
+        keep: What to keep beyond known names: any of ``fields.KEEP_OPTIONS``.
+
+    Returns:
+        What was written, file by file.
+
+    Examples:
+        >>> import tempfile
+        >>> [done.path.name for done in redact("sample_traces/reload", tempfile.mkdtemp())][:2]
+        ['rank0.pt.trace.json.gz', 'rank1.pt.trace.json.gz']
+
+    """
+    return tuple(redact_each(path, output, words=words, keep=keep))
+
+
+def redact_each(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    words: Sequence[str] = (),
+    keep: Collection[str] = (),
+) -> Iterator[Redacted]:
+    """Do as ``redact`` does, and yield each file once it is written: a folder can take minutes.
+
+    >>> import tempfile
+    >>> next(redact_each("sample_traces/reload", tempfile.mkdtemp())).path.name
+    'rank0.pt.trace.json.gz'
+    """
+    source, target = Path(path), Path(output)
+    for option in keep:
+        if option not in KEEP_OPTIONS:
+            hint = did_you_mean(option, KEEP_OPTIONS, otherwise=f"one of {', '.join(KEEP_OPTIONS)}")
+            raise OptionError(f"--keep {option}: there is no such part", hint=hint)
+    if source.exists() and target.exists() and source.resolve() == target.resolve():
+        raise OptionError(f"{target}: is the trace itself", hint="write the redacted trace somewhere else")
+    names = NameRedactor(words)  # one for all files: a group has the same pseudonym on every rank
+    refs = discover(source).refs
+    if len(refs) == 1 and Path(refs[0].path) == source:  # a file, or an export that is itself a folder
+        yield _redact_file(refs[0], target, names, keep)
+        return
+    if target.is_file():
+        raise OutputError(f"{target}: is a file, and there are {len(refs)} traces", hint="name a folder")
+    target.mkdir(exist_ok=True)
+    for ref in refs:
+        yield _redact_file(ref, target / _output_name(ref), names, keep)
+
+
+def _redact_file(ref: SourceRef, target: Path, names: NameRedactor, keep: Collection[str]) -> Redacted:
+    source = Path(ref.path)
+    if ref.reader == "kineto":
+        from tracekit.redaction.kineto import redact_kineto
+
+        if not target.name.endswith((".json", ".json.gz")):
+            raise OptionError(f"{target}: a PyTorch trace is .json or .json.gz", hint="end the output's name with that")
+        with atomic_write(target) as part:
+            dropped = redact_kineto(source, part, names, compress=target.name.endswith(".gz"), keep=keep)
+    elif ref.reader == "nsight" and source.suffix == SQLITE_SUFFIX:
+        from tracekit.redaction.nsight import redact_nsight
+
+        if target.suffix != SQLITE_SUFFIX:
+            raise OptionError(f"{target}: a redacted report is .sqlite", hint="end the output's name with that")
+        with atomic_write(target) as part:
+            dropped = redact_nsight(source, part, names, keep=keep)
+    elif ref.reader == "store":
+        raise InputError(f"{ref.path}: a store cannot be redacted", hint="redact the traces it came from")
+    else:
+        hint = "nsys export --type=sqlite, then redact that"
+        raise InputError(f"{ref.path}: this export cannot be redacted", hint=hint)
+    return Redacted(target, target.stat().st_size, dropped)
+
+
+def _output_name(ref: SourceRef) -> str:
+    suffix = SQLITE_SUFFIX if ref.reader == "nsight" else ".pt.trace.json.gz"
+    return f"rank{ref.rank}{suffix}" if ref.rank is not None else f"trace{suffix}"
