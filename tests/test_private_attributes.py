@@ -35,7 +35,8 @@ def is_private(name: str) -> bool:
 
 
 def is_foreign(module: str | None, level: int = 0) -> bool:
-    return level == 0 and (module or "").split(".")[0] not in ("tracekit", "__future__")
+    own = ("tracekit", "__future__", "cython.cimports.tracekit")  # Cython's way to name our own declarations
+    return level == 0 and not any(f"{module}.".startswith(f"{package}.") for package in own)
 
 
 def foreign_names(tree: ast.Module) -> set[str]:
