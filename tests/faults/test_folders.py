@@ -180,7 +180,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_cut_and_says_so(four, monkeypat
         if "rank2" in self.name:
             os.truncate(self.name, 40_000)
 
-    monkeypatch.setattr("tracekit.parsers.kineto.stream._STEP", 1000)
+    monkeypatch.setattr("tracekit.parsers.kineto.stream._STEP_BYTES", 1000)
     monkeypatch.setattr(Stream, "restart", shrink)
     got = tracekit.load(folder, ranks=[2]).rank(2)
     assert 0 < got.events.height < 280

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 
 from tracekit.parsers.kineto import blocks, worker
 
-SMALL = {blocks: {"BLOCK_BYTES": 512}, worker: {"ROWS_PER_CHUNK": 8, "MAX_PAGES": 4096, "FIRST_TEXTS": 16, "FIRST_TEXT_BYTES": 256}}
+SMALL = {
+    blocks: {"BLOCK_BYTES": 512},
+    worker: {"ROWS_PER_CHUNK": 8, "MAX_PAGES": 4096, "FIRST_TEXTS": 16, "FIRST_TEXT_BYTES": 256},
+}
 
 
 @contextmanager

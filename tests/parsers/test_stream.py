@@ -17,7 +17,7 @@ TEXT = b"".join(b'{"ph": "X", "ts": %d, "name": "kernel %d"},\n' % (k * 977, k %
 PACKED = gzip.compress(TEXT)
 
 
-WAYS = ("object", "file", "file, bite by bite")
+WAYS = ("object", "file")
 
 
 @pytest.fixture(params=sorted(INFLATERS))
@@ -27,10 +27,8 @@ def library(request, monkeypatch):
 
 
 @pytest.fixture(params=WAYS)
-def opened(request, library, tmp_path, monkeypatch):
+def opened(request, library, tmp_path):
     """Open bytes as a stream: from an object that is somebody else's, or from a file of our own."""
-    if "bite" in request.param:
-        monkeypatch.setattr(module.Inflater, "reader", lambda self, file: None)
 
     def open_(raw):
         if request.param == "object":
@@ -94,14 +92,6 @@ def test_of_a_damaged_file_all_before_the_damage_comes_out(read, seed):
     assert got[: len(sound) - 70_000] == sound[: len(sound) - 70_000], "but for what a bite holds"
 
 
-def test_the_library_has_what_reads_a_whole_file(library, tmp_path):
-    """Else every file is read bite by bite, which takes a sixth longer, and nobody would notice."""
-    (tmp_path / "trace.gz").write_bytes(PACKED)
-    with Stream(tmp_path / "trace.gz") as stream:
-        assert stream._whole is not None
-        assert stream.read(len(TEXT)) == TEXT
-
-
 def test_a_disk_that_fails_is_named(library, tmp_path, monkeypatch):
     class Failing:
         def seek(self, at):
@@ -115,7 +105,6 @@ def test_a_disk_that_fails_is_named(library, tmp_path, monkeypatch):
         assert stream.read(100) == TEXT[:100]
         with monkeypatch.context() as failing:
             failing.setattr(stream, "_file", Failing())
-            failing.setattr(stream, "_whole", type("Reader", (), {"readinto": Failing().read})())
             with pytest.raises(InputError, match=r"trace\.gz: input/output error"):
                 stream.read(len(TEXT))
 
