@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test quick lint format clean fuzz faults mutants docs
+.PHONY: demo test quick lint format clean fuzz fuzz-checked faults mutants docs
 
 # Compiled loops are built again when their sources change.
 $(VENV)/.installed: pyproject.toml setup.py build_backend.py $(wildcard tracekit/_loops/*.py tracekit/_loops/*.pxd)
@@ -45,6 +45,13 @@ SECONDS ?= 3600
 SEED ?= $(shell date +%Y%m%d)
 fuzz: $(VENV)/.installed-dev
 	POLARS_MAX_THREADS=1 nice -n 19 $(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS)
+
+# The same for the scanner of PyTorch traces, with all bounds checks and the address sanitizer; restores the usual build.
+fuzz-checked: $(VENV)/.installed-dev
+	TRACEKIT_CHECKED=1 $(BIN)/python setup.py -q build_ext --inplace --force
+	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 POLARS_MAX_THREADS=1 \
+		$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) --seed $(SEED) --target scan --target kineto; \
+	status=$$?; $(BIN)/python setup.py -q build_ext --inplace --force; exit $$status
 
 # Kills, full disks and files that go away: KILLS of each, three times in a row.
 KILLS ?= 50

@@ -4,7 +4,8 @@ The modules of ``tracekit/_loops`` are compiled by Cython. They are optional: wh
 be found the installation still succeeds, a warning says what is missing, and the same modules run uncompiled.
 
 Environment variables:
-    TRACEKIT_CHECKED=1: build for fuzzing, with every bounds check on and the address sanitizer linked in.
+    TRACEKIT_CHECKED=1: build for fuzzing, with every bounds check on, also those that a loop switches off, and with the
+        address sanitizer (start Python with its library in LD_PRELOAD, as ``make fuzz-checked`` does).
 """
 
 from __future__ import annotations
@@ -50,11 +51,25 @@ def loop_modules() -> list[str]:
     return list(ast.literal_eval(modules))
 
 
+def checked_source(module: str) -> str:
+    """Return a copy of a loop's source in which no function switches bounds checks off."""
+    source = ROOT / f"{module.replace('.', '/')}.py"
+    copy = ROOT / "build/checked" / source.relative_to(ROOT)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(source.read_text(encoding="utf-8").replace("boundscheck(False)", "boundscheck(True)"), "utf-8")
+    types = source.with_suffix(".pxd")
+    if types.exists():
+        copy.with_suffix(".pxd").write_text(types.read_text(encoding="utf-8"), "utf-8")
+    return str(copy.relative_to(ROOT))
+
+
 def extensions() -> list[Extension]:
     """Return the extension modules, or none where Cython is not installed."""
     if cythonize is None:
         return []
-    sources = {module: f"{module.replace('.', '/')}.py" for module in loop_modules()}
+    sources = {
+        module: checked_source(module) if CHECKED else f"{module.replace('.', '/')}.py" for module in loop_modules()
+    }
     sources[SHARED_CODE] = f"{SHARED_CODE.replace('.', '/')}.c"  # Cython writes it
     loops = [
         Extension(

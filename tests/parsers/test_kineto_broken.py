@@ -30,8 +30,10 @@ def codes(got):
 
 
 def count(got, code):
-    """The number in the notice."""
-    return next(int(re.search(r"\d+", n.message).group()) for n in got.source.notices if n.code == code)
+    """The number in the notice, or 0."""
+    message = next(n.message for n in got.source.notices if n.code == code)
+    number = re.search(r"\d+", message)
+    return int(number.group()) if number else 0
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,11 @@ objects. Bounds checks are on (see ``setup.py``) except in functions that switch
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
+from multiprocessing import parent_process
 
 MODULES = (
     "tracekit._loops.autograd_nodes",
@@ -32,3 +35,13 @@ MODULES = (
 def is_compiled() -> bool:
     """Return whether all loops run as compiled code."""
     return all(str(import_module(module).__file__).endswith(tuple(EXTENSION_SUFFIXES)) for module in MODULES)
+
+
+@cache
+def warn_if_uncompiled() -> None:
+    """Say once on stderr that the loops run uncompiled, and what to install; worker processes say nothing."""
+    if parent_process() is None and not is_compiled():
+        sys.stderr.write(
+            "tracekit: runs uncompiled, about a hundred times slower; install a C compiler and Python's headers "
+            "(python3-dev), then: pip install --force-reinstall tracekit-ml\n"
+        )

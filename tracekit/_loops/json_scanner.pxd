@@ -131,6 +131,7 @@ cdef class Scanner:
     cdef Py_ssize_t _step_over_damage(self, Py_ssize_t i, Py_ssize_t failure) except -3 nogil
     cdef int _count_bad(self) except -3 nogil
     cdef Py_ssize_t _next_event(self, Py_ssize_t i) except -3 nogil
+    cdef Py_ssize_t _end_behind_values(self, Py_ssize_t i) except -3 nogil
     cdef Py_ssize_t _list_end(self, Py_ssize_t i) except -3 nogil
     cdef int _keep_event(self, Py_ssize_t i) except -3 nogil
     cdef int _keep_memory(self, Py_ssize_t i) except -3 nogil

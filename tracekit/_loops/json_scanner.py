@@ -292,7 +292,9 @@ class Scanner:
             if after < 0:
                 if not self.is_last:
                     return _CUT
-                after = self._list_end(self.broken_at)
+                after = self._end_behind_values(i) if self.broken_at == i else _CUT
+                if after < 0:
+                    after = self._list_end(self.broken_at)
         self._count_bad()
         self.events += 1
         # Without a limit a file made of unclosed strings would be read as often as it has events.
@@ -328,6 +330,31 @@ class Scanner:
                     if key_end > 0 and self._target(key + 1, key_end, _EVENT_LEVEL) != _NO_TARGET:
                         return i
             i += 1
+
+    def _end_behind_values(self, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        """Return the index of the bracket that closes the list of events if only values that are no objects precede it.
+
+        Valid lists can end in ``null``, for example. Returns ``_CUT`` if there is anything else.
+        """
+        while i < self.end:
+            if self.buffer[i] == ord('"'):
+                i = self._string_end(i + 1)
+                i = i + 1 if i >= 0 else _CUT
+            elif self.buffer[i] == ord("["):
+                i = self._skip_nested(i)
+            elif self.buffer[i] != ord("{") and self._scalar_end(i) > i and self._is_json_scalar(i):
+                i = self._scalar_end(i)
+            else:
+                return _CUT
+            if i < 0:
+                return _CUT
+            i = self._skip_space(i)
+            if i < self.end and self.buffer[i] == ord("]"):
+                return i
+            if i >= self.end or self.buffer[i] != ord(","):
+                return _CUT
+            i = self._skip_space(i + 1)
+        return _CUT
 
     def _list_end(self, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Return the index of the bracket that closes the list of events, or the end of the buffer.

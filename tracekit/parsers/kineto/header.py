@@ -1,4 +1,4 @@
-"""The keys beside the events: before them, and after them."""
+"""Top-level keys of a trace: those before the list of events and those after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ LATEST_BASE_NS = 1 << 61
 FIRST_READ = 1 << 18
 
 _DECODER = json.JSONDecoder(strict=False)
-_KEY = re.compile(r'[\s,]*"([^"\\]{0,200})"\s*:\s*')
+_BEFORE_KEY = re.compile(r'[\s,]*(?=")')
+_COLON = re.compile(r"\s*:\s*")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _PHASE = re.compile(rb'"ph"\s*:')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*([^\s,}]{1,60})')
@@ -35,7 +36,7 @@ _VERSION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a PyTorch profiler file says about itself."""
+    """Facts about the recording, from the top-level keys."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -47,7 +48,7 @@ class Header:
     groups: tuple[ProcessGroup, ...] = ()
     record_shapes: bool | None = None
     notices: tuple[Notice, ...] = ()
-    """What it says that cannot be: each value left out is named."""
+    """One per impossible value, which was left out."""
 
 
 def sniff(start: bytes) -> bool:
@@ -65,63 +66,69 @@ def sniff(start: bytes) -> bool:
 
 
 def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
-    """Read up to the first event: the bytes read so far, where in them the events start, and the keys before."""
+    """Read up to the first event; returns the bytes read, the index where the events start, and the keys before."""
     data, size = b"", FIRST_READ
     while True:
         more = stream.read(size)
         data += more
-        place = _search(data, stream.name, last=len(more) < size)
-        if place is not None:
-            return data, *place
+        start_and_keys = _search(data, stream.name, is_last=len(more) < size)
+        if start_and_keys is not None:
+            return data, *start_and_keys
         if len(data) > HEAD_LIMIT:
-            raise _no_trace(stream.name, f"no traceEvents in the first {HEAD_LIMIT >> 20} MB")
+            raise _not_a_trace(stream.name, f"no traceEvents in the first {HEAD_LIMIT >> 20} MB")
         size = len(data)
 
 
-def _no_trace(name: str, why: str) -> InputError:
+def _not_a_trace(name: str, why: str) -> InputError:
     return InputError(
         f"{name}: not a PyTorch profiler trace: {why}", hint="give the .json or .json.gz the profiler wrote"
     )
 
 
-def _search(data: bytes, name: str, *, last: bool) -> tuple[int, dict[str, Any]] | None:
+def _search(data: bytes, name: str, *, is_last: bool) -> tuple[int, dict[str, Any]] | None:
+    """Return the index where the events start and the keys before them; None if that takes more bytes."""
     lead = len(data) - len(data.removeprefix(b"\xef\xbb\xbf").lstrip())
     if lead == len(data):
-        if last or lead > 1 << 20:
+        if is_last or lead > 1 << 20:
             raise InputError(f"{name}: the file is empty", hint="re-record this rank")
         return None
     if not sniff(data[:2] and data[lead : lead + 4096]):
-        raise _no_trace(name, "it does not start as JSON")
+        raise _not_a_trace(name, "it does not start as JSON")
     if data[lead : lead + 1] == b"[":
         return lead + 1, {}
     # Bytes outside ASCII would shift positions between text and bytes; latin-1 keeps them equal.
-    text, at = data.decode("latin-1"), lead + 1
-    keys, at, state = _keys(text, at)
+    keys, end, state = _parse_keys(data.decode("latin-1"), lead + 1)
     if state == "events":
-        return at, keys
-    damaged = _EVENTS.search(data, at)
-    if damaged:  # a value before the events is not JSON; its key is lost
-        return damaged.end(), keys
-    if state == "closed" or last:
-        raise _no_trace(name, "no traceEvents")
+        return end, keys
+    events = _EVENTS.search(data, end)
+    if events:  # a value before the events is not JSON; its key is lost
+        return events.end(), keys
+    if state == "closed" or is_last:
+        raise _not_a_trace(name, "no traceEvents")
     return None
 
 
-def _keys(text: str, at: int) -> tuple[dict[str, Any], int, str]:
-    """Top-level keys from *at*: until the events start, the object closes, or the text is not JSON any more."""
+def _parse_keys(text: str, i: int) -> tuple[dict[str, Any], int, str]:
+    """Return the top-level keys from *i*, the index behind them, and why they end.
+
+    That is "events" if the list of events starts, "closed" if the object ends, and "open" if the text is not JSON.
+    """
     keys: dict[str, Any] = {}
     while True:
-        match = _KEY.match(text, at)
-        if not match:
-            rest = text[at:].lstrip(", \t\r\n")
-            return keys, at, "closed" if rest[:1] == "}" else "open"
-        key, start = match.group(1), match.end()
-        if key == "traceEvents" and text[start : start + 1] == "[":
-            return keys, start + 1, "events"
+        quote = _BEFORE_KEY.match(text, i)
+        if not quote:
+            rest = text[i:].lstrip(", \t\r\n")
+            return keys, i, "closed" if rest[:1] == "}" else "open"
         try:
-            keys[key], at = _DECODER.raw_decode(text, start)
+            key, start = _DECODER.raw_decode(text, quote.end())
+            colon = _COLON.match(text, start)
+            if not colon:
+                return keys, i, "open"
+            if key == "traceEvents" and text[colon.end() : colon.end() + 1] == "[":
+                return keys, colon.end() + 1, "events"
+            keys[key], i = _DECODER.raw_decode(text, colon.end())
         except (ValueError, RecursionError):
-            return keys, match.start(), "open"
+            return keys, i, "open"
 
 
 def tail_keys(tail: bytes) -> dict[str, Any]:
@@ -130,53 +137,59 @@ def tail_keys(tail: bytes) -> dict[str, Any]:
     >>> tail_keys(b', "baseTimeNanoseconds": 5, "traceName": "x"}')["baseTimeNanoseconds"]
     5
     """
-    keys, _, _ = _keys(tail.decode("latin-1"), 0)
+    keys, _, _ = _parse_keys(tail.decode("latin-1"), 0)
     if "baseTimeNanoseconds" not in keys and (match := _BASE.search(tail)):
         keys["baseTimeNanoseconds"] = match.group(1).decode("latin-1")
     return keys
 
 
 def tail_events(tail: bytes) -> int:
-    """Return how many events stand behind the bracket that closed their list, where none is read.
+    """Count the events behind the bracket that closes their list, where none is read.
 
-    A list that a stray bracket closed too early leaves them there, and so do a second list and a second trace.
+    They are left there by a stray bracket that closed the list too early, by a second list or by a second trace.
 
     >>> tail_events(b', {"ph": "X", "ts": 1}, {"ph": "X", "ts": 2}]}'), tail_events(b', "traceName": "x"}')
     (2, 0)
     """
     if not _PHASE.search(tail):
         return 0
-    _, end, _ = _keys(tail.decode("latin-1"), 0)
+    _, end, _ = _parse_keys(tail.decode("latin-1"), 0)
     return sum(1 for _ in _PHASE.finditer(tail, end))
 
 
-def understand(keys: Mapping[str, Any]) -> Header:
-    """Pick what matters out of the raw keys. Environment, users, hosts and paths are left behind."""
+def parse_header(keys: Mapping[str, Any]) -> Header:
+    """Return what the analysis needs of the keys, without environment, users, hosts and paths."""
     info = keys.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     devices = keys.get("deviceProperties")
     shapes = keys.get("record_shapes")
     rank, world, base = info.get("rank"), info.get("world_size"), keys.get("baseTimeNanoseconds")
     return Header(
-        rank=rank_number(_whole(rank)),
-        world_size=rank_number(_whole(world)),
-        base_ns=_base(base) or 0,
+        rank=rank_number(_integer(rank)),
+        world_size=rank_number(_integer(world)),
+        base_ns=_base_time(base) or 0,
         devices=tuple(_text(d["name"]) for d in devices if isinstance(d, dict) and "name" in d)
         if isinstance(devices, list)
         else (),
-        multiprocessors=_alike(devices, "numSms"),
-        memory_bytes=_alike(devices, "totalGlobalMem"),
+        multiprocessors=_common_value(devices, "numSms"),
+        memory_bytes=_common_value(devices, "totalGlobalMem"),
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
         groups=_groups(info.get("pg_config")),
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
         notices=(
-            *_odd_groups(info.get("pg_config")),
+            *_notice_odd_groups(info.get("pg_config")),
             *(
                 Notice(code, f"{key} is {_short(value)}, which {why}")
                 for code, key, value, number, why in (
-                    ("odd-rank", "rank", rank, rank_number(_whole(rank)), "is not a rank: it was left out"),
-                    ("odd-world-size", "world_size", world, rank_number(_whole(world)), "no run has: it was left out"),
-                    ("no-base-time", "baseTimeNanoseconds", base, _base(base), "is not a time: it was left out"),
+                    ("odd-rank", "rank", rank, rank_number(_integer(rank)), "is not a rank: it was left out"),
+                    (
+                        "odd-world-size",
+                        "world_size",
+                        world,
+                        rank_number(_integer(world)),
+                        "no run has: it was left out",
+                    ),
+                    ("no-base-time", "baseTimeNanoseconds", base, _base_time(base), "is not a time: it was left out"),
                 )
                 if value is not None and number is None
             ),
@@ -184,22 +197,22 @@ def understand(keys: Mapping[str, Any]) -> Header:
     )
 
 
-def _alike(devices: Any, key: str) -> int | None:
-    """Return how much of something every listed GPU has; None where they differ or none says."""
-    listed = devices if isinstance(devices, list) else []
-    counts = {_whole(d.get(key)) for d in listed if isinstance(d, dict)}
-    return next(iter(counts)) if len(counts) == 1 else None
+def _common_value(devices: Any, key: str) -> int | None:
+    """Return a number that all listed GPUs share; None if they differ or none has it."""
+    devices = devices if isinstance(devices, list) else []
+    values = {_integer(device.get(key)) for device in devices if isinstance(device, dict)}
+    return values.pop() if len(values) == 1 else None
 
 
-def _base(value: Any) -> int | None:
+def _base_time(value: Any) -> int | None:
     """Return the start of the clock; a float counts where it is whole, and what no clock shows does not.
 
-    >>> _base(1.7e18), _base(17 * 10**18), _base("x"), _base(0.5)
+    >>> _base_time(1.7e18), _base_time(17 * 10**18), _base_time("x"), _base_time(0.5)
     (1700000000000000000, None, None, None)
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    number = _whole(value, negative=True)
+    number = _integer(value, negative=True)
     return number if number is not None and abs(number) < LATEST_BASE_NS else None
 
 
@@ -216,7 +229,7 @@ def _text(value: Any) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _whole(value: Any, *, negative: bool = False) -> int | None:
+def _integer(value: Any, *, negative: bool = False) -> int | None:
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
@@ -250,11 +263,11 @@ def _groups(config: Any) -> tuple[ProcessGroup, ...]:
 
 
 def _ranks(members: Any) -> list[int] | None:
-    sound = isinstance(members, list) and all(type(r) is int and rank_number(r) is not None for r in members)
-    return members if sound else None
+    are_ranks = isinstance(members, list) and all(type(r) is int and rank_number(r) is not None for r in members)
+    return members if are_ranks else None
 
 
-def _odd_groups(config: Any) -> list[Notice]:
+def _notice_odd_groups(config: Any) -> list[Notice]:
     """Return one notice for all process groups whose members cannot be ranks."""
     entries = [entry for entry in config if isinstance(entry, dict)] if isinstance(config, list) else []
     odd = sum("ranks" in entry and _ranks(entry["ranks"]) is None for entry in entries)

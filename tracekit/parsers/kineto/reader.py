@@ -1,4 +1,4 @@
-"""``read``: one PyTorch profiler file to one rank's events."""
+"""Reader of one PyTorch profiler file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import polars as pl
 
+from tracekit._loops import warn_if_uncompiled
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.kineto.header import Header, find_events, tail_events, tail_keys, understand
+from tracekit.parsers.kineto.header import Header, find_events, parse_header, tail_events, tail_keys
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
@@ -20,6 +21,10 @@ from tracekit.schema import DAMAGED, UNTIMED, RankEvents, Source
 if TYPE_CHECKING:
     from tracekit.parsers.kineto.blocks import Scanned
     from tracekit.parsers.kineto.table import EventTable
+
+
+_EPOCH_NS = 10**18  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
+_HINT = "re-record this rank, or read leniently to use what is there"
 
 
 def read(
@@ -39,13 +44,14 @@ def read(
     """
     from tracekit.parsers.kineto.table import build_events, build_memory
 
+    warn_if_uncompiled()
     with Stream(source) as stream:
         scanned, keys = _scan(stream, stacks=stacks)
         keys = {**keys, **tail_keys(scanned.tail)}
-        header = understand(keys)
+        header = parse_header(keys)
         if not lenient:
             _refuse(stream, scanned)
-        number, number_from = _rank(header, stream.name, rank)
+        number, rank_from = _rank(header, stream.name, rank)
         table = build_events(scanned, rank=number, base_ns=header.base_ns)
         if table.first_bad_text is not None and not lenient:
             raise InputError(
@@ -61,7 +67,7 @@ def read(
                 path=stream.name,
                 reader="kineto",
                 rank=number,
-                rank_from=number_from,
+                rank_from=rank_from,
                 world_size=header.world_size,
                 devices=header.devices,
                 multiprocessors=header.multiprocessors,
@@ -77,30 +83,27 @@ def read(
         )
 
 
-_EPOCH_NS = 10**18  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
-_HINT = "re-record this rank, or read leniently to use what is there"
-
-
 def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
+    """Scan the events; also returns the keys before them."""
     from tracekit.parsers.kineto.blocks import OtherLayoutError, find_separator, scan_in_order, scan_parallel
 
-    head, at, keys = find_events(stream)
-    mark = find_separator(head, at)
+    head, start, keys = find_events(stream)
+    separator = find_separator(head, start)
     scanned = None
-    if mark is not None:
+    if separator is not None:
         try:
-            scanned = scan_parallel(stream, head, at, mark, stacks=stacks)
+            scanned = scan_parallel(stream, head, start, separator, stacks=stacks)
         except OtherLayoutError:
             stream.restart()
             head = stream.read(len(head))
     if scanned is None:
-        scanned = scan_in_order(stream, head, at, stacks=stacks)
+        scanned = scan_in_order(stream, head, start, stacks=stacks)
     total = sum(part.events for part in scanned.parts)
-    junk = sum(part.bad + int(part.phases[0]) for part in scanned.parts)
-    bare = head[:at].lstrip(b"\xef\xbb\xbf \t\r\n") == b"["
-    if bare and not total:
+    without_time = sum(part.bad + int(part.phases[0]) for part in scanned.parts)
+    is_bare_list = head[:start].lstrip(b"\xef\xbb\xbf \t\r\n") == b"["
+    if is_bare_list and not total:
         raise InputError(f"{stream.name}: the list of events is empty", hint="re-record this rank")
-    if total and total == junk:
+    if total and total == without_time:
         raise InputError(
             f"{stream.name}: not a PyTorch profiler trace: no event has a time",
             hint="give the .json or .json.gz the profiler wrote",
@@ -109,69 +112,73 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
 
 
 def _rank(header: Header, name: str, option: int | None) -> tuple[int, str]:
+    """Return the rank and where it comes from: the content, the file's name or the caller."""
     if header.rank is not None:
         return header.rank, "content"
-    if (named := rank_in_name(name.rpartition("/")[2])) is not None:
-        return named, "name"
+    if (rank := rank_in_name(name.rpartition("/")[2])) is not None:
+        return rank, "name"
     return (0, "only file") if option is None else (option, "option")
 
 
 def _refuse(stream: Stream, scanned: Scanned) -> None:
-    """Raise for the first damage, naming the event."""
-    before = 0
+    """Raise an error that names the first damaged event, if there is one."""
+    events_before = 0
     for part in scanned.parts:
+        is_only_cut = scanned.is_event_cut and part is scanned.parts[-1] and part.bad == 1 and not part.bad_values
+        if is_only_cut:
+            raise InputError(f"{stream.name}: ends inside event {events_before + part.events - 1}", hint=_HINT)
         if part.bad or part.bad_values:
-            last = scanned.is_event_cut and part is scanned.parts[-1] and part.bad == 1
-            if last and not part.bad_values:
-                raise InputError(f"{stream.name}: ends inside event {before + part.events - 1}", hint=_HINT)
-            first = min(
-                part.first_bad if part.bad else part.events, part.first_bad_value if part.bad_values else part.events
-            )
-            raise InputError(f"{stream.name}: event {before + first} is not valid JSON", hint=_HINT)
-        before += part.events
-    if behind := tail_events(scanned.tail):
-        raise InputError(f"{stream.name}: {counted(behind, 'event')} behind the end of the list of events", hint=_HINT)
+            first_bad = part.first_bad if part.bad else part.events
+            first_bad_value = part.first_bad_value if part.bad_values else part.events
+            number = events_before + min(first_bad, first_bad_value)
+            raise InputError(f"{stream.name}: event {number} is not valid JSON", hint=_HINT)
+        events_before += part.events
+    if unread := tail_events(scanned.tail):
+        raise InputError(f"{stream.name}: {counted(unread, 'event')} behind the end of the list of events", hint=_HINT)
     if stream.cut_short or not scanned.is_closed:
-        raise InputError(f"{stream.name}: ends after event {before - 1}, before the list of events does", hint=_HINT)
+        raise InputError(
+            f"{stream.name}: ends after event {events_before - 1}, before the list of events does", hint=_HINT
+        )
 
 
 def _notices(stream: Stream, scanned: Scanned, table: EventTable, events: pl.DataFrame, base_ns: int) -> list[Notice]:
-    rows = events.height
-    relative = rows and not base_ns and events["start_ns"][0] < _EPOCH_NS
+    """Return what was damaged or left out."""
+    has_no_epoch = events.height and not base_ns and events["start_ns"][0] < _EPOCH_NS
     notices = []
     bad = sum(part.bad for part in scanned.parts) + table.out_of_range
-    behind = tail_events(scanned.tail)
-    values = sum(part.bad_values for part in scanned.parts)
+    bad_values = sum(part.bad_values for part in scanned.parts)
+    unread = tail_events(scanned.tail)
     if stream.cut_short or not scanned.is_closed:
-        lost = 1 if scanned.is_event_cut else 0
-        bad -= lost
-        notices.append(
-            Notice("truncated", f"{lost} event was cut in two: the file ends before its list of events does")
-        )
-        if relative:
+        where = "the gzip data is damaged" if scanned.is_closed else "the file ends before its list of events does"
+        if scanned.is_event_cut:
+            bad -= 1
+            where = f"1 event was cut in two: {where}"
+        notices.append(Notice("truncated", where))
+        if has_no_epoch:
             notices.append(Notice("no-base-time", "the start of the clock was lost with the end of the file"))
     if bad:
-        gpu = table.untimed.get(UNTIMED, 0)
-        ran = f", of which {gpu} ran on the GPU" if gpu else ""
+        gpu_events = table.untimed.get(UNTIMED, 0)
+        ran = f", of which {gpu_events} ran on the GPU" if gpu_events else ""
         notices.append(
             Notice("bad-events", f"{counted(bad, 'damaged event')} {'was' if bad == 1 else 'were'} lost{ran}")
         )
-    if behind:
+    if unread:
         notices.append(
-            Notice("bad-events", f"{counted(behind, 'event')} behind the end of the list of events: not read")
+            Notice("bad-events", f"{counted(unread, 'event')} behind the end of the list of events: not read")
         )
-    if values:
-        notices.append(Notice("bad-values", f"{values} values are not JSON (such as inf or N/A) and were left out"))
+    if bad_values:
+        notices.append(Notice("bad-values", f"{bad_values} values are not JSON (such as inf or N/A) and were left out"))
     if table.bad_texts:
         notices.append(Notice("bad-text", f"{table.bad_texts} names hold invalid bytes or escapes and were repaired"))
     if scanned.is_tail_cut:
         notices.append(Notice("unread-keys", "the keys after the events were too long to read"))
-    if not rows:
+    if not events.height:
         notices.append(Notice("no-events", "the file holds no complete event"))
     return notices
 
 
 def _record_shapes(header: Header, events: pl.DataFrame) -> bool | None:
+    """Return whether shapes were recorded; None if neither the header nor the events tell."""
     if header.record_shapes is not None:
         return header.record_shapes
     if events["shapes"].null_count() < events.height:
@@ -180,11 +187,12 @@ def _record_shapes(header: Header, events: pl.DataFrame) -> bool | None:
 
 
 def _counts(events: pl.DataFrame) -> Mapping[str, int]:
+    """Count the events by kind."""
     return {str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()}
 
 
 def _skipped(scanned: Scanned, table: EventTable, memory: pl.DataFrame) -> Mapping[str, int]:
-    """Count what the file holds and the table does not; an event cut by the end of the file does not count."""
+    """Count the events that are not in the table, by what they are, without one cut by the end of the file."""
     phases = np.sum([part.phases for part in scanned.parts], axis=0)
     phases[ord("i")] += sum(len(rows) for part in scanned.parts for rows in part.memory) - memory.height
     names = {0: "no phase", 1: "unknown phase"}
@@ -193,5 +201,5 @@ def _skipped(scanned: Scanned, table: EventTable, memory: pl.DataFrame) -> Mappi
     unreadable = sum(part.bad for part in scanned.parts) - scanned.is_event_cut
     unreadable -= sum(table.untimed.values()) - table.out_of_range
     unreadable += tail_events(scanned.tail)
-    more = {"python": python, DAMAGED: unreadable, **table.untimed}
-    return {**skipped, **{key: count for key, count in more.items() if count}}
+    others = {"python": python, DAMAGED: unreadable, **table.untimed}
+    return {**skipped, **{key: count for key, count in others.items() if count}}

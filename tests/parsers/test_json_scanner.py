@@ -1,0 +1,114 @@
+"""The compiled scanner and the same file uncompiled; keys and lists that JSON allows and profilers do not write."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tracekit._loops import json_scanner
+from tracekit.errors import InputError
+from tracekit.parsers import kineto
+
+SOURCE = Path(kineto.__file__).parents[2] / "_loops/json_scanner.py"
+EVENT = '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "args": {"device": 3, "stream": 7}}'
+READ_UNCOMPILED = """
+import importlib.util, sys
+import tracekit._loops
+spec = importlib.util.spec_from_file_location("tracekit._loops.json_scanner", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = module
+spec.loader.exec_module(module)
+from tracekit.parsers import kineto
+for name in sys.argv[3:]:
+    got = kineto.read(name, stacks=True)
+    got.events.write_ipc(sys.argv[2])
+    print([notice.message for notice in got.source.notices], dict(got.source.skipped))
+"""
+
+
+def load_uncompiled():
+    spec = importlib.util.spec_from_file_location("uncompiled_json_scanner", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_constants_of_both_files_agree():
+    """The .pxd holds them for compiled code, the .py for uncompiled code."""
+    module, text = load_uncompiled(), SOURCE.with_suffix(".pxd").read_text()
+    enum = dict(re.findall(r"^    (_[A-Z_]+) = (-?\d+)$", text, re.M))
+    defines = dict(re.findall(r"#define (_\w+) (0x\w+?|\d+)U?LL$", text, re.M))
+    assert len(enum) > 30
+    assert len(defines) > 8
+    for name, value in {**enum, **defines}.items():
+        assert getattr(module, name) == int(value, 0), name
+    for column in ("ID", "TS", "DUR", "TID", "BYTES", "EVENT", "NAME", "CAT"):
+        assert getattr(module, f"_{column}") == json_scanner.Column[column]
+    for status in json_scanner.Status:
+        assert getattr(module, f"_{status.name}") == status
+    assert module._NULL == json_scanner.NULL
+
+
+def test_uncompiled_gives_the_same_table_and_says_so(real_bytes, tmp_path):
+    damaged = real_bytes[:60_000].replace(b'"ph"', rb'"p\u0068"', 5) + b'{"ph": "X", broken'
+    path, out = tmp_path / "rank0.json", tmp_path / "events.arrow"
+    path.write_bytes(damaged)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_UNCOMPILED, SOURCE, out, path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("runs uncompiled") == 1
+    assert done.stderr.count("\n") == 1
+    expected = kineto.read(path, stacks=True)
+    assert expected.events.height > 50
+    got = pl.read_ipc(out)
+    for name in expected.events.columns:
+        assert got[name].cast(pl.String).equals(expected.events[name].cast(pl.String)), name
+    assert done.stdout.strip() == str(f"{[n.message for n in expected.source.notices]} {dict(expected.source.skipped)}")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        EVENT.replace('"name"', r'"n\u0061me"'),
+        EVENT.replace('"name"', r'"\u006E\u0061\u006d\u0065"').replace('"ph"', r'"\u0070h"'),
+        EVENT.replace('"args"', r'"ar\u0067s"').replace('"stream"', r'"strea\u006d"'),
+        EVENT.replace('"device": 3', r'"n\\u0061me": "x", "nam\u00e9": 1, "name\u12": 2, "device": 3, "\"": 4'),
+    ],
+)
+def test_escaped_keys_are_the_keys_they_spell(event):
+    expected = kineto.read(io.BytesIO(f"[{EVENT}]".encode())).events
+    got = kineto.read(io.BytesIO(f"[{event}]".encode()))
+    assert got.events.equals(expected)
+    assert got.source.notices == ()
+
+
+def test_escaped_keys_beside_the_events():
+    text = rf'{{"distributed\u0049nfo": {{"rank": 3}}, "trace\u0045vents": [{EVENT}], "baseTime\u004eanoseconds": 7}}'
+    got = kineto.read(io.BytesIO(text.encode()))
+    assert got.source.rank == 3
+    assert got.events["start_ns"].to_list() == [1007]
+
+
+@pytest.mark.parametrize("values", ["null", "null, 5 , true", '"]"', "[]", '["a", [{}]]', '"\\"", -1.5e3'])
+def test_a_list_that_ends_in_something_else_is_not_truncated(values):
+    text = f'{{"traceEvents": [{EVENT}, {values}\n], "baseTimeNanoseconds": 7}}'.encode()
+    got = kineto.read(io.BytesIO(text))
+    assert [notice.code for notice in got.source.notices] == ["bad-events"]
+    assert got.events["start_ns"].to_list() == [1007]
+    with pytest.raises(InputError, match="event 1 is not valid JSON"):
+        kineto.read(io.BytesIO(text), lenient=False)
+
+
+def test_a_file_that_ends_between_events_has_no_event_cut_in_two():
+    got = kineto.read(io.BytesIO(f'{{"traceEvents": [{EVENT},'.encode()))
+    assert got.source.notices[0].message == "the file ends before its list of events does"
+    got = kineto.read(io.BytesIO(f'{{"traceEvents": [{EVENT}, {EVENT[:30]}'.encode()))
+    assert got.source.notices[0].message.startswith("1 event was cut in two: the file ends")
