@@ -77,12 +77,11 @@ def extensions() -> list[Extension]:
             [source],
             extra_compile_args=SANITIZER_FLAGS if CHECKED else ["-O2"],
             extra_link_args=SANITIZER_FLAGS if CHECKED else [],
-            optional=True,
         )
         for module, source in sources.items()
     ]
     directives = {"language_level": 3, "wraparound": False, "cdivision": True, "initializedcheck": False}
-    return cythonize(
+    compiled = cythonize(
         loops,
         build_dir="build/cython",
         quiet=True,
@@ -90,6 +89,9 @@ def extensions() -> list[Extension]:
         shared_utility_qualified_name=SHARED_CODE,
         compiler_directives=directives,
     )
+    for extension in compiled:
+        extension.optional = True  # cythonize does not pass it on
+    return compiled
 
 
 class BuildLoops(build_ext):
