@@ -115,7 +115,7 @@ def check_schedule(whole, left):
         assert whole.schedule is None or said & WHY, f"a reason for no schedule, not {said}"
         return
     assert whole.schedule is not None
-    names = {whole.schedule.name, *whole.schedule.head.match.also, *held.head.match.also}
+    names = {whole.schedule.name, *whole.schedule.head.match.ambiguous_with, *held.head.match.ambiguous_with}
     assert held.name in names
     assert (held.pp, held.microbatches) == (whole.schedule.pp, whole.schedule.microbatches)
     assert held.head.ideal_ns <= 1.01 * held.head.measured_ns or held.gap_ns is None

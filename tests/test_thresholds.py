@@ -15,7 +15,7 @@ from tracekit.align import pairs
 from tracekit.analysis.measured import Measured
 from tracekit.analysis.peers import bound_notices
 from tracekit.classify import classify
-from tracekit.compare import lines
+from tracekit.compare import compare_steps as lines
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.floors import PRIOR_DF, Noise, prior
 from tracekit.diffs.metrics import resolve
@@ -96,7 +96,7 @@ def test_a_rank_that_begins_late_by_more_than_a_hundredth_is_named(late_ns, said
         graph=SimpleNamespace(position=np.array([0, 0])), before={"host": np.array([late_ns, 0])}, makespan=1_000
     )
     pipeline = SimpleNamespace(step=0, ranks=[4])
-    assert bool(lines._late_starts(pipeline, replays)) is said
+    assert bool(lines._late_start_notices(pipeline, replays)) is said
 
 
 def runs(*centres):

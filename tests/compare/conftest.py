@@ -1,4 +1,4 @@
-"""Runs held against their ideal: real samples, whole or stripped of what would help, and synthetic ones."""
+"""Fixtures that compare runs with their ideal: recorded samples, whole or with evidence removed, and synthetic runs."""
 
 from __future__ import annotations
 
@@ -24,58 +24,58 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 
 
 def strip(events, source):
-    """The same events without pipeline ranges, shapes and group descriptions."""
+    """Return the events without pipeline ranges, shapes and group descriptions."""
     ranges = pl.col("kind").is_in(["annotation", "gpu_annotation"]) & pl.col("name").cast(pl.String).str.contains(
         r"^PP:|^Forward |^Backward "
     )
-    kept = events.filter(~ranges).with_columns(
+    stripped = events.filter(~ranges).with_columns(
         shapes=pl.lit(None, events.schema["shapes"]), group_desc=pl.lit(None, events.schema["group_desc"])
     )
-    return kept, replace(source, groups=tuple(replace(g, description=None) for g in source.groups))
+    return stripped, replace(source, groups=tuple(replace(g, description=None) for g in source.groups))
 
 
 @cache
 def pipelines(name, bare=False, pattern="*.gz"):
     trace = load(sorted((SAMPLES / name).glob(pattern)))
-    found = []
+    tables = []
     for rank in trace.ranks:
-        one = trace.rank(rank)
-        events, source = strip(one.events, one.source) if bare else (one.events, one.source)
-        found.append(rank_pipeline(classify(events), source))
-    return tuple(found)
+        rank_trace = trace.rank(rank)
+        events, source = strip(rank_trace.events, rank_trace.source) if bare else (rank_trace.events, rank_trace.source)
+        tables.append(rank_pipeline(classify(events), source))
+    return tuple(tables)
 
 
 @pytest.fixture(scope="session")
-def ran():
-    """Rank tables of a sample: ``ran(name, bare=False)``."""
+def sample_ranks():
+    """Return the rank tables of a sample: ``sample_ranks(name, bare=False)``."""
     return pipelines
 
 
 @pytest.fixture(scope="session")
-def held():
-    """A sample against its ideal: ``held(name, bare=False, …)`` gives the comparison and the notices."""
+def compare_sample():
+    """Compare a sample with its ideal: ``compare_sample(name, bare=False, …)`` returns the comparison and notices."""
 
-    def hold(name, *, bare=False, pattern="*.gz", only=None, **options):
+    def compare(name, *, bare=False, pattern="*.gz", only=None, **options):
         ranks = [r for r in pipelines(name, bare, pattern) if only is None or r.rank in only]
         return compare_pipelines(ranks, **options)
 
-    return hold
+    return compare
 
 
 def clocks(labelled):
-    """The clocks of ranks whose labelled events are given."""
-    found = pl.concat([operations(table, Lanes.of(table)) for table in labelled.values()])
-    return align(match(found).members, labelled)
+    """Return the clocks of ranks from their labelled events."""
+    collectives = pl.concat([operations(table, Lanes.of(table)) for table in labelled.values()])
+    return align(match(collectives).members, labelled)
 
 
 @pytest.fixture(scope="session")
-def trip():
-    """A synthetic run, read back: the comparison and the notices."""
+def compare_recipe():
+    """Compare a synthetic run with its ideal: ``compare_recipe(recipe, …)`` returns the comparison and notices."""
 
-    def go(recipe, *, only=None, **options):
-        wanted = range(recipe.world_size) if only is None else only
-        labelled = {r: classify(rank_events(recipe, r)) for r in wanted}
+    def compare_synthetic(recipe, *, only=None, **options):
+        recorded = range(recipe.world_size) if only is None else only
+        labelled = {r: classify(rank_events(recipe, r)) for r in recorded}
         ranks = [rank_pipeline(table, Source(f"rank{r}", "kineto", r, "name")) for r, table in labelled.items()]
         return compare_pipelines(ranks, clocks=clocks(labelled), **options)
 
-    return go
+    return compare_synthetic

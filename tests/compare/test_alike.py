@@ -15,9 +15,9 @@ from tracekit.synthetic.files import write_run
 
 
 def of_run(path):
-    """The ranks' parts of the pipelines, the pipelines, and their steps."""
-    tables = [one for ref in find_sources(path)[0] for one in Options().source_tables(ref)]
-    ranks = {one.source.rank: one.pipeline for one in tables}
+    """Return the pipeline tables of the ranks, and the pipelines with their steps."""
+    tables = [table for ref in find_sources(path)[0] for table in Options().source_tables(ref)]
+    ranks = {table.source.rank: table.pipeline for table in tables}
     lines = find_roles(list(ranks.values())).pipelines
     steps = [sorted(set.intersection(*(set(ranks[r].chunks["step"].to_list()) for r in line))) for line in lines]
     return ranks, list(zip(lines, steps, strict=True))
@@ -26,16 +26,16 @@ def of_run(path):
 @pytest.mark.parametrize(("schedule", "steps"), [("1f1b", 3), ("interleaved", 1), ("zb-h1", 1), ("dualpipev", 1)])
 def test_pipelines_and_steps_at_once_are_those_one_by_one(tmp_path, schedule, steps):
     virtual = {"virtual": 2} if schedule == "interleaved" else {}
-    made = generate(schedule, pp=2, microbatches=4, **virtual)
-    write_run(Recipe(made, replicas=2, layers=1, steps=steps, jitter=0.2, p2p_ns=20_000), tmp_path)
+    plan = generate(schedule, pp=2, microbatches=4, **virtual)
+    write_run(Recipe(plan, replicas=2, layers=1, steps=steps, jitter=0.2, p2p_ns=20_000), tmp_path)
     ranks, lines = of_run(tmp_path)
-    clocks, known = Clocks.recorded(ranks), {}
-    together = assemble_steps(ranks, lines, clocks, known)
-    again = assemble_steps(ranks, lines, clocks, known)
+    clocks, cache = Clocks.recorded(ranks), {}
+    first = assemble_steps(ranks, lines, clocks, cache)
+    second = assemble_steps(ranks, lines, clocks, cache)
     assert len(lines) == 2
-    assert schedule != "1f1b" or len(known) == 1  # two pipelines of three steps, all alike
-    for (line, numbers), pipelines, seen in zip(lines, together, again, strict=True):
-        for step, pipeline, once_more in zip(numbers, pipelines, seen, strict=True):
+    assert schedule != "1f1b" or len(cache) == 1  # two pipelines of three steps, all alike
+    for (line, numbers), pipelines, again_pipelines in zip(lines, first, second, strict=True):
+        for step, pipeline, once_more in zip(numbers, pipelines, again_pipelines, strict=True):
             alone = assemble_steps(ranks, [(line, [step])], clocks, {})[0][0]
             for other in (pipeline, once_more):
                 assert other.detail.equals(alone.detail)

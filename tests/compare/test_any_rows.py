@@ -33,8 +33,8 @@ row = st.fixed_dictionaries(
 
 
 def table(rows):
-    made = pl.DataFrame(rows, infer_schema_length=None).with_columns(end_ns=pl.col("start_ns") + pl.col("took"))
-    numbered = made.with_row_index("id").with_columns(pl.col("label").cast(LABELLED["label"]))
+    frame = pl.DataFrame(rows, infer_schema_length=None).with_columns(end_ns=pl.col("start_ns") + pl.col("took"))
+    numbered = frame.with_row_index("id").with_columns(pl.col("label").cast(LABELLED["label"]))
     message = pl.col("label").cast(pl.String) == "pp_comm"
     return conform(numbered.with_columns(p2p=pl.when(message).then("p2p")), LABELLED)
 
@@ -45,10 +45,10 @@ def table(rows):
 @given(ranks=st.lists(st.lists(row, min_size=1, max_size=25), min_size=1, max_size=3), what_if=st.booleans())
 def test_there_is_an_answer_or_a_reason(ranks, what_if):
     parts = [rank_pipeline(table(rows), Source("x", "kineto", r, "name")) for r, rows in enumerate(ranks)]
-    found, notices = compare_pipelines(parts, what_if=what_if)
-    if found is None:
+    comparison, notices = compare_pipelines(parts, what_if=what_if)
+    if comparison is None:
         assert notices
     else:
-        found.to_dict()
-        for held in found.all:
-            assert held.gap_ns is None or sum(held.gap_ns.values()) == held.measured_ns - held.ideal_ns
+        comparison.to_dict()
+        for step in comparison.all:
+            assert step.gap_ns is None or sum(step.gap_ns.values()) == step.measured_ns - step.ideal_ns

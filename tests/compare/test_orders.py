@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from tracekit.compare.identify import against, candidates, exact_match, named, nearest_match
+from tracekit.compare.identify import candidates, exact_match, match_with, named_candidates, nearest_match
 from tracekit.compare.orders import distance, pattern, same_work, units
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Op, generate, names
@@ -53,7 +53,7 @@ def test_work_is_the_same_whatever_was_fused(ran, plan, same):
 
 def test_any_weight_gradient_will_do_where_they_were_counted():
     assert not same_work(ops("0I0 0I1 0W1 0W0"), ops("0I0 0I1 0W0 0W1"))
-    assert same_work(ops("0I0 0I1 0W1 0W0"), ops("0I0 0I1 0W0 0W1"), weights_by_count=True)
+    assert same_work(ops("0I0 0I1 0W1 0W0"), ops("0I0 0I1 0W0 0W1"), any_weight_gradient=True)
 
 
 def test_a_pattern_forgets_names_and_keeps_pairs():
@@ -88,5 +88,5 @@ def test_nearest_lists_what_differs():
 
 def test_a_schedule_of_another_size_is_refused():
     with pytest.raises(ScheduleError, match="is for 2 ranks"):
-        against({3: ops("0F0")}, generate("1f1b", pp=2, microbatches=2))
-    assert named("dualpipe", 3, 12) == []  # needs an even number of ranks
+        match_with({3: ops("0F0")}, generate("1f1b", pp=2, microbatches=2))
+    assert named_candidates("dualpipe", 3, 12) == []  # needs an even number of ranks

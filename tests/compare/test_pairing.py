@@ -17,7 +17,7 @@ def recorded(name="interleaved", *, pp=4, microbatches=8, virtual=2, sure=POSITI
     schedule = generate(name, pp=pp, microbatches=microbatches, virtual=virtual)
     last = pp * virtual - 1
     chunks, messages = {}, {}
-    for at, order in enumerate(schedule.ranks):
+    for position, order in enumerate(schedule.ranks):
         rows, sent, counts = [], [], {"F": 0, "B": 0}
         for k, op in enumerate(order):
             time = 10 * k
@@ -27,8 +27,8 @@ def recorded(name="interleaved", *, pp=4, microbatches=8, virtual=2, sure=POSITI
             to = op.stage + 1 if op.kind == "F" else op.stage - 1
             if 0 <= to <= last:
                 sent.append({"send": True, "peer": to % pp, "launch_ns": time + 6, "kernel": k})
-        chunks[at] = pl.DataFrame(rows)
-        messages[at] = pl.DataFrame(sent, schema_overrides={"peer": pl.Int32})
+        chunks[position] = pl.DataFrame(rows)
+        messages[position] = pl.DataFrame(sent, schema_overrides={"peer": pl.Int32})
     return schedule, chunks, messages
 
 
@@ -38,11 +38,11 @@ def test_every_backward_finds_its_forward(pp, microbatches, virtual):
     placement = place(chunks, messages, pp)
     assert placement.shape == "loop"
     tied = tied_by_messages(chunks, messages, placement, pp)
-    for at, order in enumerate(schedule.ranks):
-        places = placement.places[at]
-        found = [places[pair] for pair in tied[at]["pair"].to_list()]
-        assert found == [(op.stage, op.microbatch) for op in order]
-        backs = tied[at].filter(pl.col("op") == "B")
+    for position, order in enumerate(schedule.ranks):
+        places = placement.places[position]
+        places_of_chunks = [places[pair] for pair in tied[position]["pair"].to_list()]
+        assert places_of_chunks == [(op.stage, op.microbatch) for op in order]
+        backs = tied[position].filter(pl.col("op") == "B")
         assert backs["confidence"].unique().to_list() == [COUNTED]
 
 
@@ -59,7 +59,7 @@ def test_one_stage_a_rank_stays_first_in_first_out():
 def test_without_the_first_rank_nothing_is_tied():
     _, chunks, messages = recorded()
     placement = place(chunks, messages, 4)
-    rest = {at: table for at, table in chunks.items() if at}
+    rest = {position: table for position, table in chunks.items() if position}
     assert tied_by_messages(rest, messages, placement, 4) is rest
 
 

@@ -1,4 +1,4 @@
-"""Replays, roles, places and lanes, each on its own."""
+"""Unit tests of replays, roles, placements and lanes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.compare.replay import Graph
+from tracekit.compare.replay import CellGraph
 from tracekit.errors import OptionError
 from tracekit.reconstruct.lanes import lanes
 from tracekit.reconstruct.messages import MESSAGES
@@ -21,41 +21,41 @@ ALL = [name for name in names() if describe(name).pipeline]
 
 
 def graph(plan):
-    return Graph.of(simulate(plan).cells.rename({"rank": "position"}))
+    return CellGraph.of(simulate(plan).cells.rename({"rank": "position"}))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_replay_is_the_simulators(name):
     pp, microbatches = {"dualpipev": (2, 6)}.get(name, (4, 8))
     plan = generate(name, pp=pp, microbatches=microbatches)
-    done = simulate(plan, Times(F=3, I=2, W=1, FB=5))
-    again = graph(plan)
-    start, end = again.run(done.end - done.start)
-    assert start.tolist() == done.start.tolist()
-    assert end.max() == done.makespan
-    assert list(again.peak_activations().values()) == done.peak_activations
-    idle = again.idle_by_phase(start, end)
-    assert [sum(parts) for parts in idle.values()] == done.bubble
-    assert again.broken == 0
+    simulation = simulate(plan, Times(F=3, I=2, W=1, FB=5))
+    replayed = graph(plan)
+    start, end = replayed.run(simulation.end - simulation.start)
+    assert start.tolist() == simulation.start.tolist()
+    assert end.max() == simulation.makespan
+    assert list(replayed.peak_activations.values()) == simulation.peak_activations
+    idle = replayed.idle_by_phase(start, end)
+    assert [sum(parts) for parts in idle.values()] == simulation.bubble
+    assert replayed.broken == 0
 
 
 def test_delays_and_early_outputs_are_replayed():
     cells = graph(generate("1f1b", pp=2, microbatches=1))
-    took = np.array([4, 4, 4, 4])
-    assert cells.makespan(took) == 16
-    late = np.array([0, 0, 3, 0])  # rank 1's forward starts 3 late
-    assert cells.makespan(took, late) == 19
+    duration = np.array([4, 4, 4, 4])
+    assert cells.run(duration)[1].max() == 16
+    delay = np.array([0, 0, 3, 0])  # rank 1's forward starts 3 late
+    assert cells.run(duration, delay)[1].max() == 19
     start, end = np.array([0, 10, 2, 6]), np.array([4, 14, 6, 10])  # its forward started while rank 0's ran
-    ready, early = cells.ready(start, end)
+    ready, early = cells.find_ready_times(start, end)
     assert ready.tolist() == [0, 10, 2, 6]
-    assert cells.run(took, None, early)[0].tolist() == start.tolist()
+    assert cells.run(duration, None, early)[0].tolist() == start.tolist()
 
 
 def test_cells_that_wait_for_each_other_are_let_go_and_counted():
     cells = pl.DataFrame(
         {"position": [0, 0, 1, 1], "op": ["B", "F", "F", "B"], "stage": [0, 0, 1, 1], "microbatch": [0] * 4},
     ).with_columns(b_stage=pl.lit(None, pl.Int32), b_microbatch=pl.lit(None, pl.Int32))
-    ring = Graph.of(cells)
+    ring = CellGraph.of(cells)
     assert ring.broken > 0
     assert len(ring.order) == 4
 
@@ -69,9 +69,9 @@ def chunks(text):
 
 def sent(*pairs):
     rows = [(k, to) for k, to in pairs]
-    made = [{"step": 0, "kernel": i, "send": True, "peer": to, "launch_ns": 10 * k + 5, "start_ns": 0, "end_ns": 1}
+    messages = [{"step": 0, "kernel": i, "send": True, "peer": to, "launch_ns": 10 * k + 5, "start_ns": 0, "end_ns": 1}
             for i, (k, to) in enumerate(rows)]  # fmt: skip
-    return pl.DataFrame(made, schema=MESSAGES)
+    return pl.DataFrame(messages, schema=MESSAGES)
 
 
 def test_a_send_belongs_to_the_work_launched_last():
@@ -80,33 +80,33 @@ def test_a_send_belongs_to_the_work_launched_last():
 
 
 def test_one_stage_a_rank_is_a_line():
-    found = place({0: chunks("F0 F1"), 1: chunks("F0 F1")}, {0: sent((0, 1), (1, 1)), 1: sent()}, 2)
-    assert found.shape == "line"
-    assert found.places[1] == {0: (1, 0), 1: (1, 1)}
+    result = place({0: chunks("F0 F1"), 1: chunks("F0 F1")}, {0: sent((0, 1), (1, 1)), 1: sent()}, 2)
+    assert result.shape == "line"
+    assert result.places[1] == {0: (1, 0), 1: (1, 1)}
 
 
 def test_the_last_rank_tells_the_chunks_of_a_loop():
     far = chunks("F0 F1 F2 F3")
     near = {0: sent(*((k, 1) for k in range(4))), 1: sent(*((k, 2) for k in range(4))), 2: sent((0, 0), (1, 0))}
-    found = place({0: far, 1: far, 2: far}, near, 3)
-    assert (found.shape, found.virtual) == ("loop", 2)
-    assert [found.places[1][k] for k in range(4)] == [(1, 0), (1, 1), (4, 0), (4, 1)]
+    result = place({0: far, 1: far, 2: far}, near, 3)
+    assert (result.shape, result.virtual) == ("loop", 2)
+    assert [result.places[1][k] for k in range(4)] == [(1, 0), (1, 1), (4, 0), (4, 1)]
 
 
 def test_who_begins_on_the_last_rank_tells_a_v_from_two_pipelines():
     first, middle = sent((0, 1)), sent((0, 2), (1, 0))
     work = {0: chunks("F0 F1"), 1: chunks("F0 F1"), 2: chunks("F0 F1")}
-    leg = place(work, {0: first, 1: middle, 2: sent((1, 1))}, 3)
-    assert (leg.shape, leg.places[2]) == ("V", {0: (2, 0), 1: (3, 0)})
-    both = place(work, {0: first, 1: middle, 2: sent((0, 1))}, 3)
-    assert (both.shape, both.places[2]) == ("two-way", {0: (0, 1), 1: (2, 0)})
+    v_shape = place(work, {0: first, 1: middle, 2: sent((1, 1))}, 3)
+    assert (v_shape.shape, v_shape.places[2]) == ("V", {0: (2, 0), 1: (3, 0)})
+    two_way = place(work, {0: first, 1: middle, 2: sent((0, 1))}, 3)
+    assert (two_way.shape, two_way.places[2]) == ("two-way", {0: (0, 1), 1: (2, 0)})
 
 
 def test_what_cannot_be_told_is_said():
     nobody = sent((0, 1)).with_columns(peer=pl.lit(None, pl.Int32))
-    found = place({0: chunks("F0")}, {0: nobody}, 2)
-    assert (found.shape, found.places) == ("unknown", {})
-    assert "who" in found.reason
+    result = place({0: chunks("F0")}, {0: nobody}, 2)
+    assert (result.shape, result.places) == ("unknown", {})
+    assert "who" in result.reason
 
 
 def test_layouts_are_meshes_with_the_last_axis_fastest():
@@ -125,8 +125,8 @@ def test_groups_give_ranks_their_places():
         ProcessGroup("3", "mesh_tp", (3,)),
     )
     table = {"label": ["forward"], "start_ns": [0], "end_ns": [1]}
-    one = rank_pipeline(conform(pl.DataFrame(table), LABELLED), Source("x", "kineto", 3, "name", groups=groups))
-    assert find_roles([one]).positions[3] == {"pp": 1, "ep": 1, "tp": 0}
+    rank = rank_pipeline(conform(pl.DataFrame(table), LABELLED), Source("x", "kineto", 3, "name", groups=groups))
+    assert find_roles([rank]).positions[3] == {"pp": 1, "ep": 1, "tp": 0}
 
 
 def test_lanes_by_phase():
@@ -152,33 +152,33 @@ def test_lanes_by_phase():
             "end_ns": [10, 30, 40, 60],
         }
     )
-    found = lanes(rows, work)
-    assert found.filter(label="offload").select("phase", "total_ns", "hidden_ns").rows() == [("warm-up", 10, 5)]
-    assert found.filter(label="ep_dispatch").select("phase", "total_ns", "hidden_ns").rows() == [
+    result = lanes(rows, work)
+    assert result.filter(label="offload").select("phase", "total_ns", "hidden_ns").rows() == [("warm-up", 10, 5)]
+    assert result.filter(label="ep_dispatch").select("phase", "total_ns", "hidden_ns").rows() == [
         ("steady", 12, 12),
         ("cool-down", 4, 0),
     ]
-    assert found.filter(label="pp_comm")["beside_wgrad_ns"].to_list() == [6]
+    assert result.filter(label="pp_comm")["beside_wgrad_ns"].to_list() == [6]
 
 
 def test_many_steps_are_sampled_alike_on_ranks_that_differ_by_a_step():
     rows = [pl.DataFrame({"step": list(range(first, 200))}) for first in (0, 1)]
-    kept = [sample_steps(one)[0]["step"].to_list() for one in rows]
-    assert kept[0] == list(range(0, 200, 8))
-    assert kept[1] == kept[0][1:]
+    sampled = [sample_steps(rank)[0]["step"].to_list() for rank in rows]
+    assert sampled[0] == list(range(0, 200, 8))
+    assert sampled[1] == sampled[0][1:]
 
 
 def test_step_numbers_that_skip_are_sampled_by_place():
     odd = pl.DataFrame({"step": list(range(1, 201, 2))})
-    kept, (notice,) = sample_steps(odd)
-    assert kept["step"].to_list() == list(range(1, 201, 8))
+    sampled, (notice,) = sample_steps(odd)
+    assert sampled["step"].to_list() == list(range(1, 201, 8))
     assert "one step in 4" in notice.message
 
 
 def test_few_steps_are_all_kept():
     rows = pl.DataFrame({"step": [1, 2, None]})
-    kept, notices = sample_steps(rows)
-    assert kept is rows
+    sampled, notices = sample_steps(rows)
+    assert sampled is rows
     assert notices == ()
 
 

@@ -1,4 +1,4 @@
-"""The engine under what-if: programs, messages and machines small enough to count by hand."""
+"""Prediction: programs, messages and machines small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -8,12 +8,33 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.compare.predict.engine import Launches, run
-from tracekit.compare.predict.layout import best_split, stage_layers
-from tracekit.compare.predict.machine import FEWEST, UNKNOWN_SLOWDOWN, Machine, fit, match_messages
-from tracekit.compare.predict.programs import POST, RUN, WAYS, Kernel, Message, Piece, Program, posted
-from tracekit.compare.predict.ran import recut
-from tracekit.compare.predict.runtime import AGREE, EARLY, Runtime, find_runtime
+from tracekit.compare.predict.engine import Launches, run_program
+from tracekit.compare.predict.layer_split import best_split, layers_per_stage
+from tracekit.compare.predict.machine import (
+    MIN_KERNELS_TO_MEASURE_SLOWDOWN,
+    UNKNOWN_SLOWDOWN,
+    Machine,
+    fit_machine,
+    match_messages,
+)
+from tracekit.compare.predict.measured_ops import recut_stages
+from tracekit.compare.predict.message_order import (
+    MAX_SHARE_OF_EARLY_RECEIVES,
+    MIN_SHARE_OF_EQUAL_KERNELS,
+    MessageOrder,
+    find_message_order,
+)
+from tracekit.compare.predict.rank_programs import (
+    POST,
+    PROGRAM_WRITERS,
+    RUN,
+    WAIT,
+    Kernel,
+    Message,
+    Piece,
+    Program,
+    write_posted,
+)
 from tracekit.reconstruct.contention import CONTENTION
 from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.repeats import repeats
@@ -24,107 +45,110 @@ pytestmark = pytest.mark.slow
 FREE = Machine(send_ns=0, receive_ns=0, latency_ns=0)
 
 
-def unit(program):
+def unit_work(program):
     return [{"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}[piece.kind] for piece in program.pieces]
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "interleaved-zb", "zb-v", "v-half", "zb-h1"])
 def test_with_free_messages_on_queues_of_their_own_it_is_the_simulator(name):
     plan = generate(name, pp=4, microbatches=8)
-    program = posted(plan)
+    program = write_posted(plan)
     free = Machine(0, 0, 0, queues="free")
-    assert run(program, unit(program), free).makespan == simulate(plan).makespan
+    assert run_program(program, unit_work(program), free).makespan == simulate(plan).makespan
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_message_is_sent_once_and_received_once_and_nothing_gets_stuck(way):
+@pytest.mark.parametrize("order", PROGRAM_WRITERS)
+def test_every_message_is_sent_once_and_received_once_and_nothing_gets_stuck(order):
     plan = generate("1f1b", pp=4, microbatches=8)
-    program = WAYS[way](plan)
-    sends = sorted(m for k in program.kernels for m in k.sends)
-    receives = sorted(m for k in program.kernels for m in k.receives)
+    program = PROGRAM_WRITERS[order](plan)
+    sends = sorted(kernel.send for kernel in program.kernels if kernel.send is not None)
+    receives = sorted(kernel.receive for kernel in program.kernels if kernel.receive is not None)
     assert sends == receives == list(range(2 * 3 * 8))
-    assert run(program, unit(program), FREE).stuck == 0
+    assert run_program(program, unit_work(program), FREE).stuck == 0
 
 
-def two(first, second, messages=((0, 1),)):
+def two_ranks(first, second, messages=((0, 1),)):
     """Two ranks; steps as (code, number) with pieces F of 10 each."""
-    made = tuple(Message(a, b, "F", 0, n) for n, (a, b) in enumerate(messages))
-    pieces = tuple(Piece("F", 0, n, n) for n in range(4))
-    kernels = [Kernel(a, (n,), ()) for n, (a, _) in enumerate(messages)]
-    kernels += [Kernel(b, (), (n,)) for n, (_, b) in enumerate(messages)]
-    return Program((tuple(first), tuple(second)), pieces, tuple(kernels), made)
+    pieces = tuple(Piece("F", 0, n) for n in range(4))
+    kernels = [Kernel(source, send=n) for n, (source, _) in enumerate(messages)]
+    kernels += [Kernel(target, receive=n) for n, (_, target) in enumerate(messages)]
+    return Program((tuple(first), tuple(second)), pieces, tuple(kernels), tuple(Message(*ends) for ends in messages))
 
 
 def test_a_message_arrives_latency_after_its_send_or_receive_after_its_receiver():
-    program = two([(RUN, 0), (POST, 0)], [(RUN, 1), (POST, 1), (2, 1), (RUN, 2)])
+    program = two_ranks([(RUN, 0), (POST, 0)], [(RUN, 1), (POST, 1), (WAIT, 1), (RUN, 2)])
     machine = Machine(send_ns=1, receive_ns=4, latency_ns=6)
-    early = run(program, [10, 5, 1, 0], machine)  # receiver waits from 5 on: 10 + 6
-    late = run(program, [10, 50, 1, 0], machine)  # message waits: 50 + 4
+    early = run_program(program, [10, 5, 1, 0], machine)  # receiver waits from 5 on: 10 + 6
+    late = run_program(program, [10, 50, 1, 0], machine)  # message waits: 50 + 4
     assert [early.start[2], late.start[2]] == [16, 54]
 
 
 def test_a_queue_is_in_order_so_a_receive_blocks_the_send_behind_it():
     # rank 1 posts a receive, then a send of its own that rank 0 waits for.
     messages = ((0, 1), (1, 0))
-    first = [(RUN, 0), (POST, 0), (POST, 3), (2, 3), (RUN, 1)]
+    first = [(RUN, 0), (POST, 0), (POST, 3), (WAIT, 3), (RUN, 1)]
     second = [(POST, 2), (RUN, 2), (POST, 1), (RUN, 3)]
-    program = two(first, second, messages)
-    one = Machine(send_ns=1, receive_ns=1, latency_ns=2)
+    program = two_ranks(first, second, messages)
+    one_queue = Machine(send_ns=1, receive_ns=1, latency_ns=2)
     work = [100, 1, 10, 1]
-    assert run(program, work, one).start[1] == 100 + 2 + 2  # sent only after the receive ended at 102
-    assert run(program, work, Machine(1, 1, 2, queues="way")).start[1] == 101  # there long before: receive takes 1
+    assert run_program(program, work, one_queue).start[1] == 100 + 2 + 2  # sent only after the receive ended at 102
+    assert (
+        run_program(program, work, Machine(1, 1, 2, queues="direction")).start[1] == 101
+    )  # there long before: receive takes 1
 
 
 def test_a_link_carries_one_message_at_a_time():
     messages = ((0, 1), (0, 1))
     first = [(RUN, 0), (POST, 0), (POST, 1), (RUN, 1)]
-    second = [(POST, 2), (POST, 3), (2, 3), (RUN, 2), (RUN, 3)]
-    program = two(first, second, messages)
-    done = run(program, [10, 1, 1, 1], Machine(send_ns=4, receive_ns=0, latency_ns=6))
-    assert done.start[2] == 10 + 4 + 6
+    second = [(POST, 2), (POST, 3), (WAIT, 3), (RUN, 2), (RUN, 3)]
+    program = two_ranks(first, second, messages)
+    outcome = run_program(program, [10, 1, 1, 1], Machine(send_ns=4, receive_ns=0, latency_ns=6))
+    assert outcome.start[2] == 10 + 4 + 6
 
 
 def test_compute_beside_a_message_is_slower_while_it_runs():
-    program = two([(RUN, 0), (POST, 0), (RUN, 1)], [(POST, 1), (2, 1), (RUN, 2), (RUN, 3)])
+    program = two_ranks([(RUN, 0), (POST, 0), (RUN, 1)], [(POST, 1), (WAIT, 1), (RUN, 2), (RUN, 3)])
     machine = Machine(send_ns=6, receive_ns=0, latency_ns=6, slowdown={"F": 2.0})
-    done = run(program, [10, 10, 1, 1], machine)
-    assert done.end[1] == 10 + 6 + 7  # 3 of 10 done in the 6 beside the send
+    outcome = run_program(program, [10, 10, 1, 1], machine)
+    assert outcome.end[1] == 10 + 6 + 7  # 3 of 10 done in the 6 beside the send
 
 
 def test_a_host_that_is_late_holds_up_the_start_and_the_end():
-    program = two([(RUN, 0), (RUN, 1)], [(RUN, 2), (RUN, 3)], ())
+    program = two_ranks([(RUN, 0), (RUN, 1)], [(RUN, 2), (RUN, 3)], ())
     launches = Launches(np.array([0.0, 30, 0, 0]), np.array([5.0, 90, 0, 0]), np.zeros(0))
-    done = run(program, [10, 10, 1, 1], FREE, launches)
-    assert (done.start[1], done.end[1]) == (30, 90)
+    outcome = run_program(program, [10, 10, 1, 1], FREE, launches)
+    assert (outcome.start[1], outcome.end[1]) == (30, 90)
 
 
 def test_messages_on_the_compute_stream_stop_it():
-    program = two([(RUN, 0), (POST, 0), (RUN, 1)], [(POST, 1), (RUN, 2), (RUN, 3)])
+    program = two_ranks([(RUN, 0), (POST, 0), (RUN, 1)], [(POST, 1), (RUN, 2), (RUN, 3)])
     machine = Machine(send_ns=7, receive_ns=1, latency_ns=9)
-    assert run(program, [10, 1, 1, 1], machine).start[1] == 10
+    assert run_program(program, [10, 1, 1, 1], machine).start[1] == 10
     inline = Machine(send_ns=7, receive_ns=1, latency_ns=9, queues="compute")
-    assert run(program, [10, 1, 1, 1], inline).start[1] == 17
+    assert run_program(program, [10, 1, 1, 1], inline).start[1] == 17
 
 
 def test_what_waits_for_itself_is_stuck_and_not_endless():
-    program = two([(POST, 2), (2, 2), (POST, 0), (RUN, 0)], [(POST, 3), (2, 3), (POST, 1), (RUN, 1)], ((1, 0), (0, 1)))
-    assert run(program, [1, 1, 1, 1], FREE).stuck
+    program = two_ranks(
+        [(POST, 2), (WAIT, 2), (POST, 0), (RUN, 0)], [(POST, 3), (WAIT, 3), (POST, 1), (RUN, 1)], ((1, 0), (0, 1))
+    )
+    assert run_program(program, [1, 1, 1, 1], FREE).stuck
 
 
 def test_a_model_cut_again_keeps_its_work():
     values = np.array([3.0, 5.0, 4.0, 9.0])
     for stages in (1, 2, 3, 8, 16):
-        assert recut(values, stages).sum() == pytest.approx(values.sum())
-    assert recut(recut(np.full(4, 2.0), 8), 4).tolist() == [2.0] * 4
+        assert recut_stages(values, stages).sum() == pytest.approx(values.sum())
+    assert recut_stages(recut_stages(np.full(4, 2.0), 8), 4).tolist() == [2.0] * 4
 
 
-# what a run says about its machine
+# machine
 
 
 def table(rows):
     names = ("kernel", "send", "peer", "launch_ns", "start_ns", "end_ns")
-    made = [dict(zip(names, row, strict=True)) | {"step": 0, "stream": 7, "inline": False} for row in rows]
-    return pl.DataFrame(made, schema=MESSAGES)
+    messages = [dict(zip(names, row, strict=True)) | {"step": 0, "stream": 7, "inline": False} for row in rows]
+    return pl.DataFrame(messages, schema=MESSAGES)
 
 
 def crossing(late):
@@ -135,23 +159,23 @@ def crossing(late):
 
 
 def test_costs_are_fitted_with_waiting_taken_out():
-    machine = fit(crossing(300), [], "one").machines[1]
+    machine = fit_machine(crossing(300), [], "one").machines[1]
     assert (machine.send_ns, machine.latency_ns, machine.receive_ns, machine.eager) == (2, 5, 3, True)
 
 
 def test_what_no_message_shows_is_said():
-    fitted = fit(crossing(150), [], "one")
+    fitted = fit_machine(crossing(150), [], "one")
     assert any("no receiver was late" in text for text in fitted.unknown)
     assert any("none crossed" in text for text in fitted.unknown)
     assert fitted.machines[1].slowdown["F"] == UNKNOWN_SLOWDOWN[1]
 
 
-@pytest.mark.parametrize("kernels", [FEWEST - 1, FEWEST])
+@pytest.mark.parametrize("kernels", [MIN_KERNELS_TO_MEASURE_SLOWDOWN - 1, MIN_KERNELS_TO_MEASURE_SLOWDOWN])
 def test_a_slowdown_needs_enough_kernels(kernels):
     row = {"op": ["F"], "size": [1], "place": [0], "alone": [9], "alone_ns": [10.0], "beside": [kernels]}
     ranks = [pl.DataFrame({**row, "took_ns": [kernels * 15], "beside_ns": [kernels * 15]}, schema=CONTENTION)]
-    found = fit(crossing(300), ranks, "one").machines[1].slowdown["F"]
-    assert found == pytest.approx(1.5 if kernels >= FEWEST else UNKNOWN_SLOWDOWN[1])
+    slowdown = fit_machine(crossing(300), ranks, "one").machines[1].slowdown["F"]
+    assert slowdown == pytest.approx(1.5 if kernels >= MIN_KERNELS_TO_MEASURE_SLOWDOWN else UNKNOWN_SLOWDOWN[1])
 
 
 def test_messages_without_their_other_side_are_no_evidence():
@@ -159,40 +183,43 @@ def test_messages_without_their_other_side_are_no_evidence():
     assert match_messages({0: table([(1, True, None, 0, 1, 2)])}) is None
 
 
-# how a run ordered its messages
+# message order
 
 
 def issue(program, rank, swap=()):
     """Return a rank's messages as the program posts them, one kernel after another; *swap* exchanges two kernels."""
-    kernels = [program.kernels[at] for code, at in program.steps[rank] if code == POST]
-    for a in swap:
-        kernels[a], kernels[a + 1] = kernels[a + 1], kernels[a]
+    kernels = [program.kernels[number] for action, number in program.steps[rank] if action == POST]
+    for first_kernel in swap:
+        kernels[first_kernel], kernels[first_kernel + 1] = kernels[first_kernel + 1], kernels[first_kernel]
     rows = []
     for n, kernel in enumerate(kernels):
-        rows += [(n, True, program.messages[m].target, 10 * n, 10 * n, 10 * n + 5) for m in kernel.sends]
-        rows += [(n, False, program.messages[m].source, 10 * n, 10 * n, 10 * n + 5) for m in kernel.receives]
+        times = (10 * n, 10 * n, 10 * n + 5)
+        if kernel.send is not None:
+            rows.append((n, True, program.messages[kernel.send].target, *times))
+        if kernel.receive is not None:
+            rows.append((n, False, program.messages[kernel.receive].source, *times))
     return table(rows)
 
 
 CELLS = pl.DataFrame(schema={"position": pl.Int32, "launch_ns": pl.Int64, "end_ns": pl.Int64})
 
 
-@pytest.mark.parametrize(("name", "way"), [("gpipe", "just-in-time"), ("1f1b", "grouped"), ("zb-v", "posted")])
-def test_the_way_messages_were_ordered_is_found(name, way):
+@pytest.mark.parametrize(("name", "order"), [("gpipe", "just-in-time"), ("1f1b", "grouped"), ("zb-v", "posted")])
+def test_the_way_messages_were_ordered_is_found(name, order):
     plan = generate(name, pp=4, microbatches=8)
-    program = WAYS[way](plan)
-    ran = {rank: issue(program, rank) for rank in range(4)}
-    assert find_runtime(plan, ran, CELLS) == Runtime(way, "one")
+    program = PROGRAM_WRITERS[order](plan)
+    messages = {rank: issue(program, rank) for rank in range(4)}
+    assert find_message_order(plan, messages, CELLS) == MessageOrder(order, "one")
 
 
-@pytest.mark.parametrize(("swaps", "found"), [([0], "posted"), ([0, 4, 8, 12, 16, 20], None)])
-def test_an_order_counts_as_known_up_to_a_tenth_elsewhere(swaps, found):
+@pytest.mark.parametrize(("swaps", "expected"), [([0], "posted"), ([0, 4, 8, 12, 16, 20], None)])
+def test_an_order_counts_as_known_up_to_a_tenth_elsewhere(swaps, expected):
     plan = generate("zb-v", pp=4, microbatches=8)
-    program = posted(plan)
-    ran = {rank: issue(program, rank, swaps if rank == 2 else ()) for rank in range(4)}
-    kernels = len(program.issued(2))
-    assert (2 * len(swaps) / kernels < 1 - AGREE) == (found is not None)
-    assert find_runtime(plan, ran, CELLS).way == found
+    program = write_posted(plan)
+    messages = {rank: issue(program, rank, swaps if rank == 2 else ()) for rank in range(4)}
+    kernels = len(program.posted_messages(2))
+    assert (2 * len(swaps) / kernels < 1 - MIN_SHARE_OF_EQUAL_KERNELS) == (expected is not None)
+    assert find_message_order(plan, messages, CELLS).name == expected
 
 
 @pytest.mark.parametrize(("early", "queues"), [(1, "one"), (3, "free")])
@@ -201,11 +228,11 @@ def test_receives_that_wait_for_no_compute_are_seen(early, queues):
     plan = generate("1f1b", pp=2, microbatches=2)
     rows = [(n, False, 1, 1 + n, 500 if n < early else 2000, 3000) for n in range(20)]
     cells = pl.DataFrame({"position": [0], "launch_ns": [0], "end_ns": [1000]}, schema=CELLS.schema)
-    assert (early / 20 > EARLY) == (queues == "free")
-    assert find_runtime(plan, {0: table(rows)}, cells).queues == queues
+    assert (early / 20 > MAX_SHARE_OF_EARLY_RECEIVES) == (queues == "free")
+    assert find_message_order(plan, {0: table(rows)}, cells).queues == queues
 
 
-# layers over stages
+# layer split
 
 
 @pytest.mark.parametrize("total", [5, 9, 14])
@@ -221,8 +248,8 @@ def test_the_best_split_is_no_worse_than_any_other(total):
 
 def test_layers_are_counted_where_most_stages_show_them():
     cells = pl.DataFrame({"op": ["F"] * 4, "stage": range(4), "layers": [3, 3, 3, 1]})
-    assert stage_layers(cells, 4).tolist() == [3, 3, 3, 3]
-    assert stage_layers(cells.with_columns(layers=pl.lit(1)), 4) is None
+    assert layers_per_stage(cells, 4).tolist() == [3, 3, 3, 3]
+    assert layers_per_stage(cells.with_columns(layers=pl.lit(1)), 4) is None
 
 
 @pytest.mark.parametrize(("once_ns", "layers"), [(4, 3), (8, 1)])

@@ -14,23 +14,23 @@ LABEL = {"F": "forward", "D": "dgrad", "V": "wgrad", "L": "wgrad"}
 
 def cells(text):
     """Chunks of ``D4@2I0 …``: a kernel (F forward, D dgrad, V wgrad, L wgrad outside autograd), number, its range."""
-    made = []
-    for at, word in enumerate(text.split()):
+    kernels = []
+    for index, word in enumerate(text.split()):
         kernel, _, path = word.partition("@")
-        what, number = kernel[0], int(kernel[1:] or 0)
-        made.append(
+        kind, number = kernel[0], int(kernel[1:] or 0)
+        kernels.append(
             {
-                "label": LABEL[what],
-                "node": "MmBackward0" if what in "DV" else None,
-                "autograd_sequence": number if what in "FDV" else None,
+                "label": LABEL[kind],
+                "node": "MmBackward0" if kind in "DV" else None,
+                "autograd_sequence": number if kind in "FDV" else None,
                 "annotations": " > ".join(f"PP:{name}" for name in path.split(">")) if path else None,
-                "launch_ns": at * 10,
-                "start_ns": 1000 + at * 10,
-                "end_ns": 1008 + at * 10,
-                "id": at,
+                "launch_ns": index * 10,
+                "start_ns": 1000 + index * 10,
+                "end_ns": 1008 + index * 10,
+                "id": index,
             }
         )
-    rows = conform(pl.DataFrame(made, infer_schema_length=None), LABELLED)
+    rows = conform(pl.DataFrame(kernels, infer_schema_length=None), LABELLED)
     return rank_pipeline(rows, Source("x", "kineto", 0, "name")).chunks
 
 
@@ -55,19 +55,19 @@ def test_a_block_has_two_halves_by_side_or_by_their_own_ranges():
     both = f"F1@3F0 F2@{name} D1@{name} F3@{name} L@{name} D3@4B1 D2@4B1"
     nested = f"F1@3F0 F2@{name}>4F1 D1@{name}>3B0 F3@{name}>4F1 L@{name}>3B0 D3@4B1 D2@4B1"
     for text in (both, nested):
-        found = cells(text)
-        assert found.select("stage", "op", "microbatch", "beside").rows() == [
+        result = cells(text)
+        assert result.select("stage", "op", "microbatch", "beside").rows() == [
             (3, "F", 0, -1),
             (4, "F", 1, 2),
             (3, "B", 0, 1),
             (4, "B", 1, -1),
         ]
-        assert found["confidence"].unique().to_list() == [1.0]
+        assert result["confidence"].unique().to_list() == [1.0]
 
 
 def test_a_block_launched_in_turns_is_one_block():
-    found = cells("F1@3F0 F2@(4F1;3B0) D1@(4F1;3B0) F3@(4F1;3B0) D1@(4F1;3B0) D3@4B1")
-    assert found.select("op", "beside").rows() == [("F", -1), ("F", 2), ("B", 1), ("B", -1)]
+    result = cells("F1@3F0 F2@(4F1;3B0) D1@(4F1;3B0) F3@(4F1;3B0) D1@(4F1;3B0) D3@4B1")
+    assert result.select("op", "beside").rows() == [("F", -1), ("F", 2), ("B", 1), ("B", -1)]
 
 
 def test_neighbours_on_the_gpu_at_once_are_no_block_if_their_names_say_so():
@@ -75,15 +75,15 @@ def test_neighbours_on_the_gpu_at_once_are_no_block_if_their_names_say_so():
 
 
 def test_weight_gradients_held_back_past_the_range_are_the_backwards():
-    found = cells("F1@0F0 F2@0F1 D1@0B0 L L F3@0F2 D2@0B1 L D3@0B2")
-    assert " ".join(found["op"]) == "F F B F B B"
-    assert found["end_ns"].to_list()[2] == 1048
-    assert found["last_ns"].to_list()[2] == 20  # its output needs only the input gradient
+    result = cells("F1@0F0 F2@0F1 D1@0B0 L L F3@0F2 D2@0B1 L D3@0B2")
+    assert " ".join(result["op"]) == "F F B F B B"
+    assert result["end_ns"].to_list()[2] == 1048
+    assert result["last_ns"].to_list()[2] == 20  # its output needs only the input gradient
 
 
 def test_weight_gradients_nobody_named_are_counted_as_without_ranges():
-    found = cells("F1@0F0 F2@0F1 D1@0I0 D2@0I1 L L")
-    assert [f"{op}{pair}" for op, pair in found.select("op", "pair").rows()] == ["F0", "F1", "I0", "I1", "W0", "W1"]
+    result = cells("F1@0F0 F2@0F1 D1@0I0 D2@0I1 L L")
+    assert [f"{op}{pair}" for op, pair in result.select("op", "pair").rows()] == ["F0", "F1", "I0", "I1", "W0", "W1"]
 
 
 def test_the_same_names_again_are_the_next_iterations():
@@ -93,8 +93,8 @@ def test_the_same_names_again_are_the_next_iterations():
 
 
 def test_ranges_around_a_part_alone_do_not_decide():
-    found = cells("F1@0F0 F2 F3 D3 D2 D1@0B0")
-    assert found.select("op", "start_ns", "end_ns").rows() == [("F", 1000, 1028), ("B", 1030, 1058)]
+    result = cells("F1@0F0 F2 F3 D3 D2 D1@0B0")
+    assert result.select("op", "start_ns", "end_ns").rows() == [("F", 1000, 1028), ("B", 1030, 1058)]
 
 
 @pytest.mark.parametrize(

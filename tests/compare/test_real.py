@@ -1,4 +1,4 @@
-"""Real captures whose schedule is known: the order of every rank, the ideal, and where the gap went."""
+"""Captures whose schedule is known: order of every rank, ideal, and causes of the gap."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
-from tracekit.compare.predict.layout import stage_layers
-from tracekit.compare.predict.predictor import predictor
+from tracekit.compare.predict.layer_split import layers_per_stage
+from tracekit.compare.predict.predictor import fit_predictor
 from tracekit.reconstruct import rank_pipeline
 from tracekit.run.load import load
 from tracekit.schedules import generate
@@ -23,10 +23,10 @@ def codes(notices):
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_1f1b_is_named_and_its_gap_is_slow_transfers(held, bare):
-    found, _ = held("1f1b", bare=bare)
+def test_1f1b_is_named_and_its_gap_is_slow_transfers(compare_sample, bare):
+    comparison, _ = compare_sample("1f1b", bare=bare)
     plan = generate("1f1b", pp=4, microbatches=8)
-    data = found.to_dict()
+    data = comparison.to_dict()
     assert (data["name"], data["pp"], data["microbatches"], data["virtual"]) == ("1f1b", 4, 8, 1)
     assert data["exact"]
     assert data["ranks"] == plan.orders()
@@ -38,100 +38,102 @@ def test_1f1b_is_named_and_its_gap_is_slow_transfers(held, bare):
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_interleaved_is_named_with_and_without_its_ranges(held, bare):
-    found, _ = held("interleaved", bare=bare)
+def test_interleaved_is_named_with_and_without_its_ranges(compare_sample, bare):
+    comparison, _ = compare_sample("interleaved", bare=bare)
     plan = generate("interleaved", pp=4, microbatches=8, virtual=2)
-    assert (found.name, found.microbatches, found.virtual, found.exact) == ("interleaved", 8, 2, True)
-    assert found.head.orders() == plan.orders()
-    assert found.head.pipeline.stages_from == ("messages" if bare else "annotations")
-    assert abs(found.gap_ns["unexplained"]) < 0.05 * found.head.measured_ns
+    assert (comparison.name, comparison.exact) == ("interleaved", True)
+    assert (comparison.microbatches, comparison.virtual) == (8, 2)
+    assert comparison.head.orders() == plan.orders()
+    assert comparison.head.pipeline.stages_from == ("messages" if bare else "annotations")
+    assert abs(comparison.gap_ns["unexplained"]) < 0.05 * comparison.head.measured_ns
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_dualpipe_is_named_and_says_that_pairs_ran_apart(held, bare):
-    found, notices = held("dualpipe", bare=bare)
+def test_dualpipe_is_named_and_says_that_pairs_ran_apart(compare_sample, bare):
+    comparison, notices = compare_sample("dualpipe", bare=bare)
     plan = generate("dualpipe", pp=8, microbatches=20)
-    assert (found.name, found.pp, found.microbatches, found.exact) == ("dualpipe", 8, 20, True)
+    assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == ("dualpipe", 8, 20, True)
     assert "fb-run-apart" in codes(notices)
-    for ran, order in zip(found.head.orders(), plan.ranks, strict=True):
+    for run_order, order in zip(comparison.head.orders(), plan.ranks, strict=True):
         split = []
         for op in order:  # what the run did: F, then B
             split += (
                 [f"{op.stage}F{op.microbatch}", f"{op.b_stage}B{op.b_microbatch}"] if op.kind == "FB" else [str(op)]
             )
-        assert ran == split
+        assert run_order == split
     pairs = sum(op.kind == "FB" for order in plan.ranks for op in order)
-    assert found.head.match.unfused == pairs
-    assert abs(found.gap_ns["unexplained"]) < 0.05 * found.head.measured_ns
+    assert comparison.head.match.blocks_run_apart == pairs
+    assert abs(comparison.gap_ns["unexplained"]) < 0.05 * comparison.head.measured_ns
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_nsight_1f1b_without_peers_is_named_by_its_pattern(held, bare):
-    found, notices = held("nsys-1f1b", bare=bare, pattern="*.sqlite")
-    assert (found.name, found.pp, found.microbatches, found.exact) == ("1f1b", 4, 8, True)
-    assert found.head.orders() == generate("1f1b", pp=4, microbatches=8).orders()
+def test_nsight_1f1b_without_peers_is_named_by_its_pattern(compare_sample, bare):
+    comparison, notices = compare_sample("nsys-1f1b", bare=bare, pattern="*.sqlite")
+    assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == ("1f1b", 4, 8, True)
+    assert comparison.head.orders() == generate("1f1b", pp=4, microbatches=8).orders()
     assert "stages-from-pattern" in codes(notices) or "peers-unknown" not in codes(notices)
-    assert found.to_dict()["confidence"] <= 0.95
+    assert comparison.to_dict()["confidence"] <= 0.95
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_recorded_vpp_overlap_comes_back_with_its_lanes(held, bare):
-    found, _ = held("vpp-overlap", bare=bare)
-    assert (found.name, found.pp, found.microbatches, found.virtual) == ("interleaved-overlap", 4, 8, 2)
-    assert found.exact
-    assert len({h.pipeline.ranks for h in found.all}) == 2  # two expert-parallel replicas
-    steady = found.lanes.filter(phase="steady")
+def test_recorded_vpp_overlap_comes_back_with_its_lanes(compare_sample, bare):
+    comparison, _ = compare_sample("vpp-overlap", bare=bare)
+    assert comparison.name == "interleaved-overlap"
+    assert (comparison.pp, comparison.microbatches, comparison.virtual) == (4, 8, 2)
+    assert comparison.exact
+    assert len({h.pipeline.ranks for h in comparison.all}) == 2  # two expert-parallel replicas
+    steady = comparison.lanes.filter(phase="steady")
     assert {"ep_dispatch", "ep_combine", "offload", "onload", "pp_comm"} <= set(steady["label"].to_list())
 
 
 @pytest.mark.parametrize("name", ["1f1b-noshapes", "vpp-overlap"])
-def test_samples_follow_their_truth(held, samples, name):
+def test_samples_follow_their_truth(compare_sample, samples, name):
     truth = json.loads((samples / name / "truth.json").read_text())
-    found, _ = held(name)
-    assert (found.name, found.microbatches) == (truth["schedule"], truth["microbatches"])
-    assert found.head.orders() == truth["orders"]
+    comparison, _ = compare_sample(name)
+    assert (comparison.name, comparison.microbatches) == (truth["schedule"], truth["microbatches"])
+    assert comparison.head.orders() == truth["orders"]
 
 
-def test_overlapped_has_its_three_phases_and_blocks(held):
-    found, _ = held("overlapped")
-    assert found.head.orders() == [["0F0", *(f"(0F{i + 1};0B{i})" for i in range(5)), "0B5"]]
-    assert len(found.all) == 4  # each rank is a pipeline of one
-    lanes = found.lanes.filter(rank=0)
+def test_overlapped_has_its_three_phases_and_blocks(compare_sample):
+    comparison, _ = compare_sample("overlapped")
+    assert comparison.head.orders() == [["0F0", *(f"(0F{i + 1};0B{i})" for i in range(5)), "0B5"]]
+    assert len(comparison.all) == 4  # each rank is a pipeline of one
+    lanes = comparison.lanes.filter(rank=0)
     assert lanes.filter(phase="warm-up", label="dgrad").is_empty()
     assert lanes.filter(phase="cool-down", label="forward").is_empty()
     inside = lanes.filter(phase="FB", label="ep_dispatch")
     assert 0 < inside["hidden_ns"].sum() < inside["total_ns"].sum()
-    assert found.gap_ns["exposed_ep"] > 0.8 * sum(found.gap_ns.values())
+    assert comparison.gap_ns["exposed_ep"] > 0.8 * sum(comparison.gap_ns.values())
 
 
-def test_a_part_of_the_ranks_says_what_it_rules_out(held):
-    found, notices = held("1f1b", bare=True, only={1, 2})
-    assert (found.name, found.pp, found.exact) == ("1f1b", 4, True)
-    assert found.gap_ns is None
+def test_a_part_of_the_ranks_says_what_it_rules_out(compare_sample):
+    comparison, notices = compare_sample("1f1b", bare=True, only={1, 2})
+    assert (comparison.name, comparison.pp, comparison.exact) == ("1f1b", 4, True)
+    assert comparison.gap_ns is None
     assert "partial-pipeline" in codes(notices)
-    assert [bool(order) for order in found.head.orders()] == [False, True, True, False]
+    assert [bool(order) for order in comparison.head.orders()] == [False, True, True, False]
 
 
-def test_two_ranks_that_never_talk_are_one_pipeline_by_their_group(held):
-    found, notices = held("1f1b", only={0, 3})
-    assert [h.pipeline.ranks for h in found.all] == [(0, 1, 2, 3)]
-    assert (found.name, found.exact) == ("1f1b", True)
+def test_two_ranks_that_never_talk_are_one_pipeline_by_their_group(compare_sample):
+    comparison, notices = compare_sample("1f1b", only={0, 3})
+    assert [h.pipeline.ranks for h in comparison.all] == [(0, 1, 2, 3)]
+    assert (comparison.name, comparison.exact) == ("1f1b", True)
     assert [n.code for n in notices].count("partial-pipeline") == 1
 
 
-def test_a_schedule_that_was_not_run_is_held_against_anyway(held):
-    found, notices = held("1f1b", schedule="gpipe")
-    assert not found.exact
-    assert found.head.match.differences
+def test_a_schedule_that_was_not_run_is_held_against_anyway(compare_sample):
+    comparison, notices = compare_sample("1f1b", schedule="gpipe")
+    assert not comparison.exact
+    assert comparison.head.match.differences
     assert "order-differs" in codes(notices)
-    assert sum(found.gap_ns.values()) == found.head.measured_ns - found.head.ideal_ns
+    assert sum(comparison.gap_ns.values()) == comparison.head.measured_ns - comparison.head.ideal_ns
 
 
-def test_an_order_file_can_be_the_ideal(held, tmp_path):
+def test_an_order_file_can_be_the_ideal(compare_sample, tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("\n".join(" ".join(order) for order in generate("1f1b", pp=4, microbatches=8).orders()))
-    found, _ = held("1f1b", schedule=str(file))
-    assert (found.name, found.exact) == ("mine", True)
+    comparison, _ = compare_sample("1f1b", schedule=str(file))
+    assert (comparison.name, comparison.exact) == ("mine", True)
 
 
 def test_without_sequence_numbers_order_alone_ties_pairs_and_says_so(samples):
@@ -140,9 +142,9 @@ def test_without_sequence_numbers_order_alone_ties_pairs_and_says_so(samples):
     for rank in trace.ranks:
         labelled = classify(trace.rank(rank).events).with_columns(autograd_sequence=pl.lit(None, pl.Int64))
         ranks.append(rank_pipeline(labelled, trace.rank(rank).source))
-    found, notices = compare_pipelines(ranks)
-    assert (found.name, found.exact) == ("1f1b", True)
-    assert found.to_dict()["confidence"] == pytest.approx(0.85)  # its messages, whose peers were recorded, bear it out
+    comparison, notices = compare_pipelines(ranks)
+    assert (comparison.name, comparison.exact) == ("1f1b", True)
+    assert comparison.to_dict()["confidence"] == pytest.approx(0.85)  # its messages have recorded peers
     assert [n.code for n in notices].count("no-sequence-numbers") == 1
 
 
@@ -152,40 +154,42 @@ def test_other_peoples_traces_never_break_it(corpus):
     ]:
         trace = load(files)
         ranks = [rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks]
-        found, notices = compare_pipelines(ranks, what_if=True)
-        assert found is not None or notices
+        comparison, notices = compare_pipelines(ranks, what_if=True)
+        assert comparison is not None or notices
 
 
-@pytest.mark.parametrize(("name", "way"), [("1f1b", "grouped"), ("interleaved", "posted")])
-def test_the_engine_under_what_if_runs_a_real_run_again(ran, held, name, way):
+@pytest.mark.parametrize(("name", "message_order"), [("1f1b", "grouped"), ("interleaved", "posted")])
+def test_the_engine_under_what_if_runs_a_real_run_again(sample_ranks, compare_sample, name, message_order):
     """PyTorch's 1F1B groups a send with the next receive, its runtime for chunks posts receives with their sends."""
-    found, _ = held(name)
-    ranks = {one.rank: one for one in ran(name)}
-    head = found.head
-    made = predictor(head.pipeline, ranks, head.match.schedule, exact=True, measured_ns=head.measured_ns)
-    assert (made.runtime.way, made.runtime.queues) == (way, "one")
-    assert made.miss < 0.1
-    assert made.fitted.machines[1].eager  # senders are gone before late receivers come
-    assert stage_layers(head.pipeline.detail, head.match.schedule.stages).tolist() == [3] * head.match.schedule.stages
+    comparison, _ = compare_sample(name)
+    ranks = {table.rank: table for table in sample_ranks(name)}
+    head = comparison.head
+    predictor = fit_predictor(head.pipeline, ranks, head.match.schedule, exact=True, measured_ns=head.measured_ns)
+    assert (predictor.message_order.name, predictor.message_order.queues) == (message_order, "one")
+    assert predictor.replay_error < 0.1
+    assert predictor.machine.machines[1].eager  # senders are gone before late receivers come
+    assert (
+        layers_per_stage(head.pipeline.detail, head.match.schedule.stages).tolist() == [3] * head.match.schedule.stages
+    )
 
 
-def test_no_pipeline_is_said(held):
-    found, notices = held("reload")
-    assert found is None
+def test_no_pipeline_is_said(compare_sample):
+    comparison, notices = compare_sample("reload")
+    assert comparison is None
     assert "no-pipeline" in codes(notices)
-    assert held("1f1b", schedule="none") == (None, ())
+    assert compare_sample("1f1b", schedule="none") == (None, ())
 
 
-def test_layout_overrides_what_the_messages_say(held):
-    found, _ = held("1f1b", layout="pp=4")
-    assert found.positions[3] == {"pp": 3}
-    assert found.exact
+def test_layout_overrides_what_the_messages_say(compare_sample):
+    comparison, _ = compare_sample("1f1b", layout="pp=4")
+    assert comparison.positions[3] == {"pp": 3}
+    assert comparison.exact
 
 
-def test_both_profilers_show_the_same_schedule_cells_and_labels(held, samples):
+def test_both_profilers_show_the_same_schedule_cells_and_labels(compare_sample, samples):
     """The same program (three blocks a stage under one profiler, two under the other) recorded both ways."""
-    torch, _ = held("1f1b")
-    nsys, _ = held("nsys-1f1b", pattern="*.sqlite")
+    torch, _ = compare_sample("1f1b")
+    nsys, _ = compare_sample("nsys-1f1b", pattern="*.sqlite")
     same = ("name", "pp", "microbatches", "virtual", "ranks", "exact", "differences", "fb_run_apart")
     assert {k: torch.to_dict()[k] for k in same} == {k: nsys.to_dict()[k] for k in same}
     names = ("rank", "op", "stage", "microbatch")

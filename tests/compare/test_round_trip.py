@@ -24,40 +24,41 @@ def recipe(name, **more):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_schedule_comes_back(trip, name):
-    made = recipe(name)
-    found, _ = trip(made)
-    assert found.name in SAME.get(name, {name})
-    assert found.exact
-    assert (found.microbatches, found.virtual) == (made.schedule.microbatches, made.schedule.virtual)
-    assert found.head.orders() == made.schedule.orders()
-    assert found.head.measured_ns == made.simulation().makespan
-    assert set(found.gap_ns) - {"p2p"} == {k for k, ns in found.gap_ns.items() if k != "p2p" and ns == 0}
+def test_every_schedule_comes_back(compare_recipe, name):
+    run_recipe = recipe(name)
+    comparison, _ = compare_recipe(run_recipe)
+    assert comparison.name in SAME.get(name, {name})
+    assert comparison.exact
+    schedule = run_recipe.schedule
+    assert (comparison.microbatches, comparison.virtual) == (schedule.microbatches, schedule.virtual)
+    assert comparison.head.orders() == schedule.orders()
+    assert comparison.head.measured_ns == run_recipe.simulation().makespan
+    assert set(comparison.gap_ns) - {"p2p"} == {k for k, ns in comparison.gap_ns.items() if k != "p2p" and ns == 0}
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "zb-v", "v-min", "dualpipe", "interleaved-zb"])
-def test_weight_gradients_in_a_second_engine_run_are_tied_exactly(trip, name):
-    made = recipe(name, deferred=False)
-    found, notices = trip(made)
-    assert found.exact
-    assert found.head.orders() == made.schedule.orders()
+def test_weight_gradients_in_a_second_engine_run_are_tied_exactly(compare_recipe, name):
+    run_recipe = recipe(name, deferred=False)
+    comparison, notices = compare_recipe(run_recipe)
+    assert comparison.exact
+    assert comparison.head.orders() == run_recipe.schedule.orders()
     assert "weights-counted" not in {n.code for n in notices}
 
 
-def test_annotations_give_certainty(trip):
-    found, _ = trip(recipe("interleaved-overlap", annotations=True))
-    assert found.head.pipeline.stages_from == "annotations"
-    assert found.to_dict()["confidence"] == 1.0
+def test_annotations_give_certainty(compare_recipe):
+    comparison, _ = compare_recipe(recipe("interleaved-overlap", annotations=True))
+    assert comparison.head.pipeline.stages_from == "annotations"
+    assert comparison.to_dict()["confidence"] == 1.0
 
 
 PLAN = generate("1f1b", pp=4, microbatches=8)
 TIMES = Times(F=1_000_000, I=900_000, W=700_000)
 
 
-def test_nothing_injected_leaves_no_gap(trip):
-    found, _ = trip(Recipe(PLAN, TIMES))
-    assert not any(found.gap_ns.values())
-    assert found.head.ideal_bubble == pytest.approx(3 / 11)
+def test_nothing_injected_leaves_no_gap(compare_recipe):
+    comparison, _ = compare_recipe(Recipe(PLAN, TIMES))
+    assert not any(comparison.gap_ns.values())
+    assert comparison.head.ideal_bubble == pytest.approx(3 / 11)
 
 
 @pytest.mark.parametrize(
@@ -69,54 +70,54 @@ def test_nothing_injected_leaves_no_gap(trip):
         ({"host_ns": 120_000}, "host"),
     ],
 )
-def test_injected_stalls_come_back_within_two_percent(trip, more, part):
-    made = Recipe(PLAN, TIMES, **more)
-    found, _ = trip(made)
-    injected = made.simulation().makespan - Recipe(PLAN, TIMES).simulation().makespan
-    assert found.gap_ns[part] == pytest.approx(injected, rel=0.02)
-    assert sum(abs(ns) for name, ns in found.gap_ns.items() if name != part) <= 0.02 * injected
+def test_injected_stalls_come_back_within_two_percent(compare_recipe, more, part):
+    run_recipe = Recipe(PLAN, TIMES, **more)
+    comparison, _ = compare_recipe(run_recipe)
+    injected = run_recipe.simulation().makespan - Recipe(PLAN, TIMES).simulation().makespan
+    assert comparison.gap_ns[part] == pytest.approx(injected, rel=0.02)
+    assert sum(abs(ns) for name, ns in comparison.gap_ns.items() if name != part) <= 0.02 * injected
 
 
-def test_imbalance_comes_back_by_stage(trip):
-    found, _ = trip(Recipe(PLAN, TIMES, stage_factor={2: 1.5}))
-    stage = found.factors["stage"]
+def test_imbalance_comes_back_by_stage(compare_recipe):
+    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, stage_factor={2: 1.5}))
+    stage = comparison.factors["stage"]
     assert stage[2] / stage[0] == pytest.approx(1.5, rel=0.02)
     balanced = Recipe(PLAN, Times(F=1_125_000, I=1_012_500, W=787_500)).simulation().makespan
-    assert found.head.ideal_ns == pytest.approx(balanced, rel=0.001)
-    assert found.gap_ns["imbalance"] == found.head.measured_ns - found.head.ideal_ns
+    assert comparison.head.ideal_ns == pytest.approx(balanced, rel=0.001)
+    assert comparison.gap_ns["imbalance"] == comparison.head.measured_ns - comparison.head.ideal_ns
 
 
-def test_a_straggling_rank_and_a_slow_cell_are_found(trip):
-    found, _ = trip(Recipe(PLAN, TIMES, rank_factor={1: 1.3}, slow_cells={(3, "B", 3, 4): 2.0}))
-    assert found.factors["stage"][1] / found.factors["stage"][0] == pytest.approx(1.3, rel=0.02)
-    slow = found.factors["slow_cells"]
+def test_a_straggling_rank_and_a_slow_cell_are_found(compare_recipe):
+    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, rank_factor={1: 1.3}, slow_cells={(3, "B", 3, 4): 2.0}))
+    assert comparison.factors["stage"][1] / comparison.factors["stage"][0] == pytest.approx(1.3, rel=0.02)
+    slow = comparison.factors["slow_cells"]
     assert [(c["rank"], c["op"], c["microbatch"]) for c in slow] == [(3, "B", 4)]
     assert slow[0]["factor"] == pytest.approx(2.0, rel=0.02)
-    assert found.gap_ns["variation"] > 0
+    assert comparison.gap_ns["variation"] > 0
 
 
-def test_clock_skew_comes_back_and_changes_nothing(trip):
+def test_clock_skew_comes_back_and_changes_nothing(compare_recipe):
     skew = {1: 3_000_000, 2: -5_000_000, 3: 777_777}
-    found, _ = trip(Recipe(PLAN, TIMES, p2p_ns=50_000, skew_ns=skew))
-    plain, _ = trip(Recipe(PLAN, TIMES, p2p_ns=50_000))
+    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, p2p_ns=50_000, skew_ns=skew))
+    plain, _ = compare_recipe(Recipe(PLAN, TIMES, p2p_ns=50_000))
     for rank, ns in skew.items():
-        assert found.head.pipeline.clocks.offset_ns[rank] == ns
-    assert found.gap_ns == plain.gap_ns
+        assert comparison.head.pipeline.clocks.offset_ns[rank] == ns
+    assert comparison.gap_ns == plain.gap_ns
 
 
-def test_jitter_is_variation_and_is_measured(trip):
-    made = Recipe(generate("1f1b", pp=4, microbatches=32), TIMES, jitter=0.1, seed=3)
-    found, _ = trip(made)
-    assert found.exact
+def test_jitter_is_variation_and_is_measured(compare_recipe):
+    run_recipe = Recipe(generate("1f1b", pp=4, microbatches=32), TIMES, jitter=0.1, seed=3)
+    comparison, _ = compare_recipe(run_recipe)
+    assert comparison.exact
     # The median distance from the middle of a normal distribution is 0.6745 of its standard deviation.
-    assert found.factors["spread"] == pytest.approx(0.06745, rel=0.2)
-    assert found.head.measured_ns == made.simulation().makespan
-    parts = found.gap_ns
-    assert parts["imbalance"] + parts["variation"] == found.head.measured_ns - found.head.ideal_ns
+    assert comparison.factors["spread"] == pytest.approx(0.06745, rel=0.2)
+    assert comparison.head.measured_ns == run_recipe.simulation().makespan
+    parts = comparison.gap_ns
+    assert parts["imbalance"] + parts["variation"] == comparison.head.measured_ns - comparison.head.ideal_ns
 
 
-def test_everything_at_once_still_sums_up(trip):
-    made = Recipe(
+def test_everything_at_once_still_sums_up(compare_recipe):
+    run_recipe = Recipe(
         generate("interleaved-overlap", pp=4, microbatches=8),
         ep_ns=300_000,
         ep_exposed_ns=50_000,
@@ -126,50 +127,50 @@ def test_everything_at_once_still_sums_up(trip):
         replicas=2,
         skew_ns={2: 1_000_000},
     )
-    found, _ = trip(made)
-    assert found.exact
-    assert len(found.all) == 2
-    assert sum(found.gap_ns.values()) == found.head.measured_ns - found.head.ideal_ns
-    assert found.gap_ns["exposed_ep"] > 0
-    assert abs(found.gap_ns["unexplained"]) < 0.001 * found.head.measured_ns
+    comparison, _ = compare_recipe(run_recipe)
+    assert comparison.exact
+    assert len(comparison.all) == 2
+    assert sum(comparison.gap_ns.values()) == comparison.head.measured_ns - comparison.head.ideal_ns
+    assert comparison.gap_ns["exposed_ep"] > 0
+    assert abs(comparison.gap_ns["unexplained"]) < 0.001 * comparison.head.measured_ns
 
 
-def test_steps_are_held_one_by_one(trip):
-    found, _ = trip(Recipe(PLAN, TIMES, steps=3, p2p_ns=30_000))
-    assert [h.pipeline.step for h in found.all] == [0, 1, 2]
-    assert len({h.measured_ns for h in found.all}) == 1
+def test_steps_are_held_one_by_one(compare_recipe):
+    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, steps=3, p2p_ns=30_000))
+    assert [h.pipeline.step for h in comparison.all] == [0, 1, 2]
+    assert len({h.measured_ns for h in comparison.all}) == 1
 
 
-def test_a_swapped_pair_is_the_nearest_schedule_with_the_place_named(trip):
+def test_a_swapped_pair_is_the_nearest_schedule_with_the_place_named(compare_recipe):
     ranks = [list(order) for order in PLAN.ranks]
     ranks[1][6], ranks[1][7] = ranks[1][7], ranks[1][6]
-    mine = PLAN.__class__("mine", 4, 8, 1, tuple(map(tuple, ranks)))
-    found, notices = trip(Recipe(mine, TIMES))
-    assert (found.name, found.exact) == ("1f1b", False)
-    assert found.head.match.differences[0].rank == 1
-    assert found.head.orders()[1] == [str(op) for op in ranks[1]]
+    swapped = PLAN.__class__("mine", 4, 8, 1, tuple(map(tuple, ranks)))
+    comparison, notices = compare_recipe(Recipe(swapped, TIMES))
+    assert (comparison.name, comparison.exact) == ("1f1b", False)
+    assert comparison.head.match.differences[0].rank == 1
+    assert comparison.head.orders()[1] == [str(op) for op in ranks[1]]
     assert "order-differs" in {n.code for n in notices}
 
 
-def test_what_if_ranks_schedules_and_prices_each_cause(trip):
-    found, _ = trip(Recipe(PLAN, TIMES, p2p_ns=200_000, stage_factor={2: 1.2}), what_if=True)
-    schedules = [line for line in found.what_if if line.change == "schedule"]
+def test_what_if_ranks_schedules_and_prices_each_cause(compare_recipe):
+    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, p2p_ns=200_000, stage_factor={2: 1.2}), what_if=True)
+    schedules = [line for line in comparison.what_if if line.change == "schedule"]
     assert [s.predicted_ns for s in schedules] == sorted(s.predicted_ns for s in schedules)
     own = next(s for s in schedules if s.ran)
-    assert (own.name, own.predicted_ns, own.saves_ns) == ("1f1b", found.head.measured_ns, 0)
-    assert own.ideal_ns == pytest.approx(found.head.ideal_ns, rel=0.01)
+    assert (own.name, own.predicted_ns, own.saves_ns) == ("1f1b", comparison.head.measured_ns, 0)
+    assert own.ideal_ns == pytest.approx(comparison.head.ideal_ns, rel=0.01)
     better = next(s for s in schedules if s.name == "zb-h1")
-    assert better.saves_ns == found.head.measured_ns - better.predicted_ns > 0
+    assert better.saves_ns == comparison.head.measured_ns - better.predicted_ns > 0
     assert better.ideal_ns < better.predicted_range_ns[0] <= better.predicted_ns <= better.predicted_range_ns[1]
-    without = {line.name: line for line in found.what_if if line.change == "without"}
-    assert without["hide p2p"].saves_ns == pytest.approx(found.gap_ns["p2p"], rel=0.01)
+    without = {line.name: line for line in comparison.what_if if line.change == "without"}
+    assert without["hide p2p"].saves_ns == pytest.approx(comparison.gap_ns["p2p"], rel=0.01)
     assert without["balance stages"].saves_ns > 0
     assert all(0 < line.outside_cells < 1 for line in without.values())
-    assert all(line.rests_on for line in found.what_if)
+    assert all(line.rests_on for line in comparison.what_if)
 
 
-@pytest.mark.parametrize(("ran", "other"), [("1f1b", "interleaved"), ("interleaved", "gpipe"), ("gpipe", "1f1b")])
-def test_what_if_predicts_what_another_schedule_takes_on_the_same_machine(trip, ran, other):
+@pytest.mark.parametrize(("own", "other"), [("1f1b", "interleaved"), ("interleaved", "gpipe"), ("gpipe", "1f1b")])
+def test_what_if_predicts_what_another_schedule_takes_on_the_same_machine(compare_recipe, own, other):
     """Made-up runs of one model on one machine, so that a prediction can be held against a run."""
 
     def recipe(name):
@@ -177,23 +178,23 @@ def test_what_if_predicts_what_another_schedule_takes_on_the_same_machine(trip, 
         f, i, w = (t // plan.virtual for t in (TIMES.F, TIMES.I, TIMES.W))
         return Recipe(plan, Times(F=f, I=i, W=w), layers=4 // plan.virtual, p2p_ns=150_000)
 
-    found, _ = trip(recipe(ran), what_if=True)
-    truth = trip(recipe(other))[0].head.measured_ns
-    predicted = next(line.predicted_ns for line in found.what_if if line.name == other)
+    comparison, _ = compare_recipe(recipe(own), what_if=True)
+    truth = compare_recipe(recipe(other))[0].head.measured_ns
+    predicted = next(line.predicted_ns for line in comparison.what_if if line.name == other)
     assert predicted == pytest.approx(truth, rel=0.02)
 
 
-def test_what_if_proposes_another_split_where_a_stage_is_slow_and_draws_a_curve(trip):
+def test_what_if_proposes_another_split_where_a_stage_is_slow_and_draws_a_curve(compare_recipe):
     """Stage 2 takes half as long again: of its four layers it gives one away."""
-    found, _ = trip(Recipe(PLAN, TIMES, layers=4, p2p_ns=10_000, stage_factor={2: 1.5}), what_if=True)
-    (line,) = (line for line in found.what_if if line.change == "layout")
+    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, layers=4, p2p_ns=10_000, stage_factor={2: 1.5}), what_if=True)
+    (line,) = (line for line in comparison.what_if if line.change == "layout")
     assert line.name == "layers per stage 5,4,3,4"
     assert line.layout == "Et*5|t*4|t*3|t*4L"
-    assert 0 < line.saves_ns == found.head.measured_ns - line.predicted_ns
-    points = [line.microbatches for line in found.what_if if line.change == "microbatches"]
+    assert 0 < line.saves_ns == comparison.head.measured_ns - line.predicted_ns
+    points = [line.microbatches for line in comparison.what_if if line.change == "microbatches"]
     assert points == [4, 8, 16, 32]
-    assert [line.virtual for line in found.what_if if line.change == "chunks"] == [1, 2, 4]
-    even, _ = trip(Recipe(PLAN, TIMES, layers=4, p2p_ns=10_000), what_if=True)
+    assert [line.virtual for line in comparison.what_if if line.change == "chunks"] == [1, 2, 4]
+    even, _ = compare_recipe(Recipe(PLAN, TIMES, layers=4, p2p_ns=10_000), what_if=True)
     assert not [line for line in even.what_if if line.change == "layout"]
 
 
@@ -201,38 +202,39 @@ def test_what_if_proposes_another_split_where_a_stage_is_slow_and_draws_a_curve(
     ("only", "options", "why"),
     [([0, 1, 3], {}, "traces of some"), (None, {"schedule": "gpipe"}, "not that of a known schedule")],
 )
-def test_what_if_gives_ideals_alone_and_says_why(trip, only, options, why):
-    found, notices = trip(Recipe(PLAN, TIMES, p2p_ns=30_000), only=only, what_if=True, **options)
-    said = next(n.message for n in notices if n.code == "what-if-ideal-only")
-    assert why in said
-    others = [line for line in found.what_if if line.change == "schedule" and not line.ran]
+def test_what_if_gives_ideals_alone_and_says_why(compare_recipe, only, options, why):
+    comparison, notices = compare_recipe(Recipe(PLAN, TIMES, p2p_ns=30_000), only=only, what_if=True, **options)
+    reported = next(n.message for n in notices if n.code == "what-if-ideal-only")
+    assert why in reported
+    others = [line for line in comparison.what_if if line.change == "schedule" and not line.ran]
     assert others
     assert all(line.ideal_ns and line.predicted_ns is None and line.saves_ns is None for line in others)
     assert [line.ideal_ns for line in others] == sorted(line.ideal_ns for line in others)
 
 
-@pytest.mark.parametrize(("microbatches", "said"), [(8, False), (700, True)])
-def test_what_if_says_what_it_did_not_try(trip, microbatches, said):
-    found, notices = trip(Recipe(generate("1f1b", pp=2, microbatches=microbatches), TIMES, layers=1), what_if=True)
-    assert ("what-if-limited" in {n.code for n in notices}) == said
-    assert ("zb-1p" in {line.name for line in found.what_if}) != said
+@pytest.mark.parametrize(("microbatches", "reported"), [(8, False), (700, True)])
+def test_what_if_says_what_it_did_not_try(compare_recipe, microbatches, reported):
+    plan = generate("1f1b", pp=2, microbatches=microbatches)
+    comparison, notices = compare_recipe(Recipe(plan, TIMES, layers=1), what_if=True)
+    assert ("what-if-limited" in {n.code for n in notices}) == reported
+    assert ("zb-1p" in {line.name for line in comparison.what_if}) != reported
 
 
-def test_cells_carry_their_shift_against_the_ideal(trip):
-    found, _ = trip(Recipe(PLAN, TIMES, p2p_ns=100_000))
-    first = found.cells.filter(op="F", microbatch=0).sort("rank")
+def test_cells_carry_their_shift_against_the_ideal(compare_recipe):
+    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, p2p_ns=100_000))
+    first = comparison.cells.filter(op="F", microbatch=0).sort("rank")
     assert first["shift_ns"].to_list() == [0, 100_000, 200_000, 300_000]
-    plain, _ = trip(Recipe(PLAN, TIMES))
+    plain, _ = compare_recipe(Recipe(PLAN, TIMES))
     assert plain.cells["shift_ns"].unique().to_list() == [0]
     peaks = [b.peak_activations for b in plain.head.bubbles]
     assert peaks == [4, 3, 2, 1]
     assert [b.measured_ns for b in plain.head.bubbles] == [b.ideal_ns for b in plain.head.bubbles]
 
 
-def test_replicas_are_pipelines_of_their_own_and_ranks_know_their_place(trip):
-    found, _ = trip(Recipe(PLAN, TIMES, replicas=2), layout="pp=4,ep=2")
-    assert [h.pipeline.ranks for h in found.all] == [(0, 2, 4, 6), (1, 3, 5, 7)]
-    assert found.positions[5] == {"pp": 2, "ep": 1}
+def test_replicas_are_pipelines_of_their_own_and_ranks_know_their_place(compare_recipe):
+    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, replicas=2), layout="pp=4,ep=2")
+    assert [h.pipeline.ranks for h in comparison.all] == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert comparison.positions[5] == {"pp": 2, "ep": 1}
 
 
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -246,12 +248,12 @@ def test_replicas_are_pipelines_of_their_own_and_ranks_know_their_place(trip):
     slow=st.floats(1, 2),
     host=st.integers(20_000, 100_000),
 )
-def test_whatever_is_mixed_in_the_parts_sum_to_the_gap(trip, *, name, pp, jitter, p2p, skew, slow, host):
+def test_whatever_is_mixed_in_the_parts_sum_to_the_gap(compare_recipe, *, name, pp, jitter, p2p, skew, slow, host):
     plan = generate(name, pp=pp, microbatches=2 * pp)
     mixed = {"jitter": jitter, "p2p_ns": p2p, "skew_ns": {1: skew}, "stage_factor": {1: slow}, "host_ns": host}
-    made = Recipe(plan, TIMES, **mixed)
-    found, _ = trip(made)
-    assert (found.name, found.exact) == (name, True)
-    assert found.head.measured_ns == made.simulation().makespan
-    assert sum(found.gap_ns.values()) == found.head.measured_ns - found.head.ideal_ns
-    assert abs(found.gap_ns["unexplained"]) <= 0.02 * found.head.measured_ns
+    run_recipe = Recipe(plan, TIMES, **mixed)
+    comparison, _ = compare_recipe(run_recipe)
+    assert (comparison.name, comparison.exact) == (name, True)
+    assert comparison.head.measured_ns == run_recipe.simulation().makespan
+    assert sum(comparison.gap_ns.values()) == comparison.head.measured_ns - comparison.head.ideal_ns
+    assert abs(comparison.gap_ns["unexplained"]) <= 0.02 * comparison.head.measured_ns

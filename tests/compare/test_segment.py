@@ -12,28 +12,28 @@ from tracekit.schema import LABELLED, Source, conform
 
 def table(*rows):
     """Rows as (what, number): F forward, D dgrad, V wgrad, L wgrad outside autograd, > send, < receive."""
-    made = []
-    for at, (what, number, *more) in enumerate(rows):
+    kernels = []
+    for index, (what, number, *more) in enumerate(rows):
         label = {"F": "forward", "D": "dgrad", "V": "wgrad", "L": "wgrad", ">": "pp_comm", "<": "pp_comm"}[what]
-        made.append(
+        kernels.append(
             {
                 "label": label,
                 "name": more[0] if more else what,
                 "node": "MmBackward0" if what in "DV" else None,
                 "autograd_sequence": number if what in "FDV" else None,
                 "p2p": {">": f"send:{number}", "<": f"recv:{number}"}.get(what),
-                "launch_ns": at * 10,
-                "start_ns": 1000 + at * 10,
-                "end_ns": 1008 + at * 10,
-                "id": at,
+                "launch_ns": index * 10,
+                "start_ns": 1000 + index * 10,
+                "end_ns": 1008 + index * 10,
+                "id": index,
             }
         )
-    return conform(pl.DataFrame(made, infer_schema_length=None), LABELLED)
+    return conform(pl.DataFrame(kernels, infer_schema_length=None), LABELLED)
 
 
 def cut(*rows):
-    found = segment(Kernels.of(prepare(table(*rows))))
-    return " ".join(f"{op}{pair}" for op, pair in zip(found.op, found.pair, strict=True))
+    result = segment(Kernels.of(prepare(table(*rows))))
+    return " ".join(f"{op}{pair}" for op, pair in zip(result.op, result.pair, strict=True))
 
 
 def test_a_jump_up_in_sequence_numbers_is_a_new_backward():
@@ -63,10 +63,10 @@ def test_weight_gradients_in_one_engine_call_after_another_are_one_w():
     rows = [("F", 1), ("F", 2), (">", 1), ("F", 3), ("F", 4), (">", 1)]
     first = [("D", 2), ("D", 1), (">", 0), ("L", 0), ("V", 1), ("L", 0), ("V", 2)]  # W begins with I's last number
     second = [("D", 4), ("D", 3), (">", 0), ("L", 0), ("V", 3), ("L", 0), ("V", 4), ("L", 0)]
-    found = segment(Kernels.of(prepare(table(*rows, *first, *second))))
-    assert found.op == ["F", "F", "I", "W", "I", "W"]
-    assert found.pair.tolist() == [0, 1, 0, 0, 1, 1]
-    assert found.chunk.tolist() == [0, 0, -1, 1, 1, -1, 2, 2, -1, 3, 3, 3, 3, 4, 4, -1, 5, 5, 5, 5, 5]
+    result = segment(Kernels.of(prepare(table(*rows, *first, *second))))
+    assert result.op == ["F", "F", "I", "W", "I", "W"]
+    assert result.pair.tolist() == [0, 1, 0, 0, 1, 1]
+    assert result.chunk.tolist() == [0, 0, -1, 1, 1, -1, 2, 2, -1, 3, 3, 3, 3, 4, 4, -1, 5, 5, 5, 5, 5]
 
 
 def test_a_node_with_a_weight_gradient_outside_autograd_in_its_middle_is_run_once():
@@ -85,16 +85,27 @@ def test_loose_weight_gradients_inside_a_backward_are_part_of_it():
 
 def test_kernels_without_a_number_at_a_backwards_start_are_its_own():
     rows = table(("F", 1), ("D", 1), ("<", 2), ("F", 2), ("D", None), ("D", 2))
-    found = segment(Kernels.of(prepare(rows)))
-    assert found.op == ["F", "B", "F", "B"]
-    assert found.chunk.tolist() == [0, 1, -1, 2, 3, 3]
+    result = segment(Kernels.of(prepare(rows)))
+    assert result.op == ["F", "B", "F", "B"]
+    assert result.chunk.tolist() == [0, 1, -1, 2, 3, 3]
 
 
 def test_two_stages_without_a_message_between_are_told_apart_at_the_end_of_the_line():
-    one = [("<", 0), ("F", 1, "a"), ("F", 2, "a"), (">", 0), ("<", 0), ("D", 2), ("L", 0), ("D", 1), (">", 0), ("L", 0)]
-    two = [(w, n + 2 if w in "FD" else n, *m) for w, n, *m in one]
-    assert cut(*one, *two).count("F") == 4
-    middle = [(w, 7 if w == "<" else n, *m) for w, n, *m in (*one, *two)]  # two neighbours: one stage a walk
+    first = [
+        ("<", 0),
+        ("F", 1, "a"),
+        ("F", 2, "a"),
+        (">", 0),
+        ("<", 0),
+        ("D", 2),
+        ("L", 0),
+        ("D", 1),
+        (">", 0),
+        ("L", 0),
+    ]
+    second = [(w, n + 2 if w in "FD" else n, *m) for w, n, *m in first]
+    assert cut(*first, *second).count("F") == 4
+    middle = [(w, 7 if w == "<" else n, *m) for w, n, *m in (*first, *second)]  # two neighbours: one stage a walk
     assert cut(*middle).count("F") == 2
 
 
@@ -115,22 +126,22 @@ def test_annotations_name_stage_and_microbatch():
 
 def test_forward_without_backward_is_said():
     rows = table(("F", 1), (">", 1), ("F", 2), ("D", 1))
-    found = rank_pipeline(rows, Source("x", "kineto", 3, "name"))
-    assert [n.code for n in found.notices] == ["forward-without-backward"]
+    result = rank_pipeline(rows, Source("x", "kineto", 3, "name"))
+    assert [n.code for n in result.notices] == ["forward-without-backward"]
 
 
 def test_nothing_to_cut_gives_empty_tables():
-    found = rank_pipeline(conform(pl.DataFrame({"label": []}), LABELLED), Source("x", "kineto", 0, "name"))
-    assert found.chunks.is_empty()
-    assert found.messages.is_empty()
+    result = rank_pipeline(conform(pl.DataFrame({"label": []}), LABELLED), Source("x", "kineto", 0, "name"))
+    assert result.chunks.is_empty()
+    assert result.messages.is_empty()
 
 
 def test_recomputed_layers_walk_over_new_numbers_and_are_tied_by_order():
     rows = [("F", 1), (">", 1), ("F", 2), (">", 1), ("<", 1), ("D", 102), ("D", 101), ("D", 104), (">", 0), ("D", 202)]
-    found = rank_pipeline(table(*rows), Source("x", "kineto", 0, "name"))
-    assert [f"{op}{pair}" for op, pair in found.chunks.select("op", "pair").rows()] == ["F0", "F1", "B0", "B1"]
-    assert found.chunks["confidence"].max() == 0.5
-    assert [n.code for n in found.notices] == ["pairs-by-order"]
+    result = rank_pipeline(table(*rows), Source("x", "kineto", 0, "name"))
+    assert [f"{op}{pair}" for op, pair in result.chunks.select("op", "pair").rows()] == ["F0", "F1", "B0", "B1"]
+    assert result.chunks["confidence"].max() == 0.5
+    assert [n.code for n in result.notices] == ["pairs-by-order"]
 
 
 def test_a_send_before_the_delayed_weight_gradients_is_the_backwards():

@@ -30,15 +30,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def analysis(folder):
     return analyze(folder)
 
 
-def test_the_slowest_is_shown(found):
-    assert found.schedule.pipelines == ((0, 2), (1, 3))
-    assert found.schedule.head.pipeline.ranks == (1, 3)
-    assert not found.schedule.chosen
-    assert view_of(found).schedule.which == "pipeline 1 (of 0 and 1), the slowest"
+def test_the_slowest_is_shown(analysis):
+    assert analysis.schedule.pipelines == ((0, 2), (1, 3))
+    assert analysis.schedule.head.pipeline.ranks == (1, 3)
+    assert not analysis.schedule.chosen
+    assert view_of(analysis).schedule.which == "pipeline 1 (of 0 and 1), the slowest"
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, (0, 2)), (1, (1, 3))])
@@ -56,12 +56,12 @@ def test_a_pipeline_that_is_not_there_is_refused(folder):
 
 def test_the_story_says_where_a_rank_is_that_is_not_shown(folder):
     chosen = analyze(folder, pipeline=0)
-    said = " ".join(line.text for line in view_of(chosen).answer)
-    assert re.search(r"rank [13][ (,].*in pipeline 1: `--pipeline 1` shows it", said)
+    answer = " ".join(line.text for line in view_of(chosen).answer)
+    assert re.search(r"rank [13][ (,].*in pipeline 1: `--pipeline 1` shows it", answer)
 
 
-def test_pipelines_that_tie_are_alike(found):
-    own = found.schedule
-    same = [structs.replace(held, pipeline=replace(held.pipeline, ranks=ranks)) for held, ranks in
-            ((own.head, own.head.pipeline.ranks), (own.head, (0, 2)))]  # fmt: skip
-    assert which(structs.replace(own, all=tuple(same))).endswith(" (of 0 and 1), both alike")
+def test_pipelines_that_tie_are_alike(analysis):
+    comparison = analysis.schedule
+    same = [structs.replace(step, pipeline=replace(step.pipeline, ranks=ranks)) for step, ranks in
+            ((comparison.head, comparison.head.pipeline.ranks), (comparison.head, (0, 2)))]  # fmt: skip
+    assert which(structs.replace(comparison, all=tuple(same))).endswith(" (of 0 and 1), both alike")

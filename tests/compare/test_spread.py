@@ -14,8 +14,8 @@ from tracekit import analyze
 from tracekit._util.workers import ItemResult
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine import combine
-from tracekit.compare import lines
-from tracekit.compare.finder import Finder
+from tracekit.compare import compare_steps
+from tracekit.compare.find_schedule import ScheduleFinder
 from tracekit.errors import InputError
 from tracekit.run import driver
 from tracekit.run.driver import find_sources, pipeline_map
@@ -36,66 +36,69 @@ def tables(tmp_path_factory):
         factor = {0: 1.5, 1: 1.5} if number == 5 else {}
         recipe = Recipe(plan, replicas=PIPELINES, steps=2, layers=1, ep_ns=0, stage_factor=factor)
         write_run(recipe, target, ranks=[number, number + PIPELINES])
-    return [one for ref in find_sources(target)[0] for one in Options().source_tables(ref)]
+    return [table for ref in find_sources(target)[0] for table in Options().source_tables(ref)]
 
 
 @pytest.fixture
 def two_at_once(monkeypatch):
-    monkeypatch.setattr(lines, "AT_ONCE", 2)
+    monkeypatch.setattr(compare_steps, "PIPELINES_PER_BATCH", 2)
 
 
 def answer(tables, spread):
-    found = combine(tables, schedule="auto", spread=spread)
-    assert len(found.schedule.pipelines) == PIPELINES
-    assert {held.match.schedule.name for held in found.schedule.all} == {"gpipe", "1f1b"}
-    assert found.schedule.cells.height == found.tables["cells"].height > 0
-    return found.to_json()
+    analysis = combine(tables, schedule="auto", spread=spread)
+    assert len(analysis.schedule.pipelines) == PIPELINES
+    assert {step.match.schedule.name for step in analysis.schedule.all} == {"gpipe", "1f1b"}
+    assert analysis.schedule.cells.height == analysis.tables["cells"].height > 0
+    return analysis.to_json()
 
 
 def test_workers_give_the_answer_of_one_process(tables, two_at_once):
-    alone = answer(tables, pipeline_map(1, None))
-    assert answer(tables, pipeline_map(2, None)) == alone
+    in_one_process = answer(tables, pipeline_map(1, None))
+    assert answer(tables, pipeline_map(2, None)) == in_one_process
     with ThreadPoolExecutor(2) as executor:
-        assert answer(tables, pipeline_map(None, executor)) == alone
+        assert answer(tables, pipeline_map(None, executor)) == in_one_process
 
 
 def test_the_answer_does_not_depend_on_the_size_of_a_share(tables, monkeypatch):
-    whole = answer(tables, pipeline_map(1, None))
-    monkeypatch.setattr(lines, "AT_ONCE", 1)
-    assert answer(tables, pipeline_map(1, None)) == whole
+    in_large_batches = answer(tables, pipeline_map(1, None))
+    monkeypatch.setattr(compare_steps, "PIPELINES_PER_BATCH", 1)
+    assert answer(tables, pipeline_map(1, None)) == in_large_batches
 
 
 @pytest.mark.parametrize(("count", "handed_out"), [(16, []), (17, [1]), (33, [16, 1])])
 def test_sixteen_pipelines_are_a_share_and_the_first_share_stays_here(count, handed_out):
-    seen = []
+    batch_sizes = []
 
     def spread(work, items):
-        seen.extend(len(some) for some, _ in items)
+        batch_sizes.extend(len(batch) for batch, _ in items)
         return map(work, items)
 
-    assert len(lines.compare_lines([()] * count, {}, Finder("auto"), Clocks.recorded([]), spread)) == count
-    assert seen == handed_out
+    assert (
+        len(compare_steps.compare_all_pipelines([()] * count, {}, ScheduleFinder("auto"), Clocks.recorded([]), spread))
+        == count
+    )
+    assert batch_sizes == handed_out
 
 
 @pytest.mark.parametrize(("shares", "processes"), [(3, False), (4, True)])
 def test_four_shares_are_worth_processes(monkeypatch, shares, processes):
-    asked = []
+    worker_counts = []
 
     def map_items(function, items, *, workers, **_):
-        asked.append(workers)
-        return [ItemResult(at, item, value=function(item)) for at, item in enumerate(items)]
+        worker_counts.append(workers)
+        return [ItemResult(index, item, value=function(item)) for index, item in enumerate(items)]
 
     monkeypatch.setattr(driver, "map_items", map_items)
     monkeypatch.setattr(driver, "cores", lambda: 2)
     assert list(pipeline_map(None, None)(str, range(shares))) == [str(n) for n in range(shares)]
-    assert asked == ([2] if processes else [])
+    assert worker_counts == ([2] if processes else [])
 
 
-def die(place: Path, times: int, item: int) -> int:
+def die(folder: Path, times: int, item: int) -> int:
     """Kill the process at item 1, the first *times* times."""
-    died = len(list(place.iterdir()))
-    if item == 1 and died < times:
-        (place / str(died)).touch()
+    deaths = len(list(folder.iterdir()))
+    if item == 1 and deaths < times:
+        (folder / str(deaths)).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return item * 10
 
@@ -112,10 +115,10 @@ def test_a_share_that_kills_its_workers_is_one_line(tmp_path):
 def test_a_store_is_read_without_what_is_not_asked_for(tmp_path, samples):
     analyze(samples / "1f1b", store=tmp_path / "store", workers=1)
     ref = find_sources(tmp_path / "store")[0][0]
-    kept = Options().source_tables(ref)[0]
-    assert "path" not in vars(kept)
-    assert len(kept.path) > 0
-    assert "path" not in vars(kept)
+    tables_read = Options().source_tables(ref)[0]
+    assert "path" not in vars(tables_read)
+    assert len(tables_read.path) > 0
+    assert "path" not in vars(tables_read)
     (tmp_path / "store" / f"rank={ref.rank}" / "tables.zip").unlink()
     with pytest.raises(InputError, match=r"tables\.zip: "):
-        _ = kept.path
+        _ = tables_read.path

@@ -14,9 +14,9 @@ MS = 1_000_000
 
 def table(rows):
     """(label, launch, start, end, number, p2p, step) … in the order given, times in µs."""
-    made = [
+    kernels = [
         {
-            "id": at,
+            "id": index,
             "label": label,
             "name": "k",
             "launch_ns": None if launch is None else launch * 1000,
@@ -27,18 +27,18 @@ def table(rows):
             "p2p": p2p,
             "step": step,
         }
-        for at, (label, launch, start, end, number, p2p, step) in enumerate(rows)
+        for index, (label, launch, start, end, number, p2p, step) in enumerate(rows)
     ]
-    frame = pl.DataFrame(made, infer_schema_length=None).with_columns(pl.col("label").cast(LABELLED["label"]))
+    frame = pl.DataFrame(kernels, infer_schema_length=None).with_columns(pl.col("label").cast(LABELLED["label"]))
     return conform(frame, LABELLED)
 
 
 def stalls(rows, *, around=None):
     everything = None if around is None else table([*around, *rows])
-    found = rank_pipeline(table(rows), Source("x", "kineto", 0, "name"), around=everything)
+    result = rank_pipeline(table(rows), Source("x", "kineto", 0, "name"), around=everything)
     return {
         cause: [(a // 1000, b // 1000) for a, b in zip(s.start_ns, s.end_ns, strict=True)]
-        for cause, s in found.stalled.items()
+        for cause, s in result.stalled.items()
         if len(s)
     }
 
@@ -86,12 +86,12 @@ def pipeline(*, late, launched=True):
         kernel(6, 1030, 3140 + late, label="pp_comm", number=None, p2p="recv:1"),
         kernel(7, 3140 + late, 4140 + late, label="dgrad"),
     ]
-    at = 1010 + late
+    index = 1010 + late
     second = [
-        kernel(at if launched else None, at, at + 30, label="pp_comm", number=None, p2p="recv:0"),
-        kernel(at + 1 if launched else None, at + 30, at + 1030),
-        kernel(at + 2 if launched else None, at + 1030, at + 2030, label="dgrad"),
-        kernel(at + 3 if launched else None, at + 2030, at + 2130, label="pp_comm", number=None, p2p="send:0"),
+        kernel(index if launched else None, index, index + 30, label="pp_comm", number=None, p2p="recv:0"),
+        kernel(index + 1 if launched else None, index + 30, index + 1030),
+        kernel(index + 2 if launched else None, index + 1030, index + 2030, label="dgrad"),
+        kernel(index + 3 if launched else None, index + 2030, index + 2130, label="pp_comm", number=None, p2p="send:0"),
     ]
     ranks = [rank_pipeline(table(rows), Source("x", "kineto", r, "name")) for r, rows in enumerate((first, second))]
     return compare_pipelines(ranks)
@@ -99,19 +99,19 @@ def pipeline(*, late, launched=True):
 
 @pytest.mark.parametrize("late", [0, 700])
 def test_a_rank_that_begins_its_step_late_is_held_up_by_its_host(late):
-    found, notices = pipeline(late=late)
-    assert found.gap_ns["host"] == late * 1000
-    assert found.gap_ns["p2p"] == 130_000  # 30 there, 100 back
-    assert found.gap_ns["unexplained"] == 0
-    said = [n.message for n in notices if n.code == "late-start"]
-    assert said == (
+    result, notices = pipeline(late=late)
+    assert result.gap_ns["host"] == late * 1000
+    assert result.gap_ns["p2p"] == 130_000  # 30 there, 100 back
+    assert result.gap_ns["unexplained"] == 0
+    messages = [n.message for n in notices if n.code == "late-start"]
+    assert messages == (
         ["step 0: rank 1 began 0.7 ms late: its host had not launched anything (counted as host)"] if late else []
     )
 
 
 def test_without_launches_a_late_start_stays_unexplained_and_nothing_is_named():
     """More than a tenth of the makespan is unexplained."""
-    found, notices = pipeline(late=700, launched=False)
-    assert found is None
+    result, notices = pipeline(late=700, launched=False)
+    assert result is None
     assert {"schedule-doubtful"} <= {n.code for n in notices}
     assert "late-start" not in {n.code for n in notices}

@@ -22,17 +22,17 @@ class Rank:
         self.rows, self.number, self.first = [], 100, {}
 
     def kernel(self, label, span, *, number=None, node=None, p2p=None, under=None, name="k"):
-        at = len(self.rows)
+        index = len(self.rows)
         self.rows.append(
             {
-                "id": at,
+                "id": index,
                 "label": label,
                 "name": name,
                 "node": node,
                 "autograd_sequence": number,
                 "p2p": p2p,
                 "annotations": f"PP:{under}" if under and self.ranges else None,
-                "launch_ns": at,
+                "launch_ns": index,
                 "start_ns": span[0],
                 "end_ns": span[1],
             }
@@ -81,14 +81,14 @@ def run(name, *, pp, microbatches, ranges):
     schedule = generate(name, pp=pp, microbatches=microbatches)
     ranks = []
     for rank, cells in simulate(schedule).cells.sort("rank", "start").group_by("rank", maintain_order=True):
-        made = Rank(schedule, rank[0], ranges=ranges)
+        recorded = Rank(schedule, rank[0], ranges=ranges)
         for cell in cells.iter_rows(named=True):
             start, end = int(cell["start"] * NS), int(cell["end"] * NS)
-            made.op(cell["op"], cell["stage"], cell["microbatch"], start, end)
-        table = conform(pl.DataFrame(made.rows, infer_schema_length=None), LABELLED)
+            recorded.op(cell["op"], cell["stage"], cell["microbatch"], start, end)
+        table = conform(pl.DataFrame(recorded.rows, infer_schema_length=None), LABELLED)
         ranks.append(rank_pipeline(table, Source("x", "kineto", rank[0], "name")))
-    found, notices = compare_pipelines(ranks)
-    return schedule, found, {n.code for n in notices}
+    comparison, notices = compare_pipelines(ranks)
+    return schedule, comparison, {n.code for n in notices}
 
 
 def fused_on_the_first_stage(order):
@@ -101,9 +101,9 @@ def fused_on_the_first_stage(order):
     ("name", "pp", "microbatches"), [("zb-v", 4, 8), ("interleaved-zb", 4, 8), ("zb-h1", 3, 6), ("zb-v", 2, 5)]
 )
 def test_it_comes_back_whole(name, pp, microbatches, ranges):
-    schedule, found, codes = run(name, pp=pp, microbatches=microbatches, ranges=ranges)
-    assert (found.name, found.exact, found.microbatches) == (name, True, microbatches)
-    assert found.head.orders() == [fused_on_the_first_stage(order) for order in schedule.orders()]
+    schedule, comparison, codes = run(name, pp=pp, microbatches=microbatches, ranges=ranges)
+    assert (comparison.name, comparison.exact, comparison.microbatches) == (name, True, microbatches)
+    assert comparison.head.orders() == [fused_on_the_first_stage(order) for order in schedule.orders()]
     assert "backward-fused" in codes
     assert "weights-counted" not in codes
-    assert found.head.pipeline.stages_from == ("annotations" if ranges else "messages")
+    assert comparison.head.pipeline.stages_from == ("annotations" if ranges else "messages")

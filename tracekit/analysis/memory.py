@@ -10,7 +10,7 @@ import polars as pl
 from msgspec.structs import asdict, replace
 
 from tracekit.align.clocks import Clocks
-from tracekit.compare.alternatives import TWO_WEIGHTS, WhatIf
+from tracekit.compare.what_if import TWO_STAGES_PER_RANK, WhatIf
 from tracekit.metrics.memory import LINE, RankMemory
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class _Needs(msgspec.Struct, frozen=True):
         high: int | None = max(low, round(self.rest[1] + row.peak_activations * self.microbatch[1]))
         if row.ran:
             low = high = self.peak_bytes
-        elif TWO_WEIGHTS in row.rests_on:
+        elif TWO_STAGES_PER_RANK in row.rests_on:
             high = None
         return replace(row, peak_bytes=(low, high), fits=self._fits(low, high))
 

@@ -1,15 +1,15 @@
-"""The trace compared with its ideal, and what something else would have saved.
+"""Comparison of a run with its ideal schedule, and predictions for other schedules.
 
-``compare_pipelines`` takes every rank's pipeline tables, finds stages and micro-batches, names the schedule, simulates
-its ideal from the run's own times and gives every part of the gap a cause.
+``compare_pipelines`` takes the pipeline tables of every rank, finds stages and micro-batches, names the schedule,
+simulates its ideal from the run's own times, and splits the gap between both by cause.
 """
 
 from __future__ import annotations
 
-from tracekit.compare.alternatives import WhatIf
-from tracekit.compare.comparison import Held, ScheduleComparison
+from tracekit.compare.compare_run import compare_pipelines
+from tracekit.compare.comparison import ScheduleComparison, StepComparison
 from tracekit.compare.gap import PARTS
-from tracekit.compare.hold import compare_pipelines
 from tracekit.compare.identify import Match
+from tracekit.compare.what_if import WhatIf
 
-__all__ = ["PARTS", "Held", "Match", "ScheduleComparison", "WhatIf", "compare_pipelines"]
+__all__ = ["PARTS", "Match", "ScheduleComparison", "StepComparison", "WhatIf", "compare_pipelines"]

@@ -1,4 +1,4 @@
-"""The run compared with its ideal: what everything downstream renders."""
+"""Results of the comparison of a run with its ideal."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec.structs import asdict
 
+from tracekit._util.arrays import Ints
 from tracekit._util.html import html_table
-from tracekit.compare.alternatives import WhatIf
-from tracekit.compare.gap import Replays
+from tracekit.compare.gap import StepReplays
 from tracekit.compare.identify import Match
+from tracekit.compare.what_if import WhatIf
+from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.schedules import Op
 from tracekit.schema import CELLS, conform
 
-SHIFT = pl.Schema({**CELLS, "ideal_start_ns": pl.Int64(), "ideal_end_ns": pl.Int64(), "shift_ns": pl.Int64()})
-"""Cells with their ideal times, both from the start of the step's first cell; shift = measured − ideal start."""
+_IDEAL_COLUMNS = ("ideal_start_ns", "ideal_end_ns", "shift_ns")
+CELLS_WITH_IDEAL = pl.Schema({**CELLS, **dict.fromkeys(_IDEAL_COLUMNS, pl.Int64())})
+"""Cells with their ideal times from the start of the step's first cell; shift = measured start − ideal start."""
 
-
-Ints = npt.NDArray[np.int64]
+MIN_SLOW_CELL_FACTOR = 1.25
+"""Work of a cell over the median of its op and stage above which it is listed as slow."""
+MAX_SLOW_CELLS = 10
 
 
 class RankBubble(msgspec.Struct, frozen=True):
-    """One rank's idle time in the pipeline, measured and ideal, by phase; and its peak of held activations (chunks)."""
+    """Idle time of one rank in the pipeline by phase, measured and ideal, and its peak of held activations (chunks)."""
 
     rank: int
     measured_ns: Mapping[str, int]
@@ -35,43 +37,43 @@ class RankBubble(msgspec.Struct, frozen=True):
     peak_activations: int
 
 
-class Held(msgspec.Struct, frozen=True, eq=False):
+class StepComparison(msgspec.Struct, frozen=True, eq=False):
     """One pipeline in one step, compared with its ideal."""
 
     pipeline: Pipeline
     match: Match
-    replays: Replays
+    replays: StepReplays
     ideal_ns: int
-    ideal_bubble: float
-    gap_ns: Mapping[str, int] | None  # None: ranks are missing, so the causes are not known
+    ideal_bubble: float  # share of ranks × ideal makespan outside cells
+    gap_ns: Mapping[str, int] | None  # by cause; None if ranks are missing or the split is doubtful
     bubbles: tuple[RankBubble, ...]
-    ideal_times: tuple[Ints, Ints]
-    notices: tuple[Any, ...] = ()
+    ideal_times: tuple[Ints, Ints]  # ideal start and end of every cell
+    notices: tuple[Notice, ...] = ()
 
     @property
     def cells(self) -> pl.DataFrame:
-        """Its cells beside the ideal's (``SHIFT``)."""
-        return shifted([self])
+        """Cells with their ideal times (``CELLS_WITH_IDEAL``)."""
+        return cells_with_ideal([self])
 
     @property
     def measured_ns(self) -> int:
-        """Makespan: first cell's start to last cell's end."""
+        """Makespan: from the first cell's start to the last cell's end."""
         return self.replays.makespan
 
     @property
     def measured_bubble(self) -> float:
-        """Share of ranks × makespan in which a rank was in no cell."""
-        idle = sum(sum(b.measured_ns.values()) for b in self.bubbles)
-        whole = len(self.bubbles) * self.measured_ns
-        return idle / whole if whole else 0.0
+        """Share of ranks × makespan outside cells."""
+        idle_ns = sum(sum(bubble.measured_ns.values()) for bubble in self.bubbles)
+        total_ns = len(self.bubbles) * self.measured_ns
+        return idle_ns / total_ns if total_ns else 0.0
 
     def orders(self) -> list[list[str]]:
-        """Return what each rank of the pipeline ran, in the notation; empty for a rank without a trace."""
-        ran: Mapping[int, list[Op]] = self.pipeline.orders()
-        return [[str(op) for op in ran.get(at, [])] for at in range(len(self.pipeline.ranks))]
+        """Return the ops of each rank of the pipeline in the notation; none for a rank without a trace."""
+        orders = self.pipeline.orders()
+        return [[str(op) for op in orders.get(position, [])] for position in range(len(self.pipeline.ranks))]
 
     def summary(self) -> dict[str, Any]:
-        """One line about this pipeline and step."""
+        """Return the main figures as plain data."""
         return {
             "ranks": list(self.pipeline.ranks),
             "step": self.pipeline.step,
@@ -82,39 +84,74 @@ class Held(msgspec.Struct, frozen=True, eq=False):
             "gap_ns": None if self.gap_ns is None else dict(self.gap_ns),
         }
 
+    def measure_imbalance(self) -> dict[str, Any]:
+        """Return measures of how unequal stages and cells were.
 
-def shifted(steps: Sequence[Held]) -> pl.DataFrame:
-    """Return the cells of several steps beside their ideals' (``SHIFT``)."""
-    start, end = (np.concatenate([held.ideal_times[i] for held in steps]) for i in range(2))
-    ran = np.concatenate([held.replays.start for held in steps])
-    ideal = {"ideal_start_ns": start, "ideal_end_ns": end, "shift_ns": ran - start}
-    table = pl.concat([held.pipeline.detail for held in steps])
-    return conform(table.with_columns(pl.Series(name, ns) for name, ns in ideal.items()), SHIFT)
+        ``stage``: work of the typical ops of each stage over that of the mean stage. ``spread``: median distance of a
+        cell's work from the median of its op and stage, as a share of it. ``slow_cells``: the slowest cells, with
+        their work over that median.
+        """
+        replays, graph = self.replays, self.replays.graph
+        stages = {
+            int(stage): float(
+                replays.typical[graph.stage == stage].sum() / max(1, replays.balanced[graph.stage == stage].sum())
+            )
+            for stage in np.unique(graph.stage)
+        }
+        factor = replays.work / np.maximum(replays.typical, 1)
+        cells = pl.DataFrame(
+            {
+                "rank": self.pipeline.detail["rank"],
+                "op": graph.op,
+                "stage": graph.stage,
+                "microbatch": graph.microbatch,
+                "factor": factor,
+            }
+        )
+        slow_cells = cells.filter(pl.col("factor") > MIN_SLOW_CELL_FACTOR)
+        return {
+            "stage": stages,
+            "spread": float(np.median(np.abs(factor - 1))) if len(factor) else 0.0,
+            "slow_cells": slow_cells.sort("factor", descending=True, maintain_order=True)[:MAX_SLOW_CELLS].to_dicts(),
+        }
+
+
+def cells_with_ideal(steps: Sequence[StepComparison]) -> pl.DataFrame:
+    """Return the cells of several steps with their ideal times (``CELLS_WITH_IDEAL``)."""
+    ideal_start = np.concatenate([step.ideal_times[0] for step in steps])
+    ideal_end = np.concatenate([step.ideal_times[1] for step in steps])
+    measured_start = np.concatenate([step.replays.start for step in steps])
+    cells = pl.concat([step.pipeline.detail for step in steps]).with_columns(
+        ideal_start_ns=pl.Series(ideal_start),
+        ideal_end_ns=pl.Series(ideal_end),
+        shift_ns=pl.Series(measured_start - ideal_start),
+    )
+    return conform(cells, CELLS_WITH_IDEAL)
 
 
 class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
-    """Every pipeline and step compared with its ideal; ``head`` is the one the numbers describe.
+    """Every pipeline and step compared with its ideal.
 
-    That is the slowest pipeline's, or the one that was asked for, and of it the step of median makespan.
+    ``head`` is the step that the figures describe: of the slowest pipeline, or of the one that was chosen, the step
+    with the median makespan.
     """
 
-    head: Held
-    all: tuple[Held, ...]
+    head: StepComparison
+    all: tuple[StepComparison, ...]
     lanes: pl.DataFrame
-    positions: Mapping[int, Mapping[str, int]]
+    positions: Mapping[int, Mapping[str, int]]  # of each rank in each kind of process group
     what_if: tuple[WhatIf, ...] = ()
-    factors: Mapping[str, Any] = {}
-    chosen: bool = False
-    """Whether the pipeline was asked for."""
+    factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
+    chosen: bool = False  # whether the user chose the pipeline
 
     @property
     def pipelines(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each pipeline; a pipeline's number is its place here."""
+        """Ranks of each pipeline; a pipeline's number is its index here."""
         return tuple(dict.fromkeys(comparison.pipeline.ranks for comparison in self.all))
 
     @property
     def name(self) -> str:
-        """The schedule's name."""
+        """Name of the schedule."""
         return self.head.match.schedule.name
 
     @property
@@ -139,13 +176,13 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def gap_ns(self) -> Mapping[str, int] | None:
-        """Parts of measured − ideal makespan; they sum to it."""
+        """Parts of measured − ideal makespan by cause; they sum to it."""
         return self.head.gap_ns
 
     @property
     def cells(self) -> pl.DataFrame:
-        """Cells of all pipelines and steps, with ideal times and shifts."""
-        return shifted(self.all)
+        """Cells of all pipelines and steps with their ideal times (``CELLS_WITH_IDEAL``)."""
+        return cells_with_ideal(self.all)
 
     def __repr__(self) -> str:
         head = self.head
@@ -156,81 +193,44 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
 
     def _repr_html_(self) -> str:
         head = self.head
-        gap = sorted((head.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1]))
+        parts = sorted((head.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1]))
         rows = [
             ("ideal", f"{head.ideal_ns / 1e6:,.1f} ms"),
-            *((cause, f"{ns / 1e6:+,.1f} ms") for cause, ns in gap if ns),
+            *((cause, f"{ns / 1e6:+,.1f} ms") for cause, ns in parts if ns),
             ("measured", f"{head.measured_ns / 1e6:,.1f} ms"),
         ]
         return html_table(repr(self)[1:-1], ("from the ideal to the run", "time"), rows)
 
     def to_dict(self, rows: Callable[[Iterable[Any]], Any] = list) -> dict[str, Any]:
         """Return the ``schedule`` object of an analysis as plain data; *rows* makes lists of its longest parts."""
-        head, schedule = self.head, self.head.match.schedule
+        head, match = self.head, self.head.match
+        confidence: Any = head.cells["confidence"].min()
         return {
-            "name": schedule.name,
+            "name": self.name,
             "pp": self.pp,
-            "microbatches": schedule.microbatches,
-            "virtual": schedule.virtual,
+            "microbatches": self.microbatches,
+            "virtual": self.virtual,
             "ranks": head.orders(),
             "measured": {"makespan_ns": head.measured_ns, "outside_cells": head.measured_bubble},
             "ideal": {"makespan_ns": head.ideal_ns, "outside_cells": head.ideal_bubble},
             "gap_ns": None if head.gap_ns is None else dict(head.gap_ns),
-            "exact": head.match.exact,
-            "distance": head.match.distance,
-            "differences": [asdict(d) for d in head.match.differences],
-            "fb_run_apart": head.match.unfused,
+            "exact": match.exact,
+            "distance": match.distance,
+            "differences": [asdict(difference) for difference in match.differences],
+            "fb_run_apart": match.blocks_run_apart,
             "step": head.pipeline.step,
             "pipeline_ranks": list(head.pipeline.ranks),
             "stages_from": head.pipeline.stages_from,
-            "confidence": _lowest(head.cells),
-            "by_rank": [msgspec.to_builtins(b) for b in head.bubbles],
-            "factors": _named_by_text(self.factors),
+            "confidence": None if confidence is None else round(float(confidence), 3),
+            "by_rank": [msgspec.to_builtins(bubble) for bubble in head.bubbles],
+            "factors": {name: _with_text_keys(value) for name, value in self.factors.items()},
             "lanes": rows(self.lanes.iter_rows(named=True)),
-            "positions": {str(rank): dict(place) for rank, place in self.positions.items()},
-            "what_if": [line.to_dict() for line in self.what_if],
+            "positions": {str(rank): dict(positions) for rank, positions in self.positions.items()},
+            "what_if": [row.to_dict() for row in self.what_if],
             "pipelines": [comparison.summary() for comparison in self.all],
         }
 
 
-def _named_by_text(factors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the factors with stages as text: JSON has no other names, and what is read back is the same."""
-    return {
-        name: {str(stage): share for stage, share in value.items()} if isinstance(value, Mapping) else value
-        for name, value in factors.items()
-    }
-
-
-def _lowest(cells: pl.DataFrame) -> float | None:
-    value = cells["confidence"].min()
-    return None if value is None else round(float(value), 3)  # type: ignore[arg-type]
-
-
-def factors(r: Replays, pipeline: Pipeline) -> dict[str, Any]:
-    """How unequal stages and cells were: each stage's time over the mean, cells far from their stage's median.
-
-    ``stage``: typical work of all ops of a stage over the mean stage's. ``spread``: median distance of a cell from its
-    stage's median, as a share of it. ``slow_cells``: those at more than 1.25 times it, the slowest ten.
-    """
-    stages = {
-        int(s): float(r.typical[r.graph.stage == s].sum() / max(1, r.balanced[r.graph.stage == s].sum()))
-        for s in np.unique(r.graph.stage)
-    }
-    ratio = r.work / np.maximum(r.typical, 1)
-    slow = np.flatnonzero(ratio > 1.25)
-    slow = slow[np.argsort(-ratio[slow], kind="stable")][:10]
-    cells = pipeline.detail
-    return {
-        "stage": stages,
-        "spread": float(np.median(np.abs(ratio - 1))) if len(ratio) else 0.0,
-        "slow_cells": [
-            {
-                "rank": int(cells["rank"][int(i)]),
-                "op": str(r.graph.op[i]),
-                "stage": int(r.graph.stage[i]),
-                "microbatch": int(r.graph.microbatch[i]),
-                "factor": float(ratio[i]),
-            }
-            for i in slow
-        ],
-    }
+def _with_text_keys(value: Any) -> Any:
+    """Return a mapping with its keys as text, as in JSON, so that saved data are equal; other values unchanged."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value

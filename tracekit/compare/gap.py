@@ -1,7 +1,7 @@
-"""Measured and ideal makespan: every nanosecond between them given a cause.
+"""Gap between measured and ideal makespan, split by cause.
 
-The cells are replayed in the order they ran, with one cause more each time. At the end every cell has its own duration
-and its own delay, so the last replay is the run itself, to the nanosecond, and the parts sum to the gap.
+The cells are replayed in the order they ran, with one more cause each time. In the last replay every cell has its own
+duration and its own delay, so it equals the run to the nanosecond, and the parts sum to the gap.
 
 =============  ==============================================================================================
 ideal          every op takes its mean over stages (of medians over micro-batches); no transfer, no stall
@@ -28,132 +28,133 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.arrays import Ints
 from tracekit.align.clocks import Clocks
-from tracekit.compare.replay import Graph, Graphs, Shares
+from tracekit.compare.replay import CellGraph, GraphCache, Shares, cell_graph
 from tracekit.intervals import union
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank import STALLS, RankPipeline
 from tracekit.schema import GAP_CAUSES, STALL_CAUSES
 
-Ints = npt.NDArray[np.int64]
-
 PARTS = tuple(GAP_CAUSES)
 """Parts of the gap, in the order they are replayed."""
 
-_INSIDE = ("exposed_ep", "offload", "exposed_comm", "host")
-"""Causes that can stop a cell once it runs. Pipeline transfers only hold up its start."""
+_CAUSES_INSIDE_CELLS = ("exposed_ep", "offload", "exposed_comm", "host")
+"""Causes that can stop a cell while it runs. Pipeline transfers only delay its start."""
 
 
-class Replays(msgspec.Struct, frozen=True, eq=False):
-    """One pipeline and step, ready to be run again: what each cell takes, and what held it up, by cause."""
+class StepReplays(msgspec.Struct, frozen=True, eq=False):
+    """One pipeline in one step, ready to be replayed. Arrays have one value per cell, in nanoseconds."""
 
-    graph: Graph
-    start: Ints  # measured, from the first cell's start
+    graph: CellGraph
+    start: Ints  # measured, from the start of the first cell
     end: Ints
     work: Ints  # duration without stalls
-    balanced: Ints  # the op's mean over stages
-    typical: Ints  # the op's median on its stage
-    inside: Mapping[str, Ints]
-    before: Mapping[str, Ints]  # includes "unexplained"
-    early: Shares  # see Graph.run
+    balanced: Ints  # mean work of the op over all stages
+    typical: Ints  # median work of the op on its stage
+    inside: Mapping[str, Ints]  # by cause: time for which it stopped the cell while it ran
+    before: Mapping[str, Ints]  # by cause and "unexplained": time between the cell's readiness and its start
+    early: Shares  # [cell, k]: share of dependency k by which the cell started before its end; see CellGraph.run
 
     @property
     def makespan(self) -> int:
-        """Measured: from the first cell's start to the last one's end."""
+        """Measured time from the first cell's start to the last one's end."""
         return int(self.end.max(initial=0))
 
-    def ideal(self) -> int:
-        """Makespan of the order run, balanced, with nothing in the way."""
-        return self.graph.makespan(self.balanced)
-
-    def with_causes(self, work: Ints, causes: tuple[str, ...]) -> tuple[Ints, Ints]:
-        """Durations and delays with these causes and no others."""
-        duration, delay = work.copy(), np.zeros_like(work)
-        for cause in causes:
-            delay = delay + self.before[cause]
-            duration = duration + self.inside.get(cause, 0)
-        return duration, delay
-
     def run_without(self, cause: str) -> tuple[Ints, Ints]:
-        """Start and end of every cell if this cause alone were gone."""
-        kept = tuple(c for c in (*STALL_CAUSES, "unexplained") if c != cause)
-        work = {"imbalance": self._evened, "variation": self.typical}.get(cause, self.work)
-        return self.graph.run(*self.with_causes(work, kept), self.early)
+        """Return start and end of every cell in a replay without *cause*."""
+        if cause == "imbalance":
+            duration = np.maximum(self.work - self.typical + self.balanced, 0)
+        else:
+            duration = self.typical if cause == "variation" else self.work
+        delay = np.zeros_like(duration)
+        for other in (*STALL_CAUSES, "unexplained"):
+            if other != cause:
+                delay = delay + self.before[other]
+                duration = duration + self.inside.get(other, 0)
+        return self.graph.run(duration, delay, self.early)
 
-    @property
-    def _evened(self) -> Ints:
-        """Each cell's work with its stage's difference from the mean taken away."""
-        evened: Ints = np.maximum(self.work - self.typical + self.balanced, 0)
-        return evened
 
-
-def replays(pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], graphs: Graphs) -> list[Replays]:
-    """Return what every cell of each of *pipelines* took and what held it up; they are of the same run."""
+def prepare_replays(
+    pipelines: Sequence[Pipeline], ranks: Mapping[int, RankPipeline], graphs: GraphCache
+) -> list[StepReplays]:
+    """Return each of *pipelines* ready to be replayed. They are of one run, and handled in one table for speed."""
     if not pipelines:
         return []
     cells = pl.concat([pipeline.detail for pipeline in pipelines])
-    first = np.cumsum([0, *(pipeline.detail.height for pipeline in pipelines)]).tolist()
-    rows = [slice(a, b) for a, b in pairwise(first)]
-    made = [graphs.of(pipeline) for pipeline in pipelines]
     start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
-    known = [graph.ready(start[at], end[at]) for graph, at in zip(made, rows, strict=True)]
-    ready = np.concatenate([ready for ready, _ in known])
-    before = _held_up(cells["rank"].to_numpy(), ranks, pipelines[0].clocks, ready, start)
-    inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _INSIDE}
+    bounds = np.cumsum([0, *(pipeline.detail.height for pipeline in pipelines)]).tolist()
+    rows_of_pipelines = [slice(first, last) for first, last in pairwise(bounds)]
+    pipeline_graphs = [cell_graph(pipeline, graphs) for pipeline in pipelines]
+    ready_times = [
+        graph.find_ready_times(start[rows], end[rows])
+        for graph, rows in zip(pipeline_graphs, rows_of_pipelines, strict=True)
+    ]
+    ready = np.concatenate([ready for ready, _ in ready_times])
+    before = _stalls_before_start(cells["rank"].to_numpy(), ranks, pipelines[0].clocks, ready, start)
+    inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _CAUSES_INSIDE_CELLS}
     work = np.maximum(end - start - sum(inside.values()), 0)
-    inside["host"] = end - start - work - sum(inside[c] for c in _INSIDE if c != "host")
-    replayed = []
-    for graph, at, (_, early) in zip(made, rows, known, strict=True):
-        typical, balanced = graph.averages(work[at])
-        origin = int(start[at].min()) if at.stop > at.start else 0
-        replayed.append(
-            Replays(
+    # Stalls that add up to more than the cell's duration are taken from the host's.
+    inside["host"] = end - start - work - sum(ns for cause, ns in inside.items() if cause != "host")
+    replays = []
+    for graph, rows, (_, early) in zip(pipeline_graphs, rows_of_pipelines, ready_times, strict=True):
+        typical, balanced = graph.average(work[rows])
+        origin = int(start[rows].min()) if rows.stop > rows.start else 0
+        replays.append(
+            StepReplays(
                 graph,
-                start[at] - origin,
-                end[at] - origin,
-                work[at],
+                start[rows] - origin,
+                end[rows] - origin,
+                work[rows],
                 balanced,
                 typical,
-                {cause: ns[at] for cause, ns in inside.items()},
-                {cause: ns[at] for cause, ns in before.items()},
+                {cause: ns[rows] for cause, ns in inside.items()},
+                {cause: ns[rows] for cause, ns in before.items()},
                 early,
             )
         )
-    return replayed
+    return replays
 
 
-def _held_up(
+def _stalls_before_start(
     rank: npt.NDArray[np.int32], ranks: Mapping[int, RankPipeline], clocks: Clocks, ready: Ints, start: Ints
 ) -> dict[str, Ints]:
-    """Return what each cell, once *ready*, waited for until its *start*."""
-    there = np.unique(rank)
-    place = np.searchsorted(there, rank)
-    low = clocks.to_recorded_each(rank, ready)
-    high = clocks.to_recorded_each(rank, np.maximum(start, ready))
-    stalls = [ranks[one].stalls for one in there.tolist()]
-    rows = np.repeat(np.arange(len(there)), [table.height for table in stalls])
-    cause, begin, end = (pl.concat(stalls)[name].to_physical().to_numpy() for name in STALLS)
-    # One set of intervals for each cause and rank: what does not occur holds nothing up.
-    stalled = union(begin, end, cause.astype(np.int64) * len(there) + rows)
+    """Return by cause the stall time of each cell between its readiness and its start.
+
+    Args:
+        rank: Rank of each cell.
+        ranks: Tables of the ranks; their stalls are on each rank's own clock.
+        clocks: Clocks of the ranks.
+        ready: Time at which each cell could start.
+        start: Start of each cell.
+    """
+    distinct_ranks = np.unique(rank)
+    rank_index = np.searchsorted(distinct_ranks, rank)
+    ready_recorded = clocks.to_recorded_each(rank, ready)
+    start_recorded = clocks.to_recorded_each(rank, np.maximum(start, ready))
+    stalls = [ranks[number].stalls for number in distinct_ranks.tolist()]
+    stall_rank_index = np.repeat(np.arange(len(distinct_ranks)), [table.height for table in stalls])
+    cause, stall_start, stall_end = (pl.concat(stalls)[name].to_physical().to_numpy() for name in STALLS)
+    # One set of intervals per cause and rank, numbered cause × ranks + rank index.
+    intervals = union(stall_start, stall_end, cause.astype(np.int64) * len(distinct_ranks) + stall_rank_index)
     before = {
-        name: stalled.covered_ns(low, high, number * len(there) + place) for number, name in enumerate(STALL_CAUSES)
+        name: intervals.covered_ns(ready_recorded, start_recorded, code * len(distinct_ranks) + rank_index)
+        for code, name in enumerate(STALL_CAUSES)
     }
     before["unexplained"] = start - ready - sum(before.values())
     return before
 
 
-def split_gap(r: Replays, ideal_ns: int) -> dict[str, int]:
-    """Return the gap between measured and *ideal_ns*, in parts that sum to it."""
+def split_gap(replays: StepReplays, ideal_ns: int) -> dict[str, int]:
+    """Return the parts of the gap between the measured makespan and *ideal_ns*; they sum to it."""
     names = ("order", "imbalance", "variation", "early_output", *STALL_CAUSES)
-    durations = np.stack([r.balanced, r.typical, r.work, r.work, *[r.work] * len(STALL_CAUSES)])
+    # One replay per row: the order run with balanced work, then one more cause in each row.
+    work = replays.work
+    durations = np.stack([replays.balanced, replays.typical, work, work, *[work] * len(STALL_CAUSES)])
     delays = np.zeros_like(durations)
-    first = len(names) - len(STALL_CAUSES)
-    for row, cause in enumerate(STALL_CAUSES, first):
-        delays[row:] += r.before[cause]
-        durations[row:] += r.inside.get(cause, 0)
-    makespans = r.graph.makespans(durations, delays, r.early, first_early=names.index("early_output"))
-    parts, last = {}, ideal_ns
-    for name, makespan in zip((*names, "unexplained"), (*makespans, r.makespan), strict=True):
-        parts[name] = makespan - last
-        last = makespan
-    return parts
+    for row, cause in enumerate(STALL_CAUSES, names.index(STALL_CAUSES[0])):
+        delays[row:] += replays.before[cause]
+        durations[row:] += replays.inside.get(cause, 0)
+    makespans = replays.graph.makespans(durations, delays, replays.early, first_early=names.index("early_output"))
+    steps = pairwise([ideal_ns, *makespans, replays.makespan])
+    return {name: after - before for name, (before, after) in zip((*names, "unexplained"), steps, strict=True)}

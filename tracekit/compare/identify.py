@@ -1,322 +1,266 @@
-"""Which known schedule a run followed: exactly, or the nearest with what differs."""
+"""Search for the known schedule that a run followed: one with exactly its order, or the nearest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
-from tracekit.compare.orders import Difference, differences, distance, grain, pattern, same_work
+from tracekit.compare.orders import (
+    MAX_COUNTED_DISTANCE,
+    Difference,
+    count_ops,
+    differences,
+    distance,
+    pattern,
+    same_work,
+)
 from tracekit.errors import ScheduleError
-from tracekit.schedules import Op, Schedule, Times, generate, names, read_orders
+from tracekit.schedules import Op, Schedule, generate, names, read_orders
 from tracekit.schedules.registry import describe, searched_names
 
 Orders = Mapping[int, Sequence[Op]]
-"""The order each rank ran, by its position in the pipeline; ranks may be missing."""
+"""Order of ops of each rank by position in the pipeline; ranks may be missing."""
+
+Traffic = Mapping[int, Mapping[int, int]]
+"""Number of messages by position of the sender, then of the receiver."""
+
+MAX_CACHED_FORWARDS = 4_096
+"""Forwards of a whole schedule up to which it is kept in memory for the next step."""
+MAX_CHUNKS = 16
+"""Chunks per rank up to which schedules are tried."""
+MAX_DIFFERENCES = 20
+"""Differences listed in a match."""
 
 
 class Match(msgspec.Struct, frozen=True):
-    """A schedule, how far the run is from it (0: equal up to grain), and where."""
+    """A schedule, and the distance of the run from it; 0 if they are equal up to granularity."""
 
     schedule: Schedule
-    distance: int
+    distance: int  # units of work to insert and delete
     differences: tuple[Difference, ...] = ()
-    unfused: int = 0  # FB blocks of the schedule that ran as F and B
-    fused: int = 0  # split backwards of the schedule that ran as B
-    also: tuple[str, ...] = ()  # names of others that have this order too, on the ranks there are
+    blocks_run_apart: int = 0  # FB blocks of the schedule that ran as F and B
+    backwards_run_whole: int = 0  # split backwards of the schedule that ran as B
+    ambiguous_with: tuple[str, ...] = ()  # names of other schedules with this order on the ranks with a trace
 
     @property
     def exact(self) -> bool:
-        """Whether the order is the schedule's."""
+        """Whether the run has the order of the schedule."""
         return self.distance == 0
 
 
-class Lazy(Sequence[Schedule]):
-    """Schedules made one by one as they are looked at."""
+def likely_candidates(pp: int, forwards: int, shape: str, virtual: int) -> Iterator[Schedule]:
+    """Yield the schedules that place stages on ranks as the messages of the run show.
 
-    def __init__(self, make: Callable[[], Iterator[Schedule]]) -> None:
-        self._make = make
+    Args:
+        pp: Ranks of the pipeline.
+        forwards: Forwards of a rank.
+        shape: Placement of the stages (``Placement.shape``); all schedules if it is not known.
+        virtual: Chunks per rank of the placement.
+    """
 
-    def __iter__(self) -> Iterator[Schedule]:
-        return self._make()
+    def has_shape(schedule: Schedule) -> bool:
+        fixed_virtual = describe(schedule.name).virtual
+        return {
+            "line": schedule.virtual == 1 and schedule.name != "chimera",
+            "loop": schedule.virtual == virtual and fixed_virtual is None,
+            "V": fixed_virtual == 2 and schedule.name != "dualpipe",
+            "two-way": schedule.name in ("dualpipe", "chimera"),
+        }.get(shape, True)
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self._make())
-
-    def __getitem__(self, index: Any) -> Any:
-        return list(self._make())[index]
-
-
-def likely(pp: int, forwards: int, shape: str, virtual: int) -> Lazy:
-    """Return the schedules that place stages the way the messages show; all of them where that is not known."""
-
-    def fits(schedule: Schedule) -> bool:
-        if shape == "line":
-            return schedule.virtual == 1 and schedule.name != "chimera"
-        if shape == "loop":
-            return schedule.virtual == virtual and describe(schedule.name).virtual is None
-        if shape == "V":
-            return describe(schedule.name).virtual == 2 and schedule.name != "dualpipe"
-        return schedule.name in ("dualpipe", "chimera") if shape == "two-way" else True
-
-    only = {"line": 1, "loop": virtual}.get(shape)
-    return Lazy(lambda: (s for s in candidates(pp, forwards, only_virtual=only) if fits(s)))
+    only_virtual = {"line": 1, "loop": virtual}.get(shape)
+    return filter(has_shape, candidates(pp, forwards, only_virtual=only_virtual))
 
 
-def candidates(
-    pp: int, forwards: int, times: Times | None = None, *, only_virtual: int | None = None, searched: bool = True
-) -> Iterator[Schedule]:
-    """Every known schedule in which a rank of *pp* runs so many forwards, the plain ones first.
+def candidates(pp: int, forwards: int, *, only_virtual: int | None = None, searched: bool = True) -> Iterator[Schedule]:
+    """Yield every known schedule in which a rank runs so many forwards.
 
-    Those whose order is searched for, which takes longest, come last, or are left out.
+    Args:
+        pp: Ranks of the pipeline.
+        forwards: Forwards of a rank.
+        only_virtual: Chunks per rank; any number if None.
+        searched: Whether to include schedules whose order is found by a search. These take longest and come last.
 
     >>> sorted({s.name for s in candidates(2, 8)} & {"1f1b", "dualpipe", "interleaved"})
     ['1f1b', 'dualpipe', 'interleaved']
     """
+    make = _generate_cached if pp * forwards <= MAX_CACHED_FORWARDS else _generate
+    for name, microbatches, virtual, group in _sizes(pp, forwards, only_virtual, searched=searched):
+        schedule = make(name, pp, microbatches, virtual, group)
+        if schedule is not None and count_ops(schedule.ranks[0], "F", "FB") == forwards:
+            yield schedule
+
+
+def _sizes(
+    pp: int, forwards: int, only_virtual: int | None, *, searched: bool
+) -> Iterator[tuple[str, int, int | None, int | None]]:
+    """Yield names of schedules with the micro-batches, chunks and group size (None: the default) to try."""
     for name in names():
         entry = describe(name)
         if not entry.pipeline or entry.searched:
             continue
-        for virtual, group in _shapes(entry.virtual, entry.default_group is not None, pp, forwards):
-            if only_virtual not in (None, virtual):
+        if entry.virtual is not None:  # a fixed number of chunks
+            if only_virtual in (None, entry.virtual):
+                # With two chunks a micro-batch runs one forward on a rank or two, depending on the schedule.
+                counts = {forwards // 2, forwards} if entry.virtual == 2 else {forwards // entry.virtual}
+                for microbatches in counts:
+                    yield name, microbatches, None, None
+            continue
+        grouped = entry.default_group is not None
+        for virtual in range(1 if grouped else 2, min(forwards, MAX_CHUNKS) + 1):
+            if forwards % virtual or only_virtual not in (None, virtual):
                 continue
-            for microbatches in {forwards // virtual, forwards} if entry.virtual == 2 else {forwards // virtual}:
-                own = None if entry.virtual else virtual
-                yield from _try(name, pp, microbatches, virtual=own, group=group, forwards=forwards)
+            microbatches = forwards // virtual
+            yield name, microbatches, virtual, None
+            if grouped:
+                groups = {group for group in (microbatches, 2 * pp, pp + 1) if pp <= group <= microbatches}
+                for group in groups - {pp}:
+                    yield name, microbatches, virtual, group
     for name in searched_names() if searched else ():
-        yield from _try(name, pp, forwards, forwards=forwards, times=times)
+        yield name, forwards, None, None
 
 
-def _shapes(virtual: int | None, grouped: bool, pp: int, forwards: int) -> Iterator[tuple[int, int | None]]:
-    if virtual is not None:
-        yield virtual, None
-        return
-    for v in range(1 if grouped else 2, min(forwards, 16) + 1):
-        if forwards % v == 0:
-            yield v, None
-            m = forwards // v
-            for group in {g for g in (m, 2 * pp, pp + 1) if grouped and pp <= g <= m} - {pp}:
-                yield v, group
-
-
-def _try(
-    name: str,
-    pp: int,
-    microbatches: int,
-    *,
-    virtual: int | None = None,
-    group: int | None = None,
-    forwards: int,
-    times: Times | None = None,
-) -> Iterator[Schedule]:
-    make = _kept if pp * forwards <= KEPT_CELLS and times is None else _made
-    made = make(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times)
-    if made is not None and sum(op.kind in ("F", "FB") for op in made.ranks[0]) == forwards:
-        yield made
-
-
-KEPT_CELLS = 4_096
-"""Forwards of a schedule up to which it is kept for the next step that asks for it."""
-
-
-def _made(name: str, **sizes: Any) -> Schedule | None:
+def _generate(
+    name: str, pp: int, microbatches: int, virtual: int | None = None, group: int | None = None
+) -> Schedule | None:
+    """Return a schedule; None if it does not exist in this size."""
     try:
-        return generate(name, **sizes)
+        return generate(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group)
     except ScheduleError:
         return None
 
 
-_kept = lru_cache(maxsize=128)(_made)
+_generate_cached = lru_cache(maxsize=128)(_generate)
 
 
-Traffic = Mapping[int, Mapping[int, int]]
-"""Messages each rank sent, by position: ``traffic[from][to]``."""
-
-
-class _Equal:
-    """One run's order, to be compared with many schedules: each rank's pattern is made once."""
-
-    def __init__(self, orders: Orders, traffic: Traffic | None, *, stages_known: bool, weights_by_count: bool) -> None:
-        self.orders = orders
-        self.traffic = traffic
-        self.stages_known = stages_known
-        self.weights_by_count = weights_by_count
-        self.apart = not any(op.kind == "FB" for order in orders.values() for op in order)
-        self._kinds = {rank: _kinds(order) for rank, order in orders.items()}
-        self._patterns: dict[int, list[Op]] = {}
-
-    def same(self, schedule: Schedule) -> bool:
-        """Return whether the run is the schedule to the letter, stages and micro-batches too."""
-        ranks = schedule.ranks
-        return self.stages_known and all(list(own) == list(ranks[rank]) for rank, own in self.orders.items())
-
-    def explains(self, schedule: Schedule) -> bool:
-        """Return whether the schedule's messages are those that were sent, where that is known."""
-        return not self.traffic or _explains(schedule, self.traffic)
-
-    def fits(self, schedule: Schedule) -> bool:
-        """Return whether every rank's order has the schedule's pattern."""
-        return all(self._rank_fits(rank, schedule.ranks[rank]) for rank in self.orders)
-
-    def _rank_fits(self, rank: int, planned: Sequence[Op]) -> bool:
-        own, other = self._kinds[rank], _kinds(planned)
-        if own is not None and other is not None and own != other:
-            return False
-        if rank not in self._patterns:
-            self._patterns[rank] = pattern(self.orders[rank])
-        return same_work(self._patterns[rank], pattern(planned), weights_by_count=self.weights_by_count)
-
-    def match(self, schedule: Schedule) -> tuple[tuple[bool, bool, int], Match]:
-        """Return a fitting schedule as a match, and how well it fits: the smaller, the better."""
-        own, ranks = self.orders, schedule.ranks
-        lost = [grain(own[r], ranks[r]) for r in own]
-        other = self.stages_known and not all(_same_stages(own[r], ranks[r]) for r in own)
-        off = sum(abs(_blocks(own[r]) - _blocks(ranks[r])) + abs(_split(own[r]) - _split(ranks[r])) for r in own)
-        match = Match(schedule, 0, (), sum(g["FB"] for g in lost), sum(g["I"] for g in lost))
-        return (other, self.apart and match.unfused > 0, off), match
+def named_candidates(name: str, pp: int, forwards: int) -> list[Schedule]:
+    """Return the schedules that a user's word can mean: a name in every fitting size, or a file of orders."""
+    if Path(name).suffix or "/" in name:
+        return [read_orders(name)]
+    full_name = describe(name).name
+    return [schedule for schedule in candidates(pp, forwards) if schedule.name == full_name]
 
 
 def exact_match(
     orders: Orders,
-    known: Sequence[Schedule],
+    schedules: Iterable[Schedule],
     *,
     traffic: Traffic | None = None,
     stages_known: bool = False,
-    weights_by_count: bool = False,
+    any_weight_gradient: bool = False,
 ) -> Match | None:
-    """Return the schedule that has every rank's pattern of forwards, backwards and pairs.
+    """Return the schedule that has the run's pattern of forwards, backwards and pairs on every rank.
 
-    Of several, the one that explains who sent how much to whom, then the one with the stages that were found, then the
-    one nearest in grain. A schedule that contradicts the messages is none. Where the run had no block at all, a
-    schedule of blocks comes last.
+    Of several, the one with the stages of the run is taken, then one whose blocks ran as blocks, then the one nearest
+    in granularity.
+
+    Args:
+        orders: Orders of the run.
+        schedules: Schedules to try, in this order.
+        traffic: Messages of the run. A schedule with others does not match.
+        stages_known: Whether *orders* has the run's stages.
+        any_weight_gradient: Whether it is unknown which micro-batch a W belongs to.
     """
-    run = _Equal(orders, traffic, stages_known=stages_known, weights_by_count=weights_by_count)
-    fitting: list[tuple[tuple[bool, bool, int], Match]] = []
-    for schedule in known:
-        if run.same(schedule) and run.explains(schedule):
-            return Match(schedule, 0)
-        if not run.fits(schedule) or not run.explains(schedule):
+    run_has_blocks = any(count_ops(order, "FB") for order in orders.values())
+    own_kinds = {position: _unit_kinds(order) for position, order in orders.items()}
+    own_patterns = {position: pattern(order) for position, order in orders.items()}
+
+    def has_pattern(position: int, planned: Sequence[Op]) -> bool:
+        # Most schedules already differ in the kinds of their units, which is faster to find out.
+        kinds = {own_kinds[position], _unit_kinds(planned)} - {None}
+        if len(kinds) > 1:
+            return False
+        return same_work(own_patterns[position], pattern(planned), any_weight_gradient=any_weight_gradient)
+
+    matches: list[tuple[tuple[bool, bool, int], Match]] = []  # with a penalty
+    for schedule in schedules:
+        pairs = [(order, schedule.ranks[position]) for position, order in orders.items()]
+        equal = stages_known and all(list(own) == list(planned) for own, planned in pairs)
+        if not equal and not all(has_pattern(position, schedule.ranks[position]) for position in orders):
             continue
-        rank, match = run.match(schedule)
-        if not rank[0] and not rank[2]:
+        if traffic and not _sends(schedule, traffic):
+            continue
+        match = Match(schedule, 0, (), *_granularity_losses(orders, schedule))
+        other_stages = stages_known and any(forward_stages(own) != forward_stages(planned) for own, planned in pairs)
+        granularity = sum(
+            abs(count_ops(own, kind) - count_ops(planned, kind)) for own, planned in pairs for kind in ("FB", "W")
+        )
+        if not other_stages and not granularity:
             return match
-        fitting.append((rank, match))
-    return min(fitting, key=lambda m: m[0])[1] if fitting else None
+        matches.append(((other_stages, not run_has_blocks and match.blocks_run_apart > 0, granularity), match))
+    return min(matches, key=lambda entry: entry[0])[1] if matches else None
 
 
-def with_others(
-    match: Match,
-    known: Iterable[Schedule],
-    equal: Callable[[Sequence[Schedule]], Match | None],
-    *,
-    cells: int,
-    partial: bool,
-    blocks: bool,
-) -> Match:
-    """Return the match with the names of the others of *known* that have this order too.
+def _unit_kinds(order: Sequence[Op]) -> str | None:
+    """Return the kinds of an order's units as one text; None if it has blocks, which may come either way round.
 
-    One chunk of an interleaved schedule is the plain one: it does not count, nor does one without blocks where the run
-    had some (*blocks*), or one with them where all ranks are there and ran none (not *partial*). Large schedules take
-    too long to make them all for this.
-    """
-    if cells > KEPT_CELLS:
-        return match
-    seen = {match.schedule.name}
-    also = []
-    for other in known:
-        plain = other.virtual == 1 and describe(other.name).virtual is None
-        fits = equal([other]) if other.name not in seen and not plain else None
-        if fits and (partial or match.unfused or not fits.unfused) and blocks <= any(map(_blocks, other.ranks)):
-            seen.add(other.name)
-            also.append(other.name)
-    return replace(match, also=tuple(also)) if also else match
-
-
-def _kinds(order: Sequence[Op]) -> str | None:
-    """Return the kinds of an order's units of work, as one text; None where blocks may stand either way round.
-
-    >>> _kinds([Op("F", 0, 0), Op("B", 0, 0)])
+    >>> _unit_kinds([Op("F", 0, 0), Op("B", 0, 0)])
     'FIW'
     """
-    kinds = [op[0] for op in order]
+    kinds = [op.kind for op in order]
     return None if "FB" in kinds else "".join(kinds).replace("B", "IW")
 
 
-def _blocks(order: Sequence[Op]) -> int:
-    return sum(op.kind == "FB" for op in order)
+def forward_stages(order: Sequence[Op]) -> list[int]:
+    """Return the stages of an order's forwards."""
+    return [op.stage for op in order if op.kind in ("F", "FB")]
 
 
-def _split(order: Sequence[Op]) -> int:
-    return sum(op.kind == "W" for op in order)
+def _granularity_losses(orders: Orders, schedule: Schedule) -> tuple[int, int]:
+    """Return how many blocks FB of the schedule ran as F and B, and how many of its split backwards ran as B."""
+    blocks, split_backwards = (
+        sum(max(0, count_ops(schedule.ranks[p], kind) - count_ops(order, kind)) for p, order in orders.items())
+        for kind in ("FB", "I")
+    )
+    return blocks, split_backwards
 
 
-def _explains(schedule: Schedule, traffic: Traffic) -> bool:
-    """Whether the schedule's messages are those that were sent."""
+def _sends(schedule: Schedule, traffic: Traffic) -> bool:
+    """Return whether the schedule's messages are those of *traffic*."""
     table, edges = schedule.table, schedule.edges
-    count = np.zeros((schedule.pp, schedule.pp), np.int64)
+    messages = np.zeros((schedule.pp, schedule.pp), np.int64)  # [sender, receiver]
     for producers in (edges.forward, edges.backward):
-        to = np.flatnonzero(producers >= 0)
-        np.add.at(count, (table.rank[producers[to]], table.rank[to]), 1)
+        consumers = np.flatnonzero(producers >= 0)
+        np.add.at(messages, (table.rank[producers[consumers]], table.rank[consumers]), 1)
     return all(
-        sent.get(to, 0) == count[at, to] for at, sent in traffic.items() for to in range(schedule.pp) if to != at
+        sent.get(receiver, 0) == messages[sender, receiver]
+        for sender, sent in traffic.items()
+        for receiver in range(schedule.pp)
+        if receiver != sender
     )
 
 
-def _same_stages(measured: Sequence[Op], expected: Sequence[Op]) -> bool:
-    own, other = ([op.stage for op in order if op.kind in ("F", "FB")] for order in (measured, expected))
-    return own == other
-
-
-def nearest_match(orders: Orders, known: Iterable[Schedule]) -> Match | None:
-    """Return the schedule with the fewest units of work to move; stages and micro-batches must be known."""
-    best: tuple[int, Schedule] | None = None
-    for schedule in known:
-        limit = 400 if best is None else best[0]
+def nearest_match(orders: Orders, schedules: Iterable[Schedule]) -> Match | None:
+    """Return the match with the schedule at the smallest distance; the stages of *orders* must be known."""
+    nearest: Schedule | None = None
+    smallest = 0
+    for schedule in schedules:
         total = 0
-        for rank, order in orders.items():
-            total += distance(order, schedule.ranks[rank], limit=min(400, limit - total) if best else 400)
-            if best is not None and total >= best[0]:
+        for position, order in orders.items():
+            limit = MAX_COUNTED_DISTANCE if nearest is None else min(MAX_COUNTED_DISTANCE, smallest - total)
+            total += distance(order, schedule.ranks[position], limit=limit)
+            if nearest is not None and total >= smallest:
                 break
         else:
-            best = (total, schedule)
-    if best is None:
-        return None
-    return against(orders, best[1], known_distance=best[0])
+            nearest, smallest = schedule, total
+    return None if nearest is None else match_with(orders, nearest)
 
 
-def against(orders: Orders, schedule: Schedule, *, known_distance: int | None = None) -> Match:
+def match_with(orders: Orders, schedule: Schedule) -> Match:
     """Return the match of the run with one schedule, equal or not."""
-    for rank in orders:
-        if rank >= len(schedule.ranks):
-            raise ScheduleError(
-                f"{schedule.name} is for {len(schedule.ranks)} ranks, the run has {max(orders) + 1}",
-                hint="name a schedule of this pipeline's size",
-            )
-    off = {rank: order for rank, order in orders.items() if not same_work(order, schedule.ranks[rank])}
-    total = sum(distance(order, schedule.ranks[rank]) for rank, order in off.items())
+    if max(orders, default=0) >= len(schedule.ranks):
+        raise ScheduleError(
+            f"{schedule.name} is for {len(schedule.ranks)} ranks, the run has {max(orders) + 1}",
+            hint="name a schedule of this pipeline's size",
+        )
+    total = 0
     places: list[Difference] = []
-    for rank, order in off.items():
-        places += differences(rank, order, schedule.ranks[rank], most=max(1, 20 - len(places)))
-        if len(places) >= 20:
-            break
-    lost = [grain(orders[r], schedule.ranks[r]) for r in orders]
-    return Match(
-        schedule,
-        total if off else 0,
-        tuple(places),
-        sum(g["FB"] for g in lost),
-        sum(g["I"] for g in lost),
-    )
-
-
-def named(name: str, pp: int, forwards: int, times: Times | None = None) -> list[Schedule]:
-    """Return the schedules a user's word can mean here: a name in every fitting size, or a file of orders."""
-    if Path(name).suffix or "/" in name:
-        return [read_orders(name)]
-    wanted = describe(name).name
-    return [s for s in candidates(pp, forwards, times) if s.name == wanted]
+    for position, order in orders.items():
+        if not same_work(order, schedule.ranks[position]):
+            total += distance(order, schedule.ranks[position])
+            if len(places) < MAX_DIFFERENCES:
+                places += differences(position, order, schedule.ranks[position])
+    return Match(schedule, total, tuple(places[:MAX_DIFFERENCES]), *_granularity_losses(orders, schedule))

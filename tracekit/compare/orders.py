@@ -1,13 +1,13 @@
-"""Orders compared with each other: equal up to how finely a run split its work, or how far apart.
+"""Comparison of op orders.
 
-An order is compared as units of work: B is I then W, FB is F then B. So a run that fused I and W, or that ran the two
-halves of an FB one after the other, still equals its schedule, and the difference in grain is counted and said.
+Orders are compared as units of work: a B is an I and a W, an FB is an F and a B. So a run that fused I and W, or that
+ran the halves of an FB one after the other, still equals its schedule. Such differences in granularity are counted
+apart.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 import msgspec
@@ -17,43 +17,58 @@ from tracekit._loops import edit_distance
 from tracekit.schedules import Op
 
 Unit = tuple[str, int, int]
-"""Kind (F, I or W), stage, micro-batch. Stage -1: not known."""
+"""Unit of work: kind (F, I or W), stage (-1 if not known), micro-batch."""
+
+MAX_COUNTED_DISTANCE = 400
+"""Distance between two orders of a rank above which counting stops."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Where a rank's order departs from the schedule's: ops it ran, ops the schedule has there."""
+    """A place at which a rank's order differs from the schedule's: the ops it ran, and the ops of the schedule."""
 
     rank: int
-    position: int
+    position: int  # index in the rank's order
     measured: tuple[str, ...]
     expected: tuple[str, ...]
 
 
+def count_ops(order: Sequence[Op], *kinds: str) -> int:
+    """Return the number of ops of these kinds.
+
+    >>> count_ops([Op("F", 0, 0), Op("F", 0, 1), Op("B", 0, 0)], "F", "FB")
+    2
+    """
+    return sum(op.kind in kinds for op in order)
+
+
 def units(op: Op) -> list[Unit]:
-    """Return the units of work that an op is made of.
+    """Return the units of work of an op.
 
     >>> units(Op.parse("(0F7;3B2)"))
     [('F', 0, 7), ('I', 3, 2), ('W', 3, 2)]
     """
     if op.kind == "FB":
-        back = (-1 if op.b_stage is None else op.b_stage, -1 if op.b_microbatch is None else op.b_microbatch)
-        return [("F", op.stage, op.microbatch), ("I", *back), ("W", *back)]
-    if op.kind == "B":
-        return [("I", op.stage, op.microbatch), ("W", op.stage, op.microbatch)]
-    return [(op.kind, op.stage, op.microbatch)]
+        b_stage = -1 if op.b_stage is None else op.b_stage
+        b_microbatch = -1 if op.b_microbatch is None else op.b_microbatch
+        return [("F", op.stage, op.microbatch), ("I", b_stage, b_microbatch), ("W", b_stage, b_microbatch)]
+    kinds = ("I", "W") if op.kind == "B" else (op.kind,)
+    return [(kind, op.stage, op.microbatch) for kind in kinds]
 
 
 def pattern(order: Sequence[Op]) -> list[Op]:
-    """Return the order with micro-batches numbered by their forwards on this rank and stages left out.
+    """Return the order with all stages 0 and micro-batches numbered by their forwards on this rank.
 
     >>> pattern([Op.parse(t) for t in ("3F4", "1F9", "1B9")])
     [Op(0F0), Op(0F1), Op(0B1)]
     """
-    seen: dict[tuple[int, int], int] = {}
+    numbers: dict[tuple[int, int], int] = {}
+
+    def number(stage: int | None, microbatch: int | None) -> int:
+        return numbers.setdefault((stage or 0, microbatch or 0), len(numbers))
+
     for op in order:
         if op.kind in ("F", "FB"):
-            seen.setdefault((op.stage, op.microbatch), len(seen))
-    number: Callable[[int | None, int | None], int] = lambda s, m: seen.setdefault((s or 0, m or 0), len(seen))  # noqa: E731
+            number(op.stage, op.microbatch)
     return [
         Op("FB", 0, number(op.stage, op.microbatch), 0, number(op.b_stage, op.b_microbatch))
         if op.kind == "FB"
@@ -62,10 +77,10 @@ def pattern(order: Sequence[Op]) -> list[Op]:
     ]
 
 
-def same_work(measured: Sequence[Op], expected: Sequence[Op], *, weights_by_count: bool = False) -> bool:
-    """Whether two orders do the same work in the same order, whatever they fused.
+def same_work(measured: Sequence[Op], expected: Sequence[Op], *, any_weight_gradient: bool = False) -> bool:
+    """Return whether two orders have the same units of work in the same order.
 
-    The halves of an FB may come either way round. With *weights_by_count* a W matches any W.
+    The halves of an FB may come either way round. With *any_weight_gradient* a W equals any other W.
 
     >>> same_work([Op.parse(t) for t in ("0B0", "0F3")], [Op.parse("(0F3;0B0)")])
     True
@@ -74,76 +89,66 @@ def same_work(measured: Sequence[Op], expected: Sequence[Op], *, weights_by_coun
     """
     if len(measured) == len(expected) and list(measured) == list(expected):
         return True
-    left, right = _Reader(measured, weights_by_count), _Reader(expected, weights_by_count)
+    left, right = _UnitOrder(measured, any_weight_gradient), _UnitOrder(expected, any_weight_gradient)
     if len(left.units) != len(right.units):
         return False
-    at = 0
-    while at < len(left.units):
-        if left.units[at] == right.units[at]:
-            at += 1
-        elif not (left.turn(at, right.units) or right.turn(at, left.units)):
+    i = 0
+    while i < len(left.units):
+        if left.units[i] == right.units[i]:
+            i += 1
+        elif not (left.turn_block(i, right.units) or right.turn_block(i, left.units)):
             return False
     return True
 
 
-class _Reader:
-    """An order as units; a block FB can be turned round where that makes it fit."""
+class _UnitOrder:
+    """An order as units of work, in which blocks FB can be turned round."""
 
-    def __init__(self, order: Sequence[Op], any_weight: bool) -> None:
+    def __init__(self, order: Sequence[Op], any_weight_gradient: bool) -> None:
         self.units: list[Unit] = []
-        self.blocks: set[int] = set()
+        self.block_starts: set[int] = set()  # blocks that may still be turned
         for op in order:
             if op.kind == "FB":
-                self.blocks.add(len(self.units))
-            self.units += [("W", -1, -1) if any_weight and u[0] == "W" else u for u in units(op)]
+                self.block_starts.add(len(self.units))
+            self.units += [("W", -1, -1) if any_weight_gradient and unit[0] == "W" else unit for unit in units(op)]
 
-    def turn(self, at: int, other: Sequence[Unit]) -> bool:
-        if at not in self.blocks:
+    def turn_block(self, i: int, other: Sequence[Unit]) -> bool:
+        """Put the backward of the block at index *i* before its forward if *other* has that order there."""
+        if i not in self.block_starts:
             return False
-        self.blocks.discard(at)
-        block = self.units[at : at + 3]
-        turned = [block[1], block[2], block[0]]
-        if list(other[at : at + 3]) != turned:
+        self.block_starts.discard(i)
+        forward, input_grad, weight_grad = self.units[i : i + 3]
+        turned = [input_grad, weight_grad, forward]
+        if list(other[i : i + 3]) != turned:
             return False
-        self.units[at : at + 3] = turned
+        self.units[i : i + 3] = turned
         return True
 
 
-def grain(measured: Sequence[Op], expected: Sequence[Op]) -> Counter[str]:
-    """How many blocks FB and fused B the schedule has and the run did not keep.
-
-    >>> grain([Op.parse("0F1"), Op.parse("0B0")], [Op.parse("(0F1;0B0)")])
-    Counter({'FB': 1})
-    """
-    have, want = Counter(op.kind for op in measured), Counter(op.kind for op in expected)
-    return Counter({kind: want[kind] - have[kind] for kind in ("FB", "I") if want[kind] > have[kind]})
-
-
-def distance(measured: Sequence[Op], expected: Sequence[Op], *, limit: int = 400) -> int:
-    """Units to insert and delete to turn one order into the other; stops counting beyond *limit*.
+def distance(measured: Sequence[Op], expected: Sequence[Op], *, limit: int = MAX_COUNTED_DISTANCE) -> int:
+    """Return the number of units to insert and delete to turn one order into the other; *limit* + 1 if it is larger.
 
     >>> distance([Op.parse(t) for t in ("0F0", "0F1")], [Op.parse("0F1"), Op.parse("0F0")])
     2
     """
-    code: dict[Unit, int] = {}
+    codes: dict[Unit, int] = {}
     a, b = (
-        np.array([code.setdefault(u, len(code)) for op in order for u in units(op)], np.int64)
+        np.array([codes.setdefault(unit, len(codes)) for op in order for unit in units(op)], np.int64)
         for order in (measured, expected)
     )
     return edit_distance.count_edits(a, b, limit, np.zeros(2 * limit + 3, np.int64))
 
 
-def differences(rank: int, measured: Sequence[Op], expected: Sequence[Op], *, most: int = 20) -> list[Difference]:
-    """Return the places where two orders differ.
+def differences(rank: int, measured: Sequence[Op], expected: Sequence[Op]) -> list[Difference]:
+    """Return the places at which two orders of a rank differ.
 
     >>> differences(0, [Op.parse("0F1"), Op.parse("0B0")], [Op.parse("0B0"), Op.parse("0F1")])[0].expected
     ('0B0',)
     """
     a, b = [str(op) for op in measured], [str(op) for op in expected]
-    places = []
-    for tag, i, j, k, n in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        if tag != "equal":
-            places.append(Difference(rank, i, tuple(a[i:j]), tuple(b[k:n])))
-            if len(places) == most:
-                break
-    return places
+    opcodes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    return [
+        Difference(rank, a_start, tuple(a[a_start:a_end]), tuple(b[b_start:b_end]))
+        for tag, a_start, a_end, b_start, b_end in opcodes
+        if tag != "equal"
+    ]

@@ -1,4 +1,4 @@
-"""Replays: the cells of a pipeline run again with other durations and delays, in the order they were run."""
+"""Replay of a measured pipeline: its cells run again in the same order with other durations and delays."""
 
 from __future__ import annotations
 
@@ -6,72 +6,78 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops import replay
-from tracekit._util.arrays import as_int64
+from tracekit._util.arrays import Bools, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.reconstruct.pipeline import Pipeline
 
-Ints = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
-    """Cells as columns, rank after rank in the order run, and for each the cells it waits for (-1: none)."""
+class CellGraph:
+    """Cells of a pipeline as columns, rank after rank in the order run, and their dependencies.
 
-    position: Ints
+    ``waits[cell, k]`` is a cell that a cell waits for, -1 for none. k = 0: the cell before it on its rank; 1: the
+    forward of the stage before (its input); 2: the backward of the stage after (its gradient); 3: its own forward, or
+    the I of a W.
+    """
+
+    position: Ints  # of its rank in the pipeline
     op: npt.NDArray[np.str_]
     stage: Ints
     microbatch: Ints
-    b_stage: Ints  # of FB: the stage of its backward; else -1
-    waits: Ints  # cells × 4: before it on its rank, its input, its gradient, its own forward (of W: its I)
-    order: Ints  # an order in which every cell follows what it waits for
-    broken: int  # waits that went in a ring and were dropped
+    b_stage: Ints  # stage of the backward of an FB; -1 for other ops
+    waits: Ints  # cells × 4
+    order: Ints  # all cells, each after those it waits for
+    broken: int  # dependencies that formed a ring and were dropped
 
     @classmethod
-    def of(cls, cells: pl.DataFrame) -> Graph:
-        """From a table with position, op, stage, microbatch, b_stage, b_microbatch, sorted by position, then order run.
+    def of(cls, cells: pl.DataFrame) -> CellGraph:
+        """Build the graph of a table with position, op, stage, microbatch, b_stage and b_microbatch.
+
+        The table is sorted by position, then by the order run.
 
         >>> cells = pl.DataFrame({"position": [0, 0, 1, 1], "op": ["F", "B", "F", "B"], "stage": [0, 0, 1, 1],
         ...     "microbatch": [0] * 4, "b_stage": [None] * 4, "b_microbatch": [None] * 4},
         ...     schema_overrides={"b_stage": pl.Int32, "b_microbatch": pl.Int32})
-        >>> Graph.of(cells).makespan(np.array([1, 2, 1, 2]))
-        6
+        >>> start, end = CellGraph.of(cells).run(np.array([1, 2, 1, 2]))
+        >>> end.tolist()
+        [1, 6, 2, 4]
         """
         position = cells["position"].to_numpy().astype(np.int64)
         op = cells["op"].cast(pl.String).to_numpy().astype(str)
-        stage, microbatch = (to_int64(cells[n], 0) for n in ("stage", "microbatch"))
-        block = op == "FB"
-        other = to_int64(cells["b_stage"], -1)
-        b_stage = np.where(block, np.maximum(other, 0), stage)
-        b_microbatch = np.where(block, to_int64(cells["b_microbatch"], 0), microbatch)
-        waits = _waits(position, op, (stage, microbatch), (b_stage, b_microbatch))
-        first = np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2))
-        order, broken = _running_order(waits, first)
-        return cls(position, op, stage, microbatch, other, waits, order, broken)
+        stage, microbatch = to_int64(cells["stage"], 0), to_int64(cells["microbatch"], 0)
+        recorded_b_stage = to_int64(cells["b_stage"], -1)
+        b_stage = np.where(op == "FB", np.maximum(recorded_b_stage, 0), stage)
+        b_microbatch = np.where(op == "FB", to_int64(cells["b_microbatch"], 0), microbatch)
+        waits = _find_dependencies(position, op, (stage, microbatch), (b_stage, b_microbatch))
+        # First cell of each rank, and behind the last one the number of cells.
+        first_cell = np.searchsorted(position, np.arange(int(position.max(initial=-1)) + 2))
+        order, done = np.empty(len(waits), np.int64), np.zeros(len(waits), np.uint8)
+        broken = replay.find_running_order(waits, first_cell[:-1].copy(), first_cell[1:], done, order)
+        return cls(position, op, stage, microbatch, recorded_b_stage, waits, order, broken)
 
     def run(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> tuple[Ints, Ints]:
-        """Start and end of every cell: as soon as what it waits for is there, plus its own delay.
+        """Return start and end of every cell if it starts as soon as its dependencies allow, plus its delay.
 
-        *early* (cells × 4) is the share of an awaited cell's time by which it may be ahead of that cell's end.
+        Args:
+            duration: Duration of each cell.
+            delay: Delay of each cell; none if None.
+            early: [cell, k]: share of dependency k's duration by which the cell may start before its end.
         """
-        still = np.zeros(len(duration), np.int64) if delay is None else delay
+        delay = np.zeros(len(duration), np.int64) if delay is None else delay
         lead = np.zeros(self.waits.shape, np.int64)
         if early is not None:
+            # -1 in waits selects the appended 0: no dependency, no lead.
             lead = np.floor(early * np.append(duration, 0)[self.waits]).astype(np.int64)
         start, end = np.zeros((2, len(duration)), np.int64)
-        replay.run_cells(self.order, self.waits, as_int64(duration), as_int64(still), lead, start, end)
+        replay.run_cells(self.order, self.waits, as_int64(duration), as_int64(delay), lead, start, end)
         return start, end
-
-    def makespan(self, duration: Ints, delay: Ints | None = None, early: Shares | None = None) -> int:
-        """From 0 to the end of the last cell."""
-        return int(self.run(duration, delay, early)[1].max(initial=0))
 
     def makespans(self, durations: Ints, delays: Ints, early: Shares, *, first_early: int) -> list[int]:
         """Return the makespan of each row of *durations* and *delays*; *early* counts from row *first_early* on."""
@@ -88,140 +94,154 @@ class Graph:
         )
         return makespans.tolist()
 
-    def ready(self, start: Ints, end: Ints) -> tuple[Ints, Shares]:
-        """Return when each cell's inputs were all there, and by what share of an awaited cell it was ahead of its end.
+    def find_ready_times(self, start: Ints, end: Ints) -> tuple[Ints, Shares]:
+        """Return the time at which each cell could start, and by what share of a dependency it started before its end.
 
-        A cell that started before one it waits for had ended got what it needed early.
+        A cell that started before a dependency had ended got its input early: it was ready when it started.
+
+        Args:
+            start: Measured start of each cell.
+            end: Measured end of each cell.
         """
         origin = start.min() if len(start) else 0
-        ends, took = np.append(end, origin), np.append(end - start, 0)
-        lead = np.where(self.waits >= 0, np.maximum(ends[self.waits] - start[:, None], 0), 0)
-        lead = np.minimum(lead, took[self.waits])
-        ready = np.maximum((ends[self.waits] - lead).max(axis=1, initial=origin), origin)
-        return ready, lead / np.maximum(took[self.waits], 1)
+        # -1 in waits selects the appended values: no dependency ends at the first start and takes no time.
+        dependency_end = np.append(end, origin)[self.waits]
+        dependency_duration = np.append(end - start, 0)[self.waits]
+        lead = np.where(self.waits >= 0, np.maximum(dependency_end - start[:, None], 0), 0)
+        lead = np.minimum(lead, dependency_duration)
+        ready = np.maximum((dependency_end - lead).max(axis=1, initial=origin), origin)
+        return ready, lead / np.maximum(dependency_duration, 1)
 
     @cached_property
     def is_forward(self) -> Bools:
-        """Cells with a forward in them."""
+        """Cells that contain a forward."""
         has_forward: Bools = (self.op == "F") | (self.op == "FB")
         return has_forward
 
     @cached_property
     def is_backward(self) -> Bools:
-        """Cells with a backward in them."""
+        """Cells that contain a backward or a part of one."""
         has_backward: Bools = self.op != "F"
         return has_backward
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """The positions that have cells."""
+        """Positions that have cells."""
         return tuple(np.unique(self.position).tolist())
 
     def idle_by_phase(self, start: Ints, end: Ints) -> dict[int, tuple[int, ...]]:
-        """Return idle time per position: before its first backward, up to its last forward, after it."""
+        """Return the idle time of each position in each of the three phases (``PHASES``).
+
+        The phases of a rank end with the start of its first backward, the end of its last forward, and the end of the
+        pipeline.
+        """
         if not self.positions:
             return {}
-        begin, final = min(int(start.min()), 0), max(int(end.max()), 0)
-        first_backward = np.full(self.positions[-1] + 1, np.iinfo(np.int64).max)
+        pipeline_start, pipeline_end = min(int(start.min()), 0), max(int(end.max()), 0)
+        # Arrays with one value per position.
+        never = np.iinfo(np.int64).max
+        first_backward = np.full(self.positions[-1] + 1, never)
         np.minimum.at(first_backward, self.position[self.is_backward], start[self.is_backward])
-        first_backward[first_backward == np.iinfo(np.int64).max] = final  # positions without a backward
-        last_forward = np.full_like(first_backward, begin)
+        first_backward[first_backward == never] = pipeline_end
+        last_forward = np.full_like(first_backward, pipeline_start)
         np.maximum.at(last_forward, self.position[self.is_forward], end[self.is_forward])
-        edges = [begin, first_backward, np.maximum(first_backward, last_forward), final]
+        edges = (
+            np.full_like(first_backward, pipeline_start),
+            first_backward,
+            np.maximum(first_backward, last_forward),
+            np.full_like(first_backward, pipeline_end),
+        )
         idle = []
-        for since, until in pairwise(np.broadcast_to(edge, first_backward.shape) for edge in edges):
-            busy = np.minimum(end, until[self.position]) - np.maximum(start, since[self.position])
-            phase_idle = until - since
+        for phase_start, phase_end in pairwise(edges):
+            # Length of each phase, less the parts of cells inside it.
+            busy = np.minimum(end, phase_end[self.position]) - np.maximum(start, phase_start[self.position])
+            phase_idle = phase_end - phase_start
             np.subtract.at(phase_idle, self.position, np.maximum(busy, 0))
             idle.append(np.maximum(phase_idle, 0).tolist())
-        return {at: tuple(phase[at] for phase in idle) for at in self.positions}
+        return {position: tuple(phase[position] for phase in idle) for position in self.positions}
 
-    def averages(self, work: Ints) -> tuple[Ints, Ints]:
-        """Return for each cell the median of its op on its stage, and the mean of those over the stages."""
-        groups = self._alike
-        ordered = work[np.lexsort((work, groups.of_cell))]
-        low, high = ordered[groups.first + (groups.size - 1) // 2], ordered[groups.first + groups.size // 2]
-        medians = np.rint((low + high) / 2).astype(np.int64)
-        sums = np.bincount(groups.kind, weights=medians)
-        means = np.rint(sums / np.maximum(np.bincount(groups.kind), 1)).astype(np.int64)
-        return medians[groups.of_cell], means[groups.kind[groups.of_cell]]
+    def average(self, work: Ints) -> tuple[Ints, Ints]:
+        """Return for each cell the median work of its op on its stage, and the mean of these medians over stages."""
+        group_of_cell, first, size, kind = self._groups
+        # Sorted by group, then by work: the median is the mean of the two values in the middle of a group.
+        work_sorted = work[np.lexsort((work, group_of_cell))]
+        below, above = work_sorted[first + (size - 1) // 2], work_sorted[first + size // 2]
+        medians = np.rint((below + above) / 2).astype(np.int64)
+        sums = np.bincount(kind, weights=medians)
+        means = np.rint(sums / np.maximum(np.bincount(kind), 1)).astype(np.int64)
+        return medians[group_of_cell], means[kind[group_of_cell]]
 
     @cached_property
-    def _alike(self) -> _Alike:
+    def _groups(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Groups of cells with equal op, stage and b_stage.
+
+        The group of each cell; and of each group its first cell if cells are sorted by group, its size, and the code of
+        its op.
+        """
         _, kind = np.unique(self.op, return_inverse=True)
         keys = np.stack([kind.reshape(-1), self.stage, self.b_stage], axis=1)
-        distinct, which, size = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-        return _Alike(which.reshape(-1), np.cumsum(size) - size, size, distinct[:, 0])
-
-    def peak_activations(self) -> dict[int, int]:
-        """Per position: most forwards held at once, each until its B or W."""
-        return self._peaks
+        distinct, group, size = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        return group.reshape(-1), np.cumsum(size) - size, size, distinct[:, 0]
 
     @cached_property
-    def _peaks(self) -> dict[int, int]:
-        freed = (self.op == "B") | (self.op == "W") | (self.op == "FB")
+    def peak_activations(self) -> dict[int, int]:
+        """Largest number of forwards that a position holds at once, each until its B or W."""
+        frees = (self.op == "B") | (self.op == "W") | (self.op == "FB")
         peaks = {}
-        for at in np.unique(self.position):
-            here = self.position == at
-            taken, back = self.is_forward[here].astype(int), freed[here].astype(int)
-            before = np.concatenate([[0], np.cumsum(taken - back)[:-1]])
-            peaks[int(at)] = int((before + taken).max(initial=0))
+        for position in self.positions:
+            on_rank = self.position == position
+            taken, freed = self.is_forward[on_rank].astype(int), frees[on_rank].astype(int)
+            # An op takes its own activation before it frees another.
+            held_before = np.cumsum(taken - freed) - (taken - freed)
+            peaks[position] = int((held_before + taken).max(initial=0))
         return peaks
 
 
-class _Alike(msgspec.Struct, frozen=True, eq=False):
-    """Cells of one op on one stage, as groups."""
-
-    of_cell: Ints
-    first: Ints  # of each group, in order of group
-    size: Ints
-    kind: Ints  # each group's op
+GraphCache = dict[bytes, CellGraph]
+"""Graphs by the names of their cells: pipelines and steps that ran the same order share one."""
 
 
-class Graphs:
-    """Graphs by what they are made from: ranks and steps that ran the same order share one."""
-
-    def __init__(self) -> None:
-        self._made: dict[bytes, Graph] = {}
-
-    def copy(self) -> Graphs:
-        """Return the same graphs, to which others can be added."""
-        other = Graphs()
-        other._made = dict(self._made)
-        return other
-
-    def of(self, pipeline: Pipeline) -> Graph:
-        """Return the graph of a pipeline's cells."""
-        key = pipeline.numbers.tobytes()
-        if key not in self._made:
-            self._made[key] = Graph.of(pipeline.detail)
-        return self._made[key]
+def cell_graph(pipeline: Pipeline, cache: GraphCache) -> CellGraph:
+    """Return the graph of a pipeline's cells."""
+    key = pipeline.numbers.tobytes()
+    if key not in cache:
+        cache[key] = CellGraph.of(pipeline.detail)
+    return cache[key]
 
 
-def _waits(position: Ints, op: npt.NDArray[np.str_], forth: tuple[Ints, Ints], back: tuple[Ints, Ints]) -> Ints:
-    n = len(op)
-    index = np.arange(n)
-    stages = int(max(forth[0].max(initial=0), back[0].max(initial=0))) + 2
-    batches = int(max(forth[1].max(initial=0), back[1].max(initial=0))) + 1
-    makes_f, makes_i = np.full((stages, batches), -1, np.int64), np.full((stages, batches), -1, np.int64)
-    f_part, i_part = (op == "F") | (op == "FB"), (op == "B") | (op == "I") | (op == "FB")
-    makes_f[forth[0][f_part], forth[1][f_part]] = index[f_part]
-    makes_i[back[0][i_part], back[1][i_part]] = index[i_part]
-    waits = np.full((n, 4), -1, np.int64)
-    same = position[1:] == position[:-1]
-    waits[1:, 0][same] = index[:-1][same]
-    inner = f_part & (forth[0] > 0)
-    waits[inner, 1] = makes_f[forth[0][inner] - 1, forth[1][inner]]
-    waits[i_part, 2] = makes_i[back[0][i_part] + 1, back[1][i_part]]
-    waits[i_part, 3] = makes_f[back[0][i_part], back[1][i_part]]
-    w_part = op == "W"
-    waits[w_part, 3] = makes_i[back[0][w_part], back[1][w_part]]
-    waits[waits == index[:, None]] = -1
+def _find_dependencies(
+    position: Ints, op: npt.NDArray[np.str_], forward: tuple[Ints, Ints], backward: tuple[Ints, Ints]
+) -> Ints:
+    """Return the cells each cell waits for (``CellGraph.waits``).
+
+    Args:
+        position: Position of each cell.
+        op: Op of each cell.
+        forward: Stage and micro-batch of each cell, of an FB those of its forward.
+        backward: Stage and micro-batch of each cell, of an FB those of its backward.
+    """
+    (f_stage, f_microbatch), (b_stage, b_microbatch) = forward, backward
+    cell = np.arange(len(op))
+    has_forward = (op == "F") | (op == "FB")
+    has_input_grad = (op == "B") | (op == "I") | (op == "FB")
+    is_weight_grad = op == "W"
+    # Cells that compute each (stage, micro-batch)'s output and input gradient; one stage more than there are, since the
+    # last stage looks for its gradient there and finds none.
+    shape = (
+        int(max(f_stage.max(initial=0), b_stage.max(initial=0))) + 2,
+        int(max(f_microbatch.max(initial=0), b_microbatch.max(initial=0))) + 1,
+    )
+    forward_cell, input_grad_cell = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
+    forward_cell[f_stage[has_forward], f_microbatch[has_forward]] = cell[has_forward]
+    input_grad_cell[b_stage[has_input_grad], b_microbatch[has_input_grad]] = cell[has_input_grad]
+
+    waits = np.full((len(op), 4), -1, np.int64)
+    follows = np.flatnonzero(position[1:] == position[:-1]) + 1
+    waits[follows, 0] = follows - 1
+    needs_input = has_forward & (f_stage > 0)
+    waits[needs_input, 1] = forward_cell[f_stage[needs_input] - 1, f_microbatch[needs_input]]
+    waits[has_input_grad, 2] = input_grad_cell[b_stage[has_input_grad] + 1, b_microbatch[has_input_grad]]
+    waits[has_input_grad, 3] = forward_cell[b_stage[has_input_grad], b_microbatch[has_input_grad]]
+    waits[is_weight_grad, 3] = input_grad_cell[b_stage[is_weight_grad], b_microbatch[is_weight_grad]]
+    waits[waits == cell[:, None]] = -1  # an FB whose halves are of one micro-batch does not wait for itself
     return waits
-
-
-def _running_order(waits: Ints, first: Ints) -> tuple[Ints, int]:
-    """Return an order in which every cell comes after those it waits for, and how many dropped waits formed a ring."""
-    order, done = np.empty(len(waits), np.int64), np.zeros(len(waits), np.uint8)
-    dropped = replay.find_running_order(waits, first[:-1].copy(), first[1:], done, order)
-    return order, dropped

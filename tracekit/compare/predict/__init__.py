@@ -1,7 +1,7 @@
-"""What another schedule would really take: this run's own cells and messages, run again in another order.
+"""Prediction of other schedules from one run: its ops and messages, simulated in another order.
 
-``programs`` says what every rank issues, ``machine`` what this run tells about its machine, ``cells`` how long each op
-takes, ``engine`` runs them.
+``rank_programs`` lists the steps of every rank, ``machine`` holds the costs of messages, ``measured_ops`` the times of
+ops, ``engine`` simulates a program with them, and ``predictor`` fits all of it to a run.
 """
 
 from __future__ import annotations

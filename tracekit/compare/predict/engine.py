@@ -1,7 +1,8 @@
-"""Run programs on a machine: compute in order, queues of messages in order, each link one message at a time.
+"""Discrete-event simulation of rank programs on a machine.
 
-Compute beside a running message kernel is slower, so an op has no fixed end: what is left of it is worked off at the
-speed of the moment.
+Every rank runs its pieces in order. Its message kernels run in order on one or several queues. A link between two ranks
+carries one message at a time. A piece runs slower while a message kernel runs on its rank, so its end is not fixed when
+it starts: its remaining work shrinks at the current speed, and its end is planned again whenever the speed changes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import msgspec
@@ -17,27 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.compare.predict.machine import Machine
-from tracekit.compare.predict.programs import POST, RUN, WAIT, Program
+from tracekit.compare.predict.rank_programs import POST, RUN, WAIT, Program
 
 Floats = npt.NDArray[np.float64]
 
-_PIECE, _KERNEL, _WAKE = range(3)
+_PIECE_ENDS, _KERNEL_ENDS, _HOST_LAUNCHES = range(3)
+"""Kinds of events."""
 
 
 class Launches(msgspec.Struct, frozen=True, eq=False):
-    """When the host has launched the first and the last of each piece, and each kernel; none can be ahead of that."""
+    """Times at which the host has launched the first and the last kernel of each piece, and each message kernel."""
 
     first: Floats
     last: Floats
     posts: Floats
 
-    def lists(self) -> tuple[list[float], list[float], list[float]]:
-        """Return all three as lists: single values are read faster from them."""
-        return self.first.tolist(), self.last.tolist(), self.posts.tolist()
-
 
 class Outcome(msgspec.Struct, frozen=True, eq=False):
-    """When every piece ran. ``stuck``: pieces that never did, since something waits for itself."""
+    """Start and end of every piece. ``stuck`` counts pieces that never ran because they wait for each other."""
 
     start: Floats
     end: Floats
@@ -45,224 +42,234 @@ class Outcome(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def makespan(self) -> float:
-        """From the first piece's start to the last one's end."""
+        """Time from the first start to the last end."""
         return float(self.end.max() - self.start.min()) if len(self.end) else 0.0
 
+    def outside_cells(self, ranks: int) -> float:
+        """Return the share of ranks × makespan in which a rank runs no piece, 0 to 1."""
+        busy = float((self.end - self.start).sum())
+        return max(0.0, 1 - busy / (ranks * self.makespan)) if self.makespan else 0.0
 
-def run(program: Program, work: Sequence[float], machine: Machine, launches: Launches | None = None) -> Outcome:
-    """Return when every piece of *program* runs, where each takes *work* with nothing beside it.
 
-    >>> from tracekit.compare.predict.programs import just_in_time
+def run_program(program: Program, work: Sequence[float], machine: Machine, launches: Launches | None = None) -> Outcome:
+    """Simulate a program.
+
+    Args:
+        program: Steps of every rank.
+        work: Duration of each piece when no message kernel runs on its rank.
+        machine: Costs and queues of messages.
+        launches: Earliest times allowed by the host; None if the host is never late.
+
+    >>> from tracekit.compare.predict.rank_programs import write_just_in_time
     >>> from tracekit.schedules import generate
-    >>> program = just_in_time(generate("gpipe", pp=2, microbatches=1))
-    >>> run(program, [1.0, 2.0, 1.0, 2.0], Machine(send_ns=0, receive_ns=0, latency_ns=0)).makespan
+    >>> program = write_just_in_time(generate("gpipe", pp=2, microbatches=1))
+    >>> run_program(program, [1.0, 2.0, 1.0, 2.0], Machine(send_ns=0, receive_ns=0, latency_ns=0)).makespan
     6.0
-    >>> run(program, [1.0, 2.0, 1.0, 2.0], Machine(send_ns=1, receive_ns=1, latency_ns=3)).makespan
+    >>> run_program(program, [1.0, 2.0, 1.0, 2.0], Machine(send_ns=1, receive_ns=1, latency_ns=3)).makespan
     12.0
     """
-    return _Run(program, work, machine, launches).go()
+    return _Simulation(program, work, machine, launches).run()
 
 
-@dataclass
-class _Run:
-    program: Program
-    work: Sequence[float]
-    machine: Machine
-    launches: Launches | None
-    events: list[tuple[float, int, int, int, int]] = field(default_factory=list)
+class _Simulation:
+    """State of a simulation. Pieces, kernels and messages are numbered as in the program; -1 stands for none."""
 
-    def __post_init__(self) -> None:
-        p = self.program
-        ranks, kernels, messages = len(p.steps), len(p.kernels), len(p.messages)
-        self.at = [0] * ranks
-        self.current = [-1] * ranks  # piece that runs
-        self.left = [0.0] * ranks
-        self.since = [0.0] * ranks
-        self.version = [0] * ranks
-        self.beside = [0] * ranks  # message kernels that run
-        self.blocked = [-1] * ranks  # kernel that compute waits for
+    def __init__(self, program: Program, work: Sequence[float], machine: Machine, launches: Launches | None) -> None:
+        self.program, self.work, self.machine = program, work, machine
+        self.events: list[tuple[float, int, int, int, int]] = []  # heap: time, number, kind, rank or kernel, plan
+        self.event_count = 0
+        # Launch times by the action they allow. Single values are read faster from lists than from arrays.
+        self.launches: dict[int, list[float]] = {RUN: [], POST: [], WAIT: []}
+        self.last_launch: list[float] = []
+        if launches is not None:
+            self.launches |= {RUN: launches.first.tolist(), POST: launches.posts.tolist()}
+            self.last_launch = launches.last.tolist()
+
+        ranks, pieces = len(program.steps), len(program.pieces)
+        self.next_step = [0] * ranks
+        self.running_piece = [-1] * ranks
+        self.remaining_work = [0.0] * ranks
+        self.updated_at = [0.0] * ranks  # time at which remaining_work was true
+        self.plan = [0] * ranks  # number of the valid plan of the running piece's end
+        self.active_kernels = [0] * ranks  # message kernels that run and slow the compute
+        self.awaited_kernel = [-1] * ranks
+        self.piece_start, self.piece_end = [math.nan] * pieces, [math.nan] * pieces
+        self.slow_speed = [1.0 / machine.slowdown.get(piece.kind, 1.0) for piece in program.pieces]
+
+        kernels, messages = len(program.kernels), len(program.messages)
         self.queues: list[dict[int, deque[int]]] = [{} for _ in range(ranks)]
-        self.ended = [False] * kernels
-        self.began: list[float | None] = [None] * kernels
-        self.over: list[bool] = [False] * kernels
-        self.loose: list[bool] = [False] * kernels  # on no queue
-        self.sent: list[float | None] = [None] * messages
-        self.got: list[float | None] = [None] * messages
-        self.leaves: list[float] = [0.0] * messages  # when the link is free for it
-        self.sender, self.receiver = [-1] * messages, [-1] * messages
-        for number, kernel in enumerate(p.kernels):
-            for m in kernel.sends:
-                self.sender[m] = number
-            for m in kernel.receives:
-                self.receiver[m] = number
-        self.links: dict[tuple[int, int], float] = {}
-        self.start, self.end = [math.nan] * len(p.pieces), [math.nan] * len(p.pieces)
-        self.first, self.last, self.posts = ([], [], []) if self.launches is None else self.launches.lists()
-        self.speeds = [1.0 / self.machine.slowdown.get(piece.kind, 1.0) for piece in p.pieces]
-        self.streams = [self._stream(number) for number in range(kernels)]
-        self.count = 0
+        self.queue_of_kernel = [self._queue_of(kernel) for kernel in range(kernels)]
+        self.kernel_started = [False] * kernels
+        self.kernel_end_planned = [False] * kernels
+        self.kernel_ended = [False] * kernels
+        self.off_queue = [False] * kernels
+        self.sender, self.receiver = [-1] * messages, [-1] * messages  # kernels
+        self.send_start: list[float | None] = [None] * messages
+        self.receive_start: list[float | None] = [None] * messages
+        self.departure = [0.0] * messages  # start of the send, or later when the link is free
+        self.link_free_at: dict[tuple[int, int], float] = {}
+        for number, kernel in enumerate(program.kernels):
+            if kernel.send is not None:
+                self.sender[kernel.send] = number
+            if kernel.receive is not None:
+                self.receiver[kernel.receive] = number
 
-    def _open(self) -> None:
-        """Open every receive at the start, with nothing beside it."""
-        for number, kernel in enumerate(self.program.kernels):
-            if kernel.receives and not kernel.sends:
-                self.loose[number] = True
-                self.began[number] = 0.0
-                for m in kernel.receives:
-                    self.got[m] = 0.0
-
-    def go(self) -> Outcome:
+    def run(self) -> Outcome:
+        """Process all events."""
         if self.machine.queues == "free":
-            self._open()
+            self._start_all_receives()
         for rank in range(len(self.program.steps)):
             self._advance(rank, 0.0)
         while self.events:
-            now, _, what, which, version = heappop(self.events)
-            if what == _PIECE:
-                if version == self.version[which]:
-                    self._finish_piece(which, now)
-            elif what == _WAKE:
-                self._advance(which, now)
-            else:
-                self._finish_kernel(which, now)
-        end = np.array(self.end)
-        return Outcome(np.array(self.start), end, int(np.isnan(end).sum()))
+            now, _, kind, number, plan = heappop(self.events)
+            if kind == _KERNEL_ENDS:
+                self._end_kernel(number, now)
+            elif kind == _HOST_LAUNCHES:
+                self._advance(number, now)
+            elif plan == self.plan[number]:  # else the end was planned again meanwhile
+                self._end_piece(number, now)
+        end = np.array(self.piece_end)
+        return Outcome(np.array(self.piece_start), end, int(np.isnan(end).sum()))
 
-    def _push(self, time: float, what: int, which: int, version: int = 0) -> None:
-        self.count += 1
-        heappush(self.events, (time, self.count, what, which, version))
+    def _start_all_receives(self) -> None:
+        """Start every kernel that only receives at time 0, on no queue and without an effect on compute."""
+        for number, kernel in enumerate(self.program.kernels):
+            if kernel.receive is not None and kernel.send is None:
+                self.off_queue[number] = self.kernel_started[number] = True
+                self.receive_start[kernel.receive] = 0.0
+
+    def _add_event(self, time: float, kind: int, number: int, plan: int = 0) -> None:
+        self.event_count += 1  # events at the same time happen in the order in which they were added
+        heappush(self.events, (time, self.event_count, kind, number, plan))
 
     # compute ------------------------------------------------------------------------------------------------------
 
     def _advance(self, rank: int, now: float) -> None:
-        """Run the rank's steps until one has to wait."""
+        """Take the next steps of a rank until it runs a piece or has to wait."""
         steps = self.program.steps[rank]
-        while self.at[rank] < len(steps):
-            code, which = steps[self.at[rank]]
-            if code == POST:
-                if self.posts and self.posts[which] > now:
-                    self._push(self.posts[which], _WAKE, rank)
-                    return
-                if not self.loose[which]:
-                    self._queue(rank, which, now)
-                if self.machine.queues == "compute" and not self.ended[which]:
-                    self.at[rank] += 1
-                    self.blocked[rank] = which
-                    return
-            elif code == WAIT:
-                if not self.ended[which]:
-                    self.blocked[rank] = which
-                    return
-            elif code == RUN:
-                if self.first and self.first[which] > now:
-                    self._push(self.first[which], _WAKE, rank)
-                    return
-                self.at[rank] += 1
-                self.start[which], self.current[rank] = now, which
-                self.left[rank], self.since[rank] = self.work[which], now
-                self._plan(rank, now)
+        while self.next_step[rank] < len(steps):
+            action, number = steps[self.next_step[rank]]
+            launches = self.launches[action]
+            if launches and launches[number] > now:
+                self._add_event(launches[number], _HOST_LAUNCHES, rank)
                 return
-            self.at[rank] += 1
+            if action == WAIT and not self.kernel_ended[number]:
+                self.awaited_kernel[rank] = number
+                return
+            self.next_step[rank] += 1
+            if action == RUN:
+                self.piece_start[number], self.running_piece[rank] = now, number
+                self.remaining_work[rank], self.updated_at[rank] = self.work[number], now
+                self._plan_piece_end(rank, now)
+                return
+            if action == POST:
+                if not self.off_queue[number]:
+                    self._enqueue(number, now)
+                if self.machine.queues == "compute" and not self.kernel_ended[number]:
+                    self.awaited_kernel[rank] = number
+                    return
 
     def _speed(self, rank: int) -> float:
-        return self.speeds[self.current[rank]] if self.beside[rank] else 1.0
+        return self.slow_speed[self.running_piece[rank]] if self.active_kernels[rank] else 1.0
 
-    def _plan(self, rank: int, now: float) -> None:
-        """Schedule the end of the running piece, at its present speed."""
-        self.version[rank] += 1
-        end = now + self.left[rank] / self._speed(rank)
-        if self.last:
-            end = max(end, self.last[self.current[rank]])
-        self._push(end, _PIECE, rank, self.version[rank])
+    def _plan_piece_end(self, rank: int, now: float) -> None:
+        """Plan the end of the running piece at its current speed; it cannot end before its last kernel is launched."""
+        self.plan[rank] += 1
+        end = now + self.remaining_work[rank] / self._speed(rank)
+        if self.last_launch:
+            end = max(end, self.last_launch[self.running_piece[rank]])
+        self._add_event(end, _PIECE_ENDS, rank, self.plan[rank])
 
-    def _pause(self, rank: int, now: float) -> None:
-        """Subtract the work done so far at the present speed."""
-        if self.current[rank] >= 0:
-            self.left[rank] = max(0.0, self.left[rank] - (now - self.since[rank]) * self._speed(rank))
-            self.since[rank] = now
+    def _change_active_kernels(self, rank: int, change: int, now: float) -> None:
+        """Add to the number of message kernels that run, and plan the running piece's end at its new speed."""
+        runs = self.running_piece[rank] >= 0
+        if runs:
+            done = (now - self.updated_at[rank]) * self._speed(rank)
+            self.remaining_work[rank] = max(0.0, self.remaining_work[rank] - done)
+            self.updated_at[rank] = now
+        self.active_kernels[rank] += change
+        if runs:
+            self._plan_piece_end(rank, now)
 
-    def _finish_piece(self, rank: int, now: float) -> None:
-        self.end[self.current[rank]] = now
-        self.current[rank] = -1
+    def _end_piece(self, rank: int, now: float) -> None:
+        self.piece_end[self.running_piece[rank]] = now
+        self.running_piece[rank] = -1
         self._advance(rank, now)
 
     # messages -----------------------------------------------------------------------------------------------------
 
-    def _queue(self, rank: int, kernel: int, now: float) -> None:
-        queue = self.queues[rank].setdefault(self.streams[kernel], deque())
-        queue.append(kernel)
-        if len(queue) == 1:
-            self._begin(kernel, now)
-
-    def _stream(self, kernel: int) -> int:
+    def _queue_of(self, kernel: int) -> int:
         """Return the queue a kernel is on: one for all, one per peer, or one per peer and direction."""
         if self.machine.queues in ("one", "compute"):
             return 0
-        k, messages = self.program.kernels[kernel], self.program.messages
-        peer = messages[k.sends[0]].target if k.sends else messages[k.receives[0]].source
-        return peer if self.machine.queues == "peer" else 2 * peer + bool(k.sends)
+        _, send, receive = self.program.kernels[kernel]
+        if send is not None:
+            peer = self.program.messages[send].target
+        else:
+            assert receive is not None, "a kernel carries a message"
+            peer = self.program.messages[receive].source
+        return peer if self.machine.queues == "peer" else 2 * peer + (send is not None)
 
-    def _begin(self, kernel: int, now: float) -> None:
-        k = self.program.kernels[kernel]
-        self.began[kernel] = now
-        self._pause(k.rank, now)
-        self.beside[k.rank] += 1
-        if self.current[k.rank] >= 0:
-            self._plan(k.rank, now)
-        for m in k.sends:
-            message = self.program.messages[m]
-            link = (message.source, message.target)
-            self.sent[m] = now
-            self.leaves[m] = max(now, self.links.get(link, 0.0))
-            self.links[link] = self.leaves[m] + self.machine.send_ns
-        for m in k.receives:
-            self.got[m] = now
-        self._try_end(kernel, now)
-        for m in (*k.sends, *k.receives):
-            other = self.receiver[m] if self.sender[m] == kernel else self.sender[m]
-            if other >= 0 and self.began[other] is not None:
-                self._try_end(other, now)
+    def _enqueue(self, kernel: int, now: float) -> None:
+        rank = self.program.kernels[kernel].rank
+        queue = self.queues[rank].setdefault(self.queue_of_kernel[kernel], deque())
+        queue.append(kernel)
+        if len(queue) == 1:
+            self._start_kernel(kernel, now)
 
-    def _try_end(self, kernel: int, now: float) -> None:
-        """Schedule the end of a kernel once it is known."""
-        if self.over[kernel]:
+    def _start_kernel(self, kernel: int, now: float) -> None:
+        rank, send, receive = self.program.kernels[kernel]
+        self.kernel_started[kernel] = True
+        self._change_active_kernels(rank, +1, now)
+        if send is not None:
+            link = self.program.messages[send]
+            self.send_start[send] = now
+            self.departure[send] = max(now, self.link_free_at.get(link, 0.0))
+            self.link_free_at[link] = self.departure[send] + self.machine.send_ns
+        if receive is not None:
+            self.receive_start[receive] = now
+        self._plan_kernel_end(kernel, now)
+        # The kernels at the other ends may have waited for this one.
+        for peer_kernel in (
+            -1 if send is None else self.receiver[send],
+            -1 if receive is None else self.sender[receive],
+        ):
+            if peer_kernel >= 0 and self.kernel_started[peer_kernel]:
+                self._plan_kernel_end(peer_kernel, now)
+
+    def _plan_kernel_end(self, kernel: int, now: float) -> None:
+        """Plan the end of a kernel if all that it depends on has started."""
+        if self.kernel_end_planned[kernel]:
             return
-        k, machine = self.program.kernels[kernel], self.machine
-        both = bool(k.sends and k.receives)
-        last = now
-        for m in k.sends:
-            end = self.leaves[m] + machine.send_ns
+        machine, carrier = self.machine, self.program.kernels[kernel]
+        end = now
+        if carrier.send is not None:
+            begin = self.departure[carrier.send]
             if not machine.eager:
-                received = self.got[m]
+                received = self.receive_start[carrier.send]
                 if received is None:
                     return
-                end = max(self.leaves[m], received) + machine.send_ns
-            last = max(last, end)
-        for m in k.receives:
-            sent, received = self.sent[m], self.got[m]
+                begin = max(begin, received)
+            end = max(end, begin + machine.send_ns)
+        if carrier.receive is not None:
+            sent, received = self.send_start[carrier.receive], self.receive_start[carrier.receive]
             if sent is None or received is None:
                 return
-            duplex = machine.duplex if both or self._both(self.sender[m]) else 1.0
-            last = max(last, self.leaves[m] + machine.latency_ns * duplex, received + machine.receive_ns)
-        self.over[kernel] = True
-        self._push(last, _KERNEL, kernel)
+            both_ways = carrier.carries_both or self.program.kernels[self.sender[carrier.receive]].carries_both
+            latency_ns = machine.latency_ns * (machine.duplex if both_ways else 1.0)
+            end = max(end, self.departure[carrier.receive] + latency_ns, received + machine.receive_ns)
+        self.kernel_end_planned[kernel] = True
+        self._add_event(end, _KERNEL_ENDS, kernel)
 
-    def _both(self, kernel: int) -> bool:
-        k = self.program.kernels[kernel]
-        return bool(k.sends and k.receives)
-
-    def _finish_kernel(self, kernel: int, now: float) -> None:
+    def _end_kernel(self, kernel: int, now: float) -> None:
         rank = self.program.kernels[kernel].rank
-        self.ended[kernel] = True
-        if not self.loose[kernel]:
-            self._pause(rank, now)
-            self.beside[rank] -= 1
-            if self.current[rank] >= 0:
-                self._plan(rank, now)
-            queue = self.queues[rank][self.streams[kernel]]
+        self.kernel_ended[kernel] = True
+        if not self.off_queue[kernel]:
+            self._change_active_kernels(rank, -1, now)
+            queue = self.queues[rank][self.queue_of_kernel[kernel]]
             queue.popleft()
             if queue:
-                self._begin(queue[0], now)
-        if self.blocked[rank] == kernel:
-            self.blocked[rank] = -1
+                self._start_kernel(queue[0], now)
+        if self.awaited_kernel[rank] == kernel:
+            self.awaited_kernel[rank] = -1
             self._advance(rank, now)

@@ -1,8 +1,9 @@
-"""What this run shows of its machine: what messages cost, how they queue, what they cost the compute beside them."""
+"""Model of the machine a run was recorded on: cost of messages, queues, and slowdown of compute beside messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 import polars as pl
@@ -10,51 +11,70 @@ from msgspec.structs import replace
 
 from tracekit.reconstruct.contention import lost
 
-FEWEST = 30
-"""Kernels that must have run beside messages for their slowdown to be believed."""
+MIN_KERNELS_TO_MEASURE_SLOWDOWN = 30
+"""Kernels that must have run beside messages before a slowdown is computed from them."""
 
-UNKNOWN_SLOWDOWN = (1.0, 1.4, 2.0)
-"""Where nothing ran beside messages. A kernel that fills the GPU once needs no more, or once more: 1 to 2."""
-
-UNKNOWN_DUPLEX = (1.0, 1.3, 2.0)
-"""Where no two messages crossed: a link that carries both ways at once takes no longer, or as long as both."""
-
-OPS = ("F", "I", "W", "B", "FB")
+Estimate = tuple[float, float, float]
+"""Low, likely and high value of a quantity."""
 LOW, MIDDLE, HIGH = range(3)
+"""Indices into an estimate."""
+
+UNKNOWN_SLOWDOWN: Estimate = (1.0, 1.4, 2.0)
+"""Slowdown if no compute ran beside messages: a kernel that fills the GPU takes as long as before, or twice."""
+
+UNKNOWN_DUPLEX: Estimate = (1.0, 1.3, 2.0)
+"""Duplex factor if no two messages crossed: a link that carries both ways takes no longer, or as long as both."""
+
+OP_KINDS = ("F", "I", "W", "B", "FB")
+
+Queues = Literal["one", "peer", "direction", "compute", "free"]
+"""Queues of a rank's message kernels.
+
+``one`` for all, one per ``peer``, one per peer and ``direction``; ``compute``: the compute stream itself;
+``free``: receives start at once and wait for nothing, sends are queued per peer.
+"""
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Costs in nanoseconds of a message of this run's size, and how kernels behave beside each other."""
+    """Costs in nanoseconds of a message of this run's size, and the effect of kernels on each other."""
 
-    send_ns: float  # a send that nobody waits for
-    receive_ns: float  # from a receive's start to its end where the message was there
-    latency_ns: float  # from the start of a send to the end of a receive that was waiting
-    eager: bool = True  # a send ends without its receiver
-    duplex: float = 1.0  # how much longer a message takes beside one the other way
-    queues: str = "one"  # message kernels of a rank: "one" after another, one per "peer", or one per peer and "way";
-    # "compute": among the ops; "free": receives are open from the start
-    slowdown: Mapping[str, float] = {}  # by kind: time beside communication / time alone
+    send_ns: float  # duration of a send that waits for nobody
+    receive_ns: float  # duration of a receive whose message has arrived
+    latency_ns: float  # from the start of a send to the end of a receive that waited for it
+    eager: bool = True  # whether a send ends without its receiver
+    duplex: float = 1.0  # latency beside a message in the other direction / latency alone
+    queues: Queues = "one"
+    slowdown: Mapping[str, float] = {}  # by op kind: time beside messages / time alone
 
-    def free(self) -> Machine:
+    def with_free_messages(self) -> Machine:
         """Return the machine on which messages cost nothing."""
-        return replace(self, send_ns=0.0, receive_ns=0.0, latency_ns=0.0, slowdown={}, queues="way")
+        return replace(self, send_ns=0.0, receive_ns=0.0, latency_ns=0.0, slowdown={}, queues="direction")
 
 
-class Fitted(msgspec.Struct, frozen=True, eq=False):
-    """Three machines: the cheapest the run allows, as measured, the costliest it allows; and what is not known."""
+class FittedMachine(msgspec.Struct, frozen=True, eq=False):
+    """Machines with low, likely and high costs, and the properties that the run does not show."""
 
     machines: tuple[Machine, Machine, Machine]
     unknown: tuple[str, ...]
-    messages: int
-    bytes: int | None  # of a message, where all are alike
 
 
-def match_messages(parts: Mapping[int, pl.DataFrame]) -> pl.DataFrame | None:
-    """Return one row per message of one step: when its send and its receive ran (s0, s1, r0, r1), on one clock.
+def match_messages(messages_by_position: Mapping[int, pl.DataFrame]) -> pl.DataFrame | None:
+    """Join the sends of one step with their receives.
 
-    *parts* are each position's messages with peers as positions. None where some cannot be matched.
+    The n-th send from one rank to another belongs to the n-th receive there.
+
+    Args:
+        messages_by_position: Messages (``MESSAGES``) of each rank on one clock, peers as positions in the pipeline.
+
+    Returns:
+        One row per message: start and end of its send and its receive, and whether a kernel carried both directions
+        (``grouped``). None if a message has no known peer or no other side.
     """
-    tables = [table.with_columns(rank=pl.lit(at, pl.Int32)) for at, table in parts.items() if table.height]
+    tables = [
+        table.with_columns(rank=pl.lit(position, pl.Int32))
+        for position, table in messages_by_position.items()
+        if table.height
+    ]
     if not tables:
         return None
     rows = pl.concat(tables)
@@ -63,94 +83,108 @@ def match_messages(parts: Mapping[int, pl.DataFrame]) -> pl.DataFrame | None:
     rows = rows.with_columns(
         source=pl.when("send").then("rank").otherwise("peer"),
         target=pl.when("send").then("peer").otherwise("rank"),
-        both=pl.col("send").n_unique().over("rank", "kernel") > 1,
-        of=pl.len().over("rank", "kernel"),
-    ).sort("launch_ns")
-    rows = rows.with_columns(n=pl.int_range(pl.len()).over("source", "target", "send"))
-    sent, received = rows.filter("send"), rows.filter(~pl.col("send"))
-    joined = sent.join(received, on=["source", "target", "n"], suffix="_r")
-    if joined.height < max(sent.height, received.height):
+        carries_both=pl.col("send").n_unique().over("rank", "kernel") > 1,
+    )
+    rows = rows.sort("launch_ns").with_columns(number=pl.int_range(pl.len()).over("source", "target", "send"))
+    sends, receives = rows.filter("send"), rows.filter(~pl.col("send"))
+    matched = sends.join(receives, on=["source", "target", "number"], suffix="_received")
+    if matched.height < max(sends.height, receives.height):
         return None
-    return joined.select(
-        "source",
-        "target",
-        pl.col("start_ns").alias("s0"),
-        pl.col("end_ns").alias("s1"),
-        pl.col("start_ns_r").alias("r0"),
-        pl.col("end_ns_r").alias("r1"),
-        grouped=pl.col("both") | pl.col("both_r"),
-        bytes=pl.coalesce(pl.col("bytes") // pl.col("of"), pl.col("bytes_r") // pl.col("of_r")),
+    return matched.select(
+        send_start_ns="start_ns",
+        send_end_ns="end_ns",
+        receive_start_ns="start_ns_received",
+        receive_end_ns="end_ns_received",
+        grouped=pl.col("carries_both") | pl.col("carries_both_received"),
     )
 
 
-def fit(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queues: str) -> Fitted:
-    """Return what *messages* (as ``match_messages`` gives them) and the ranks' contention say.
+def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queues: Queues) -> FittedMachine:
+    """Estimate the costs of messages from those of the run.
 
-    >>> rows = {"source": [0, 0], "target": [1, 1], "s0": [10, 30], "s1": [12, 32], "r0": [0, 40], "r1": [15, 44]}
-    >>> rows |= {"grouped": [False, False], "bytes": [None, None]}
-    >>> fitted = fit(pl.DataFrame(rows), [], "one").machines[1]
-    >>> fitted.send_ns, fitted.latency_ns, fitted.receive_ns, fitted.eager
+    Args:
+        messages: Matched messages, as ``match_messages`` returns them.
+        contention: Contention tables of the ranks.
+        queues: Queues of the run's message kernels.
+
+    >>> rows = {"send_start_ns": [10, 30], "send_end_ns": [12, 32], "receive_start_ns": [0, 40],
+    ...     "receive_end_ns": [15, 44], "grouped": [False, False]}
+    >>> machine = fit_machine(pl.DataFrame(rows), [], "one").machines[1]
+    >>> machine.send_ns, machine.latency_ns, machine.receive_ns, machine.eager
     (2.0, 5.0, 4.0, True)
     """
-    single = messages.filter(~pl.col("grouped"))
-    rows = single if single.height else messages
+    send_start, send_end = pl.col("send_start_ns"), pl.col("send_end_ns")
+    receive_start, receive_end = pl.col("receive_start_ns"), pl.col("receive_end_ns")
+    both_started = pl.max_horizontal(send_start, receive_start)
     unknown: list[str] = []
-    waiting = rows.filter(pl.col("r0") <= pl.col("s0"))
-    latency = _three(waiting if waiting.height else rows, pl.col("r1") - pl.max_horizontal("s0", "r0"))
-    late = rows.filter(pl.col("r0") >= pl.col("s0") + latency[MIDDLE])
-    receive = _three(late, pl.col("r1") - pl.col("r0")) if late.height else latency
-    eager = _mostly(late["s1"] <= late["r0"])
-    alone = single.filter(pl.col("s1") <= pl.max_horizontal("s0", "r0") + latency[MIDDLE])
-    if not late.height:
+    # A kernel that carries both directions ends with the slower one: others are better evidence.
+    ungrouped = messages.filter(~pl.col("grouped"))
+    rows = ungrouped if ungrouped.height else messages
+
+    waited_for = rows.filter(receive_start <= send_start)
+    latency = _quartiles(waited_for if waited_for.height else rows, receive_end - both_started)
+
+    receiver_late = rows.filter(receive_start >= send_start + latency[MIDDLE])
+    receive, eager = latency, True
+    if receiver_late.height:
+        receive = _quartiles(receiver_late, receive_end - receive_start)
+        ended_before_receive = receiver_late.select((send_end <= receive_start).sum()).item()
+        eager = ended_before_receive * 2 > receiver_late.height
+    else:
         unknown.append("whether a send waits for its receiver: no receiver was late")
-        eager = True
-    begun = pl.col("s0") if eager else pl.max_horizontal("s0", "r0")
-    send = _three(alone, pl.col("s1") - begun) if alone.height else latency
-    duplex = _duplex(messages.filter("grouped"), latency[MIDDLE])
+
+    prompt = ungrouped.filter(send_end <= both_started + latency[MIDDLE])
+    send = _quartiles(prompt, send_end - (send_start if eager else both_started)) if prompt.height else latency
+
+    duplex = _duplex_factor(messages.filter("grouped"), latency[MIDDLE])
     if duplex is None:
         unknown.append("what messages both ways at once cost each other: none crossed")
         duplex = UNKNOWN_DUPLEX
-    slow, slowdown_known = _slowdown(contention)
+    slowdown, slowdown_known = _slowdown_by_kind(contention)
     if not slowdown_known:
         unknown.append("what messages cost the compute beside them: hardly any ran beside it")
-    sizes = messages["bytes"].drop_nulls().unique()
-    made = [
-        Machine(send[k], receive[k], latency[k], eager, duplex[k], queues, {op: slow[op][k] for op in slow})
-        for k in (LOW, MIDDLE, HIGH)
-    ]
-    return Fitted((made[0], made[1], made[2]), tuple(unknown), messages.height, sizes[0] if len(sizes) == 1 else None)
+
+    def machine(level: int) -> Machine:
+        slowdown_at_level = {kind: estimate[level] for kind, estimate in slowdown.items()}
+        return Machine(send[level], receive[level], latency[level], eager, duplex[level], queues, slowdown_at_level)
+
+    return FittedMachine((machine(LOW), machine(MIDDLE), machine(HIGH)), tuple(unknown))
 
 
-def _three(rows: pl.DataFrame, took: pl.Expr) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile, none below 0."""
-    quartiles = rows.select(took.clip(0).quantile(q, "linear").alias(str(q)) for q in (0.25, 0.5, 0.75)).row(0)
-    return float(quartiles[0]), float(quartiles[1]), float(quartiles[2])
+def _quartiles(rows: pl.DataFrame, duration: pl.Expr) -> Estimate:
+    """Return lower quartile, median and upper quartile of a duration, none below 0."""
+    low, middle, high = rows.select(
+        duration.clip(0).quantile(share, "linear").alias(str(share)) for share in (0.25, 0.5, 0.75)
+    ).row(0)
+    return float(low), float(middle), float(high)
 
 
-def _duplex(crossed: pl.DataFrame, latency: float) -> tuple[float, float, float] | None:
-    """Return how much longer a message took whose receiver waited while it sent one itself."""
-    rows = crossed.filter(pl.col("s0") >= pl.col("r0"))
-    if not rows.height or not latency:
+def _duplex_factor(grouped: pl.DataFrame, latency_ns: float) -> Estimate | None:
+    """Return the latency of messages whose receiver waited while it sent as well, over the latency of one alone."""
+    rows = grouped.filter(pl.col("send_start_ns") >= pl.col("receive_start_ns"))
+    if not rows.height or not latency_ns:
         return None
-    low, middle, high = (t / latency for t in _three(rows, pl.col("r1") - pl.col("s0")))
-    return max(1.0, low), max(1.0, middle), max(1.0, high)
+    low, middle, high = _quartiles(rows, pl.col("receive_end_ns") - pl.col("send_start_ns"))
+    return max(1.0, low / latency_ns), max(1.0, middle / latency_ns), max(1.0, high / latency_ns)
 
 
-def _slowdown(contention: Sequence[pl.DataFrame]) -> tuple[dict[str, tuple[float, float, float]], bool]:
-    """Return by kind of op how much longer its kernels took beside messages; where too few did, what all did."""
-    by_op = {str(op): row for op, *row in lost(contention).rows()}
-    every = [sum(row[k] for row in by_op.values()) for k in range(3)] if by_op else [0, 0, 0]
-    pooled = _factor(*every)
-    factors = {op: _factor(*by_op.get(op, (0, 0, 0))) or pooled or UNKNOWN_SLOWDOWN for op in OPS}
-    return factors, pooled is not None
+def _slowdown_by_kind(contention: Sequence[pl.DataFrame]) -> tuple[dict[str, Estimate], bool]:
+    """Return the slowdown beside messages by op kind, and whether the run shows any.
+
+    A kind with too few kernels beside messages gets the slowdown of all kinds together.
+    """
+    sums_by_kind = {str(kind): sums for kind, *sums in lost(contention).rows()}
+    pooled = _slowdown(*(sum(column) for column in zip(*sums_by_kind.values(), strict=True))) if sums_by_kind else None
+    slowdown = {}
+    for kind in OP_KINDS:
+        own = _slowdown(*sums_by_kind[kind]) if kind in sums_by_kind else None
+        slowdown[kind] = own or pooled or UNKNOWN_SLOWDOWN
+    return slowdown, pooled is not None
 
 
-def _factor(kernels: int, beside_ns: int, lost_ns: int) -> tuple[float, float, float] | None:
-    if kernels < FEWEST or beside_ns <= 0:
+def _slowdown(kernels: int, beside_ns: int, lost_ns: int) -> Estimate | None:
+    """Return the slowdown of kernels that lost *lost_ns* in *beside_ns* beside messages; None if they are too few."""
+    if kernels < MIN_KERNELS_TO_MEASURE_SLOWDOWN or beside_ns <= 0:
         return None
-    middle = max(1.0, beside_ns / max(beside_ns - lost_ns, beside_ns / 4))
+    middle = max(1.0, beside_ns / max(beside_ns - lost_ns, beside_ns / 4))  # at most 4: more is an outlier
     return 1 + 0.9 * (middle - 1), middle, 1 + 1.1 * (middle - 1)
-
-
-def _mostly(values: pl.Series) -> bool:
-    return len(values) > 0 and int(values.sum()) * 2 > len(values)

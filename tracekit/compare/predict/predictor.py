@@ -1,97 +1,96 @@
-"""Predict what a schedule would take on this run's machine."""
+"""Prediction of the makespan of other schedules on the machine of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.text import percent
-from tracekit.compare.predict.engine import Outcome, run
-from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, Fitted, Machine, fit, match_messages
-from tracekit.compare.predict.programs import RUN, Program
-from tracekit.compare.predict.ran import Ran, ran
-from tracekit.compare.predict.runtime import Runtime, find_runtime
+from tracekit.compare.predict.engine import Floats, Outcome, run_program
+from tracekit.compare.predict.machine import HIGH, LOW, MIDDLE, FittedMachine, Machine, fit_machine, match_messages
+from tracekit.compare.predict.measured_ops import MeasuredOps, measure_ops
+from tracekit.compare.predict.message_order import MessageOrder, find_message_order
+from tracekit.compare.predict.rank_programs import RUN, Program
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank import RankPipeline
 from tracekit.schedules import Schedule
 
-Floats = npt.NDArray[np.float64]
+MAX_OPS_TO_SIMULATE = 4_000
+"""Ops of a schedule up to which it is simulated message by message."""
 
-MOST_OPS = 4_000
-"""Ops of a schedule up to which it is run message by message."""
+MAX_REPLAY_ERROR = 0.15
+"""Error of the simulated makespan of the run itself, as a share of the measured one, up to which others are given."""
 
-MOST_MISS = 0.15
-"""Share of the run's own makespan by which the engine may miss it; beyond, something is not understood."""
+MAX_SIMULATED_STEPS = 3
+"""Steps simulated one after the other at most: a host begins a step when its rank has ended the one before."""
 
-ROUNDS = 3
-"""Steps run one after the other at most: a host begins a step when its rank has ended the one before."""
+MAX_CHANGE_OF_STEADY_STEP = 0.002
+"""Change of the makespan from one step to the next, as a share, up to which steps count as equal."""
 
-SETTLED = 0.002
-"""Share of a step by which the next one may differ for it to count as the same."""
-
-
-HOST_PACE = 1.4
-"""How much faster or slower the same host may be in another recording of the same program."""
+HOST_SPEED_FACTOR = 1.4
+"""Factor by which the same host may be faster or slower in another recording of the same program."""
 
 
 class Prediction(NamedTuple):
-    """What a schedule would take, at least and at most, and the share of it outside cells."""
+    """Predicted makespan in nanoseconds, its range, and the share of ranks × makespan outside cells."""
 
     ns: int
     low_ns: int
     high_ns: int
-    outside: float
+    outside_cells: float
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A run's machine and cells, ready to run other schedules."""
+    """Machine, message order and op times of a run, with which other schedules are simulated."""
 
     own: Schedule
-    runtime: Runtime
-    fitted: Fitted
-    cells: tuple[Ran, Ran, Ran]  # lower quartiles, medians, upper quartiles
+    message_order: MessageOrder
+    machine: FittedMachine
+    ops: tuple[MeasuredOps, MeasuredOps, MeasuredOps]  # lower quartiles, medians, upper quartiles
     measured_ns: int
 
     def predict(self, schedule: Schedule) -> Prediction | str:
-        """Return what *schedule* would take, or why that is not known."""
-        if too_many := _too_many(schedule):
-            return too_many
-        program = self.runtime.program(schedule, self.own)
-        outcomes = [self.play(program, schedule, level) for level in (LOW, MIDDLE, HIGH)]
-        if any(outcome is None for outcome in outcomes):
+        """Predict the makespan of a schedule; a text with the reason if that is not possible."""
+        if reason := _too_large(schedule):
+            return reason
+        program = self.message_order.program(schedule, self.own)
+        low, middle, high = (self.simulate(program, schedule, level) for level in (LOW, MIDDLE, HIGH))
+        if low is None or middle is None or high is None:
             return "its messages would wait for each other in the order this runtime posts them"
-        spans = [outcome.makespan for outcome in outcomes if outcome is not None]
-        middle = outcomes[MIDDLE]
-        assert middle is not None
-        busy = float((middle.end - middle.start).sum())
-        outside = max(0.0, 1 - busy / (schedule.pp * spans[MIDDLE])) if spans[MIDDLE] else 0.0
-        waits = self._host_ns(program, schedule, spans[MIDDLE])
-        low = (min(spans) - waits * (1 - 1 / HOST_PACE)) * (1 - self.miss)
-        high = (max(spans) + waits * (HOST_PACE - 1)) * (1 + self.miss)
-        return Prediction(round(spans[MIDDLE]), round(low), round(high), outside)
+        # The part of the makespan that a host which launches at once would save grows and shrinks with its speed.
+        without_host = self.simulate(program, schedule, host=False)
+        host_ns = 0.0 if without_host is None else max(0.0, middle.makespan - without_host.makespan)
+        makespans = (low.makespan, middle.makespan, high.makespan)
+        low_ns = (min(makespans) - host_ns * (1 - 1 / HOST_SPEED_FACTOR)) * (1 - self.replay_error)
+        high_ns = (max(makespans) + host_ns * (HOST_SPEED_FACTOR - 1)) * (1 + self.replay_error)
+        return Prediction(round(middle.makespan), round(low_ns), round(high_ns), middle.outside_cells(schedule.pp))
 
-    def _host_ns(self, program: Program, schedule: Schedule, makespan: float) -> float:
-        """Return the part of a makespan that a host that launches at once would save: it goes with the host's pace."""
-        ready = self.play(program, schedule, host=False)
-        return 0.0 if ready is None else max(0.0, makespan - ready.makespan)
+    def predict_change(self, base: Outcome, changed: Outcome) -> Prediction:
+        """Predict the run with a change: the measured makespan times the ratio of the simulated ones."""
+        ns = self.measured_ns * changed.makespan / base.makespan
+        error = self.replay_error
+        outside_cells = changed.outside_cells(self.own.pp)
+        return Prediction(round(ns), round(ns * (1 - error)), round(ns * (1 + error)), outside_cells)
 
-    @property
-    def miss(self) -> float:
-        """Error of the replayed makespan, as a share of the measured one (1: it gets stuck); it widens every range."""
-        if "_miss" not in self.__dict__:
-            program = self.runtime.program(self.own, self.own)
-            outcome = self.play(program, self.own, MIDDLE)
-            share = 1.0 if outcome is None else abs(outcome.makespan / max(self.measured_ns, 1) - 1)
-            self.__dict__["_miss"] = min(share, 1.0)
-        return float(self.__dict__["_miss"])
+    @cached_property
+    def replay_error(self) -> float:
+        """Error of the simulated makespan of the run itself, as a share of the measured one; it widens every range."""
+        outcome = self.simulate(self.own_program(), self.own)
+        if outcome is None:
+            return 1.0
+        return min(abs(outcome.makespan / max(self.measured_ns, 1) - 1), 1.0)
 
-    def play(
+    def own_program(self) -> Program:
+        """Return the program of the run's own schedule."""
+        return self.message_order.program(self.own, self.own)
+
+    def simulate(
         self,
         program: Program,
         schedule: Schedule,
@@ -101,73 +100,99 @@ class Predictor:
         work: Sequence[float] | None = None,
         host: bool = True,
     ) -> Outcome | None:
-        """Run *program* step after step until hosts begin as they would; None where it gets stuck.
+        """Simulate steps of a program until the hosts begin a step as in a long run.
 
-        *work* says what each piece takes where that is not what such a piece took in this run.
+        Args:
+            program: Program of *schedule*.
+            schedule: Schedule.
+            level: Costs to take: ``LOW``, ``MIDDLE`` or ``HIGH``.
+            machine: Machine; that of the run at *level* if None.
+            work: Duration of each piece; the typical one of such pieces in the run if None.
+            host: Whether launches take time.
+
+        Returns:
+            The last step; None if pieces wait for each other.
         """
-        cells = self.cells[level]
-        machine = machine or self.fitted.machines[level]
-        times = cells.work_of(program, schedule) if work is None else work
-        done = run(program, times, machine, cells.launches_of(program, schedule) if host else None)
-        for _ in range(ROUNDS - 1 if host and not done.stuck else 0):
-            before, ends = done.makespan, _ends(program, done)
-            done = run(program, times, machine, cells.launches_of(program, schedule, begins=ends - ends.min()))
-            if abs(done.makespan - before) <= SETTLED * before:
+        ops = self.ops[level]
+        machine = machine or self.machine.machines[level]
+        durations = ops.typical_work(program, schedule) if work is None else work
+        outcome = run_program(program, durations, machine, ops.launches(program, schedule) if host else None)
+        for _ in range(MAX_SIMULATED_STEPS - 1 if host else 0):
+            if outcome.stuck:
+                return None
+            previous_ns, rank_ends = outcome.makespan, _rank_ends(program, outcome)
+            launches = ops.launches(program, schedule, rank_ends - rank_ends.min())
+            outcome = run_program(program, durations, machine, launches)
+            if abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
                 break
-        return None if done.stuck else done
+        return None if outcome.stuck else outcome
 
 
-def _too_many(schedule: Schedule) -> str | None:
-    """Return why a schedule is too large to run, None where it is not."""
-    few = sum(len(order) for order in schedule.ranks) <= MOST_OPS
-    return None if few else f"more than {MOST_OPS:,} ops are too many to run message by message"
+def _too_large(schedule: Schedule) -> str | None:
+    """Return the reason why a schedule is too large to simulate; None if it is not."""
+    if sum(len(order) for order in schedule.ranks) <= MAX_OPS_TO_SIMULATE:
+        return None
+    return f"more than {MAX_OPS_TO_SIMULATE:,} ops are too many to run message by message"
 
 
-def _ends(program: Program, done: Outcome) -> Floats:
-    """Return when each rank's last piece ended."""
-    return np.array([max((done.end[at] for code, at in steps if code == RUN), default=0.0) for steps in program.steps])
+def _rank_ends(program: Program, outcome: Outcome) -> Floats:
+    """Return the end of each rank's last piece."""
+    ends = [[outcome.end[number] for action, number in steps if action == RUN] for steps in program.steps]
+    return np.array([max(rank_ends, default=0.0) for rank_ends in ends])
 
 
-def predictor(
+def fit_predictor(
     pipeline: Pipeline, ranks: Mapping[int, RankPipeline], own: Schedule, *, exact: bool, measured_ns: int
 ) -> Predictor | str:
-    """Return a predictor fitted to this run's machine, or why the run shows too little of it."""
-    if reason := _unfit(pipeline, own, exact=exact):
+    """Fit a predictor to one step of a run.
+
+    Args:
+        pipeline: The step.
+        ranks: Tables of the run's ranks.
+        own: Schedule of the run.
+        exact: Whether the run follows *own* exactly.
+        measured_ns: Makespan of the step.
+
+    Returns:
+        The predictor; a text with the reason if the run shows too little of its machine.
+    """
+    if reason := _cannot_predict(pipeline, own, exact=exact):
         return reason
-    messages = _messages(pipeline, ranks)
+    messages = _messages_by_position(pipeline, ranks)
     matched = match_messages(messages)
     if matched is None:
         return "not every message could be matched with its other side"
-    runtime = find_runtime(own, messages, pipeline.detail)
-    contention = [ranks[r].contention for r in pipeline.ranks]
-    fitted = fit(matched, contention, runtime.queues)
-    cells = [
-        ran(pipeline.detail, messages, fitted.machines[MIDDLE], stages=own.stages, level=level)
+    message_order = find_message_order(own, messages, pipeline.detail)
+    machine = fit_machine(matched, [ranks[rank].contention for rank in pipeline.ranks], message_order.queues)
+    low, middle, high = (
+        measure_ops(pipeline.detail, messages, machine.machines[MIDDLE], stages=own.stages, level=level)
         for level in (LOW, MIDDLE, HIGH)
-    ]
-    made = Predictor(own, runtime, fitted, (cells[0], cells[1], cells[2]), measured_ns)
-    if made.miss > MOST_MISS:
-        return f"a replay of this run with its own messages and host is off by {percent(made.miss, digits=0)}"
-    return made
+    )
+    predictor = Predictor(own, message_order, machine, (low, middle, high), measured_ns)
+    if predictor.replay_error > MAX_REPLAY_ERROR:
+        error = percent(predictor.replay_error, digits=0)
+        return f"a replay of this run with its own messages and host is off by {error}"
+    return predictor
 
 
-def _unfit(pipeline: Pipeline, own: Schedule, *, exact: bool) -> str | None:
-    """Return why a run shows too little of its machine; None where it may show enough."""
+def _cannot_predict(pipeline: Pipeline, own: Schedule, *, exact: bool) -> str | None:
+    """Return the reason why the run cannot show enough of its machine; None if there is none."""
     if len(pipeline.ranks) < 2:
         return "a single rank sends no messages"
     if len(pipeline.positions) < len(pipeline.ranks):
         return "traces of some of the pipeline's ranks are missing"
     if not exact or pipeline.stages_from == "nothing":
         return "the run's own order is not that of a known schedule"
-    return _too_many(own)
+    return _too_large(own)
 
 
-def _messages(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> dict[int, pl.DataFrame]:
-    """Return each position's messages of the step, on the pipeline's clock, peers as positions."""
-    position = {rank: at for at, rank in enumerate(pipeline.ranks)}
+def _messages_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> dict[int, pl.DataFrame]:
+    """Return the messages of each rank in the step by position, on the pipeline's clock, peers as positions."""
+    position_of_rank = {rank: position for position, rank in enumerate(pipeline.ranks)}
+    peer = pl.col("peer").replace_strict(position_of_rank, default=None, return_dtype=pl.Int32)
     messages = {}
-    for rank, at in position.items():
+    for rank, position in position_of_rank.items():
         table = ranks[rank].by_step[pipeline.step][1]
-        peers = pl.col("peer").replace_strict(position, default=None, return_dtype=pl.Int32)
-        messages[at] = table.with_columns(*pipeline.clocks.moved(rank, "launch_ns", "start_ns", "end_ns"), peers)
+        on_one_clock = pipeline.clocks.moved(rank, "launch_ns", "start_ns", "end_ns")
+        messages[position] = table.with_columns(*on_one_clock, peer)
     return messages

@@ -7,7 +7,7 @@ import polars as pl
 
 from tracekit.analysis import Analysis
 from tracekit.analysis.critical import CriticalPath
-from tracekit.compare import Held
+from tracekit.compare import StepComparison
 from tracekit.report.view.path import PathView
 
 ROW = "Critical path"
@@ -51,7 +51,7 @@ def moments(analysis: Analysis, path: PathView | None) -> list[tuple[float, floa
     return found
 
 
-def time_in_cells(critical: CriticalPath | None, held: Held) -> pl.Series:
+def time_in_cells(critical: CriticalPath | None, held: StepComparison) -> pl.Series:
     """Return the path's time in each of the pipeline's cells; 0 where it does not run through it."""
     if critical is None:
         return pl.Series("path_ns", [0] * len(held.cells), dtype=pl.Int64)

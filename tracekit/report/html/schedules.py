@@ -13,7 +13,7 @@ import polars as pl
 from tracekit._util.text import format_ranges
 from tracekit.analysis import Analysis
 from tracekit.analysis.critical import CriticalPath
-from tracekit.compare import Held
+from tracekit.compare import StepComparison
 from tracekit.intervals import union_of
 from tracekit.report.html.pack import BOXES, WAITING, last_ns, pack
 from tracekit.report.html.path import time_in_cells
@@ -46,7 +46,7 @@ def schedule_data(analysis: Analysis) -> dict[str, Any] | None:
     return {"causes": causes, "choices": [_choice(held, analysis.critical, several=several) for held in choices]}
 
 
-def _choice(held: Held, critical: CriticalPath | None, *, several: bool) -> dict[str, Any]:
+def _choice(held: StepComparison, critical: CriticalPath | None, *, several: bool) -> dict[str, Any]:
     ranks = sorted(held.cells["rank"].unique().to_list())
     cells = held.cells.with_columns(*_waiting(held), time_in_cells(critical, held))
     origin = int(cells["start_ns"].to_numpy().min(initial=last_ns(cells)))
@@ -71,7 +71,7 @@ def _choice(held: Held, critical: CriticalPath | None, *, several: bool) -> dict
     }
 
 
-def _names(held: Held) -> list[str]:
+def _names(held: StepComparison) -> list[str]:
     """Return every cell's name, to say what another one waited for."""
     columns = ("op", "stage", "microbatch", "b_stage", "b_microbatch", "rank")
     names = []
@@ -81,7 +81,7 @@ def _names(held: Held) -> list[str]:
     return names
 
 
-def _waiting(held: Held) -> list[pl.Series]:
+def _waiting(held: StepComparison) -> list[pl.Series]:
     """Return for each cell what held it up: the largest cause after its inputs were there, and the last input."""
     replay = held.replays
     names = [name for name in GAP_CAUSES if name in replay.before]

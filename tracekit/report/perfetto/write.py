@@ -22,7 +22,7 @@ from zlib_ng import gzip_ng
 from tracekit._util.files import atomic_write, check_output_path
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
-from tracekit.compare.comparison import Held
+from tracekit.compare.comparison import StepComparison
 from tracekit.errors import Notice, OptionError
 from tracekit.intervals import union
 from tracekit.report.perfetto.events import event_lines, flow_lines
@@ -229,7 +229,7 @@ class _Export:
             self.flows += part.height
 
 
-def _cells(held: Held, *, ideal: bool) -> pl.DataFrame:
+def _cells(held: StepComparison, *, ideal: bool) -> pl.DataFrame:
     """Return a pipeline's cells at their measured times, or at the ideal ones counted from its first cell."""
     cells = held.cells
     if ideal:

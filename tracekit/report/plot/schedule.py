@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tracekit.compare.comparison import Held
+    from tracekit.compare.comparison import StepComparison
 
 Show = Literal["both", "measured", "ideal"]
 MARGIN = 1.6
@@ -76,7 +76,7 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
     return figure
 
 
-def _cells(held: Held, *, ideal: bool) -> pl.DataFrame:
+def _cells(held: StepComparison, *, ideal: bool) -> pl.DataFrame:
     """Cells with start and end in milliseconds from the first."""
     prefix = "ideal_" if ideal else ""
     start, end = pl.col(f"{prefix}start_ns"), pl.col(f"{prefix}end_ns")
@@ -93,7 +93,7 @@ def _size(tables: dict[str, pl.DataFrame], end: float) -> tuple[float, float]:
     return width, (width - MARGIN) / end
 
 
-def _draw(axes: Axes, cells: pl.DataFrame, held: Held, row: Mapping[int, int], inches: float) -> None:
+def _draw(axes: Axes, cells: pl.DataFrame, held: StepComparison, row: Mapping[int, int], inches: float) -> None:
     shapes = cell_parts(cells)
     shapes = replace(shapes, rank=np.array([row[rank] for rank in shapes.rank.tolist()], np.int64))
     draw_cells(axes, shapes, held.match.schedule, inches=inches)
@@ -121,7 +121,7 @@ def _headline(analysis: Analysis) -> str:
     return f"{found.name}{near} · {ranks} × {found.microbatches} micro-batches{several}"
 
 
-def _facts(held: Held, show: str) -> str:
+def _facts(held: StepComparison, show: str) -> str:
     measured = f"measured {ms(held.measured_ns)}, {percent(held.measured_bubble)} outside cells"
     ideal = f"ideal {ms(held.ideal_ns)}, {percent(held.ideal_bubble)} outside cells"
     return {"both": f"{measured} · {ideal}", "measured": measured, "ideal": ideal}[show]

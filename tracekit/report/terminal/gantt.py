@@ -6,14 +6,14 @@ import polars as pl
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tracekit.compare import Held
+from tracekit.compare import StepComparison
 from tracekit.report.palette import CELL_COLOURS
 from tracekit.report.terminal.table import note
 
 _TURNED = {"F": "F", "B": "B", "I": "I", "W": "W", "FB": "X"}
 
 
-def gantt(held: Held, width: int) -> RenderableType:
+def gantt(held: StepComparison, width: int) -> RenderableType:
     """Draw two blocks of one line per rank, to one scale: as it ran, and its ideal."""
     cells = held.cells
     origin = int(cells["start_ns"].min())  # type: ignore[arg-type]

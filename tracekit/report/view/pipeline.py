@@ -9,7 +9,7 @@ import polars as pl
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
-from tracekit.compare import Held, ScheduleComparison, WhatIf
+from tracekit.compare import ScheduleComparison, StepComparison, WhatIf
 from tracekit.report.view.pace import beyond_noise
 from tracekit.schema import GAP_CAUSES, PHASES
 
@@ -204,7 +204,7 @@ def _slower(found: ScheduleComparison) -> str:
     return f", {'all' if len(means) > 2 else 'both'} alike" if not beyond_noise(means[0], means[-1]) else ""
 
 
-def _side(held: Held, name: str, makespan_ns: int, outside: float) -> Side:
+def _side(held: StepComparison, name: str, makespan_ns: int, outside: float) -> Side:
     count = max(1, len(held.bubbles))
     rows: list[Mapping[str, int]] = [one.measured_ns if name == "measured" else one.ideal_ns for one in held.bubbles]
     return Side(name, makespan_ns, outside, {phase: sum(row[phase] for row in rows) / count for phase in PHASES})

@@ -1,0 +1,318 @@
+"""What-if rows: other schedules, layer splits and sizes, and the run without one cause of its gap.
+
+Predicted makespans are simulated with the run's own ops, messages and machine; ideals with its mean op times and free
+messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+from msgspec.structs import asdict, replace
+
+from tracekit._util.text import percent
+from tracekit.compare.gap import StepReplays
+from tracekit.compare.orders import count_ops
+from tracekit.compare.predict.layer_split import layers_per_stage, propose_split
+from tracekit.compare.predict.machine import MIDDLE
+from tracekit.compare.predict.predictor import Prediction, Predictor
+from tracekit.compare.predict.remove_cause import StallInsideCells, predict_without
+from tracekit.compare.stage_times import StageTimes, measure_stage_times
+from tracekit.errors import ScheduleError
+from tracekit.schedules import Schedule, Times, generate, names, simulate
+from tracekit.schedules.registry import describe
+from tracekit.schema import GAP_CAUSES
+
+MAX_UNITS_TO_SEARCH = 4_000
+"""Units of work of a schedule up to which schedules whose order is searched for are tried."""
+
+MICROBATCHES_PER_RANK_TO_TRY = (1, 2, 4, 8)
+CHUNKS_TO_TRY = (1, 2, 3, 4)
+MAX_OPS_OF_CURVE_POINT = 600
+"""Ops of a schedule up to which it is a point of the curves over micro-batches and chunks; there are many points."""
+
+TWO_STAGES_PER_RANK = "every rank holds two stages' weights"
+"""Assumption of rows whose schedule flows both ways; the additional memory is not known."""
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """One row: a change, its makespan, and the assumptions behind it.
+
+    ``predicted_ns`` is simulated with this run's messages and machine, ``ideal_ns`` with free messages and balanced
+    stages. ``saves_ns`` is the measured makespan minus the predicted one; it is negative if the change is slower.
+    """
+
+    change: str  # "schedule", "without", "layout", "microbatches" or "chunks"
+    name: str
+    virtual: int | None = None
+    ideal_ns: int | None = None
+    predicted_ns: int | None = None
+    predicted_range_ns: tuple[int, int] | None = None
+    saves_ns: int | None = None
+    outside_cells: float | None = None  # share of ranks × predicted makespan in no cell
+    peak_activations: float | None = None  # largest number a rank holds, in micro-batches of all its layers
+    least_activations: float | None = None  # the same if an input gradient already frees the activation
+    peak_bytes: tuple[int, int | None] | None = None  # bounds of the largest memory of a rank; None if not known
+    fits: bool | None = None  # into the GPU's memory; None if not known
+    ran: bool = False  # the run's own schedule: measured, not predicted
+    microbatches: int | None = None
+    layout: str | None = None  # for Megatron-Core's --pipeline-model-parallel-layout
+    rests_on: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def slower(self) -> bool:
+        """Whether it would take longer than the run did."""
+        return self.saves_ns is not None and self.saves_ns < 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        fields = asdict(self) | {"slower": self.slower}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+
+def too_large_to_search(pp: int, microbatches: int) -> bool:
+    """Return whether schedules whose order is searched for are left out.
+
+    >>> too_large_to_search(4, 8), too_large_to_search(64, 1024)
+    (False, True)
+    """
+    return pp * microbatches * 3 > MAX_UNITS_TO_SEARCH
+
+
+def what_if_rows(
+    replays: StepReplays, cells: pl.DataFrame, own: Schedule, predictor: Predictor | str, *, ideal_ns: int
+) -> list[WhatIf]:
+    """Return all rows: schedules, best first; causes of the gap, costliest first; the layer split; the curves.
+
+    Args:
+        replays: The step.
+        cells: Cells of the step (``DETAILED``).
+        own: Schedule of the run.
+        predictor: Predictor, or the reason why there is none; then rows have only their ideal.
+        ideal_ns: Ideal of the run itself.
+    """
+    times = measure_stage_times(replays, cells, own.pp)
+    rows = []
+    for schedule in _other_schedules(own, times.for_chunks(1)):
+        if (schedule.name, schedule.virtual) == (own.name, own.virtual):
+            rows.append(_own_row(schedule, times, replays, ideal_ns))
+        else:
+            rows.append(_schedule_row(schedule, own, times, replays.makespan, predictor))
+    # Best prediction first; rows without one after them, by their ideal.
+    rows.sort(
+        key=lambda row: (
+            row.predicted_ns is None,
+            (row.ideal_ns if row.predicted_ns is None else row.predicted_ns) or 0,
+            row.peak_activations or 0,
+        )
+    )
+    rows += _cause_rows(replays, predictor)
+    if not isinstance(predictor, str):
+        rows += [*_layer_split_rows(predictor, cells), *_curve_rows(predictor, cells, times)]
+    return rows
+
+
+def _other_schedules(own: Schedule, whole_stage_times: Times) -> Iterator[Schedule]:
+    """Yield the schedules that the run could use, its own among them."""
+    for name in names():
+        entry = describe(name)
+        if not entry.pipeline or (entry.searched and too_large_to_search(own.pp, own.microbatches)):
+            continue
+        # An interleaved schedule with one chunk is the plain one.
+        chunk_counts = sorted({2, own.virtual} - {1}) if entry.virtual is None else [None]
+        for virtual in chunk_counts:
+            times = whole_stage_times if entry.searched else None
+            yield from _generate(name, own.pp, own.microbatches, virtual, times)
+
+
+def _generate(
+    name: str, pp: int, microbatches: int, virtual: int | None, times: Times | None = None
+) -> Iterator[Schedule]:
+    """Yield the schedule if it exists in this size."""
+    try:
+        yield generate(name, pp=pp, microbatches=microbatches, virtual=virtual, times=times)
+    except ScheduleError:
+        return
+
+
+def _ideal_figures(schedule: Schedule, times: StageTimes) -> dict[str, Any]:
+    """Return the fields of a row that come from the ideal of a schedule."""
+    chunks = schedule.stages / schedule.pp
+    simulation = simulate(schedule, times.for_chunks(chunks))
+    return {
+        "name": schedule.name,
+        "virtual": schedule.virtual,
+        "ideal_ns": int(simulation.makespan),
+        "peak_activations": max(simulation.peak_activations) / chunks,
+        "least_activations": max(simulation.least_activations) / chunks,
+        "microbatches": schedule.microbatches,
+    }
+
+
+def _predicted_figures(prediction: Prediction, measured_ns: int) -> dict[str, Any]:
+    """Return the fields of a row that come from a prediction."""
+    return {
+        "predicted_ns": prediction.ns,
+        "predicted_range_ns": (prediction.low_ns, prediction.high_ns),
+        "saves_ns": measured_ns - prediction.ns,
+        "outside_cells": prediction.outside_cells,
+    }
+
+
+def _outside_cells(start: Any, end: Any, ranks: int, makespan: int) -> float:
+    """Return the share of ranks × makespan in no cell."""
+    return max(0.0, 1 - float(np.sum(end - start)) / max(1, ranks * makespan))
+
+
+def _own_row(schedule: Schedule, times: StageTimes, replays: StepReplays, ideal_ns: int) -> WhatIf:
+    """Return the row of the run's own schedule, as measured."""
+    makespan = replays.makespan
+    figures = _ideal_figures(schedule, times) | {"ideal_ns": ideal_ns}
+    return WhatIf(
+        "schedule",
+        **figures,
+        predicted_ns=makespan,
+        predicted_range_ns=(makespan, makespan),
+        saves_ns=0,
+        ran=True,
+        outside_cells=_outside_cells(replays.start, replays.end, schedule.pp, makespan),
+        rests_on=("this run, measured",),
+    )
+
+
+def _schedule_row(
+    schedule: Schedule, own: Schedule, times: StageTimes, measured_ns: int, predictor: Predictor | str
+) -> WhatIf:
+    """Return the row of another schedule."""
+    row = WhatIf("schedule", **_ideal_figures(schedule, times), rests_on=_assumptions(schedule, own, times, predictor))
+    prediction = predictor if isinstance(predictor, str) else predictor.predict(schedule)
+    if isinstance(prediction, str):
+        return replace(row, unknown=(f"the makespan: {prediction}",))
+    assert isinstance(predictor, Predictor)
+    unknown = predictor.machine.unknown
+    if count_ops(schedule.ranks[0], "W") and not predictor.ops[MIDDLE].has_split_backwards:
+        unknown += ("what splitting the backward costs the host: this run did not split it",)
+    return replace(row, **_predicted_figures(prediction, measured_ns), unknown=unknown)
+
+
+def _assumptions(schedule: Schedule, own: Schedule, times: StageTimes, predictor: Predictor | str) -> tuple[str, ...]:
+    """Return the assumptions behind the row of another schedule."""
+    assumptions: list[str] = []
+    chunks = schedule.stages / schedule.pp
+    if chunks != own.stages / own.pp:
+        cut = "in one chunk" if chunks == 1 else f"cut into {chunks:g} equal chunks"
+        assumptions.append(f"a rank's layers {cut}")
+    if count_ops(schedule.ranks[0], "FB"):
+        if times.overlap is None or isinstance(predictor, Predictor):
+            assumptions.append("FB takes F + B")
+        else:
+            assumptions.append(f"FB takes {percent(times.overlap, digits=0)} of F + B, as measured")
+    if count_ops(schedule.ranks[0], "W") and not times.split_known:
+        assumptions.append("backward halves into I and W")
+    if schedule.both_ways:
+        assumptions.append(TWO_STAGES_PER_RANK)
+    if isinstance(predictor, Predictor):
+        assumptions.append(predictor.message_order.in_words())
+    return tuple(assumptions)
+
+
+def _cause_rows(replays: StepReplays, predictor: Predictor | str) -> list[WhatIf]:
+    """Return a row for each cause of the gap without which the run would be faster, costliest first."""
+    rows = []
+    for cause, words in GAP_CAUSES.items():
+        if words.change is None:
+            continue
+        if isinstance(predictor, Predictor):
+            prediction = predict_without(predictor, cause, _stalls_inside_cells(replays, cause))
+            if prediction is None:
+                continue
+            figures = _predicted_figures(prediction, replays.makespan)
+            messages = predictor.message_order.in_words()
+        else:
+            figures = _replay_without(replays, cause)
+            messages = "messages and waiting as in this run"
+        if figures["saves_ns"] > 0:
+            rows.append(WhatIf("without", words.change, **figures, rests_on=(words.assumption or "", messages)))
+    return sorted(rows, key=lambda row: -(row.saves_ns or 0))
+
+
+def _replay_without(replays: StepReplays, cause: str) -> dict[str, Any]:
+    """Return the fields of a row for a replay of the run's own order without *cause*."""
+    start, end = replays.run_without(cause)
+    makespan = int(end.max(initial=0))
+    ranks = max(1, len(replays.graph.positions))
+    return {
+        "predicted_ns": makespan,
+        "saves_ns": replays.makespan - makespan,
+        "outside_cells": _outside_cells(start, end, ranks, makespan),
+    }
+
+
+def _stalls_inside_cells(replays: StepReplays, cause: str) -> StallInsideCells:
+    """Return the time for which *cause* stopped each cell, by op kind, stage and micro-batch."""
+    if cause not in replays.inside:
+        return {}
+    graph = replays.graph
+    keys = zip(graph.op.tolist(), graph.stage.tolist(), graph.microbatch.tolist(), strict=True)
+    return dict(zip(keys, replays.inside[cause].astype(float).tolist(), strict=True))
+
+
+def _layer_split_rows(predictor: Predictor, cells: pl.DataFrame) -> list[WhatIf]:
+    """Return a row with a faster split of the layers over stages, if there is one."""
+    split = propose_split(predictor, cells)
+    if split is None:
+        return []
+    return [
+        WhatIf(
+            "layout",
+            "layers per stage " + ",".join(map(str, split.layers)),
+            predictor.own.virtual,
+            **_predicted_figures(split.prediction, predictor.measured_ns),
+            layout=split.megatron_layout(),
+            rests_on=("layers of a stage take equal time; the other work of the first and last stage stays there",),
+        )
+    ]
+
+
+def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) -> list[WhatIf]:
+    """Return rows for the run's schedule over numbers of micro-batches, and for 1F1B over numbers of chunks."""
+    own = predictor.own
+    points = [("microbatches", schedule) for schedule in _over_microbatches(own)]
+    points += [("chunks", schedule) for schedule in _over_chunks(own, layers_per_stage(cells, own.stages))]
+    rows = []
+    for change, schedule in points:
+        if sum(len(order) for order in schedule.ranks) > MAX_OPS_OF_CURVE_POINT:
+            continue
+        prediction = predictor.predict(schedule)
+        if isinstance(prediction, str):
+            continue
+        figures = _ideal_figures(schedule, times) | _predicted_figures(prediction, predictor.measured_ns)
+        if change == "microbatches":
+            figures["saves_ns"] = None  # another amount of work cannot be compared with the run
+        assumptions = ("micro-batches of this run's size", predictor.message_order.in_words())
+        rows.append(WhatIf(change, **figures, rests_on=assumptions))
+    return rows
+
+
+def _over_microbatches(own: Schedule) -> Iterator[Schedule]:
+    """Yield the run's schedule with other numbers of micro-batches, its own among them."""
+    virtual = own.virtual if describe(own.name).virtual is None else None
+    for microbatches in sorted({own.pp * n for n in MICROBATCHES_PER_RANK_TO_TRY} | {own.microbatches}):
+        yield from _generate(own.name, own.pp, microbatches, virtual)
+
+
+def _over_chunks(own: Schedule, layers: Any) -> Iterator[Schedule]:
+    """Yield 1F1B with other numbers of chunks that divide the layers of a rank; up to two if these are not known."""
+    layers_per_rank = None if layers is None else int(layers.sum()) // own.pp
+    for chunks in CHUNKS_TO_TRY:
+        if chunks > 2 if layers_per_rank is None else layers_per_rank % chunks:
+            continue
+        if chunks == 1:
+            yield from _generate("1f1b", own.pp, own.microbatches, None)
+        else:
+            yield from _generate("interleaved", own.pp, own.microbatches, chunks)
