@@ -34,19 +34,19 @@ class Program:
         self.op(NODE + name, start, end, tid=tid, sequence=sequence, fwd_thread=1)
         return self.op(name, start + 0.1, end - 0.1, tid=tid, sequence=sequence, fwd_thread=1)
 
-    def kernel(self, name, at, *, tid=MAIN, kind="kernel", stream=7, lasts=1, launched=True, **more):
+    def kernel(self, name, launch_us, *, tid=MAIN, kind="kernel", stream=7, lasts=1, launched=True, **more):
         correlation = len(self.rows)
         if launched:
-            self.add("runtime", "cudaLaunchKernel", at, at + 0.2, tid=tid, correlation=correlation)
+            self.add("runtime", "cudaLaunchKernel", launch_us, launch_us + 0.2, tid=tid, correlation=correlation)
         more = {"device": 0, "stream": stream, "correlation": correlation} | more
-        return self.add(kind, name, at + 0.3, at + 0.3 + lasts, **more)
+        return self.add(kind, name, launch_us + 0.3, launch_us + 0.3 + lasts, **more)
 
-    def copy(self, name, at, **more):
-        return self.kernel(f"Memcpy {name}", at, kind="memcpy", **more)
+    def copy(self, name, launch_us, **more):
+        return self.kernel(f"Memcpy {name}", launch_us, kind="memcpy", **more)
 
-    def nccl(self, collective, at, **more):
+    def nccl(self, collective, launch_us, **more):
         more = {"stream": 20} | more
-        return self.kernel("ncclDevKernel_Generic(args)", at, collective=collective, **more)
+        return self.kernel("ncclDevKernel_Generic(args)", launch_us, collective=collective, **more)
 
     def trained(self):
         """A backward elsewhere in the trace, far after everything else."""
@@ -70,7 +70,7 @@ def program():
     return Program()
 
 
-def one(labelled, target):
+def event_row(labelled, target):
     """The row of an event, by its id."""
     return labelled.filter(pl.col("id") == target).row(0, named=True)
 
@@ -78,12 +78,12 @@ def one(labelled, target):
 @pytest.fixture(scope="session")
 def load():
     """The events of a capture; every file is read once."""
-    known = {}
+    events_of_file = {}
 
     def read_once(path):
-        if path not in known:
-            known[path] = kineto.read(path).events
-        return known[path]
+        if path not in events_of_file:
+            events_of_file[path] = kineto.read(path).events
+        return events_of_file[path]
 
     return read_once
 

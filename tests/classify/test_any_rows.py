@@ -68,9 +68,9 @@ def rows(seed):
 def test_anything_is_labelled(first):
     for seed in [*range(first, first + 10), 144]:
         events = conform(pl.DataFrame(list(rows(seed)), infer_schema_length=None), EVENTS)
-        found = classify(events)
-        assert len(found) == events["kind"].is_in(GPU_KINDS).sum()
-        assert set(found["label"]) <= set(LABELS)
+        labelled = classify(events)
+        assert len(labelled) == events["kind"].is_in(GPU_KINDS).sum()
+        assert set(labelled["label"]) <= set(LABELS)
 
 
 def test_nothing_is_labelled_of_nothing():

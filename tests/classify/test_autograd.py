@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tests.classify.conftest import ENGINE, NODE, one
+from tests.classify.conftest import ENGINE, NODE, event_row
 from tracekit.classify import classify
 
 
@@ -27,7 +27,7 @@ def test_gradients_scaled_before_the_optimizer_are_no_forward_though_the_next_st
     program.op("aten::relu", 90, 91, sequence=8)
     program.node("ReluBackward0", 100, 110, 7)
     labelled = classify(program.events())
-    assert [one(labelled, k)["label"] for k in (*scaled, forward)] == ["optimizer", "optimizer", "forward"]
+    assert [event_row(labelled, k)["label"] for k in (*scaled, forward)] == ["optimizer", "optimizer", "forward"]
 
 
 def test_a_node_knows_its_forward(program):
@@ -38,8 +38,8 @@ def test_a_node_knows_its_forward(program):
     program.node("MmBackward0", 20, 30, 7)
     backward = program.kernel("k", 21, tid=ENGINE)
     labelled = classify(program.events())
-    assert one(labelled, forward)["label"] == "forward"
-    row = one(labelled, backward)
+    assert event_row(labelled, forward)["label"] == "forward"
+    row = event_row(labelled, backward)
     assert (row["node"], row["fwd_op"], row["autograd_sequence"]) == ("MmBackward0", "aten::mm", 7)
 
 
@@ -53,7 +53,7 @@ def test_order_inside_a_node(program, node, order):
         program.op("aten::mm", start, start + 10, tid=ENGINE)
         ids.append(program.kernel("gemm_kernel", start + 1, tid=ENGINE))
     labelled = classify(program.events())
-    assert [one(labelled, i)["label"] for i in ids] == order
+    assert [event_row(labelled, i)["label"] for i in ids] == order
 
 
 def zero_bubble(program, node="MmBackward0", turned="TBackward0"):
@@ -85,7 +85,7 @@ def test_a_node_that_runs_twice_serves_the_input_then_the_weight(program, node, 
     """Square matrices, and names that say nothing: only the engine's two visits tell."""
     ids = zero_bubble(program, node, turned)
     labelled = classify(program.events())
-    assert [(i, one(labelled, i)["label"]) for i, _ in ids] == ids
+    assert [(i, event_row(labelled, i)["label"]) for i, _ in ids] == ids
 
 
 def test_norm_weights_under_the_inputs_range(program):
@@ -97,7 +97,7 @@ def test_norm_weights_under_the_inputs_range(program):
     program.op(NODE + "torch::autograd::AccumulateGrad", 21, 30, tid=ENGINE)
     added = program.kernel("add", 22, tid=ENGINE)
     labelled = classify(program.events())
-    assert [one(labelled, i)["label"] for i in (dgrad, wgrad, added)] == ["dgrad", "wgrad", "wgrad"]
+    assert [event_row(labelled, i)["label"] for i in (dgrad, wgrad, added)] == ["dgrad", "wgrad", "wgrad"]
 
 
 def test_files_without_numbers(program):
@@ -107,16 +107,16 @@ def test_files_without_numbers(program):
     program.op("aten::linear", 24.5, 35.5)
     events = program.events().with_columns(sequence=pl.lit(None, pl.Int64), shapes=pl.lit(None, pl.Categorical()))
     labelled = classify(events)
-    products = [(i, label) for i, label in ids if one(labelled, i)["op"] == "aten::mm"]
+    products = [(i, label) for i, label in ids if event_row(labelled, i)["op"] == "aten::mm"]
     assert len(products) == 6
-    assert [(i, one(labelled, i)["label"]) for i, _ in products] == products
+    assert [(i, event_row(labelled, i)["label"]) for i, _ in products] == products
 
 
 def test_a_window_that_ends_before_the_weights_turn(program):
     ids = zero_bubble(program)
     cut = program.events().filter(pl.col("start_ns") < 140_000)
     labelled = classify(cut)
-    assert [one(labelled, i)["label"] for i, _ in ids[:4]] == ["forward", "forward", "dgrad", "dgrad"]
+    assert [event_row(labelled, i)["label"] for i, _ in ids[:4]] == ["forward", "forward", "dgrad", "dgrad"]
 
 
 def test_a_graph_kept_and_run_twice_is_no_split(program):
@@ -131,7 +131,7 @@ def test_a_graph_kept_and_run_twice_is_no_split(program):
         program.node("ReluBackward0", start + 9, start + 12, 4)
         ids.append(program.kernel("relu", start + 10, tid=ENGINE))
     labelled = classify(program.events())
-    assert {one(labelled, i)["label"] for i in ids} == {"dgrad"}
+    assert {event_row(labelled, i)["label"] for i in ids} == {"dgrad"}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_shapes_decide(program, shapes, label):
     program.node("LinBackward", 20, 40, 5)
     program.op("aten::mm", 21, 30, tid=ENGINE, shapes=shapes)
     target = program.kernel("gemm", 22, tid=ENGINE)
-    assert one(classify(program.events()), target)["label"] == label
+    assert event_row(classify(program.events()), target)["label"] == label
 
 
 def test_forward_work_inside_a_node_is_recompute(program):
@@ -156,4 +156,4 @@ def test_forward_work_inside_a_node_is_recompute(program):
     program.node("GeluBackward0", 20, 30, 50)
     back = program.kernel("gelu_backward", 21, tid=ENGINE)
     labelled = classify(program.events())
-    assert (one(labelled, again)["label"], one(labelled, back)["label"]) == ("recompute", "dgrad")
+    assert (event_row(labelled, again)["label"], event_row(labelled, back)["label"]) == ("recompute", "dgrad")

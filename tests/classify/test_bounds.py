@@ -26,5 +26,5 @@ def test_a_rule_decides_up_to_its_bound(rule, last, first_beyond):
     for size, decides in ((last, True), (first_beyond, False)):
         rows = pl.col("id") == target
         events = program.events().with_columns(bytes=pl.when(rows).then(size).otherwise(pl.col("bytes")))
-        found = classify(events).filter(rows)["rule"].item()
-        assert (found == rule) is decides, f"{size} bytes: {found}"
+        winner = classify(events).filter(rows)["rule"].item()
+        assert (winner == rule) is decides, f"{size} bytes: {winner}"

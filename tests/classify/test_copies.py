@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.classify.conftest import ENGINE, one
+from tests.classify.conftest import ENGINE, event_row
 from tracekit.classify import classify
-from tracekit.classify.evidence import gather
+from tracekit.classify.evidence import gather_evidence
 
 
 def test_small_saved_tensors_are_offloaded_too(program):
@@ -20,9 +20,9 @@ def test_small_saved_tensors_are_offloaded_too(program):
     loss = program.copy("DtoH (Device -> Pageable)", 2000, bytes=4)
     index = program.copy("HtoD (Pageable -> Device)", 2010, bytes=512)
     labelled = classify(program.events())
-    assert {one(labelled, i)["label"] for i in gone} == {"offload"}
-    assert {one(labelled, i)["label"] for i in back} == {"onload"}
-    assert {one(labelled, i)["label"] for i in (loss, index)} == {"memory"}
+    assert {event_row(labelled, i)["label"] for i in gone} == {"offload"}
+    assert {event_row(labelled, i)["label"] for i in back} == {"onload"}
+    assert {event_row(labelled, i)["label"] for i in (loss, index)} == {"memory"}
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_small_saved_tensors_are_offloaded_too(program):
 )
 def test_directions_of_copies_by_every_vendors_name(program, name, way):
     program.copy(name, 1, bytes=1 << 20)
-    assert gather(program.events()).text("copy").strings() == [way]
+    assert gather_evidence(program.events()).text("copy").strings() == [way]

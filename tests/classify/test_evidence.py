@@ -1,4 +1,4 @@
-"""What surrounds a kernel's launch: ranges that nest, the innermost op and annotation, and launches the file lost."""
+"""Surroundings of a kernel's launch: ranges that nest, the innermost op and annotation, and launches the file lost."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.classify.conftest import ENGINE, one
+from tests.classify.conftest import ENGINE, event_row
+from tracekit._loops.nesting import ANNOTATION, OP
 from tracekit.classify import classify
-from tracekit.classify._nest import ANNOTATION, OP, nest
+from tracekit.classify.range_nesting import nest
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20), st.sampled_from([OP, ANNOTATION])), max_size=25
@@ -21,24 +22,24 @@ POINTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=10)
 def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
     """The innermost range is the latest to start among those that hold the point and are not yet left."""
     rows = _calls(rows)
-    thread, start, end, what = (np.array([r[i] for r in rows], np.int64) for i in range(4))
-    asked = [np.array([p[i] for p in points], np.int64) for i in range(2)]
-    found = nest(thread, start, end, what, np.zeros(len(rows), np.int64), *asked, siblings=True)
+    thread, start, end, kinds = (np.array([r[i] for r in rows], np.int64) for i in range(4))
+    point_columns = [np.array([p[i] for p in points], np.int64) for i in range(2)]
+    nested = nest(thread, start, end, kinds, np.zeros(len(rows), np.int64), *point_columns, siblings=True)
 
     def around(t, at, kind, before):
-        held = [j for j, (u, a, b, w) in enumerate(rows[:before]) if w == kind and u == t and a <= at < b]
-        return held[-1] if held else -1
+        containing = [j for j, (u, a, b, w) in enumerate(rows[:before]) if w == kind and u == t and a <= at < b]
+        return containing[-1] if containing else -1
 
     for i, (t, s, _, _) in enumerate(rows):
-        assert found.op_of[i] == around(t, s, OP, i)
-        assert found.ann_of[i] == around(t, s, ANNOTATION, i)
+        assert nested.op_of[i] == around(t, s, OP, i)
+        assert nested.ann_of[i] == around(t, s, ANNOTATION, i)
     for i, (t, _, _, w) in enumerate(rows):
-        same = [j for j, row in enumerate(rows) if (row[0], row[3], found.op_of[j]) == (t, OP, found.op_of[i])]
-        assert found.before[i] == max((j for j in same if j < i and w == OP), default=-1)
-        assert found.after[i] == min((j for j in same if j > i and w == OP), default=-1)
+        same = [j for j, row in enumerate(rows) if (row[0], row[3], nested.op_of[j]) == (t, OP, nested.op_of[i])]
+        assert nested.previous_op[i] == max((j for j in same if j < i and w == OP), default=-1)
+        assert nested.next_op[i] == min((j for j in same if j > i and w == OP), default=-1)
     for i, (t, at) in enumerate(points):
-        assert found.asked_op[i] == around(t, at, OP, len(rows))
-        assert found.asked_ann[i] == around(t, at, ANNOTATION, len(rows))
+        assert nested.point_op[i] == around(t, at, OP, len(rows))
+        assert nested.point_annotation[i] == around(t, at, ANNOTATION, len(rows))
 
 
 def _calls(rows):
@@ -60,10 +61,10 @@ def test_the_innermost_op_and_the_chain(program):
     program.op("aten::mm", 3, 30)
     inside, after = program.kernel("k", 4), program.kernel("k", 60)
     labelled = classify(program.events())
-    row = one(labelled, inside)
+    row = event_row(labelled, inside)
     assert (row["op"], row["chain"]) == ("aten::mm", "aten::linear > aten::mm")
     assert (row["annotation"], row["annotations"]) == ("inner", "outer > inner")
-    row = one(labelled, after)
+    row = event_row(labelled, after)
     assert (row["op"], row["annotations"]) == (None, "outer")
 
 
@@ -72,7 +73,7 @@ def test_the_engines_work_borrows_the_annotation_its_caller_waits_in(program):
     program.op("aten::relu", 1, 2, sequence=5)
     program.node("ReluBackward0", 10, 20, 5)
     target = program.kernel("k", 11, tid=ENGINE)
-    row = one(classify(program.events()), target)
+    row = event_row(classify(program.events()), target)
     assert (row["stage"], row["microbatch"]) == (1, 3)
 
 
@@ -83,5 +84,5 @@ def test_a_launch_the_file_lost_is_known_by_its_namesakes(program):
     program.kernel("other_kernel", 21, tid=ENGINE)
     lost, stranger = program.kernel("relu_kernel", 100, launched=False), program.kernel("new", 50, launched=False)
     labelled = classify(program.events())
-    assert one(labelled, lost)["label"] == "forward"
-    assert one(labelled, stranger)["label"] == "other"
+    assert event_row(labelled, lost)["label"] == "forward"
+    assert event_row(labelled, stranger)["label"] == "other"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.classify.conftest import ENGINE, one
+from tests.classify.conftest import ENGINE, event_row
 from tracekit.classify import classify
 
 
@@ -18,7 +18,7 @@ def test_the_backward_of_combine_runs_a_dispatch_kernel(program):
     second = program.kernel(dispatch, 6, stream=27)
     third, fourth = program.kernel(combine, 8, stream=27), program.kernel(combine, 10, stream=27)
     labelled = classify(program.events())
-    got = [(one(labelled, i)["label"], one(labelled, i)["pass"]) for i in (first, second, third, fourth)]
+    got = [(event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in (first, second, third, fourth)]
     assert got == [
         ("ep_combine", "backward"),
         ("ep_dispatch", "forward"),
@@ -68,7 +68,7 @@ def test_all_to_alls_take_turns(program, described):
         for row in program.rows:
             row["group_desc"] = "mesh_ep" if row.get("group") else None
     labelled = classify(program.events())
-    assert {i: (one(labelled, i)["label"], one(labelled, i)["pass"]) for i in expected} == expected
+    assert {i: (event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in expected} == expected
 
 
 def test_a_dispatch_in_two_parts(program):
@@ -77,4 +77,4 @@ def test_a_dispatch_in_two_parts(program):
     for row in program.rows:
         row["group_desc"] = "EXPERT_MODEL_PARALLEL_GROUP" if row.get("group") else None
     labelled = classify(program.events())
-    assert {i: (one(labelled, i)["label"], one(labelled, i)["pass"]) for i in expected} == expected
+    assert {i: (event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in expected} == expected

@@ -1,4 +1,4 @@
-"""What ``explain`` says of an event: the rule that decided, why others failed, and all that a name means."""
+"""Explanation of an event: the rule that decided, why others failed, and all events of a name."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_explain_names_the_rule_and_why_others_failed(program):
 
 def test_explain_counts_all_that_a_name_means(samples, load):
     events = load(samples / "1f1b/rank1.pt.trace.json.gz")
-    found = explain(events, "nvjet")
-    assert dict(found.others) == {"forward": 96, "dgrad": 96, "wgrad": 96}
-    assert found.to_dict()["label"] in ("forward", "dgrad", "wgrad")
+    explanation = explain(events, "nvjet")
+    assert dict(explanation.others) == {"forward": 96, "dgrad": 96, "wgrad": 96}
+    assert explanation.to_dict()["label"] in ("forward", "dgrad", "wgrad")

@@ -1,4 +1,4 @@
-"""How an event is named to ``--explain``: part of a name in any case, an id; a label that is misspelt is guessed."""
+"""Selectors of ``--explain``: part of a name in any case, an id; a misspelt label is guessed."""
 
 from __future__ import annotations
 

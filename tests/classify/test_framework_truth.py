@@ -61,23 +61,23 @@ def exchanges():
     return label
 
 
-def right(name, found):
+def right(name, trace):
     pipeline = {"ds-pipe", "titan-ac"}
     if name in pipeline:  # no replicas: what is not a message is the norm or the loss, among the pipeline's ranks
-        return truth.expected(found, lambda _event, _stack: {"pp_comm"})
-    return truth.expected(found, exchanges())
+        return truth.expected(trace, lambda _event, _stack: {"pp_comm"})
+    return truth.expected(trace, exchanges())
 
 
-def compute_alone(found, expected):
-    return [e if "nccl" not in k["name"].lower() else None for k, e in zip(found.gpu, expected, strict=True)]
+def compute_alone(trace, expected):
+    return [e if "nccl" not in k["name"].lower() else None for k, e in zip(trace.gpu, expected, strict=True)]
 
 
 @pytest.mark.parametrize(("name", "rank"), RANKS)
 def test_labels_are_what_the_program_ran(name, rank):
-    found, events = recording(name, rank)
-    expected, given = right(name, found), labels(events)
-    for part, least in ((expected, 0.99), (compute_alone(found, expected), 0.98)):
-        share, wrong = truth.agreement(found, given, part)
+    trace, events = recording(name, rank)
+    expected, actual = right(name, trace), labels(events)
+    for part, least in ((expected, 0.99), (compute_alone(trace, expected), 0.98)):
+        share, wrong = truth.agreement(trace, actual, part)
         assert share > least, wrong
 
 
@@ -90,18 +90,18 @@ def ranges_renamed(events):
 
 @pytest.mark.parametrize(("name", "rank"), RANKS)
 def test_with_less_evidence_labels_get_coarser_but_not_wrong(name, rank):
-    found, events = recording(name, rank)
-    exact = right(name, found)
+    trace, events = recording(name, rank)
+    exact = right(name, trace)
     coarse = [e and e | {"other", "comm"} | ({"backward"} if e & GRADIENTS else set()) for e in exact]
     for strip in (without_shapes, renamed, undescribed, unannotated, ranges_renamed):
-        given = labels(strip(events))
+        actual = labels(strip(events))
         # Without sizes, gradients that the caller adds up before the optimizer look like a part of it.
         least = 0.97 if (name, strip) == ("ds-pipe", without_shapes) else 0.99
-        share, wrong = truth.agreement(found, given, compute_alone(found, coarse))
+        share, wrong = truth.agreement(trace, actual, compute_alone(trace, coarse))
         assert share > least, (strip.__name__, wrong)
-        share, wrong = truth.agreement(found, given, coarse)
+        share, wrong = truth.agreement(trace, actual, coarse)
         assert share > 0.99, (strip.__name__, wrong)
-        share, wrong = truth.agreement(found, given, exact)
+        share, wrong = truth.agreement(trace, actual, exact)
         assert share > 0.98, (strip.__name__, wrong)
 
 
@@ -117,5 +117,5 @@ def test_products_of_compiled_blocks_that_run_again():
 
 def test_recomputed_layers_are_one_backward_each():
     """Eight micro-batches of two layers with four linear layers and two batched products each."""
-    found = gemms("meg-recompute", 1)
-    assert found == {"forward": 96, "recompute": 96, "dgrad": 128, "wgrad": 64}
+    trace = gemms("meg-recompute", 1)
+    assert trace == {"forward": 96, "recompute": 96, "dgrad": 128, "wgrad": 64}

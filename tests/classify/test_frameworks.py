@@ -17,8 +17,8 @@ MUTE = ("gemm_kernel",) * 3
 def check(program, expected):
     """Every event of *expected* (id → label, or label and pass) is labelled so."""
     rows = {row["id"]: row for row in classify(program.events()).iter_rows(named=True)}
-    found = {i: (rows[i]["label"], rows[i]["pass"]) if isinstance(w, tuple) else rows[i]["label"] for i, w in expected}
-    assert found == dict(expected)
+    actual = {i: (rows[i]["label"], rows[i]["pass"]) if isinstance(w, tuple) else rows[i]["label"] for i, w in expected}
+    assert actual == dict(expected)
 
 
 @pytest.mark.parametrize("names", [LETTERS, MUTE])
@@ -116,8 +116,8 @@ def test_a_step_replayed_from_a_graph(program):
     expected, clock = [], 10
     program.add("runtime", "cudaGraphLaunch", 0, 5, tid=1, correlation=77)
     for name, label in STEP * 2:
-        place = {"device": 0, "stream": 7, "correlation": 77, "graph": 3}
-        expected.append((program.add("kernel", name, clock, clock + 2, **place), label))
+        graph_launch = {"device": 0, "stream": 7, "correlation": 77, "graph": 3}
+        expected.append((program.add("kernel", name, clock, clock + 2, **graph_launch), label))
         clock += 3
     check(program, expected)
 
@@ -128,8 +128,10 @@ def test_layouts_of_a_replayed_forward_say_nothing_of_gradients(program):
     program.kernel("embedding", 0.1)
     program.add("runtime", "cudaGraphLaunch", 2, 5, tid=1, correlation=77)
     names = ["nvjet_h_TNN"] * 6 + ["nvjet_h_NNN"]
-    place = {"device": 0, "stream": 7, "correlation": 77, "graph": 3}
-    expected = [(program.add("kernel", n, 10 + 3 * i, 12 + 3 * i, **place), "forward") for i, n in enumerate(names)]
+    graph_launch = {"device": 0, "stream": 7, "correlation": 77, "graph": 3}
+    expected = [
+        (program.add("kernel", n, 10 + 3 * i, 12 + 3 * i, **graph_launch), "forward") for i, n in enumerate(names)
+    ]
     check(program, expected)
 
 

@@ -1,4 +1,4 @@
-"""What a process group is for: as its creator calls it, or as it is used."""
+"""Purpose of process groups: as their creator describes them, or as they are used."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_as_described():
     kernels = [
         program.nccl("_allgather_base", 20 * k, group=str(k), group_desc=desc) for k, (desc, _) in enumerate(DESCRIBED)
     ]
-    found = labels(program, kernels)
-    assert list(zip([d for d, _ in DESCRIBED], found, strict=True)) == DESCRIBED
+    actual = labels(program, kernels)
+    assert list(zip([d for d, _ in DESCRIBED], actual, strict=True)) == DESCRIBED
 
 
 @pytest.fixture
@@ -71,16 +71,16 @@ def summed():
 
 
 def test_where_gradients_are_summed_weights_are_gathered(summed):
-    mine = summed.nccl("_allgather_base", 1, group="3", group_ranks="[0, 1]")
+    own_kernel = summed.nccl("_allgather_base", 1, group="3", group_ranks="[0, 1]")
     other = summed.nccl("_allgather_base", 30, group="4")
     exchange = summed.nccl("all_to_all", 60, group="3")
-    assert labels(summed, [mine, other, exchange]) == ["dp_comm", "comm", "comm"]
+    assert labels(summed, [own_kernel, other, exchange]) == ["dp_comm", "comm", "comm"]
 
 
 def test_a_kernel_without_a_launch_belongs_to_the_group_of_its_stream(summed):
-    mine = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
+    own_kernel = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
     other = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=21, launched=False)
-    assert labels(summed, [mine, other]) == ["dp_comm", "comm"]
+    assert labels(summed, [own_kernel, other]) == ["dp_comm", "comm"]
 
 
 def test_a_stream_of_two_groups_says_nothing(summed):
@@ -128,9 +128,9 @@ def test_copies_between_devices_that_a_collective_asked_for():
     """Copy engines move a collective's data without a kernel; copies the model makes are none."""
     program = Program().trained()
     program.op("record_param_comms", 0, 10, collective="_allgather_base", group="3", group_desc="DATA_PARALLEL_GROUP")
-    asked = program.copy("PtoP (Device -> Device)", 1, bytes=1 << 20)
+    peer_copy = program.copy("PtoP (Device -> Device)", 1, bytes=1 << 20)
     program.op("aten::copy_", 20, 30)
     plain = program.copy("PtoP (Device -> Device)", 21, bytes=1 << 20)
-    assert labels(program, [asked, plain]) == ["dp_comm", "comm"]
+    assert labels(program, [peer_copy, plain]) == ["dp_comm", "comm"]
     rows = {row["id"]: row["rule"] for row in classify(program.events()).iter_rows(named=True)}
-    assert (rows[asked], rows[plain]) == ("group-data", "peer-copy")
+    assert (rows[peer_copy], rows[plain]) == ("group-data", "peer-copy")

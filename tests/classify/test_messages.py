@@ -9,7 +9,7 @@ import pytest
 from tests.classify.conftest import ENGINE, unannotated
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify import classify
-from tracekit.classify.messages import sent_passes
+from tracekit.classify.communication_passes import sent_passes
 
 WORDS = ("forward", "backward")
 LETTERS = {"forward": "f", "backward": "b", None: "-"}
@@ -17,12 +17,12 @@ LETTERS = {"forward": "f", "backward": "b", None: "-"}
 
 def sent(story, peers=""):
     """Passes of the sends in a story: F and B compute, s sends, anything else is work that is not sent on."""
-    made = CategoryColumn(WORDS, np.array([{"F": 0, "B": 1}.get(c, -1) for c in story]))
+    computed = CategoryColumn(WORDS, np.array([{"F": 0, "B": 1}.get(c, -1) for c in story]))
     sends = np.array([c == "s" for c in story])
     peer = np.full(len(story), -1)
     peer[sends] = [int(p) for p in peers] if peers else -1
-    found = sent_passes(np.arange(len(story)), made, sends, peer).series("pass").to_list()
-    return "".join(LETTERS[v] for v, is_send in zip(found, sends, strict=True) if is_send)
+    actual = sent_passes(np.arange(len(story)), computed, sends, peer).series("pass").to_list()
+    return "".join(LETTERS[v] for v, is_send in zip(actual, sends, strict=True) if is_send)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_an_overlapped_ring_sends_activations_ahead_and_gradients_back(samples, 
     for table in (events, unannotated(events)):
         rows = classify(table).filter(pl.col("label") == "pp_comm")
         ahead, back = (rank + 2) % 8, (rank - 2) % 8
-        found = set(rows.select("p2p", "pass").rows())
-        assert found <= {
+        actual = set(rows.select("p2p", "pass").rows())
+        assert actual <= {
             (f"send:{ahead}", "forward"),
             (f"recv:{back}", "forward"),
             (f"send:{back}", "backward"),

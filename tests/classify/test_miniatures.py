@@ -46,16 +46,16 @@ class Step(Program):
         self.within(self.node, name, *kernels, tid=ENGINE, sequence=sequence)
 
     def hook(self, *kernels):
-        """What a parameter's hook does."""
+        """Run the hook of a parameter."""
         self.back("torch::autograd::AccumulateGrad", None, *kernels)
 
     def check(self):
         rows = {row["id"]: row for row in classify(self.events()).iter_rows(named=True)}
-        found = {
+        actual = {
             i: (rows[i]["label"], rows[i]["pass"]) if isinstance(w, tuple) else rows[i]["label"]
             for i, w in self.wanted.items()
         }
-        assert found == self.wanted
+        assert actual == self.wanted
         return rows
 
 
@@ -252,7 +252,7 @@ def test_serving_a_model():
 
 def test_confidence_falls_with_the_evidence():
     """The same product: with its shapes, by its node's order, by the letters of its name."""
-    found = []
+    actual = []
     for shapes, name in (("[[8,16],[16,64]]", MUTE), (None, MUTE)):
         step = Step()
         step.ahead("aten::mm", 100, (MUTE, "forward"))
@@ -265,12 +265,12 @@ def test_confidence_falls_with_the_evidence():
         step.rows[-1]["shapes"] = shapes and "[[16,64],[64,8]]"
         step.node("MmBackward0", start - 0.5, step.clock, 100)
         rows = step.check()
-        found.append(next(r["confidence"] for r in rows.values() if r["label"] == "wgrad"))
+        actual.append(next(r["confidence"] for r in rows.values() if r["label"] == "wgrad"))
     letters = Step()
     letters.back("MyFunctionBackward", 5, ("nvjet_h_128x64_NTN", "wgrad"), ("nvjet_h_128x64_NNN", "dgrad"))
-    found.append(next(r["confidence"] for r in letters.check().values() if r["label"] == "wgrad"))
-    assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 3
+    actual.append(next(r["confidence"] for r in letters.check().values() if r["label"] == "wgrad"))
+    assert actual == sorted(actual, reverse=True)
+    assert len(set(actual)) == 3
 
 
 def test_a_part_that_nobody_knows_is_other():

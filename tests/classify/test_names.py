@@ -1,4 +1,4 @@
-"""What kernels are called in the wild, alone and with the launch that speaks for them."""
+"""Names of real kernels, alone and with the launch that tells more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.classify.conftest import ENGINE, Program
 from tracekit.classify import classify
-from tracekit.classify.evidence import gather
+from tracekit.classify.evidence import gather_evidence
 from tracekit.schema import COMMUNICATION_LABELS
 
 LINES = (Path(__file__).parent / "kernel_names.txt").read_text(encoding="utf-8").splitlines()
@@ -28,12 +28,12 @@ def test_by_the_name_alone(label):
     """Names of one label stand in one trace, where neighbours could help out: no rule about neighbours may decide."""
     program = Program().trained()
     kernels = {program.kernel(name, 20 * k): name for k, (_, name) in enumerate(n for n in NAMES if n[0] == label)}
-    found = rows(program)
+    actual = rows(program)
     allowed = {"ep_dispatch", "ep_combine", "comm"} if label == "ep" else {label}
-    assert {n: found[k]["label"] for k, n in kernels.items() if found[k]["label"] not in allowed} == {}
-    assert {n: found[k]["rule"] for k, n in kernels.items() if found[k]["rule"].startswith("neighbour")} == {}
-    assert max(found[k]["confidence"] for k in kernels) <= 0.95
-    passes = {found[k]["pass"] for k in kernels if found[k]["label"].startswith("ep_")}
+    assert {n: actual[k]["label"] for k, n in kernels.items() if actual[k]["label"] not in allowed} == {}
+    assert {n: actual[k]["rule"] for k, n in kernels.items() if actual[k]["rule"].startswith("neighbour")} == {}
+    assert max(actual[k]["confidence"] for k in kernels) <= 0.95
+    passes = {actual[k]["pass"] for k in kernels if actual[k]["label"].startswith("ep_")}
     assert passes <= {"forward"}
 
 
@@ -42,17 +42,17 @@ def test_products_in_a_trace_of_nothing_else():
     products = "nvjet", "xmma", "gemm", "Cijk", "splitK"
     for k, name in enumerate(name for label, name in NAMES if label == "other" and any(p in name for p in products)):
         program.kernel(name.replace("deep_gemm", "my_gemm"), 20 * k)
-    found = rows(program)
-    assert len(found) >= 8
-    assert {row["label"] for row in found.values()} == {"other"}
+    actual = rows(program)
+    assert len(actual) >= 8
+    assert {row["label"] for row in actual.values()} == {"other"}
 
 
 def laid_out(names, write):
     """One program with every name in a place of its own, and the ids of its kernels."""
     program = Program().trained()
     kernels = {write(program, 20 * k, name): name for k, name in enumerate(names)}
-    found = rows(program)
-    return {name: found[kernel] for kernel, name in kernels.items()}
+    actual = rows(program)
+    return {name: actual[kernel] for kernel, name in kernels.items()}
 
 
 def forward(program, start, name):
@@ -84,14 +84,14 @@ def stepping(program, start, name):
     ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_the_launch_outweighs_the_name(write, allowed):
-    found = laid_out(COMPUTES, write)
-    assert {name: row["label"] for name, row in found.items() if row["label"] not in allowed} == {}
+    actual = laid_out(COMPUTES, write)
+    assert {name: row["label"] for name, row in actual.items() if row["label"] not in allowed} == {}
 
 
 @pytest.mark.parametrize("write", [forward, backward, again, stepping])
 def test_what_moves_between_ranks_is_never_compute(write):
-    found = laid_out(MOVES, write)
-    assert {name: row["label"] for name, row in found.items() if row["label"] not in COMMUNICATION_LABELS} == {}
+    actual = laid_out(MOVES, write)
+    assert {name: row["label"] for name, row in actual.items() if row["label"] not in COMMUNICATION_LABELS} == {}
 
 
 def test_the_group_names_what_a_kernel_is_for():
@@ -100,8 +100,8 @@ def test_the_group_names_what_a_kernel_is_for():
     for desc, label in kinds.items():
         program = Program().trained()
         kernels = {program.kernel(name, 20 * k, group="7", group_desc=desc): name for k, name in enumerate(names)}
-        found = rows(program)
-        wrong = {n: found[i]["label"] for i, n in kernels.items() if found[i]["label"] != label and "_ep::" not in n}
+        actual = rows(program)
+        wrong = {n: actual[i]["label"] for i, n in kernels.items() if actual[i]["label"] != label and "_ep::" not in n}
         assert wrong == {}
 
 
@@ -132,8 +132,8 @@ def test_a_dispatch_that_re_uses_its_layout_is_the_backward_of_combine(dispatch)
     for k, reuses in enumerate(("false", "true")):
         for j, name in enumerate((dispatch.format(reuses), "combine_impl<true, false, true>")):
             kernels.append(program.kernel(f"void deep_ep::elastic::{name}(void*)", 40 * k + 20 * j))
-    found = rows(program)
-    assert [(found[k]["label"], found[k]["pass"]) for k in kernels] == [
+    actual = rows(program)
+    assert [(actual[k]["label"], actual[k]["pass"]) for k in kernels] == [
         ("ep_dispatch", "forward"),
         ("ep_combine", "forward"),
         ("ep_combine", "backward"),
@@ -148,8 +148,8 @@ def test_the_forward_run_again_keeps_its_exchanges_roles():
     for start, name in ((1, "dispatch"), (20, "combine")):
         program.op("MyExchange", start, start + 10, tid=ENGINE, sequence=600 + start)
         kernels.append(program.kernel(f"void deep_ep::intranode::{name}<8>(int4*)", start + 1, tid=ENGINE))
-    found = rows(program)
-    assert [(found[k]["label"], found[k]["pass"]) for k in kernels] == [
+    actual = rows(program)
+    assert [(actual[k]["label"], actual[k]["pass"]) for k in kernels] == [
         ("ep_dispatch", "backward"),
         ("ep_combine", "backward"),
     ]
@@ -168,4 +168,4 @@ def test_a_librarys_name_is_no_part_of_the_model():
         program.op("aten::embedding", 0, 1)
         kernel = program.kernel(name, 5)
         assert rows(program)[kernel]["module"] == module
-        assert gather(program.events()).columns["gemm"].tolist() == [product]
+        assert gather_evidence(program.events()).columns["gemm"].tolist() == [product]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.classify.conftest import ENGINE
 from tracekit.classify import classify
-from tracekit.classify.compiled import recomputed_products
+from tracekit.classify.recomputed_forward import recomputed_products
 
 
 def labels(program, ids):
@@ -24,7 +24,7 @@ def backward(program, *, weight, shapes=True):
     """The backward of [4,16,8] × [4,8,2]: the second operand's gradient first, as the formula runs them."""
     program.op("aten::bmm", 0, 10, sequence=5, shapes="[[4,16,8],[4,8,2]]" if shapes else None)
     program.node("BmmBackward0", 20, 30, 5)
-    found = [
+    products = [
         product(program, 21, "[[4,8,16],[4,16,2]]" if shapes else None),
         product(program, 25, "[[4,16,2],[4,2,8]]" if shapes else None),
     ]
@@ -34,7 +34,7 @@ def backward(program, *, weight, shapes=True):
         program.rows[-1]["shapes"] = "[[4,2,8]]" if shapes else None
     else:
         program.node("SoftmaxBackward0", 31, 33, 4)
-    return found
+    return products
 
 
 @pytest.mark.parametrize("shapes", [True, False])
@@ -48,7 +48,7 @@ def test_experts_that_multiply_with_a_weight_have_its_gradient(program, shapes):
 
 
 def again(forward, backward):
-    return [found.tolist() for found in recomputed_products(tuple(forward), tuple(backward))]
+    return [products.tolist() for products in recomputed_products(tuple(forward), tuple(backward))]
 
 
 UP, DOWN = (8, 2, 6), (8, 6, 2)  # rows × inner × columns; each is the shape of the other's input gradient
@@ -66,8 +66,8 @@ def test_what_is_there_beyond_the_gradients_is_computed_again():
 
 def test_a_graph_of_several_blocks_is_left_in_doubt():
     """Block 2 is computed again, differentiated, then block 1: shapes do not tell which of the products are which."""
-    found, doubtful = again([UP, DOWN] * 2, [UP, UP, DOWN, UP, UP, DOWN, WUP, WDOWN, WUP, WDOWN])
-    assert not any(found)
+    products, doubtful = again([UP, DOWN] * 2, [UP, UP, DOWN, UP, UP, DOWN, WUP, WDOWN, WUP, WDOWN])
+    assert not any(products)
     assert doubtful[:6] == [True, True, False, True, True, False]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.classify.conftest import ENGINE, one
+from tests.classify.conftest import ENGINE, event_row
 from tracekit.classify import classify
 
 
@@ -21,10 +21,10 @@ def test_a_batch_of_messages_names_one_peer_or_none(program):
     sent = batch(20, ("send", 1))
     apart = batch(40, ("recv", 1), ("send", 3))
     labelled = classify(program.events())
-    assert [one(labelled, i)["peer"] for i in (both, sent, apart)] == [2, 1, None]
-    assert [one(labelled, i)["collective"] for i in (both, sent, apart)] == ["coalesced", "send", "coalesced"]
-    assert {one(labelled, i)["label"] for i in (both, sent, apart)} == {"pp_comm"}
-    assert {one(labelled, i)["group_desc"] for i in (both, sent, apart)} == {"pp"}
+    assert [event_row(labelled, i)["peer"] for i in (both, sent, apart)] == [2, 1, None]
+    assert [event_row(labelled, i)["collective"] for i in (both, sent, apart)] == ["coalesced", "send", "coalesced"]
+    assert {event_row(labelled, i)["label"] for i in (both, sent, apart)} == {"pp_comm"}
+    assert {event_row(labelled, i)["group_desc"] for i in (both, sent, apart)} == {"pp"}
 
 
 def messages(program, plan, *, wait):
@@ -63,7 +63,7 @@ def test_a_receive_answers_what_is_sent_to_its_peer(program):
     plan = [("send", 1, "forward"), ("send", 0, "backward"), ("recv", 1, "forward"), ("recv", 0, "backward")]
     ids = messages(program, plan, wait=False)
     labelled = classify(program.events())
-    assert [one(labelled, i)["pass"] for i in ids] == ["forward", "backward", "backward", "forward"]
+    assert [event_row(labelled, i)["pass"] for i in ids] == ["forward", "backward", "backward", "forward"]
 
 
 def test_a_receive_between_ranks_that_send_both_ways(program):
@@ -71,11 +71,11 @@ def test_a_receive_between_ranks_that_send_both_ways(program):
     plan = [("send", 1, "forward"), ("send", 1, "backward"), ("recv", 1, "forward"), ("recv", 1, "backward")] * 3
     ids = messages(program, plan, wait=True)
     labelled = classify(program.events())
-    assert [one(labelled, i)["pass"] for i in ids] == [work for _, _, work in plan]
+    assert [event_row(labelled, i)["pass"] for i in ids] == [work for _, _, work in plan]
     late = type(program)()
     ids = messages(late, plan, wait=False)
     labelled = classify(late.events())
-    assert [one(labelled, i)["pass"] for i in ids] == [None if way == "recv" else w for way, _, w in plan]
+    assert [event_row(labelled, i)["pass"] for i in ids] == [None if way == "recv" else w for way, _, w in plan]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_range_says_what_a_message_carries(program, name, expected):
     program.note(name, 0, 10)
     way = "send" if "SEND" in name else "recv"
     target = program.nccl(way, 1, group_desc="pp")
-    row = one(classify(program.events()), target)
+    row = event_row(classify(program.events()), target)
     assert (row["stage"], row["microbatch"], row["pass"]) == expected
     assert row["label"] == "pp_comm"
 
@@ -102,10 +102,10 @@ def test_a_single_message_spells_its_peer(program, ranks, peer):
     program.note("nccl:send 0->3", 0, 10)
     program.op("record_param_comms", 1, 9, collective="send", group="1", group_ranks=ranks)
     target = program.kernel("ncclDevKernel_SendRecv(args)", 2, stream=20)
-    assert one(classify(program.events()), target)["peer"] == peer
+    assert event_row(classify(program.events()), target)["peer"] == peer
 
 
 def test_sendrecv_is_nothing_by_its_name_alone(program):
     program.trained()
     target = program.kernel("ncclDevKernel_SendRecv(args)", 1, stream=20)
-    assert one(classify(program.events()), target)["label"] == "comm"
+    assert event_row(classify(program.events()), target)["label"] == "comm"

@@ -1,4 +1,4 @@
-"""What is known of real captures, with and without the evidence a user may not have recorded."""
+"""Labels of real captures, with and without evidence that a user may not have recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = pl.col("name").cast(pl.String)
 
 
 def counts(labelled, *by):
-    """How many events there are of each label (and pass)."""
+    """Count the events of each label (and pass)."""
     table = labelled.group_by(by or ("label",)).len().rows()
     return {row[0] if len(row) == 2 else row[:-1]: row[-1] for row in table}
 
@@ -112,8 +112,8 @@ def test_compiled_regions(samples, load):
 @pytest.mark.parametrize("rank", range(4))
 def test_weight_reload(samples, load, stripped, folder, rank):
     labelled = classify(stripped(load(samples / f"{folder}/rank{rank}.pt.trace.json.gz")))
-    found = counts(labelled)
-    assert (found["broadcast"], found["reload"], found["onload"]) == (8, 8, 2)
+    actual = counts(labelled)
+    assert (actual["broadcast"], actual["reload"], actual["onload"]) == (8, 8, 2)
     assert set(labelled.filter(pl.col("label") == "reload")["name"].cast(pl.String)) == {
         "Memcpy DtoD (Device -> Device)"
     }
@@ -209,12 +209,12 @@ def test_convolutions_agree_with_the_calls_that_name_them(corpus, load):
 @pytest.mark.parametrize("name", ["perlmutter-cloverleaf-cuda", "saxpy-mpi-cuda_nsys_perlmutter0"])
 def test_a_program_that_is_no_model_is_not_called_forward(corpus, name):
     rank = nsight.read(corpus / "nsight" / f"{name}.sqlite")[0]
-    found = classify(rank.events)
-    assert set(found.filter(pl.col("kind") == "kernel")["label"].cast(pl.String)) == {"other"}
+    actual = classify(rank.events)
+    assert set(actual.filter(pl.col("kind") == "kernel")["label"].cast(pl.String)) == {"other"}
 
 
 def test_ulysses_all_to_all_is_context_parallel(corpus):
     rank = nsight.read(corpus / "nsight" / "mfu_2gpu_before.sqlite")[0]
-    found = classify(rank.events).filter(pl.col("chain").cast(pl.String).str.contains("AllToAll4D"))
-    kernels = found.filter(pl.col("name").cast(pl.String).str.contains("nccl"))
+    actual = classify(rank.events).filter(pl.col("chain").cast(pl.String).str.contains("AllToAll4D"))
+    kernels = actual.filter(pl.col("name").cast(pl.String).str.contains("nccl"))
     assert set(kernels["label"].cast(pl.String)) == {"cp_comm"}

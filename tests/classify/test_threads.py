@@ -8,7 +8,7 @@ import pytest
 
 from tests.classify.conftest import ENGINE, MAIN, Program
 from tracekit.classify import classify
-from tracekit.classify.threads import _windows
+from tracekit.classify.engine_threads import name_windows
 
 FORWARD, BACKWARD = "void at::native::softmax_warp_forward<x>(y)", "void at::native::softmax_warp_backward<x>(y)"
 ATTENTION = "void flash::flash_fwd_kernel<x>(flash::Flash_fwd_params)"
@@ -55,8 +55,8 @@ def test_one_thread_for_all_says_nothing():
 def test_a_thread_that_prepares_data_does_not_make_the_other_the_engines():
     """One thread replays whole steps; another launches a few kernels that happen to be called forward."""
     step = [(FORWARD, MAIN), ("relu", MAIN), (BACKWARD, MAIN)] * 8
-    found = labels([*step, ("image_forward", 9)])
-    assert [found[k] for k in (0, 3, 6)] == ["forward"] * 3
+    actual = labels([*step, ("image_forward", 9)])
+    assert [actual[k] for k in (0, 3, 6)] == ["forward"] * 3
     whole = [*step, ("multi_tensor_apply_kernel<Adam>", MAIN)] + [("image_forward", 9)] * 30
     assert [labels(whole)[k] for k in (0, 3, 6)] == ["forward"] * 3
 
@@ -97,17 +97,17 @@ def test_a_product_that_is_summed_right_after_is_a_weights():
     ahead = [(FORWARD, MAIN), (TN, MAIN), (SCALE, MAIN), (NN, MAIN), (TN, MAIN)]
     linear = [(NN, ENGINE), (NT, ENGINE), (SUM, ENGINE)]
     attention = [(name, ENGINE) for name in (NT, TN, BACKWARD, NN, SCALE, NT, SCALE)]
-    found = labels([*ahead, *linear, *attention, *linear, *linear])
+    actual = labels([*ahead, *linear, *attention, *linear, *linear])
     layer = ["dgrad", "wgrad", "wgrad"]
-    assert found == ["forward"] * 5 + layer + ["dgrad"] * 7 + layer * 2
+    assert actual == ["forward"] * 5 + layer + ["dgrad"] * 7 + layer * 2
 
 
 def test_a_first_micro_batch_has_nothing_to_sum_and_follows_the_others():
     ahead = [(FORWARD, MAIN), (TN, MAIN)]
     first = [(BACKWARD, ENGINE), (NN, ENGINE), (NT, ENGINE)]
-    found = labels([*ahead, *first, *ahead, *first, (SUM, ENGINE), *ahead, *first, (SUM, ENGINE)])
-    assert found[2:5] == ["dgrad", "dgrad", "wgrad"]
-    assert found[7:11] == ["dgrad", "dgrad", "wgrad", "wgrad"]
+    actual = labels([*ahead, *first, *ahead, *first, (SUM, ENGINE), *ahead, *first, (SUM, ENGINE)])
+    assert actual[2:5] == ["dgrad", "dgrad", "wgrad"]
+    assert actual[7:11] == ["dgrad", "dgrad", "wgrad", "wgrad"]
 
 
 def test_without_sums_what_is_no_product_stays_undivided():
@@ -120,10 +120,10 @@ def test_a_stretch_of_the_forward_on_the_engines_thread_is_run_again():
     layer = [NORM, TN, SCALE, FORWARD, NN, TN]
     back = [NN, NT, SUM, BACKWARD, SCALE, NN, NT, SUM]
     story = [(name, MAIN) for name in layer] + [(name, ENGINE) for name in layer + back]
-    found = labels(story)
-    assert found[:6] == ["forward"] * 6
-    assert found[6:12] == ["recompute"] * 6
-    assert found[12:] == ["dgrad", "wgrad", "wgrad", "dgrad", "dgrad", "dgrad", "wgrad", "wgrad"]
+    actual = labels(story)
+    assert actual[:6] == ["forward"] * 6
+    assert actual[6:12] == ["recompute"] * 6
+    assert actual[12:] == ["dgrad", "wgrad", "wgrad", "dgrad", "dgrad", "dgrad", "wgrad", "wgrad"]
 
 
 def summed(program, at, group, size, *, tid, call="allreduce"):
@@ -149,9 +149,9 @@ def test_communicators_are_told_by_what_is_summed_on_them_and_when():
         kinds["dp_comm"].append(summed(program, at + 95, "data", large, tid=MAIN, call="reduce_scatter"))
         program.kernel("multi_tensor_apply_kernel<Adam>", at + 110)
         kinds["dp_comm"].append(summed(program, at + 120, "data", large, tid=MAIN, call="all_gather"))
-    found = dict(classify(program.events()).select("id", pl.col("label").cast(pl.String)).rows())
+    actual = dict(classify(program.events()).select("id", pl.col("label").cast(pl.String)).rows())
     for label, ids in kinds.items():
-        assert {found[i] for i in ids} == {label}
+        assert {actual[i] for i in ids} == {label}
 
 
 @pytest.mark.parametrize(("summed", "alone", "told"), [(4, 4, True), (4, 5, False)])
@@ -159,10 +159,10 @@ def test_sums_tell_weights_where_half_of_their_products_are_summed(summed, alone
     """MOST: else a product goes by its layout alone."""
     linear, attention = [(NN, ENGINE), (NT, ENGINE), (SUM, ENGINE)], [(BACKWARD, ENGINE), (NT, ENGINE), (SCALE, ENGINE)]
     ahead = [(FORWARD, MAIN), (TN, MAIN)] * 4
-    found = labels([*ahead, *linear * summed, *attention * alone])[len(ahead) + 3 * summed :]
-    assert (found[1] == "dgrad") is told
+    actual = labels([*ahead, *linear * summed, *attention * alone])[len(ahead) + 3 * summed :]
+    assert (actual[1] == "dgrad") is told
 
 
 def test_four_kernels_in_a_row_make_a_repetition():
     """REPEATED."""
-    assert [len(_windows(np.arange(count))) for count in (3, 4, 5)] == [0, 1, 2]
+    assert [len(name_windows(np.arange(count))) for count in (3, 4, 5)] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The walks over all operators, against a search of each operator's parents."""
+"""Compiled walks over operators and helpers on columns, against plain searches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tracekit._loops.autograd_nodes import (
+    BACKWARD_NAME,
+    COMM_RECORD_NAME,
+    EVALUATION_NAME,
+    FORWARD,
+    FORWARD_ONLY_NAME,
+    MADE_NODE,
+    MADE_NODE_THAT_RAN,
+    NEVER_RERUN_NAME,
+    NODE,
+    RERUN,
+)
 from tracekit._util.arrays import find_sorted, rank_pairs
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import ColumnReader
-from tracekit.classify import _nodes
-from tracekit.classify._nest import MAX_MOVES_PER_ROW, arrange, climb
-from tracekit.classify._nodes import AGAIN, AHEAD, ANSWERED, COMMS, FORWARD, MADE, NAMED, NO_RERUN, NODE, WRAPPER
+from tracekit.classify.autograd import find_nodes, spread_flags
+from tracekit.classify.range_nesting import MAX_MOVES_PER_ROW, nearest_named_op, sort_ranges
 
-SAYS = np.array([0, WRAPPER | NO_RERUN, NAMED | NO_RERUN, COMMS, AHEAD, NO_RERUN, 0], np.int64)
+NAME_FLAGS = np.array(
+    [
+        0,
+        EVALUATION_NAME | NEVER_RERUN_NAME,
+        BACKWARD_NAME | NEVER_RERUN_NAME,
+        COMM_RECORD_NAME,
+        FORWARD_ONLY_NAME,
+        NEVER_RERUN_NAME,
+        0,
+    ],
+    np.int64,
+)
 """Six names, and none."""
 OPS = st.lists(
     st.tuples(st.integers(-1, 30), st.booleans(), st.integers(-1, 5), st.integers(-1, 3)), min_size=1, max_size=25
@@ -46,51 +68,57 @@ def chain(parent, row):
 @given(OPS)
 def test_nodes_agree_with_a_search_of_the_parents(rows):
     parent, is_op, name, sequence = tree(rows)
-    walk = _nodes.find_nodes(parent, is_op, name, SAYS, sequence)
-    said = [SAYS[n] if op else 0 for n, op in zip(name, is_op, strict=True)]
+    walk = find_nodes(parent, is_op, name, NAME_FLAGS, sequence)
+    own_flags = [NAME_FLAGS[n] if op else 0 for n, op in zip(name, is_op, strict=True)]
 
     def node(i):
-        evaluated = any(said[j] & WRAPPER for j in chain(parent, i))
-        return bool(said[i] & WRAPPER or (said[i] & NAMED and not evaluated))
+        evaluated = any(own_flags[j] & EVALUATION_NAME for j in chain(parent, i))
+        return bool(own_flags[i] & EVALUATION_NAME or (own_flags[i] & BACKWARD_NAME and not evaluated))
 
     nodes = [node(i) for i in range(len(rows))]
     for i in range(len(rows)):
         around = next((j for j in chain(parent, i) if nodes[j]), -1)
         assert walk.node_of[i] == around
-        assert bool(walk.marks[i] & NODE) == nodes[i]
-        assert bool(walk.marks[i] & FORWARD) == bool(said[i] & AHEAD and around < 0)
+        assert bool(walk.flags[i] & NODE) == nodes[i]
+        assert bool(walk.flags[i] & FORWARD) == bool(own_flags[i] & FORWARD_ONLY_NAME and around < 0)
         inner = [sequence[j] for j in range(len(rows)) if parent[j] == i and sequence[j] >= 0]
         own = inner[-1] if sequence[i] < 0 and inner else sequence[i]
         assert walk.number[i] == (own if nodes[i] else -1)
     numbered = [i for i in range(len(rows)) if is_op[i] and sequence[i] >= 0 and not nodes[i]]
-    assert walk.outside.tolist() == [i for i in numbered if walk.node_of[i] < 0 and not said[i] & COMMS]
-    assert walk.inside.tolist() == [i for i in numbered if walk.node_of[i] >= 0 and not said[i] & NO_RERUN]
+    assert walk.outside.tolist() == [i for i in numbered if walk.node_of[i] < 0 and not own_flags[i] & COMM_RECORD_NAME]
+    assert walk.inside.tolist() == [i for i in numbered if walk.node_of[i] >= 0 and not own_flags[i] & NEVER_RERUN_NAME]
 
 
 @settings(deadline=None, max_examples=100)
-@given(OPS, st.lists(st.sampled_from([0, NODE, FORWARD, ANSWERED, MADE, AGAIN, ANSWERED | MADE]), min_size=25))
+@given(
+    OPS,
+    st.lists(
+        st.sampled_from([0, NODE, FORWARD, MADE_NODE_THAT_RAN, MADE_NODE, RERUN, MADE_NODE_THAT_RAN | MADE_NODE]),
+        min_size=25,
+    ),
+)
 def test_marks_are_handed_down_to_what_lies_inside(rows, marks):
     parent = tree(rows)[0]
     own = np.array(marks[: len(rows)], np.uint8)
     spread = own.copy()
-    answered, again = _nodes.spread(parent, spread)
+    answered, again = spread_flags(parent, spread)
     for i in range(len(rows)):
         above = list(chain(parent, i))
-        assert answered[i] == next((j for j in above if own[j] & ANSWERED), -1)
-        stop = next((j for j in above if own[j] & (AGAIN | NODE)), -1)
-        assert again[i] == (stop if stop >= 0 and own[stop] & AGAIN else -1)
-        for mark in (FORWARD, MADE):
+        assert answered[i] == next((j for j in above if own[j] & MADE_NODE_THAT_RAN), -1)
+        stop = next((j for j in above if own[j] & (RERUN | NODE)), -1)
+        assert again[i] == (stop if stop >= 0 and own[stop] & RERUN else -1)
+        for mark in (FORWARD, MADE_NODE):
             assert bool(spread[i] & mark) == any(own[j] & mark for j in above)
 
 
 @settings(deadline=None, max_examples=100)
 @given(OPS, st.lists(st.integers(-1, 24), max_size=12), st.lists(st.booleans(), min_size=6, max_size=6))
-def test_climbing_finds_the_nearest_that_is_wanted(rows, asked, wanted):
+def test_climbing_finds_the_nearest_that_is_wanted(rows, queried, wanted):
     parent, is_op, name, _ = tree(rows)
-    asked = [a for a in asked if a < len(rows)]
+    queried = [a for a in queried if a < len(rows)]
     hits = np.array([*wanted, False])
-    found = climb(parent, is_op, name, np.array(asked, np.int64), hits)
-    assert found.tolist() == [next((j for j in chain(parent, a) if is_op[j] and hits[name[j]]), -1) for a in asked]
+    nearest = nearest_named_op(parent, is_op, name, np.array(queried, np.int64), hits)
+    assert nearest.tolist() == [next((j for j in chain(parent, a) if is_op[j] and hits[name[j]]), -1) for a in queried]
 
 
 @settings(deadline=None, max_examples=100)
@@ -148,16 +176,16 @@ ROWS = st.lists(
 def test_ranges_are_arranged_as_a_sort_would(rows, sorted_before):
     """Threads together, by start, the longer first, then by kind and number; few of many events are asked for."""
     rows = sorted(rows, key=lambda row: row[1]) if sorted_before else rows
-    thread, start, lasts, kind, asked = (np.array([row[k] for row in rows], np.int64) for k in range(5))
+    thread, start, lasts, kind, queried = (np.array([row[k] for row in rows], np.int64) for k in range(5))
     number, end = np.arange(len(rows)) * 7 % 11, start + lasts
-    kept = np.flatnonzero(asked)
+    kept = np.flatnonzero(queried)
     key = [(thread[k], start[k], -end[k], kind[k], number[k]) for k in kept]
     wanted = [int(kept[k]) for k in sorted(range(len(kept)), key=lambda k: key[k])]
-    assert arrange(kept, thread, start, end, kind.astype(np.uint8), number).tolist() == wanted
+    assert sort_ranges(kept, thread, start, end, kind.astype(np.uint8), number).tolist() == wanted
 
 
 def test_what_is_far_from_its_place_is_sorted():
     size = 10 * MAX_MOVES_PER_ROW
     start, none = np.arange(size)[::-1].copy(), np.zeros(size, np.int64)
-    made = arrange(np.arange(size), none, start, start + 1, none.astype(np.uint8), np.arange(size))
-    assert made.tolist() == list(range(size))[::-1]
+    sorted_rows = sort_ranges(np.arange(size), none, start, start + 1, none.astype(np.uint8), np.arange(size))
+    assert sorted_rows.tolist() == list(range(size))[::-1]

@@ -1,4 +1,4 @@
-"""What programs ran, worked out from their recordings by other means than tracekit's: the labels are held against it.
+"""True labels of recordings, worked out from the programs by other means than tracekit's.
 
 Reads PyTorch's JSON with the standard library alone. What is known comes from the frameworks' own code: which functions
 a backward calls in which order, which operators only a forward calls, and what a training loop does between its passes.
@@ -42,21 +42,21 @@ class Recording:
         for e in events:
             if e.get("cat") in ("cpu_op", "user_annotation"):
                 ranges[e["tid"]].append(e)
-        asked = defaultdict(list)
-        for place, call in enumerate(calls):
-            asked[call["tid"]].append((call["ts"], place))
-        found = [[] for _ in calls]
-        for tid, points in asked.items():
+        calls_of_thread = defaultdict(list)
+        for index, call in enumerate(calls):
+            calls_of_thread[call["tid"]].append((call["ts"], index))
+        stacks = [[] for _ in calls]
+        for tid, points in calls_of_thread.items():
             rows = sorted(ranges[tid], key=lambda e: (e["ts"], -e["dur"]))
             stack, next_row = [], 0
-            for at, place in sorted(points):
-                while next_row < len(rows) and rows[next_row]["ts"] <= at:
+            for time, index in sorted(points):
+                while next_row < len(rows) and rows[next_row]["ts"] <= time:
                     row = rows[next_row]
                     stack = [e for e in stack if e["ts"] + e["dur"] >= row["ts"] + row["dur"]]
                     stack.append(row)
                     next_row += 1
-                found[place] = [e for e in stack if e["ts"] + e["dur"] >= at]
-        return found
+                stacks[index] = [e for e in stack if e["ts"] + e["dur"] >= time]
+        return stacks
 
 
 def expected(recording, exchange=None):
@@ -94,7 +94,7 @@ def _node(stack):
 
 
 def _by_caller(stack):
-    """What callers do between passes: the loss's own gradient, gradients added to an optimizer's and set to zero."""
+    """Label work between passes: the loss's own gradient, gradients added to an optimizer's and set to zero."""
     names = [e["name"] for e in stack if e["cat"] == "cpu_op"]
     if "aten::ones_like" in names:
         return ANY_GRADIENT

@@ -1,19 +1,20 @@
-"""The autograd engine's nodes among host ranges, and what lies inside and outside of them.
+"""Autograd nodes among host ranges, and the operators inside and outside of them.
 
-Ranges come with parents before children (``tracekit.classify._nest``).
+Ranges come with parents before children (``tracekit.classify.range_nesting``), so that one pass over the rows sees the
+result of a parent before it needs it.
 """
 
 from __future__ import annotations
 
 import cython
 
-WRAPPER, NAMED, COMMS, AHEAD, NO_RERUN = 1, 2, 4, 8, 16
-"""Flags of an op's name: the engine evaluates a node; it is named for a backward; it is communication's own; only a
-forward calls it; inside a node it is not forward work run again."""
+EVALUATION_NAME, BACKWARD_NAME, COMM_RECORD_NAME, FORWARD_ONLY_NAME, NEVER_RERUN_NAME = 1, 2, 4, 8, 16
+"""Flags of a name: the engine evaluates a node; named for a backward; the record of a communication call; only a
+forward calls it; inside a node it never is forward work that runs again."""
 
-NODE, FORWARD, ANSWERED, MADE, AGAIN = 1, 2, 4, 8, 16
-"""Flags of an op: it is a node; only a forward calls it; it made a node that ran; it made any node; it is forward work
-run again."""
+NODE, FORWARD, MADE_NODE_THAT_RAN, MADE_NODE, RERUN = 1, 2, 4, 8, 16
+"""Flags of an op: it is a node; only a forward calls it; it made a node that ran backward; it made a node, which may
+not have run in this trace; it runs forward work again."""
 
 
 def find_nodes(
@@ -45,44 +46,46 @@ def find_nodes(
         counts: Result: how many rows ``outside`` and ``inside`` have; 0 at the call.
 
     """
-    wrapper: cython.longlong = WRAPPER
-    named: cython.longlong = NAMED
-    comms: cython.longlong = COMMS
-    ahead: cython.longlong = AHEAD
-    no_rerun: cython.longlong = NO_RERUN
+    evaluation_name: cython.longlong = EVALUATION_NAME
+    backward_name: cython.longlong = BACKWARD_NAME
+    comm_record_name: cython.longlong = COMM_RECORD_NAME
+    forward_only_name: cython.longlong = FORWARD_ONLY_NAME
+    never_rerun_name: cython.longlong = NEVER_RERUN_NAME
     node: cython.uchar = NODE
     forward: cython.uchar = FORWARD
     nameless: cython.Py_ssize_t = name_flags.shape[0] - 1
     i: cython.Py_ssize_t
     above: cython.Py_ssize_t
-    node_around: cython.longlong
-    own: cython.longlong
-    around: cython.longlong
+    outer_node: cython.longlong
+    own_flags: cython.longlong
+    outer_flags: cython.longlong
     is_node: cython.bint
     for i in range(parent.shape[0]):
         above = parent[i]
-        node_around = node_of[above] if above >= 0 else -1
-        own = 0
+        outer_node = node_of[above] if above >= 0 else -1
+        own_flags = 0
         if is_op[i]:
-            own = name_flags[name[i] if name[i] >= 0 else nameless]
-        around = 0
-        if node_around >= 0:
-            around = name_flags[name[node_around] if name[node_around] >= 0 else nameless]
-        is_node = (own & wrapper) != 0 or ((own & named) != 0 and (around & wrapper) == 0)
-        node_of[i] = i if is_node else node_around
+            own_flags = name_flags[name[i] if name[i] >= 0 else nameless]
+        outer_flags = 0
+        if outer_node >= 0:
+            outer_flags = name_flags[name[outer_node] if name[outer_node] >= 0 else nameless]
+        is_node = (own_flags & evaluation_name) != 0 or (
+            (own_flags & backward_name) != 0 and (outer_flags & evaluation_name) == 0
+        )
+        node_of[i] = i if is_node else outer_node
         number[i] = sequence[i] if is_node else -1
         flags[i] = node if is_node else 0
         if sequence[i] >= 0 and above >= 0 and (flags[above] & node) != 0 and sequence[above] < 0:
             number[above] = sequence[i]  # some files write the number on the inner range only
         if is_node or not is_op[i]:
             continue
-        if node_around < 0:
-            if (own & ahead) != 0:
+        if outer_node < 0:
+            if (own_flags & forward_only_name) != 0:
                 flags[i] = forward
-            if sequence[i] >= 0 and (own & comms) == 0:
+            if sequence[i] >= 0 and (own_flags & comm_record_name) == 0:
                 outside[counts[0]] = i
                 counts[0] += 1
-        elif sequence[i] >= 0 and (own & no_rerun) == 0:
+        elif sequence[i] >= 0 and (own_flags & never_rerun_name) == 0:
             inside[counts[1]] = i
             counts[1] += 1
 
@@ -90,36 +93,36 @@ def find_nodes(
 def spread_flags(
     parent: cython.const[cython.int][::1],
     flags: cython.uchar[::1],
-    answered: cython.int[::1],
-    again: cython.int[::1],
+    made_node: cython.int[::1],
+    rerun: cython.int[::1],
 ) -> None:
-    """Pass flags of ops on to all that lies in them.
+    """Pass flags of ops on to everything inside them.
 
     Args:
         parent: Op around each range; -1: none.
-        flags: Flags of each range. Those in a ``FORWARD`` or ``MADE`` op get the flag too.
-        answered: Result: nearest ``ANSWERED`` op at or above each range; -1: none.
-        again: Result: nearest ``AGAIN`` op at or above each range with no node between them; -1: none. What a node runs
-            inside of forward work run again is backward work.
+        flags: Flags of each range. Ranges inside a ``FORWARD`` or ``MADE_NODE`` op get that flag too.
+        made_node: Result: nearest ``MADE_NODE_THAT_RAN`` op at or above each range; -1: none.
+        rerun: Result: nearest ``RERUN`` op at or above each range with no node between them; -1: none. A node inside
+            forward work that runs again is backward work.
 
     """
-    answered_flag: cython.uchar = ANSWERED
+    ran_flag: cython.uchar = MADE_NODE_THAT_RAN
     node: cython.uchar = NODE
-    again_flag: cython.uchar = AGAIN
-    inherited: cython.uchar = FORWARD | MADE
+    rerun_flag: cython.uchar = RERUN
+    inherited: cython.uchar = FORWARD | MADE_NODE
     i: cython.Py_ssize_t
     above: cython.Py_ssize_t
     for i in range(parent.shape[0]):
         above = parent[i]
-        if (flags[i] & answered_flag) != 0:
-            answered[i] = i
+        if (flags[i] & ran_flag) != 0:
+            made_node[i] = i
         else:
-            answered[i] = answered[above] if above >= 0 else -1
+            made_node[i] = made_node[above] if above >= 0 else -1
         if (flags[i] & node) != 0:
-            again[i] = -1
-        elif (flags[i] & again_flag) != 0:
-            again[i] = i
+            rerun[i] = -1
+        elif (flags[i] & rerun_flag) != 0:
+            rerun[i] = i
         else:
-            again[i] = again[above] if above >= 0 else -1
+            rerun[i] = rerun[above] if above >= 0 else -1
         if above >= 0:
             flags[i] |= flags[above] & inherited

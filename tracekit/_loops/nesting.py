@@ -1,4 +1,4 @@
-"""Nesting of host ranges: what lies in what, found in one pass with a stack of open ranges.
+"""Nesting of host ranges, found in one pass with a stack of open ranges.
 
 Ranges of one thread nest like calls. A pass visits them by thread and start and keeps the open ranges on a stack, so
 that the innermost range around anything is on top.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import cython
 
 OP, ANNOTATION = range(2)
-"""What a range is."""
+"""Kinds of ranges."""
 
 _HASH_FACTOR = 1099511628211  # the 64-bit FNV prime
 _HASH_OFFSET = 0x9E3779B9
@@ -124,7 +124,7 @@ def sort_nearly_sorted(
     end: cython.const[cython.longlong][::1],
     kind: cython.const[cython.uchar][::1],
     number: cython.const[cython.longlong][::1],
-    next_place: cython.longlong[::1],
+    next_slot: cython.longlong[::1],
     max_moves: cython.longlong,
     out: cython.int[::1],
 ) -> bool:
@@ -133,27 +133,27 @@ def sort_nearly_sorted(
     Args:
         rows: Rows to sort.
         thread, start, end, kind, number: Columns that the rows refer to.
-        next_place: Where the rows of each thread begin in ``out``; overwritten.
-        max_moves: Moves from which an ordinary sort is faster.
+        next_slot: Position in ``out`` of each thread's first row; overwritten.
+        max_moves: Number of moves above which an ordinary sort is faster.
         out: Result.
 
     Returns:
-        Whether the rows were sorted with at most ``max_moves`` moves; if not, ``out`` is of no use.
+        Whether the rows were sorted with at most ``max_moves`` moves; if not, ``out`` must not be used.
 
     """
     i: cython.Py_ssize_t
-    place: cython.Py_ssize_t
+    position: cython.Py_ssize_t
     row: cython.Py_ssize_t
     other: cython.Py_ssize_t
     follows: cython.bint
     for i in range(rows.shape[0]):
-        out[next_place[thread[rows[i]]]] = rows[i]
-        next_place[thread[rows[i]]] += 1
+        out[next_slot[thread[rows[i]]]] = rows[i]
+        next_slot[thread[rows[i]]] += 1
     for i in range(1, out.shape[0]):
         row = out[i]
-        place = i
-        while place > 0 and thread[out[place - 1]] == thread[row]:
-            other = out[place - 1]
+        position = i
+        while position > 0 and thread[out[position - 1]] == thread[row]:
+            other = out[position - 1]
             if start[other] != start[row]:
                 follows = start[other] > start[row]
             elif end[other] != end[row]:
@@ -164,12 +164,12 @@ def sort_nearly_sorted(
                 follows = number[other] > number[row]
             if not follows:
                 break
-            out[place] = other
-            place -= 1
+            out[position] = other
+            position -= 1
             max_moves -= 1
             if max_moves < 0:
                 return False
-        out[place] = row
+        out[position] = row
     return True
 
 

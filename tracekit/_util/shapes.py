@@ -1,4 +1,4 @@
-"""Tensor shapes as traces spell them, and the check that a shape can be true."""
+"""Tensor shapes as traces record them, and the check that a shape is plausible."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from math import prod
 from typing import Any
 
 MAX_DIMENSION = 1 << 31
+"""Upper bound of one dimension of a tensor."""
 MAX_ELEMENTS = 1 << 62
-"""No tensor is larger: a larger shape is damage, and products of its dimensions would not fit into 64 bits."""
+"""Upper bound of the elements of a tensor. A larger shape is damage, and its product would not fit into 64 bits."""
 
 
 def parse_list(text: str) -> list[Any]:

@@ -105,9 +105,11 @@ def run_reasons(parts: Sequence[pl.DataFrame], kernels: pl.DataFrame) -> pl.Data
 def _rule_words(names: Sequence[str], rules: RuleBook | None) -> pl.DataFrame:
     """Return of each rule named the evidence it rests on, the file that holds it, and what it asks, in words."""
     from tracekit.classify import builtin_rules
-    from tracekit.classify.explain import asked_of
+    from tracekit.classify.explain import describe_conditions
 
     book = rules.before(builtin_rules()) if rules is not None else builtin_rules()
     known = {rule.name: rule for rule in book.rules}
-    rows = [(one.tier, one.pack, asked_of(one)) if (one := known.get(name)) else (None,) * 3 for name in names]
+    rows = [
+        (one.tier, one.pack, describe_conditions(one)) if (one := known.get(name)) else (None,) * 3 for name in names
+    ]
     return pl.DataFrame(rows, schema=dict.fromkeys(("tier", "pack", "asks"), pl.String), orient="row")

@@ -1,4 +1,4 @@
-"""The classifier: every GPU event gets a label, and can say why.
+"""Classification of GPU events: every event gets a label, and the evidence for it can be shown.
 
 >>> from tracekit import load
 >>> from tracekit.classify import classify
@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
+from tracekit.classify.classify_events import classify
 from tracekit.classify.explain import Explanation, Tried, explain
-from tracekit.classify.label import classify
 from tracekit.classify.rules import Rule, RuleBook, builtin_rules, load_rules
 
 __all__ = ["Explanation", "Rule", "RuleBook", "Tried", "builtin_rules", "classify", "explain", "load_rules"]

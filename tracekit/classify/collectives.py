@@ -1,4 +1,4 @@
-"""Communication kernels: which library, which call, which process group, which peer."""
+"""Communication kernels: library, call, process group, peer, and the messages of point-to-point kernels."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
-from tracekit._util.arrays import AnyInts, Bools, take_or_missing
+from tracekit._util.arrays import AnyInts, Bools, Ints, group_rows, take_or_missing
 from tracekit._util.categories import CategoryColumn
-from tracekit._util.columns import to_int64
-from tracekit.classify._nest import Ints, time_key
-from tracekit.classify.ranges import Gpu, Launches, Ranges
+from tracekit._util.columns import NULL_INT64, to_int64
+from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 
 LIBRARIES = (
     (
@@ -29,14 +29,14 @@ LIBRARIES = (
         r"|Ep(Dispatch|Combine)\w*Kernel",
     ),
 )
-"""Whose kernel it is, by name. Each pattern is tried in turn."""
+"""Communication libraries and patterns of their kernels' names, tried in turn."""
 
-_WORDS = r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
-_NO_WORDS = r"(?i)^triton_|gemm|matmul|(block|warp)_?all_?reduce"
-"""A function named for a collective is one, but for a compiler's kernel, whose name lists what it takes part in, a
+_NAMED_FOR_COLLECTIVE = r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+_NO_COLLECTIVE = r"(?i)^triton_|gemm|matmul|(block|warp)_?all_?reduce"
+"""Functions named for a collective that are none: a compiler's kernel, whose name lists everything that was fused, a
 product that reduces as it goes, and a reduction inside one block."""
 
-_SPOKEN = (  # what a kernel's name says about the collective, where nothing better does
+_CALL_IN_KERNEL_NAME = (
     ("all_reduce", r"(?i)all_?reduce|cross_device_reduce|quickreduce|one_shot_push"),
     ("reduce_scatter", r"(?i)reduce_?scatter"),
     ("all_gather", r"(?i)all_?gather"),
@@ -47,189 +47,244 @@ _SPOKEN = (  # what a kernel's name says about the collective, where nothing bet
     ("send", r"pp_send_impl"),
     ("recv", r"pp_recv_impl"),
 )
-_TALK = r"^(wait|barrier_wait|startcoalesced|endcoalesced|init|bootstrap|part)$"
+"""Calls that a kernel's name stands for, where nothing better tells."""
+_NO_DATA = r"^(wait|barrier_wait|startcoalesced|endcoalesced|init|bootstrap|part)$"
+"""Records of calls that move no data."""
 _NCCL_RANGES = r"^nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|Send|Recv|AlltoAll|Gather|Scatter)"
-_P2P = ("send", "recv", "isend", "irecv")
+_P2P_CALLS = ("send", "recv", "isend", "irecv")
+_P2P_KERNELS = r"(?i)sendrecv|nccl.*generic"
+
+_THREAD_KEY_FACTOR = np.int64(1 << 52)
+"""Factor of the thread in a key of thread and time: above the nanoseconds of any trace, which are 52 days at most."""
+
+_SPELLINGS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
+}
+"""Spelling of each collective by the word its name contains; the first word that occurs counts."""
 
 
 class Collectives(NamedTuple):
-    """What is known of every GPU event that communicates; null elsewhere."""
+    """For every GPU event that communicates: what is known about it. Null for other events."""
 
     library: CategoryColumn
-    call: CategoryColumn  # one spelling each: all_reduce, all_gather, all_to_all, broadcast, send, recv, coalesced, …
+    call: CategoryColumn  # in one spelling: all_reduce, all_gather, all_to_all, broadcast, send, recv, coalesced, …
     group: CategoryColumn
     group_desc: CategoryColumn
     group_ranks: CategoryColumn
     peer: Ints  # -1 where unknown
 
 
-def normal(name: str) -> str:
-    """One spelling for each collective.
+def normalize_call(name: str) -> str:
+    """Return a collective's name in one spelling.
 
-    >>> [normal(n) for n in ("_allgather_base", "all_to_allv", "ncclReduceScatter", "nccl:all_reduce")]
+    >>> [normalize_call(n) for n in ("_allgather_base", "all_to_allv", "ncclReduceScatter", "nccl:all_reduce")]
     ['all_gather', 'all_to_all', 'reduce_scatter', 'all_reduce']
     """
     plain = name.lower().removeprefix("nccl:").removeprefix("c10d::").removeprefix("nccl")
-    plain = plain.replace("_", "").replace("coalesced", "").replace("base", "") if plain != "coalesced" else plain
-    for word in (
-        "allreduce",
-        "allgather",
-        "reducescatter",
-        "alltoall",
-        "broadcast",
-        "barrier",
-        "gather",
-        "scatter",
-        "reduce",
-    ):
+    if plain != "coalesced":
+        plain = plain.replace("_", "").replace("coalesced", "").replace("base", "")
+    for word, spelling in _SPELLINGS.items():
         if word in plain:
-            spelt = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
-            return spelt.get(word, {"alltoall": "all_to_all"}.get(word, word))
-    for word in ("send", "recv"):
-        if plain in (word, f"i{word}"):
-            return word
-    return plain
+            return spelling
+    return plain.removeprefix("i") if plain in ("isend", "irecv") else plain
 
 
-def own_name(kernel: str) -> str:
-    """Name of the function alone, without template arguments and parameters, which speak of other things.
+def _normalize_calls(names: CategoryColumn) -> CategoryColumn:
+    return names.replace([normalize_call(name) for name in names.values])
 
-    >>> own_name("void ns::(anonymous namespace)::run<ns::AllReduce>(ns::Args)"), own_name("_ZN2ns3runEv")
+
+def function_name(kernel: str) -> str:
+    """Return a kernel's name without template arguments and parameters, which name other things.
+
+    >>> function_name("void ns::(anonymous namespace)::run<ns::AllReduce>(ns::Args)"), function_name("_ZN2ns3runEv")
     ('void ns::run', '_ZN2ns3runEv')
     """
     return re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
 
 
-def read_collectives(gpu: Gpu, ranges: Ranges, launches: Launches) -> Collectives:
-    """Join every communication kernel to the call that asked for it."""
-    names, kernel = gpu.names, gpu.is_kernel
-    own = gpu.text("collective").present
-    named = [(lib, names.matches(p) & kernel) for lib, p in LIBRARIES]
-    plain = names.replace([own_name(v) for v in names.values])
-    # What the call itself launches moves its data, whatever it is named; copies between devices are a copy engine's.
-    asked = launches.op_name.matches(r"^(record_param_comms|c10d::)")
-    copied = gpu.text("kind").any_of("memcpy") & names.matches(r"(?i)PtoP|Peer") & asked
-    library = CategoryColumn.choose(
-        len(gpu),
-        [
-            *named,
-            ("nccl", (kernel & (own | asked)) | copied),
-            ("custom", plain.matches(_WORDS) & ~plain.matches(_NO_WORDS) & kernel),
-        ],
-    )
-    calls = _calls(ranges)
-    first, last = _batches(ranges, launches, calls, library)
+def read_collectives(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Collectives:
+    """Find the communication kernels, and connect each to the call that it runs."""
+    library = _find_libraries(gpu, launches)
+    calls = _communication_calls(ranges)
+    first, last = _calls_of_kernels(ranges, launches, calls, library)
 
     def column(name: str) -> CategoryColumn:
         return gpu.text(name).fill(ranges.text(name, calls).take(last)).where(library.present)
 
     group, group_desc, group_ranks = column("group"), column("group_desc"), column("group_ranks")
-    call = _named(gpu, ranges, launches, calls, library.present, first=first, last=last)
-    peer = _peers(gpu, ranges, calls, first, last)
-    peer = np.where(peer >= 0, peer, _spelt_peers(launches, group_ranks))
+    call = _call_names(gpu, ranges, launches, calls, library.present, first=first, last=last)
+    # Peer: as the kernel records it, else as its calls do if they agree, else as an annotation spells it.
+    call_peer = to_int64(ranges.column("peer", calls))
+    peer = np.where(_differs(call_peer, first, last), -1, take_or_missing(call_peer, last))
+    own_peer = gpu.int64("peer")
+    peer = np.where(own_peer >= 0, own_peer, peer)
+    peer = np.where(peer >= 0, peer, _peers_in_annotations(launches, group_ranks))
     return Collectives(library, call, group, group_desc, group_ranks, np.where(library.present, peer, -1))
 
 
-def _calls(ranges: Ranges) -> Ints:
-    """Ranges that ask for communication, in thread and time order."""
-    rows, marked = ranges.asking(), ranges.having("domain")
-    calls = rows[~ranges.collective(rows).matches(_TALK)]
-    if not len(marked):
+def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
+    """Return the library of every event that communicates; null for other events."""
+    names, is_kernel = gpu.names, gpu.is_kernel
+    function = names.replace([function_name(name) for name in names.values])
+    has_record = gpu.text("collective").present
+    # What a call itself launches moves its data, whatever its name. Copies between devices run on a copy engine.
+    in_call = launches.op_name.matches(r"^(record_param_comms|c10d::)")
+    is_peer_copy = gpu.text("kind").any_of("memcpy") & names.matches(r"(?i)PtoP|Peer")
+    return CategoryColumn.choose(
+        len(gpu),
+        [
+            *((library, names.matches(pattern) & is_kernel) for library, pattern in LIBRARIES),
+            ("nccl", (is_kernel & (has_record | in_call)) | (is_peer_copy & in_call)),
+            ("custom", function.matches(_NAMED_FOR_COLLECTIVE) & ~function.matches(_NO_COLLECTIVE) & is_kernel),
+        ],
+    )
+
+
+def _communication_calls(ranges: Ranges) -> Ints:
+    """Return the ranges that call for communication, in thread and time order."""
+    rows, in_domain = ranges.collective_rows(), ranges.rows_with("domain")
+    calls = rows[~ranges.collective(rows).matches(_NO_DATA)]
+    if not len(in_domain):
         return calls
-    nccl = ranges.text("domain", marked).matches(r"(?i)^nccl$") & ranges.called(marked, _NCCL_RANGES)
-    return np.union1d(calls, np.setdiff1d(marked[nccl], rows))
+    is_nccl = ranges.text("domain", in_domain).matches(r"(?i)^nccl$") & ranges.name_matches(in_domain, _NCCL_RANGES)
+    return np.union1d(calls, np.setdiff1d(in_domain[is_nccl], rows))
 
 
-def _batches(ranges: Ranges, launches: Launches, calls: Ints, library: CategoryColumn) -> tuple[Ints, Ints]:
-    """For every communication kernel, the first and last place in *calls* that it answers; -1 where none.
+def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: CategoryColumn) -> tuple[Ints, Ints]:
+    """Return for every communication kernel the index in *calls* of the first and the last call that it runs; -1: none.
 
-    A call that contains the launch answers alone. Otherwise the batch is what was asked on the launching thread
+    A call that contains the launch is run alone. Otherwise the kernel runs the batch of calls that its thread made
     since the communication kernel before.
     """
-    rows = np.flatnonzero(library.present & (launches.at >= 0))
-    first, last = np.full(len(library), -1, np.int64), np.full(len(library), -1, np.int64)
+    first, last = np.full((2, len(library)), -1, np.int64)
+    rows = np.flatnonzero(library.present & (launches.start_ns >= 0))
     if not len(calls) or not len(rows):
         return first, last
-    rows = rows[np.lexsort((launches.at[rows], launches.thread[rows]))]
-    origin = min(int(ranges.start(calls).min()), int(launches.at[rows].min()))
-    until = (
-        np.searchsorted(
-            time_key(ranges.thread[calls], ranges.start(calls) - origin),
-            time_key(launches.thread[rows], launches.at[rows] - origin),
-            side="right",
-        )
-        - 1
-    )
-    same = (until >= 0) & (ranges.thread[calls[until]] == launches.thread[rows])
-    # Calls up to the previous kernel of the thread have been answered already.
-    before = np.concatenate([[-1], until[:-1]])
-    fresh = np.concatenate([[True], launches.thread[rows][1:] != launches.thread[rows][:-1]])
-    thread_start = np.searchsorted(ranges.thread[calls], launches.thread[rows], side="left")
-    since = np.where(fresh, thread_start, np.maximum(before + 1, thread_start))
-    inside = same & (ranges.end(calls[until]) > launches.at[rows])
-    # Two kernels may answer one batch. Other libraries' kernels answer only what they were launched in.
-    batched = ranges.collective(calls[until]).any_of(*_P2P)
-    ours = library.any_of("nccl", "mscclpp")[rows]
-    same &= inside | (ours & ((since <= until) | batched))
-    since = np.minimum(since, until)
-    since = np.where(inside, until, since)
-    first[rows[same]], last[rows[same]] = since[same], until[same]
+    rows = launches.by_thread(rows)
+    thread, launch, call_thread = launches.thread[rows], launches.start_ns[rows], ranges.thread[calls]
+    # The last call at or before each launch; it may be of another thread. One key orders by thread, then by time.
+    origin = min(int(ranges.start(calls).min()), int(launch.min()))
+    call_key = call_thread * _THREAD_KEY_FACTOR + (ranges.start(calls) - origin)
+    until = np.searchsorted(call_key, thread * _THREAD_KEY_FACTOR + (launch - origin), side="right") - 1
+    has_calls = (until >= 0) & (call_thread[until] == thread)
+    # The batch begins after the last call that the thread's previous kernel ran.
+    is_first_of_thread = np.append(True, thread[1:] != thread[:-1])
+    thread_begin = np.searchsorted(call_thread, thread, side="left")
+    since = np.where(is_first_of_thread, thread_begin, np.maximum(np.append(-1, until[:-1]) + 1, thread_begin))
+    is_inside = has_calls & (ranges.end(calls[until]) > launch)
+    # Two kernels may run one batch of messages. Kernels of other libraries run only the call that contains them.
+    is_p2p = ranges.collective(calls[until]).any_of(*_P2P_CALLS)
+    runs_batches = library.any_of("nccl", "mscclpp")[rows]
+    has_calls &= is_inside | (runs_batches & ((since <= until) | is_p2p))
+    since = np.where(is_inside, until, np.minimum(since, until))
+    first[rows[has_calls]], last[rows[has_calls]] = since[has_calls], until[has_calls]
     return first, last
 
 
-def _named(
-    gpu: Gpu, ranges: Ranges, launches: Launches, calls: Ints, communicates: Bools, *, first: Ints, last: Ints
+def _call_names(
+    gpu: GpuEvents, ranges: Ranges, launches: Launches, calls: Ints, communicates: Bools, *, first: Ints, last: Ints
 ) -> CategoryColumn:
-    """Name the call of everything that *communicates*."""
-    own = gpu.text("collective")
-    own = own.replace([normal(v) for v in own.values])
-    raw = ranges.collective(calls).fill(ranges.name.take(calls))
-    asked = raw.replace([normal(v) for v in raw.values])
-    end = asked.take(last)
-    mixed = _differs(asked.codes, first, last)
-    batch = CategoryColumn.choose(len(gpu), [("coalesced", end.any_of(*_P2P) & mixed)])
-    known = own.fill(batch).fill(end)
-    rows = np.flatnonzero(communicates & ~known.present)
+    """Return the call of everything that *communicates*: recorded, of its batch, around its launch, or in its name."""
+    own = _normalize_calls(gpu.text("collective"))
+    recorded = _normalize_calls(ranges.collective(calls).fill(ranges.name.take(calls)))
+    last_call = recorded.take(last)
+    is_mixed = last_call.any_of(*_P2P_CALLS) & _differs(recorded.codes, first, last)
+    batch = CategoryColumn.choose(len(gpu), [("coalesced", is_mixed)])
+    call = own.fill(batch).fill(last_call)
+    rows = np.flatnonzero(communicates & ~call.present)
     names = gpu.names.take(rows)
-    spoken = CategoryColumn.choose(len(rows), [(word, names.matches(p)) for word, p in _SPOKEN])
-    return known.where(communicates).fill(_around(ranges, launches, rows).fill(spoken).spread(rows, len(gpu)))
-
-
-def _around(ranges: Ranges, launches: Launches, rows: Ints) -> CategoryColumn:
-    """Older files name the collective only in the op or annotation around the launch."""
-    asks = ranges.around(launches.op[rows], r"^c10d::\w*(reduce|gather|scatter|alltoall|broadcast|barrier|send|recv)")
-    op_name = ranges.name.take(asks)
-    annotation = ranges.name.take(launches.ann[rows]).extract(r"^nccl:(?!coalesced)(\w+)")
-    return op_name.replace([normal(v) for v in op_name.values]).fill(
-        annotation.replace([normal(v) for v in annotation.values])
+    by_name = CategoryColumn.choose(
+        len(rows), [(word, names.matches(pattern)) for word, pattern in _CALL_IN_KERNEL_NAME]
     )
+    by_range = _calls_in_range_names(ranges, launches, rows)
+    return call.where(communicates).fill(by_range.fill(by_name).spread(rows, len(gpu)))
 
 
-def _peers(gpu: Gpu, ranges: Ranges, calls: Ints, first: Ints, last: Ints) -> Ints:
-    own = gpu.int64("peer")
-    asked = to_int64(ranges.column("peer", calls))
-    from_call = take_or_missing(asked, last)
-    return np.where(own >= 0, own, np.where(_differs(asked, first, last), -1, from_call))
+def _calls_in_range_names(ranges: Ranges, launches: Launches, rows: Ints) -> CategoryColumn:
+    """Return the call that the op or annotation around each launch is named for, as in older files."""
+    op = ranges.op_around(launches.op[rows], r"^c10d::\w*(reduce|gather|scatter|alltoall|broadcast|barrier|send|recv)")
+    annotation = ranges.name.take(launches.annotation[rows]).extract(r"^nccl:(?!coalesced)(\w+)")
+    return _normalize_calls(ranges.name.take(op)).fill(_normalize_calls(annotation))
 
 
-def _spelt_peers(launches: Launches, members: CategoryColumn) -> Ints:
-    """Peers as PyTorch spells them in the annotation of a single message: ``nccl:send 3->0``, ``nccl:recv 3<-0``.
+def _peers_in_annotations(launches: Launches, group_ranks: CategoryColumn) -> Ints:
+    """Return the peers in PyTorch's annotations of single messages; -1 where none.
 
-    They are counted inside the group; where its ranks are known, the peer's global rank is looked up.
+    The annotations are ``nccl:send 3->0`` and ``nccl:recv 3<-0``. Ranks are numbered inside the group; where its ranks
+    are known, the global rank is returned.
     """
-    spelt = launches.ann_name.extract(r"^nccl:(?:send|recv) \d+(?:->|<-)(\d+)$").numbers()
-    ranks = [[int(n) for n in re.findall(r"\d+", v)] for v in members.values]
-    width = max((len(r) for r in ranks), default=0)
-    if not width or not (spelt >= 0).any():
-        return spelt
-    table = np.array([*(r + [-1] * (width - len(r)) for r in ranks), list(range(width))], np.int64)
-    inside = (spelt >= 0) & (spelt < width)
-    return np.where(inside, table[members.codes, np.clip(spelt, 0, width - 1)], spelt)
+    peer = launches.annotation_name.extract(r"^nccl:(?:send|recv) \d+(?:->|<-)(\d+)$").numbers()
+    members = [[int(rank) for rank in re.findall(r"\d+", ranks)] for ranks in group_ranks.values]
+    size = max(map(len, members), default=0)
+    if not size or not (peer >= 0).any():
+        return peer
+    # Global rank by group and number inside the group. The last row, for unknown groups, leaves numbers as they are.
+    global_rank = np.array([*(ranks + [-1] * (size - len(ranks)) for ranks in members), list(range(size))], np.int64)
+    is_member = (peer >= 0) & (peer < size)
+    return np.where(is_member, global_rank[group_ranks.codes, np.clip(peer, 0, size - 1)], peer)
 
 
 def _differs(values: AnyInts, first: Ints, last: Ints) -> Bools:
-    """Whether *values* change anywhere between first and last."""
+    """Return whether *values* change anywhere between the indices first and last; False where last is negative."""
     changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])]) if len(values) else np.zeros(1, np.int64)
-    known = last >= 0
-    differs: Bools = known & (changes[np.where(known, first, 0)] != changes[np.where(known, last, 0)])
+    has_values = last >= 0
+    differs: Bools = has_values & (changes[np.where(has_values, first, 0)] != changes[np.where(has_values, last, 0)])
     return differs
+
+
+def point_to_point_messages(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> CategoryColumn:
+    """Return the messages of every point-to-point kernel in the order they were issued: ``send:2,recv:0``.
+
+    A batch of messages runs as one ``SendRecv`` kernel without a peer of its own. The sends and receives that its
+    thread recorded since its last such kernel (``record_param_comms`` in PyTorch traces, NCCL's ranges in Nsight's)
+    tell the direction and the peer. A peer that the file does not name is ``?``.
+
+    >>> from tracekit.classify.host_ranges import read_ranges
+    >>> from tracekit.schema import EVENTS, conform
+    >>> rows = [
+    ...     {"id": 0, "kind": "cpu_op", "tid": 1, "start_ns": 1, "end_ns": 2, "collective": "send", "peer": 2},
+    ...     {"id": 1, "kind": "cpu_op", "tid": 1, "start_ns": 3, "end_ns": 4, "collective": "recv", "peer": 0},
+    ...     {"id": 2, "kind": "runtime", "name": "launch", "tid": 1, "start_ns": 5, "end_ns": 6, "correlation": 7},
+    ...     {"id": 3, "kind": "kernel", "name": "ncclDevKernel_SendRecv", "start_ns": 8, "end_ns": 9, "correlation": 7},
+    ... ]
+    >>> point_to_point_messages(*read_ranges(conform(pl.DataFrame(rows), EVENTS))).strings()
+    ['send:2,recv:0']
+    """
+    own = gpu.text("collective")
+    is_p2p = gpu.is_kernel & (~own.present | own.any_of(*_P2P_CALLS, "coalesced")) & gpu.names.matches(_P2P_KERNELS)
+    ops = ranges.collective_rows(*_P2P_CALLS)
+    ops = ops[np.lexsort((ranges.rows[ops], ranges.start(ops)))]
+    kernel = _next_kernels(ranges, launches, ops, np.flatnonzero(is_p2p & launches.has_call))
+    ops, kernel = ops[kernel >= 0], kernel[kernel >= 0]
+    if not len(ops):
+        return CategoryColumn.constant(None, len(gpu))
+    call, peer = ranges.collective(ops), to_int64(ranges.column("peer", ops), NULL_INT64)
+    # Spell each distinct message once, then join those of each kernel.
+    code, first = group_rows(call.codes, peer)
+    texts = [
+        f"{str(call.value(row)).removeprefix('i')}:{'?' if peer[row] == NULL_INT64 else peer[row]}" for row in first
+    ]
+    messages = pl.DataFrame({"kernel": kernel, "message": pl.Series(texts)[code]})
+    joined = messages.group_by("kernel", maintain_order=True).agg(pl.col("message").str.join(","))
+    return CategoryColumn.from_series(joined["message"]).spread(joined["kernel"].to_numpy(), len(gpu))
+
+
+def _next_kernels(ranges: Ranges, launches: Launches, ops: Ints, kernels: Ints) -> Ints:
+    """Return for each of *ops* the first of *kernels* that its thread launched after the op began; -1 where none."""
+    next_kernel = np.full(len(ops), -1, np.int64)
+    op_tid = ranges.source.int64_at("tid", ranges.rows[ops])
+    kernels = kernels[np.argsort(launches.start_ns[kernels], kind="stable")]
+    kernel_tid = launches.tid[kernels]
+    for tid in np.unique(kernel_tid[kernel_tid >= 0]):
+        own_kernels, own_ops = kernels[kernel_tid == tid], np.flatnonzero(op_tid == tid)
+        index = np.searchsorted(launches.start_ns[own_kernels], ranges.start(ops[own_ops]))
+        next_kernel[own_ops] = np.append(own_kernels, -1)[index]
+    return next_kernel

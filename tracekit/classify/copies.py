@@ -1,115 +1,117 @@
-"""Copies between host and device: what leaves and comes back, what feeds a broadcast, what is merely input."""
+"""Copies between host and device: direction, kind of host memory, and purpose.
+
+A copy may move a tensor away from the device or back (offloading), serve a broadcast of weights, or be merely input.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from tracekit._util.arrays import Bools, is_in_sorted
+from tracekit._util.arrays import Bools, Ints, is_in_sorted
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify._nest import Ints
 from tracekit.classify.collectives import Collectives
-from tracekit.classify.ranges import Gpu, Launches
+from tracekit.classify.host_ranges import GpuEvents, Launches
+from tracekit.classify.row_order import mask_of_rows
 
-_WAYS = (
+_DIRECTIONS = (
     ("d2h", r"(?i)DtoH|D2[HM]\b|DeviceToHost|Device -> (Pinned|Pageable|Host|Memory)|Device-to-Host"),
     ("h2d", r"(?i)HtoD|\b[HM]2D|HostToDevice|(Pinned|Pageable|Host|Memory) -> Device|Host-to-Device"),
     ("p2p", r"(?i)PtoP|Peer"),
     ("d2d", r"(?i)DtoD|\bD2D|DeviceToDevice|Device -> Device|Device-to-Device|CopyDevice"),
 )
-LARGE = 1 << 18
-"""Bytes below which a copy is a scalar, an index or a flag rather than a tensor worth moving away."""
+MIN_TENSOR_BYTES = 1 << 18
+"""Bytes below which a copy is a scalar, an index or a flag rather than a tensor."""
+_MIN_STREAM_SHARE = 0.75
+"""Share of a stream's busy time above which the stream is named for what fills it."""
+_MIN_HOME_SHARE = 0.5
+"""Share of all compute time above which a stream is the compute stream."""
 
 
 class Copies(NamedTuple):
-    """For every GPU event: how and why it copies; null where it does not."""
+    """For every GPU event that copies: its direction and purpose. Null for other events."""
 
-    way: CategoryColumn  # "d2h", "h2d", "d2d", "p2p"
+    direction: CategoryColumn  # "d2h", "h2d", "d2d", "p2p"
     host: CategoryColumn  # "pinned" or "pageable"
     use: CategoryColumn  # "leaves", "returns", "staged", "loaded", "small"
-    stream: CategoryColumn  # of every event: what its stream mostly does: "compute", "communication", "copy"
+    stream: CategoryColumn  # of every event: what its stream mostly does, "compute", "communication" or "copy"
 
 
-def read_copies(gpu: Gpu, launches: Launches, comm: Collectives, *, engine: Bools) -> Copies:
-    """Find what every copy is for; *engine* are the events that the backward launched."""
-    names, copy = gpu.names, gpu.text("kind").any_of("memcpy")
-    way = CategoryColumn.choose(len(gpu), [(w, copy & names.matches(p)) for w, p in _WAYS])
-    host = CategoryColumn.choose(
-        len(gpu),
-        [("pinned", copy & names.matches(r"(?i)pinned")), ("pageable", copy & names.matches(r"(?i)pageable"))],
+def read_copies(gpu: GpuEvents, launches: Launches, comm: Collectives, *, in_backward: Bools) -> Copies:
+    """Find the purpose of every copy; *in_backward* are the events that autograd nodes launched."""
+    names, is_copy = gpu.names, gpu.text("kind").any_of("memcpy")
+    direction = CategoryColumn.choose(
+        len(gpu), [(value, is_copy & names.matches(pattern)) for value, pattern in _DIRECTIONS]
     )
-    out, back = way.any_of("d2h"), way.any_of("h2d")
+    host = CategoryColumn.choose(
+        len(gpu), [(kind, is_copy & names.matches(f"(?i){kind}")) for kind in ("pinned", "pageable")]
+    )
+    to_host, to_device = direction.any_of("d2h"), direction.any_of("h2d")
     size = gpu.int64("bytes")
-    both = np.intersect1d(size[out & (size >= LARGE)], size[back & (size >= LARGE)])
-    round_trip = is_in_sorted(size, np.union1d(both, _saved(size, out & ~engine, back & engine)))
-    staged, loaded = _around_broadcasts(launches, comm, way)
+    is_tensor = size >= MIN_TENSOR_BYTES
+    both_ways = np.intersect1d(size[to_host & is_tensor], size[to_device & is_tensor])
+    saved = _saved_tensor_sizes(size, to_host & ~in_backward, to_device & in_backward)
+    is_round_trip = is_in_sorted(size, np.union1d(both_ways, saved))
+    staged, loaded = _copies_around_broadcasts(launches, comm, direction)
     use = CategoryColumn.choose(
         len(gpu),
         [
-            ("leaves", out & round_trip),
-            ("returns", back & round_trip),
-            ("small", copy & (size >= 0) & (size < LARGE)),
+            ("leaves", to_host & is_round_trip),
+            ("returns", to_device & is_round_trip),
+            ("small", is_copy & (size >= 0) & ~is_tensor),
             ("loaded", loaded),
             ("staged", staged),
         ],
     )
-    return Copies(way, host, use, _streams(gpu, copy, comm))
+    return Copies(direction, host, use, _stream_uses(gpu, is_copy, comm.library.present))
 
 
-def _saved(size: Ints, out: Bools, back: Bools) -> Ints:
-    """Sizes of which the backward fetches as many as left before it: saved tensors of any size, kept on the host.
+def _saved_tensor_sizes(size: Ints, leaving: Bools, fetched: Bools) -> Ints:
+    """Return the sizes of which the backward fetches as many as left before it: saved tensors, of any size.
 
-    The window may cut a step short on either side, so one may be up to half again as many as the other.
+    The window may cut a step short on either side, so that one count may be up to half again the other.
     """
-    left, left_count = np.unique(size[out & (size > 0)], return_counts=True)
-    fetched, fetched_count = np.unique(size[back & (size > 0)], return_counts=True)
-    common, a, b = np.intersect1d(left, fetched, return_indices=True)
-    few, many = np.minimum(left_count[a], fetched_count[b]), np.maximum(left_count[a], fetched_count[b])
-    return common[2 * many <= 3 * few]
+    left_sizes, left_count = np.unique(size[leaving & (size > 0)], return_counts=True)
+    fetched_sizes, fetched_count = np.unique(size[fetched & (size > 0)], return_counts=True)
+    common, left, right = np.intersect1d(left_sizes, fetched_sizes, return_indices=True)
+    counts = np.stack([left_count[left], fetched_count[right]])
+    saved_sizes: Ints = common[2 * counts.max(axis=0) <= 3 * counts.min(axis=0)]
+    return saved_sizes
 
 
-def _around_broadcasts(launches: Launches, comm: Collectives, way: CategoryColumn) -> tuple[Bools, Bools]:
-    """Device copies launched just before a broadcast stage it; those launched just after one load what it brought."""
-    none = np.zeros(len(way), np.bool_)
-    cast, device = comm.call.any_of("broadcast"), way.any_of("d2d", "p2p")
-    if not cast.any() or not device.any():
-        return none, none
-    order = launches.ordered(comm.library.present | way.present)
-    is_cast, is_device = cast[order], device[order]
-    after = is_device & np.concatenate([[False], is_cast[:-1]])
-    before = is_device & ~after & np.concatenate([is_cast[1:], [False]])
-    staged, loaded = none.copy(), none.copy()
-    staged[order[before]] = True
-    loaded[order[after]] = True
-    return staged, loaded
+def _copies_around_broadcasts(launches: Launches, comm: Collectives, direction: CategoryColumn) -> tuple[Bools, Bools]:
+    """Return masks of the device copies launched just before a broadcast, which stage it, and just after it."""
+    is_broadcast, is_device_copy = comm.call.any_of("broadcast"), direction.any_of("d2d", "p2p")
+    order = launches.ordered(comm.library.present | direction.present)
+    broadcast, device_copy = is_broadcast[order], is_device_copy[order]
+    after = device_copy & np.append(False, broadcast[:-1])[: len(order)]
+    before = device_copy & ~after & np.append(broadcast[1:], False)[: len(order)]
+    return mask_of_rows(len(direction), order[before]), mask_of_rows(len(direction), order[after])
 
 
-def _streams(gpu: Gpu, copy: Bools, comm: Collectives) -> CategoryColumn:
-    """Name a stream for what fills three quarters of its busy time; the one with most of the compute is compute's.
+def _stream_uses(gpu: GpuEvents, is_copy: Bools, communicates: Bools) -> CategoryColumn:
+    """Return what each event's stream is for: what fills most of its busy time, else compute.
 
-    Slow communication that runs on the compute stream fills it, and what is computed there is no part of it.
+    The stream with most of the compute is for compute, even if slow communication fills it.
     """
-    duration, number = gpu.int64("end_ns") - gpu.int64("start_ns"), gpu.place
-    if not len(number):
+    duration, stream = gpu.int64("end_ns") - gpu.int64("start_ns"), gpu.stream_number
+    if not len(stream):
         return CategoryColumn.constant(None, 0)
-    total = np.bincount(number, weights=duration)
 
-    computed = np.bincount(number, weights=np.where(copy | comm.library.present, 0, duration), minlength=len(total))
-    home = (computed > 0.5 * computed.sum())[number]
+    def busy_per_stream(mask: Bools) -> npt.NDArray[Any]:
+        return np.bincount(stream, weights=np.where(mask, duration, 0))
 
-    def mostly(mask: Bools) -> Bools:
-        if not mask.any():
-            return mask
-        filled = np.bincount(number, weights=np.where(mask, duration, 0), minlength=len(total)) > 0.75 * total
-        chosen: Bools = ~home & filled[number]
-        return chosen
+    everything = np.ones(len(gpu), np.bool_)
+    total, compute = busy_per_stream(everything), busy_per_stream(~(is_copy | communicates))
+    is_home = compute > _MIN_HOME_SHARE * compute.sum()
+
+    def fills_stream(mask: Bools) -> Bools:
+        fills: Bools = ~is_home & (busy_per_stream(mask) > _MIN_STREAM_SHARE * total)
+        return fills[stream] & mask.any()
 
     return CategoryColumn.choose(
         len(gpu),
-        [
-            ("communication", mostly(comm.library.present)),
-            ("copy", mostly(copy)),
-            ("compute", np.ones(len(gpu), np.bool_)),
-        ],
+        [("communication", fills_stream(communicates)), ("copy", fills_stream(is_copy)), ("compute", everything)],
     )

@@ -1,8 +1,12 @@
-"""Everything known about every GPU event before any rule speaks, joined once."""
+"""Evidence per GPU event, the input of the classification rules.
+
+``gather_evidence`` reads the host ranges, then adds one kind of evidence after the other: communication, autograd,
+matrix products, direction of the work, copies, process groups and exchanges with experts. Each becomes a column that
+rules can test (``rules.COLUMNS``).
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,259 +15,256 @@ import polars as pl
 
 from tracekit._util.arrays import Bools
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify._nest import Ints
-from tracekit.classify.asking import Column, first_met, met
 from tracekit.classify.autograd import Autograd, read_autograd
-from tracekit.classify.batched import feeding
 from tracekit.classify.collectives import Collectives, read_collectives
-from tracekit.classify.compiled import with_recomputed
-from tracekit.classify.convolution import read_convolutions
+from tracekit.classify.communication_passes import CommPasses, find_comm_passes
 from tracekit.classify.copies import read_copies
-from tracekit.classify.directions import read_directions
-from tracekit.classify.experts import Marks, comm_passes, read_exchanges
-from tracekit.classify.gradients import read_gradients
-from tracekit.classify.groups import group_holds, group_uses, reducing_groups
+from tracekit.classify.engine_threads import read_engine_threads, read_gradients
+from tracekit.classify.expert_exchanges import LayerMarks, read_exchanges
+from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges, read_ranges
 from tracekit.classify.matmul import Matmuls, read_matmuls
-from tracekit.classify.ranges import Gpu, Launches, Ranges, read_ranges
-from tracekit.classify.rules import Condition, Kind
-from tracekit.classify.tallies import halves, turns
-from tracekit.classify.threads import read_threads
+from tracekit.classify.pass_direction import Directions, read_directions
+from tracekit.classify.process_groups import group_shapes, groups_with_pipeline_peers, kinds_by_sums, kinds_by_use
+from tracekit.classify.product_counts import alternating_turns, product_halves
+from tracekit.classify.product_shapes import parameter_feeding
+from tracekit.classify.recomputed_forward import mark_recomputed
+from tracekit.classify.row_order import mask_of_rows, nearest_at_or_after, nearest_at_or_before
+from tracekit.classify.rule_matching import Column, match_kinds
+from tracekit.classify.rules import NamedKind
 
-_HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
-_SHARDS = r"fsdp::(all_gather_copy_in|chunk_cat)"
-"""What fills the buffer of a collective on sharded weights or gradients."""
-COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
-"""ROCm's runtime fills and copies buffers with kernels."""
-ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
+_GRADIENT_HOOKS = r"FSDP::post_backward|FullyShardedDataParallel\._post_backward"
+_SHARD_OPS = r"fsdp::(all_gather_copy_in|chunk_cat)"
+"""Operators that fill the buffer of a collective on sharded weights or gradients."""
+_COPY_KERNELS = r"^__amd_rocclr_(copy|fill)"
+"""Kernels with which ROCm's runtime fills and copies buffers."""
+_ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention|attn|(Batch|Single)(Prefill|Decode)With"
+_WGRAD_ANNOTATIONS = r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
-    """Columns of evidence, one row for each GPU event, in order of start."""
+    """Columns of evidence, one row per GPU event in order of start, and what they were read from."""
 
-    gpu: Gpu
+    gpu: GpuEvents
     columns: dict[str, Column]
     ranges: Ranges
     launches: Launches
     autograd: Autograd
     collectives: Collectives
 
-    @property
-    def two_way(self) -> bool:
-        """Forward work arrives over the pipeline from more than one rank."""
-        arrives = self.text("comm_pass").any_of("forward") & self.text("call").any_of("recv")
-        return len(np.unique(self.collectives.peer[arrives & (self.collectives.peer >= 0)])) > 1
-
     def __len__(self) -> int:
         return len(self.gpu)
 
+    @property
+    def is_fed_from_both_ends(self) -> bool:
+        """Whether forward work arrives over the pipeline from more than one rank."""
+        arrives = self.text("comm_pass").any_of("forward") & self.text("call").any_of("recv")
+        return len(np.unique(self.collectives.peer[arrives & (self.collectives.peer >= 0)])) > 1
+
     def text(self, column: str) -> CategoryColumn:
-        """One of the text columns."""
+        """Return one of the text columns."""
         values = self.columns[column]
         assert isinstance(values, CategoryColumn)
         return values
 
-    def test(self, column: str, condition: Condition) -> Bools:
-        """Rows whose evidence meets one condition of a rule."""
-        return met(self.columns[column], condition)
-
-    def show(self, row: int) -> dict[str, str | int | bool]:
-        """List the evidence of one event, without what is unknown."""
-        shown: dict[str, str | int | bool] = {}
-        for name, values in self.columns.items():
-            if isinstance(values, CategoryColumn):
-                if values.codes[row] >= 0:
-                    shown[name] = values.values[values.codes[row]]
-            elif values.dtype == np.bool_:
-                shown[name] = bool(values[row])
-            elif values[row] >= 0:
-                shown[name] = int(values[row])
-        return shown
+    def row_values(self, row: int) -> dict[str, str | int | bool]:
+        """Return the evidence of one event by column, without unknown values."""
+        values: dict[str, str | int | bool] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, CategoryColumn):
+                text = column.value(row)
+                if text is not None:
+                    values[name] = text
+            elif column.dtype == np.bool_:
+                values[name] = bool(column[row])
+            elif column[row] >= 0:
+                values[name] = int(column[row])
+        return values
 
 
-def gather(events: pl.DataFrame, groups: Sequence[Kind] = ()) -> Evidence:
-    """Join every GPU event of one rank to all that speaks for its label."""
+def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ()) -> Evidence:
+    """Gather the evidence for every GPU event of one rank.
+
+    Args:
+        events: All events of the rank.
+        group_kinds: Rules that find the kind of a process group by its description.
+    """
     gpu, ranges, launches = read_ranges(events)
     comm = read_collectives(gpu, ranges, launches)
     communicates = comm.library.present
-    autograd, doubtful = with_recomputed(ranges, launches, read_autograd(ranges, launches))
-    autograd = read_threads(gpu, launches, autograd, comm=communicates)
+    autograd, doubtful = mark_recomputed(ranges, launches, read_autograd(ranges, launches))
+    autograd = read_engine_threads(gpu, launches, autograd, communicates=communicates)
     matmuls = read_matmuls(gpu, ranges, launches, autograd, doubtful=doubtful)
-    matmuls = matmuls.with_convolutions(read_convolutions(gpu, ranges, launches))
-    directions = read_directions(gpu, ranges, launches, autograd, matmuls, comm=communicates)
-    passes = comm_passes(ranges, launches, autograd, comm, directions, kernel=gpu.is_kernel)
-    copies = read_copies(gpu, launches, comm, engine=autograd.node_row >= 0)
-    base: dict[str, Column] = {
+    directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
+    passes = find_comm_passes(ranges, launches, autograd, comm, directions, is_kernel=gpu.is_kernel)
+    columns: dict[str, Column] = {
         **_launch_columns(gpu, ranges, launches),
-        "class": _classes(gpu, comm),
-        "node": autograd.node,
-        "fwd_op": autograd.fwd_op,
-        "site": autograd.site,
-        "feeds": feeding(ranges, autograd),
-        "gemm": matmuls.is_gemm,
-        "role": matmuls.role,
-        "role_from": matmuls.evidence,
-        "after_role": matmuls.after,
-        "visit": _visits(launches, autograd, matmuls, communicates),
-        "gemm_turn": turns(matmuls.whole, autograd.node_row, launches.at),
-        "gemm_half": halves(matmuls.whole, autograd.node_row, launches.at),
-        "gemm_share": matmuls.share,
-        "deferred": np.full(len(gpu), _deferred(matmuls.role, directions.value, autograd.site, launches.at)),
-        "gradient": read_gradients(gpu, launches, autograd, matmuls),
-        "direction": directions.value,
-        "direction_from": directions.source,
+        "class": _event_classes(gpu, communicates),
+        **_compute_columns(gpu, ranges, launches, autograd, matmuls, directions, communicates),
         "library": comm.library,
         "call": comm.call,
         "group": comm.group,
         "group_desc": comm.group_desc,
         "group_ranks": comm.group_ranks,
-        "group_shape": _shapes(comm.group_ranks),
-        "comm_pass": passes.known,
-        "copy": copies.way,
-        "host": copies.host,
-        "copy_use": copies.use,
-        "stream_use": copies.stream,
+        "group_shape": group_shapes(comm.group_ranks),
+        "comm_pass": passes.value,
+        **_copy_columns(gpu, launches, comm, autograd),
         "peer": comm.peer,
-        "trained": np.full(len(gpu), autograd.active or _trained(directions.value)),
+        "trained": np.full(len(gpu), autograd.active or _has_training(directions)),
     }
-    evidence = Evidence(gpu, base, ranges, launches, autograd, comm)
-    kinds = decide(evidence, groups, np.flatnonzero(communicates))
-    attention = gpu.names.matches(ATTENTION) | launches.chain.matches(ATTENTION)
-    marks = Marks(attention, matmuls.is_gemm, kinds.any_of("ep"))
+    # Kinds of groups are found by rules on the columns above. The remaining evidence needs them.
+    kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
+    columns |= _group_columns(gpu, launches, autograd, comm, passes, kinds)
+    is_attention = gpu.names.matches(_ATTENTION) | launches.chain.matches(_ATTENTION)
+    marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"))
     exchanges = read_exchanges(gpu, launches, autograd, comm, passes=passes, marks=marks)
-    summed = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(_HOOKS)
-    summed &= comm.call.any_of("all_reduce", "reduce_scatter", "reduce")
-    summed |= _after(launches, launches.chain.matches(_SHARDS)) & comm.call.any_of("all_gather", "reduce_scatter")
-    reducing = None
-    if not autograd.active and autograd.site.present.any():  # without operators: by who sums what, and when
-        reducing = reducing_groups(comm, passes.known, autograd.site, gpu.int64("bytes"))
-    uses = group_uses(gpu, comm, kinds, summed=summed, lost=launches.at < 0, reducing=reducing)
-    base |= {
-        "group_kind": kinds,
-        "group_use": uses,
-        "group_holds": group_holds(comm, kinds, uses),
+    columns |= {
         "exchange": exchanges.role,
         "exchange_pass": exchanges.direction,
-        "leads_to": _leads_to(launches, comm, exchanges.role),
-        "stream_pass": _stream_passes(gpu, exchanges.direction),
+        "leads_to": _next_exchange_roles(launches, comm, exchanges.role),
+        "stream_pass": _next_passes_on_stream(gpu, exchanges.direction),
     }
-    return evidence
+    return Evidence(gpu, columns, ranges, launches, autograd, comm)
 
 
-def decide(evidence: Evidence, kinds: Sequence[Kind], rows: Ints) -> CategoryColumn:
-    """Take, for *rows*, the value of the first kind whose conditions all hold."""
-    found = first_met(evidence.columns, [(kind.when, {}) for kind in kinds], rows)
-    chosen = CategoryColumn(tuple(kind.value for kind in kinds), found).spread(rows, len(evidence))
-    return chosen.replace(chosen.values)
-
-
-def _launch_columns(gpu: Gpu, ranges: Ranges, launches: Launches) -> dict[str, Column]:
-    marked = ranges.name.answers(r"\(W\)$|(?i: wgrad$|^_\w+_wgrad$|\.wgrad_gemm|weight[-_ ]?grad)|^PP:\d+W\d+")
-    annotated = marked.any() and bool((ranges.name.look_up(marked) & ~ranges.is_op).any())
+def _launch_columns(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> dict[str, Column]:
+    """Return the evidence that is read from the event and from its launch."""
+    is_wgrad_name = ranges.name.answers(_WGRAD_ANNOTATIONS)
+    has_wgrad_annotations = bool((ranges.name.look_up(is_wgrad_name) & ~ranges.is_op).any())
     return {
         "kind": gpu.text("kind"),
         "name": gpu.names,
         "op": launches.op_name,
         "chain": launches.chain,
-        "annotation": launches.ann_name,
+        "annotation": launches.annotation_name,
         "annotations": launches.annotations,
-        "domain": ranges.text("domain", launches.ann),
+        "domain": ranges.text("domain", launches.annotation),
         "bytes": gpu.int64("bytes"),
         "stream": gpu.int64("stream"),
         "graph": gpu.int64("graph"),
-        "launched": launches.at >= 0,
-        "wgrad_annotated": np.full(len(gpu), annotated),
+        "launched": launches.start_ns >= 0,
+        "wgrad_annotated": np.full(len(gpu), has_wgrad_annotations),
     }
 
 
-def _classes(gpu: Gpu, comm: Collectives) -> CategoryColumn:
-    copies = gpu.text("kind").any_of("memcpy", "memset") | gpu.names.matches(COPY_KERNELS)
+def _event_classes(gpu: GpuEvents, communicates: Bools) -> CategoryColumn:
+    """Return whether each event is communication, a copy or compute."""
+    is_copy = gpu.text("kind").any_of("memcpy", "memset") | gpu.names.matches(_COPY_KERNELS)
     return CategoryColumn.choose(
-        len(gpu),
-        [
-            ("communication", comm.library.present),
-            ("copy", copies),
-            ("compute", np.ones(len(gpu), np.bool_)),
-        ],
+        len(gpu), [("communication", communicates), ("copy", is_copy), ("compute", np.ones(len(gpu), np.bool_))]
     )
 
 
-def _after(launches: Launches, mask: Bools) -> Bools:
-    """Events launched right after one of *mask* on the same thread."""
-    out = np.zeros(len(mask), np.bool_)
+def _compute_columns(  # noqa: PLR0917 - evidence that is gathered step by step
+    gpu: GpuEvents,
+    ranges: Ranges,
+    launches: Launches,
+    autograd: Autograd,
+    matmuls: Matmuls,
+    directions: Directions,
+    communicates: Bools,
+) -> dict[str, Column]:
+    """Return the evidence from autograd, matrix products and the direction of the work."""
+    node, launch = autograd.node_row, launches.start_ns
+    # If gradients of weights run outside the engine, what the engine runs is for the inputs. An event whose launch is
+    # lost may have run anywhere.
+    is_wgrad = matmuls.role.any_of("wgrad") | directions.value.any_of("wgrad")
+    is_deferred = bool((is_wgrad & ~autograd.site.present & (launch >= 0)).any())
+    return {
+        "node": autograd.node,
+        "fwd_op": autograd.fwd_op,
+        "site": autograd.site,
+        "feeds": parameter_feeding(ranges, autograd),
+        "gemm": matmuls.is_gemm,
+        "role": matmuls.role,
+        "role_from": matmuls.evidence,
+        "after_role": matmuls.after,
+        "visit": _second_visits(launches, autograd, matmuls, communicates),
+        "gemm_turn": alternating_turns(matmuls.whole, node, launch),
+        "gemm_half": product_halves(matmuls.whole, node, launch),
+        "gemm_share": matmuls.ratio,
+        "deferred": np.full(len(gpu), is_deferred),
+        "gradient": read_gradients(gpu, launches, autograd, matmuls),
+        "direction": directions.value,
+        "direction_from": directions.source,
+    }
+
+
+def _copy_columns(gpu: GpuEvents, launches: Launches, comm: Collectives, autograd: Autograd) -> dict[str, Column]:
+    """Return the evidence about copies."""
+    copies = read_copies(gpu, launches, comm, in_backward=autograd.node_row >= 0)
+    return {"copy": copies.direction, "host": copies.host, "copy_use": copies.use, "stream_use": copies.stream}
+
+
+def _group_columns(  # noqa: PLR0917 - evidence that is gathered step by step
+    gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives, passes: CommPasses, kinds: CategoryColumn
+) -> dict[str, Column]:
+    """Return the evidence about process groups, whose *kinds* are known by description."""
+    in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(_GRADIENT_HOOKS)
+    after_shard_op = _follows_on_thread(launches, launches.chain.matches(_SHARD_OPS))
+    sums_gradients = in_hook & comm.call.any_of("all_reduce", "reduce_scatter", "reduce")
+    sums_gradients |= after_shard_op & comm.call.any_of("all_gather", "reduce_scatter")
+    kind_by_sums = None
+    if not autograd.active and autograd.site.present.any():  # no operators, but the backward's thread is known
+        kind_by_sums = kinds_by_sums(comm, passes.value, autograd.site, gpu.int64("bytes"))
+    by_use = kinds_by_use(
+        gpu, comm, kinds, sums_gradients=sums_gradients, lost=launches.start_ns < 0, kind_by_sums=kind_by_sums
+    )
+    return {"group_kind": kinds, "group_use": by_use, "group_holds": groups_with_pipeline_peers(comm, kinds, by_use)}
+
+
+def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
+    """Return the events that their thread launched right after an event of *mask*."""
     if not mask.any():
-        return out
-    order = np.lexsort((launches.at, launches.thread))
-    same = launches.thread[order[1:]] == launches.thread[order[:-1]]
-    out[order[1:]] = mask[order[:-1]] & same & (launches.at[order[:-1]] >= 0)
-    return out
+        return mask
+    order = launches.by_thread(np.arange(len(mask)))
+    previous, current = order[:-1], order[1:]
+    same_thread = launches.thread[current] == launches.thread[previous]
+    follows = mask[previous] & same_thread & (launches.start_ns[previous] >= 0)
+    return mask_of_rows(len(mask), current, follows)
 
 
-def _leads_to(launches: Launches, comm: Collectives, role: CategoryColumn) -> CategoryColumn:
-    """Of communication, the role of the next one launched, where that is on a group of the same ranks."""
+def _next_exchange_roles(launches: Launches, comm: Collectives, role: CategoryColumn) -> CategoryColumn:
+    """Return for communication the role of the next communication, if that is on a group of the same ranks."""
     rows = launches.ordered(comm.library.present)
-    out = np.full(len(role), -1, np.int64)
-    ranks = comm.group_ranks.codes[rows]
-    same = (ranks[1:] == ranks[:-1]) & (ranks[1:] >= 0)
-    out[rows[:-1]] = np.where(same, role.codes[rows[1:]], -1)
-    return CategoryColumn(role.values, out)
+    current, following = rows[:-1], rows[1:]
+    ranks = comm.group_ranks.codes
+    same_ranks = (ranks[following] == ranks[current]) & (ranks[following] >= 0)
+    return role.take(np.where(same_ranks, following, -1)).spread(current, len(role))
 
 
-def _stream_passes(gpu: Gpu, direction: CategoryColumn) -> CategoryColumn:
-    """Find the pass of the next exchange on each event's stream: what runs before it there prepares it."""
+def _next_passes_on_stream(gpu: GpuEvents, direction: CategoryColumn) -> CategoryColumn:
+    """Return the pass of the next exchange on each event's stream: work before an exchange prepares it."""
     if not direction.present.any():
         return direction
-    code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("place").fill_null(-1)
-    table = pl.DataFrame({"code": direction.codes, "place": gpu.place})
-    return CategoryColumn(direction.values, table.select(code)["code"].to_numpy().astype(np.int64))
+    code = pl.when(pl.col("code") >= 0).then("code").backward_fill().over("stream").fill_null(-1)
+    exchanges = pl.DataFrame({"code": direction.codes, "stream": gpu.stream_number})
+    return CategoryColumn(direction.values, exchanges.select(code)["code"].to_numpy())
 
 
-def _visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, comm: Bools) -> CategoryColumn:
-    """Mark what nodes do when they run a second time for the weights, and what the caller does right beside that.
+def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, communicates: Bools) -> CategoryColumn:
+    """Return ``second`` for work of nodes that run a second time for the weights, ``beside`` for launches next to it.
 
-    Only where products show that the second time is for the weights: a graph kept and run through twice is none.
+    Products must show that the second run is for the weights: a graph that is kept and run through twice does not
+    count.
     """
-    n = len(launches.at)
-    if not autograd.ran_before.any():
-        return CategoryColumn.constant(None, n)
-    inside = autograd.node_row >= 0
-    later = inside & np.append(autograd.ran_before, False)[autograd.node_row]
-    alone = np.bincount(autograd.node_row[matmuls.is_gemm & inside], minlength=len(autograd.node_of)) == 1
-    paid = later & matmuls.role.any_of("wgrad") & np.append(alone, False)[autograd.node_row]
-    if not paid.any():
-        return CategoryColumn.constant(None, n)
+    size, node = len(launches.start_ns), autograd.node_row
+    in_node = node >= 0
+    is_second = in_node & np.append(autograd.ran_before, False)[node]
+    has_one_product = np.bincount(node[matmuls.is_gemm & in_node], minlength=len(autograd.node_of)) == 1
+    computes_wgrad = is_second & matmuls.role.any_of("wgrad") & np.append(has_one_product, False)[node]
+    if not computes_wgrad.any():
+        return CategoryColumn.constant(None, size)
+    # A stretch of the program's own launches ends at autograd's work and at communication. It is beside the second run
+    # if that is at one of its ends.
     order = launches.order
-    # A stretch of the caller's own launches ends at the engine, at communication and at forward work.
-    cut = (autograd.site.present | comm)[order]
-    rows = np.arange(len(order))
-    before = np.maximum.accumulate(np.where(cut, rows, -1))
-    after = np.minimum.accumulate(np.where(cut, rows, len(order))[::-1])[::-1]
-    seen = np.append(later[order], False)
-    beside = np.zeros(n, np.bool_)
-    beside[order] = ~cut & (seen[before] | seen[after])
-    return CategoryColumn.choose(n, [("second", later), ("beside", beside)])
+    ends_stretch = (autograd.site.present | communicates)[order]
+    second = np.append(is_second[order], False)
+    is_end = second[nearest_at_or_before(ends_stretch)] | second[nearest_at_or_after(ends_stretch)]
+    beside = mask_of_rows(size, order, ~ends_stretch & is_end)
+    return CategoryColumn.choose(size, [("second", is_second), ("beside", beside)])
 
 
-def _shapes(ranks: CategoryColumn) -> CategoryColumn:
-    """How a group's ranks lie: all of those any group names, neighbours, or every so many."""
-    members = [[int(n) for n in re.findall(r"\d{1,18}", v)] for v in ranks.values]
-    largest = max((len(m) for m in members), default=0)
-
-    def shape(m: list[int]) -> str | None:
-        if len(m) < 2:
-            return None
-        if len(m) == largest and min(m) == 0 and max(m) == len(m) - 1:
-            return "all"
-        return "contiguous" if max(m) - min(m) == len(m) - 1 else "strided"
-
-    return ranks.replace([shape(m) for m in members])
-
-
-def _trained(direction: CategoryColumn) -> bool:
-    return bool(direction.any_of("backward", "wgrad", "recompute", "optimizer").any())
-
-
-def _deferred(role: CategoryColumn, direction: CategoryColumn, site: CategoryColumn, at: Ints) -> bool:
-    """Weight gradients run outside the engine, so what the engine runs is the input's."""
-    outside = ~site.present & (at >= 0)  # of what the file lost the launch of, nobody knows who ran it
-    return bool((outside & (role.any_of("wgrad") | direction.any_of("wgrad"))).any())
+def _has_training(directions: Directions) -> bool:
+    """Return whether some event belongs to a backward or an optimizer."""
+    return bool(directions.value.any_of("backward", "wgrad", "recompute", "optimizer").any())

@@ -1,4 +1,4 @@
-"""Why an event got its label: its evidence, every rule tried on it, and the one that won."""
+"""Explanation of one event's label: its evidence, every rule that was tried, and the rule that won."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.categories import CategoryColumn
+from tracekit._util.arrays import Ints
 from tracekit._util.text import did_you_mean, one_line
-from tracekit.classify.engine import decide_all, find_passes
-from tracekit.classify.evidence import Evidence, gather
-from tracekit.classify.fused import fused_operators
-from tracekit.classify.microbatch import find_places
-from tracekit.classify.modules import find_modules
-from tracekit.classify.rules import COMPARISON, Condition, Rule, RuleBook, builtin_rules
+from tracekit.classify.classify_events import decide
+from tracekit.classify.evidence import Evidence
+from tracekit.classify.fused_kernels import fused_operators
+from tracekit.classify.rule_matching import meets
+from tracekit.classify.rules import COMPARISON, Condition, Rule, RuleBook
 from tracekit.errors import OptionError
 from tracekit.schema import LABELS
 
 Value = str | int | bool | float | None
+_MAX_SHOWN_CHARS = 60
+"""Characters of a value or pattern that are shown."""
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -39,12 +40,12 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Everything that speaks for one event's label.
+    """Label of one event and everything that decided it.
 
     >>> from tracekit.schema import EVENTS, conform
     >>> copy = {"id": 1, "kind": "memset", "name": "Memset (Device)", "start_ns": 5, "end_ns": 9}
-    >>> found = explain(conform(pl.DataFrame([copy]), EVENTS), 1)
-    >>> found.label, found.winner.rule
+    >>> explanation = explain(conform(pl.DataFrame([copy]), EVENTS), 1)
+    >>> explanation.label, explanation.winner.rule
     ('memory', 'memset')
     """
 
@@ -55,174 +56,175 @@ class Explanation(msgspec.Struct, frozen=True):
     module: str | None
     confidence: float
     evidence: Mapping[str, Value]
-    tried: tuple[Tried, ...]  # in order; the first that matched won
-    others: tuple[tuple[str, int], ...]  # labels of all events the selector names, with their counts
+    tried: tuple[Tried, ...]  # in the order of the rules; the first that matched won
+    others: tuple[tuple[str, int], ...]  # labels of all events that the selector names, with their counts
 
     @property
     def winner(self) -> Tried | None:
-        """The rule that decided, None where no rule knows."""
-        return next((t for t in self.tried if t.matched), None)
+        """The rule that decided; None if no rule matched."""
+        return next((tried for tried in self.tried if tried.matched), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     def render(self) -> str:
-        """Plain text for a terminal."""
-        lines = [*self._head(), "", "evidence", *self._evidence(), "", "rules", *self._rules()]
+        """Return the text for a terminal."""
+        width = max((len(name) for name in self.evidence), default=0)
+        evidence = [f"  {name:<{width}}  {value}" for name, value in self.evidence.items()]
+        lines = [*self._head_lines(), "", "evidence", *evidence, "", "rules", *self._rule_lines()]
         return "\n".join(map(one_line, lines))
 
-    def _head(self) -> list[str]:
-        event, named = self.event, sum(count for _, count in self.others)
+    def _head_lines(self) -> list[str]:
+        event, duration = self.event, self.event["duration_ns"]
+        assert isinstance(duration, int)
         place = f"rank {event['rank']}, event {event['id']}, stream {event['stream']}, step {event['step']}"
-        lines = [str(event["name"]), f"  {place}, {_micros(event['duration_ns'])}"]
-        beside = [f"pass {self.passes}" if self.passes else "", f"module {self.module}" if self.module else ""]
-        extra = ", ".join(["", *(b for b in beside if b)])
-        by = f"by rule {self.winner.rule}" if self.winner else "because no rule knows it"
-        lines.append(f"  {self.label}{extra}: {by}, confidence {self.confidence:.2f}")
-        if named > 1:
-            spread = ", ".join(f"{label} {count}" for label, count in self.others)
-            lines.append(f"  one of {named} events that {self.selector!r} names: {spread}")
+        details = self.label
+        if self.passes:
+            details += f", pass {self.passes}"
+        if self.module:
+            details += f", module {self.module}"
+        reason = f"by rule {self.winner.rule}" if self.winner else "because no rule knows it"
+        lines = [
+            str(event["name"]),
+            f"  {place}, {duration / 1000:,.1f} µs",
+            f"  {details}: {reason}, confidence {self.confidence:.2f}",
+        ]
+        selected = sum(count for _, count in self.others)
+        if selected > 1:
+            labels = ", ".join(f"{label} {count}" for label, count in self.others)
+            lines.append(f"  one of {selected} events that {self.selector!r} names: {labels}")
         return lines
 
-    def _evidence(self) -> list[str]:
-        width = max((len(k) for k in self.evidence), default=0)
-        return [f"  {key:<{width}}  {value}" for key, value in self.evidence.items()]
-
-    def _rules(self) -> list[str]:
+    def _rule_lines(self) -> list[str]:
+        """Return the rules up to the winner, and later ones that match too."""
         lines = []
-        seen = False
-        for t in self.tried:
-            if t.matched and not seen:
-                lines.append(f"  ✓ {t.rule} ({t.tier}, {t.pack}) → {t.label}: the first that matches wins")
-                seen = True
-            elif t.matched:
-                lines.append(f"  · {t.rule} ({t.tier}, {t.pack}) → {t.label}: matches too, but comes later")
-            elif not seen:
-                lines.append(f"  ✗ {t.rule} ({t.tier}, {t.pack}) → {t.label}: {t.failed}")
-        return lines if seen else [*lines, "  none matches: other"]
+        has_winner = False
+        for tried in self.tried:
+            rule = f"{tried.rule} ({tried.tier}, {tried.pack}) → {tried.label}"
+            if tried.matched and not has_winner:
+                lines.append(f"  ✓ {rule}: the first that matches wins")
+                has_winner = True
+            elif tried.matched:
+                lines.append(f"  · {rule}: matches too, but comes later")
+            elif not has_winner:
+                lines.append(f"  ✗ {rule}: {tried.failed}")
+        return lines if has_winner else [*lines, "  none matches: other"]
 
 
 def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = None) -> Explanation:
-    """Explain the label of one rank's GPU event.
+    """Explain the label of one of a rank's GPU events.
 
-    *selector* is an event's id, or part of a kernel's name; of several events with that name the longest is explained.
+    Args:
+        events: All events of the rank.
+        selector: Id of an event, or part of a kernel's name; of several events with that name the longest is explained.
+        rules: Rules that are tried before the built-in ones.
 
     >>> from tracekit.schema import EVENTS, conform
     >>> copy = {"id": 1, "kind": "memset", "name": "Memset (Device)", "start_ns": 5, "end_ns": 9}
     >>> explain(conform(pl.DataFrame([copy]), EVENTS), "Memset").winner.rule
     'memset'
     """
-    book = rules.before(builtin_rules()) if rules else builtin_rules()
-    evidence = gather(events, book.groups)
-    rows = _select(evidence, selector)
-    decisions = decide_all(evidence, book)
+    classification = decide(events, rules)
+    evidence, decisions, places = classification.evidence, classification.decisions, classification.places
+    rows = _select_rows(evidence, str(selector))
     duration = evidence.gpu.int64("end_ns") - evidence.gpu.int64("start_ns")
     row = int(rows[duration[rows].argmax()])
-    places = find_places(evidence, decisions)
-    shown: dict[str, Value] = dict(evidence.show(row))
-    shown |= _fused(events, str(evidence.gpu.frame["name"][row]))
+    event_columns = ("rank", "id", "kind", "name", "start_ns", "device", "stream", "step")
+    event: dict[str, Value] = evidence.gpu.frame.select(event_columns).row(row, named=True)
+    values: dict[str, Value] = dict(evidence.row_values(row))
+    values |= _fusion_evidence(events, str(event["name"]))
     for name, number in (("stage", places.stage[row]), ("microbatch", places.microbatch[row])):
         if number >= 0:
-            shown[name] = int(number)
-    labels, counts = np.unique(decisions.label.codes[rows], return_counts=True)
-    spread = sorted(zip(labels.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1])
-    modules = find_modules(evidence, decisions, book)
-    passes = find_passes(evidence, decisions)
+            values[name] = int(number)
+    codes, counts = np.unique(decisions.label.codes[rows], return_counts=True)
+    by_count = sorted(zip(codes.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1])
     return Explanation(
-        str(selector),
-        _event(evidence, row, int(duration[row])),
-        _value(decisions.label, row) or "other",
-        _value(passes, row),
-        _value(modules, row),
-        float(decisions.confidence[row]),
-        shown,
-        tuple(_try(evidence, rule, row, shown) for rule in book.rules),
-        tuple((decisions.label.values[code], count) for code, count in spread),
+        selector=str(selector),
+        event={**event, "duration_ns": int(duration[row])},
+        label=decisions.label.value(row) or "other",
+        passes=classification.passes.value(row),
+        module=classification.modules.value(row),
+        confidence=float(decisions.confidence[row]),
+        evidence=values,
+        tried=tuple(_try_rule(evidence, rule, row, values) for rule in classification.book.rules),
+        others=tuple((decisions.label.values[code], count) for code, count in by_count),
     )
 
 
-def _fused(events: pl.DataFrame, kernel: str) -> dict[str, Value]:
-    """Return what a compiled kernel was fused from; nothing of any other."""
-    if fused_operators(kernel) is None:
-        return {}
-    ops = events.lazy().filter(pl.col("kind") == "cpu_op").select(pl.col("name").unique().cast(pl.String)).collect()
-    own = ops["name"].drop_nulls().str.strip_prefix("aten::")
-    found = fused_operators(kernel, own.filter(own.str.contains("^[a-z0-9_]{2,40}$")).to_list())
-    assert found is not None, "its name was one before"
-    kind, operators = found
-    return {"fused_from": ", ".join(operators), "fused_into": f"{kind} kernel"}
-
-
-def _select(evidence: Evidence, selector: str | int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    text = str(selector)
-    ids = evidence.gpu.int64("id")
-    rows = np.flatnonzero(ids == int(text)) if text.isdecimal() else np.zeros(0, np.int64)
+def _select_rows(evidence: Evidence, selector: str) -> Ints:
+    """Return the GPU events with this id, else with this text in their name, else with it in other capitals."""
+    names = evidence.text("name")
+    rows = np.zeros(0, np.int64)
+    if selector.isdecimal():
+        rows = np.flatnonzero(evidence.gpu.int64("id") == int(selector))
     if not len(rows):
-        rows = np.flatnonzero(evidence.text("name").map(lambda name: text in name))
+        rows = np.flatnonzero(names.map(lambda name: selector in name))
     if not len(rows):
-        rows = np.flatnonzero(evidence.text("name").map(lambda name: text.lower() in name.lower()))
+        rows = np.flatnonzero(names.map(lambda name: selector.lower() in name.lower()))
     if not len(rows):
-        hint = did_you_mean(text, LABELS, otherwise="give part of a kernel's name, a label or an event's id")
-        raise OptionError(f"no GPU event has the id, the label or a name with {text!r}", hint=hint)
+        hint = did_you_mean(selector, LABELS, otherwise="give part of a kernel's name, a label or an event's id")
+        raise OptionError(f"no GPU event has the id, the label or a name with {selector!r}", hint=hint)
     return rows
 
 
-def _event(evidence: Evidence, row: int, duration: int) -> dict[str, Value]:
-    record = evidence.gpu.frame.select("rank", "id", "kind", "name", "start_ns", "device", "stream", "step").row(
-        row, named=True
-    )
-    return {**record, "duration_ns": duration}
+def _fusion_evidence(events: pl.DataFrame, kernel: str) -> dict[str, Value]:
+    """Return the operators that a compiled kernel was fused from; nothing for other kernels."""
+    if fused_operators(kernel) is None:
+        return {}
+    ops = events.lazy().filter(pl.col("kind") == "cpu_op").select(pl.col("name").unique().cast(pl.String)).collect()
+    op_names = ops["name"].drop_nulls().str.strip_prefix("aten::")
+    fusion = fused_operators(kernel, op_names.filter(op_names.str.contains("^[a-z0-9_]{2,40}$")).to_list())
+    assert fusion is not None, "only the kernel's name decides that"
+    kind, operators = fusion
+    return {"fused_from": ", ".join(operators), "fused_into": f"{kind} kernel"}
 
 
-def _value(text: CategoryColumn, row: int) -> str | None:
-    return text.values[text.codes[row]] if text.codes[row] >= 0 else None
-
-
-def _try(evidence: Evidence, rule: Rule, row: int, shown: Mapping[str, Value]) -> Tried:
+def _try_rule(evidence: Evidence, rule: Rule, row: int, values: Mapping[str, Value]) -> Tried:
+    """Return whether a rule matches an event, and the first condition that fails."""
     failed = ""
     for column, condition in rule.when.items():
-        if not failed and not evidence.test(column, condition)[row]:
-            failed = f"{column} is {_said(shown.get(column))}, not {_asked(condition)}"
+        if not failed and not meets(evidence.columns[column], condition)[row]:
+            failed = f"{column} is {_shorten(values.get(column))}, not {_condition_text(condition)}"
     for column, condition in rule.unless.items():
-        if not failed and evidence.test(column, condition)[row]:
-            failed = f"{column} is {_said(shown.get(column))}, which rules it out"
+        if not failed and meets(evidence.columns[column], condition)[row]:
+            failed = f"{column} is {_shorten(values.get(column))}, which rules it out"
     return Tried(rule.name, rule.pack, rule.tier, rule.label, not failed, failed)
 
 
-def _said(value: Value) -> str:
+def _shorten(value: Value) -> str:
     if value is None:
         return "unknown"
     text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS - 3]}…"
 
 
-def _asked(condition: Condition) -> str:
+def _condition_text(condition: Condition) -> str:
     if isinstance(condition, tuple):
         return " or ".join(condition)
     if isinstance(condition, bool):
         return str(condition).lower()
-    return _said(condition)
+    return _shorten(condition)
 
 
-def asked_of(rule: Rule) -> str:
-    """Return what a rule asks of an event, in words.
+def describe_conditions(rule: Rule) -> str:
+    """Return the conditions of a rule in words.
 
-    >>> asked_of(Rule("mine", "forward", when={"name": "my_kernel", "launched": True}, unless={"op": ("aten::mm",)}))
+    >>> rule = Rule("mine", "forward", when={"name": "my_kernel", "launched": True}, unless={"op": ("aten::mm",)})
+    >>> describe_conditions(rule)
     'name matches my_kernel; launched is true; op is not aten::mm'
     """
-    asks = [f"{column} {_is(condition)} {_asked(condition)}" for column, condition in rule.when.items()]
-    bars = [f"{column} {_is(condition, negated=True)} {_asked(condition)}" for column, condition in rule.unless.items()]
-    return "; ".join((*asks, *bars))
+    required = [f"{column} {_verb(condition)} {_condition_text(condition)}" for column, condition in rule.when.items()]
+    excluded = [
+        f"{column} {_verb(condition, negated=True)} {_condition_text(condition)}"
+        for column, condition in rule.unless.items()
+    ]
+    return "; ".join((*required, *excluded))
 
 
-def _is(condition: Condition, *, negated: bool = False) -> str:
-    if isinstance(condition, str) and COMPARISON.fullmatch(condition) is None:
+def _verb(condition: Condition, *, negated: bool = False) -> str:
+    is_pattern = isinstance(condition, str) and COMPARISON.fullmatch(condition) is None
+    if is_pattern:
         return "does not match" if negated else "matches"
     return "is not" if negated else "is"
-
-
-def _micros(duration: Value) -> str:
-    assert isinstance(duration, int)
-    return f"{duration / 1000:,.1f} µs"

@@ -1,9 +1,9 @@
-"""Forward, dgrad or wgrad: the role of every matrix multiplication, and what gave it away.
+"""Role of every matrix product: forward, dgrad (gradient of the input) or wgrad (gradient of the weight).
 
-A linear layer's forward is [M,K]×[K,N]. Its two backward products contract N (dgrad) or M, the tokens (wgrad).
-Where shapes were recorded they decide. Without them: the order in which autograd's own formulas multiply, what
-consumes the result, how operands were transposed, and for products outside the engine that more gradients
-are owed than were computed. The layout letters in kernel names come last.
+A linear layer's forward is [M,K]×[K,N]. Its two backward products contract N (dgrad) or M, the tokens (wgrad). Evidence
+is tried in this order: recorded shapes; the order in which autograd's formulas multiply; what uses the result; how
+operands were transposed; for products outside the engine, that nodes left gradients of weights to be computed later;
+and last the layout letters in kernel names.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, find_sorted, take_or_missing
+from tracekit._util.arrays import Bools, Ints, find_sorted, take_or_missing
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify._nest import Ints
-from tracekit.classify.autograd import Autograd, distinct
-from tracekit.classify.batched import BATCHED, batched_roles
-from tracekit.classify.ranges import Gpu, Launches, Ranges
-from tracekit.classify.shapes import roles_by_shape
-from tracekit.classify.tallies import owed, places, shares
+from tracekit.classify.autograd import Autograd
+from tracekit.classify.convolution import convolution_roles
+from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
+from tracekit.classify.product_counts import backward_forward_ratio, match_owed
+from tracekit.classify.product_shapes import BATCHED_NODES, batched_roles, roles_by_shape
+from tracekit.classify.row_order import distinct_rows, mask_of_rows, positions_in_groups
 
-OPS = (
+MATMUL_OPS = (
     r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_scaled_mm|_grouped_mm|_scaled_grouped_mm|_int_mm"
     r"|_addmm_activation|matmul|linear|einsum)$"
 )
-KERNELS = (
+MATMUL_KERNELS = (
     r"(?i)gemm|nvjet|cutlass.*(mma|Gemm)|xmma|splitKreduce|^Cijk_|sm\d+_.*_(tn|nt|nn|tt)[_n]|wgmma_fp8"
     r"|^triton_(tem_\w*|b?)mm|matmul_?kernel"  # elsewhere a fused kernel's name lists all it takes part in
 )
-_ATTENTION = r"(?i)flash(?!infer)|fmha|sdpa|attention"  # their templates spell out the products inside
+_ATTENTION_KERNELS = r"(?i)flash(?!infer)|fmha|sdpa|attention"  # their templates spell out the products inside
 # cuBLAS is column-major: row-major x·Wᵀ is "TN" there, g·W is "NN" and gᵀ·x is "NT".
 _LAYOUT = r"(?:_|^)(?:(tn|nn|nt)(?:_n|t_n)?(?:_|$)|(TN|NN|NT)[NT](?:_|$))|^Cijk_(Alik_Bljk|Ailk_Bljk|Ailk_Bjlk)_"
-_LAYOUTS = {
+_ROLE_OF_LAYOUT = {
     "tn": "forward",
     "nn": "dgrad",
     "nt": "wgrad",
@@ -43,269 +43,289 @@ _LAYOUTS = {
     "Ailk_Bjlk": "wgrad",
 }
 _TRANSPOSES = r"^aten::(t|transpose|numpy_T|permute|mT|adjoint)$"
+_MAX_OP_DEPTH = 4
+"""Depth to which product ops nest, with one to spare: einsum > bmm, linear > matmul > mm."""
+_MAX_PRODUCTS_OF_LAYER = 4
+"""Products up to which a node is one layer's; the order of a compiled graph's many products tells nothing."""
 
 
 class Matmuls(NamedTuple):
-    """For every GPU event that multiplies matrices: its role and the evidence for it."""
+    """For every GPU event that is a matrix product: its role and the evidence for it."""
 
     is_gemm: Bools
-    whole: Bools  # without the kernels that only add up a product's parts
-    share: CategoryColumn  # of a node's products: how they number against the forward's
+    whole: Bools  # products without the kernels that only add up the parts of a product
+    ratio: CategoryColumn  # number of a node's products compared with its forward's: "once", "twice", "odd"
     role: CategoryColumn  # "forward", "dgrad", "wgrad"
-    after: CategoryColumn  # of any event: the role of the product its op comes right after
+    after: CategoryColumn  # of any event: role of the product that the op before its own op computed
     evidence: CategoryColumn
     """One of "operands", "shapes", "order", "consumer", "transpose", "owed", "layout", "pass", "convolution"."""
 
-    def with_convolutions(self, role: CategoryColumn) -> Matmuls:
-        """Put the roles of convolutions' kernels in front."""
-        why = CategoryColumn.choose(len(role), [("convolution", role.present)])
-        return self._replace(role=role.fill(self.role), evidence=why.fill(self.evidence))
+
+class _Roles:
+    """Roles of products and the evidence for each. The evidence that is filled in first counts."""
+
+    def __init__(self, role: CategoryColumn, evidence: CategoryColumn) -> None:
+        self.role, self.evidence = role, evidence
+
+    def fill(self, evidence: str, role: CategoryColumn) -> None:
+        """Take *role* where no role is known yet."""
+        new = role.present & ~self.role.present
+        if new.any():
+            self.role = self.role.fill(role)
+            self.evidence = self.evidence.fill(CategoryColumn.choose(len(role), [(evidence, new)]))
+
+    def fill_mask(self, evidence: str, role: str, mask: Bools) -> None:
+        """Take one *role* for the rows of *mask* where no role is known yet."""
+        self.fill(evidence, CategoryColumn.choose(len(mask), [(role, mask)]))
 
 
-def read_matmuls(gpu: Gpu, ranges: Ranges, launches: Launches, autograd: Autograd, *, doubtful: Bools) -> Matmuls:
-    """Give every matrix multiplication its role; shapes say nothing of ranges that are *doubtful*."""
-    names = gpu.names
-    call = ranges.around(launches.op, OPS)
-    by_name = names.matches(KERNELS) & gpu.is_kernel & ~names.matches(_ATTENTION)
-    is_gemm = gpu.is_kernel & ((call >= 0) | by_name)
+def read_matmuls(gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, *, doubtful: Bools) -> Matmuls:
+    """Find the role of every matrix product.
 
-    calls = distinct(call[is_gemm & (call >= 0)], len(ranges))  # that launched something, in thread and time order
-    whole = is_gemm & ~names.matches(r"(?i)split_?k")
-    nameless = whole & (call < 0)
-    share = shares(whole, autograd.node_row, autograd.sequence, autograd.site.any_of("forward"))
-    outer = _outermost(ranges, calls)
-    paid = autograd.node_row[nameless]
-    role, evidence = _call_roles(ranges, autograd, calls, outer, doubtful=doubtful[calls], paid=paid)
-    place = np.where(is_gemm, find_sorted(call, calls), -1)
-    after = _after(ranges, outer, role, launches.op)
-    role, evidence = role.take(place), evidence.take(place)
-    role, evidence = _fill(role, evidence, _fused(role, nameless, autograd.node_row), "order")
-
-    site = autograd.site
-    backward, forward = site.any_of("backward"), site.any_of("forward")
-    silent = autograd.node.matches(rf"(?i)conv|{BATCHED}")  # there layouts do not tell the gradients apart
-    layout = layouts(names).where(is_gemm & ~silent)
-    role, evidence = _fill(role, evidence, layout.where(backward & ~layout.any_of("forward")), "layout")
-    role, evidence = _fill(role, evidence, CategoryColumn.choose(len(call), [("forward", forward & is_gemm)]), "pass")
-    host = is_gemm & ~site.present & ~autograd.made & (launches.at >= 0) & autograd.active
-    role, evidence = _fill(role, evidence, layout.where(host & layout.any_of("wgrad")), "layout")
-    pays = owed(nameless, share, host & nameless & ~role.present, launches.at)
-    role, evidence = _fill(role, evidence, CategoryColumn.choose(len(call), [("wgrad", pays)]), "owed")
-    role, evidence = _fill(
-        role, evidence, CategoryColumn.choose(len(call), [("forward", is_gemm & autograd.made)]), "pass"
-    )
-    bare = _without_ops(layout.where(is_gemm & (launches.op < 0)))
-    if backward.any() and not autograd.active:  # threads told the backward: outside it there is no input's gradient
-        bare = bare.where(~site.present & ~bare.any_of("dgrad"))
-    role, evidence = _fill(role, evidence, bare, "layout")
-    return Matmuls(is_gemm, whole, share, role, after, evidence)
-
-
-def _fused(role: CategoryColumn, nameless: Bools, node: Ints) -> CategoryColumn:
-    """A product that no operator names, in a node whose operators gave the input's gradient alone, is the weight's.
-
-    Extensions multiply and add into the gradient in one call (``wgrad_gemm_accum``).
+    Args:
+        gpu: GPU events.
+        ranges: Host ranges.
+        launches: Launch of each GPU event.
+        autograd: Nodes among the ranges.
+        doubtful: Mask of the ranges whose shapes do not tell whether they are gradients or recomputed.
     """
-    if not nameless.any():
-        return CategoryColumn.constant(None, len(node))
-    nodes = int(node.max(initial=-1)) + 2
-    inside = node >= 0
-    dgrad = np.bincount(node[inside & role.any_of("dgrad")], minlength=nodes) > 0
-    wgrad = np.bincount(node[inside & role.any_of("wgrad")], minlength=nodes) > 0
-    alone = np.bincount(node[inside & nameless], minlength=nodes) == 1
-    return CategoryColumn.choose(len(node), [("wgrad", inside & nameless & (dgrad & ~wgrad & alone)[node])])
+    names, node = gpu.names, autograd.node_row
+    call = ranges.op_around(launches.op, MATMUL_OPS)
+    by_name = names.matches(MATMUL_KERNELS) & gpu.is_kernel & ~names.matches(_ATTENTION_KERNELS)
+    is_gemm = gpu.is_kernel & ((call >= 0) | by_name)
+    whole = is_gemm & ~names.matches(r"(?i)split_?k")
+    without_op = whole & (call < 0)
+    forward, backward = (autograd.site.any_of(site) for site in ("forward", "backward"))
+    ratio = backward_forward_ratio(whole, node, autograd.sequence, forward)
+
+    # Roles of the ops that launched products, in thread and time order; then of their kernels.
+    calls = distinct_rows(call[is_gemm & (call >= 0)], len(ranges))
+    outer = _outermost_ops(ranges, calls)
+    call_roles = _call_roles(
+        ranges, autograd, calls, outer, doubtful=doubtful[calls], nodes_without_op=node[without_op]
+    )
+    after = _roles_of_previous_op(ranges, outer, call_roles.role, launches.op)
+    index = np.where(is_gemm, find_sorted(call, calls), -1)
+    roles = _Roles(call_roles.role.take(index), call_roles.evidence.take(index))
+    roles.fill_mask("order", "wgrad", _fused_weight_gradients(roles.role, without_op, node))
+
+    # In these nodes layouts do not tell the gradients apart.
+    layouts_tell = ~autograd.node.matches(rf"(?i)conv|{BATCHED_NODES}")
+    layout = roles_by_layout(names).where(is_gemm & layouts_tell)
+    roles.fill("layout", layout.where(backward & ~layout.any_of("forward")))
+    roles.fill_mask("pass", "forward", forward & is_gemm)
+    outside = is_gemm & ~autograd.site.present & ~autograd.made_node & (launches.start_ns >= 0) & autograd.active
+    roles.fill("layout", layout.where(outside & layout.any_of("wgrad")))
+    candidates = outside & without_op & ~roles.role.present
+    owing = without_op & ratio.any_of("once")
+    roles.fill_mask("owed", "wgrad", match_owed(owing, candidates, launches.start_ns))
+    roles.fill_mask("pass", "forward", is_gemm & autograd.made_node)
+    no_op_layout = _layouts_without_ops(layout.where(is_gemm & (launches.op < 0)))
+    if backward.any() and not autograd.active:  # the backward is known by its thread: elsewhere nothing is dgrad
+        no_op_layout = no_op_layout.where(~autograd.site.present & ~no_op_layout.any_of("dgrad"))
+    roles.fill("layout", no_op_layout)
+
+    convolution = convolution_roles(gpu, ranges, launches)
+    evidence = CategoryColumn.choose(len(gpu), [("convolution", convolution.present)]).fill(roles.evidence)
+    return Matmuls(is_gemm, whole, ratio, convolution.fill(roles.role), after, evidence)
 
 
-def _without_ops(layout: CategoryColumn) -> CategoryColumn:
-    """Layouts of products launched with no operator at all, as by a graph's replay.
+def _fused_weight_gradients(role: CategoryColumn, without_op: Bools, node: Ints) -> Bools:
+    """Return the products without an operator in nodes whose operators computed the gradient of the input alone.
 
-    They speak only where all three come about as often, as in training; a forward alone has mostly one.
+    Extensions multiply and add to the weight's gradient in one call (``wgrad_gemm_accum``).
+    """
+    in_node, nodes = node >= 0, int(node.max(initial=-1)) + 2
+
+    def count_per_node(mask: Bools) -> Ints:
+        return np.bincount(node[in_node & mask], minlength=nodes)
+
+    dgrad_only = (count_per_node(role.any_of("dgrad")) > 0) & (count_per_node(role.any_of("wgrad")) == 0)
+    is_single = count_per_node(without_op) == 1
+    is_wgrad: Bools = dgrad_only & is_single
+    return in_node & without_op & is_wgrad[node]
+
+
+def _layouts_without_ops(layout: CategoryColumn) -> CategoryColumn:
+    """Return the layouts of products launched without any operator, as by a graph's replay, if they can be trusted.
+
+    In training all three layouts are about as frequent; a forward alone has mostly one.
     """
     counts = np.bincount(layout.codes[layout.present], minlength=len(layout.values))
-    ok = int((counts > 0).sum()) == len(set(_LAYOUTS.values())) and 2 * counts[counts > 0].min() >= counts.max()
-    return layout if ok else CategoryColumn.constant(None, len(layout))
+    counts = counts[counts > 0]
+    all_three = len(counts) == len(set(_ROLE_OF_LAYOUT.values()))
+    is_trusted = all_three and 2 * counts.min() >= counts.max()
+    return layout if is_trusted else CategoryColumn.constant(None, len(layout))
 
 
-def _after(ranges: Ranges, outer: Ints, role: CategoryColumn, ops: Ints) -> CategoryColumn:
-    """Find the role of the product that the op before each op computed; *outer* are the outermost ops of products."""
-    place = np.full(len(ranges), -1, np.int64)
-    place[outer] = np.arange(len(outer))
-    return role.take(take_or_missing(place, take_or_missing(ranges.before, ops)))
+def _roles_of_previous_op(ranges: Ranges, outer: Ints, role: CategoryColumn, ops: Ints) -> CategoryColumn:
+    """Return for each of *ops* the role of the product that the op before it computed.
+
+    *outer* are the outermost ops of the products that have a *role*.
+    """
+    index = np.full(len(ranges), -1, np.int64)
+    index[outer] = np.arange(len(outer))
+    return role.take(take_or_missing(index, take_or_missing(ranges.previous_op, ops)))
 
 
-def _fill(
-    role: CategoryColumn, evidence: CategoryColumn, other: CategoryColumn, why: str
-) -> tuple[CategoryColumn, CategoryColumn]:
-    new = other.present & ~role.present
-    if not new.any():
-        return role, evidence
-    return role.fill(other), evidence.fill(CategoryColumn.choose(len(role), [(why, new)]))
-
-
-def layouts(names: CategoryColumn) -> CategoryColumn:
-    """Which product the layout letters of a kernel's name speak of: ``forward``, ``dgrad`` or ``wgrad``.
+def roles_by_layout(names: CategoryColumn) -> CategoryColumn:
+    """Return the role that the layout letters in a kernel's name stand for.
 
     >>> names = pl.Series(["nvjet_h_128x64_TNN", "volta_sgemm_64x64_nt", "relu"])
-    >>> layouts(CategoryColumn.from_series(names)).series("l").to_list()
+    >>> roles_by_layout(CategoryColumn.from_series(names)).strings()
     ['forward', 'wgrad', None]
     """
-    pattern = re.compile(_LAYOUT)
+    search = re.compile(_LAYOUT).search
 
-    def layout(name: str) -> str | None:
-        match = pattern.search(name)
+    def role(name: str) -> str | None:
+        match = search(name)
         if not match:
             return None
-        letters = next(g for g in match.groups() if g)
-        return _LAYOUTS.get(letters if letters in _LAYOUTS else letters.lower())
+        letters = next(group for group in match.groups() if group)
+        return _ROLE_OF_LAYOUT.get(letters if letters in _ROLE_OF_LAYOUT else letters.lower())
 
-    return names.replace([layout(v) for v in names.values])
+    return names.replace([role(name) for name in names.values])
 
 
 def _call_roles(
-    ranges: Ranges, autograd: Autograd, calls: Ints, outer: Ints, *, doubtful: Bools, paid: Ints
-) -> tuple[CategoryColumn, CategoryColumn]:
-    node = np.where(autograd.again[calls] >= 0, -1, autograd.node_of[calls])  # a re-run is no part of its node
-    rerun = autograd.again[calls] >= 0
-    in_node, forward = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
-    none = CategoryColumn.constant(None, len(calls))
-    role, evidence = none, none
-    role, evidence = _fill(role, evidence, CategoryColumn.choose(len(calls), [("forward", forward & ~in_node)]), "pass")
-    operands, batched = batched_roles(ranges, autograd, calls, node)
-    role, evidence = _fill(role, evidence, operands, "operands")
-    by_shape = roles_by_shape(ranges, autograd, calls, node, rerun=rerun).where(~batched & ~doubtful)
-    role, evidence = _fill(role, evidence, by_shape, "shapes")
-    role, evidence = _fill(role, evidence, _by_order(ranges, autograd, node, in_node), "order")
-    consumed, transposed = _by_use(ranges, outer, node, in_node)
-    role, evidence = _fill(role, evidence, consumed, "consumer")
-    role, evidence = _fill(role, evidence, transposed, "transpose")
-    usual = np.isin(ranges.paths_of[calls], np.unique(ranges.paths_of[calls[forward]]))
-    linear = ranges.around(calls, r"^aten::linear\Z") >= 0
-    usual |= linear
-    ahead = linear & (autograd.node_of[calls] < 0) & autograd.active
-    role, evidence = _fill(role, evidence, CategoryColumn.choose(len(calls), [("forward", ahead)]), "pass")
-    return _fill(
-        role, evidence, _owed(ranges, calls, node, role, usual=usual | rerun, paid=np.isin(node, paid)), "owed"
-    )
+    ranges: Ranges, autograd: Autograd, calls: Ints, outer: Ints, *, doubtful: Bools, nodes_without_op: Ints
+) -> _Roles:
+    """Find the roles of the ops that launched products.
 
-
-def _by_order(ranges: Ranges, autograd: Autograd, node: Ints, in_node: Bools) -> CategoryColumn:
-    """Autograd's own formulas multiply in a fixed order: mm's weight first, addmm's weight second.
-
-    A node with one product served one of the two: the weight where the weight's own nodes run right after it. Of a
-    node that ran twice, the first run served the input and the last the weight, as zero-bubble schedules do.
+    Args:
+        ranges: Host ranges.
+        autograd: Nodes among the ranges.
+        calls: Rows of the ops.
+        outer: Outermost product op around each of the calls.
+        doubtful: Mask of calls whose shapes do not tell.
+        nodes_without_op: Nodes that launched a product without an op, which may be the gradient of a weight.
     """
-    order, count = _places(node, in_node)
-    name = autograd.names.take(np.where(in_node, node, -1))
-    mm, addmm = name.matches(r"^MmBackward"), name.matches(r"^Addmm(Activation)?Backward")
-    linear = mm | addmm
-    pair, single = linear & (count == 2), linear & (count == 1)
-    alone = in_node & (count == 1)
+    rerun = autograd.rerun[calls] >= 0
+    node = np.where(rerun, -1, autograd.node_of[calls])  # forward work that runs again is no part of its node
+    in_node, made_node = node >= 0, (autograd.differentiable[calls] >= 0) & ~rerun
+    roles = _Roles(CategoryColumn.constant(None, len(calls)), CategoryColumn.constant(None, len(calls)))
+    roles.fill_mask("pass", "forward", made_node & ~in_node)
+    by_operands, is_batched = batched_roles(ranges, autograd, calls, node)
+    roles.fill("operands", by_operands)
+    by_shape = roles_by_shape(ranges, autograd, calls, node, rerun=rerun)
+    roles.fill("shapes", by_shape.where(~is_batched & ~doubtful))
+    position, count = positions_in_groups(node)
+    roles.fill("order", _roles_by_order(ranges, autograd, node, position, count))
+    by_consumer, by_transpose = _roles_by_use(ranges, outer, node, count)
+    roles.fill("consumer", by_consumer)
+    roles.fill("transpose", by_transpose)
+    in_linear = ranges.op_around(calls, r"^aten::linear\Z") >= 0
+    roles.fill_mask("pass", "forward", in_linear & (autograd.node_of[calls] < 0) & autograd.active)
+
+    # A custom node with one product computed dgrad alone: its wgrad is left to a product outside the engine. A product
+    # called in the way forward products are called is not taken for one, and a node that also multiplied without an
+    # operator has computed its wgrad already.
+    is_single = in_node & (count == 1)
+    unknown_single = is_single & ~roles.role.present
+    owing = (unknown_single | (is_single & roles.role.any_of("dgrad"))) & ~np.isin(node, nodes_without_op)
+    called_like_forward = np.isin(ranges.path[calls], np.unique(ranges.path[calls[made_node]])) | in_linear
+    candidates = ~in_node & ~roles.role.present & ~(called_like_forward | rerun)
+    delivers = match_owed(owing, candidates, ranges.start(calls))
+    roles.fill("owed", CategoryColumn.choose(len(calls), [("wgrad", delivers), ("dgrad", unknown_single)]))
+    return roles
+
+
+def _roles_by_order(ranges: Ranges, autograd: Autograd, node: Ints, position: Ints, count: Ints) -> CategoryColumn:
+    """Return roles by the fixed order in which autograd's formulas multiply: mm wgrad first, addmm wgrad second.
+
+    A node with one product computed one of the two gradients: the weight's if the nodes of the weight run right after
+    it. Of a node that ran twice, the first run is for the input and the last for the weight, as in zero-bubble
+    schedules.
+    """
+    in_node = node >= 0
+    name = autograd.names.take(node)
+    is_mm, is_addmm = name.matches(r"^MmBackward"), name.matches(r"^Addmm(Activation)?Backward")
+    is_pair, is_single = (is_mm | is_addmm) & (count == 2), (is_mm | is_addmm) & (count == 1)
+    is_only_product = in_node & (count == 1)
     unnumbered = in_node & (take_or_missing(autograd.node_sequence, node) < 0)
-    weights = _weight_runs(ranges, autograd) if single.any() else node[:0]
-    last = alone & _met(autograd.ran_before, node) & ~_met(autograd.runs_again, node)
+    runs_again, ran_before = _flags_of(autograd.runs_again, node), _flags_of(autograd.ran_before, node)
+    weight_nodes = _nodes_followed_by_transpose(ranges, autograd) if is_single.any() else node[:0]
+    transpose_follows = _flags_of(_nodes_followed_by(ranges, autograd, r"^TBackward"), node)
+    accumulation_follows = _flags_of(_nodes_followed_by(ranges, autograd, r"^AccumulateGrad$"), node)
     return CategoryColumn.choose(
         len(node),
         [
-            ("wgrad", pair & mm & (order == 0)),
-            ("dgrad", pair & mm & (order == 1)),
-            ("dgrad", pair & addmm & (order == 0)),
-            ("wgrad", pair & addmm & (order == 1)),
-            ("wgrad", single & np.isin(node, weights)),
-            ("wgrad", single & unnumbered & _met(_goes_on_to(ranges, autograd, r"^TBackward"), node)),
-            ("wgrad", last & _met(_goes_on_to(ranges, autograd, r"^AccumulateGrad$"), node)),
-            ("dgrad", alone & _met(autograd.runs_again, node)),
-            ("dgrad", single),
+            ("wgrad", is_pair & is_mm & (position == 0)),
+            ("dgrad", is_pair & is_mm & (position == 1)),
+            ("dgrad", is_pair & is_addmm & (position == 0)),
+            ("wgrad", is_pair & is_addmm & (position == 1)),
+            ("wgrad", is_single & np.isin(node, weight_nodes)),
+            ("wgrad", is_single & unnumbered & transpose_follows),
+            ("wgrad", is_only_product & ran_before & ~runs_again & accumulation_follows),
+            ("dgrad", is_only_product & runs_again),
+            ("dgrad", is_single),
         ],
     )
 
 
-def _weight_runs(ranges: Ranges, autograd: Autograd) -> Ints:
-    """Nodes whose run went on to their weight's transpose, made one or two numbers before the product."""
+def _nodes_followed_by_transpose(ranges: Ranges, autograd: Autograd) -> Ints:
+    """Return the product nodes after which their weight's transpose ran, which has a number one or two lower."""
     rows = autograd.rows[autograd.node_sequence[autograd.rows] >= 0]
     rows = rows[np.argsort(ranges.start(rows), kind="stable")]
     name = autograd.names.take(rows)
-    thread = ranges.column("fwd_thread", rows).fill_null(-1)
-    table = pl.DataFrame(
-        {"row": rows, "at": ranges.start(rows), "sequence": autograd.node_sequence[rows], "thread": thread}
+    nodes = pl.DataFrame(
+        {
+            "row": rows,
+            "start": ranges.start(rows),
+            "sequence": autograd.node_sequence[rows],
+            "thread": ranges.column("fwd_thread", rows).fill_null(-1),
+        }
     )
-    products = table.filter(pl.Series(name.matches(r"^(Mm|Addmm(Activation)?)Backward")))
-    turned = table.filter(pl.Series(name.matches(r"^TBackward"))).drop("row")
+    products = nodes.filter(pl.Series(name.matches(r"^(Mm|Addmm(Activation)?)Backward")))
+    transposes = nodes.filter(pl.Series(name.matches(r"^TBackward"))).drop("row")
+    # For each transpose the last run before it of the product whose number is one or two higher.
     runs = [
-        turned.with_columns(pl.col("sequence") + step).join_asof(
-            products, on="at", by=["thread", "sequence"], strategy="backward", check_sortedness=False
+        transposes.with_columns(pl.col("sequence") + step).join_asof(
+            products, on="start", by=["thread", "sequence"], strategy="backward", check_sortedness=False
         )
         for step in (1, 2)
     ]
     return pl.concat(runs)["row"].drop_nulls().to_numpy().astype(np.int64)
 
 
-def _goes_on_to(ranges: Ranges, autograd: Autograd, names: str) -> Bools:
-    """Nodes after which their thread runs a node of these *names*."""
+def _nodes_followed_by(ranges: Ranges, autograd: Autograd, names: str) -> Bools:
+    """Return the mask of ranges that are nodes after which their thread runs a node of these *names*."""
     rows = autograd.rows
-    wanted = autograd.row_names.matches(names)
-    same = ranges.thread[rows[1:]] == ranges.thread[rows[:-1]]
-    out = np.zeros(len(ranges), np.bool_)
-    out[rows[:-1]] = wanted[1:] & same
-    return out
+    same_thread = ranges.thread[rows[1:]] == ranges.thread[rows[:-1]]
+    return mask_of_rows(len(ranges), rows[:-1], autograd.row_names.matches(names)[1:] & same_thread)
 
 
-def _places(node: Ints, in_node: Bools) -> tuple[Ints, Ints]:
-    """For every call its place among its node's calls, and how many there are."""
-    return places(np.where(in_node, node, -1))
+def _flags_of(mask: Bools, rows: Ints) -> Bools:
+    """Return *mask* at *rows*; False for a negative row."""
+    return np.append(mask, False)[rows]
 
 
-def _by_use(ranges: Ranges, outer: Ints, node: Ints, in_node: Bools) -> tuple[CategoryColumn, CategoryColumn]:
-    """In a custom node with several products: one whose result is added in place is a weight gradient, the others not.
+def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple[CategoryColumn, CategoryColumn]:
+    """Return the roles of a custom node's products by what uses the result, and by transposed operands.
 
-    Failing that, the weight's product is the one that had an operand transposed just before it.
+    A product whose result is added in place is the gradient of a weight, and so is one of whose operands was transposed
+    just before; the others of the node are not.
     """
-    _, count = _places(node, in_node)
-    several = in_node & (count >= 2) & (count <= 4)  # a compiled graph's many products say nothing by their order
-    before, after = take_or_missing(ranges.before, outer), take_or_missing(ranges.after, outer)
-    added = ranges.called(after, r"^aten::(add_|copy_|_foreach_add_)$")
-    turned = ranges.called(before, _TRANSPOSES) | ranges.called(take_or_missing(ranges.before, before), _TRANSPOSES)
-    return _decide(node, several, added), _decide(node, several, turned)
+    is_layer = (node >= 0) & (count >= 2) & (count <= _MAX_PRODUCTS_OF_LAYER)
+    previous, following = take_or_missing(ranges.previous_op, outer), take_or_missing(ranges.next_op, outer)
+    is_added = ranges.name_matches(following, r"^aten::(add_|copy_|_foreach_add_)$")
+    before_previous = take_or_missing(ranges.previous_op, previous)
+    is_transposed = ranges.name_matches(previous, _TRANSPOSES) | ranges.name_matches(before_previous, _TRANSPOSES)
+    return _split_node(node, is_layer, is_added), _split_node(node, is_layer, is_transposed)
 
 
-def _decide(node: Ints, several: Bools, mark: Bools) -> CategoryColumn:
-    """Where some but not all products of a node are marked, those are wgrad and the rest dgrad."""
+def _split_node(node: Ints, is_layer: Bools, marked: Bools) -> CategoryColumn:
+    """Return wgrad for *marked* products and dgrad for the others, in nodes where some but not all are marked."""
     _, number = np.unique(node, return_inverse=True)
-    marked, every = (np.bincount(number, weights=weights)[number] for weights in (mark, None))
-    split = several & (marked > 0) & (marked < every)
-    return CategoryColumn.choose(len(node), [("wgrad", split & mark), ("dgrad", split & ~mark)])
+    marked_count, count = (np.bincount(number, weights=weights)[number] for weights in (marked, None))
+    splits = is_layer & (marked_count > 0) & (marked_count < count)
+    return CategoryColumn.choose(len(node), [("wgrad", splits & marked), ("dgrad", splits & ~marked)])
 
 
-def _outermost(ranges: Ranges, calls: Ints) -> Ints:
-    """Climb to the outermost matmul op around each call: aten::matmul of aten::mm."""
+def _outermost_ops(ranges: Ranges, calls: Ints) -> Ints:
+    """Return the outermost product op around each call, such as the ``aten::matmul`` of an ``aten::mm``."""
     outer = calls
-    for _ in range(4):  # einsum > bmm, linear > matmul > mm: never deeper
+    for _ in range(_MAX_OP_DEPTH):
         parent = ranges.op_of[outer]
-        outer = np.where(ranges.called(parent, OPS), parent, outer)
+        outer = np.where(ranges.name_matches(parent, MATMUL_OPS), parent, outer)
     return outer
-
-
-def _met(wanted: Bools, rows: Ints) -> Bools:
-    return wanted.take(rows, mode="clip") & (rows >= 0) if len(wanted) else np.zeros(len(rows), np.bool_)
-
-
-def _owed(
-    ranges: Ranges, calls: Ints, node: Ints, role: CategoryColumn, *, usual: Bools, paid: Bools
-) -> CategoryColumn:
-    """Products outside the engine, after nodes that computed only their input's gradient, pay the weight's.
-
-    A custom node with one product computed dgrad alone: its wgrad is owed. Walking in time, each product on a thread
-    outside the engine pays one while any is owed. One called the way forward products are is none. A node that also
-    multiplied without an operator has *paid* already.
-    """
-    in_node = node >= 0
-    _, count = _places(node, in_node)
-    alone = in_node & (count == 1) & ~role.present
-    dgrad_only = in_node & (count == 1) & role.any_of("dgrad")
-    outside = ~in_node & ~role.present & ~usual
-    order = np.argsort(ranges.start(calls), kind="stable")
-    balance = np.cumsum(np.where((alone | dgrad_only) & ~paid, 1, 0)[order]) - np.cumsum(
-        outside[order].astype(np.int64)
-    )
-    pays = np.zeros(len(calls), np.bool_)
-    pays[order] = outside[order] & (balance >= 0)
-    return CategoryColumn.choose(len(calls), [("wgrad", pays), ("dgrad", alone)])

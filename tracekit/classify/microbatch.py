@@ -1,7 +1,11 @@
-"""Stage and micro-batch, where annotations or autograd's numbers give them.
+"""Pipeline stage and micro-batch of events, from annotations or from autograd's sequence numbers.
 
-PyTorch's pipelining writes them out (``pipeline_ranges``). Without annotations, one backward call differentiates one
-micro-batch: the sequence numbers it runs through are that micro-batch's forward.
+PyTorch's pipelining annotates its work. ``PP:2F0`` is stage 2, forward, micro-batch 0; I, W and B are the backward by
+the input, by the weight, and the whole one. ``PP:2SEND_F0`` passes a result on, ``PP:2RECV_B0`` takes a gradient.
+``PP:(0F7;7B3)OVERLAP_F_B`` runs the forward of one micro-batch beside the backward of another.
+
+Without annotations, one backward call differentiates one micro-batch: the sequence numbers that it runs through are
+those of that micro-batch's forward.
 """
 
 from __future__ import annotations
@@ -9,87 +13,133 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from tracekit._util.arrays import group_rows
-from tracekit.classify._nest import Ints
-from tracekit.classify.engine import Decisions
+from tracekit._util.arrays import Ints, group_rows
 from tracekit.classify.evidence import Evidence
-from tracekit.classify.pipeline_ranges import parse_path
+from tracekit.classify.rule_matching import Decisions
+from tracekit.schema import PATH_SEPARATOR
 
-_PLAIN = re.compile(r"(?:^| > )(Forward|Backward) (\d+)(?= > |$)")
+_SINGLE_RANGE = re.compile(r"PP:(\d+)(SEND_|RECV_)?([FIWB])(\d+)")
+_BLOCK_RANGE = re.compile(r"(PP:\((\d+)F(\d+);(\d+)([IWB])(\d+)\))\w*")
+_NUMBERED_RANGE = re.compile(r"(?:^| > )(Forward|Backward) (\d+)(?= > |$)")
 
 
-class Places(NamedTuple):
-    """Stage and micro-batch of every event, -1 where unknown."""
+class Place(msgspec.Struct, frozen=True):
+    """One piece of work on a pipeline: operation, stage and micro-batch."""
+
+    op: str  # F, I, W or B
+    stage: int
+    microbatch: int
+
+
+class PipelineRanges(msgspec.Struct, frozen=True):
+    """The pipeline annotations around an event."""
+
+    work: Place | None = None  # of the innermost range of a single piece of work
+    message: Place | None = None  # of the innermost range of a message: what it carries
+    halves: tuple[Place, Place] | None = None  # of a block: its forward and its backward
+    block: str | None = None  # name of the block
+
+    def place(self, *, backward: bool) -> Place | None:
+        """Return the piece of work: of the event's own range, else the half of the block that it belongs to."""
+        if self.work or not self.halves:
+            return self.work
+        return self.halves[backward]
+
+
+def parse_path(path: str) -> PipelineRanges:
+    """Read the pipeline ranges in a path of range names, the outermost first.
+
+    >>> parse_path("ProfilerStep#2 > PP:2F0").work
+    Place(op='F', stage=2, microbatch=0)
+    >>> parse_path("PP:(0F7;3B1)OVERLAP_F_B").place(backward=True)
+    Place(op='B', stage=3, microbatch=1)
+    >>> parse_path("PP:2SEND_F0"), parse_path("PP:2UNSHARD").work
+    (PipelineRanges(work=None, message=Place(op='F', stage=2, microbatch=0), halves=None, block=None), None)
+    """
+    work = message = halves = block = None
+    for name in path.split(PATH_SEPARATOR):
+        if single := _SINGLE_RANGE.fullmatch(name):
+            place = Place(single[3], int(single[1]), int(single[4]))
+            work, message = (work, place) if single[2] else (place, message)
+        elif double := _BLOCK_RANGE.fullmatch(name):
+            block = double[1]
+            forward = Place("F", int(double[2]), int(double[3]))
+            halves = (forward, Place(double[5], int(double[4]), int(double[6])))
+    return PipelineRanges(work, message, halves, block)
+
+
+class PipelinePlaces(NamedTuple):
+    """Stage and micro-batch of every event; -1 where unknown."""
 
     stage: Ints
     microbatch: Ints
 
 
-def find_places(evidence: Evidence, decisions: Decisions) -> Places:
-    """Read places off the annotations; fill micro-batches from the backward calls where every call looks alike."""
+def find_places(evidence: Evidence, decisions: Decisions) -> PipelinePlaces:
+    """Read stages and micro-batches from the annotations; else micro-batches from the backward calls."""
     annotations = evidence.text("annotations")
-    lookup = np.array([*(_read(v) for v in annotations.values), (-1,) * 4], np.int64).reshape(-1, 4)
-    if not (lookup >= 0).any():
-        return Places(np.full(len(evidence), -1, np.int64), _by_backward_calls(evidence))
-    backward = decisions.passes.fill(evidence.text("comm_pass")).any_of("backward")
-    stage_f, batch_f, stage_b, batch_b = annotations.look_up(lookup).T
-    stage, batch = np.where(backward, stage_b, stage_f), np.where(backward, batch_b, batch_f)
-    if (batch >= 0).any():
-        return Places(stage, batch)
-    return Places(stage, _by_backward_calls(evidence))
+    # One row per distinct path, and last for none: stage and micro-batch for forward work, then for backward work.
+    places = np.array([*map(_places_in_path, annotations.values), (-1,) * 4], np.int64).reshape(-1, 4)
+    forward_stage, forward_microbatch, backward_stage, backward_microbatch = annotations.look_up(places).T
+    is_backward = decisions.passes.fill(evidence.text("comm_pass")).any_of("backward")
+    stage = np.where(is_backward, backward_stage, forward_stage)
+    microbatch = np.where(is_backward, backward_microbatch, forward_microbatch)
+    if not (microbatch >= 0).any():
+        microbatch = _microbatches_by_backward_calls(evidence)
+    return PipelinePlaces(stage, microbatch)
 
 
-def _read(path: str) -> tuple[int, int, int, int]:
-    """Stage and micro-batch for forward work, and for backward work.
+def _places_in_path(path: str) -> tuple[int, int, int, int]:
+    """Return stage and micro-batch for forward work, and for backward work; -1 where the path does not tell.
 
-    >>> _read("ProfilerStep#2 > PP:2F0"), _read("PP:(0F7;7B3)OVERLAP_F_B"), _read("Backward 3")
-    ((2, 0, 2, 0), (0, 7, 7, 3), (-1, 3, -1, 3))
+    >>> _places_in_path("ProfilerStep#2 > PP:2F0"), _places_in_path("PP:(0F7;7B3)OVERLAP_F_B")
+    ((2, 0, 2, 0), (0, 7, 7, 3))
+    >>> _places_in_path("Backward 3")
+    (-1, 3, -1, 3)
     """
     ranges = parse_path(path)
-    one = [ranges.place(backward=backward) or ranges.message for backward in (False, True)]
-    if one[0] and one[1]:
-        return one[0].stage, one[0].microbatch, one[1].stage, one[1].microbatch
-    plain = _PLAIN.search(path)
-    number = int(plain[2]) if plain else -1
+    forward, backward = (ranges.place(backward=is_backward) or ranges.message for is_backward in (False, True))
+    if forward and backward:
+        return forward.stage, forward.microbatch, backward.stage, backward.microbatch
+    numbered = _NUMBERED_RANGE.search(path)
+    number = int(numbered[2]) if numbered else -1
     return -1, number, -1, number
 
 
-def _by_backward_calls(evidence: Evidence) -> Ints:
-    """Count the backward calls of a step in the order of their forwards.
+def _microbatches_by_backward_calls(evidence: Evidence) -> Ints:
+    """Number the backward calls of each step in the order of their forwards, and give events the number of their call.
 
-    Only where every call runs through as many numbers, each number through one call, and calls come in the order of
-    their forwards: then each call is a whole micro-batch. A rank that holds several stages runs them backward in
-    another order, or is fed from both ends; there the numbers alone do not tell micro-batches.
+    This holds only where every call runs through as many sequence numbers, no two calls share one, and calls come in
+    the order of their forwards: then each call is one micro-batch. A rank that holds several stages runs them backward
+    in another order, or gets work from both ends of the pipeline; there all are -1.
     """
     none = np.full(len(evidence), -1, np.int64)
-    numbers, starts = evidence.autograd.nodes
-    if len(numbers) < 2 or evidence.two_way:
+    numbers, starts = evidence.autograd.numbered_nodes
+    if len(numbers) < 2 or evidence.is_fed_from_both_ends:
         return none
-    # Inside one call numbers fall; one well above the number before starts the next call.
-    begins = np.append(0, np.flatnonzero(numbers[1:] > numbers[:-1] + _slack(numbers)) + 1)
-    low, high = np.minimum.reduceat(numbers, begins), np.maximum.reduceat(numbers, begins)
-    if (low[1:] <= high[:-1]).any() or len(np.unique(high - low)) > 1:
+    # Inside one call numbers fall; a number well above the one before it starts the next call.
+    begins = np.append(0, np.flatnonzero(numbers[1:] > numbers[:-1] + _max_rise(numbers)) + 1)
+    lowest, highest = np.minimum.reduceat(numbers, begins), np.maximum.reduceat(numbers, begins)
+    if (lowest[1:] <= highest[:-1]).any() or len(np.unique(highest - lowest)) > 1:
         return none
-    # An event belongs to the call its number lies in; the engine's unnumbered work, to the call then running.
-    sequence, at = evidence.autograd.sequence, evidence.launches.at
-    nearest = np.searchsorted(low, sequence, side="right") - 1
-    place = np.where((nearest >= 0) & (sequence >= 0) & (sequence <= high[nearest]), nearest, -1)
-    engine = np.flatnonzero((evidence.autograd.node_row >= 0) & (sequence < 0))
-    place[engine] = np.searchsorted(starts[begins], at[engine], side="right") - 1
-    return _within_steps(evidence.gpu.int64("step"), place)
+    # An event belongs to the call in whose numbers its own lies; unnumbered work of the engine to the call then
+    # running.
+    sequence, launch = evidence.autograd.sequence, evidence.launches.start_ns
+    nearest = np.searchsorted(lowest, sequence, side="right") - 1
+    call = np.where((nearest >= 0) & (sequence >= 0) & (sequence <= highest[nearest]), nearest, -1)
+    unnumbered = np.flatnonzero((evidence.autograd.node_row >= 0) & (sequence < 0))
+    call[unnumbered] = np.searchsorted(starts[begins], launch[unnumbered], side="right") - 1
+    # Count from 0 in each step.
+    step, first_row = group_rows(evidence.gpu.int64("step"))
+    first_call = np.full(len(first_row), np.iinfo(np.int64).max)
+    is_known = call >= 0
+    np.minimum.at(first_call, step[is_known], call[is_known])
+    return np.where(is_known, call - first_call[step], -1)
 
 
-def _within_steps(step: Ints, place: Ints) -> Ints:
-    """Start counting anew in each step."""
-    number, seen = group_rows(step)
-    first = np.full(len(seen), np.iinfo(np.int64).max)
-    known = place >= 0
-    np.minimum.at(first, number[known], place[known])
-    return np.where(known, place - first[number], -1)
-
-
-def _slack(numbers: Ints) -> int:
-    """How far numbers may rise inside one call: branches of a graph are not visited in strict order."""
+def _max_rise(numbers: Ints) -> int:
+    """Return how far numbers may rise inside one call: branches of a graph are not visited in strict order."""
     return int(np.clip((numbers.max() - numbers.min()) // 50, 2, 16))

@@ -1,7 +1,8 @@
-"""Which part of the model an event belongs to: what names say, and for matrix products their place in the layer.
+"""Part of the model that an event belongs to: attention, mlp, norm and so on.
 
-A product launched right before attention, or right after it, projects to or from attention; one next to an activation
-is the feed-forward part's. A backward product belongs where its forward does: the sequence number ties them.
+Names tell first. A matrix product launched right before or after attention projects to or from it; one next to an
+activation is of the feed-forward part. A backward event belongs to the module of its forward, to which its sequence
+number connects it.
 """
 
 from __future__ import annotations
@@ -10,55 +11,58 @@ import numpy as np
 
 from tracekit._util.arrays import Bools, find_sorted
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify._nest import Ints
-from tracekit.classify.engine import Decisions
-from tracekit.classify.evidence import Evidence, decide
-from tracekit.classify.neighbours import Sides
+from tracekit.classify.evidence import Evidence
+from tracekit.classify.row_order import agreed_values
+from tracekit.classify.rule_matching import Decisions, match_kinds
 from tracekit.classify.rules import RuleBook
+from tracekit.classify.surrounding_work import Neighbours
 
-_DRAWS = ("attention", "mlp", "head", "router")
-"""Parts that a neighbouring product may belong to."""
+_MODULES_WITH_PRODUCTS = ("attention", "mlp", "head", "router")
+"""Modules that a neighbouring product may belong to."""
 
 
 def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> CategoryColumn:
-    """Name the module of every compute event, null where nothing tells."""
-    compute = evidence.text("class").any_of("compute")
-    asked = compute & ~decisions.label.any_of("optimizer")
-    spoken = decisions.module.where(asked)
-    spoken = spoken.fill(decide(evidence, book.modules, np.flatnonzero(asked & ~spoken.present)))
-    forward = decisions.label.any_of("forward") & compute
-    gemm = np.asarray(evidence.columns["gemm"]).astype(np.bool_)
-    # A layer that normalizes and multiplies in one function has both names; its products are no norm.
-    spoken = spoken.where(~(gemm & spoken.any_of("norm")))
-    placed = _beside(evidence, spoken, forward, forward & gemm)
-    known = spoken.fill(placed)
-    inherited = _through_autograd(evidence, known, forward).where(asked)
-    return known.fill(inherited.where(~(gemm & inherited.any_of("norm"))))
+    """Return the module of every compute event; null where nothing tells."""
+    is_compute = evidence.text("class").any_of("compute")
+    has_module = is_compute & ~decisions.label.any_of("optimizer")
+    module = decisions.module.where(has_module)
+    unnamed = np.flatnonzero(has_module & ~module.present)
+    module = module.fill(match_kinds(evidence.columns, book.modules, unnamed, len(evidence)))
+    is_forward = decisions.label.any_of("forward") & is_compute
+    is_gemm = np.asarray(evidence.columns["gemm"]).astype(np.bool_)
+    # A layer that normalizes and multiplies in one function has both names. Its products are no norm.
+    module = module.where(~(is_gemm & module.any_of("norm")))
+    module = module.fill(_modules_of_neighbours(evidence, module, is_forward, is_forward & is_gemm))
+    inherited = _modules_of_forward(evidence, module, is_forward).where(has_module)
+    return module.fill(inherited.where(~(is_gemm & inherited.any_of("norm"))))
 
 
-def _beside(evidence: Evidence, module: CategoryColumn, forward: Bools, products: Bools) -> CategoryColumn:
-    """Forward products without a module take the next one's, if products may belong to it, else the last one's."""
-    rows = evidence.launches.ordered(forward)
-    rows = rows[np.argsort(evidence.launches.thread[rows], kind="stable")]
-    codes = module.codes[rows]
-    sides = Sides.of(codes, codes >= 0, evidence.launches.thread[rows])
-    before, after = np.where(sides.behind, sides.last, -1), np.where(sides.ahead, sides.following, -1)
-    draws = module.answers(_DRAWS)
-    chosen = np.where(draws[after], after, np.where(draws[before], before, -1))
-    return CategoryColumn(module.values, np.where(products[rows] & (codes < 0), chosen, -1)).spread(rows, len(evidence))
+def _modules_of_neighbours(
+    evidence: Evidence, module: CategoryColumn, is_forward: Bools, products: Bools
+) -> CategoryColumn:
+    """Return for forward products without a module that of the next event, else that of the event before.
+
+    Only modules that have products count. Neighbours are forward events of the same thread, in launch order.
+    """
+    rows = evidence.launches.by_thread(evidence.launches.ordered(is_forward))
+    thread, codes = evidence.launches.thread[rows], module.codes[rows]
+    neighbours = Neighbours.find(codes, codes >= 0, thread)
+    before = np.where(neighbours.before_in_stretch, neighbours.before, -1)
+    after = np.where(neighbours.after_in_stretch, neighbours.after, -1)
+    has_products = module.answers(_MODULES_WITH_PRODUCTS)
+    chosen = np.where(has_products[after], after, np.where(has_products[before], before, -1))
+    is_open = products[rows] & (codes < 0)
+    return CategoryColumn(module.values, np.where(is_open, chosen, -1)).spread(rows, len(evidence))
 
 
-def _through_autograd(evidence: Evidence, module: CategoryColumn, forward: Bools) -> CategoryColumn:
-    """Backward events share the module of the forward they differentiate, where all of that is one module's."""
-    sequence: Ints = evidence.autograd.sequence
-    out = np.full(len(evidence), -1, np.int64)
-    ahead = np.flatnonzero(forward & (sequence >= 0) & module.present)
-    if not len(ahead):
-        return CategoryColumn(module.values, out)
-    ahead = ahead[np.argsort(sequence[ahead], kind="stable")]
-    begins = np.flatnonzero(np.diff(sequence[ahead], prepend=-1))
-    low, high = (way.reduceat(module.codes[ahead], begins) for way in (np.minimum, np.maximum))
-    asked = np.flatnonzero(~forward & (sequence >= 0))
-    agreed = np.append(np.where(low == high, low, -1), -1)
-    out[asked] = agreed[find_sorted(sequence[asked], sequence[ahead[begins]])]
-    return CategoryColumn(module.values, out)
+def _modules_of_forward(evidence: Evidence, module: CategoryColumn, is_forward: Bools) -> CategoryColumn:
+    """Return for backward events the module of the forward with their sequence number, if that has only one module."""
+    sequence = evidence.autograd.sequence
+    forward = np.flatnonzero(is_forward & (sequence >= 0) & module.present)
+    if not len(forward):
+        return CategoryColumn.constant(None, len(evidence))
+    numbers, index = np.unique(sequence[forward], return_inverse=True)
+    agreed = np.append(agreed_values(index, module.codes[forward], len(numbers)), -1)  # last: number without forward
+    backward = np.flatnonzero(~is_forward & (sequence >= 0))
+    codes = agreed[find_sorted(sequence[backward], numbers)]
+    return CategoryColumn(module.values, codes).spread(backward, len(evidence))

@@ -1,11 +1,13 @@
-"""Rules are data: each names the evidence it needs and the label it gives; the first that matches wins."""
+"""Classification rules and the TOML files they are read from.
+
+A rule names the evidence it needs and the label it gives; the first rule that matches an event wins.
+"""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,16 +35,22 @@ TEXT_COLUMNS = (
 NUMBER_COLUMNS = ("bytes", "peer", "stream", "graph")
 FLAG_COLUMNS = ("gemm", "trained", "deferred", "launched", "wgrad_annotated")
 COLUMNS = (*TEXT_COLUMNS, *NUMBER_COLUMNS, *FLAG_COLUMNS)
-"""What a rule may ask for."""
-_TYPES = {**dict.fromkeys(TEXT_COLUMNS, "text"), **dict.fromkeys(NUMBER_COLUMNS, "number"),
+"""Columns of evidence that a rule may test (``evidence.gather_evidence``)."""
+_COLUMN_TYPES = {**dict.fromkeys(TEXT_COLUMNS, "text"), **dict.fromkeys(NUMBER_COLUMNS, "number"),
           **dict.fromkeys(FLAG_COLUMNS, "flag")}  # fmt: skip
 
 Condition = str | bool | int | tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule.
+COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\d+)")
+"""Condition on a number such as ``>= 1024``."""
+DEFAULT_CONFIDENCE = 0.9
+_RULE_KEYS = ("name", "label", "when", "unless", "pass", "module", "confidence", "tier")
+_SEE_DOCS = "see docs/rules.md"
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One rule: the label of events that meet all conditions of ``when`` and none of ``unless``.
 
     >>> Rule("mine", label="forward", when={"name": "my_kernel"}).confidence
     0.9
@@ -50,28 +58,29 @@ class Rule:
 
     name: str
     label: str
-    when: Mapping[str, Condition] = field(default_factory=dict)
-    unless: Mapping[str, Condition] = field(default_factory=dict)
-    passes: str | None = None  # "forward", "backward"; None leaves it to the label and the evidence
+    when: Mapping[str, Condition] = msgspec.field(default_factory=dict)
+    unless: Mapping[str, Condition] = msgspec.field(default_factory=dict)
+    passes: str | None = None  # "forward" or "backward"; None leaves it to the label and the evidence
     module: str | None = None
-    confidence: float = 0.9
+    confidence: float = DEFAULT_CONFIDENCE
     tier: str = "name"
     pack: str = "python"
 
     def __post_init__(self) -> None:
-        for problem in _problems(self):
-            raise RuleError(f"rule {self.name!r}: {problem}", hint="see docs/rules.md")
+        problem = _rule_problem(self)
+        if problem:
+            raise RuleError(f"rule {self.name!r}: {problem}", hint=_SEE_DOCS)
 
 
-class Kind(msgspec.Struct, frozen=True):
-    """What a name stands for: a process group's description, or the module an event belongs to."""
+class NamedKind(msgspec.Struct, frozen=True):
+    """Kind of a process group, or module of an event, with the conditions by which it is recognised."""
 
     value: str
     when: Mapping[str, Condition]
 
 
 class RuleBook(msgspec.Struct, frozen=True):
-    """Every rule in the order it is tried, and the names of groups and modules.
+    """Rules in the order in which they are tried, and how groups and modules are recognised.
 
     >>> mine = RuleBook((Rule("mine", label="forward", when={"name": "my_kernel"}),))
     >>> mine.before(builtin_rules()).rules[0].name
@@ -79,18 +88,18 @@ class RuleBook(msgspec.Struct, frozen=True):
     """
 
     rules: tuple[Rule, ...]
-    groups: tuple[Kind, ...] = ()
-    modules: tuple[Kind, ...] = ()
+    groups: tuple[NamedKind, ...] = ()
+    modules: tuple[NamedKind, ...] = ()
 
     def before(self, other: RuleBook) -> RuleBook:
-        """Put this book's rules first, then *other*'s; a rule of the same name replaces the other's."""
+        """Return a book with this book's rules first, then *other*'s; a rule of the same name replaces the other's."""
         names = {rule.name for rule in self.rules}
         rest = tuple(rule for rule in other.rules if rule.name not in names)
         return RuleBook(self.rules + rest, self.groups + other.groups, self.modules + other.modules)
 
 
 def load_rules(path: str | Path) -> RuleBook:
-    r"""Read a rules file; an error points at the file and the line.
+    r"""Read a rules file; an error names the file and the line.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -107,8 +116,16 @@ def load_rules(path: str | Path) -> RuleBook:
     return parse_rules(text, str(path), Path(path).stem)
 
 
-def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> RuleBook:
-    """Read rules from TOML text; *source* is named in errors. Only *ours* may use patterns of any kind."""
+def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> RuleBook:
+    """Read rules from TOML text.
+
+    Args:
+        text: The TOML text.
+        source: Name of the file, for errors.
+        pack: Name of the family of rules.
+        shipped: The file is part of tracekit, and may use any regular expression. Those of users run on an engine whose
+            time is linear (``LinearPattern``).
+    """
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -117,20 +134,20 @@ def parse_rules(text: str, source: str, pack: str, *, ours: bool = False) -> Rul
         raise RuleError(f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML") from None
     except RecursionError:
         raise RuleError(f"{source}: tables are nested too deeply", hint="this is not a rules file") from None
-    where = _Lines(text, source, ours)
+    file = _RulesFile(text, source, pack, shipped)
     for key in data:
         if key not in ("rule", "group", "module"):
-            raise where.error(
-                key, 0, key, f"unknown table {key!r}", "a rules file holds [[rule]], [[group]] and [[module]]"
-            )
-    rules = tuple(_rule(item, i, where, pack) for i, item in enumerate(_tables(data, "rule", where)))
-    groups = tuple(_kind(item, i, "group", "kind", where) for i, item in enumerate(_tables(data, "group", where)))
-    modules = tuple(_kind(item, i, "module", "name", where) for i, item in enumerate(_tables(data, "module", where)))
-    return RuleBook(rules, groups, modules)
+            hint = "a rules file holds [[rule]], [[group]] and [[module]]"
+            raise file.error(key, 0, key, f"unknown table {key!r}", hint)
+    return RuleBook(
+        tuple(_parse_rule(table) for table in _tables(file, data, "rule")),
+        tuple(_parse_kind(table, "kind") for table in _tables(file, data, "group")),
+        tuple(_parse_kind(table, "name") for table in _tables(file, data, "module")),
+    )
 
 
 def shipped_packs(folder: Path = PACKS) -> dict[str, str]:
-    """Return the TOML text of each shipped rules file by file name, in the order they are tried.
+    """Return the TOML text of each shipped rules file by file name, in the order in which they are tried.
 
     >>> "50-copies.toml" in shipped_packs()
     True
@@ -140,55 +157,54 @@ def shipped_packs(folder: Path = PACKS) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def builtin_rules() -> RuleBook:
-    """Read the rules that ship with tracekit, sorted by how far their evidence is trusted.
+    """Return the rules that ship with tracekit, sorted by tier.
 
     >>> "memset" in [rule.name for rule in builtin_rules().rules]
     True
     """
-    rules: list[Rule] = []
-    groups: list[Kind] = []
-    modules: list[Kind] = []
-    for name, text in shipped_packs().items():
-        book = parse_rules(text, name, name.removesuffix(".toml").lstrip("0123456789-"), ours=True)
-        rules += book.rules
-        groups += book.groups
-        modules += book.modules
-    return RuleBook(tuple(sorted(rules, key=lambda r: TIERS.index(r.tier))), tuple(groups), tuple(modules))
+    books = [
+        parse_rules(text, name, name.removesuffix(".toml").lstrip("0123456789-"), shipped=True)
+        for name, text in shipped_packs().items()
+    ]
+    rules = sorted((rule for book in books for rule in book.rules), key=lambda rule: TIERS.index(rule.tier))
+    groups = tuple(kind for book in books for kind in book.groups)
+    return RuleBook(tuple(rules), groups, tuple(kind for book in books for kind in book.modules))
 
 
-def _problems(rule: Rule) -> list[str]:
-    problems = []
+def _rule_problem(rule: Rule) -> str | None:
+    """Return the first mistake in a rule; None if there is none."""
     if rule.label not in LABELS:
-        problems.append(f"unknown label {rule.label!r}")
+        return f"unknown label {rule.label!r}"
     if rule.passes is not None and rule.passes not in PASSES:
-        problems.append(f"unknown pass {rule.passes!r}")
+        return f"unknown pass {rule.passes!r}"
     if rule.tier not in TIERS:
-        problems.append(f"unknown tier {rule.tier!r}")
+        return f"unknown tier {rule.tier!r}"
     if not 0 <= rule.confidence <= 1:
-        problems.append(f"confidence {rule.confidence} is not between 0 and 1")
-    for conditions in (rule.when, rule.unless):
-        for column, condition in conditions.items():
-            problems += [p for p in [_condition_problem(column, condition)] if p]
-    return problems
+        return f"confidence {rule.confidence} is not between 0 and 1"
+    conditions = (*rule.when.items(), *rule.unless.items())
+    problems = (_condition_problem(column, condition) for column, condition in conditions)
+    return next((problem for problem in problems if problem), None)
 
 
 def _condition_problem(column: str, condition: object) -> str | None:
-    kind = _TYPES.get(column)
-    if kind is None:
+    """Return what is wrong with a condition on a column; None if nothing is."""
+    column_type = _COLUMN_TYPES.get(column)
+    if column_type is None:
         return f"unknown evidence {column!r}"
-    if kind == "flag" and not isinstance(condition, bool):
+    if column_type == "flag" and not isinstance(condition, bool):
         return f"{column!r} is true or false"
-    if kind == "number" and not _is_number(condition):
+    if column_type == "number" and not _is_number_condition(condition):
         return f"{column!r} is a whole number, or a comparison such as '>= 1024'"
-    if kind == "text" and isinstance(condition, str):
+    if column_type == "text" and isinstance(condition, str):
         if problem := condition.problem() if isinstance(condition, LinearPattern) else _pattern_problem(condition):
             return f"{column!r} is not a regular expression: {problem}"
-    elif kind == "text" and not isinstance(condition, (bool, tuple, list)):
+    elif column_type == "text" and not isinstance(condition, (bool, tuple, list)):
         return f"{column!r} is a regular expression, a list of exact values, or true/false for present/absent"
     return None
 
 
 def _pattern_problem(pattern: str) -> str:
+    """Return why Python cannot compile a pattern; empty if it can."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -196,103 +212,122 @@ def _pattern_problem(pattern: str) -> str:
     return ""
 
 
-COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\d+)")
-
-
-def _is_number(condition: object) -> bool:
+def _is_number_condition(condition: object) -> bool:
     if isinstance(condition, str):
         return COMPARISON.fullmatch(condition) is not None
     return isinstance(condition, int) and not isinstance(condition, bool)
 
 
-_RULE_KEYS = ("name", "label", "when", "unless", "pass", "module", "confidence", "tier")
+def _choices_hint(word: str, choices: Sequence[str]) -> str:
+    """Return the hint for a word that is none of the *choices*: the nearest one, or all of them."""
+    return did_you_mean(word, choices, otherwise=f"one of {', '.join(choices)}")
 
 
-def _rule(item: Mapping[str, Any], place: int, where: _Lines, pack: str) -> Rule:
-    for key in item:
-        if key not in _RULE_KEYS:
-            raise where.error("rule", place, key, f"unknown key {key!r}", _near(key, _RULE_KEYS))
-    for key in ("name", "label"):
-        if not isinstance(item.get(key), str):
-            raise where.error("rule", place, key, f"rule needs a {key} (text)", "see docs/rules.md")
-    if item["label"] not in LABELS:
-        raise where.error("rule", place, "label", f"unknown label {item['label']!r}", _near(item["label"], LABELS))
-    when, unless = (_conditions(item, key, place, "rule", where) for key in ("when", "unless"))
-    if not when:
-        raise where.error(
-            "rule", place, "when", "rule needs a when table with at least one condition", "see docs/rules.md"
-        )
-    for key, allowed in (("pass", PASSES), ("tier", TIERS)):
-        if key in item and item[key] not in allowed:
-            raise where.error("rule", place, key, f"unknown {key} {item[key]!r}", f"one of {', '.join(allowed)}")
-    confidence = item.get("confidence", 0.9)
-    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
-        raise where.error("rule", place, "confidence", "confidence is a number from 0 to 1", "leave it out for 0.9")
-    return Rule(
-        item["name"], item["label"], when, unless, item.get("pass"), item.get("module"), float(confidence),
-        item.get("tier", "name"), pack,
-    )  # fmt: skip
-
-
-def _kind(item: Mapping[str, Any], place: int, table: str, key: str, where: _Lines) -> Kind:
-    for name in item:
-        if name not in (key, "when"):
-            raise where.error(table, place, name, f"unknown key {name!r}", f"a {table} has {key} and when")
-    if not isinstance(item.get(key), str):
-        raise where.error(table, place, key, f"{table} needs a {key} (text)", "see docs/rules.md")
-    return Kind(item[key], _conditions(item, "when", place, table, where))
-
-
-def _conditions(item: Mapping[str, Any], key: str, place: int, table: str, where: _Lines) -> dict[str, Condition]:
-    raw = item.get(key, {})
-    if not isinstance(raw, Mapping):
-        raise where.error(table, place, key, f"{key} is a table of conditions", 'write when = { name = "regex" }')
-    out: dict[str, Condition] = {}
-    for column, value in raw.items():
-        condition = tuple(value) if isinstance(value, list) else value
-        if isinstance(condition, str) and _TYPES.get(column) == "text" and not where.ours:
-            condition = LinearPattern(condition)
-        problem = _condition_problem(column, condition)
-        if problem:
-            hint = "see docs/rules.md" if column in COLUMNS else _near(column, COLUMNS)
-            raise where.error(table, place, column, problem, hint, inside=key)
-        out[column] = condition
-    return out
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    """Return the hint for a word that is not *known*: the nearest one, or all there are."""
-    return did_you_mean(word, known, otherwise=f"one of {', '.join(known)}")
-
-
-def _tables(data: Mapping[str, Any], key: str, where: _Lines) -> Sequence[Mapping[str, Any]]:
-    items = data.get(key, [])
-    if not isinstance(items, list) or not all(isinstance(i, Mapping) for i in items):
-        raise where.error(key, 0, key, f"{key} must be written [[{key}]]", "two brackets: a list of tables")
-    return items
-
-
-class _Lines(msgspec.Struct, frozen=True):
-    """Finds the line a problem is on, which the TOML reader does not keep."""
+class _RulesFile(msgspec.Struct, frozen=True):
+    """A rules file. It finds the line of a mistake, which the TOML reader does not keep."""
 
     text: str
     source: str
-    ours: bool = False
+    pack: str
+    shipped: bool
 
-    def error(self, table: str, place: int, key: str, message: str, hint: str, *, inside: str = "") -> RuleError:
-        return RuleError(f"{self.source}:{self.line(table, place, key, inside)}: {message}", hint=hint)
+    def error(self, table: str, index: int, key: str, message: str, hint: str, *, inside: str = "") -> RuleError:
+        """Return the error about a key of the table with this name and index, or of its inner table *inside*."""
+        return RuleError(f"{self.source}:{self._find_line(table, index, key, inside)}: {message}", hint=hint)
 
-    def line(self, table: str, place: int, key: str, inside: str = "") -> int:
-        """Find the line of a table's own *key*, or of *key* in its inner table *inside*; else of the table's head."""
+    def _find_line(self, table: str, index: int, key: str, inside: str) -> int:
+        """Return the line of a table's own *key*, or of *key* in its inner table *inside*; else of the table's head."""
         lines = self.text.splitlines()
         heads = [i for i, line in enumerate(lines) if re.match(rf"\s*\[\[?\s*{re.escape(table)}\s*\]\]?", line)]
-        start = heads[place] if place < len(heads) else 0
+        start = heads[index] if index < len(heads) else 0
         stop = next((i for i in range(start + 1, len(lines)) if re.match(r"\s*\[\[", lines[i])), len(lines))
-        own = (
-            rf"^\s*[\"']?{re.escape(inside or key)}[\"']?\s*[=.]|^\s*\[{re.escape(table)}\.{re.escape(inside or key)}\]"
-        )
-        first = next((i for i in range(start, stop) if re.search(own, lines[i])), start)
+        outer_key = re.escape(inside or key)
+        outer = rf"^\s*[\"']?{outer_key}[\"']?\s*[=.]|^\s*\[{re.escape(table)}\.{outer_key}\]"
+        first = next((i for i in range(start, stop) if re.search(outer, lines[i])), start)
         if not inside:
             return first + 1
-        word = re.compile(rf"(^|[\s{{,.])[\"']?{re.escape(key)}[\"']?\s*=")
-        return next((i + 1 for i in range(first, stop) if word.search(lines[i])), first + 1)
+        inner = re.compile(rf"(^|[\s{{,.])[\"']?{re.escape(key)}[\"']?\s*=")
+        return next((i + 1 for i in range(first, stop) if inner.search(lines[i])), first + 1)
+
+
+class _Table(msgspec.Struct, frozen=True):
+    """One [[rule]], [[group]] or [[module]] of a rules file."""
+
+    file: _RulesFile
+    name: str  # "rule", "group" or "module"
+    index: int
+    values: Mapping[str, Any]
+
+    def error(self, key: str, message: str, hint: str, *, inside: str = "") -> RuleError:
+        """Return the error about one key of this table."""
+        return self.file.error(self.name, self.index, key, message, hint, inside=inside)
+
+
+def _tables(file: _RulesFile, data: Mapping[str, Any], name: str) -> list[_Table]:
+    """Return the tables of one name."""
+    tables = data.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise file.error(name, 0, name, f"{name} must be written [[{name}]]", "two brackets: a list of tables")
+    return [_Table(file, name, index, values) for index, values in enumerate(tables)]
+
+
+def _parse_rule(table: _Table) -> Rule:
+    """Return the rule in a table."""
+    values = table.values
+    for key in values:
+        if key not in _RULE_KEYS:
+            raise table.error(key, f"unknown key {key!r}", _choices_hint(key, _RULE_KEYS))
+    for key in ("name", "label"):
+        if not isinstance(values.get(key), str):
+            raise table.error(key, f"rule needs a {key} (text)", _SEE_DOCS)
+    label = values["label"]
+    if label not in LABELS:
+        raise table.error("label", f"unknown label {label!r}", _choices_hint(label, LABELS))
+    when, unless = (_parse_conditions(table, key) for key in ("when", "unless"))
+    if not when:
+        raise table.error("when", "rule needs a when table with at least one condition", _SEE_DOCS)
+    for key, choices in (("pass", PASSES), ("tier", TIERS)):
+        if key in values and values[key] not in choices:
+            raise table.error(key, f"unknown {key} {values[key]!r}", f"one of {', '.join(choices)}")
+    confidence = values.get("confidence", DEFAULT_CONFIDENCE)
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
+        raise table.error("confidence", "confidence is a number from 0 to 1", "leave it out for 0.9")
+    return Rule(
+        name=values["name"],
+        label=label,
+        when=when,
+        unless=unless,
+        passes=values.get("pass"),
+        module=values.get("module"),
+        confidence=float(confidence),
+        tier=values.get("tier", "name"),
+        pack=table.file.pack,
+    )
+
+
+def _parse_kind(table: _Table, value_key: str) -> NamedKind:
+    """Return the kind of a group, or the module, in a table; *value_key* is the key of its name."""
+    for key in table.values:
+        if key not in (value_key, "when"):
+            raise table.error(key, f"unknown key {key!r}", f"a {table.name} has {value_key} and when")
+    if not isinstance(table.values.get(value_key), str):
+        raise table.error(value_key, f"{table.name} needs a {value_key} (text)", _SEE_DOCS)
+    return NamedKind(table.values[value_key], _parse_conditions(table, "when"))
+
+
+def _parse_conditions(table: _Table, key: str) -> dict[str, Condition]:
+    """Return the conditions in the inner table *key*: column and what it must be."""
+    values = table.values.get(key, {})
+    if not isinstance(values, Mapping):
+        raise table.error(key, f"{key} is a table of conditions", 'write when = { name = "regex" }')
+    conditions: dict[str, Condition] = {}
+    for column, value in values.items():
+        condition = tuple(value) if isinstance(value, list) else value
+        if isinstance(condition, str) and _COLUMN_TYPES.get(column) == "text" and not table.file.shipped:
+            condition = LinearPattern(condition)
+        problem = _condition_problem(column, condition)
+        if problem:
+            hint = _SEE_DOCS if column in COLUMNS else _choices_hint(column, COLUMNS)
+            raise table.error(column, problem, hint, inside=key)
+        conditions[column] = condition
+    return conditions

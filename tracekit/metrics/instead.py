@@ -17,10 +17,11 @@ import numpy as np
 import polars as pl
 
 from tracekit._loops.interval_sets import NEVER
+from tracekit._loops.nesting import OP
 from tracekit._util.arrays import Bools, Int32s, find_sorted, group_rows, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
-from tracekit.classify._nest import OP, Nested, nest
+from tracekit.classify.range_nesting import Nested, nest
 from tracekit.intervals import Longs, touches_any
 from tracekit.metrics.host import BLOCKS, Api
 from tracekit.schema import KINDS
@@ -167,7 +168,7 @@ class _Ranges(msgspec.Struct, frozen=True, eq=False):
 
     def innermost(self, tid: Longs, at: Longs) -> Longs:
         """Return the innermost range open on a thread at a moment; -1 where there is none."""
-        return self.nested(tid, at).asked_op
+        return self.nested(tid, at).point_op
 
 
 def _innermost(host: _Ranges, stretches: _Stretches, threads: list[int]) -> tuple[Longs, Longs, Longs, Longs]:

@@ -9,7 +9,7 @@ import polars as pl
 
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, to_int64, with_nulls
-from tracekit.classify.pipeline_ranges import parse_path
+from tracekit.classify.microbatch import parse_path
 from tracekit.metrics.lanes import label_codes
 from tracekit.schema import LABELS
 

@@ -1,4 +1,4 @@
-"""The examples of all families of rules: by the rule's name, what writes its trace."""
+"""Examples of all families of rules: functions that write a trace, by the name of the rule."""
 
 from __future__ import annotations
 

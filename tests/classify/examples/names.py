@@ -1,4 +1,4 @@
-"""Events decided by a kernel's name, by its neighbours or by the parameter it is of."""
+"""Events decided by a kernel's name, by its neighbours or by the parameter it works on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an example is written: a trace of a few events, and which of them the rule decides."""
+"""Helpers to write an example: a trace of a few events, and the one that the rule decides."""
 
 from __future__ import annotations
 

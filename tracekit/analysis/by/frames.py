@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._loops.nesting import ANNOTATION
 from tracekit._util.arrays import Int32s
-from tracekit.classify._nest import ANNOTATION, Nested, nest
+from tracekit.classify.range_nesting import Nested, nest
 from tracekit.schema import PATH_SEPARATOR
 
 Ints = npt.NDArray[np.int64]
@@ -79,7 +80,7 @@ class Frames:
         """Return the innermost frame around each moment of a thread, -1 where none."""
         if not len(self):
             return np.full(len(at), -1, np.int64)
-        return self._ask(tid, at).asked_ann
+        return self._ask(tid, at).point_annotation
 
     def path(self, row: int) -> str:
         """Spell the names from the outermost frame down to *row*."""

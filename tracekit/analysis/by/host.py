@@ -8,7 +8,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.classify.autograd import read_autograd
-from tracekit.classify.ranges import Ranges, read_ranges
+from tracekit.classify.host_ranges import Ranges, read_ranges
 
 Ints = npt.NDArray[np.int64]
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit._util.arrays import Int32s
 from tracekit.analysis.by.frames import Frames
-from tracekit.classify._nest import inherit
+from tracekit.classify.range_nesting import nearest_marked_ancestor
 
 Ints = npt.NDArray[np.int64]
 
@@ -51,7 +51,7 @@ def module_layers(frames: Frames) -> Ints:
     by_name = np.array([order[numbers[name]] if name in numbers else -1 for name in frames.name], np.int64)
     own = by_name[frames.code]
     outer = np.where(frames.parent >= 0, own[frames.parent], -1) >= 0  # one of them inside one of them: a part of it
-    nearest = inherit(frames.parent, (own >= 0) & ~outer)
+    nearest = nearest_marked_ancestor(frames.parent, (own >= 0) & ~outer)
     return np.where(nearest >= 0, own[nearest], -1)
 
 

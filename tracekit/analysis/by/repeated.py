@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.analysis.by.host import Host
-from tracekit.classify.matmul import KERNELS
+from tracekit.classify.matmul import MATMUL_KERNELS
 from tracekit.metrics.repetition import Layers, find_layers
 from tracekit.reconstruct.kernels import prepare
 from tracekit.reconstruct.segment import segment_steps
@@ -146,7 +146,7 @@ def _per_sequence(sequences: list[pl.DataFrame]) -> dict[int, tuple[pl.DataFrame
         tokens = rows["token"].to_numpy()
         key = tokens.tobytes()
         if key not in known:
-            heavy = rows["name"].str.contains(KERNELS).to_numpy()
+            heavy = rows["name"].str.contains(MATMUL_KERNELS).to_numpy()
             norm = rows["name"].str.contains(_NORM) | rows["op"].fill_null("").str.contains(_NORM)
             known[key] = find_layers(tokens, heavy, norm.to_numpy())
         found[int(rows["chunk"][0])] = rows, known[key]

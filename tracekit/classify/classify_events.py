@@ -1,0 +1,113 @@
+"""Classification of one rank's GPU events: evidence, rules, and the table of labelled events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import with_nulls
+from tracekit._util.machine import give_back_memory
+from tracekit.classify.collectives import point_to_point_messages
+from tracekit.classify.evidence import Evidence, gather_evidence
+from tracekit.classify.host_ranges import launching_op_columns
+from tracekit.classify.microbatch import PipelinePlaces, find_places
+from tracekit.classify.modules import find_modules
+from tracekit.classify.rule_matching import Decisions, apply_rules
+from tracekit.classify.rules import RuleBook, builtin_rules
+from tracekit.schema import LABELLED, conform
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Classification:
+    """Evidence and decisions for every GPU event of one rank."""
+
+    book: RuleBook
+    evidence: Evidence
+    decisions: Decisions
+    passes: CategoryColumn
+    modules: CategoryColumn
+    places: PipelinePlaces
+
+
+def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:
+    """Label the GPU events of one rank.
+
+    Args:
+        events: All events of the rank (``EVENTS``).
+        rules: Rules that are tried before the built-in ones.
+
+    Returns:
+        The GPU events with their labels (``LABELLED``), sorted by start.
+
+    >>> from tracekit.schema import EVENTS
+    >>> launch = {"id": 0, "kind": "runtime", "name": "cudaLaunchKernel", "start_ns": 1, "end_ns": 2, "correlation": 7}
+    >>> copy = {"id": 1, "kind": "memset", "name": "Memset (Device)", "start_ns": 5, "end_ns": 9, "correlation": 7}
+    >>> classify(conform(pl.DataFrame([launch, copy]), EVENTS)).select("id", "label", "rule").rows()
+    [(1, 'memory', 'memset')]
+    """
+    table = _labelled_table(decide(events, rules))
+    give_back_memory()  # classification takes several times the memory of its result
+    return table
+
+
+def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:
+    """Gather the evidence for one rank's GPU events and apply the rules to it."""
+    book = rules.before(builtin_rules()) if rules else builtin_rules()
+    evidence = gather_evidence(events, book.groups)
+    decisions = apply_rules(evidence.columns, book, len(evidence))
+    return Classification(
+        book=book,
+        evidence=evidence,
+        decisions=decisions,
+        passes=_find_passes(evidence, decisions),
+        modules=find_modules(evidence, decisions, book),
+        places=find_places(evidence, decisions),
+    )
+
+
+def _find_passes(evidence: Evidence, decisions: Decisions) -> CategoryColumn:
+    """Return the pass of every event: as its rule says, else that of communication.
+
+    Broadcast weights, and a norm or a loss on which the ranks of a pipeline agree, belong to no pass.
+    """
+    call = evidence.text("call")
+    is_message = call.any_of("send", "recv", "sendrecv", "coalesced")
+    is_agreement = decisions.label.any_of("pp_comm") & call.present & ~is_message
+    comm_pass = evidence.text("exchange_pass").fill(evidence.text("comm_pass"))
+    return decisions.passes.fill(comm_pass.where(~decisions.label.any_of("broadcast") & ~is_agreement))
+
+
+def _labelled_table(classification: Classification) -> pl.DataFrame:
+    """Return the table of labelled events."""
+    evidence, decisions, places = classification.evidence, classification.decisions, classification.places
+    gpu, launches, comm = evidence.gpu, evidence.launches, evidence.collectives
+    evidence_columns = ("op", "chain", "annotation", "annotations", "node", "fwd_op")
+    texts = {
+        **{name: evidence.text(name) for name in evidence_columns},
+        "p2p": point_to_point_messages(gpu, evidence.ranges, launches),
+        "collective": gpu.text("collective").fill(comm.call),
+        "group": gpu.text("group").fill(comm.group),
+        "group_desc": gpu.text("group_desc").fill(comm.group_desc),
+        "group_ranks": gpu.text("group_ranks").fill(comm.group_ranks),
+        "label": decisions.label,
+        "pass": classification.passes,
+        "rule": decisions.rule,
+        "module": classification.modules,
+    }
+    numbers = {
+        "peer": comm.peer,
+        "launch_ns": launches.start_ns,
+        "launch_tid": launches.tid,
+        "autograd_sequence": evidence.autograd.sequence,
+        "stage": places.stage,
+        "microbatch": places.microbatch,
+    }
+    table = gpu.frame.with_columns(
+        *launching_op_columns(evidence.ranges, launches),
+        *(text.series(name, LABELLED[name]) for name, text in texts.items()),
+        *(with_nulls(values, values != -1).alias(name) for name, values in numbers.items()),
+        pl.Series("confidence", decisions.confidence),
+    )
+    return conform(table, LABELLED)

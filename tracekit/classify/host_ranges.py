@@ -1,0 +1,332 @@
+"""Host ranges of one rank (ops and annotations), and the place in them at which each GPU event was launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from tracekit._loops.nesting import ANNOTATION, OP
+from tracekit._util.arrays import (
+    AnyInts,
+    Bools,
+    Int32s,
+    Ints,
+    as_int32,
+    find_sorted,
+    group_rows,
+    is_in_sorted,
+    rank_pairs,
+    take_or_missing,
+)
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import NULL_INT64, ColumnReader, to_int64
+from tracekit.classify.range_nesting import nearest_named_op, nest, sort_ranges
+from tracekit.classify.row_order import mask_of_rows
+from tracekit.schema import GPU_KINDS, KINDS, PATH_SEPARATOR
+
+EVALUATE_NODE = "autograd::engine::evaluate_function: "
+"""Prefix of the range in which the autograd engine evaluates one node."""
+_PROFILER_MARKS = r"^(ProfilerStep#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\))"
+"""The profiler's own annotations, which older files list among the ops."""
+_EVENT_COLUMNS = ("id", "kind", "name", "start_ns", "end_ns")
+"""Columns read for all events. Other columns are looked up for the few rows that need them."""
+_GPU_COLUMNS = (
+    "kind", "name", "start_ns", "end_ns", "device", "stream", "correlation", "external_id", "collective", "group",
+    "group_desc", "group_ranks", "peer", "bytes", "graph", "step",
+)  # fmt: skip
+_MAX_EQUAL_IDS_SHARE = 0.9
+"""Share of GPU events whose external id equals their correlation, above which external ids name no ops."""
+
+
+class GpuEvents(ColumnReader):
+    """GPU events of one rank, sorted by start."""
+
+    @cached_property
+    def names(self) -> CategoryColumn:
+        """Name of each event."""
+        return self.text("name")
+
+    @cached_property
+    def is_kernel(self) -> Bools:
+        """Mask of kernels."""
+        return self.text("kind").any_of("kernel")
+
+    @cached_property
+    def stream_number(self) -> Ints:
+        """Number of each event's device and stream, from 0."""
+        return rank_pairs(self.int64("device"), self.int64("stream"))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ranges:
+    """Ops and annotations of all threads, sorted so that a parent comes before its children."""
+
+    source: ColumnReader  # all events in the order of the file
+    rows: Int32s  # row of each range in the source
+    name: CategoryColumn
+    is_op: Bools
+    thread: Int32s  # number of each range's process and thread
+    sequence: Ints  # autograd sequence number, -1 where none
+    op_of: Int32s  # row of the op around this range, -1 where none
+    ann_of: Int32s  # row of the annotation around this range, -1 where none
+    path: Ints  # equal for equal names from the thread's outermost op (or annotation) down to this one
+    previous_op: Int32s  # of an op: the op before it in the same op, -1 where none
+    next_op: Int32s
+    main_thread: int  # number of the thread that drives the program
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def start(self, rows: AnyInts | None = None) -> Ints:
+        """Return the start of *rows*, or of all ranges."""
+        return self.source.int64_at("start_ns", self.rows if rows is None else self.rows[rows])
+
+    def end(self, rows: AnyInts) -> Ints:
+        """Return the end of *rows*."""
+        return self.source.int64_at("end_ns", self.rows[rows])
+
+    def column(self, name: str, rows: AnyInts) -> pl.Series:
+        """Return one column of the events at *rows*."""
+        return self.source.frame[name][self.rows[rows]]
+
+    def text(self, name: str, rows: AnyInts) -> CategoryColumn:
+        """Return one text column at *rows*; null for a negative row."""
+        is_row = rows >= 0
+        if self.source.is_all_null(name) or not is_row.any():
+            return CategoryColumn.constant(None, len(rows))
+        if is_row.all():
+            return self.source.text_at(name, self.rows[rows])
+        return self.source.text_at(name, self.rows[rows[is_row]]).spread(np.flatnonzero(is_row), len(rows))
+
+    def rows_with(self, name: str) -> Ints:
+        """Return the ranges that have a value in a text column."""
+        if self.source.is_all_null(name):
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(self.source.present(name).take(self.rows))
+
+    @cached_property
+    def _collectives(self) -> tuple[Ints, CategoryColumn]:
+        rows = self.rows_with("collective")
+        return rows, self.text("collective", rows)
+
+    def collective_rows(self, *calls: str) -> Ints:
+        """Return the ranges that call one of these collectives; any collective if none is named."""
+        rows, text = self._collectives
+        return rows[text.any_of(*calls)] if calls else rows
+
+    def collective(self, rows: Ints) -> CategoryColumn:
+        """Return the collective that each of *rows* calls."""
+        all_rows, text = self._collectives
+        return text.take(find_sorted(rows, all_rows))
+
+    def name_matches(self, rows: AnyInts, pattern: str) -> Bools:
+        """Return which of *rows* have a name in which *pattern* is found; a negative row has no name."""
+        return self.name.take(rows).matches(pattern)
+
+    def op_around(self, rows: Ints, pattern: str) -> Ints:
+        """Return for each of *rows* the nearest op at or above it whose name matches *pattern*; -1 where none."""
+        return nearest_named_op(self.op_of, self.is_op, self.name.codes, rows, self.name.answers(pattern))
+
+    @cached_property
+    def accumulating(self) -> Ints:
+        """Ranges of ``AccumulateGrad`` nodes inside their evaluations; each adds up one parameter's gradient."""
+        wanted = self.name.answers(r"AccumulateGrad\Z") & ~self.name.answers(f"^{EVALUATE_NODE}")
+        return np.flatnonzero(self.name.look_up(wanted))
+
+    def _path_text(self, row: int, parents: AnyInts) -> str:
+        """Join the names from the outermost range down to *row*."""
+        names: list[str] = []
+        while row >= 0:
+            name = self.name.value(row)
+            names.append("?" if name is None else name)
+            row = int(parents[row])
+        return PATH_SEPARATOR.join(reversed(names))
+
+    def paths(self, rows: AnyInts, parents: AnyInts) -> CategoryColumn:
+        """Return the path of names of each of *rows*; null for a negative row. Each distinct path is built once."""
+        inside = rows[rows >= 0]
+        code, first = group_rows(self.path[inside])
+        texts = tuple(self._path_text(int(row), parents) for row in inside[first])
+        return CategoryColumn(texts, code).spread(np.flatnonzero(rows >= 0), len(rows))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Launches:
+    """For every GPU event: the call that launched it, and the ranges around that call; -1 where unknown."""
+
+    start_ns: Ints  # start of the call
+    thread: Ints  # as numbered in ``Ranges.thread``
+    tid: Ints
+    op: Ints  # row of the innermost op in ``Ranges``
+    annotation: Ints  # row of the innermost annotation, on the launching thread or on the one that waits for it
+    op_name: CategoryColumn
+    annotation_name: CategoryColumn
+    chain: CategoryColumn  # names of the ops around the call, outermost first
+    annotations: CategoryColumn  # names of the annotations around the call, outermost first
+    has_call: Bools  # False if the file lacks the call; then at best the launching op is known
+
+    @cached_property
+    def order(self) -> Ints:
+        """Events whose launch is known, in launch order."""
+        order = np.argsort(self.start_ns, kind="stable")
+        return order[self.start_ns[order] >= 0]
+
+    def ordered(self, mask: Bools) -> Ints:
+        """Return the events of *mask* whose launch is known, in launch order."""
+        return self.order[mask[self.order]]
+
+    def by_thread(self, rows: Ints) -> Ints:
+        """Return *rows* by launching thread, then launch time."""
+        return rows[np.lexsort((self.start_ns[rows], self.thread[rows]))]
+
+
+def read_ranges(events: pl.DataFrame) -> tuple[GpuEvents, Ranges, Launches]:
+    """Split *events* into GPU events, host ranges, and the launches that connect them."""
+    source = ColumnReader(events, _EVENT_COLUMNS)
+    gpu = GpuEvents(events[_sort_gpu_rows(source)], _GPU_COLUMNS)
+    calls = _launch_calls(source, gpu.int64("correlation"))
+    ranges, surroundings = _nest_ranges(source, np.flatnonzero(_is_kind(source, "cpu_op", "annotation")), calls)
+    return gpu, ranges, _connect_launches(gpu, ranges, calls, surroundings)
+
+
+def _is_kind(source: ColumnReader, *kinds: str) -> Bools:
+    """Return the mask of events of one of these kinds."""
+    kind_code = source.array("kind")
+    mask: Bools = np.logical_or.reduce([kind_code == KINDS.index(kind) for kind in kinds])
+    return mask
+
+
+def _sort_gpu_rows(source: ColumnReader) -> Ints:
+    """Return the rows of GPU events by start, then id."""
+    rows = np.flatnonzero(_is_kind(source, *GPU_KINDS))
+    return rows[np.lexsort((source.int64("id")[rows], source.int64("start_ns")[rows]))]
+
+
+def _launch_calls(source: ColumnReader, correlations: Ints) -> Ints:
+    """Return one call for each of the *correlations* that the file has calls of, in the order of correlations.
+
+    Of several calls with one correlation it is the earliest, because driver calls lie inside runtime calls.
+    """
+    rows = np.flatnonzero(_is_kind(source, "runtime", "driver"))
+    number = source.int64_at("correlation", rows)
+    is_wanted = is_in_sorted(number, np.sort(correlations, kind="stable")) & (number != NULL_INT64)
+    rows, number = rows[is_wanted], number[is_wanted]
+    order = np.lexsort((source.int64("start_ns")[rows], number))
+    first_calls: Ints = rows[order[np.append(True, np.diff(number[order]) != 0)[: len(order)]]]
+    return first_calls
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Surroundings:
+    """For every call: its thread, the op and annotation around it, and the annotation open on the main thread."""
+
+    thread: Ints
+    op: Ints
+    annotation: Ints
+    main_annotation: Ints
+
+
+def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[Ranges, _Surroundings]:
+    """Sort the ranges, and find what is around each range and around each call."""
+    thread_of_event = rank_pairs(*(to_int64(source.frame[name]) for name in ("pid", "tid")))
+    start, end = source.int64("start_ns"), source.int64("end_ns")
+    # Of ranges with equal times an op comes before an annotation, as their kinds do.
+    rows = sort_ranges(range_rows, thread_of_event, start, end, source.array("kind"), source.int64("id"))
+    index = rows.astype(np.intp)  # indexing with 32-bit rows takes numpy three times as long
+    threads, call_threads = thread_of_event[index], thread_of_event[calls]
+    del thread_of_event, range_rows  # lowers the peak of memory
+    names = source.text_at("name", index)
+    is_op = _is_kind(source, "cpu_op")[index]
+    if names.answers(_PROFILER_MARKS).any():
+        is_op &= ~names.matches(_PROFILER_MARKS)
+    main_thread = _find_main_thread(threads, names)
+    call_start = start[calls]
+    # Every call is looked up on its own thread. Calls of the autograd engine are looked up on the main thread, too.
+    engine_calls = np.flatnonzero(_engine_threads(threads, call_threads, names)[call_threads])
+    point_thread = np.concatenate([call_threads, np.full(len(engine_calls), main_thread)])
+    point_time = np.concatenate([call_start, call_start[engine_calls]])
+    kind = np.where(is_op, np.uint8(OP), np.uint8(ANNOTATION))
+    nested = nest(threads, start[index], end[index], kind, names.codes, point_thread, point_time, siblings=True)
+    main_annotation = np.full(len(calls), -1, np.int64)
+    main_annotation[engine_calls] = nested.point_annotation[len(calls) :]
+    sequence = source.int64_at("sequence", index)
+    ranges = Ranges(source, rows, names, is_op, as_int32(threads), sequence, *nested[:5], main_thread)
+    point_op, point_annotation = nested.point_op[: len(calls)], nested.point_annotation[: len(calls)]
+    return ranges, _Surroundings(call_threads, point_op, point_annotation, main_annotation)
+
+
+def _find_main_thread(threads: Ints, names: CategoryColumn) -> int:
+    """Return the thread with most ranges, not counting autograd nodes; one with profiler steps wins; -1 if none."""
+    if not len(threads):
+        return -1
+    weight = np.where(names.answers("Backward|AccumulateGrad"), 0, 1)
+    weight[:-1][[name.startswith("ProfilerStep#") for name in names.values]] = len(threads)
+    # Count the ranges of each thread and name in one pass. Column 0 is for nameless ranges (code -1), whose weight is
+    # the last one: hence the roll.
+    size = len(weight)
+    counts = np.bincount(threads * size + (names.codes + 1))
+    counts.resize((int(threads.max()) + 1) * size)
+    return int((counts.reshape(-1, size) @ np.roll(weight, 1)).argmax())
+
+
+def _engine_threads(threads: Ints, call_threads: Ints, names: CategoryColumn) -> Bools:
+    """Return for every thread whether the autograd engine evaluates nodes on it."""
+    count = int(max(threads.max(initial=-1), call_threads.max(initial=-1))) + 1
+    return mask_of_rows(count, threads[names.matches(f"^{EVALUATE_NODE}")])
+
+
+def _connect_launches(gpu: GpuEvents, ranges: Ranges, calls: Ints, surroundings: _Surroundings) -> Launches:
+    """Find the call of every GPU event, and from it the thread, the op and the annotation."""
+    call = find_sorted(gpu.int64("correlation"), ranges.source.int64_at("correlation", calls))
+    # The autograd engine works on threads of its own while the caller waits inside its annotation.
+    around = np.where(surroundings.annotation < 0, surroundings.main_annotation, surroundings.annotation)
+    annotation = take_or_missing(around, call)
+    start, tid = (take_or_missing(ranges.source.int64_at(name, calls), call) for name in ("start_ns", "tid"))
+    op, thread = take_or_missing(surroundings.op, call), take_or_missing(surroundings.thread, call)
+    row = _ops_by_external_id(gpu, ranges, start < 0)
+    use = row >= 0
+    if use.any():  # what the op says stands in for the lost call
+        op, thread = np.where(use, row, op), np.where(use, ranges.thread[row], thread)
+        start = np.where(use, ranges.start(row), start)
+        tid = np.where(use, to_int64(ranges.column("tid", np.arange(len(ranges))))[row], tid)
+    return Launches(
+        start_ns=start,
+        thread=thread,
+        tid=tid,
+        op=op,
+        annotation=annotation,
+        op_name=ranges.name.take(op),
+        annotation_name=ranges.name.take(annotation),
+        chain=ranges.paths(op, ranges.op_of),
+        annotations=ranges.paths(annotation, ranges.ann_of),
+        has_call=call >= 0,
+    )
+
+
+def _ops_by_external_id(gpu: GpuEvents, ranges: Ranges, lost: Bools) -> Ints:
+    """Return the op that each *lost* event names by its external id; -1 where none.
+
+    Some files write the correlation into the external id. Then it names no op.
+    """
+    none = np.full(len(gpu), -1, np.int64)
+    if not lost.any() or gpu.is_all_null("external_id"):
+        return none
+    if int((gpu.frame["external_id"] == gpu.frame["correlation"]).sum()) > _MAX_EQUAL_IDS_SHARE * len(gpu):
+        return none
+    ids = ranges.column("external_id", np.arange(len(ranges)))
+    ops = pl.DataFrame({"external_id": ids}).with_row_index("row").filter(pl.Series(ranges.is_op))
+    matched = gpu.frame.select("external_id").join(
+        ops.unique("external_id", keep="last"), on="external_id", how="left", maintain_order="left"
+    )
+    return np.where(lost, to_int64(matched["row"].cast(pl.Int64)), -1)
+
+
+def launching_op_columns(ranges: Ranges, launches: Launches) -> list[pl.Series]:
+    """Return the id, input shapes and input types of the op that launched each GPU event."""
+    rows = pl.Series("row", take_or_missing(ranges.rows, launches.op))
+    row_or_null = pl.when(pl.lit(rows) >= 0).then(pl.lit(rows))
+    columns = ranges.source.frame.select(pl.col("id", "shapes", "dtypes").gather(row_or_null))
+    return columns.rename({"id": "op_id"}).get_columns()

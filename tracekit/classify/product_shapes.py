@@ -1,0 +1,242 @@
+"""Roles of matrix products from the recorded shapes of their operands.
+
+A linear layer's forward multiplies rows × inner with inner × columns; its rows are the tokens. The gradient of the
+input contracts the columns, the gradient of the weight contracts the rows.
+
+A batched product (``bmm``) of two activations, as in attention, has two input gradients. One of an activation and a
+weight, as in experts, has one gradient of each kind. What tells them apart is where the gradient goes: a weight's is
+taken up by ``AccumulateGrad``.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from tracekit._util.arrays import Bools, Ints, find_sorted, take_or_missing
+from tracekit._util.categories import CategoryColumn
+from tracekit._util.shapes import MAX_ELEMENTS, is_shape, parse_list
+from tracekit.classify.autograd import Autograd
+from tracekit.classify.host_ranges import Ranges
+from tracekit.classify.row_order import mask_of_rows, nearest_at_or_after, number_values, positions_in_groups
+
+_BATCHED_OPS = r"^aten::(bmm|baddbmm)$"
+BATCHED_NODES = r"^(Bmm|Baddbmm)Backward"
+_RESHAPING_NODES = (
+    r"^(T|Transpose|Permute|View|UnsafeView|Expand|Reshape|ReshapeAlias|Squeeze|Unsqueeze|ToCopy|Alias|Clone)Backward"
+)
+"""Nodes that hand a gradient on in another shape or type."""
+_NO_PARAMETER, _UNKNOWN_SIZE = 0, -1
+
+
+class Dims(NamedTuple):
+    """Sizes of products: rows × inner × columns; 0 where unknown."""
+
+    rows: Ints
+    inner: Ints
+    columns: Ints
+
+    @classmethod
+    def of(cls, ranges: Ranges, calls: Ints) -> Dims:
+        """Read the recorded input shapes of *calls*; every distinct text is parsed once."""
+        shapes = ranges.text("shapes", calls)
+        is_linear = ranges.name.take(calls).any_of("aten::linear")
+        parsed = np.array([*map(_product_dims, shapes.values), (0, 0, 0, 0)], np.int64).reshape(-1, 4)
+        rows, inner, columns, transposed_columns = shapes.look_up(parsed).T
+        return cls(rows, inner, np.where(is_linear, transposed_columns, columns))
+
+    @property
+    def known(self) -> Bools:
+        """Mask of products whose shapes were recorded."""
+        return self.inner > 0
+
+
+def _shapes(text: str) -> list[list[int]]:
+    """Return the tensor shapes in a recorded list of inputs."""
+    return [shape for shape in parse_list(text) if is_shape(shape)]
+
+
+def _product_dims(text: str) -> tuple[int, int, int, int]:
+    """Return rows, inner, columns, and the columns if the second operand is stored transposed (``aten::linear``).
+
+    >>> _product_dims("[[1024,2048],[2048,6144]]"), _product_dims("[[64],[8,16],[16,64],[]]")
+    ((1024, 2048, 6144, 2048), (8, 16, 64, 16))
+    """
+    matrices = [shape for shape in _shapes(text) if len(shape) >= 2]
+    if len(matrices) < 2:
+        return 0, 0, 0, 0
+    # The first operand of addmm is what is added: take the first two neighbours that can be multiplied.
+    left, right = next(((a, b) for a, b in pairwise(matrices) if a[-1] == b[-2]), (matrices[0], matrices[1]))
+    if left[-1] not in (right[-2], right[-1]):
+        return 0, 0, 0, 0
+    is_batched = len(right) > 2
+    return left[-2] if is_batched else prod(left[:-1]), left[-1], right[-1], right[-2]
+
+
+def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, *, rerun: Bools) -> CategoryColumn:
+    """Return ``wgrad`` or ``dgrad`` for calls of products whose shapes tell.
+
+    Contracting the forward's rows is wgrad, contracting its columns is dgrad. Where the forward product is not in the
+    trace, the shapes of the weights and the numbers of tokens tell.
+
+    Args:
+        ranges: Host ranges.
+        autograd: Their nodes.
+        calls: Rows of the product ops.
+        node: Node that each call belongs to, -1 outside.
+        rerun: Mask of calls that run forward work again.
+    """
+    in_node, size = node >= 0, Dims.of(ranges, calls)
+    is_forward = (autograd.differentiable[calls] >= 0) & (autograd.node_of[calls] < 0) & size.known
+    forward = _forward_dims(ranges, autograd, calls, size, node, is_forward)
+    has_forward = forward.known & size.known
+    contracts_rows, contracts_columns = size.inner == forward.rows, size.inner == forward.columns
+
+    weights = _weight_shapes(ranges, size, is_forward)
+    result_is_weight = size.known & np.isin(_unordered_pair(size.rows, size.columns), weights)
+    operand_is_weight = size.known & np.isin(_unordered_pair(size.inner, size.columns), weights)
+    outside = ~in_node & (autograd.differentiable[calls] < 0)
+    no_forward = size.known & ~forward.known & autograd.active & ~rerun
+    first_run = (autograd.differentiable[calls] >= 0) & ~in_node & ~rerun & size.known
+    token_counts = np.unique(size.rows[first_run])
+    contracts_tokens, keeps_tokens = np.isin(size.inner, token_counts), np.isin(size.rows, token_counts)
+    return CategoryColumn.choose(
+        len(calls),
+        [
+            ("wgrad", has_forward & contracts_rows & ~contracts_columns),
+            ("dgrad", has_forward & contracts_columns & ~contracts_rows),
+            ("wgrad", no_forward & result_is_weight & ~operand_is_weight & contracts_tokens),
+            ("dgrad", no_forward & operand_is_weight & ~result_is_weight & keeps_tokens & in_node),
+            ("wgrad", no_forward & result_is_weight & contracts_tokens & ~keeps_tokens & (in_node | outside)),
+            ("dgrad", no_forward & operand_is_weight & keeps_tokens & ~contracts_tokens & in_node),
+        ],
+    )
+
+
+def _forward_dims(  # noqa: PLR0917 - columns of one table
+    ranges: Ranges, autograd: Autograd, calls: Ints, size: Dims, node: Ints, is_forward: Bools
+) -> Dims:
+    """Return for every call inside a node the sizes of the one forward product that the node belongs to."""
+    maker = autograd.differentiable[calls]
+    forward = np.flatnonzero(is_forward)
+    sequence = np.where(maker >= 0, ranges.sequence[maker], -1)
+    numbers, first, count = np.unique(sequence[forward], return_index=True, return_counts=True)
+    only_product = np.append(np.where(count == 1, forward[first], -1), -1)
+    node_number = np.where(node >= 0, autograd.node_sequence[node], -2)
+    forward_call = only_product[find_sorted(node_number, numbers)]
+    return Dims(*(take_or_missing(column, forward_call, missing=0) for column in size))
+
+
+def _unordered_pair(a: Ints, b: Ints) -> Ints:
+    """Return one number for two sizes below 2**31, the same in either order."""
+    return np.minimum(a, b) * np.int64(1 << 31) + np.maximum(a, b)
+
+
+def _weight_shapes(ranges: Ranges, size: Dims, is_forward: Bools) -> Ints:
+    """Return the shapes of weights: second operands of forward products, and accumulated gradients."""
+    operands = _unordered_pair(size.inner, size.columns)[is_forward]
+    texts = ranges.text("shapes", ranges.accumulating).values
+    gradients = [shape[-2:] for text in texts if len(shape := _leading_shape(text)) >= 2]
+    sides = np.array(gradients, np.int64).reshape(-1, 2)
+    return np.unique(np.concatenate([operands, _unordered_pair(sides[:, 0], sides[:, 1])]))
+
+
+def _leading_shape(text: str) -> list[int]:
+    """Return the shape of the first input; empty if it is no tensor."""
+    first_input = next(iter(parse_list(text)), None)
+    return list(first_input) if first_input is not None and is_shape(first_input) else []
+
+
+def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -> tuple[CategoryColumn, Bools]:
+    """Return the roles of products in the backward of batched products, and the mask of these products.
+
+    A node that no ``AccumulateGrad`` follows has no weight: its products are all dgrad. In a node that feeds a
+    parameter, the product whose result is as large as the parameter is wgrad. Where sizes do not tell, it is the
+    gradient of the second operand.
+    """
+    is_batched = ranges.name_matches(calls, _BATCHED_OPS) & autograd.names.take(node).matches(BATCHED_NODES)
+    rows = np.flatnonzero(is_batched)
+    if not len(rows):
+        return CategoryColumn.constant(None, len(calls)), is_batched
+    nodes = node[rows]
+    parameter_size = _parameter_sizes(ranges, autograd)[nodes]
+    result_size = number_values(ranges.text("shapes", calls[rows]), _batched_result_size)
+    fits = (result_size == parameter_size) & (parameter_size > 0)
+    position, count = positions_in_groups(nodes)
+    fitting = np.bincount(nodes, weights=fits, minlength=len(ranges) + 1)[nodes]  # products of the node that fit
+    # Bmm's formula computes the gradient of the second operand first, baddbmm's computes it second.
+    is_bmm = autograd.names.take(nodes).matches(r"^Bmm")
+    of_second_operand = np.where(is_bmm, position == 0, position == 1)
+    is_weight = np.where(fitting == 1, fits, of_second_operand & (count == 2))
+    sizes_unknown = (parameter_size == _UNKNOWN_SIZE) | (result_size < 0)
+    is_certain = (fitting == 1) | ((count == 2) & ((fitting == 2) | sizes_unknown))
+    no_parameter = parameter_size == _NO_PARAMETER
+    roles = CategoryColumn.choose(
+        len(rows),
+        [("wgrad", is_certain & is_weight & ~no_parameter), ("dgrad", (is_certain & ~is_weight) | no_parameter)],
+    )
+    return roles.spread(rows, len(calls)), is_batched
+
+
+def _batched_result_size(text: str) -> int:
+    """Return batch × rows × columns of a batched product from its operands; -1 where they cannot be multiplied.
+
+    >>> [_batched_result_size(v) for v in ("[[32,512,64],[32,64,128]]", "[[4,8,2],[4,8,3],[4,3,2],[],[]]", "[[4]]")]
+    [2097152, 64, -1]
+    """
+    operands = [shape for shape in _shapes(text) if len(shape) == 3][-2:]
+    if len(operands) < 2 or operands[0][2] != operands[1][1]:
+        return -1
+    return min(operands[0][0] * operands[0][1] * operands[1][2], MAX_ELEMENTS)
+
+
+def parameter_feeding(ranges: Ranges, autograd: Autograd) -> CategoryColumn:
+    """Return ``parameter`` for GPU events of nodes right after which a parameter's gradient is accumulated.
+
+    Here no reshaping node may stand between, because it may be of another branch.
+    """
+    rows = autograd.rows
+    accumulates = autograd.row_names.any_of("AccumulateGrad")
+    feeds = accumulates[1:] & (ranges.thread[rows[1:]] == ranges.thread[rows[:-1]])
+    feeding_nodes = mask_of_rows(len(ranges) + 1, rows[:-1], feeds)
+    return CategoryColumn.choose(
+        len(autograd.node_row), [("parameter", feeding_nodes[autograd.node_row] & (autograd.node_row >= 0))]
+    )
+
+
+def _parameter_sizes(ranges: Ranges, autograd: Autograd) -> Ints:
+    """Return for every range that is a node the size of the parameter it feeds, in elements.
+
+    It is ``_NO_PARAMETER`` where the node feeds none and ``_UNKNOWN_SIZE`` where the file does not tell. A gradient is
+    accumulated as soon as it is computed, so an ``AccumulateGrad`` right after a node, with only reshaping nodes
+    between, takes up that node's result.
+    """
+    rows, names = autograd.rows, autograd.row_names
+    # The next node that does not reshape, strictly after each node; -1 (the appended element) where none.
+    following = np.append(nearest_at_or_after(~names.matches(_RESHAPING_NODES))[1:], -1)[: len(rows)]
+    accumulates = np.append(names.any_of("AccumulateGrad"), False)
+    thread = np.append(ranges.thread[rows], -1)
+    feeds = accumulates[following] & (thread[following] == ranges.thread[rows])
+    gradient_size = np.append(_accumulated_sizes(ranges, rows), _UNKNOWN_SIZE)
+    sizes = np.full(len(ranges), _NO_PARAMETER, np.int64)
+    sizes[rows] = np.where(feeds, gradient_size[following], _NO_PARAMETER)
+    return sizes
+
+
+def _accumulated_sizes(ranges: Ranges, nodes: Ints) -> Ints:
+    """Return the size of the gradient that each ``AccumulateGrad`` node adds up; ``_UNKNOWN_SIZE`` for other nodes."""
+
+    def first_size(text: str) -> int:
+        return next((prod(shape) for shape in _shapes(text)), _UNKNOWN_SIZE)
+
+    inner = ranges.accumulating
+    inner_size = number_values(ranges.text("shapes", inner), first_size, missing=_UNKNOWN_SIZE)
+    sizes = np.full(len(ranges), _UNKNOWN_SIZE, np.int64)
+    sizes[inner] = inner_size
+    # Shapes are on the node's own range, nodes are rows of the evaluation around it.
+    parent = ranges.op_of[inner]
+    sizes[parent[parent >= 0]] = inner_size[parent >= 0]
+    return sizes[nodes]

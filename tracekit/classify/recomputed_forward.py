@@ -1,0 +1,158 @@
+"""Forward work that a backward runs again, found by operators that only a forward calls and by shapes of products.
+
+A compiled backward is one node with many products. Each forward product has the gradient of an input and of a weight in
+it; what is there beyond these, in the shape of a forward product, was computed again. It comes first, in the order of
+the forward, and the gradients of the inputs follow in reverse order. Where they do not, as in a graph of several
+checkpointed blocks, the products in doubt are left open.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
+from tracekit.classify.autograd import Autograd
+from tracekit.classify.host_ranges import EVALUATE_NODE, Launches, Ranges
+from tracekit.classify.product_shapes import Dims
+from tracekit.classify.range_nesting import nearest_marked_ancestor
+from tracekit.classify.row_order import mask_of_rows
+
+_COMPILED_NODES = r"^CompiledFunction\w*Backward|CompiledAutograd"
+_PRODUCT_OPS = r"^aten::(mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm)$"
+_FORWARD_OPS = (
+    r"^aten::(_?scaled_dot_product_(?!\w*backward)\w*|_(flash|efficient|cudnn)_attention_forward"
+    r"|native_(layer|group)_norm|_fused_rms_norm)$"
+)
+"""Operators that no backward formula calls."""
+
+Shape = tuple[int, int, int]
+"""Rows, inner size and columns of a product."""
+
+
+def mark_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Autograd, Bools]:
+    """Mark the forward work that nodes compute again.
+
+    Returns:
+        The autograd evidence with that work as ``recompute``, and the mask of the ranges that are products of a
+        compiled graph which may be gradients or recomputed.
+    """
+    doubtful = np.zeros(len(ranges), np.bool_)
+    graphs = autograd.rows[autograd.row_names.matches(_COMPILED_NODES)]
+    forward_ops = np.flatnonzero(ranges.name.matches(_FORWARD_OPS) & ranges.is_op)
+    forward_ops = forward_ops[autograd.node_of[forward_ops] >= 0]
+    if not len(graphs) and not (autograd.rerun[forward_ops] < 0).any():
+        return autograd, doubtful
+    is_node = mask_of_rows(len(ranges), autograd.rows)
+    in_graph = mask_of_rows(len(ranges) + 1, graphs)[autograd.node_of]
+    is_forward_op = mask_of_rows(len(ranges), forward_ops)
+    recomputed = is_forward_op & (autograd.rerun < 0)
+    if in_graph.any():
+        products, doubtful = _recomputed_products_of_graphs(ranges, autograd, in_graph)
+        recomputed |= products
+        recomputed |= _work_before_recomputed(ranges, autograd, in_graph & ~is_node, products | is_forward_op)
+    if not recomputed.any():
+        return autograd, doubtful
+    # Everything inside a recomputed op is recomputed, but for what a node inside it runs.
+    ancestor = nearest_marked_ancestor(ranges.op_of, (recomputed & ranges.is_op) | is_node)
+    inside = (ancestor >= 0) & np.append(recomputed, False)[ancestor]
+    rerun = np.where((autograd.rerun < 0) & inside, ancestor, autograd.rerun)
+    op = launches.op
+    is_recompute = (op >= 0) & np.append(inside, False)[op] & (autograd.node_row >= 0)
+    site = CategoryColumn.choose(len(op), [("recompute", is_recompute)]).fill(autograd.site)
+    return replace(autograd, rerun=rerun, site=site), doubtful
+
+
+def _recomputed_products_of_graphs(ranges: Ranges, autograd: Autograd, in_graph: Bools) -> tuple[Bools, Bools]:
+    """Return masks of the ranges that are products computed again in compiled graphs, and of those that may be."""
+    recomputed, doubtful = np.zeros((2, len(ranges)), np.bool_)
+    calls = np.flatnonzero(ranges.is_op & ranges.name.matches(_PRODUCT_OPS))
+    size = Dims.of(ranges, calls)
+    shapes: list[Shape] = list(zip(*(column.tolist() for column in size), strict=True))
+
+    maker = autograd.differentiable[calls]
+    is_forward = (maker >= 0) & (autograd.node_of[calls] < 0) & size.known
+    forward_shapes: dict[int, list[Shape]] = {}  # by sequence number
+    for i in np.flatnonzero(is_forward).tolist():
+        forward_shapes.setdefault(int(ranges.sequence[maker[i]]), []).append(shapes[i])
+
+    # Graphs of one model are alike: every distinct combination of shapes is looked at once.
+    backward = np.flatnonzero(in_graph[calls] & size.known)
+    node = autograd.node_of[calls[backward]]
+    results: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], tuple[Bools, Bools]] = {}
+    for graph in np.split(np.arange(len(backward)), np.flatnonzero(np.diff(node)) + 1):
+        forward = forward_shapes.get(int(autograd.node_sequence[node[graph[0]]]), []) if len(graph) else []
+        key = (tuple(forward), tuple(shapes[i] for i in backward[graph].tolist()))
+        if key not in results:
+            results[key] = recomputed_products(*key)
+        graph_calls = calls[backward[graph]]
+        recomputed[graph_calls], doubtful[graph_calls] = results[key]
+    return recomputed, doubtful
+
+
+def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...]) -> tuple[Bools, Bools]:
+    """Return which products of a *backward* repeat one of its *forward*, and which may.
+
+    >>> recomputed, doubtful = recomputed_products(((8, 2, 2),), ((8, 2, 2), (8, 2, 2), (2, 8, 2)))
+    >>> recomputed.tolist(), doubtful.tolist()
+    ([True, False, False], [False, False, False])
+    """
+    is_recomputed = np.zeros(len(backward), np.bool_)
+    input_gradients = [(rows, columns, inner) for rows, inner, columns in reversed(forward)]
+    weight_gradients = [(min(inner, columns), rows, max(inner, columns)) for rows, inner, columns in forward]
+    shapes = [_undo_transpose(shape, set(input_gradients), set(weight_gradients)) for shape in backward]
+
+    # What exceeds the expected gradients is recomputed, at most as often as the forward has the shape. The first
+    # products of a shape are the recomputed ones.
+    count, expected = Counter(shapes), Counter(input_gradients + weight_gradients)
+    excess = {shape: min(count[shape] - expected[shape], runs) for shape, runs in Counter(forward).items()}
+    remaining = {shape: number for shape, number in excess.items() if number > 0}
+    for i, shape in enumerate(shapes):
+        if remaining.get(shape, 0):
+            remaining[shape] -= 1
+            is_recomputed[i] = True
+
+    # Accept that if the order agrees: recomputed products as in the forward, gradients of the inputs in reverse.
+    recomputed = [shape for shape, again in zip(shapes, is_recomputed, strict=True) if again]
+    others = [shape for shape, again in zip(shapes, is_recomputed, strict=True) if not again]
+    ordered_gradients = [shape for shape in others if shape in set(input_gradients)]
+    if not recomputed or (_is_subsequence(recomputed, forward) and ordered_gradients == input_gradients):
+        return is_recomputed, np.zeros(len(backward), np.bool_)
+    ambiguous = {shape for shape, number in excess.items() if 0 < number < count[shape]}
+    doubtful = np.array([shape in ambiguous for shape in shapes], np.bool_)
+    return is_recomputed & ~doubtful, doubtful
+
+
+def _undo_transpose(shape: Shape, input_gradients: set[Shape], weight_gradients: set[Shape]) -> Shape:
+    """Return a product's shape, with sorted outer sizes if it is a weight gradient, which may be transposed."""
+    rows, inner, columns = shape
+    turned = (min(rows, columns), inner, max(rows, columns))
+    return turned if shape not in input_gradients and turned in weight_gradients else shape
+
+
+def _is_subsequence(part: list[Shape], whole: tuple[Shape, ...]) -> bool:
+    """Return whether *part* is *whole* with some elements left out."""
+    rest = iter(whole)
+    return all(shape in rest for shape in part)
+
+
+def _work_before_recomputed(ranges: Ranges, autograd: Autograd, in_graph: Bools, recomputed: Bools) -> Bools:
+    """Return the other ops of compiled graphs that run before the last recomputed op of the graph.
+
+    A recomputed op counts only if no product of a gradient ran before it.
+    """
+    node_of = autograd.node_of
+    gradients = np.flatnonzero(in_graph & ranges.is_op & ranges.name.matches(_PRODUCT_OPS) & ~recomputed)
+    first_gradient = np.full(len(ranges) + 1, np.iinfo(np.int64).max)  # start of each graph's first gradient product
+    np.minimum.at(first_gradient, node_of[gradients], ranges.start(gradients))
+    repeats = np.flatnonzero(in_graph & recomputed)
+    repeats = repeats[ranges.start(repeats) < first_gradient[node_of[repeats]]]
+    last_repeat = np.full(len(ranges) + 1, -1, np.int64)
+    np.maximum.at(last_repeat, node_of[repeats], ranges.start(repeats))
+    is_compiled = ranges.name.matches(_COMPILED_NODES)
+    is_graph_range = ranges.is_op & is_compiled & ~ranges.name.matches(f"^{EVALUATE_NODE}")
+    in_graph_range = nearest_marked_ancestor(ranges.op_of, is_graph_range) >= 0
+    return in_graph & in_graph_range & ranges.is_op & ~is_compiled & (ranges.start() < last_repeat[node_of])

@@ -1,0 +1,100 @@
+"""Row arithmetic that several modules of the classifier need: masks, nearest rows, positions in groups, recoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tracekit._util.arrays import AnyInts, Bools, Ints
+from tracekit._util.categories import CategoryColumn
+
+
+def mask_of_rows(size: int, rows: AnyInts, values: Bools | bool = True) -> Bools:
+    """Return a mask of *size* rows with *values* at *rows* and False elsewhere.
+
+    >>> mask_of_rows(3, np.array([2])).tolist()
+    [False, False, True]
+    """
+    mask = np.zeros(size, np.bool_)
+    mask[rows] = values
+    return mask
+
+
+def nearest_at_or_before(mask: Bools) -> Ints:
+    """Return for each row the nearest row at or before it that is in *mask*; -1 where there is none.
+
+    >>> nearest_at_or_before(np.array([False, True, False])).tolist()
+    [-1, 1, 1]
+    """
+    return np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))
+
+
+def nearest_at_or_after(mask: Bools) -> Ints:
+    """Return for each row the nearest row at or after it that is in *mask*; -1 where there is none.
+
+    >>> nearest_at_or_after(np.array([False, True, False])).tolist()
+    [1, 1, -1]
+    """
+    size = len(mask)
+    rows = np.minimum.accumulate(np.where(mask, np.arange(size), size)[::-1])[::-1]
+    return np.where(rows < size, rows, -1)
+
+
+def positions_in_groups(group: Ints) -> tuple[Ints, Ints]:
+    """Return for every row its position among the rows of its group, and how many rows the group has.
+
+    >>> position, count = positions_in_groups(np.array([4, 9, 4]))
+    >>> position.tolist(), count.tolist()
+    ([0, 0, 1], [2, 1, 2])
+    """
+    order = np.argsort(group, kind="stable")
+    ordered = group[order]
+    is_first = np.ones(len(group), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    run = np.cumsum(is_first) - 1  # number of the group, in sorted order
+    position, count = np.empty((2, len(group)), np.int64)
+    position[order] = np.arange(len(group)) - np.flatnonzero(is_first)[run]
+    count[order] = np.bincount(run, minlength=1)[run]
+    return position, count
+
+
+def agreed_values(group: AnyInts, value: AnyInts, groups: int) -> Ints:
+    """Return for each group the value that all of its rows have; -1 where they differ or there are none.
+
+    >>> agreed_values(np.array([0, 0, 1, 1]), np.array([7, 7, 7, 8]), 3).tolist()
+    [7, -1, -1]
+    """
+    highest = np.full(groups, -1, np.int64)
+    np.maximum.at(highest, group, value)
+    lowest = highest.copy()
+    np.minimum.at(lowest, group, value)
+    return np.where(lowest == highest, highest, -1)
+
+
+def distinct_rows(rows: AnyInts, size: int) -> Ints:
+    """Return the distinct *rows*, all below *size*, in ascending order.
+
+    >>> distinct_rows(np.array([3, 1, 3]), 5).tolist()
+    [1, 3]
+    """
+    return np.flatnonzero(mask_of_rows(size, rows))
+
+
+def number_values(column: CategoryColumn, number: Callable[[str], int], missing: int = -1) -> Ints:
+    """Return for every row the *number* of its value, computed once per distinct value; *missing* for null.
+
+    >>> number_values(CategoryColumn(("a", "bb"), np.array([1, 0, -1])), len).tolist()
+    [2, 1, -1]
+    """
+    return column.look_up(np.array([*map(number, column.values), missing], np.int64))
+
+
+def codes_in(column: CategoryColumn, values: Sequence[str]) -> Ints:
+    """Return for every row the index of its value in *values*; -1 for null and for any other value.
+
+    >>> codes_in(CategoryColumn(("a", "b"), np.array([1, 0, -1])), ("b", "c")).tolist()
+    [0, -1, -1]
+    """
+    code_of = {value: code for code, value in enumerate(values)}
+    return number_values(column, lambda value: code_of.get(value, -1))
