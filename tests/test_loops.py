@@ -101,7 +101,7 @@ def find_running_order(rng):
 
 def run_ops(rng):
     made = schedule(rng)
-    from tracekit.schedules.simulator import _running_order
+    from tracekit.schedules.running_order import find_running_order
 
     edges = made.edges
     dependencies = np.stack([edges.previous, edges.forward, edges.backward, edges.own]).astype(np.int64)
@@ -109,7 +109,7 @@ def run_ops(rng):
     duration = rng.integers(1, 9, dependencies.shape[1]).astype(dtype)
     latency = rng.integers(0, 3, dependencies.shape).astype(dtype)
     return [
-        _running_order(made),
+        find_running_order(made),
         dependencies,
         duration / 2 if dtype is np.float64 else duration,
         latency,
@@ -121,7 +121,7 @@ def fill_gaps(rng):
     pp, microbatches = int(rng.integers(1, 5)), int(rng.integers(1, 6))
     shift = 0 if pp % 2 else 3  # the block of V-Half
     blocks = [(2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2) for i in range(pp)]
-    ops = controllable._repeat(blocks, microbatches)
+    ops = controllable._repeat_block(blocks, microbatches)
     first = np.array(ops.first)
     return {
         "kind": np.array(ops.kind),

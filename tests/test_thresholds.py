@@ -23,7 +23,7 @@ from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.rates import Rates
 from tracekit.metrics.weak import WEAK, weak_ns
-from tracekit.reconstruct import beside
+from tracekit.reconstruct import overlapped_blocks as beside
 
 combining = importlib.import_module("tracekit.analysis.combine")
 
@@ -62,16 +62,18 @@ def chunks(gap, *, block=None, between=0):
     return pl.DataFrame([{"block": block, **row} for row in rows], schema_overrides={"block": pl.String})
 
 
-@pytest.mark.parametrize(("between", "found"), [(beside.NEAR - 1, True), (beside.NEAR, False)])
+@pytest.mark.parametrize(
+    ("between", "found"), [(beside.MAX_CHUNKS_BETWEEN_HALVES - 1, True), (beside.MAX_CHUNKS_BETWEEN_HALVES, False)]
+)
 def test_the_other_half_is_looked_for_among_the_nearest_chunks(between, found):
-    partner = beside.beside(chunks(-50, between=between), from_ranges=False)[0]
+    partner = beside.find_partners(chunks(-50, between=between), from_ranges=False)[0]
     assert (partner >= 0) is found
 
 
 @pytest.mark.parametrize(("overlap", "met"), [(5, False), (6, True)])
 def test_halves_of_a_named_block_have_met_above_a_twentieth(overlap, met):
     """TOUCH: 5 % of the shorter half; the two were launched apart."""
-    assert (beside.beside(chunks(-overlap, block="x"), from_ranges=True)[0] >= 0) is met
+    assert (beside.find_partners(chunks(-overlap, block="x"), from_ranges=True)[0] >= 0) is met
 
 
 @pytest.mark.parametrize(("blocks", "believed"), [(9, True), (10, False)])
@@ -86,7 +88,7 @@ def test_names_are_believed_where_more_than_a_tenth_met(blocks, believed):
             {"block": str(n), "op": "B", "pair": n, "launch_ns": at + 300, "last_ns": at + 310,
              "start_ns": at + 400 if n else at + 50, "end_ns": at + 500 if n else at + 150},
         ]  # fmt: skip
-    partners = beside.beside(pl.DataFrame(rows), from_ranges=True).to_list()
+    partners = beside.find_partners(pl.DataFrame(rows), from_ranges=True).to_list()
     assert (partners[-2] >= 0) is believed
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tracekit.align.clocks import Clocks
-from tracekit.reconstruct.roles import find_roles
-from tracekit.reconstruct.steps import assemble_steps
+from tracekit.reconstruct.parallel_groups import find_parallel_groups
+from tracekit.reconstruct.pipeline_steps import assemble_steps
 from tracekit.run.driver import find_sources
 from tracekit.run.measure import Options
 from tracekit.schedules import generate
@@ -18,7 +18,7 @@ def of_run(path):
     """Return the pipeline tables of the ranks, and the pipelines with their steps."""
     tables = [table for ref in find_sources(path)[0] for table in Options().source_tables(ref)]
     ranks = {table.source.rank: table.pipeline for table in tables}
-    lines = find_roles(list(ranks.values())).pipelines
+    lines = find_parallel_groups(list(ranks.values())).pipelines
     steps = [sorted(set.intersection(*(set(ranks[r].chunks["step"].to_list()) for r in line))) for line in lines]
     return ranks, list(zip(lines, steps, strict=True))
 

@@ -12,7 +12,7 @@ from tracekit.align.steps import number_steps
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
 from tracekit.reconstruct import rank_pipeline
-from tracekit.reconstruct.rank import rank_pipeline as table_of
+from tracekit.reconstruct.rank_pipeline import rank_pipeline as table_of
 from tracekit.run.load import load
 from tracekit.schedules import Times, generate
 from tracekit.schema import LABELLED, Source, conform

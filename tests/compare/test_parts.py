@@ -8,11 +8,11 @@ import pytest
 
 from tracekit.compare.replay import CellGraph
 from tracekit.errors import OptionError
-from tracekit.reconstruct.lanes import lanes
+from tracekit.reconstruct.lanes import measure_lanes
 from tracekit.reconstruct.messages import MESSAGES
-from tracekit.reconstruct.place import forward_peers, place
-from tracekit.reconstruct.rank import rank_pipeline, sample_steps
-from tracekit.reconstruct.roles import find_roles, mesh_positions, parse_layout, split_layout
+from tracekit.reconstruct.parallel_groups import find_parallel_groups, mesh_positions, parse_layout, split_layout
+from tracekit.reconstruct.rank_pipeline import rank_pipeline, sample_steps
+from tracekit.reconstruct.stage_assignment import assign_stages, forward_destinations
 from tracekit.schedules import Times, generate, names, simulate
 from tracekit.schedules.registry import describe
 from tracekit.schema import LABELLED, ProcessGroup, Source, conform
@@ -75,12 +75,12 @@ def sent(*pairs):
 
 
 def test_a_send_belongs_to_the_work_launched_last():
-    assert forward_peers(chunks("F0 F1 B0"), sent((0, 2), (1, 2), (2, 0))) == [2, 2]
-    assert forward_peers(chunks("F0 F1 B0 F2"), sent((0, 2), (2, 0), (2, 2), (3, 2))) == [2, 2, 2]
+    assert forward_destinations(chunks("F0 F1 B0"), sent((0, 2), (1, 2), (2, 0))) == [2, 2]
+    assert forward_destinations(chunks("F0 F1 B0 F2"), sent((0, 2), (2, 0), (2, 2), (3, 2))) == [2, 2, 2]
 
 
 def test_one_stage_a_rank_is_a_line():
-    result = place({0: chunks("F0 F1"), 1: chunks("F0 F1")}, {0: sent((0, 1), (1, 1)), 1: sent()}, 2)
+    result = assign_stages({0: chunks("F0 F1"), 1: chunks("F0 F1")}, {0: sent((0, 1), (1, 1)), 1: sent()}, 2)
     assert result.shape == "line"
     assert result.places[1] == {0: (1, 0), 1: (1, 1)}
 
@@ -88,7 +88,7 @@ def test_one_stage_a_rank_is_a_line():
 def test_the_last_rank_tells_the_chunks_of_a_loop():
     far = chunks("F0 F1 F2 F3")
     near = {0: sent(*((k, 1) for k in range(4))), 1: sent(*((k, 2) for k in range(4))), 2: sent((0, 0), (1, 0))}
-    result = place({0: far, 1: far, 2: far}, near, 3)
+    result = assign_stages({0: far, 1: far, 2: far}, near, 3)
     assert (result.shape, result.virtual) == ("loop", 2)
     assert [result.places[1][k] for k in range(4)] == [(1, 0), (1, 1), (4, 0), (4, 1)]
 
@@ -96,15 +96,15 @@ def test_the_last_rank_tells_the_chunks_of_a_loop():
 def test_who_begins_on_the_last_rank_tells_a_v_from_two_pipelines():
     first, middle = sent((0, 1)), sent((0, 2), (1, 0))
     work = {0: chunks("F0 F1"), 1: chunks("F0 F1"), 2: chunks("F0 F1")}
-    v_shape = place(work, {0: first, 1: middle, 2: sent((1, 1))}, 3)
+    v_shape = assign_stages(work, {0: first, 1: middle, 2: sent((1, 1))}, 3)
     assert (v_shape.shape, v_shape.places[2]) == ("V", {0: (2, 0), 1: (3, 0)})
-    two_way = place(work, {0: first, 1: middle, 2: sent((0, 1))}, 3)
+    two_way = assign_stages(work, {0: first, 1: middle, 2: sent((0, 1))}, 3)
     assert (two_way.shape, two_way.places[2]) == ("two-way", {0: (0, 1), 1: (2, 0)})
 
 
 def test_what_cannot_be_told_is_said():
     nobody = sent((0, 1)).with_columns(peer=pl.lit(None, pl.Int32))
-    result = place({0: chunks("F0")}, {0: nobody}, 2)
+    result = assign_stages({0: chunks("F0")}, {0: nobody}, 2)
     assert (result.shape, result.places) == ("unknown", {})
     assert "who" in result.reason
 
@@ -126,7 +126,7 @@ def test_groups_give_ranks_their_places():
     )
     table = {"label": ["forward"], "start_ns": [0], "end_ns": [1]}
     rank = rank_pipeline(conform(pl.DataFrame(table), LABELLED), Source("x", "kineto", 3, "name", groups=groups))
-    assert find_roles([rank]).positions[3] == {"pp": 1, "ep": 1, "tp": 0}
+    assert find_parallel_groups([rank]).positions[3] == {"pp": 1, "ep": 1, "tp": 0}
 
 
 def test_lanes_by_phase():
@@ -152,7 +152,7 @@ def test_lanes_by_phase():
             "end_ns": [10, 30, 40, 60],
         }
     )
-    result = lanes(rows, work)
+    result = measure_lanes(rows, work)
     assert result.filter(label="offload").select("phase", "total_ns", "hidden_ns").rows() == [("warm-up", 10, 5)]
     assert result.filter(label="ep_dispatch").select("phase", "total_ns", "hidden_ns").rows() == [
         ("steady", 12, 12),

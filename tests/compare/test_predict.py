@@ -35,9 +35,9 @@ from tracekit.compare.predict.rank_programs import (
     Program,
     write_posted,
 )
+from tracekit.reconstruct.chunk_table import count_layers
 from tracekit.reconstruct.contention import CONTENTION
 from tracekit.reconstruct.messages import MESSAGES
-from tracekit.reconstruct.repeats import repeats
 from tracekit.schedules import generate, simulate
 
 pytestmark = pytest.mark.slow
@@ -256,4 +256,4 @@ def test_layers_are_counted_where_most_stages_show_them():
 def test_what_comes_once_may_take_a_twentieth_of_a_chunk(once_ns, layers):
     """Three layers of 40 ns, and one kernel beside them: 4 of 124 ns is less than a twentieth, 8 of 128 more."""
     name, took = [*range(4)] * 3 + [4], [10] * 12 + [once_ns]
-    assert repeats(np.zeros(13, np.int64), np.array(name), np.array(took)).tolist() == [layers]
+    assert count_layers(np.zeros(13, np.int64), np.array(name), np.array(took)).tolist() == [layers]

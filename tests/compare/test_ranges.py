@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.reconstruct.beside import beside
-from tracekit.reconstruct.rank import rank_pipeline
+from tracekit.reconstruct.overlapped_blocks import find_partners
+from tracekit.reconstruct.rank_pipeline import rank_pipeline
 from tracekit.schema import LABELLED, Source, conform
 
 LABEL = {"F": "forward", "D": "dgrad", "V": "wgrad", "L": "wgrad"}
@@ -115,7 +115,7 @@ def test_a_named_block_is_one_where_its_halves_ran_together(launched, ran, block
             "start_ns": [0, ran[0]], "end_ns": [100, ran[1]],
         }
     )  # fmt: skip
-    assert beside(chunks, from_ranges=from_ranges).to_list() == ([1, 0] if block else [-1, -1])
+    assert find_partners(chunks, from_ranges=from_ranges).to_list() == ([1, 0] if block else [-1, -1])
 
 
 def test_a_block_whose_halves_did_not_meet_is_one_where_others_are():

@@ -7,6 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from tracekit import schedules
 from tracekit.cli import make_app
 from tracekit.errors import InputError, OptionError, ScheduleError
 from tracekit.schedules import (
@@ -41,6 +42,10 @@ ALL = [
     "dualpipev",
     "weight-reload",
 ]
+
+
+def test_the_package_lists_its_public_names_only():
+    assert dir(schedules) == sorted(schedules.__all__)
 
 
 def test_all_are_there_and_say_what_they_are():

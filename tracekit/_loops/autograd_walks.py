@@ -1,6 +1,6 @@
-"""The autograd engine's walks over sequence numbers: where one backward ends and the next begins.
+"""Walks of the autograd engine over sequence numbers: the boundaries between backwards.
 
-A backward runs nodes in descending order of sequence number (``tracekit.reconstruct.walks``).
+A backward runs nodes in descending order of sequence number (``tracekit.reconstruct.backward_walks``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def number_walks(
     visitor: cython.longlong
     continues_down: cython.bint
     run_twice: cython.bint
-    again: cython.bint
+    is_repeat: cython.bint
     leaves_repeat: cython.bint
     # From the back: the next number that differs from the kernel's own.
     for i in range(count - 1, -1, -1):
@@ -62,11 +62,11 @@ def number_walks(
         visitor = owner[n - first_number]
         continues_down = next_number[i] >= 0 and next_number[i] < n and owner[next_number[i] - first_number] < 0
         run_twice = n == last and outside[i] > last_outside and not continues_down
-        again = visitor >= 0 and (run_twice or (n != last and (n > last or repeats[current] != visitor)))
+        is_repeat = visitor >= 0 and (run_twice or (n != last and (n > last or repeats[current] != visitor)))
         leaves_repeat = visitor < 0 and current >= 0 and repeats[current] != current
-        if current < 0 or n > last or again or leaves_repeat:
+        if current < 0 or n > last or is_repeat or leaves_repeat:
             current += 1
-            repeats[current] = visitor if again else current
+            repeats[current] = visitor if is_repeat else current
         if owner[n - first_number] < 0:
             owner[n - first_number] = repeats[current]
         walk[i] = current

@@ -27,10 +27,10 @@ def fill_gaps(
     eager: cython.bint,
     order: cython.longlong[::1],
 ) -> int:
-    """Run all ranks slot by slot; a rank whose next op is not ready takes a later one, if memory allows.
+    """Run all ranks slot by slot; a rank whose next op is not ready runs a later one, if memory allows.
 
-    While a rank has forwards left, it leaves its order only to fill a gap (``eager``: also to run I before W). With
-    none left it runs I before W, because only I keeps other ranks waiting.
+    While a rank has forwards to run, it leaves its order only to fill a gap (``eager``: also to run I before W).
+    Without any it runs I before W, because other ranks wait only for I.
 
     Args:
         kind, stage, microbatch: The ops, rank after rank in their given order.
@@ -44,7 +44,7 @@ def fill_gaps(
             call.
         max_activations: Activations a rank may hold when it runs a forward out of order.
         window: Ops to look ahead.
-        eager: Which of the two ways to fill gaps.
+        eager: Whether a rank with forwards to run may run I before a W that is next.
         order: Result: the ops as they were run, rank after rank.
 
     Returns:
@@ -52,32 +52,32 @@ def fill_gaps(
 
     """
     ranks: cython.Py_ssize_t = head.shape[0]
-    left: cython.Py_ssize_t = kind.shape[0]
+    ops_left: cython.Py_ssize_t = kind.shape[0]
     now: cython.longlong = 0
     rank: cython.Py_ssize_t
     op: cython.longlong
-    before: cython.longlong  # the op before op on the list; -1: op is the first
+    previous: cython.longlong  # op before this op on the list; -1: none
     best: cython.longlong
-    best_before: cython.longlong
+    best_previous: cython.longlong
     best_cost: cython.longlong
     cost: cython.longlong
     looked_at: cython.longlong
-    held: cython.longlong
+    activations_then: cython.longlong
     peak: cython.longlong
     s: cython.Py_ssize_t
     m: cython.Py_ssize_t
     ready: cython.bint
     urgent: cython.bint
-    while left:
+    while ops_left:
         for rank in range(ranks):
             best = -1
-            best_before = -1
+            best_previous = -1
             best_cost = 9
-            before = -1
+            previous = -1
             op = head[rank]
             looked_at = 0
-            held = activations[rank]  # after the ops that were looked at, had they run
-            peak = held
+            activations_then = activations[rank]  # if the ops looked at so far had run
+            peak = activations_then
             while op < rank_end[rank] and looked_at < window:
                 s = stage[op]
                 m = microbatch[op]
@@ -98,24 +98,24 @@ def fill_gaps(
                         cost = 0 if looked_at == 0 else 1 + cost
                     if cost < best_cost:
                         best = op
-                        best_before = before
+                        best_previous = previous
                         best_cost = cost
                     if best_cost <= min(looked_at, 1):  # nothing behind can be better
                         break
                 if kind[op] == 0:
-                    held += 1
+                    activations_then += 1
                 elif kind[op] == 2:
-                    held -= 1
-                peak = max(peak, held)
-                before = op
+                    activations_then -= 1
+                peak = max(peak, activations_then)
+                previous = op
                 op = following[op]
                 looked_at += 1
             if best < 0:
                 continue
-            if best_before < 0:
+            if best_previous < 0:
                 head[rank] = following[best]
             else:
-                following[best_before] = following[best]
+                following[best_previous] = following[best]
             s = stage[best]
             m = microbatch[best]
             if kind[best] == 0:
@@ -128,6 +128,6 @@ def fill_gaps(
                 activations[rank] -= 1
             order[placed[rank]] = best
             placed[rank] += 1
-            left -= 1
+            ops_left -= 1
         now += 1
     return int(now)

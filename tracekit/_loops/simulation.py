@@ -1,4 +1,4 @@
-"""The clock of a pipeline schedule: an order in which its ops can run, and when each of them starts."""
+"""Simulation of a pipeline schedule: an order in which its ops can run, and the start of each op."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from tracekit.metrics.hiding import hiding
 from tracekit.metrics.messages import may_be_message, unknown_waits, unseen_messages
 from tracekit.metrics.reload import reload_report
 from tracekit.metrics.waits import stragglers
-from tracekit.reconstruct.roles import split_layout
+from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.store.sources import EPOCH_NS
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from tracekit.compare.pipeline_size import find_pipeline_size
 from tracekit.compare.predict.predictor import fit_predictor
 from tracekit.compare.what_if import WhatIf, too_large_to_search, what_if_rows
 from tracekit.errors import Notice, OptionError
-from tracekit.reconstruct.lanes import CROSSED, crossed_share
+from tracekit.reconstruct.lanes import MIN_CROSSED_SHARE, crossed_share
+from tracekit.reconstruct.parallel_groups import add_pipelines, find_parallel_groups
 from tracekit.reconstruct.peers import name_peers
-from tracekit.reconstruct.rank import RankPipeline
-from tracekit.reconstruct.roles import find_roles, with_pipelines
+from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules.registry import searched_names
 
 _CODES_THAT_EXPLAIN = (
@@ -69,11 +69,11 @@ def compare_pipelines(
     if not with_work:
         return None, (Notice("no-pipeline", "no forward or backward work was found: nothing to reconstruct"),)
     by_rank = {rank.rank: rank for rank in with_work}
-    roles = find_roles(with_work, layout)
+    roles = find_parallel_groups(with_work, layout)
     size_notices: list[Notice] = []
     if roles.unsized:
         pipelines, size_notices = find_pipeline_size([by_rank[rank] for rank in sorted(roles.unsized)], schedule)
-        roles = with_pipelines(roles, pipelines)
+        roles = add_pipelines(roles, pipelines)
     rank_notices = merge_notices((rank.rank, rank.notices) for rank in with_work)
     notices = [*peer_notices, *roles.notices, *size_notices, *rank_notices]
 
@@ -118,7 +118,7 @@ def _no_schedule_notices(
     """Return a notice with the reason why there is no schedule, unless another notice has it already."""
     if any(notice.code in _CODES_THAT_EXPLAIN for notice in notices):
         return []
-    crossed = {rank.rank: share for rank in ranks if (share := crossed_share(rank.lanes)) > CROSSED}
+    crossed = {rank.rank: share for rank in ranks if (share := crossed_share(rank.lanes)) > MIN_CROSSED_SHARE}
     if crossed:
         rank = max(crossed, key=lambda rank: crossed[rank])
         text = f"rank {rank} runs {percent(crossed[rank])} of its communication beside compute of the other pass: it "

@@ -17,9 +17,9 @@ from tracekit.compare.gap import StepReplays, prepare_replays, split_gap
 from tracekit.compare.identify import Match
 from tracekit.compare.stage_times import measure_stage_times
 from tracekit.errors import Notice
-from tracekit.reconstruct.pipeline import Pipeline, renamed
-from tracekit.reconstruct.rank import RankPipeline
-from tracekit.reconstruct.steps import assemble_steps
+from tracekit.reconstruct.pipeline import Pipeline, rename_cells
+from tracekit.reconstruct.pipeline_steps import assemble_steps
+from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules import simulate
 from tracekit.schema import PHASES
 
@@ -113,7 +113,7 @@ def _with_schedule_names(matched: Sequence[tuple[Pipeline, Match]], finder: Sche
     exact = [
         (pipeline, match.schedule, finder.has_schedule_names(pipeline)) for pipeline, match in matched if match.exact
     ]
-    named = iter(renamed(exact))
+    named = iter(rename_cells(exact))
     return [next(named) if match.exact else pipeline for pipeline, match in matched]
 
 

@@ -27,8 +27,8 @@ from tracekit.compare.identify import (
 from tracekit.compare.orders import count_ops, units
 from tracekit.compare.replay import GraphCache
 from tracekit.errors import Notice
-from tracekit.reconstruct.pipeline import Pipeline, same_order
-from tracekit.reconstruct.steps import Known
+from tracekit.reconstruct.pipeline import Pipeline, has_same_order
+from tracekit.reconstruct.pipeline_steps import StepCache
 from tracekit.schedules import Schedule
 from tracekit.schedules.registry import describe
 
@@ -57,7 +57,7 @@ class ScheduleFinder:
     def __init__(self, wanted: str) -> None:
         self.wanted = wanted  # "auto", a schedule's name or a file of orders
         self.graphs: GraphCache = {}
-        self.placed: Known = {}
+        self.placed: StepCache = {}
         self._findings: dict[Hashable, _Finding] = {}
         self._last_schedule: Schedule | None = None
 
@@ -95,7 +95,7 @@ class ScheduleFinder:
                 match, notices = search.find_any(self._last_schedule)
             else:
                 match, notices = search.find_named(self.wanted)
-            named = match is not None and match.exact and same_order(pipeline, match.schedule)
+            named = match is not None and match.exact and has_same_order(pipeline, match.schedule)
             self._findings[key] = _Finding(match, tuple(notices), named)
         return self._findings[key]
 

@@ -33,7 +33,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.compare.replay import CellGraph, GraphCache, Shares, cell_graph
 from tracekit.intervals import union
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.reconstruct.rank import STALLS, RankPipeline
+from tracekit.reconstruct.rank_pipeline import STALLS, RankPipeline
 from tracekit.schema import GAP_CAUSES, STALL_CAUSES
 
 PARTS = tuple(GAP_CAUSES)

@@ -19,8 +19,8 @@ from tracekit.compare.identify import Match, candidates, exact_match, forward_st
 from tracekit.compare.orders import count_ops
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.reconstruct.rank import RankPipeline
-from tracekit.reconstruct.steps import assemble
+from tracekit.reconstruct.pipeline_steps import assemble
+from tracekit.reconstruct.rank_pipeline import RankPipeline
 
 SIZES_TO_TRY = range(2, 17)
 MAX_FORWARDS_TO_TRY = 2_048

@@ -1,10 +1,10 @@
-"""Pipeline cells from the events of one rank (``rank_pipeline``) and of many (``assemble``)."""
+"""Pipeline cells, reconstructed from the events of one rank (``rank_pipeline``) and of many (``assemble``)."""
 
 from __future__ import annotations
 
+from tracekit.reconstruct.parallel_groups import find_parallel_groups
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.reconstruct.rank import RankPipeline, rank_pipeline
-from tracekit.reconstruct.roles import find_roles
-from tracekit.reconstruct.steps import assemble
+from tracekit.reconstruct.pipeline_steps import assemble
+from tracekit.reconstruct.rank_pipeline import RankPipeline, rank_pipeline
 
-__all__ = ["Pipeline", "RankPipeline", "assemble", "find_roles", "rank_pipeline"]
+__all__ = ["Pipeline", "RankPipeline", "assemble", "find_parallel_groups", "rank_pipeline"]

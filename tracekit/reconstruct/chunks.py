@@ -1,236 +1,287 @@
-"""Chunks put together: forwards, backwards and the weight gradients that ran apart, in launch order."""
+"""Chunks of one step on one rank: forwards, backwards and weight gradients that run apart, in launch order.
+
+``segment`` finds the forwards and the backwards of the autograd engine. This module adds the weight gradients that ran
+outside the engine (``ChunkAssembly``) and lists all chunks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from tracekit.reconstruct.kernels import ENGINE, FORWARD, Bools, Ints
-from tracekit.reconstruct.walks import split_at
+from tracekit._util.arrays import Ints
+from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, Kernels
 
-SURE, PAIRED, COUNTED, POSITION = 1.0, 0.95, 0.7, 0.5
-"""Confidence: an annotation said so; autograd tied it; counted first in, first out; only its position says so."""
+CONFIDENCE_ANNOTATED = 1.0
+"""Confidence of a chunk that an annotation names."""
+CONFIDENCE_AUTOGRAD = 0.95
+"""Confidence of a pair of forward and backward that share autograd sequence numbers."""
+CONFIDENCE_COUNTED = 0.7
+"""Confidence of a pair found by counting, first in, first out."""
+CONFIDENCE_POSITION = 0.5
+"""Confidence of a pair that only its position in the step suggests."""
+
+_MIN_WGRAD_SHARE_OF_LATER_WALKS = 0.5
+"""Share of the time of later walks over a backward's numbers above which these are its weight gradient."""
+_MAX_WGRAD_SHARE_OF_SPLIT_BACKWARD = 0.02
+"""Share of a backward's time in weight gradients below which its later walks are its weight gradient."""
+_MAX_WGRAD_INSIDE_SPLIT_BACKWARD = 0.5
+"""Weight gradient time inside a backward that left its weight gradients out, relative to what was left out."""
 
 
-class Segments(msgspec.Struct, frozen=True, eq=False):
-    """Chunks of one rank and step, in launch order, and the rows each is made of."""
+class StepChunks(msgspec.Struct, frozen=True, eq=False):
+    """Chunks of one rank and step, in launch order, and the chunk of each kernel."""
 
     op: list[str]  # F, I, W or B
-    pair: Ints  # which forward (numbered in launch order) the chunk belongs to
+    pair: Ints  # index of the forward that the chunk belongs to; forwards are numbered in launch order
     confidence: list[float]
-    chunk: Ints  # of every row given: its chunk, -1 for none
-    from_ranges: bool = False  # cut by the ranges of the run itself
+    chunk: Ints  # of each kernel; -1: none
+    from_ranges: bool = False  # cut by the ``PP:`` ranges of the run
 
 
 @dataclass(eq=False)
-class Work:
-    """The engine's walks as chunks: ``chunk`` of each walk; a chunk is a backward or the weight gradient of one."""
+class ChunkList:
+    """Chunks as they are found. A chunk is one backward with its forward, or a weight gradient that ran apart."""
 
-    chunk: Ints
-    pair: list[int]  # of each chunk: the chunk that stands for the pair (a backward)
-    is_w: list[bool]
+    pair: list[int] = field(default_factory=list)  # of each chunk: the chunk of the backward it belongs to
+    is_weight: list[bool] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, walk: Ints, owner: Ints, engine: Ints, took: Ints, is_wgrad: Bools) -> Work:
-        """Return a chunk for every first walk, and one for its later ones where these are mostly weight gradients.
-
-        These may be many: an engine can be called for one group of parameters after another.
-        """
-        count = len(owner)
-        total = np.bincount(walk, took[engine], count) if count else np.zeros(0)
-        weight = np.bincount(walk, took[engine] * is_wgrad[engine], count) if count else np.zeros(0)
-        again = owner != np.arange(count)
-        later = np.bincount(owner[again], total[again], count) if count else total
-        later_weight = np.bincount(owner[again], weight[again], count) if count else weight
-        apart = (later_weight > 0.5 * later) | (weight < 0.02 * total)
-        work = cls(np.zeros(count, np.int64), [], [])
-        weights: dict[int, int] = {}
-        for w in range(count):
-            first = int(owner[w])
-            if first == w:
-                work.chunk[w] = work.add(None)
-            elif apart[first]:
-                if first not in weights:
-                    weights[first] = work.add(int(work.chunk[first]))
-                work.chunk[w] = weights[first]
-            else:  # more of the same backward
-                work.chunk[w] = work.chunk[first]
-        return work
-
-    def add(self, pair: int | None) -> int:
-        """Add a chunk: a backward, or the weight gradient of the chunk *pair*. Return its index."""
+    def add(self, backward: int | None = None) -> int:
+        """Add a chunk: a weight gradient of the chunk *backward*, or a new backward. Return its index."""
         index = len(self.pair)
-        self.pair.append(index if pair is None else pair)
-        self.is_w.append(pair is not None)
+        self.pair.append(index if backward is None else backward)
+        self.is_weight.append(backward is not None)
         return index
 
-    @property
-    def count(self) -> int:
-        """Return how many chunks there are."""
+    def __len__(self) -> int:
         return len(self.pair)
 
 
-def runs(rows: Ints, host: Ints, barrier: Ints) -> Ints:
-    """Return the number of each row's run: *rows* (in launch order) that no barrier interrupts are one."""
-    passed = np.searchsorted(barrier, host[rows], side="right")
-    return np.cumsum(np.diff(passed, prepend=passed[:1]) != 0) if len(rows) else passed
+def chunks_of_walks(walk: Ints, owner: Ints, kernels: Kernels) -> tuple[ChunkList, Ints]:
+    """Turn the walks of the autograd engine into chunks.
+
+    Every first walk over some numbers is a backward. Later walks over the same numbers are one weight gradient if
+    weight gradients take most of their time or the backward has hardly any; otherwise they belong to the backward.
+    There may be many: an engine can be called for one group of parameters after another.
+
+    Args:
+        walk: Walk of each kernel of the engine, as ``find_walks`` returns it.
+        owner: For each walk the walk that first visited its numbers.
+        kernels: The kernels of the step.
+
+    Returns:
+        The chunks, and the chunk of each walk.
+
+    """
+    count = len(owner)
+    autograd = kernels.rows_of(AUTOGRAD)
+    duration = kernels.duration_ns[autograd]
+    total_ns = np.bincount(walk, duration, count)
+    wgrad_ns = np.bincount(walk, duration * kernels.is_wgrad[autograd], count)
+    is_later = owner != np.arange(count)
+    later_ns = np.bincount(owner[is_later], total_ns[is_later], count)
+    later_wgrad_ns = np.bincount(owner[is_later], wgrad_ns[is_later], count)
+    is_split = (later_wgrad_ns > _MIN_WGRAD_SHARE_OF_LATER_WALKS * later_ns) | (
+        wgrad_ns < _MAX_WGRAD_SHARE_OF_SPLIT_BACKWARD * total_ns
+    )
+    chunks = ChunkList()
+    chunk_of_walk = np.zeros(count, np.int64)
+    weight_chunk: dict[int, int] = {}  # by the walk of the backward
+    for index, first in enumerate(owner.tolist()):
+        if first == index:
+            chunk_of_walk[index] = chunks.add()
+        elif is_split[first]:
+            if first not in weight_chunk:
+                weight_chunk[first] = chunks.add(backward=int(chunk_of_walk[first]))
+            chunk_of_walk[index] = weight_chunk[first]
+        else:
+            chunk_of_walk[index] = chunk_of_walk[first]
+    return chunks, chunk_of_walk
+
+
+def split_at_barriers(rows: Ints, host_ns: Ints, barrier_ns: Ints) -> list[Ints]:
+    """Split *rows*, which are in launch order, wherever a barrier was launched between two of them."""
+    barriers_before = np.searchsorted(barrier_ns, host_ns[rows], side="right")
+    return np.split(rows, np.flatnonzero(np.diff(barriers_before)) + 1)
+
+
+class _Chunk(msgspec.Struct, frozen=True, eq=False):
+    op: str
+    pair: int  # chunk of the backward in ``ChunkList``
+    rows: Ints
+    confidence: float
 
 
 @dataclass(eq=False)
-class Assembly:
-    """Rows with their chunks so far; ``finish`` places the loose weight gradients and lists the chunks."""
+class ChunkAssembly:
+    """The kernels of a step with the chunks found so far; ``finish`` adds loose weight gradients and lists the chunks.
 
-    chunk_of: Ints
-    side: npt.NDArray[np.int8]
-    host: Ints
-    took: Ints
-    is_wgrad: Bools
-    messages: Ints
-    work: Work
-    guessed: set[int]  # pairs by position alone
-    absorbed: set[int] = field(default_factory=set)  # backwards that loose weight gradients joined
+    A loose weight gradient ran outside the autograd engine and has no sequence number. Loose weight gradients are taken
+    in runs that no other work interrupts. A run inside a backward belongs to it. The others are counted off against the
+    backwards that have no weight gradients, first in, first out.
+    """
 
-    def finish(self, loose: Ints) -> Segments:
-        """Place the loose weight gradients, number the pairs by their forwards, and list the chunks in launch order."""
-        pieces = self._pieces()
-        weights = self._loose(loose, pieces)
-        entries: list[tuple[int, str, int, Ints, float]] = []
-        split = {pair for pair, _, _ in weights} | {
-            self.work.pair[c] for c in range(self.work.count) if self.work.is_w[c] and c in pieces[ENGINE]
-        }
-        for c, rows in pieces[FORWARD].items():
-            sure = PAIRED if c in pieces[ENGINE] and c not in self.guessed else POSITION
-            entries.append((int(self.host[rows[0]]), "F", c, rows, sure))
-        for c, rows in pieces[ENGINE].items():
-            pair = self.work.pair[c]
-            op = "W" if self.work.is_w[c] else "I" if pair in split else "B"
-            entries.append((int(self.host[rows[0]]), op, pair, rows, POSITION if pair in self.guessed else PAIRED))
-        for pair, rows, confidence in weights:
-            entries.append((int(self.host[rows[0]]), "W", pair, rows, confidence))
-        entries.sort(key=lambda e: e[0])
-        names = self._names(entries)
-        chunk = np.full(len(self.side), -1, np.int64)
-        for index, (_, _, _, rows, _) in enumerate(entries):
-            chunk[rows] = index
-        return Segments(
-            [e[1] for e in entries],
-            np.array([names[e[2]] for e in entries], np.int64),
-            [e[4] for e in entries],
-            chunk,
+    kernels: Kernels
+    chunk_of_row: Ints
+    chunks: ChunkList
+    paired_by_position: set[int]  # chunks whose forward and backward only their position ties
+    absorbed: set[int] = field(default_factory=set)  # chunks that loose weight gradients joined
+    forward_rows: dict[int, Ints] = field(init=False)  # by chunk
+    autograd_rows: dict[int, Ints] = field(init=False)  # by chunk, with the loose weight gradients that joined
+
+    def __post_init__(self) -> None:
+        """Group the rows by chunk."""
+        self.forward_rows = self._rows_by_chunk(FORWARD)
+        self.autograd_rows = self._rows_by_chunk(AUTOGRAD)
+
+    def _rows_by_chunk(self, category: int) -> dict[int, Ints]:
+        rows = np.flatnonzero((self.kernels.category == category) & (self.chunk_of_row >= 0))
+        if not len(rows):
+            return {}
+        rows = rows[np.argsort(self.chunk_of_row[rows], kind="stable")]
+        chunks, first = np.unique(self.chunk_of_row[rows], return_index=True)
+        return dict(zip(chunks.tolist(), np.split(rows, first[1:]), strict=True))
+
+    def finish(self) -> StepChunks:
+        """Return all chunks in launch order, with pairs numbered by their forwards."""
+        loose = self._loose_weights()
+        split = {chunk.pair for chunk in loose}
+        split |= {self.chunks.pair[chunk] for chunk in self.autograd_rows if self.chunks.is_weight[chunk]}
+        found: list[_Chunk] = []
+        for chunk, rows in self.forward_rows.items():
+            is_sure = chunk in self.autograd_rows and chunk not in self.paired_by_position
+            found.append(_Chunk("F", chunk, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION))
+        for chunk, rows in self.autograd_rows.items():
+            pair = self.chunks.pair[chunk]
+            op = "W" if self.chunks.is_weight[chunk] else "I" if pair in split else "B"
+            confidence = CONFIDENCE_POSITION if pair in self.paired_by_position else CONFIDENCE_AUTOGRAD
+            found.append(_Chunk(op, pair, rows, confidence))
+        found = sorted([*found, *loose], key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]]))
+        # Pairs are numbered in the order of their forwards; those without a forward come behind.
+        pairs = [*(chunk.pair for chunk in found if chunk.op == "F"), *(chunk.pair for chunk in found)]
+        number_of_pair = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+        chunk_of_row = np.full(len(self.chunk_of_row), -1, np.int64)
+        for index, listed in enumerate(found):
+            chunk_of_row[listed.rows] = index
+        return StepChunks(
+            op=[chunk.op for chunk in found],
+            pair=np.array([number_of_pair[chunk.pair] for chunk in found], np.int64),
+            confidence=[chunk.confidence for chunk in found],
+            chunk=chunk_of_row,
         )
 
-    def _pieces(self) -> dict[int, dict[int, Ints]]:
-        """Rows of every chunk, its forward and its engine part apart."""
-        pieces: dict[int, dict[int, Ints]] = {FORWARD: {}, ENGINE: {}}
-        for side, parts in pieces.items():
-            rows = np.flatnonzero((self.side == side) & (self.chunk_of >= 0))
-            order = rows[np.argsort(self.chunk_of[rows], kind="stable")]
-            if not len(order):
-                continue
-            chunks, first = np.unique(self.chunk_of[order], return_index=True)
-            parts.update(zip(chunks.tolist(), split_at(order, first[1:]), strict=True))
-        return pieces
-
-    def _loose(self, loose: Ints, pieces: dict[int, dict[int, Ints]]) -> list[tuple[int, Ints, float]]:
-        """(pair, rows, confidence) of the weight gradients that ran outside autograd."""
+    def _loose_weights(self) -> list[_Chunk]:
+        """Return the chunks of loose weight gradients; those inside a backward are added to its rows instead."""
+        loose = self.kernels.rows_of(LOOSE_WGRAD)
         if not len(loose):
             return []
-        barrier = np.sort(np.concatenate([self.host[self.chunk_of >= 0], self.messages]))
-        run = runs(loose, self.host, barrier)
-        apart = self._absorb(split_at(loose, np.flatnonzero(np.diff(run)) + 1), pieces)
-        waiting = self._without_weights(apart, pieces)
-        parts = _even_parts(apart, len(waiting))
-        taken: list[tuple[int, Ints, float]] = []
-        placed = self.host[self.chunk_of >= 0]
-        for rows in parts:
-            at = self.host[rows[0]]
-            ready = next((k for k, c in enumerate(waiting) if self.host[pieces[ENGINE][c][0]] < at), None)
-            if ready is not None:
-                c = waiting.pop(ready)
-                taken.append((c, rows, PAIRED if self._at_once(at, c, pieces, placed) else COUNTED))
-        return taken
+        host_ns = self.kernels.host_ns
+        placed_ns = host_ns[self.chunk_of_row >= 0]
+        barrier_ns = np.sort(np.concatenate([placed_ns, self.kernels.message_ns]))
+        runs = self._absorb(split_at_barriers(loose, host_ns, barrier_ns))
+        waiting = self._backwards_without_weights(runs)
+        weights = []
+        for rows in _split_evenly(runs, len(waiting)):
+            launch = int(host_ns[rows[0]])
+            started = (chunk for chunk in waiting if host_ns[self.autograd_rows[chunk][0]] < launch)
+            backward = next(started, None)
+            if backward is None:
+                continue
+            waiting.remove(backward)
+            is_sure = self._follows_directly(launch, backward, placed_ns)
+            weights.append(_Chunk("W", backward, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_COUNTED))
+        return weights
 
-    def _without_weights(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[int]:
-        """Backwards that left weight gradients out, in the order they ended: those with far less inside than outside.
-
-        Norms and sums of gradients stay inside autograd, so a few kernels there are not a sign.
-        """
-        backwards = [c for c in pieces[ENGINE] if not self.work.is_w[c] and c not in self.absorbed]
-        inside = {c: float(self.took[rows][self.is_wgrad[rows]].sum()) for c, rows in pieces[ENGINE].items()}
-        outside = float(sum(self.took[rows].sum() for rows in runs))
-        candidates = backwards
-        for _ in range(2):
-            candidates = [c for c in backwards if inside[c] < 0.5 * outside / max(1, len(candidates))]
-        return sorted(candidates, key=lambda c: int(self.host[pieces[ENGINE][c][-1]]))
-
-    def _at_once(self, at: np.int64, c: int, pieces: dict[int, dict[int, Ints]], placed: Ints) -> bool:
-        """Whether weight gradients launched *at* follow directly on a backward, so that they can only be its own."""
-        last = self.host[pieces[ENGINE][c][-1]]
-        own = self.host[pieces[FORWARD].get(c, pieces[ENGINE][c][:0])]
-        return _between(placed, last, at) == _between(own, last, at)
-
-    def _absorb(self, runs: list[Ints], pieces: dict[int, dict[int, Ints]]) -> list[Ints]:
-        """Return the runs left: one launched in a backward's middle is part of it, and so is the one at its end."""
-        spans = [(int(self.host[rows[0]]), int(self.host[rows[-1]]), c) for c, rows in pieces[ENGINE].items()]
+    def _absorb(self, runs: list[Ints]) -> list[Ints]:
+        """Add runs launched inside a backward, or right at its end, to the backward; return the other runs."""
+        host_ns = self.kernels.host_ns
+        spans = sorted(
+            (int(host_ns[rows[0]]), int(host_ns[rows[-1]]), chunk) for chunk, rows in self.autograd_rows.items()
+        )
         if not spans:
             return runs
-        low, high, chunks = (np.array(values, np.int64) for values in zip(*sorted(spans), strict=True))
-        kept, tails = [], []
+        first_ns, last_ns, chunks = np.array(spans, np.int64).T
+        outside = []
         for rows in runs:
-            at = self.host[rows[0]]
-            inside = np.flatnonzero((low < at) & (at < high))
-            if len(inside):
-                self._join(rows, int(chunks[inside[-1]]), pieces)
+            launch = host_ns[rows[0]]
+            around = np.flatnonzero((first_ns < launch) & (launch < last_ns))
+            if len(around):
+                self._join(rows, int(chunks[around[-1]]))
             else:
-                tails.append(rows)
-        placed = np.flatnonzero(self.chunk_of >= 0)
-        for rows in tails:
-            owner = self._neighbour(rows, placed)
-            if owner is None:
+                outside.append(rows)
+        placed = np.flatnonzero(self.chunk_of_row >= 0)
+        kept = []
+        for rows in outside:
+            neighbour = self._chunk_beside(rows, placed)
+            if neighbour is None:
                 kept.append(rows)
             else:
-                self._join(rows, owner, pieces)
+                self._join(rows, neighbour)
         return kept
 
-    def _neighbour(self, rows: Ints, placed: Ints) -> int | None:
-        """Return the chunk that a run at its very end, or at the very start of an engine's W, is part of."""
-        after = int(np.searchsorted(placed, rows[0]))
-        for at, first in ((after - 1, False), (after, True)):
-            if not 0 <= at < len(placed) or self.side[placed[at]] != ENGINE:
+    def _chunk_beside(self, rows: Ints, placed: Ints) -> int | None:
+        """Return the chunk that a run belongs to because it lies right behind or right before its kernels, if any.
+
+        Right behind: a weight gradient of the engine, or a backward that loose weight gradients have joined already.
+        Right before: a weight gradient of the engine.
+        """
+        following = int(np.searchsorted(placed, rows[0]))
+        for index, is_before in ((following - 1, False), (following, True)):
+            if not 0 <= index < len(placed) or self.kernels.category[placed[index]] != AUTOGRAD:
                 continue
-            chunk = int(self.chunk_of[placed[at]])
-            if self.work.is_w[chunk] or (chunk in self.absorbed and not first):
+            chunk = int(self.chunk_of_row[placed[index]])
+            if self.chunks.is_weight[chunk] or (chunk in self.absorbed and not is_before):
                 return chunk
         return None
 
-    def _join(self, rows: Ints, chunk: int, pieces: dict[int, dict[int, Ints]]) -> None:
+    def _join(self, rows: Ints, chunk: int) -> None:
         self.absorbed.add(chunk)
-        pieces[ENGINE][chunk] = np.sort(np.concatenate([pieces[ENGINE][chunk], rows]))
+        self.autograd_rows[chunk] = np.sort(np.concatenate([self.autograd_rows[chunk], rows]))
 
-    def _names(self, entries: list[tuple[int, str, int, Ints, float]]) -> dict[int, int]:
-        """Pairs numbered in the order of their forwards; those without one after them."""
-        order = [e[2] for e in entries if e[1] == "F"]
-        rest = [e[2] for e in entries]
-        return {pair: index for index, pair in enumerate(dict.fromkeys(order + rest))}
+    def _backwards_without_weights(self, runs: Iterable[Ints]) -> list[int]:
+        """Return the backwards that left out weight gradients, in the order they ended.
+
+        These have far less weight gradient time inside than the mean outside. A few kernels inside are no counter-
+        evidence: gradients of norms and biases stay inside autograd.
+        """
+        duration, is_wgrad = self.kernels.duration_ns, self.kernels.is_wgrad
+        backwards = [c for c in self.autograd_rows if not self.chunks.is_weight[c] and c not in self.absorbed]
+        inside_ns = {chunk: float(duration[rows][is_wgrad[rows]].sum()) for chunk, rows in self.autograd_rows.items()}
+        outside_ns = float(sum(duration[rows].sum() for rows in runs))
+        candidates = backwards
+        for _ in range(2):  # the mean outside depends on how many backwards share it
+            max_inside_ns = _MAX_WGRAD_INSIDE_SPLIT_BACKWARD * outside_ns / max(1, len(candidates))
+            candidates = [chunk for chunk in backwards if inside_ns[chunk] < max_inside_ns]
+        return sorted(candidates, key=lambda chunk: int(self.kernels.host_ns[self.autograd_rows[chunk][-1]]))
+
+    def _follows_directly(self, launch: int, backward: int, placed_ns: Ints) -> bool:
+        """Return whether nothing but the backward's own forward was launched between it and *launch*."""
+        end = int(self.kernels.host_ns[self.autograd_rows[backward][-1]])
+        own_rows = self.forward_rows.get(backward)
+        own = 0 if own_rows is None else _count_between(self.kernels.host_ns[own_rows], end, launch)
+        return _count_between(placed_ns, end, launch) == own
 
 
-def _between(launches: Ints, after: np.int64, before: np.int64) -> int:
-    """Return how many of these (in order) lie between two moments."""
-    return max(0, int(np.searchsorted(launches, before) - np.searchsorted(launches, after, side="right")))
+def _count_between(ascending: Ints, after: int, before: int) -> int:
+    """Return how many values lie strictly between two moments."""
+    return max(0, int(np.searchsorted(ascending, before) - np.searchsorted(ascending, after, side="right")))
 
 
-def _even_parts(runs: list[Ints], wanted: int) -> list[Ints]:
-    """Several weight gradients in a row look like one long run: cut runs to the usual length, drop stray kernels."""
-    total = sum(len(r) for r in runs)
+def _split_evenly(runs: list[Ints], wanted: int) -> list[Ints]:
+    """Split runs into about *wanted* parts of equal length; drop runs much shorter than such a part.
+
+    Several weight gradients in a row look like one long run.
+    """
+    total = sum(len(rows) for rows in runs)
     if not wanted or not total:
         return []
-    unit = total / wanted
+    length = total / wanted
     parts: list[Ints] = []
     for rows in runs:
-        pieces = min(round(len(rows) / unit), len(rows))
-        if pieces:
-            parts += np.array_split(rows, pieces)
+        count = min(round(len(rows) / length), len(rows))
+        if count:
+            parts += np.array_split(rows, count)
     return parts

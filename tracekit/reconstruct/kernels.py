@@ -1,4 +1,4 @@
-"""One rank's GPU events as reconstruction looks at them: in the order the host launched them, with what each is."""
+"""Evidence per GPU event for reconstruction, in the order in which the host launched the events."""
 
 from __future__ import annotations
 
@@ -7,143 +7,130 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
-from tracekit._util.columns import present, to_int64, with_nulls
+from tracekit._util.columns import present, to_int64
 from tracekit.classify.microbatch import parse_path
 from tracekit.metrics.lanes import label_codes
 from tracekit.schema import LABELS
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+UNUSED, FORWARD, AUTOGRAD, LOOSE_WGRAD, MESSAGE = range(5)
+"""Categories of GPU events: not used here, kernel of a forward, kernel run by the autograd engine, weight gradient run
+outside the engine, point-to-point message."""
 
-NONE, FORWARD, ENGINE, LOOSE, MESSAGE = range(5)
-"""What a kernel is here: nothing of ours, a forward, run by autograd, a weight gradient outside it, a p2p kernel."""
-
-_SIDES = {"dgrad": ENGINE, "backward": ENGINE, "recompute": ENGINE, "forward": FORWARD, "wgrad": LOOSE}
-NOT_TOLD = -(2**40)
-"""No range names a stage or a micro-batch so."""
-_SEQUENCES = 2**62
-"""Sequence numbers lie below."""
+_CATEGORIES = {
+    "forward": FORWARD,
+    "dgrad": AUTOGRAD,
+    "backward": AUTOGRAD,
+    "recompute": AUTOGRAD,
+    "wgrad": LOOSE_WGRAD,  # AUTOGRAD if it belongs to an autograd node
+}
+_MAX_SEQUENCE_NUMBER = 2**62
 
 
 def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows that reconstruction looks at, in the order the host launched them, with what each is (``side``).
+    """Return GPU events in launch order, with the columns that reconstruction needs.
 
-    ``code`` is the place of its label in ``LABELS``.
+    Added columns: ``category`` (see above); ``code``, the index of the label in ``LABELS``; ``host_ns``, the time of
+    the launch, or of the start if no launch was recorded; ``number``, the autograd sequence number; ``named_op`` and
+    ``block``, see ``read_ranges``. ``stage`` and ``microbatch`` come from ranges where these name them.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> rows = [{"label": "forward", "launch_ns": 5, "start_ns": 9}, {"label": "wgrad", "launch_ns": 2, "start_ns": 9}]
-    >>> prepare(conform(pl.DataFrame(rows), LABELLED))["side"].to_list()
+    >>> prepare(conform(pl.DataFrame(rows), LABELLED))["category"].to_list()
     [3, 1]
     """
-    launch = labelled["launch_ns"]
-    host = np.where(present(launch), to_int64(launch), labelled["start_ns"].to_numpy())
-    order = np.argsort(host, kind="stable")
-    rows = labelled[order] if (np.diff(order) < 0).any() else labelled
+    rows = labelled.with_columns(host_ns=pl.coalesce("launch_ns", "start_ns")).sort("host_ns", maintain_order=True)
     codes = label_codes(rows)
-    side = _sides(rows, codes)
-    named = names(_annotations(rows), backward=(side == ENGINE) | (side == LOOSE))
-    sequence = to_int64(rows["autograd_sequence"])
-    numbered = (sequence >= 0) & (sequence <= _SEQUENCES) & (codes != LABELS.index("recompute"))
+    category = _categories(rows, codes)
+    annotations = CategoryColumn.from_series(rows["annotations"]).fill(CategoryColumn.from_series(rows["annotation"]))
+    named = read_ranges(annotations, backward=(category == AUTOGRAD) | (category == LOOSE_WGRAD))
     # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
-    counted = {name: to_int64(rows[name]) for name in ("stage", "microbatch")}
-    both = np.logical_and(*(present(rows[name]) for name in counted))
-    places = []
-    for name, own in counted.items():
-        told = to_int64(named[name], NOT_TOLD)
-        known = (told != NOT_TOLD) | both
-        places.append(with_nulls(np.where(told != NOT_TOLD, told, own), known).cast(pl.Int32).alias(name))
+    both_known = pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()
+    is_numbered = pl.col("autograd_sequence").is_between(0, _MAX_SEQUENCE_NUMBER)
+    is_recompute = pl.lit(pl.Series(codes == LABELS.index("recompute")))
     return rows.with_columns(
-        *places,
-        pl.Series("side", side),
+        *(
+            pl.coalesce(pl.lit(named[name]), pl.when(both_known).then(name)).alias(name)
+            for name in ("stage", "microbatch")
+        ),
+        pl.Series("category", category),
         pl.Series("code", codes),
-        named["op"].alias("told_op"),
+        named["op"].alias("named_op"),
         named["block"],
-        pl.Series("host_ns", host[order]),
-        with_nulls(sequence, numbered).alias("number"),
+        number=pl.when(is_numbered & ~is_recompute).then("autograd_sequence"),
     )
 
 
-def _sides(rows: pl.DataFrame, codes: Ints) -> npt.NDArray[np.int8]:
-    of_label = np.array([_SIDES.get(label, NONE) for label in LABELS] + [NONE], np.int8)
-    side = of_label[codes]
-    side[(side == LOOSE) & present(rows["node"])] = ENGINE
-    side[(codes == LABELS.index("pp_comm")) & present(rows["p2p"])] = MESSAGE
-    return side
+def _categories(rows: pl.DataFrame, codes: Ints) -> npt.NDArray[np.int8]:
+    """Return the category of each row; *codes* are the indices of the labels in ``LABELS``."""
+    of_label = np.array([_CATEGORIES.get(label, UNUSED) for label in LABELS] + [UNUSED], np.int8)  # code -1: no label
+    category = of_label[codes]
+    category[(category == LOOSE_WGRAD) & present(rows["node"])] = AUTOGRAD
+    category[(codes == LABELS.index("pp_comm")) & present(rows["p2p"])] = MESSAGE
+    return category
 
 
-def _annotations(rows: pl.DataFrame) -> CategoryColumn:
-    return CategoryColumn.from_series(rows["annotations"]).fill(CategoryColumn.from_series(rows["annotation"]))
+def read_ranges(paths: CategoryColumn, *, backward: Bools) -> pl.DataFrame:
+    """Return op, stage and micro-batch that ``PP:`` ranges name for each kernel, and the block of two it is in.
 
-
-def names(text: CategoryColumn, *, backward: Bools) -> pl.DataFrame:
-    """Return what ``PP:`` ranges name the kernels in them: op, stage, micro-batch, and the block of two it is in.
-
-    Inside a block the side tells whose a kernel is, unless a range of its own does.
+    Inside a block of a forward and a backward, *backward* tells to which of them a kernel belongs, unless the kernel
+    has a range of its own.
 
     >>> ranges = pl.Series(["step > PP:2F7", "PP:(0F7;3B1)OVERLAP_F_B", "PP:(0F7;3B1)OVERLAP_F_B"])
-    >>> text = CategoryColumn.from_series(ranges)
-    >>> names(text, backward=np.array([False, False, True])).rows()
+    >>> paths = CategoryColumn.from_series(ranges)
+    >>> read_ranges(paths, backward=np.array([False, False, True])).rows()
     [('F', 2, 7, None), ('F', 0, 7, 'PP:(0F7;3B1)'), ('B', 3, 1, 'PP:(0F7;3B1)')]
     """
     schema = {"op": pl.String(), "stage": pl.Int32(), "microbatch": pl.Int32(), "block": pl.String()}
-    told = [_name(value, backward=side) for value in text.values for side in (False, True)]
-    known = pl.DataFrame([*told, (None,) * len(schema)], schema=schema, orient="row")
-    return known[np.where(text.present, 2 * text.codes + backward, len(told))]
+    # Every distinct path is parsed twice, for a forward and for a backward kernel; the last row is for no path.
+    parsed = [_read_path(path, backward=is_backward) for path in paths.values for is_backward in (False, True)]
+    table = pl.DataFrame([*parsed, (None,) * len(schema)], schema=schema, orient="row")
+    return table[np.where(paths.present, 2 * paths.codes + backward, len(parsed))]
 
 
-def _name(path: str, *, backward: bool) -> tuple[str | None, int | None, int | None, str | None]:
-    """Op, stage and micro-batch of work under a path of ranges, and the block it is in."""
+def _read_path(path: str, *, backward: bool) -> tuple[str | None, int | None, int | None, str | None]:
+    """Return op, stage, micro-batch and block of a kernel under a path of ranges."""
     ranges = parse_path(path)
-    place = ranges.place(backward=backward)
-    return (place.op, place.stage, place.microbatch, ranges.block) if place else (None, None, None, ranges.block)
+    work = ranges.place(backward=backward)
+    return (work.op, work.stage, work.microbatch, ranges.block) if work else (None, None, None, ranges.block)
 
 
 class Kernels(msgspec.Struct, frozen=True, eq=False):
-    """Columns of ``prepare`` as arrays, so that a step's share of them costs nothing to cut out."""
+    """Columns of ``prepare`` for one step, as arrays. Numbers are -1 where there is none."""
 
-    side: npt.NDArray[np.int8]
-    host_ns: Ints
-    took_ns: Ints
+    category: npt.NDArray[np.int8]
+    host_ns: Ints  # ascending
+    duration_ns: Ints
     is_wgrad: Bools
-    number: Ints  # -1 where none
-    name: npt.NDArray[np.uint32]
+    number: Ints
+    name: npt.NDArray[np.uint32]  # code of the kernel's name
     p2p: CategoryColumn
-    told_op: CategoryColumn
-    stage: Ints  # -1 where none
+    named_op: CategoryColumn
+    stage: Ints
     microbatch: Ints
 
     @classmethod
     def of(cls, rows: pl.DataFrame) -> Kernels:
-        """From the rows of ``prepare``."""
+        """Return the columns of rows that ``prepare`` returned."""
         return cls(
-            rows["side"].to_numpy(),
-            rows["host_ns"].to_numpy(),
-            rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy(),
-            rows["code"].to_numpy() == LABELS.index("wgrad"),
-            to_int64(rows["number"]),
-            rows["name"].to_physical().to_numpy(),
-            CategoryColumn.from_series(rows["p2p"]),
-            CategoryColumn.from_series(rows["told_op"]),
-            to_int64(rows["stage"]),
-            to_int64(rows["microbatch"]),
+            category=rows["category"].to_numpy(),
+            host_ns=rows["host_ns"].to_numpy(),
+            duration_ns=rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy(),
+            is_wgrad=rows["code"].to_numpy() == LABELS.index("wgrad"),
+            number=to_int64(rows["number"]),
+            name=rows["name"].to_physical().to_numpy(),
+            p2p=CategoryColumn.from_series(rows["p2p"]),
+            named_op=CategoryColumn.from_series(rows["named_op"]),
+            stage=to_int64(rows["stage"]),
+            microbatch=to_int64(rows["microbatch"]),
         )
 
-    def __len__(self) -> int:
-        return len(self.side)
+    def rows_of(self, category: int) -> Ints:
+        """Return the rows of one category, ascending."""
+        return np.flatnonzero(self.category == category)
 
-    def part(self, start: int, end: int) -> Kernels:
-        """Return the kernels from *start* to *end*."""
-        here = slice(start, end)
-        return Kernels(
-            self.side[here],
-            self.host_ns[here],
-            self.took_ns[here],
-            self.is_wgrad[here],
-            self.number[here],
-            self.name[here],
-            CategoryColumn(self.p2p.values, self.p2p.codes[here]),
-            CategoryColumn(self.told_op.values, self.told_op.codes[here]),
-            self.stage[here],
-            self.microbatch[here],
-        )
+    @property
+    def message_ns(self) -> Ints:
+        """Launch times of the messages, ascending."""
+        return self.host_ns[self.rows_of(MESSAGE)]

@@ -1,25 +1,23 @@
-"""Three lanes in three phases: what communication and copies each rank hid while warming up, steady and cooling down.
+"""Lanes by phase: communication and copies that each rank hid while warming up, steady and cooling down.
 
-The published ideal of the overlapped interleaved schedule: warm-up runs forwards beside their offload; steady state
-runs a forward and a backward together, weight gradients beside the pipeline's sends, offload of the last forward and
-onload for the next backward; cool-down runs backwards beside their onload. Every lane beside the first is hidden.
+The published ideal of the overlapped interleaved schedule has three lanes. Warm-up runs forwards beside their offload.
+The steady phase runs a forward and a backward together, weight gradients beside the pipeline's sends, the offload of
+the last forward and the onload for the next backward. Cool-down runs backwards beside their onload. Every lane but
+computation is hidden.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.arrays import group_rows
 from tracekit._util.columns import to_int64
-from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.lanes import among_labels, label_codes
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS, PASSES, PHASES
+from tracekit.intervals import EMPTY, union
+from tracekit.reconstruct.stalls import Timeline
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELS, PASSES, PHASES, conform
 
-Ints = npt.NDArray[np.int64]
 LANES = pl.Schema(
     {
         "step": pl.Int64(),
@@ -31,24 +29,23 @@ LANES = pl.Schema(
         "total_ns": pl.Int64(),
         "hidden_ns": pl.Int64(),  # under compute
         "beside_wgrad_ns": pl.Int64(),
-        "beside_other_pass_ns": pl.Int64(),  # under compute of the other pass: another micro-batch's
+        "beside_other_pass_ns": pl.Int64(),  # under compute of the other pass, so of another micro-batch
     }
 )
-MEASURED = ("total_ns", "hidden_ns", "beside_wgrad_ns", "beside_other_pass_ns")
-CROSSED = 0.1
+MIN_CROSSED_SHARE = 0.1
 """Share of communication that must run beside the other pass's compute for micro-batches to overlap on a rank."""
 _COMPUTE = (*COMPUTE_LABELS, "other")
-_OTHER_PASS = (("dgrad", "wgrad", "backward", "recompute"), ("forward",))
-"""Compute of the other pass, for each of ``PASSES``."""
-_LANE = {
+_COMPUTE_OF_OTHER_PASS = (("dgrad", "wgrad", "backward", "recompute"), ("forward",))
+"""Compute labels of the other pass, for each of ``PASSES``."""
+_LANE_OF_LABEL = {
     **dict.fromkeys(_COMPUTE, "computation"),
     **dict.fromkeys(COMMUNICATION_LABELS, "communication"),
     **dict.fromkeys(COPY_LABELS, "offload"),
 }
 
 
-def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
-    """Return one rank's time, and time hidden under compute, per step, phase, label and pass.
+def measure_lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
+    """Return one rank's time, and its time hidden under compute, per step, phase, label and pass (``LANES``).
 
     Warm-up ends where the first backward starts, cool-down begins where the last forward ends.
 
@@ -56,80 +53,67 @@ def lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
     ...     "start_ns": [0, 4, 10], "end_ns": [8, 10, 20]})
     >>> chunks = pl.DataFrame({"step": [0, 0], "op": ["F", "B"], "beside": [-1, -1], "start_ns": [0, 10],
     ...     "end_ns": [8, 20]})
-    >>> lanes(rows, chunks).filter(label="offload").select("phase", "total_ns", "hidden_ns").rows()
+    >>> measure_lanes(rows, chunks).filter(label="offload").select("phase", "total_ns", "hidden_ns").rows()
     [('warm-up', 6, 4)]
     """
     windows = _windows(chunks)
-    step, phase, low, high = np.array(windows, np.int64).reshape(-1, 4).T
-    label = rows["code"].to_numpy() if "code" in rows.columns else label_codes(rows)
-    pass_ = to_int64(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
-    kind, first = group_rows(label, pass_)
-    if not windows or not len(first):
+    if windows.is_empty() or rows.is_empty():
         return pl.DataFrame(schema=LANES)
-    start, end = _spans(rows)
-    own = union(start, end, kind)
-    covers = [_time(start, end, label, wanted) for wanted in (_COMPUTE, ("wgrad",), *_OTHER_PASS)]
-    ns = np.zeros((len(MEASURED), len(first), len(windows)), np.int64)
-    for at, of_pass in enumerate(pass_[first].tolist()):
-        time = own.of(at)
-        beside = [time & covers[0], time & covers[1], time & covers[2 + of_pass] if of_pass >= 0 else EMPTY]
-        for which, part in enumerate((time, *beside)):
-            ns[which, at] = part.covered_ns(low, high)
-    return _summed(ns, (step, phase, high - low), label[first], pass_[first])
+    start, end = windows["start_ns"].to_numpy(), windows["end_ns"].to_numpy()
+    timeline = Timeline.of(rows)
+    compute, wgrad = timeline.time(_COMPUTE), timeline.time(("wgrad",))
+    other_passes = [timeline.time(labels) for labels in _COMPUTE_OF_OTHER_PASS]
+    # The rows are grouped by label and pass; a missing pass is -1.
+    pass_code = to_int64(rows["pass"].cast(pl.Enum(PASSES)).to_physical())
+    group, first_row = group_rows(timeline.code, pass_code)
+    time_of_group = union(timeline.start_ns, timeline.end_ns, group)
+    parts = []
+    for index, (label_index, pass_index) in enumerate(
+        zip(timeline.code[first_row].tolist(), pass_code[first_row].tolist(), strict=True)
+    ):
+        time = time_of_group.of(index)
+        label = LABELS[label_index]
+        measured = {
+            "total_ns": time,
+            "hidden_ns": time & compute,
+            "beside_wgrad_ns": time & wgrad,
+            "beside_other_pass_ns": time & other_passes[pass_index] if pass_index >= 0 else EMPTY,
+        }
+        parts.append(
+            windows.select(
+                "step",
+                "phase",
+                (pl.col("end_ns") - pl.col("start_ns")).alias("span_ns"),
+                pl.lit(_LANE_OF_LABEL[label]).alias("lane"),
+                pl.lit(label).alias("label"),
+                pl.lit(PASSES[pass_index] if pass_index >= 0 else None, pl.String).alias("pass"),
+                *(pl.Series(name, part.covered_ns(start, end)) for name, part in measured.items()),
+            )
+        )
+    # A step has several windows of overlapped blocks.
+    keys = ("label", "pass", "lane", "step", "phase")
+    summed = pl.concat(parts).group_by(keys, maintain_order=True).sum()
+    return conform(summed.filter(pl.col("total_ns") > 0), LANES)
 
 
-def _summed(ns: Ints, windows: tuple[Ints, Ints, Ints], label: Ints, pass_: Ints) -> pl.DataFrame:
-    """Return LANES: what was measured of each label and pass in each window, over the windows of a step's phase."""
-    step, phase, span = windows
-    same, first = group_rows(step - step.min(), phase)
-    totals = np.zeros((1 + len(ns), len(label), len(first)), np.int64)
-    for window, of_phase in enumerate(same.tolist()):
-        totals[0, :, of_phase] += span[window]
-        totals[1:, :, of_phase] += ns[:, :, window]
-    of, at = np.nonzero(totals[1])
-    lane = [_LANE[LABELS[code]] for code in label.tolist()]
-    columns = {
-        "step": step[first[at]],
-        "phase": pl.Series((*PHASES, "FB"), dtype=LANES["phase"])[phase[first[at]]],
-        "span_ns": totals[0][of, at],
-        "lane": pl.Series(lane, dtype=LANES["lane"])[of],
-        "label": pl.Series([LABELS[code] for code in label.tolist()], dtype=pl.String)[of],
-        "pass": pl.Series([(*PASSES, None)[code] for code in pass_.tolist()], dtype=pl.String)[of],
-        **{name: totals[1 + which][of, at] for which, name in enumerate(MEASURED)},
-    }
-    return pl.DataFrame(columns, schema=LANES)
-
-
-def _time(start: Ints, end: Ints, label: Ints, wanted: tuple[str, ...]) -> Intervals:
-    at = np.flatnonzero(among_labels(label, wanted))
-    return union(start[at], end[at])
-
-
-def _spans(part: pl.DataFrame) -> tuple[Ints, Ints]:
-    return part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
-
-
-def _windows(chunks: pl.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Step, phase, start and end of every phase, and of every overlapped block."""
-    rows: list[tuple[int, int, int, int]] = []
-    columns = (chunks[name].to_list() for name in ("step", "op", "start_ns", "end_ns"))
-    spans: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
-    for step, op, start, end in zip(*columns, strict=True):
-        spans.setdefault(step, ([], []))[op == "F"].append((start, end))
-    for step, (back, forward) in spans.items():
-        first, last = min(start for start, _ in back + forward), max(end for _, end in back + forward)
-        warm = min((start for start, _ in back), default=last)
-        cool = max(warm, max((end for _, end in forward), default=first))
-        rows += [(step, phase, a, b) for phase, (a, b) in enumerate(pairwise((first, warm, cool, last)))]
-    for part in chunks.filter(pl.col("beside") >= 0).partition_by("step", maintain_order=True):
-        rows += [(int(part["step"][0]), len(PHASES), a, b) for a, b in _blocks(part)]
-    return [row for row in rows if row[3] > row[2]]
-
-
-def _blocks(part: pl.DataFrame) -> list[tuple[int, int]]:
-    """Where a forward and a backward ran as one block."""
-    blocks: Intervals = union(*_spans(part))
-    return list(zip(blocks.start_ns.tolist(), blocks.end_ns.tolist(), strict=True))
+def _windows(chunks: pl.DataFrame) -> pl.DataFrame:
+    """Return step, phase, start_ns and end_ns of every phase, and of every overlapped block."""
+    start, end, is_forward = pl.col("start_ns"), pl.col("end_ns"), pl.col("op") == "F"
+    steps = chunks.group_by("step", maintain_order=True).agg(
+        first=start.min(),
+        first_backward=pl.coalesce(start.filter(~is_forward).min(), end.max()),
+        last_forward=pl.coalesce(end.filter(is_forward).max(), start.min()),
+        last=end.max(),
+    )
+    windows: list[tuple[int, str, int, int]] = []
+    for step, first, first_backward, last_forward, last in steps.rows():
+        edges = (first, first_backward, max(first_backward, last_forward), last)
+        windows += [(step, phase, low, high) for phase, (low, high) in zip(PHASES, pairwise(edges), strict=True)]
+    for (step,), halves in chunks.filter(pl.col("beside") >= 0).group_by("step", maintain_order=True):
+        blocks = union(halves["start_ns"].to_numpy(), halves["end_ns"].to_numpy())
+        windows += [(step, "FB", *span) for span in zip(blocks.start_ns.tolist(), blocks.end_ns.tolist(), strict=True)]
+    schema = pl.Schema({"step": pl.Int64(), "phase": LANES["phase"], "start_ns": pl.Int64(), "end_ns": pl.Int64()})
+    return pl.DataFrame(windows, schema=schema, orient="row").filter(end > start)
 
 
 def crossed_share(table: pl.DataFrame) -> float:
@@ -139,7 +123,8 @@ def crossed_share(table: pl.DataFrame) -> float:
     ...                             "total_ns": [10], "beside_other_pass_ns": [7]}))
     0.7
     """
-    phases = pl.col("phase").cast(pl.String) != "FB"  # blocks are measured again inside their phases
-    known = table.filter((pl.col("lane").cast(pl.String) == "communication") & pl.col("pass").is_not_null() & phases)
-    whole = int(known["total_ns"].sum())
-    return int(known["beside_other_pass_ns"].sum()) / whole if whole else 0.0
+    is_phase = pl.col("phase").cast(pl.String) != "FB"  # blocks are measured again inside their phases
+    is_communication = pl.col("lane").cast(pl.String) == "communication"
+    known = table.filter(is_communication & pl.col("pass").is_not_null() & is_phase)
+    total_ns = int(known["total_ns"].sum())
+    return int(known["beside_other_pass_ns"].sum()) / total_ns if total_ns else 0.0

@@ -1,17 +1,13 @@
-"""One rank's point-to-point messages, and which of its chunks made what each of them sends."""
+"""Point-to-point messages of one rank, and the chunk whose output each of them carries."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Bools
-from tracekit._util.categories import CategoryColumn
-from tracekit._util.columns import to_int64
-from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, MESSAGE
-
-Ints = npt.NDArray[np.int64]
+from tracekit._util.arrays import Ints
+from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, MESSAGE
+from tracekit.schema import conform
 
 MESSAGES = pl.Schema(
     {
@@ -26,89 +22,79 @@ MESSAGES = pl.Schema(
         "stream": pl.Int64(),
         "inline": pl.Boolean(),  # on a stream that runs compute too
         "bytes": pl.Int64(),  # of the kernel, all its messages; null where the trace does not say
-        "made": pl.String(),  # of a send: F or B, the chunk whose result it carries; null where none came before it
+        "made": pl.String(),  # of a send: F or B, the chunk whose output it carries; null where none came before it
     }
 )
 """Sends and receives in the order they were issued."""
 
 
 def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
-    """Return the messages (``MESSAGES``) among a rank's *rows*; *chunks* are its forwards and backwards."""
-    side = rows["side"].to_numpy()
-    part = rows[np.flatnonzero(side == MESSAGE)]
-    stream = rows["stream"]
-    computing = stream.filter(pl.Series(np.isin(side, (FORWARD, ENGINE, LOOSE)))).unique()
-    text = CategoryColumn.from_series(part["p2p"])
-    words = [[_message(word) for word in value.split(",")] for value in text.values]
-    count = text.look_up(np.array([len(own) for own in words], np.int64))
-    row = np.repeat(np.arange(len(part)), count)
-    sent, peer = ([one[which] for code in text.codes.tolist() for one in words[code]] for which in (0, 1))
-    table = part.select("step", "host_ns", "start_ns", "end_ns", "stream", "bytes", "id", "group")[row]
-    send = np.array(sent, np.bool_)
-    made: list[str | None] = [None] * len(row)
-    for at, maker in zip(
-        np.flatnonzero(send).tolist(), _makers(table["step"], table["host_ns"], send, chunks), strict=True
-    ):
-        made[at] = maker
-    return pl.DataFrame(
-        {
-            "step": table["step"],
-            "kernel": table["id"],
-            "send": send,
-            "peer": pl.Series(peer, dtype=pl.Int32),
-            "launch_ns": table["host_ns"],
-            "start_ns": table["start_ns"],
-            "end_ns": table["end_ns"],
-            "group": table["group"].cast(pl.String),
-            "stream": table["stream"],
-            "inline": table["stream"].is_in(computing.implode()),
-            "bytes": table["bytes"],
-            "made": pl.Series(made, dtype=pl.String),
-        },
-        schema=MESSAGES,
-    )
+    """Return the messages (``MESSAGES``) of a rank.
 
+    Args:
+        rows: GPU events of the rank, as ``prepare`` returns them. ``p2p`` lists the messages of a kernel, separated by
+            commas, such as ``send:2`` or ``recv:?`` for an unknown peer.
+        chunks: Forwards and backwards of the rank (``CHUNKS``).
 
-def _message(word: str) -> tuple[bool, int | None]:
-    """Return whether a message is sent, and to or from whom.
-
-    >>> _message("send:2"), _message("recv:?")
-    ((True, 2), (False, None))
     """
-    way, _, peer = word.partition(":")
-    return way == "send", int(peer) if peer.isdecimal() and len(peer) < 10 else None
+    compute_streams = rows.filter(pl.col("category").is_in((FORWARD, AUTOGRAD, LOOSE_WGRAD)))["stream"].unique()
+    word = pl.col("word")
+    table = (
+        rows.filter(pl.col("category") == MESSAGE)
+        .with_columns(word=pl.col("p2p").cast(pl.String).str.split(","))
+        .explode("word")
+        .select(
+            "step",
+            pl.col("id").alias("kernel"),
+            word.str.contains(r"^send(:|$)").alias("send"),
+            word.str.extract(r"^[^:]*:([0-9]{1,9})$").cast(pl.Int32).alias("peer"),
+            pl.col("host_ns").alias("launch_ns"),
+            "start_ns",
+            "end_ns",
+            pl.col("group").cast(pl.String),
+            "stream",
+            pl.col("stream").is_in(compute_streams.implode()).alias("inline"),
+            "bytes",
+        )
+    )
+    return conform(table.with_columns(made=_carried_ops(table, chunks)), MESSAGES)
 
 
-def _makers(step: pl.Series, launch_ns: pl.Series, send: Bools, chunks: pl.DataFrame) -> list[str | None]:
-    """Return F or B for each send: the kind of the chunk launched last before it; several sends at once, one each."""
-    work = np.flatnonzero((chunks["op"] != "W").to_numpy())
-    of, last = chunks["step"].to_numpy()[work], chunks["last_ns"].to_numpy()[work]
-    order = np.lexsort((last, of))
-    work, of, last = work[order], of[order], last[order]
-    steps, at = to_int64(step)[send], launch_ns.to_numpy()[send]
-    maker = np.full(len(at), -1, np.int64)
-    for number in np.unique(steps).tolist():
-        in_step = np.flatnonzero(steps == number)
-        first, end = np.searchsorted(of, [number, number + 1]).tolist()
-        chunk = _senders(last[first:end], at[in_step])
-        maker[in_step] = np.where(chunk >= 0, chunk + first, -1)
-    ops = chunks["op"].to_list()
-    kinds = ["B" if ops[row] == "I" else ops[row] for row in work.tolist()]
-    return [kinds[row] if row >= 0 else None for row in maker.tolist()]
+def _carried_ops(messages: pl.DataFrame, chunks: pl.DataFrame) -> pl.Series:
+    """Return F or B for each send, by the chunk whose output it carries; null for receives and where none is known."""
+    ops: list[str | None] = [None] * messages.height
+    work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)
+    sends = messages.with_row_index("row").filter("send")
+    for (step,), step_sends in sends.group_by("step", maintain_order=True):
+        step_work = work.filter(pl.col("step") == step)
+        op_of_chunk = ["B" if op == "I" else op for op in step_work["op"].to_list()]
+        senders = find_senders(step_work, step_sends).tolist()
+        for row, chunk in zip(step_sends["row"].to_list(), senders, strict=True):
+            ops[row] = op_of_chunk[chunk] if chunk >= 0 else None
+    return pl.Series(ops, dtype=pl.String)
 
 
-def senders(work: pl.DataFrame, sends: pl.DataFrame) -> Ints:
-    """Return the row of *work* (chunks in order of ``last_ns``) that made what each of the *sends* carries, else -1.
+def find_senders(work: pl.DataFrame, sends: pl.DataFrame) -> Ints:
+    """Return for each send, in launch order, the row of the chunk whose output it carries; -1: none.
+
+    A send carries the output of the chunk launched last before it. Of several sends with no chunk between them, the
+    last carries the output of the last chunk, the one before it that of the chunk before, and so on.
+
+    Args:
+        work: Forwards and backwards in the order of ``last_ns``.
+        sends: Messages that are sent.
 
     >>> work = pl.DataFrame({"last_ns": [10, 20]})
-    >>> senders(work, pl.DataFrame({"launch_ns": [12, 25]})), senders(work, pl.DataFrame({"launch_ns": [25, 25]}))
-    (array([0, 1]), array([0, 1]))
+    >>> find_senders(work, pl.DataFrame({"launch_ns": [12, 25]})).tolist()
+    [0, 1]
+    >>> find_senders(work, pl.DataFrame({"launch_ns": [25, 25]})).tolist()
+    [0, 1]
+
     """
-    return _senders(work["last_ns"].to_numpy(), np.sort(sends["launch_ns"].to_numpy()))
-
-
-def _senders(last_ns: Ints, launch_ns: Ints) -> Ints:
-    done = np.searchsorted(last_ns, launch_ns, side="right")
-    _, first, run, count = np.unique(done, return_index=True, return_inverse=True, return_counts=True)
-    chunk: Ints = np.maximum(done - count[run] + np.arange(len(done)) - first[run], -1)
-    return chunk
+    launch_ns = np.sort(sends["launch_ns"].to_numpy())
+    chunks_before = np.searchsorted(work["last_ns"].to_numpy(), launch_ns, side="right")
+    # Sends with the same number of chunks before them are one batch; count back from its end.
+    _, first, batch, size = np.unique(chunks_before, return_index=True, return_inverse=True, return_counts=True)
+    index_in_batch = np.arange(len(launch_ns)) - first[batch]
+    senders: Ints = np.maximum(chunks_before - size[batch] + index_in_batch, -1)
+    return senders

@@ -1,92 +1,76 @@
-"""Which forward each backward belongs to, where nothing recorded ties them and ranks hold several stages in a loop.
+"""Pairing of backwards with forwards by their messages, for ranks that hold several stages in a loop.
 
-Without sequence numbers backwards are tied to forwards first in, first out, which is right for one stage a rank. In a
-loop the last chunk's backwards run first. The first rank tells: of its backwards only those of the first stage send
-nothing on. Every rank runs its backwards in the same order, and micro-batches are counted off within each stage.
+Without sequence numbers, backwards are paired with forwards first in, first out, which is right for one stage per rank.
+In a loop the backwards of the last chunk run first. The first rank tells the order: of its backwards only those of the
+first stage send nothing. Every rank runs its backwards in the same order, and micro-batches are counted within each
+stage.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
 
-from tracekit.reconstruct.chunks import COUNTED, POSITION
-from tracekit.reconstruct.messages import senders
-from tracekit.reconstruct.place import Placement
+from tracekit.reconstruct.chunks import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
+from tracekit.reconstruct.messages import find_senders
+from tracekit.reconstruct.stage_assignment import Place, Placement, find_chunk_order
 
-_BACK = ("B", "I")
+_IS_BACKWARD = pl.col("op").is_in(("B", "I"))
 
 
-def tied_by_messages(
+def pair_by_messages(
     chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], placement: Placement, pp: int
 ) -> Mapping[int, pl.DataFrame]:
-    """Return the chunks of all positions, with backwards paired by their messages where only order paired them."""
-    if placement.shape != "loop" or 0 not in chunks or not _guessed(chunks):
+    """Return the chunks of all positions, with backwards paired by messages if only their position paired them.
+
+    Arguments are those of ``assign_stages``, and the *placement* it returned.
+    """
+    if placement.shape != "loop" or 0 not in chunks or not all(map(_is_paired_by_position, chunks.values())):
         return chunks
-    first = chunks[0].filter(pl.col("op") != "W").sort("last_ns")
-    sent = np.unique(senders(first, messages[0].filter("send")))
-    back = first["op"].is_in(_BACK).to_numpy()
-    silent = ~np.isin(np.flatnonzero(back), sent)
-    order = _chunk_order(silent.tolist(), placement.virtual, pp)
+    work = chunks[0].filter(pl.col("op") != "W").sort("last_ns")
+    senders = find_senders(work, messages[0].filter("send"))
+    backwards = np.flatnonzero(work.select(_IS_BACKWARD).to_series().to_numpy())
+    is_first_stage = ~np.isin(backwards, senders)
+    order = find_chunk_order(is_first_stage.tolist(), placement.virtual, pp)
     if order is None:
         return chunks
-    tied = {at: _tied(table, order, placement.places[at], at, pp) for at, table in chunks.items()}
-    return (
-        chunks if any(table is None for table in tied.values()) else {at: t for at, t in tied.items() if t is not None}
-    )
+    paired = {}
+    for position, table in chunks.items():
+        # Backwards take the chunks from the last to the first.
+        stages = [(placement.virtual - 1 - chunk) * pp + position for chunk in order]
+        with_pairs = _pair_in_order(table, stages, placement.places[position])
+        if with_pairs is None:
+            return chunks
+        paired[position] = with_pairs
+    return paired
 
 
-def _guessed(chunks: Mapping[int, pl.DataFrame]) -> bool:
-    backs = [table.filter(pl.col("op").is_in(_BACK))["confidence"] for table in chunks.values()]
-    return all(len(sure) and bool((sure <= POSITION).all()) for sure in backs)
+def _is_paired_by_position(chunks: pl.DataFrame) -> bool:
+    confidence = chunks.filter(_IS_BACKWARD)["confidence"]
+    return len(confidence) > 0 and bool((confidence <= CONFIDENCE_POSITION).all())
 
 
-def _chunk_order(ends: list[bool], virtual: int, pp: int) -> list[int] | None:
-    """Return each backward's chunk, counted from the first stage; groups of micro-batches must explain the *ends*.
-
-    >>> _chunk_order([False, False, True, True], 2, 2)
-    [1, 1, 0, 0]
-    """
-    microbatches = sum(ends)
-    if not microbatches or len(ends) != virtual * microbatches:
+def _pair_in_order(chunks: pl.DataFrame, stages: list[int], places: Mapping[int, Place]) -> pl.DataFrame | None:
+    """Pair one rank's backwards, in launch order, with the forwards of these *stages*; None if they do not fit."""
+    old_pairs = chunks.filter(_IS_BACKWARD).sort("launch_ns")["pair"].to_list()
+    if len(old_pairs) != len(stages):
         return None
-    if virtual == 2:
-        return [0 if end else 1 for end in ends]
-    for group in sorted(range(1, microbatches + 1), key=lambda g: (g != pp, g)):
-        order = [
-            chunk
-            for first in range(0, microbatches, group)
-            for chunk in reversed(range(virtual))
-            for _ in range(min(group, microbatches - first))
-        ]
-        if [chunk == 0 for chunk in order] == ends:
-            return order
-    return None
-
-
-def _tied(
-    chunks: pl.DataFrame, order: list[int], places: Mapping[int, tuple[int, int]], at: int, pp: int
-) -> pl.DataFrame | None:
-    """Return one rank's chunks with its backwards paired anew; None where they are not as many as the first rank's."""
-    rows = chunks.with_row_index("row").filter(pl.col("op").is_in(_BACK)).sort("launch_ns")
-    if len(rows) != len(order):
-        return None
-    pair_of = {place: pair for pair, place in places.items()}
-    seen: dict[int, int] = {}
-    new: dict[int, int] = {}  # by the pair it was tied to before
-    for before, chunk in zip(rows["pair"].to_list(), order, strict=True):
-        stage = chunk * pp + at
-        forward_pair = pair_of.get((stage, seen.get(stage, 0)))
-        if forward_pair is None:
+    pair_of_place = {place: pair for pair, place in places.items()}
+    microbatches: Counter[int] = Counter()  # seen of each stage
+    new_pairs: dict[int, int] = {}  # by the old pair
+    for old_pair, stage in zip(old_pairs, stages, strict=True):
+        new_pair = pair_of_place.get((stage, microbatches[stage]))
+        if new_pair is None:
             return None
-        new[before] = forward_pair
-        seen[stage] = seen.get(stage, 0) + 1
-    if len(new) != len(order):
+        new_pairs[old_pair] = new_pair
+        microbatches[stage] += 1
+    if len(new_pairs) != len(stages):
         return None
-    follows = pl.col("op") != "F"
+    is_paired = pl.col("op") != "F"
     return chunks.with_columns(
-        pair=pl.when(follows).then(pl.col("pair").replace(new)).otherwise("pair"),
-        confidence=pl.when(follows).then(pl.lit(COUNTED)).otherwise("confidence"),
+        pair=pl.when(is_paired).then(pl.col("pair").replace(new_pairs)).otherwise("pair"),
+        confidence=pl.when(is_paired).then(pl.lit(CONFIDENCE_COUNTED)).otherwise("confidence"),
     )

@@ -1,9 +1,9 @@
-"""One rank's kernels cut into chunks of work: forwards, backwards and weight gradients that run apart.
+"""Cutting of one rank's kernels into chunks: forwards, backwards and weight gradients that run apart.
 
-What the host launched, in the order it launched it, says more than the GPU's clock. A backward walks the autograd
-sequence numbers downwards, so a jump up is a new backward, and the numbers it covered are its forward's. A second walk
-over the same numbers is the weight gradient of that backward. Weight gradients that run outside autograd have no
-number to go by: they are counted off against the backwards that left them out, first in, first out.
+The order in which the host launched kernels says more than the GPU's clock. Where the run names its cells with ranges,
+these decide (``ranges``). Otherwise a backward is a walk of the autograd engine down the sequence numbers
+(``backward_walks``), and its forward is made of the forward kernels with the same numbers. Weight gradients outside the
+engine have no number: they are counted off against the backwards that left them out (``chunks``).
 """
 
 from __future__ import annotations
@@ -12,124 +12,149 @@ from collections import deque
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from tracekit._util.arrays import Ints
 from tracekit._util.columns import present
-from tracekit.reconstruct.chunks import Assembly, Segments, Work, runs
-from tracekit.reconstruct.kernels import ENGINE, FORWARD, LOOSE, Ints, Kernels
-from tracekit.reconstruct.ranges import by_ranges
-from tracekit.reconstruct.walks import View, find_walks, split_at
+from tracekit.reconstruct.backward_walks import find_walks
+from tracekit.reconstruct.chunks import ChunkAssembly, ChunkList, StepChunks, chunks_of_walks, split_at_barriers
+from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, Kernels
+from tracekit.reconstruct.ranges import cut_by_ranges
+
+_MAX_SHARE_OF_STRAY_FORWARD = 0.3
+"""Share of the median forward's time up to which a run of unmatched forward kernels joins the nearest forward."""
+_NO_NUMBER = np.iinfo(np.int64).max
 
 
-def segment(kernels: Kernels) -> Segments:
-    """Return the chunks of one step's kernels: by the run's own ranges, else by evidence."""
-    return by_ranges(kernels) or by_evidence(kernels)
+def segment_steps(rows: pl.DataFrame) -> list[tuple[int, Ints, StepChunks]]:
+    """Cut each step into chunks.
 
+    Args:
+        rows: GPU events of a rank, as ``prepare`` returns them.
 
-def by_evidence(kernels: Kernels) -> Segments:
-    """Return the chunks of one step's kernels without using ranges."""
-    side, took, is_wgrad = kernels.side, kernels.took_ns, kernels.is_wgrad
-    engine = np.flatnonzero(side == ENGINE)
-    walk, owner, view = find_walks(kernels)
-    work = Work.of(walk, owner, engine, took, is_wgrad)
-    chunk_of = np.full(len(side), -1, np.int64)
-    chunk_of[engine] = work.chunk[walk] if len(engine) else walk
-    forward = np.flatnonzero(side == FORWARD)
-    chunk_of[forward] = _forwards(forward, view.number, chunk_of, engine, work) if len(engine) else -1
-    chunk_of = _leftovers(chunk_of, forward, took, view, work)
-    chunk_of, guessed = _orphans(chunk_of, side, view, work)
-    loose = np.flatnonzero(side == LOOSE)
-    return Assembly(chunk_of, side, view.host, took, is_wgrad, view.messages, work, guessed).finish(loose)
+    Returns:
+        For each step, ascending: its number, the indices of its rows, and its chunks.
 
-
-def segment_steps(rows: pl.DataFrame) -> list[tuple[int, Ints, Segments]]:
-    """Return for each step, in order, its number, the places of its rows (as ``prepare`` gives them) and its chunks."""
-    known = np.flatnonzero(present(rows["step"]))
-    steps = rows["step"].to_numpy()[known].astype(np.int64)
+    """
+    in_step = np.flatnonzero(present(rows["step"]))
+    steps = rows["step"].to_numpy()[in_step].astype(np.int64)
     order = np.argsort(steps, kind="stable")
-    at, steps = known[order], steps[order]
-    kernels = Kernels.of(rows if len(at) == len(rows) and (np.diff(at) == 1).all() else rows[at])
+    indices, steps = in_step[order], steps[order]
     edges = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
-    return [(int(steps[a]), at[a:b], segment(kernels.part(a, b))) for a, b in pairwise(edges) if b > a]
+    return [
+        (int(steps[start]), indices[start:end], segment_step(Kernels.of(rows[indices[start:end]])))
+        for start, end in pairwise(edges)
+        if end > start
+    ]
 
 
-def _forwards(forward: Ints, number: Ints, chunk_of: Ints, engine: Ints, work: Work) -> Ints:
-    """Return the backward whose numbers each forward kernel's falls among, -1 for none."""
-    numbers = number[forward]
-    numbered = engine[(number[engine] >= 0)]
-    numbered = numbered[~np.array(work.is_w, bool)[chunk_of[numbered]]]
+def segment_step(kernels: Kernels) -> StepChunks:
+    """Cut the kernels of one step into chunks: by the run's own ranges, else by evidence."""
+    return cut_by_ranges(kernels) or cut_by_evidence(kernels)
+
+
+def cut_by_evidence(kernels: Kernels) -> StepChunks:
+    """Cut the kernels of one step into chunks without using ranges."""
+    walk, owner = find_walks(kernels)
+    chunks, chunk_of_walk = chunks_of_walks(walk, owner, kernels)
+    chunk_of_row = np.full(len(kernels.category), -1, np.int64)
+    chunk_of_row[kernels.rows_of(AUTOGRAD)] = chunk_of_walk[walk]
+    _match_forwards(chunk_of_row, kernels, chunks)
+    _place_unmatched_forwards(chunk_of_row, kernels, chunks)
+    paired_by_position = _pair_orphan_backwards(chunk_of_row, kernels, chunks)
+    return ChunkAssembly(kernels, chunk_of_row, chunks, paired_by_position).finish()
+
+
+def _match_forwards(chunk_of_row: Ints, kernels: Kernels, chunks: ChunkList) -> None:
+    """Assign each forward kernel to the backward whose range of sequence numbers includes the kernel's number."""
+    forward, autograd = kernels.rows_of(FORWARD), kernels.rows_of(AUTOGRAD)
+    is_weight = np.array(chunks.is_weight, bool)
+    numbered = autograd[kernels.number[autograd] >= 0]
+    numbered = numbered[~is_weight[chunk_of_row[numbered]]]
     if not len(numbered):
-        return np.full(len(numbers), -1, np.int64)
-    low, high = np.full(work.count, np.iinfo(np.int64).max), np.full(work.count, -1, np.int64)
-    np.minimum.at(low, chunk_of[numbered], number[numbered])
-    np.maximum.at(high, chunk_of[numbered], number[numbered])
-    order = np.argsort(low, kind="stable")
-    place = np.searchsorted(low[order], numbers, side="right") - 1
-    nearest = order[np.maximum(place, 0)]
-    inside = (place >= 0) & (numbers >= 0) & (numbers <= high[nearest])
-    return np.where(inside, nearest, -1)
+        return
+    lowest, highest = np.full(len(chunks), _NO_NUMBER), np.full(len(chunks), -1, np.int64)
+    np.minimum.at(lowest, chunk_of_row[numbered], kernels.number[numbered])
+    np.maximum.at(highest, chunk_of_row[numbered], kernels.number[numbered])
+    # The candidate for a number is the backward with the highest lowest number that is not above it.
+    by_lowest = np.argsort(lowest, kind="stable")
+    number = kernels.number[forward]
+    position = np.searchsorted(lowest[by_lowest], number, side="right") - 1
+    candidate = by_lowest[np.maximum(position, 0)]
+    is_inside = (position >= 0) & (number >= 0) & (number <= highest[candidate])
+    chunk_of_row[forward[is_inside]] = candidate[is_inside]
 
 
-def _leftovers(chunk_of: Ints, forward: Ints, took: Ints, view: View, work: Work) -> Ints:
-    """Forward kernels without a backward: what no message parts from a forward is part of it, and so are small bits.
+def _place_unmatched_forwards(chunk_of_row: Ints, kernels: Kernels, chunks: ChunkList) -> None:
+    """Assign the forward kernels that belong to no backward.
 
-    The rest is a forward whose backward is not in the trace; it gets a pair of its own here.
+    A run of them joins the forward next to it if no message was launched between. A short run joins the forward
+    launched nearest in time, unless that one's backward had begun: then it is something else, such as gradients scaled
+    at the end of the step. Any other run is a forward whose backward is not in the trace, and a chunk of its own.
     """
-    chunk_of, host, messages = chunk_of.copy(), view.host, view.messages
-    free = forward[chunk_of[forward] < 0]
-    if not len(free):
-        return chunk_of
-    owned = forward[chunk_of[forward] >= 0]
-    placed = np.flatnonzero(chunk_of >= 0)
-    forwards = np.zeros(len(chunk_of), bool)
-    forwards[owned] = True
-    usual = np.median(np.bincount(chunk_of[owned], took[owned])[np.unique(chunk_of[owned])]) if len(owned) else 0
-    others = np.sort(np.concatenate([host[placed], messages]))
-    begun = np.full(work.count, np.iinfo(np.int64).max)  # when each pair's backward was first launched
-    back = placed[~forwards[placed]]
-    np.minimum.at(begun, chunk_of[back], host[back])
-    passed = np.searchsorted(messages, host)  # messages launched before each
-    pieces = split_at(free, np.flatnonzero(np.diff(runs(free, host, others))) + 1)
-    after = np.searchsorted(placed, [rows[0] for rows in pieces]).tolist()
-    for at, rows in zip(after, pieces, strict=True):
-        beside = [placed[k] for k in (at - 1, at) if 0 <= k < len(placed) and forwards[placed[k]]]
-        clear = [k for k in beside if passed[k] == passed[rows[0]]]
-        if clear:
-            chunk_of[rows] = chunk_of[clear[0]]
-        elif len(owned) and took[rows].sum() < 0.3 * usual:
-            near = owned[np.argmin(np.abs(host[owned] - host[rows[0]]))]
-            if host[rows[0]] < begun[chunk_of[near]]:  # else gradients that are scaled at the end of the step, say
-                chunk_of[rows] = chunk_of[near]
+    host_ns, duration = kernels.host_ns, kernels.duration_ns
+    forward = kernels.rows_of(FORWARD)
+    matched, unmatched = forward[chunk_of_row[forward] >= 0], forward[chunk_of_row[forward] < 0]
+    if not len(unmatched):
+        return
+    placed = np.flatnonzero(chunk_of_row >= 0)  # forward and autograd kernels that have a chunk
+    is_matched = np.zeros(len(chunk_of_row), bool)
+    is_matched[matched] = True
+    max_stray_ns = 0.0
+    if len(matched):
+        chunk_of_matched = chunk_of_row[matched]
+        forward_ns = np.bincount(chunk_of_matched, duration[matched])[np.unique(chunk_of_matched)]
+        max_stray_ns = _MAX_SHARE_OF_STRAY_FORWARD * np.median(forward_ns)
+    backward_began_ns = np.full(len(chunks), np.iinfo(np.int64).max)
+    autograd = placed[~is_matched[placed]]
+    np.minimum.at(backward_began_ns, chunk_of_row[autograd], host_ns[autograd])
+    messages_before = np.searchsorted(kernels.message_ns, host_ns)
+    barrier_ns = np.sort(np.concatenate([host_ns[placed], kernels.message_ns]))
+    for rows in split_at_barriers(unmatched, host_ns, barrier_ns):
+        first = rows[0]
+        following = int(np.searchsorted(placed, first))
+        neighbours = placed[max(following - 1, 0) : following + 1]  # the placed kernels right before and right behind
+        neighbours = neighbours[is_matched[neighbours] & (messages_before[neighbours] == messages_before[first])]
+        if len(neighbours):
+            chunk_of_row[rows] = chunk_of_row[neighbours[0]]
+        elif len(matched) and duration[rows].sum() < max_stray_ns:
+            nearest = chunk_of_row[matched[np.argmin(np.abs(host_ns[matched] - host_ns[first]))]]
+            if host_ns[first] < backward_began_ns[nearest]:
+                chunk_of_row[rows] = nearest
         else:
-            chunk_of[rows] = work.add(None)
-    return chunk_of
+            chunk_of_row[rows] = chunks.add()
 
 
-def _orphans(chunk_of: Ints, side: npt.NDArray[np.int8], view: View, work: Work) -> tuple[Ints, set[int]]:
-    """Backwards whose numbers no forward has: tied to forwards without a backward by position, first in, first out.
+def _pair_orphan_backwards(chunk_of_row: Ints, kernels: Kernels, chunks: ChunkList) -> set[int]:
+    """Pair backwards whose numbers no forward has with forwards that have no backward, first in, first out.
 
-    So it is with traces without sequence numbers, and with recomputed layers, whose backward walks over new numbers.
-    One backward is then what no forward and no message interrupts.
+    Recomputed layers are an example: the backward walks over new numbers. An orphan backward is then a run of its
+    kernels that no forward, no other backward and no message interrupts.
+
+    Returns:
+        The chunks that were paired by position alone.
+
     """
-    engine, forward = side == ENGINE, side == FORWARD
-    owned = set(np.unique(chunk_of[forward & (chunk_of >= 0)]).tolist())
-    kept = np.array([work.is_w[c] or c in owned for c in range(work.count)], bool)
-    orphan = np.flatnonzero(engine & (chunk_of >= 0) & ~kept[chunk_of]) if work.count else np.zeros(0, np.int64)
-    with_backward = set(np.unique(chunk_of[engine & (chunk_of >= 0)]).tolist())
-    placed = np.flatnonzero(forward & (chunk_of >= 0))
-    chunks, first = np.unique(chunk_of[placed], return_index=True)
-    launched = {c: int(at) for c, at in zip(chunks.tolist(), view.host[placed[first]], strict=True)}
-    lonely = deque(sorted(owned - with_backward, key=lambda c: launched[c]))
-    if not len(orphan) or not lonely:
-        return chunk_of, set()
-    others = engine.copy()
-    others[orphan] = False
-    barrier = np.sort(np.concatenate([view.host[forward | others], view.messages]))
-    run = runs(orphan, view.host, barrier)
-    tied, guessed = chunk_of.copy(), set()
-    for rows in split_at(orphan, np.flatnonzero(np.diff(run)) + 1):
-        if lonely and launched[lonely[0]] < view.host[rows[0]]:
-            guessed.add(lonely[0])
-            tied[rows] = lonely.popleft()
-    return tied, guessed
+    host_ns = kernels.host_ns
+    forward = np.flatnonzero((kernels.category == FORWARD) & (chunk_of_row >= 0))
+    autograd = np.flatnonzero((kernels.category == AUTOGRAD) & (chunk_of_row >= 0))
+    forward_chunks, first = np.unique(chunk_of_row[forward], return_index=True)
+    launch_of_forward = dict(zip(forward_chunks.tolist(), host_ns[forward[first]].tolist(), strict=True))
+    is_orphan = ~(
+        np.isin(chunk_of_row[autograd], forward_chunks) | np.array(chunks.is_weight, bool)[chunk_of_row[autograd]]
+    )
+    orphan = autograd[is_orphan]
+    unpaired = launch_of_forward.keys() - set(chunk_of_row[autograd].tolist())
+    if not len(orphan) or not unpaired:
+        return set()
+    waiting = deque(sorted(unpaired, key=lambda chunk: launch_of_forward[chunk]))
+    is_other = np.isin(kernels.category, (FORWARD, AUTOGRAD))
+    is_other[orphan] = False
+    barrier_ns = np.sort(np.concatenate([host_ns[is_other], kernels.message_ns]))
+    paired = set()
+    for rows in split_at_barriers(orphan, host_ns, barrier_ns):
+        if waiting and launch_of_forward[waiting[0]] < host_ns[rows[0]]:
+            chunk = waiting.popleft()
+            paired.add(chunk)
+            chunk_of_row[rows] = chunk
+    return paired

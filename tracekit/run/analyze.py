@@ -16,7 +16,7 @@ from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import OptionError
 from tracekit.parsers.ranks import unknown_rank
-from tracekit.reconstruct.roles import split_layout
+from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.run.driver import (
     MEASURE_BYTES_FOR_PROCESSES,
     Span,

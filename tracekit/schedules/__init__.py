@@ -1,4 +1,4 @@
-"""Ideal pipeline schedules: generate by name, simulate on a clock, read your own.
+"""Ideal pipeline schedules: generate them by name, simulate them on a clock, read and register your own.
 
 >>> from tracekit.schedules import Times, generate, simulate
 >>> done = simulate(generate("dualpipe", pp=8, microbatches=20), Times(F=1, I=1, W=1, B=2, FB=3))
@@ -9,11 +9,10 @@
 from __future__ import annotations
 
 from tracekit.schedules.blocks import BlockTimes, block, block_times
-from tracekit.schedules.catalogue import CATALOGUE as _CATALOGUE
+from tracekit.schedules.catalogue import Entry, Sizes
 from tracekit.schedules.files import read_orders, write_orders
 from tracekit.schedules.ops import Op
-from tracekit.schedules.registry import Entry, Sizes, describe, generate, names, register, unregister
-from tracekit.schedules.registry import add_entry as _add_entry
+from tracekit.schedules.registry import describe, generate, names, register, unregister
 from tracekit.schedules.schedule import Schedule
 from tracekit.schedules.simulation import Simulation
 from tracekit.schedules.simulator import simulate
@@ -43,5 +42,7 @@ __all__ = [
     "write_orders",
 ]
 
-for _entry in _CATALOGUE:
-    _add_entry(_entry)
+
+def __dir__() -> list[str]:
+    """Return the public names: modules of the package and private helpers are not shown."""
+    return __all__

@@ -1,8 +1,8 @@
-"""What is inside a block: the tasks of a Mixture-of-Experts layer on three lanes.
+"""Tasks inside a block of a schedule: a Mixture-of-Experts layer on three lanes.
 
-Computation, communication and offload run beside each other; each lane takes its tasks in order, and a task waits for
-what it needs. In a steady FB block (Kimi K2, DualPipe) the forward of one micro-batch hides the communication of the
-other's backward and the other way round:
+Computation, communication and offload run at the same time. Each lane runs its tasks in order, and a task waits for
+those it depends on. In a steady FB block (Kimi K2, DualPipe) the forward of one micro-batch hides the communication of
+the other's backward, and the backward that of the forward:
 
     computation    attn(F)     mlp(B)       mlp(W)  mlp(F)    attn(B)     attn(W)
     communication  combine(B)  dispatch(F)  dispatch(B)       combine(F)  PP
@@ -29,7 +29,7 @@ BlockKind = Literal["F", "B", "FB"]
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """Durations of one layer's tasks, and of what happens once per block: PP, offload and onload."""
+    """Durations of the tasks of one layer, and of the tasks that run once per block: pp, offload and onload."""
 
     attention: float = 2
     mlp: float = 2
@@ -51,7 +51,7 @@ class BlockTimes:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One piece of work: its lane, its label, how long it takes and which tasks it waits for."""
+    """One task: its lane, its label, its duration and the tasks it waits for."""
 
     name: str
     lane: str
@@ -85,18 +85,18 @@ class Block:
 
     @property
     def duration(self) -> float:
-        """End of the last task on any lane: a long offload holds up the next block."""
+        """End of the last task on any lane: a long offload delays the next block."""
         return float(self.cells["end"].max())  # type: ignore[arg-type]
 
     @property
     def exposed(self) -> float:
-        """Time of the block in which computation stands still."""
+        """Time of the block in which no computation runs."""
         busy = self.cells.filter(pl.col("lane") == "Computation").select((pl.col("end") - pl.col("start")).sum())
         return self.duration - float(busy.item())
 
 
 def block(kind: BlockKind, times: BlockTimes | None = None, *, layers: int = 1) -> Block:
-    """Return the block of a phase: F (warm-up), FB (steady) or B (cool-down), of so many layers.
+    """Return the block of a phase: F (warm-up), FB (steady) or B (cool-down).
 
     >>> block("F", layers=2).cells.filter(pl.col("lane") == "Computation")["task"].to_list()
     ['attn(F) 0', 'mlp(F) 0', 'attn(F) 1', 'mlp(F) 1']
@@ -105,66 +105,66 @@ def block(kind: BlockKind, times: BlockTimes | None = None, *, layers: int = 1) 
         raise ScheduleError(f"layers must be 1 or more; got {layers}")
     if kind not in PHASES.values():
         raise ScheduleError(f"no block is called {kind!r}", hint="F, B or FB")
-    t = times or BlockTimes()
-    tasks: list[Task] = []
-    for layer in range(layers):
-        tasks += {"F": _forward, "B": _backward, "FB": _pair}[kind](t, layer, layers)
-    return Block(kind, (*tasks, *_ends(kind, t, layers)))
+    times = times or BlockTimes()
+    layer_tasks = {"F": _forward_tasks, "B": _backward_tasks, "FB": _overlapped_tasks}[kind]
+    tasks = [task for layer in range(layers) for task in layer_tasks(times, layer, layers)]
+    return Block(kind, (*tasks, *_tasks_once_per_block(kind, times, layers)))
 
 
 def block_times(times: BlockTimes | None = None, *, layers: int = 1) -> Times:
-    """Return times of whole ops, from the tasks inside them, for ``simulate``.
+    """Return the times of whole ops for ``simulate``, from the tasks inside them.
 
     >>> block_times().FB < block_times().F + block_times().B
     True
     """
-    f, b, fb = (block(kind, times, layers=layers).duration for kind in ("F", "B", "FB"))
-    t = times or BlockTimes()
-    w = layers * (t.attention_wgrad + t.mlp_wgrad)
-    return Times(F=f, I=b - w, W=w, B=b, FB=fb)
+    times = times or BlockTimes()
+    forward, backward, both = (block(kind, times, layers=layers).duration for kind in ("F", "B", "FB"))
+    weight = layers * (times.attention_wgrad + times.mlp_wgrad)
+    return Times(F=forward, I=backward - weight, W=weight, B=backward, FB=both)
 
 
 def _name(task: str, layer: int, layers: int) -> str:
+    """Return the name of a task, with its layer if there are several."""
     return task if layers == 1 else f"{task} {layer}"
 
 
-def _forward(t: BlockTimes, layer: int, layers: int) -> list[Task]:
-    """Attention, dispatch, MLP, combine, one after the other: nothing to hide behind."""
-    attn, sent, mlp, back = (_name(x, layer, layers) for x in ("attn(F)", "dispatch(F)", "mlp(F)", "combine(F)"))
+def _forward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
+    """Return attention, dispatch, MLP and combine, which run one after the other."""
+    attn, dispatch, mlp, combine = (_name(x, layer, layers) for x in ("attn(F)", "dispatch(F)", "mlp(F)", "combine(F)"))
     before = (_name("combine(F)", layer - 1, layers),) if layer else ()
     return [
         Task(attn, LANES[0], "forward", t.attention, before),
-        Task(sent, LANES[1], "ep_dispatch", t.dispatch, (attn,)),
-        Task(mlp, LANES[0], "forward", t.mlp, (sent,)),
-        Task(back, LANES[1], "ep_combine", t.combine, (mlp,)),
+        Task(dispatch, LANES[1], "ep_dispatch", t.dispatch, (attn,)),
+        Task(mlp, LANES[0], "forward", t.mlp, (dispatch,)),
+        Task(combine, LANES[1], "ep_combine", t.combine, (mlp,)),
     ]
 
 
-def _backward(t: BlockTimes, layer: int, layers: int) -> list[Task]:
-    """Backward of combine, MLP, dispatch and attention; the weight gradients hide what they can."""
+def _backward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
+    """Return the backwards of combine, MLP, dispatch and attention; weight gradients hide some communication."""
     names = ("combine(B)", "mlp(B)", "dispatch(B)", "mlp(W)", "attn(B)", "attn(W)")
-    back, mlp, sent, mlp_w, attn, attn_w = (_name(x, layer, layers) for x in names)
+    combine, mlp, dispatch, mlp_w, attn, attn_w = (_name(x, layer, layers) for x in names)
     before = (_name("attn(B)", layer - 1, layers),) if layer else ()
     return [
-        Task(back, LANES[1], "ep_combine", t.combine, before),
-        Task(mlp, LANES[0], "dgrad", t.mlp_dgrad, (back,)),
-        Task(sent, LANES[1], "ep_dispatch", t.dispatch, (mlp,)),
+        Task(combine, LANES[1], "ep_combine", t.combine, before),
+        Task(mlp, LANES[0], "dgrad", t.mlp_dgrad, (combine,)),
+        Task(dispatch, LANES[1], "ep_dispatch", t.dispatch, (mlp,)),
         Task(mlp_w, LANES[0], "wgrad", t.mlp_wgrad, (mlp,)),
-        Task(attn, LANES[0], "dgrad", t.attention_dgrad, (sent,)),
+        Task(attn, LANES[0], "dgrad", t.attention_dgrad, (dispatch,)),
         Task(attn_w, LANES[0], "wgrad", t.attention_wgrad, (attn,)),
     ]
 
 
-def _pair(t: BlockTimes, layer: int, layers: int) -> list[Task]:
-    """Both at once: each communication runs beside the other micro-batch's computation."""
-    tasks = {task.name: task for task in (*_forward(t, layer, layers), *_backward(t, layer, layers))}
-    order: tuple[str, ...] = ("combine(B)", "attn(F)", "dispatch(F)", "mlp(B)", "dispatch(B)", "mlp(W)", "mlp(F)")
-    order += ("combine(F)", "attn(B)", "attn(W)")
-    return [tasks[_name(x, layer, layers)] for x in order]
+def _overlapped_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
+    """Return forward and backward together: each communication beside the other micro-batch's computation."""
+    tasks = {task.name: task for task in (*_forward_tasks(t, layer, layers), *_backward_tasks(t, layer, layers))}
+    order = ("combine(B)", "attn(F)", "dispatch(F)", "mlp(B)", "dispatch(B)", "mlp(W)", "mlp(F)", "combine(F)",
+             "attn(B)", "attn(W)")  # fmt: skip
+    return [tasks[_name(task, layer, layers)] for task in order]
 
 
-def _ends(kind: str, t: BlockTimes, layers: int) -> list[Task]:
-    """Add what happens once per block: PP beside the last attn(W), offload and onload beside everything."""
+def _tasks_once_per_block(kind: str, t: BlockTimes, layers: int) -> list[Task]:
+    """Return the send of the results (PP), and offload and onload, which depend on nothing in the block."""
     last = layers - 1
     results = {"F": ("combine(F)",), "B": ("attn(B)",), "FB": ("combine(F)", "attn(B)")}[kind]
     tasks = [Task("PP", LANES[1], "pp_comm", t.pp, tuple(_name(x, last, layers) for x in results))]
@@ -176,14 +176,16 @@ def _ends(kind: str, t: BlockTimes, layers: int) -> list[Task]:
 
 
 def _run(tasks: Sequence[Task]) -> dict[str, float]:
-    """Return the end of every task: lanes run in order, tasks start when what they need is ready."""
-    lanes = {lane: [task for task in tasks if task.lane == lane] for lane in {task.lane: None for task in tasks}}
+    """Return the end of every task: lanes run in order, tasks start when those they wait for have ended."""
+    lanes: dict[str, list[Task]] = {}  # tasks to run
+    for task in tasks:
+        lanes.setdefault(task.lane, []).append(task)
     ends: dict[str, float] = {}
     free = dict.fromkeys(lanes, 0.0)
     while any(lanes.values()):
-        ready = [lane for lane, left in lanes.items() if left and all(name in ends for name in left[0].after)]
+        ready = [lane for lane, waiting in lanes.items() if waiting and all(name in ends for name in waiting[0].after)]
         if not ready:
-            stuck = ", ".join(left[0].name for left in lanes.values() if left)
+            stuck = ", ".join(waiting[0].name for waiting in lanes.values() if waiting)
             raise DeadlockError(f"block: {stuck} wait for each other", hint="change the order on a lane")
         for lane in ready:
             task = lanes[lane].pop(0)

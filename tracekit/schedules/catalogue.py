@@ -1,25 +1,91 @@
-"""The schedules that come with tracekit, as data: what each is, who found it, and which sizes it takes."""
+"""Catalogue of the schedules that come with tracekit: generator, source and accepted sizes of each."""
 
 from __future__ import annotations
 
-from tracekit.schedules import chimera, classic, controllable, dualpipe, greedy, interleaved, zero_bubble
-from tracekit.schedules.registry import Entry, Sizes
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-_GROUPS = (
+import msgspec
+
+from tracekit.schedules import classic, controllable, dualpipe, greedy, interleaved, zero_bubble
+from tracekit.schedules.ops import Op
+from tracekit.schedules.times import Times
+
+
+class Sizes(NamedTuple):
+    """Sizes and times of the schedule to generate. ``group`` is 0 where the schedule has no groups.
+
+    >>> Sizes(pp=4, microbatches=8, virtual=1, group=0, times=Times()).pp
+    4
+    """
+
+    pp: int
+    microbatches: int
+    virtual: int
+    group: int
+    times: Times
+
+
+Orders = Iterable[Sequence[Op] | str]
+"""The order of each rank: ops, or a line in the notation."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A schedule of the registry.
+
+    >>> from tracekit.schedules import describe
+    >>> describe("1f1b").virtual
+    1
+    """
+
+    name: str
+    build: Callable[[Sizes], Orders]
+    summary: str
+    source: str = ""
+    constraint: str = ""
+    """Sizes it accepts, in words: "dualpipe needs …"; empty if it accepts any."""
+    holds: Callable[[Sizes], bool] = lambda _: True
+    """Whether the constraint holds for some sizes."""
+    virtual: int | None = 1
+    """Chunks per rank; None: the user chooses (default 2)."""
+    default_group: Callable[[int, int], int | None] | None = None
+    """Micro-batches per group for some ranks and micro-batches; None: the schedule has no groups."""
+    pipeline: bool = True
+    """Whether it is a pipeline of micro-batches; weight-reload is not."""
+    searched: bool = False
+    """Whether its order is searched for the given times, so that its sizes do not determine it."""
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the entry as plain data, for ``tracekit schedule --list --json``."""
+        return {key: getattr(self, key) for key in ("name", "summary", "source", "constraint")}
+
+
+_GROUP_CONSTRAINT = (
     "needs micro-batches that divide into equal groups of about pp, or a group G with pp ≤ G ≤ microbatches "
     "whose rest is 0 or at least pp micro-batches"
 )
 
 
-def _grouped(n: Sizes) -> bool:
+def _has_valid_group(n: Sizes) -> bool:
+    """Return whether ``_GROUP_CONSTRAINT`` holds."""
     if n.group == interleaved.default_group(n.pp, n.microbatches):
         return True
     rest = n.microbatches % n.group if n.group else 1
     return n.pp <= n.group <= n.microbatches and (rest == 0 or rest >= n.pp)
 
 
-def _even(n: Sizes) -> bool:
-    return n.pp % 2 == 0
+def _grouped_entry(name: str, build: Callable[[Sizes], Orders], *, summary: str, source: str) -> Entry:
+    """Return the entry of an interleaved schedule, whose micro-batches run in groups."""
+    return Entry(
+        name,
+        build,
+        summary,
+        source,
+        constraint=f"{name} {_GROUP_CONSTRAINT}",
+        holds=_has_valid_group,
+        virtual=None,
+        default_group=interleaved.default_group,
+    )
 
 
 CATALOGUE = (
@@ -35,25 +101,17 @@ CATALOGUE = (
         summary="one forward, one backward: warm up, alternate, drain",
         source="Narayanan et al. 2021, arXiv:2006.09503",
     ),
-    Entry(
+    _grouped_entry(
         "interleaved",
         lambda n: interleaved.interleaved(n.pp, n.microbatches, n.virtual, n.group),
         summary="1F1B over several chunks per rank (Megatron's virtual pipeline)",
         source="Narayanan et al. 2021, arXiv:2104.04473",
-        constraint=f"interleaved {_GROUPS}",
-        holds=_grouped,
-        virtual=None,
-        default_group=interleaved.default_group,
     ),
-    Entry(
+    _grouped_entry(
         "interleaved-overlap",
         lambda n: interleaved.interleaved_overlap(n.pp, n.microbatches, n.virtual, n.group),
         summary="interleaved with one warm-up more, every steady pair overlapped (Kimi K2)",
         source="Kimi K2 2025, arXiv:2507.20534; Megatron's MoE overlap",
-        constraint=f"interleaved-overlap {_GROUPS}",
-        holds=_grouped,
-        virtual=None,
-        default_group=interleaved.default_group,
     ),
     Entry(
         "looped-bfs",
@@ -88,15 +146,11 @@ CATALOGUE = (
         source="Qi et al. 2023, arXiv:2401.10241",
         searched=True,
     ),
-    Entry(
+    _grouped_entry(
         "interleaved-zb",
         lambda n: interleaved.interleaved_zero_bubble(n.pp, n.microbatches, n.virtual, n.group),
         summary="interleaved with the backward split in two (PyTorch)",
         source="PyTorch, torch.distributed.pipelining",
-        constraint=f"interleaved-zb {_GROUPS}",
-        holds=_grouped,
-        virtual=None,
-        default_group=interleaved.default_group,
     ),
     Entry(
         "zb-v",
@@ -121,11 +175,11 @@ CATALOGUE = (
     ),
     Entry(
         "chimera",
-        lambda n: chimera.chimera(n.pp, n.microbatches),
+        lambda n: classic.chimera(n.pp, n.microbatches),
         summary="two pipelines through the same ranks, one down and one up",
         source="Li and Hoefler 2021, arXiv:2107.06925",
         constraint="chimera needs an even number of ranks and micro-batches in multiples of pp",
-        holds=lambda n: _even(n) and n.microbatches % n.pp == 0,
+        holds=lambda n: n.pp % 2 == 0 and n.microbatches % n.pp == 0,
     ),
     Entry(
         "dualpipe",
@@ -133,7 +187,7 @@ CATALOGUE = (
         summary="micro-batches enter at both ends; forwards and backwards overlapped in pairs (DeepSeek-V3)",
         source="DeepSeek-AI 2024, arXiv:2412.19437",
         constraint="dualpipe needs an even number of ranks and at least 2×pp micro-batches",
-        holds=lambda n: _even(n) and n.microbatches >= 2 * n.pp,
+        holds=lambda n: n.pp % 2 == 0 and n.microbatches >= 2 * n.pp,
         virtual=2,
     ),
     Entry(

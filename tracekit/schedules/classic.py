@@ -1,6 +1,6 @@
-"""GPipe and 1F1B: one stage per rank.
+"""GPipe, 1F1B and Chimera: one stage per rank and direction, whole backwards.
 
-GPipe: Huang et al. 2019. 1F1B: PipeDream-Flush, Narayanan et al. 2021.
+GPipe: Huang et al. 2019. 1F1B: PipeDream-Flush, Narayanan et al. 2021. Chimera: Li and Hoefler 2021.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from tracekit.schedules.ops import Op, backward, forward
 
 
 def gpipe(pp: int, microbatches: int) -> list[list[Op]]:
-    """All forwards, then all backwards, first in, first out.
+    """Run all forwards, then all backwards, first in, first out.
 
     >>> gpipe(1, 2)
     [[Op(0F0), Op(0F1), Op(0B0), Op(0B1)]]
@@ -19,16 +19,41 @@ def gpipe(pp: int, microbatches: int) -> list[list[Op]]:
 
 
 def one_f_one_b(pp: int, microbatches: int) -> list[list[Op]]:
-    """Warm up with one forward for each rank behind, then alternate, then drain.
+    """Run one forward for each rank behind, then forwards and backwards in turn, then the backwards left.
 
     >>> one_f_one_b(2, 2)[1]
     [Op(1F0), Op(1B0), Op(1F1), Op(1B1)]
     """
-    return [_one_f_one_b(rank, min(pp - 1 - rank, microbatches), microbatches) for rank in range(pp)]
+    orders = []
+    for rank in range(pp):
+        warmup = min(pp - 1 - rank, microbatches)
+        # 1. warm up
+        order = [forward(rank, i) for i in range(warmup)]
+        # 2. steady: one forward, one backward
+        for i in range(microbatches - warmup):
+            order += [forward(rank, warmup + i), backward(rank, i)]
+        # 3. cool down
+        order += [backward(rank, i) for i in range(microbatches - warmup, microbatches)]
+        orders.append(order)
+    return orders
 
 
-def _one_f_one_b(rank: int, warmup: int, microbatches: int) -> list[Op]:
-    order = [forward(rank, i) for i in range(warmup)]
-    for k in range(microbatches - warmup):
-        order += [forward(rank, warmup + k), backward(rank, k)]
-    return order + [backward(rank, k) for k in range(microbatches - warmup, microbatches)]
+def chimera(pp: int, microbatches: int) -> list[list[Op]]:
+    """Run two pipelines through the same ranks, one down and one up.
+
+    Micro-batches are taken in units of pp, half of them each way. Every op has its time slot; ranks run in the order of
+    the slots.
+
+    >>> " ".join(map(str, chimera(2, 2)[0]))
+    '0F0 1F1 1B1 0B0'
+    """
+    slots: list[list[tuple[int, Op]]] = [[] for _ in range(pp)]
+    for unit in range(microbatches // pp):
+        for i in range(pp // 2):
+            down, up = unit * pp + i, unit * pp + pp // 2 + i
+            first_slot = 2 * pp * unit + 2 * i
+            for stage in range(pp):
+                for rank, microbatch in ((stage, down), (pp - 1 - stage, up)):
+                    slots[rank].append((first_slot + stage, forward(stage, microbatch)))
+                    slots[rank].append((first_slot + 2 * pp - 1 - stage, backward(stage, microbatch)))
+    return [[op for _, op in sorted(ops, key=lambda slot_and_op: slot_and_op[0])] for ops in slots]

@@ -1,4 +1,4 @@
-"""Custom schedules from files: the notation, one line per rank."""
+"""Custom schedules in text files: the notation of ops, one line per rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tracekit._util.files import atomic_write
 from tracekit.errors import InputError, ScheduleError
-from tracekit.schedules.ops import Op
+from tracekit.schedules.ops import Op, parse_orders
 from tracekit.schedules.schedule import Schedule
 
 
@@ -28,14 +28,16 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
         raise InputError(
             f"{file}: cannot be read: {reason}", hint="one line per rank, as in 0F0 0F1 0B0 0B1"
         ) from error
-    ranks = tuple(_line(file, number, line) for number, line in _lines(text))
+    # Lines without ops are blank or comments: every rank has ops.
+    lines = enumerate((line.partition("#")[0] for line in text.splitlines()), start=1)
+    ranks = tuple(_parse_line(file, number, line) for number, line in lines if line.strip())
     ops = [op for rank in ranks for op in rank]
     if not ops:
         raise ScheduleError(f"{file}: has no ops", hint="write one line per rank, as in 0F0 0F1 0B0 0B1")
     microbatches = 1 + max(max(op.microbatch, op.b_microbatch or 0) for op in ops)
     virtual = max(len({op.stage for op in rank}) for rank in ranks)
     schedule = Schedule(file.stem, len(ranks), microbatches, virtual, ranks)
-    _ = schedule.edges  # every op once, or an error that names it
+    _ = schedule.edges  # raises if an op is missing or doubled
     return schedule
 
 
@@ -53,14 +55,8 @@ def write_orders(schedule: Schedule, path: str | os.PathLike[str]) -> None:
         part.write_text("".join(" ".join(rank) + "\n" for rank in schedule.orders()), encoding="utf-8")
 
 
-def _lines(text: str) -> list[tuple[int, str]]:
-    """Lines with ops, and their numbers; a rank without ops is not possible."""
-    lines = ((number, line.split("#", 1)[0].strip()) for number, line in enumerate(text.splitlines(), 1))
-    return [(number, line) for number, line in lines if line]
-
-
-def _line(file: Path, number: int, line: str) -> tuple[Op, ...]:
+def _parse_line(file: Path, number: int, line: str) -> tuple[Op, ...]:
     try:
-        return tuple(Op.parse(word) for word in line.split())
+        return parse_orders(line)
     except ScheduleError as error:
         raise ScheduleError(f"{file}: line {number}: {error.message}", hint=error.hint) from error

@@ -1,8 +1,8 @@
 """ZB-1p and ZB-2p: an order searched for the given times under a memory limit (Qi et al. 2023, section 3.1).
 
-Micro-batch by micro-batch, a forward sweeps down the ranks and a backward for input sweeps up. W fills a gap when
-it fits, when memory is full, or when the gap would make the rank the one with the most idle time. The best of all
-combinations of the heuristic's switches is kept.
+Micro-batch by micro-batch, forwards are placed down the ranks and backwards for input up the ranks. A W is placed into
+a gap if it fits, if memory is full, or if the gap would make the rank the one with the most idle time. The search tries
+all combinations of the heuristic's options and returns the shortest order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ def search(pp: int, microbatches: int, times: Times, *, limit: int) -> list[list
     '1F0 1I0 1F1 1I1 1W0 1W1'
     """
     best: _Plan | None = None
-    for freed_by_i, *switches in itertools.product((0, 1), (False, True), (False, True), (False, True)):
+    options = itertools.product((0, 1), (False, True), (False, True), (False, True))
+    for freed_by_i, overfill, hold_back, even_out in options:
         plan = _Plan(pp, microbatches, times, limit, freed_by_i)
-        plan.run(*map(bool, switches))
+        plan.run(overfill=bool(overfill), hold_back=bool(hold_back), even_out=bool(even_out))
         if best is None or plan.length() < best.length():
             best = plan
     assert best is not None
@@ -32,10 +33,10 @@ def search(pp: int, microbatches: int, times: Times, *, limit: int) -> list[list
 
 
 class _Plan:
-    """One run of the heuristic: per rank, what has been placed and until when it is busy.
+    """One run of the heuristic: for each rank the ops placed so far, and the time until which it is busy.
 
-    Memory is counted in halves of a micro-batch's activations. W frees both halves; or, as the paper counts it, I frees
-    what W does not need (*freed_by_i* = 1) and W the rest.
+    Memory is counted in halves of a micro-batch's activations. Either W frees both halves, or, as the paper counts, I
+    frees what W does not need (*freed_by_i* = 1) and W the rest.
     """
 
     def __init__(self, pp: int, microbatches: int, times: Times, limit: int, freed_by_i: int) -> None:
@@ -44,9 +45,9 @@ class _Plan:
         self.p2p = float(np.mean(times.P2P)) + times.p2p_bytes / (times.p2p_bandwidth or 1)
         self.freed_by_i, self.freed_by_w = freed_by_i, 2 - freed_by_i
         self.orders: list[list[Op]] = [[] for _ in range(pp)]
-        self.first = [0.0] * pp
-        self.at = [0.0] * pp
-        self.idle = [0.0] * pp  # inside the order, not before its first op
+        self.first_start = [0.0] * pp
+        self.busy_until = [0.0] * pp
+        self.idle = [0.0] * pp  # between ops, not before the first one
         self.most_idle = 0.0
         self.f_end: list[list[float]] = [[] for _ in range(pp)]
         self.i_end: list[list[float]] = [[] for _ in range(pp)]
@@ -54,103 +55,111 @@ class _Plan:
 
     def length(self) -> tuple[float, float]:
         """Return the longest rank's time and the makespan, less rounding noise."""
-        span = max(at - first for at, first in zip(self.at, self.first, strict=True))
-        return round(span, 9), round(max(self.at), 9)
+        span = max(end - start for end, start in zip(self.busy_until, self.first_start, strict=True))
+        return round(span, 9), round(max(self.busy_until), 9)
 
-    def run(self, overfill: bool, hold_back: bool, even_out: bool) -> None:
+    def run(self, *, overfill: bool, hold_back: bool, even_out: bool) -> None:
         """Place every op.
 
-        *overfill*: forwards before the first backward may delay it; *hold_back*: no forward the next rank has no
-        need of yet; *even_out*: W goes into a gap too small for it when the rank would become the idlest.
+        Args:
+            overfill: Forwards before the first backward may delay it.
+            hold_back: Place no forward before the next rank needs it.
+            even_out: Place W into a gap too small for it if the rank would become the one with the most idle time.
+
         """
         ranks = range(self.pp)
         for rank in ranks:
             self.forward(rank)
-        for rank, more in enumerate(self.warmup(overfill)):
-            for _ in range(more):
+        for rank, count in enumerate(self.count_warmup(overfill)):
+            for _ in range(count):
                 self.forward(rank)
         for i in range(self.microbatches):
             for rank in ranks:
                 if i and self.wants_forward(rank, hold_back):
-                    self.fill(rank, self.f_ready(rank), even_out, room=True)
+                    self.fill(rank, self.f_ready(rank), even_out, make_room=True)
                     self.forward(rank)
             for rank in reversed(ranks):
-                self.fill(rank, self.i_ready(rank), even_out, room=False)
+                self.fill(rank, self.i_ready(rank), even_out, make_room=False)
                 self.backward(rank)
         for rank in ranks:
             while self.w_done[rank] < self.microbatches:
                 self.weight(rank)
 
-    def warmup(self, overfill: bool) -> list[int]:
+    def count_warmup(self, overfill: bool) -> list[int]:
         """Return how many forwards each rank can place after its first before its first backward arrives."""
         more = [0] * self.pp
-        arrival = self.at[-1] + self.i_time + self.p2p
+        most = min(self.microbatches, self.limit) - 1
+        arrival = self.busy_until[-1] + self.i_time + self.p2p
         for rank in reversed(range(self.pp - 1)):
-            room = min(self.microbatches, self.limit) - 1
-            end = self.at[rank]
-            while more[rank] < room and (end < arrival if overfill else end + self.f_time <= arrival):
+            end = self.busy_until[rank]
+            while more[rank] < most and (end < arrival if overfill else end + self.f_time <= arrival):
                 more[rank] += 1
                 end += self.f_time
             arrival = max(end, arrival) + self.i_time + self.p2p
+        # No rank places as many as the rank before it, unless it places all.
         for rank in range(1, self.pp):
             while more[rank] and more[rank] >= more[rank - 1] and 1 + more[rank] < self.microbatches:
                 more[rank] -= 1
         return more
 
     def wants_forward(self, rank: int, hold_back: bool) -> bool:
+        """Return whether a forward can and should be placed on a rank now."""
         placed = len(self.f_end[rank])
         if placed == self.microbatches or (rank and placed == len(self.f_end[rank - 1])):
             return False
-        waiting = len(self.i_end[rank]) - self.w_done[rank]
-        if self.full(rank, after=waiting):
+        weights_to_run = len(self.i_end[rank]) - self.w_done[rank]
+        if self.is_full(rank, after=weights_to_run):
             return False
         if hold_back and rank + 1 < self.pp:
             following = len(self.f_end[rank + 1])
-            in_hand = placed >= following + 2
-            return not in_hand or self.f_end[rank][following] + self.p2p + self.f_time > self.at[rank + 1]
+            is_ahead = placed >= following + 2
+            return not is_ahead or self.f_end[rank][following] + self.p2p + self.f_time > self.busy_until[rank + 1]
         return True
 
-    def full(self, rank: int, *, after: int = 0) -> bool:
-        """Return whether one more forward would break the limit, even *after* so many Ws."""
+    def is_full(self, rank: int, *, after: int = 0) -> bool:
+        """Return whether one more forward would exceed the memory limit, even *after* so many more W."""
         freed = self.freed_by_i * len(self.i_end[rank]) + self.freed_by_w * (self.w_done[rank] + after)
         return 2 * (len(self.f_end[rank]) + 1) - freed > 2 * self.limit
 
     def f_ready(self, rank: int) -> float:
+        """Return when the input of a rank's next forward has arrived."""
         return self.f_end[rank - 1][len(self.f_end[rank])] + self.p2p if rank else 0.0
 
     def i_ready(self, rank: int) -> float:
+        """Return when the inputs of a rank's next backward for input have arrived."""
         i = len(self.i_end[rank])
         own = self.f_end[rank][i]
         return own if rank == self.pp - 1 else max(own, self.i_end[rank + 1][i] + self.p2p)
 
-    def fill(self, rank: int, ready: float, even_out: bool, *, room: bool) -> None:
-        """Place Ws before an op that is ready at *ready*; with *room*, make memory for it."""
+    def fill(self, rank: int, ready: float, even_out: bool, *, make_room: bool) -> None:
+        """Place W before an op that is ready at *ready*; with *make_room*, free memory for it as well."""
         while self.w_done[rank] < len(self.i_end[rank]):
-            gap = ready - self.at[rank]
-            idlest = even_out and gap > 0 and self.idle[rank] + gap > self.most_idle
-            if not (gap >= self.w_time or idlest or (room and self.full(rank))):
+            gap = ready - self.busy_until[rank]
+            becomes_idlest = even_out and gap > 0 and self.idle[rank] + gap > self.most_idle
+            if not (gap >= self.w_time or becomes_idlest or (make_room and self.is_full(rank))):
                 break
             self.weight(rank)
 
     def forward(self, rank: int) -> None:
         op = forward(rank, len(self.f_end[rank]))
-        self.f_end[rank].append(self.place(rank, op, self.f_ready(rank), self.f_time))
+        self.f_end[rank].append(self.append(rank, op, self.f_ready(rank), self.f_time))
 
     def backward(self, rank: int) -> None:
         op = backward_input(rank, len(self.i_end[rank]))
-        self.i_end[rank].append(self.place(rank, op, self.i_ready(rank), self.i_time))
+        self.i_end[rank].append(self.append(rank, op, self.i_ready(rank), self.i_time))
 
     def weight(self, rank: int) -> None:
-        self.place(rank, backward_weight(rank, self.w_done[rank]), 0.0, self.w_time)
+        self.append(rank, backward_weight(rank, self.w_done[rank]), 0.0, self.w_time)
         self.w_done[rank] += 1
 
-    def place(self, rank: int, op: Op, ready: float, taken: float) -> float:
-        start = max(self.at[rank], ready)
+    def append(self, rank: int, op: Op, ready: float, duration: float) -> float:
+        """Append an op to a rank's order; return its end."""
+        start = max(self.busy_until[rank], ready)
         if self.orders[rank]:
-            self.idle[rank] += start - self.at[rank]
+            self.idle[rank] += start - self.busy_until[rank]
             self.most_idle = max(self.most_idle, self.idle[rank])
         else:
-            self.first[rank] = start
+            self.first_start[rank] = start
         self.orders[rank].append(op)
-        self.at[rank] = start + taken
-        return self.at[rank]
+        self.busy_until[rank] = start + duration
+        return self.busy_until[rank]

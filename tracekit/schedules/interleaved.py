@@ -1,4 +1,4 @@
-"""Interleaved schedules: a rank holds every pp-th stage, so each holds `virtual` chunks of the model.
+"""Interleaved schedules: a rank holds every pp-th stage, so it holds ``virtual`` chunks of the model.
 
 Interleaved 1F1B: Narayanan et al. 2021 (Megatron's virtual pipeline). With overlap: Kimi K2 and Megatron's MoE overlap.
 Looped BFS: Lamy-Poirier 2023. Interleaved zero bubble: PyTorch's combination with Qi et al. 2023.
@@ -6,11 +6,13 @@ Looped BFS: Lamy-Poirier 2023. Interleaved zero bubble: PyTorch's combination wi
 
 from __future__ import annotations
 
+from collections import deque
+
 from tracekit.schedules.ops import Op, backward, backward_input, backward_weight, forward, overlapped
 
 
 def default_group(pp: int, microbatches: int) -> int | None:
-    """Micro-batches per group: pp where it divides them, else rounds of equal size, else none.
+    """Return the micro-batches per group: pp if it divides them, else groups of equal size, else None.
 
     >>> default_group(4, 8), default_group(4, 10), default_group(2, 5)
     (4, 5, None)
@@ -22,7 +24,7 @@ def default_group(pp: int, microbatches: int) -> int | None:
 
 
 def chunk_order(microbatches: int, virtual: int, group: int) -> list[tuple[int, int]]:
-    """(chunk, micro-batch) in the order forwards run: group by group, in each chunk by chunk.
+    """Return (chunk, micro-batch) in the order in which forwards run: group by group, in each group chunk by chunk.
 
     >>> order = chunk_order(5, 2, 3)
     >>> "".join(str(i) for _, i in order), "".join(str(c) for c, _ in order)
@@ -37,7 +39,7 @@ def chunk_order(microbatches: int, virtual: int, group: int) -> list[tuple[int, 
 
 
 def interleaved(pp: int, microbatches: int, virtual: int, group: int) -> list[list[Op]]:
-    """Warm up, then one forward, one backward, then drain.
+    """Run a warm-up of forwards, then forwards and backwards in turn, then the backwards left.
 
     >>> interleaved(2, 2, 2, 2)[1]
     [Op(1F0), Op(1F1), Op(3F0), Op(3B0), Op(3F1), Op(3B1), Op(1B0), Op(1B1)]
@@ -50,12 +52,13 @@ def interleaved(pp: int, microbatches: int, virtual: int, group: int) -> list[li
         order = forwards[:warmup]
         for k in range(steady):
             order += [forwards[warmup + k], backwards[k]]
-        orders.append(order + backwards[steady:])
+        order += backwards[steady:]
+        orders.append(order)
     return orders
 
 
 def interleaved_overlap(pp: int, microbatches: int, virtual: int, group: int, *, extra: int = 1) -> list[list[Op]]:
-    """One warm-up forward more, so that the forward and backward of a steady pair are independent and run as one FB.
+    """Run one more forward in the warm-up, so that forward and backward of a steady pair are independent: one FB.
 
     >>> interleaved_overlap(2, 2, 1, 2)
     [[Op(0F0), Op(0F1), Op(0B0), Op(0B1)], [Op(1F0), Op((1F1;1B0)), Op(1B1)]]
@@ -71,7 +74,7 @@ def interleaved_overlap(pp: int, microbatches: int, virtual: int, group: int, *,
 
 
 def looped_bfs(pp: int, microbatches: int, virtual: int) -> list[list[Op]]:
-    """Chunk by chunk all forwards; back again, chunk by chunk, all backwards, last in, first out.
+    """Run all forwards, chunk by chunk, then all backwards in the reverse order.
 
     >>> looped_bfs(1, 2, 2)
     [[Op(0F0), Op(0F1), Op(1F0), Op(1F1), Op(1B1), Op(1B0), Op(0B1), Op(0B0)]]
@@ -84,7 +87,7 @@ def looped_bfs(pp: int, microbatches: int, virtual: int) -> list[list[Op]]:
 
 
 def interleaved_zero_bubble(pp: int, microbatches: int, virtual: int, group: int) -> list[list[Op]]:
-    """Interleaved with the backward split: rank r delays each W by r backwards.
+    """Run the interleaved order with split backwards; rank r runs each W r backwards later.
 
     >>> interleaved_zero_bubble(2, 2, 1, 2)[1]
     [Op(1F0), Op(1I0), Op(1F1), Op(1I1), Op(1W0), Op(1W1)]
@@ -92,15 +95,16 @@ def interleaved_zero_bubble(pp: int, microbatches: int, virtual: int, group: int
     orders = []
     for rank in range(pp):
         forwards, backwards = _passes(pp, rank, microbatches, virtual, group)
-        total = len(forwards)
-        warmup = min((virtual - 1) * group + (pp - 1 - rank), total)
-        weights = [backward_weight(b.stage, b.microbatch) for b in backwards]
+        warmup = min((virtual - 1) * group + (pp - 1 - rank), len(forwards))
+        waiting: deque[Op] = deque()  # weight gradients to run
         order = forwards[:warmup]
-        for k in range(total):
-            order += forwards[warmup + k : warmup + k + 1]
-            order.append(backward_input(backwards[k].stage, backwards[k].microbatch))
-            order += weights[k - rank : k - rank + 1] if k >= rank else []
-        orders.append(order + weights[max(total - rank, 0) :])
+        for k, b in enumerate(backwards):
+            order += forwards[warmup + k : warmup + k + 1]  # none when all have run
+            order.append(backward_input(b.stage, b.microbatch))
+            waiting.append(backward_weight(b.stage, b.microbatch))
+            if k >= rank:
+                order.append(waiting.popleft())
+        orders.append([*order, *waiting])
     return orders
 
 

@@ -1,67 +1,20 @@
-"""Schedules by name: what each is, where it comes from, which sizes it takes; and a place for your own."""
+"""Registry of schedules by name, to which users can add their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
-
-import msgspec
+from collections.abc import Callable
 
 from tracekit._util.text import did_you_mean
 from tracekit.errors import ScheduleError
-from tracekit.schedules.ops import Op, parse_orders
+from tracekit.schedules.catalogue import CATALOGUE, Entry, Orders, Sizes
+from tracekit.schedules.ops import parse_orders
 from tracekit.schedules.schedule import Schedule
 from tracekit.schedules.times import Times
 
+MAX_FORWARDS = 4_000_000
+"""Forwards of a schedule; more would take too much memory."""
 
-class Sizes(NamedTuple):
-    """What a generator is asked for. ``group`` is 0 where the schedule has none.
-
-    >>> Sizes(pp=4, microbatches=8, virtual=1, group=0, times=Times()).pp
-    4
-    """
-
-    pp: int
-    microbatches: int
-    virtual: int
-    group: int
-    times: Times
-
-
-Orders = Iterable[Sequence[Op] | str]
-"""One order a rank: ops, or a line in the notation."""
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """A schedule the registry knows.
-
-    >>> describe("1f1b").virtual
-    1
-    """
-
-    name: str
-    build: Callable[[Sizes], Orders]
-    summary: str
-    source: str = ""
-    constraint: str = ""
-    """Which sizes it takes, in words: "dualpipe needs …"; empty when any will do."""
-    holds: Callable[[Sizes], bool] = lambda _: True
-    virtual: int | None = 1
-    """Chunks per rank, or None where the user chooses (default 2)."""
-    default_group: Callable[[int, int], int | None] | None = None
-    pipeline: bool = True
-    """False for what is not a pipeline of micro-batches (weight-reload)."""
-    searched: bool = False
-    """Whether its order is searched for, with the times that are given: there is no one order of its sizes."""
-
-    def to_dict(self) -> dict[str, str]:
-        """Plain data for ``tracekit schedule --list --json``."""
-        return {key: getattr(self, key) for key in ("name", "summary", "source", "constraint")}
-
-
-MOST_CHUNKS = 4_000_000  # beyond, memory and not the schedule is the question
-
-_ENTRIES: dict[str, Entry] = {}
+_ENTRIES: dict[str, Entry] = {entry.name: entry for entry in CATALOGUE}
 
 
 def register(
@@ -86,11 +39,13 @@ def register(
     """
     if name in _ENTRIES and not replace:
         raise ScheduleError(f"there is already a schedule called {name}", hint="pass replace=True to take its place")
-    return add_entry(Entry(name, build, summary, source, constraint, holds, virtual, default_group))
+    entry = Entry(name, build, summary, source, constraint, holds, virtual, default_group)
+    _ENTRIES[name] = entry
+    return entry
 
 
 def unregister(name: str) -> None:
-    """Forget a schedule.
+    """Remove a schedule.
 
     >>> _ = register("idle", lambda n: [""] * n.pp, summary="nothing runs")
     >>> unregister("idle")
@@ -100,14 +55,8 @@ def unregister(name: str) -> None:
     _ENTRIES.pop(describe(name).name)
 
 
-def add_entry(entry: Entry) -> Entry:
-    """Add an entry as it is; one of the same name is replaced."""
-    _ENTRIES[entry.name] = entry
-    return entry
-
-
 def names() -> list[str]:
-    """Every schedule's name.
+    """Return the names of all schedules.
 
     >>> "dualpipe" in names()
     True
@@ -116,7 +65,7 @@ def names() -> list[str]:
 
 
 def searched_names() -> list[str]:
-    """Names of the schedules whose order is searched for.
+    """Return the names of the schedules whose order is searched for the given times.
 
     >>> searched_names()
     ['zb-1p', 'zb-2p']
@@ -125,7 +74,7 @@ def searched_names() -> list[str]:
 
 
 def describe(name: str) -> Entry:
-    """Return what the registry knows about a schedule; for an unknown name the error suggests the nearest.
+    """Return the entry of a schedule; the error for an unknown name suggests the nearest one.
 
     >>> describe("1f1b").summary
     'one forward, one backward: warm up, alternate, drain'
@@ -149,7 +98,7 @@ def generate(
     group: int | None = None,
     times: Times | None = None,
 ) -> Schedule:
-    """Return the schedule with the order of every rank. Only searched schedules look at *times*.
+    """Return a schedule with the order of every rank. Only searched schedules depend on *times*.
 
     >>> generate("1f1b", pp=2, microbatches=2).orders()
     [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
@@ -164,21 +113,28 @@ microbatches=12
     for size, value in (("pp", pp), ("microbatches", microbatches), ("virtual", virtual), ("group", group)):
         if value is not None and value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")
-    sizes = Sizes(pp, microbatches, _virtual(entry, virtual), _group(entry, pp, microbatches, group), times or Times())
-    if pp * microbatches * sizes.virtual > MOST_CHUNKS:
+    sizes = Sizes(
+        pp=pp,
+        microbatches=microbatches,
+        virtual=_choose_virtual(entry, virtual),
+        group=_choose_group(entry, pp, microbatches, group),
+        times=times or Times(),
+    )
+    if pp * microbatches * sizes.virtual > MAX_FORWARDS:
         raise ScheduleError(
-            f"pp={pp} × microbatches={microbatches} × virtual={sizes.virtual} is more than {MOST_CHUNKS:,} forwards",
+            f"pp={pp} × microbatches={microbatches} × virtual={sizes.virtual} is more than {MAX_FORWARDS:,} forwards",
             hint="use smaller sizes",
         )
     if not entry.holds(sizes):
-        raise _refusal(entry, sizes, group)
+        raise _constraint_error(entry, sizes, group)
     ranks = tuple(parse_orders(rank) if isinstance(rank, str) else tuple(rank) for rank in entry.build(sizes))
     if len(ranks) != pp:
         raise ScheduleError(f"{entry.name}: its generator made {len(ranks)} ranks, not {pp}")
     return Schedule(entry.name, pp, microbatches, sizes.virtual, ranks, sizes.group or None)
 
 
-def _virtual(entry: Entry, virtual: int | None) -> int:
+def _choose_virtual(entry: Entry, virtual: int | None) -> int:
+    """Return the chunks per rank; raise if the schedule does not have as many as requested."""
     if entry.virtual is None:
         return 2 if virtual is None else virtual
     if virtual not in (None, entry.virtual):
@@ -186,7 +142,8 @@ def _virtual(entry: Entry, virtual: int | None) -> int:
     return entry.virtual
 
 
-def _group(entry: Entry, pp: int, microbatches: int, group: int | None) -> int:
+def _choose_group(entry: Entry, pp: int, microbatches: int, group: int | None) -> int:
+    """Return the micro-batches per group, 0 if there are no groups; raise if the schedule has none."""
     if entry.default_group is None:
         if group is not None:
             raise ScheduleError(f"{entry.name} has no groups; got group={group}", hint="leave it out")
@@ -194,7 +151,7 @@ def _group(entry: Entry, pp: int, microbatches: int, group: int | None) -> int:
     return entry.default_group(pp, microbatches) or 0 if group is None else group
 
 
-def _refusal(entry: Entry, sizes: Sizes, group: int | None) -> ScheduleError:
+def _constraint_error(entry: Entry, sizes: Sizes, group: int | None) -> ScheduleError:
     requested = f"pp={sizes.pp}, microbatches={sizes.microbatches}"
     requested += f", virtual={sizes.virtual}" if entry.virtual is None else ""
     requested += f", group={group}" if group is not None else ""

@@ -1,27 +1,27 @@
-"""A schedule as data: per rank, the ops in the order they run, and what each op waits for."""
+"""A schedule as data: the order of ops on every rank, and the ops that each op waits for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from tracekit._util.arrays import Ints
 from tracekit._util.html import html_table
 from tracekit.errors import ScheduleError
 from tracekit.schedules.ops import KINDS, Op
+from tracekit.schedules.running_order import find_running_order
 
-Ints = npt.NDArray[np.int64]
 F, I, W, B, FB = range(len(KINDS))  # codes of the kinds in OpTable  # noqa: E741
 
-SHOWN_OPS = 24
+MAX_OPS_IN_NOTEBOOK = 24
+"""Ops of a rank shown in a notebook."""
 
 
 class OpTable(msgspec.Struct, frozen=True, eq=False):
-    """The ops of all ranks as columns, rank after rank; ``offsets[r]`` is where rank r begins."""
+    """The ops of all ranks as columns, rank after rank; the ops of rank r begin at row ``offsets[r]``."""
 
     rank: Ints
     kind: Ints
@@ -33,7 +33,7 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
 
 
 class Edges(msgspec.Struct, frozen=True, eq=False):
-    """Per op, the index of the op it waits for, -1 for none."""
+    """For each op the indices of the ops it waits for; -1: none."""
 
     previous: Ints  # the op before it on its rank
     forward: Ints  # F of the stage before: what an F or FB receives
@@ -63,7 +63,7 @@ class Schedule:
     group: int | None = None
 
     def orders(self) -> list[list[str]]:
-        """Every rank's order in the notation, as lists of strings."""
+        """Return the order of every rank in the notation, as lists of strings."""
         return [[str(op) for op in rank] for rank in self.ranks]
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Schedule:
 
     def _repr_html_(self) -> str:
         rows = [
-            (rank, " ".join(order[:SHOWN_OPS]) + " …" * (len(order) > SHOWN_OPS))
+            (rank, " ".join(order[:MAX_OPS_IN_NOTEBOOK]) + " …" * (len(order) > MAX_OPS_IN_NOTEBOOK))
             for rank, order in enumerate(self.orders())
         ]
         title = f"{self.name}: {self.pp} ranks, {self.microbatches} micro-batches"
@@ -84,7 +84,7 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """How many stages the model is cut into."""
+        """Number of stages of the model."""
         return int(self.table.stage.max()) + 1
 
     @cached_property
@@ -97,7 +97,7 @@ class Schedule:
         codes = {kind: code for code, kind in enumerate(KINDS)}
         kind = np.array([codes[name] for name in columns[0]], np.int64)
         stage, microbatch = (np.array(column, np.int64) for column in columns[1:3])
-        b_stage, b_microbatch = (_or_none(column) for column in columns[3:])
+        b_stage, b_microbatch = (_as_ints(column) for column in columns[3:])
         backward = (kind == B) | (kind == I) | (kind == W)
         lengths = [len(rank) for rank in self.ranks]
         return OpTable(
@@ -112,73 +112,71 @@ class Schedule:
 
     @cached_property
     def stage_ranks(self) -> Ints:
-        """``stage_ranks[stage, microbatch]``: the rank that holds it, in the direction that micro-batch flows."""
-        forwards = self._makers[0]
-        placement = self.table.rank[forwards]
-        placement.flags.writeable = False
-        return placement
+        """``stage_ranks[stage, microbatch]``: the rank that runs it."""
+        ranks = self.table.rank[self._producers[0]]
+        ranks.flags.writeable = False
+        return ranks
 
     @property
     def both_ways(self) -> bool:
-        """Whether micro-batches flow through the ranks in both directions, so that a rank holds two stages' weights."""
+        """Whether micro-batches flow through the ranks both ways, so that a rank holds weights of two stages."""
         return bool((self.stage_ranks != self.stage_ranks[:, :1]).any())
 
     @cached_property
     def edges(self) -> Edges:
-        """What every op waits for. Raises if an op is missing, doubled or on a rank of its own."""
+        """The ops that every op waits for. Raises if an op is missing, doubled or not on the rank of its forward."""
         table = self.table
-        makes_f, makes_i, _ = self._makers
-        last = makes_f.shape[0] - 1
-        none = np.int64(-1)
-        f_part = (table.kind == F) | (table.kind == FB)
-        b_part = (table.kind == B) | (table.kind == I) | (table.kind == FB)
-        w_part = table.kind == W
+        forwards, backwards, _ = self._producers  # by stage and micro-batch
+        last_stage = forwards.shape[0] - 1
+        has_forward = (table.kind == F) | (table.kind == FB)
+        has_backward = (table.kind == B) | (table.kind == I) | (table.kind == FB)
+        is_weight = table.kind == W
         previous = np.arange(len(table.kind)) - 1
-        first = table.offsets[:-1][np.diff(table.offsets) > 0]
-        previous[first] = none
-        before = makes_f[table.stage - 1, table.microbatch]
-        after = makes_i[np.minimum(table.b_stage + 1, last), table.b_microbatch]
-        own = np.where(w_part, makes_i[table.b_stage, table.b_microbatch], makes_f[table.b_stage, table.b_microbatch])
+        previous[table.offsets[:-1][np.diff(table.offsets) > 0]] = -1  # first op of each rank that has any
+        # Indices outside the table (before the first stage, behind the last) are replaced by -1 below.
+        before = forwards[table.stage - 1, table.microbatch]
+        after = backwards[np.minimum(table.b_stage + 1, last_stage), table.b_microbatch]
+        own_forward = forwards[table.b_stage, table.b_microbatch]
+        own_backward = backwards[table.b_stage, table.b_microbatch]
+        own = np.where(is_weight, own_backward, own_forward)
         return Edges(
             previous=previous,
-            forward=np.where(f_part & (table.stage > 0), before, none),
-            backward=np.where(b_part & (table.b_stage < last), after, none),
-            own=np.where(b_part | w_part, own, none),
+            forward=np.where(has_forward & (table.stage > 0), before, -1),
+            backward=np.where(has_backward & (table.b_stage < last_stage), after, -1),
+            own=np.where(has_backward | is_weight, own, -1),
         )
 
     @cached_property
-    def _makers(self) -> tuple[Ints, Ints, Ints]:
-        """Index of the op that makes each (stage, micro-batch)'s output, input gradient and weight gradient."""
-        table = self.table
-        shape = (int(max(table.stage.max(), table.b_stage.max())) + 1, self.microbatches)
+    def running_order(self) -> Ints:
+        """Indices of all ops, each behind those it depends on; raises if ranks wait for each other."""
+        return find_running_order(self)
+
+    @cached_property
+    def _producers(self) -> tuple[Ints, Ints, Ints]:
+        """Index of the op that produces output, input gradient and weight gradient of each stage and micro-batch."""
+        table, kind = self.table, self.table.kind
+        stages, microbatches = int(max(table.stage.max(), table.b_stage.max())) + 1, self.microbatches
         _check_microbatches(self, max(table.microbatch.max(), table.b_microbatch.max()))
-        kind, index = table.kind, np.arange(len(table.kind))
-        f_part = (kind == F) | (kind == FB)
-        i_part = (kind == B) | (kind == I) | (kind == FB)
-        w_part = (kind == B) | (kind == W) | (kind == FB)
-        parts = (
-            ("F", f_part, table.stage, table.microbatch),
-            ("B", i_part, table.b_stage, table.b_microbatch),
-            ("W", w_part, table.b_stage, table.b_microbatch),
-        )
-        made = []
-        for letter, part, stage, microbatch in parts:
-            if part.sum() < shape[0] * shape[1]:  # a typing slip can name a far stage: do not make a table up to there
-                raise _missing(self, letter, *_first_gap(stage[part] * shape[1] + microbatch[part], shape))
-            flat = stage[part] * shape[1] + microbatch[part]
-            counts = np.bincount(flat, minlength=shape[0] * shape[1])
-            _check_once(self, letter, counts.reshape(shape))
-            maker = np.empty(len(counts), np.int64)
-            maker[flat] = index[part]
-            made.append(maker.reshape(shape))
-        _check_placement(self, *made)
-        return made[0], made[1], made[2]
+        producers = []
+        for letter, kinds in (("F", (F, FB)), ("B", (B, I, FB)), ("W", (B, W, FB))):
+            ops = np.flatnonzero(np.isin(kind, kinds))
+            stage, microbatch = (
+                (table.stage, table.microbatch) if letter == "F" else (table.b_stage, table.b_microbatch)
+            )
+            key = stage[ops] * microbatches + microbatch[ops]
+            if len(ops) < stages * microbatches:  # a typing error can name a far stage: make no table up to there
+                raise _missing(self, letter, *divmod(_first_absent(key), microbatches))
+            counts = np.bincount(key, minlength=stages * microbatches)
+            _check_once(self, letter, counts.reshape(stages, microbatches))
+            producer = np.empty(len(counts), np.int64)
+            producer[key] = ops
+            producers.append(producer.reshape(stages, microbatches))
+        _check_ranks(self, *producers)
+        return producers[0], producers[1], producers[2]
 
 
-def _or_none(values: tuple[int | None, ...]) -> Ints:
+def _as_ints(values: tuple[int | None, ...]) -> Ints:
     """Return the numbers, -1 for None."""
-    if values.count(None) == len(values):
-        return np.full(len(values), -1, np.int64)
     return np.array([-1 if value is None else value for value in values], np.int64)
 
 
@@ -204,11 +202,11 @@ def _check_once(schedule: Schedule, letter: str, counts: Ints) -> None:
         raise _missing(schedule, letter, int(absent[0][0]), int(absent[0][1]))
 
 
-def _first_gap(flat: Ints, shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the first (stage, micro-batch) that is not among *flat*."""
-    there = np.unique(flat)
-    gaps = np.flatnonzero(there != np.arange(len(there)))
-    return divmod(int(gaps[0]) if len(gaps) else len(there), shape[1])
+def _first_absent(numbers: Ints) -> int:
+    """Return the smallest number from 0 that does not occur."""
+    distinct = np.unique(numbers)
+    gaps = np.flatnonzero(distinct != np.arange(len(distinct)))
+    return int(gaps[0]) if len(gaps) else len(distinct)
 
 
 def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> ScheduleError:
@@ -221,7 +219,7 @@ def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> Sc
 
 
 def _mentions(schedule: Schedule, letter: str, stage: int, microbatch: int) -> list[str]:
-    """Return where the ops are that all do this one piece of work."""
+    """Return the ops that do this piece of work, with their ranks."""
     kinds = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W")}[letter]
     mentions = []
     for rank, ops in enumerate(schedule.ranks):
@@ -233,33 +231,16 @@ def _mentions(schedule: Schedule, letter: str, stage: int, microbatch: int) -> l
     return mentions
 
 
-def _check_placement(schedule: Schedule, *made: Ints) -> None:
-    forward_rank = schedule.table.rank[made[0]]
-    for part in made[1:]:
-        wrong = np.argwhere(schedule.table.rank[part] != forward_rank)
+def _check_ranks(schedule: Schedule, forwards: Ints, *others: Ints) -> None:
+    """Raise if a backward is not on the rank of its forward."""
+    ranks = schedule.table.rank
+    for producers in others:
+        wrong = np.argwhere(ranks[producers] != ranks[forwards])
         if len(wrong):
             stage, microbatch = wrong[0]
-            op = schedule.op_at(int(part[stage, microbatch]))
+            op = int(producers[stage, microbatch])
             raise ScheduleError(
-                f"{schedule.name}: {op} is on rank {schedule.table.rank[part[stage, microbatch]]}, "
-                f"its forward on rank {forward_rank[stage, microbatch]}",
+                f"{schedule.name}: {schedule.op_at(op)} is on rank {ranks[op]}, "
+                f"its forward on rank {ranks[forwards[stage, microbatch]]}",
                 hint="a backward runs where its forward ran",
             )
-
-
-def align(schedule: Schedule, values: Any) -> list[Any]:
-    """Return one sequence per rank, aligned to ``schedule.ranks``, flattened into the order of ``schedule.table``.
-
-    >>> from tracekit.schedules.ops import parse_orders
-    >>> s = Schedule("mine", 2, 1, 1, (parse_orders("0F0 0B0"), parse_orders("1F0 1B0")))
-    >>> align(s, [[1, 2], [3, 4]])
-    [1, 2, 3, 4]
-    """
-    wanted = [len(rank) for rank in schedule.ranks]
-    given = [len(rank) for rank in values]
-    if given != wanted:
-        raise ScheduleError(
-            f"{schedule.name}: durations for {given} ops per rank, the schedule has {wanted}",
-            hint="give one value for each op of schedule.ranks",
-        )
-    return [value for rank in values for value in (rank.tolist() if hasattr(rank, "tolist") else rank)]

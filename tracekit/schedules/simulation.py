@@ -1,4 +1,4 @@
-"""The results of a simulated schedule: cells, makespan, three bubbles, memory, idle by phase."""
+"""Results of a simulated schedule: cells, makespan, bubble by three definitions, memory, idle time by phase."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Simulation:
     def cells(self) -> pl.DataFrame:
         """One row per op: rank, op, stage, microbatch, b_stage, b_microbatch (of FB), start, end."""
         table = self.schedule.table
-        pair = table.kind == s.FB
+        is_block = table.kind == s.FB
         return pl.DataFrame(
             {
                 "rank": table.rank.astype(np.int32),
                 "op": pl.Series(np.array(KINDS)[table.kind], dtype=pl.Enum(KINDS)),
                 "stage": table.stage.astype(np.int32),
                 "microbatch": table.microbatch.astype(np.int32),
-                "b_stage": _only(pair, table.b_stage),
-                "b_microbatch": _only(pair, table.b_microbatch),
+                "b_stage": _null_outside(is_block, table.b_stage),
+                "b_microbatch": _null_outside(is_block, table.b_microbatch),
                 "start": self.start,
                 "end": self.end,
             }
@@ -62,57 +62,63 @@ class Simulation:
 
     @property
     def makespan(self) -> Any:
-        """From 0 to the end of the last op."""
+        """Time from 0 to the end of the last op."""
         return self.end.max().item()
 
     @cached_property
     def busy(self) -> list[Any]:
-        """Work of each rank."""
-        return _by_rank(self.end - self.start, self.schedule)
+        """Work time of each rank."""
+        work = np.zeros(len(self.schedule.ranks), self.end.dtype)
+        np.add.at(work, self.schedule.table.rank, self.end - self.start)
+        return list(work.tolist())
 
     @property
     def span(self) -> list[Any]:
-        """From the start of each rank's first op to the end of its last."""
-        return [(self.end[rows][-1] - self.start[rows][0]).item() if _some(rows) else 0 for rows in self._rows()]
+        """Time from the start of each rank's first op to the end of its last."""
+        return [
+            (self.end[end - 1] - self.start[first]).item() if end > first else 0 for first, end in self._rank_rows()
+        ]
 
     @property
     def bubble(self) -> list[Any]:
-        """Makespan − work, of each rank."""
+        """Makespan − work time of each rank."""
         return [self.makespan - work for work in self.busy]
 
     @property
     def bubble_fraction(self) -> float:
-        """Idle share of ranks × makespan."""
+        """Idle time as a share of ranks × makespan."""
         return _ratio(sum(self.bubble), self.makespan * self.schedule.pp)
 
     @property
     def bubble_rate_zb(self) -> float:
-        """The zero-bubble papers' rate: 1 − mean work of a rank / the longest span, first start to last end."""
+        """Rate of the zero-bubble papers: 1 − mean work time of a rank / longest span of a rank."""
         return _ratio(max(self.span) - sum(self.busy) / self.schedule.pp, max(self.span))
 
     @property
     def bubble_over_work(self) -> float:
-        """Megatron's: bubble / work."""
+        """Rate of the Megatron papers: bubble / work time."""
         return _ratio(sum(self.bubble), sum(self.busy))
 
     @cached_property
     def peak_activations(self) -> list[int]:
-        """Most chunks' activations each rank holds at once: from F's start to the end of B or W."""
-        return self._most_held(s.B, s.W, s.FB)
+        """Largest number of chunks whose activations each rank holds at once: from F's start to the end of B or W."""
+        return self._count_peak_activations(s.B, s.W, s.FB)
 
     @cached_property
     def least_activations(self) -> list[int]:
-        """The same if I freed all of a chunk: with W to come, what is held lies between the two."""
-        return self._most_held(s.B, s.I, s.FB)
+        """The same if I freed all activations of a chunk: a lower bound, because W needs some of them."""
+        return self._count_peak_activations(s.B, s.I, s.FB)
 
-    def _most_held(self, *freeing: int) -> list[int]:
+    def _count_peak_activations(self, *freeing: int) -> list[int]:
+        """Return the peak for each rank if ops of the kinds *freeing* free activations at their end."""
         kind = self.schedule.table.kind
-        taken = (kind == s.F).astype(np.int64) + (kind == s.FB)
+        taken = np.isin(kind, (s.F, s.FB)).astype(np.int64)
         freed = np.isin(kind, freeing).astype(np.int64)
         peaks = []
-        for rows in self._rows():
-            before = np.concatenate([[0], np.cumsum(taken[rows] - freed[rows])[:-1]]) if _some(rows) else [0]
-            peaks.append(int((before + taken[rows]).max(initial=0)))
+        for first, end in self._rank_rows():
+            held = np.cumsum(taken[first:end] - freed[first:end])
+            # An FB takes its activations before it frees others.
+            peaks.append(int((held + freed[first:end]).max(initial=0)))
         return peaks
 
     @cached_property
@@ -128,25 +134,26 @@ class Simulation:
 
     @cached_property
     def idle_phases(self) -> list[tuple[Any, Any, Any]]:
-        """The same without a table: idle time of each rank as it warms up, in between, and as it cools down."""
-        table = self.schedule.table
-        some = np.flatnonzero(np.diff(table.offsets))  # ranks that work
-        first = table.offsets[some]
-        at = np.arange(len(table.kind))
-        back = np.minimum.reduceat(np.where(table.kind != s.F, at, len(at)), first) if len(some) else first
-        forth = np.where((table.kind == s.F) | (table.kind == s.FB), at, -1)
-        last = np.maximum.reduceat(forth, first) if len(some) else first
-        steady = self.start[np.where(back < len(at), back, first)]
-        cool = np.where(last >= 0, np.maximum(steady, self.end[last]), steady)
-        edges = np.zeros((4, len(table.offsets) - 1), self.end.dtype)
-        edges[1:, :] = self.makespan  # who does not work warms up all the time
-        edges[1, some], edges[2, some] = steady, cool
-        lower, upper = edges[:-1, table.rank], edges[1:, table.rank]
-        worked = (np.minimum(self.end, upper) - np.maximum(self.start, lower)).clip(0)
-        idle = np.diff(edges, axis=0)
-        if len(some):
-            idle[:, some] -= np.add.reduceat(worked, first, axis=1)
-        return [tuple(phases) for phases in idle.T.tolist()]
+        """Idle time of each rank in warm-up, steady phase and cool-down: ``idle_by_phase`` as tuples."""
+        return [self._idle_of_rank(first, end) for first, end in self._rank_rows()]
+
+    def _idle_of_rank(self, first: int, end: int) -> tuple[Any, Any, Any]:
+        """Return the idle time by phase of the rank whose ops are the rows from *first* to *end*."""
+        if first == end:  # a rank without ops warms up all the time
+            return self.makespan, 0 * self.makespan, 0 * self.makespan
+        kind, start, stop = (column[first:end] for column in (self.schedule.table.kind, self.start, self.end))
+        backwards, forwards = np.flatnonzero(kind != s.F), np.flatnonzero(np.isin(kind, (s.F, s.FB)))
+        # Warm-up ends at the first backward, cool-down begins at the end of the last forward.
+        steady = start[backwards[0]] if len(backwards) else start[0]
+        cool_down = max(steady, stop[forwards[-1]]) if len(forwards) else steady
+        idle = []
+        for low, high in itertools.pairwise((0, steady, cool_down, self.end.max())):
+            work = (np.minimum(stop, high) - np.maximum(start, low)).clip(0)
+            work_time = np.add.reduceat(work, [0])[
+                0
+            ]  # rounds floats as saved analyses do; sum() may differ in the last digit
+            idle.append((high - low - work_time).item())
+        return idle[0], idle[1], idle[2]
 
     def __repr__(self) -> str:
         plan = self.schedule
@@ -160,7 +167,7 @@ class Simulation:
         return html_table(f"{repr(self)[1:-1]}, {percent(self.bubble_fraction)} idle", heads, rows)
 
     def plot(self) -> Figure:
-        """Return its picture.
+        """Return a matplotlib figure of the schedule.
 
         >>> from tracekit.schedules import generate, simulate
         >>> simulate(generate("1f1b", pp=2, microbatches=2)).plot().axes[0].get_xlabel()
@@ -171,13 +178,16 @@ class Simulation:
         return draw_schedule(self)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to *path* as its extension says: .svg .png .html .json .txt (orders), .trace.json (Perfetto)."""
+        """Write the schedule to *path* in the format of its extension.
+
+        These are .svg .png .html .json, .txt (orders) and .trace.json (Perfetto).
+        """
         from tracekit.report.schedule.write import write_schedule
 
         write_schedule(self, path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: the JSON of ``tracekit schedule --json``, format tracekit.schedule/1."""
+        """Return plain data: the JSON of ``tracekit schedule --json``, format tracekit.schedule/1."""
         plan = self.schedule
         return {
             "format": "tracekit.schedule/1",
@@ -198,9 +208,9 @@ class Simulation:
             "idle_by_phase": self.idle_by_phase.to_dicts(),
         }
 
-    def _rows(self) -> list[slice]:
-        offsets = self.schedule.table.offsets.tolist()
-        return [slice(a, b) for a, b in itertools.pairwise(offsets)]
+    def _rank_rows(self) -> list[tuple[int, int]]:
+        """Return first row and end of each rank's ops."""
+        return list(itertools.pairwise(self.schedule.table.offsets.tolist()))
 
 
 def _ratio(part: Any, whole: Any) -> float:
@@ -208,15 +218,6 @@ def _ratio(part: Any, whole: Any) -> float:
     return float(part / whole) if whole else 0.0
 
 
-def _some(rows: slice) -> bool:
-    return bool(rows.stop > rows.start)
-
-
-def _only(rows: npt.NDArray[np.bool_], values: npt.NDArray[np.int64]) -> pl.Series:
-    return pl.Series(np.where(rows, values, 0), dtype=pl.Int32).set(pl.Series(~rows), None)
-
-
-def _by_rank(values: Numbers, schedule: Schedule) -> list[Any]:
-    sums = np.zeros(len(schedule.ranks), values.dtype)
-    np.add.at(sums, schedule.table.rank, values)
-    return list(sums.tolist())
+def _null_outside(mask: npt.NDArray[np.bool_], values: npt.NDArray[np.int64]) -> pl.Series:
+    """Return the values, null where the mask is false."""
+    return pl.Series(np.where(mask, values, 0), dtype=pl.Int32).set(pl.Series(~mask), None)

@@ -1,4 +1,4 @@
-"""How long ops take: by kind, and where wanted by stage, micro-batch, rank and link."""
+"""Durations of ops: by kind, and optionally by stage, micro-batch, rank and link."""
 
 from __future__ import annotations
 
@@ -69,32 +69,33 @@ class Times:
         return {"F": self.F, "I": self.I, "W": self.W, "B": self.B, "FB": fb, "P2P": self.P2P}
 
     def durations(self, schedule: Schedule) -> npt.NDArray[Any]:
-        """One duration for every op of ``schedule.table``."""
+        """Return the duration of every op of ``schedule.table``."""
         table = schedule.table
         shape = (schedule.stages, schedule.microbatches)
         grids = {key: _grid(key, getattr(self, key), shape) for key in ("F", "I", "W", "B")}
         fb = None if self.FB is None else _grid("FB", self.FB, shape)
-        taken = np.zeros(len(table.kind), np.result_type(*grids.values(), *([] if fb is None else [fb])))
+        duration = np.zeros(len(table.kind), np.result_type(*grids.values(), *([] if fb is None else [fb])))
         for code, key in ((s.F, "F"), (s.I, "I"), (s.W, "W"), (s.B, "B")):
             rows = table.kind == code
-            taken[rows] = grids[key][table.stage[rows], table.microbatch[rows]]
+            duration[rows] = grids[key][table.stage[rows], table.microbatch[rows]]
         rows = table.kind == s.FB
-        if fb is None:
-            taken[rows] = (
-                grids["F"][table.stage[rows], table.microbatch[rows]]
-                + grids["B"][table.b_stage[rows], table.b_microbatch[rows]]
-            )
-        else:
-            taken[rows] = fb[table.stage[rows], table.microbatch[rows]]
+        forward, backward = (
+            (table.stage[rows], table.microbatch[rows]),
+            (table.b_stage[rows], table.b_microbatch[rows]),
+        )
+        duration[rows] = grids["F"][forward] + grids["B"][backward] if fb is None else fb[forward]
         if self.rank_factor is not None:
             factor = np.asarray(self.rank_factor)
             if factor.shape not in ((), (schedule.pp,)):
                 raise ScheduleError(f"rank_factor has shape {factor.shape}", hint=f"give {schedule.pp} numbers")
-            taken = taken * np.broadcast_to(factor, schedule.pp)[table.rank]
-        return taken
+            duration = duration * np.broadcast_to(factor, schedule.pp)[table.rank]
+        return duration
 
     def latencies(self, table: OpTable, producers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Time from the end of each op's producer to its arrival; 0 on one rank or without a producer."""
+        """Return the time from the end of each op's producer to the arrival of its output.
+
+        It is 0 if both are on one rank or there is no producer (-1).
+        """
         pp = len(table.offsets) - 1
         links = np.asarray(self.P2P)
         if links.shape not in ((), (pp, pp)):
@@ -107,7 +108,7 @@ class Times:
 
 
 def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """Return the times in ``KEY=number,…``, with *keys* allowed.
+    """Parse times written as ``KEY=number,…``; *keys* are the allowed names.
 
     >>> parse_times("H2D=4,RELOAD=0.5", ("H2D", "BROADCAST", "RELOAD"))
     {'H2D': 4, 'RELOAD': 0.5}
@@ -133,7 +134,7 @@ def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
 
 
 def _freeze(key: str, value: Any) -> Any:
-    """Return *value*, checked, as numbers or nested tuples, so that Times stay hashable."""
+    """Check a time; return it as a number or nested tuples, so that Times stay hashable."""
     try:
         array = np.asarray(value)
         numeric = array.dtype.kind in "iuf" and array.ndim <= 2 and array.size > 0
@@ -153,6 +154,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _sum(a: Any, b: Any) -> Any:
+    """Return the sum of two times: numbers, one number per stage, or tables stages × micro-batches."""
     left, right = np.asarray(a), np.asarray(b)
     if left.ndim == 1 and right.ndim == 2:
         left = left[:, None]
@@ -162,6 +164,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _grid(key: str, value: Any, shape: tuple[int, int]) -> npt.NDArray[Any]:
+    """Return a time as a table of stages × micro-batches."""
     array = np.asarray(value)
     if array.ndim == 1:
         array = array[:, None]

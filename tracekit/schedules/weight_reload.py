@@ -1,4 +1,4 @@
-"""Weight reload: how checkpoint-engine updates the weights of a running inference engine.
+"""Weight reload: the update of a running inference engine's weights by checkpoint-engine.
 
 Every device has one buffer for the copy from the host (H2D) and two that it shares with the engine (IPC). A round:
 
@@ -68,7 +68,7 @@ class WeightReload:
 
     @property
     def makespan(self) -> float:
-        """From the first copy to the end of the last reload."""
+        """Time from the first copy to the end of the last reload."""
         return max(end for *_, end in self.steps)
 
     @cached_property
@@ -76,30 +76,30 @@ class WeightReload:
         """One row per device and op: rank, lane, op, role (of a broadcast), bucket, round, start, end."""
         rows = []
         for op, bucket, start, end in self.steps:
-            turn, owner = divmod(bucket, self.ranks)
+            round_index, owner = divmod(bucket, self.ranks)
             for rank in range(self.ranks):
-                own = turn * self.ranks + rank if op == "H2D" else bucket
+                own_bucket = round_index * self.ranks + rank if op == "H2D" else bucket
                 lane = LANES[0] if op == "H2D" else LANES[1 + bucket % 2]
-                role = ("source" if rank == owner else "destination") if op == "BROADCAST" else None
-                rows.append((rank, lane, op, role, own, turn, start, end))
+                broadcast_role = ("source" if rank == owner else "destination") if op == "BROADCAST" else None
+                rows.append((rank, lane, op, broadcast_role, own_bucket, round_index, start, end))
         columns = ["rank", "lane", "op", "role", "bucket", "round", "start", "end"]
         return pl.DataFrame(rows, schema=columns, orient="row").sort("rank", "start", "lane", maintain_order=True)
 
     def orders(self) -> list[list[str]]:
-        """Return what every device does, in order of start, as in ``H2D0 BROADCAST0 RELOAD0``."""
+        """Return the ops of every device in order of start, as in ``H2D0 BROADCAST0 RELOAD0``."""
         orders: list[list[str]] = [[] for _ in range(self.ranks)]
         for rank, op, bucket in self.cells.select("rank", "op", "bucket").iter_rows():
             orders[rank].append(f"{op}{bucket}")
         return orders
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to *path* as its extension says: .svg .png .html .json, .trace.json (Perfetto)."""
+        """Write the update to *path* in the format of its extension: .svg .png .html .json, .trace.json (Perfetto)."""
         from tracekit.report.schedule.write import write_schedule
 
         write_schedule(self, path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: the JSON of ``tracekit schedule weight-reload --json``."""
+        """Return plain data: the JSON of ``tracekit schedule weight-reload --json``."""
         return {
             "format": "tracekit.schedule/1",
             "name": self.name,
@@ -128,11 +128,11 @@ def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> 
     times = times or ReloadTimes()
     steps: list[tuple[str, int, float, float]] = []
     now: float = 0
-    reloaded: float = 0  # when the engine has taken the bucket before
-    for turn in range(rounds):
-        steps.append(("H2D", turn * ranks, now, now + times.H2D))
+    reloaded: float = 0  # end of the last reload
+    for round_index in range(rounds):
+        steps.append(("H2D", round_index * ranks, now, now + times.H2D))
         now += times.H2D
-        for bucket in range(turn * ranks, (turn + 1) * ranks):
+        for bucket in range(round_index * ranks, (round_index + 1) * ranks):
             steps.append(("BROADCAST", bucket, now, now + times.BROADCAST))
             now = max(now + times.BROADCAST, reloaded)
             reloaded = now + times.RELOAD

@@ -6,27 +6,31 @@ from tracekit.schedules.ops import Op, backward_input, backward_weight, forward
 
 
 def zb_h(pp: int, microbatches: int, *, h: int) -> list[list[Op]]:
-    """ZB-H1 (h=1, memory of 1F1B) and ZB-H2 (h=2, twice the memory, no bubble at F = I = W).
+    """Run ZB-H1 (h=1, memory of 1F1B) or ZB-H2 (h=2, twice the memory, no bubble at F = I = W).
 
     >>> zb_h(2, 2, h=1)[1]
     [Op(1F0), Op(1I0), Op(1F1), Op(1I1), Op(1W0), Op(1W1)]
     """
-    return [_zb_h(rank, min(h * (pp - 1 - rank), microbatches), microbatches, h * rank) for rank in range(pp)]
-
-
-def _zb_h(rank: int, warmup: int, microbatches: int, delay: int) -> list[Op]:
-    order = [forward(rank, i) for i in range(warmup)]
-    for k in range(microbatches):
-        if warmup + k < microbatches:
-            order.append(forward(rank, warmup + k))
-        order.append(backward_input(rank, k))
-        if k >= delay:
-            order.append(backward_weight(rank, k - delay))
-    return order + [backward_weight(rank, k) for k in range(max(microbatches - delay, 0), microbatches)]
+    orders = []
+    for rank in range(pp):
+        warmup, delay = min(h * (pp - 1 - rank), microbatches), h * rank
+        # 1. warm up
+        order = [forward(rank, i) for i in range(warmup)]
+        # 2. one forward while there are any, one backward for input, and the W of *delay* backwards before
+        for i in range(microbatches):
+            if warmup + i < microbatches:
+                order.append(forward(rank, warmup + i))
+            order.append(backward_input(rank, i))
+            if i >= delay:
+                order.append(backward_weight(rank, i - delay))
+        # 3. the W left
+        order += [backward_weight(rank, i) for i in range(max(microbatches - delay, 0), microbatches)]
+        orders.append(order)
+    return orders
 
 
 def zb_v(pp: int, microbatches: int) -> list[list[Op]]:
-    """ZB-V: rank r holds stages r and 2·pp-1-r, so the model runs down the ranks and up again.
+    """Run ZB-V: rank r holds stages r and 2·pp-1-r, so the model runs down the ranks and up again.
 
     >>> zb_v(1, 1)
     [[Op(0F0), Op(1F0), Op(1I0), Op(1W0), Op(0I0), Op(0W0)]]
@@ -45,16 +49,17 @@ class _ZbvRank:
         self.ops: list[Op] = []
 
     def run(self, *steps: str) -> None:
-        """Append the next op of each step, named by kind and chunk as in F0 or I1."""
-        make = {"F": forward, "I": backward_input, "W": backward_weight}
+        """Append the next op of each step, named by kind and leg of the V, as in F0 or I1."""
+        op_of_kind = {"F": forward, "I": backward_input, "W": backward_weight}
         for step in steps:
             kind, chunk = step[0], int(step[1])
             microbatch = self.done[kind, chunk]
             self.done[kind, chunk] += 1
             if microbatch < self.microbatches:
-                self.ops.append(make[kind](self.stages[chunk], microbatch))
+                self.ops.append(op_of_kind[kind](self.stages[chunk], microbatch))
 
     def order(self) -> list[Op]:
+        """Return the ops of the rank in seven phases."""
         pp, rank, done = self.pp, self.rank, self.done
         # 1. fill the first leg of the V
         for _ in range(2 * (pp - rank) - 1):
@@ -70,13 +75,13 @@ class _ZbvRank:
             if done["F", 0] < self.planned:
                 self.run("F0")
             self.run("I0", "W0", "F1", "I1", "W1")
-        # 5. backwards for input first, so that the ranks before are not kept waiting
+        # 5. backwards for input first: other ranks wait for them
         for _ in range(rank):
             self.run("I0", "I1")
         # 6. drain the first leg
         for _ in range(pp - rank):
             self.run("I0", "W0")
-        # 7. what is left of W
+        # 7. the W left
         while done["W", 1] < self.planned:
             self.run("W1")
         while done["W", 0] < self.planned:

@@ -1,4 +1,4 @@
-"""Synthetic traces of any schedule, with troubles of known size: for tests, scale and corner cases.
+"""Synthetic traces of any schedule, with injected problems of known size, for tests and benchmarks.
 
 >>> from tracekit.schedules import generate
 >>> from tracekit.synthetic import Recipe, rank_events

@@ -1,4 +1,4 @@
-"""The events one rank of a synthetic run would have left: ops, launches, kernels, messages."""
+"""Events of one rank of a synthetic run: operators, launches, kernels, messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from tracekit.schedules import Op
 from tracekit.schema import EVENTS, conform
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
-MAIN, AUTOGRAD = 100, 101  # threads
-COMPUTE, COMMUNICATION, EXPERT, D2H, H2D = 7, 20, 24, 28, 32  # streams
-LEAD_NS, CALL_NS, GAP_NS = 30_000, 1_000, 2_000_000
+MAIN, AUTOGRAD = 100, 101
+"""Threads."""
+COMPUTE, COMMUNICATION, EXPERT, D2H, H2D = 7, 20, 24, 28, 32
+"""Streams."""
+LEAD_NS = 30_000
+"""Time by which the host is ahead of the GPU at the start of a step."""
+CALL_NS = 1_000
+"""Time from one launch to the next."""
+GAP_NS = 2_000_000
+"""Time between two steps."""
 TOKENS, WIDTH, INNER = 1024, 2048, 8192
+"""Sizes of the matrix products."""
 _GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_"
 Row = dict[str, Any]
 
@@ -46,6 +54,8 @@ _OVERRIDES = dict.fromkeys(_NUMBERS, pl.Int64) | dict.fromkeys(_TEXTS, pl.String
 
 @dataclass
 class _Writer:
+    """Rows of one rank as they are written, step by step."""
+
     recipe: Recipe
     rank: int
     position: int
@@ -54,8 +64,15 @@ class _Writer:
     correlation: int = 0
     sequence: int = 1000
     numbers: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # numbers of each forward's ops
-    number: int = 0
-    host: int = 0
+    number: int = 0  # of the step
+    host: int = 0  # time until which the host is busy
+    producers: dict[int, list[int]] = field(default_factory=dict)  # of each cell: cells of other ranks it receives from
+    consumers: dict[int, list[int]] = field(default_factory=dict)  # of each cell: cells of other ranks it sends to
+
+    def __post_init__(self) -> None:
+        for producer, consumer in self.recipe.messages:
+            self.producers.setdefault(consumer, []).append(producer)
+            self.consumers.setdefault(producer, []).append(consumer)
 
     def step(self, number: int, origin: int) -> None:
         """Write one step: cells where the simulation puts them, messages between, an optimizer at the end."""
@@ -64,43 +81,24 @@ class _Writer:
         first, last = table.offsets[self.position], table.offsets[self.position + 1]
         self.number, self.host = number, max(self.host, origin - LEAD_NS)
         self.numbers.clear()
-        begin = origin
-        receives, sends = self._messages()
         free = origin
         for i in range(first, last):
             start, end = origin + int(done.start[i]), origin + int(done.end[i])
-            for producer in receives.get(i, []):
+            for producer in self.producers.get(i, []):
                 ready = origin + int(done.end[producer])
-                arrived = ready + recipe.p2p_ns
-                self.message("recv", int(table.rank[producer]), min(free, ready), arrived)
+                self.message("recv", int(table.rank[producer]), min(free, ready), ready + recipe.p2p_ns)
             self.cell(recipe.schedule.ranks[self.position][i - first], start, end, int(recipe.work_ns[i]))
-            for consumer in sends.get(i, []):
+            for consumer in self.consumers.get(i, []):
                 self.message("send", int(table.rank[consumer]), end, end + recipe.p2p_ns)
             free = end
         close = origin + int(done.makespan)
         self.annotated("Optimizer.step#AdamW.step", close, close + 60_000)
         self.kernel("multi_tensor_apply_kernel", close + 10_000, close + 50_000, op="aten::_fused_adamw_")
         self.rows.append(
-            self._cpu("annotation", f"ProfilerStep#{number}", begin - LEAD_NS - 20_000, close + GAP_NS // 2, MAIN)
+            self._cpu("annotation", f"ProfilerStep#{number}", origin - LEAD_NS - 20_000, close + GAP_NS // 2, MAIN)
         )
         for row in self.rows:
             row.setdefault("step", number)
-
-    def _messages(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Return, per cell of this rank, the cells of other ranks it receives from and sends to."""
-        kept = self.recipe.__dict__.setdefault("_messages", {})
-        if not kept:
-            table, edges = self.recipe.schedule.table, self.recipe.schedule.edges
-            receives: dict[int, list[int]] = {}
-            sends: dict[int, list[int]] = {}
-            for producers in (edges.forward, edges.backward):
-                to = np.flatnonzero(producers >= 0)
-                to = to[table.rank[producers[to]] != table.rank[to]]
-                for consumer, producer in zip(to.tolist(), producers[to].tolist(), strict=True):
-                    receives.setdefault(consumer, []).append(producer)
-                    sends.setdefault(producer, []).append(consumer)
-            kept["receives"], kept["sends"] = receives, sends
-        return kept["receives"], kept["sends"]
 
     # Cells
 
@@ -110,32 +108,32 @@ class _Writer:
         stalls = self._stalls(op, len(pieces))
         shares = np.diff(np.rint(np.linspace(0, work, len(pieces) + 1))).astype(np.int64).tolist()
         called = self.host + 2
-        at = start
+        now = start
         late = 0
         for k, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
-            for what, stall in stalls.get(k, []):
-                if what == "host":
+            for cause, stall in stalls.get(k, []):
+                if cause == "host":
                     late = stall
-                elif what == "onload":
-                    self.copy(what, at - min(self.recipe.offload_ns, at - start), at + stall)
+                elif cause == "onload":
+                    self.copy(cause, now - min(self.recipe.offload_ns, now - start), now + stall)
                 else:
                     hidden = self.recipe.ep_ns - self.recipe.ep_exposed_ns
-                    self.exchange(what, at - min(hidden, at - start), at + stall, piece)
-                at += stall
-            self.piece(piece, at, at + share, late)
+                    self.exchange(cause, now - min(hidden, now - start), now + stall, piece)
+                now += stall
+            self.piece(piece, now, now + share, late)
             late = 0
-            at += share
-        beside = start + min(self.recipe.offload_ns or self.recipe.offload_exposed_ns, work)
-        if beside > start and op.kind in ("F", "FB"):
-            self.copy("offload", start, beside)
-        if beside > start and op.kind in ("B", "I", "FB") and not self.recipe.offload_exposed_ns:
-            self.copy("onload", start, beside)
+            now += share
+        copy_end = start + min(self.recipe.offload_ns or self.recipe.offload_exposed_ns, work)
+        if copy_end > start and op.kind in ("F", "FB"):
+            self.copy("offload", start, copy_end)
+        if copy_end > start and op.kind in ("B", "I", "FB") and not self.recipe.offload_exposed_ns:
+            self.copy("onload", start, copy_end)
         if self.recipe.annotations:
             text = str(op) + ("OVERLAP_F_B" if op.kind == "FB" else "")
             self.annotated(f"PP:{text}", called, self.host + 1)
 
     def _pieces(self, op: Op) -> list[tuple[str, int, int, int]]:
-        """Return (what, stage, micro-batch, layer) of the kernels in the order they run."""
+        """Return (F, I or W, stage, micro-batch, layer) of the kernels in the order they run."""
         layers = range(self.recipe.layers)
         back = (op.stage, op.microbatch) if op.kind != "FB" else (op.b_stage or 0, op.b_microbatch or 0)
         forward = [("F", op.stage, op.microbatch, n) for n in layers]
@@ -173,19 +171,12 @@ class _Writer:
         rows, width = (INNER, WIDTH) if layer % 2 == 0 else (WIDTH, INNER)
         shapes = [[TOKENS, rows], [rows, width]] if what == "I" else [[rows, TOKENS], [TOKENS, width]]
         name = _GEMM + ("NNN" if what == "I" else "NTN")
-        split = self.recipe.deferred and what == "W" and self._apart(stage, microbatch)
-        if split:
+        is_split = (self.position, stage, microbatch) in self.recipe.split_backwards
+        if self.recipe.deferred and what == "W" and is_split:
             self.kernel(name, start, end, op="aten::mm", shapes=shapes, late=late)
             return
         sequence = numbers[layer] if layer < len(numbers) else 0
         self.kernel(name, start, end, op="aten::mm", shapes=shapes, sequence=sequence, node="MmBackward0", late=late)
-
-    def _apart(self, stage: int, microbatch: int) -> bool:
-        kept = self.recipe.__dict__.setdefault("_apart", {})
-        if self.position not in kept:
-            order = self.recipe.schedule.ranks[self.position]
-            kept[self.position] = {(op.stage, op.microbatch) for op in order if op.kind == "W"}
-        return (stage, microbatch) in kept[self.position]
 
     # Events
 
@@ -252,25 +243,25 @@ class _Writer:
             "group_desc": "EXPERT_MODEL_PARALLEL_GROUP",
             "group_ranks": json.dumps(ranks, separators=(",", ":")),
         }
-        at = self.host + 10
-        self.annotated(f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", at, at + 1_000)
+        call = self.host + 10
+        self.annotated(f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", call, call + 1_000)
         self.kernel("ncclDevKernel_SendRecv", start, end, op="record_param_comms", stream=EXPERT, **args)
         self.rows[-3].update(args)
 
     def message(self, way: str, position: int, start: int, end: int) -> None:
         """Write a send or receive between neighbours in the pipeline."""
         peer = self.recipe.rank(position, self.replica) if self.recipe.peers else None
-        ranks = [self.recipe.rank(at, self.replica) for at in range(self.recipe.schedule.pp)]
-        at = self.host + 10
+        ranks = [self.recipe.rank(other, self.replica) for other in range(self.recipe.schedule.pp)]
+        call = self.host + 10
         args = {
             "collective": way,
             "peer": peer,
             "group": f"pp{self.replica}",
             "group_ranks": json.dumps(ranks, separators=(",", ":")),
         }
-        self.rows.append(self._cpu("cpu_op", "record_param_comms", at, at + 500, MAIN, **args))
-        self.host = at + 600
-        self.annotated("nccl:coalesced", at + 600, at + 1_800)
+        self.rows.append(self._cpu("cpu_op", "record_param_comms", call, call + 500, MAIN, **args))
+        self.host = call + 600
+        self.annotated("nccl:coalesced", call + 600, call + 1_800)
         self.kernel("ncclDevKernel_SendRecv", start, max(end, start + 1), op="c10d::batch", stream=COMMUNICATION)
 
     def annotated(self, name: str, start: int, end: int) -> None:

@@ -1,4 +1,4 @@
-"""Synthetic runs as files: PyTorch profiler JSON and Nsight Systems SQLite."""
+"""Files of synthetic runs: PyTorch profiler JSON and Nsight Systems SQLite."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ _CATEGORY = {
 def groups(recipe: Recipe, rank: int) -> list[dict[str, Any]]:
     """Return the process groups a rank's file lists."""
     position, replica = divmod(rank, recipe.replicas)
-    pipeline = [recipe.rank(at, replica) for at in range(recipe.schedule.pp)]
+    pipeline = [recipe.rank(other, replica) for other in range(recipe.schedule.pp)]
     listed = [{"pg_name": f"pp{replica}", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": pipeline}]
     if recipe.replicas > 1:
         experts = [recipe.rank(position, r) for r in range(recipe.replicas)]
@@ -65,6 +66,7 @@ def write_kineto(recipe: Recipe, rank: int, path: str | os.PathLike[str]) -> Pat
 
 
 def _event(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of events as an event of the PyTorch profiler."""
     args: dict[str, Any] = {}
     if row["stream"] is not None:
         args |= {"device": row["device"], "stream": row["stream"]}
@@ -109,13 +111,10 @@ def write_nsys(recipe: Recipe, rank: int, path: str | os.PathLike[str]) -> Path:
     events = rank_events(recipe, rank)
     with atomic_write(file) as temporary:
         Path(temporary).unlink(missing_ok=True)
-        base = sqlite3.connect(temporary)
-        try:
-            base.executescript(_TABLES)
-            _fill(base, events, rank)
-            base.commit()
-        finally:
-            base.close()
+        with closing(sqlite3.connect(temporary)) as database:
+            database.executescript(_TABLES)
+            _fill_tables(database, events, rank)
+            database.commit()
     return file
 
 
@@ -138,7 +137,8 @@ CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT);
 """
 
 
-def _fill(base: sqlite3.Connection, events: pl.DataFrame, rank: int) -> None:
+def _fill_tables(database: sqlite3.Connection, events: pl.DataFrame, rank: int) -> None:
+    """Insert the events of a rank into the tables of an Nsight export."""
     pid = 1000 + rank
     process = pid << 24
     texts: dict[str, int] = {}
@@ -163,18 +163,18 @@ def _fill(base: sqlite3.Connection, events: pl.DataFrame, rank: int) -> None:
             ranges.append((start, end, 59, _nvtx(row, number), thread, 0, None))
             if row["kind"] == "cpu_op" and row["collective"] in ("send", "recv"):
                 ranges.append((start + 10, end - 10, 59, f"nccl{row['collective'].title()}", thread, 1, _payload(row)))
-    base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?,?,?)", kernels)
-    base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,?,?,?,?,?,?,?,?)", copies)
-    base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?,?,?)", calls)
-    base.executemany(
+    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?,?,?)", kernels)
+    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,?,?,?,?,?,?,?,?)", copies)
+    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?,?,?)", calls)
+    database.executemany(
         "INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId, jsonText) VALUES (?,?,?,?,?,?,?)",
         ranges,
     )
-    base.executemany("INSERT INTO StringIds VALUES (?,?)", [(i, value) for value, i in texts.items()])
-    base.execute("INSERT INTO PROCESSES VALUES (?,?,?)", (process, pid, "python"))
-    base.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?)", (EPOCH_NS,))
-    base.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'Synthetic GPU')")
-    base.executemany(
+    database.executemany("INSERT INTO StringIds VALUES (?,?)", [(i, value) for value, i in texts.items()])
+    database.execute("INSERT INTO PROCESSES VALUES (?,?,?)", (process, pid, "python"))
+    database.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?)", (EPOCH_NS,))
+    database.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'Synthetic GPU')")
+    database.executemany(
         "INSERT INTO META_DATA_EXPORT VALUES (?,?)",
         [
             ("EXPORT_SCHEMA_VERSION_MAJOR", "3"),
@@ -185,6 +185,7 @@ def _fill(base: sqlite3.Connection, events: pl.DataFrame, rank: int) -> None:
 
 
 def _nvtx(row: dict[str, Any], number: int) -> str:
+    """Return the text of the NVTX range that PyTorch emits for an operator or annotation."""
     if row["kind"] == "annotation":
         return str(row["name"])
     parts = [str(row["name"])]
@@ -197,6 +198,7 @@ def _nvtx(row: dict[str, Any], number: int) -> str:
 
 
 def _payload(row: dict[str, Any]) -> str | None:
+    """Return the payload of NCCL's NVTX range; its peer is counted within the communicator."""
     if row["peer"] is None:
         return None
     peer = json.loads(row["group_ranks"]).index(row["peer"])
@@ -208,7 +210,7 @@ def _payload(row: dict[str, Any]) -> str | None:
 def write_run(
     recipe: Recipe, folder: str | os.PathLike[str], *, reader: str = "kineto", ranks: Iterable[int] | None = None
 ) -> list[Path]:
-    """Write a run, rank after rank, into *folder*; ranks are made one at a time, so thousands cost no memory.
+    """Write a run into *folder*, one rank after another, so that thousands of ranks take little memory.
 
     >>> import tempfile
     >>> from tracekit.schedules import generate

@@ -1,4 +1,4 @@
-"""What a synthetic run is made of, and its clock: a schedule simulated with known troubles mixed in."""
+"""Recipe of a synthetic run: a schedule, its times and the problems to inject, simulated on a clock."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._util.arrays import Ints
 from tracekit.errors import OptionError
 from tracekit.schedules import Schedule, Simulation, Times, simulate
 
-Ints = npt.NDArray[np.int64]
 EPOCH_NS = 1_790_000_000_000_000_000
+"""Start of a synthetic run, in nanoseconds since 1970."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A schedule, its times, and the troubles to inject, each by a known amount.
+    """A schedule, its times, and the problems to inject, each by a known amount.
 
     >>> from tracekit.schedules import generate
     >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2), p2p_ns=1000)
@@ -34,13 +35,13 @@ class Recipe:
     jitter: float = 0.0
     """Standard deviation of a cell's time, as a share of it (seeded)."""
     stage_factor: Mapping[int, float] = field(default_factory=dict)
-    """Imbalance: stages that take so many times as long."""
+    """Imbalance: by stage, how many times as long it takes."""
     rank_factor: Mapping[int, float] = field(default_factory=dict)
-    """Stragglers: positions in the pipeline that are so many times slower."""
+    """Stragglers: by position in the pipeline, how many times slower it is."""
     slow_cells: Mapping[tuple[int, str, int, int], float] = field(default_factory=dict)
     """Single slow cells: (position, op, stage, micro-batch) to factor."""
     skew_ns: Mapping[int, int] = field(default_factory=dict)
-    """Clocks: rank to what its clock shows too much."""
+    """Clock skew: by rank, how far its clock is ahead."""
     ep_ns: int = 0
     """Dispatch and combine in each cell's forward and backward: time of each of the two."""
     ep_exposed_ns: int = 0
@@ -75,7 +76,7 @@ class Recipe:
         return self.schedule.pp * self.replicas
 
     def rank(self, position: int, replica: int = 0) -> int:
-        """Return the rank at a place."""
+        """Return the rank at a position of a pipeline."""
         return position * self.replicas + replica
 
     @cached_property
@@ -84,9 +85,7 @@ class Recipe:
         kind = self._kinds
         halves = np.where(kind == "FB", 2, np.where(kind == "W", 0, 1))
         onload = np.isin(kind, ["B", "I", "FB"]).astype(np.int64)
-        per_half: Ints = halves.astype(np.int64)
-        stalls: Ints = per_half * 2 * self.ep_exposed_ns + onload * self.offload_exposed_ns + self.host_ns
-        return stalls
+        return np.asarray(halves * 2 * self.ep_exposed_ns + onload * self.offload_exposed_ns + self.host_ns, np.int64)
 
     @cached_property
     def work_ns(self) -> Ints:
@@ -98,45 +97,56 @@ class Recipe:
         if self.jitter:
             noise = np.random.default_rng(self.seed).normal(1.0, self.jitter, len(work))
             work = work * np.clip(noise, 0.2, 5.0)
-        for i, op in self._named.items():
-            work[i] *= self.slow_cells.get(op, 1.0)
+        cells = ((position, op) for position, order in enumerate(self.schedule.ranks) for op in order)
+        for i, (position, op) in enumerate(cells if self.slow_cells else ()):
+            work[i] *= self.slow_cells.get((position, op.kind, op.stage, op.microbatch), 1.0)
         return np.maximum(np.rint(work), 1).astype(np.int64)
 
     @cached_property
     def _kinds(self) -> npt.NDArray[np.str_]:
         return np.array([op.kind for rank in self.schedule.ranks for op in rank])
 
-    @cached_property
-    def _named(self) -> dict[int, tuple[int, str, int, int]]:
-        if not self.slow_cells:
-            return {}
-        places = [(at, op) for at, order in enumerate(self.schedule.ranks) for op in order]
-        return {i: (at, op.kind, op.stage, op.microbatch) for i, (at, op) in enumerate(places)}
-
     def simulation(self) -> Simulation:
-        """Start and end of every cell of a step, stalls and transfers included."""
-        return _simulated(self)
+        """Return start and end of every cell of a step, stalls and transfers included."""
+        return self._simulation
+
+    @cached_property
+    def _simulation(self) -> Simulation:
+        edges = self.schedule.edges
+        return simulate(
+            self.schedule,
+            self.times,
+            durations=self.by_rank(self.work_ns + self.stalls_ns),
+            forward_latency=self.by_rank(self._crosses_ranks(edges.forward) * self.p2p_ns),
+            backward_latency=self.by_rank(self._crosses_ranks(edges.backward) * self.p2p_ns),
+        )
 
     def by_rank(self, values: Ints) -> list[list[int]]:
-        """Values aligned to ``schedule.table``, one array per rank."""
+        """Return values aligned to ``schedule.table`` as one list per rank."""
         return [part.tolist() for part in np.split(values, self.schedule.table.offsets[1:-1])]
 
+    def _crosses_ranks(self, producers: Ints) -> npt.NDArray[np.bool_]:
+        """Return for each cell whether it receives from another rank; *producers* are -1 where there is none."""
+        rank = self.schedule.table.rank
+        crosses: npt.NDArray[np.bool_] = (producers >= 0) & (rank[producers] != rank)
+        return crosses
 
-def _simulated(recipe: Recipe) -> Simulation:
-    kept: Simulation | None = recipe.__dict__.get("_kept")
-    if kept is None:
-        durations = recipe.by_rank(recipe.work_ns + recipe.stalls_ns)
-        table, edges = recipe.schedule.table, recipe.schedule.edges
-        late = [
-            np.where((e >= 0) & (table.rank[e] != table.rank), recipe.p2p_ns, 0)
-            for e in (edges.forward, edges.backward)
+    @cached_property
+    def messages(self) -> list[tuple[int, int]]:
+        """Sending and receiving cell of every message between ranks, activations first."""
+        edges = self.schedule.edges
+        return [
+            (int(producers[cell]), cell)
+            for producers in (edges.forward, edges.backward)
+            for cell in np.flatnonzero(self._crosses_ranks(producers)).tolist()
         ]
-        kept = simulate(
-            recipe.schedule,
-            recipe.times,
-            durations=durations,
-            forward_latency=recipe.by_rank(late[0]),
-            backward_latency=recipe.by_rank(late[1]),
+
+    @cached_property
+    def split_backwards(self) -> frozenset[tuple[int, int, int]]:
+        """Position, stage and micro-batch of the backwards whose W is an op of its own."""
+        return frozenset(
+            (position, op.stage, op.microbatch)
+            for position, order in enumerate(self.schedule.ranks)
+            for op in order
+            if op.kind == "W"
         )
-        recipe.__dict__["_kept"] = kept
-    return kept

@@ -1,4 +1,4 @@
-"""The sample run of ``tracekit demo``: a pipeline with troubles a reader can find again."""
+"""Sample run of ``tracekit demo``: a pipeline with known problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracekit.synthetic.recipe import Recipe
 
 
 def sample_recipe() -> Recipe:
-    """Return the run: 1F1B on four ranks whose third stage is slow, with transfers and a host that launches late.
+    """Return the recipe: 1F1B on four ranks whose third stage is slow, with transfers and a host that launches late.
 
     >>> sample_recipe().world_size
     4

@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit.reconstruct.contention import lost
+from tracekit.reconstruct.contention import contention_losses
 
 MIN_KERNELS_TO_MEASURE_SLOWDOWN = 30
 """Kernels that must have run beside messages before a slowdown is computed from them."""
@@ -173,7 +173,7 @@ def _slowdown_by_kind(contention: Sequence[pl.DataFrame]) -> tuple[dict[str, Est
 
     A kind with too few kernels beside messages gets the slowdown of all kinds together.
     """
-    sums_by_kind = {str(kind): sums for kind, *sums in lost(contention).rows()}
+    sums_by_kind = {str(kind): sums for kind, *sums in contention_losses(contention).rows()}
     pooled = _slowdown(*(sum(column) for column in zip(*sums_by_kind.values(), strict=True))) if sums_by_kind else None
     slowdown = {}
     for kind in OP_KINDS:

@@ -17,7 +17,7 @@ from tracekit.compare.predict.measured_ops import MeasuredOps, measure_ops
 from tracekit.compare.predict.message_order import MessageOrder, find_message_order
 from tracekit.compare.predict.rank_programs import RUN, Program
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.reconstruct.rank import RankPipeline
+from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules import Schedule
 
 MAX_OPS_TO_SIMULATE = 4_000

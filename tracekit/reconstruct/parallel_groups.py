@@ -1,0 +1,294 @@
+"""Pipelines of a run, and the position of each rank in every kind of parallel group.
+
+They come from the layout if one is given, else from the peers of messages and the process groups of the traces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+import msgspec
+from msgspec.structs import replace
+
+from tracekit._util.text import ranks_named
+from tracekit.errors import Notice, OptionError
+from tracekit.parsers.ranks import MOST_RANKS
+from tracekit.reconstruct.rank_pipeline import RankPipeline
+
+_PATTERN_OF_KIND = {
+    "pp": r"pipe|\bpp\b|_pp|pp_",
+    "ep": r"expert|\bep\b|_ep|ep_",
+    "tp": r"tensor|\btp\b|_tp|tp_",
+    "cp": r"context|\bcp\b|_cp|cp_",
+    "dp": r"data|\bdp\b|_dp|dp_|fsdp|replicate|shard",
+}
+
+
+class ParallelGroups(msgspec.Struct, frozen=True):
+    """Pipelines of a run, each with its ranks in stage order, and positions of ranks in their groups."""
+
+    pipelines: tuple[tuple[int, ...], ...]
+    positions: Mapping[int, Mapping[str, int]]
+    """``positions[rank]["ep"]``"""
+    notices: tuple[Notice, ...] = ()
+    unsized: tuple[int, ...] = ()
+    """Ranks of pipelines that are not listed: other ranks of them have no trace, and nothing tells how many."""
+
+
+NODE = "node"
+"""Name in a layout for the number of consecutive ranks on one machine; the other names are axes of the mesh."""
+
+
+def split_layout(text: str | None) -> tuple[str | None, int | None]:
+    """Return the mesh of a layout and the number of ranks on a node; None for what is not given.
+
+    >>> split_layout("pp=4,ep=2,node=8"), split_layout("node=8")
+    (('pp=4,ep=2', 8), (None, 8))
+    """
+    if text is None:
+        return None, None
+    words = [word for word in map(str.strip, text.split(",")) if word]
+    nodes = [word for word in words if word.partition("=")[0].strip() == NODE]
+    mesh = ",".join(word for word in words if word not in nodes) or (None if nodes else text)
+    if not nodes:
+        return mesh, None
+    size = nodes[0].partition("=")[2].strip()
+    if len(nodes) > 1 or not re.fullmatch(r"[1-9]\d{0,5}", size):
+        raise OptionError(f"layout {text!r} does not say how many ranks a node has", hint="write it as node=8")
+    if mesh is not None:
+        parse_layout(mesh)
+    return mesh, int(size)
+
+
+def parse_layout(text: str) -> dict[str, int]:
+    """Return the sizes of a mesh written as ``pp=4,ep=2``, the last one varying fastest from rank to rank.
+
+    >>> parse_layout("pp=4,ep=2")
+    {'pp': 4, 'ep': 2}
+    >>> parse_layout("pp4")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: layout 'pp4' is not NAME=size,… (write it as pp=4,ep=2: slowest first)
+    """
+    sizes: dict[str, int] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"([a-z]\w*)=([1-9]\d*)", word)
+        if not match or match[1] in sizes:
+            raise OptionError(f"layout {text!r} is not NAME=size,…", hint="write it as pp=4,ep=2: slowest first")
+        sizes[match[1]] = int(match[2])
+    if "pp" not in sizes:
+        raise OptionError(f"layout {text!r} has no pp", hint="write it as pp=4,ep=2: slowest first")
+    return sizes
+
+
+def mesh_positions(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
+    """Return a rank's position along every axis of the mesh.
+
+    >>> mesh_positions({"pp": 4, "ep": 2}, 5)
+    {'pp': 2, 'ep': 1}
+    """
+    positions = dict.fromkeys(sizes, 0)
+    for name, size in reversed(list(sizes.items())):
+        rank, positions[name] = divmod(rank, size)
+    return positions
+
+
+def mesh_lines(ranks: Sequence[int], layout: str | Mapping[str, int]) -> list[list[int]]:
+    """Return the pipelines of a mesh that include any of the *ranks*, each in stage order.
+
+    >>> mesh_lines([0, 1], "pp=2,ep=2")
+    [[0, 2], [1, 3]]
+    """
+    sizes = parse_layout(layout) if isinstance(layout, str) else dict(layout)
+    # Ranks that differ only along pp form a pipeline.
+    lines: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(prod(sizes.values())):
+        positions = mesh_positions(sizes, rank)
+        lines.setdefault(tuple(positions[axis] for axis in sizes if axis != "pp"), []).append(rank)
+    return [line for line in lines.values() if not set(ranks).isdisjoint(line)]
+
+
+def find_parallel_groups(
+    ranks: Sequence[RankPipeline], layout: str | Mapping[str, int] | None = None
+) -> ParallelGroups:
+    """Return pipelines and positions, from the layout if given, else from messages and process groups."""
+    if layout is not None:
+        return _from_layout(ranks, parse_layout(layout) if isinstance(layout, str) else dict(layout))
+    pipelines, unsized, notices = _from_messages(ranks)
+    positions = {rank.rank: _group_positions(rank) for rank in ranks}
+    return add_pipelines(ParallelGroups((), positions, notices, unsized), pipelines)
+
+
+def add_pipelines(groups: ParallelGroups, pipelines: Sequence[tuple[int, ...]]) -> ParallelGroups:
+    """Return the groups with more pipelines, and with notices of ranks of these that have no trace."""
+    positions = {rank: dict(own) for rank, own in groups.positions.items()}
+    notices = list(groups.notices)
+    for pipeline in pipelines:
+        missing = [rank for rank in pipeline if rank not in groups.positions]
+        if missing:
+            text = f"pipeline of ranks {_abbreviate(pipeline)}: no trace of {ranks_named(missing)}"
+            notices.append(Notice("partial-pipeline", f"{text}: their cells, and what they held up, cannot be known"))
+        for position, rank in enumerate(pipeline):
+            positions.setdefault(rank, {})["pp"] = position
+    return replace(groups, pipelines=(*groups.pipelines, *pipelines), positions=positions, notices=tuple(notices))
+
+
+def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> ParallelGroups:
+    """Return the groups of a mesh; pipelines that the messages contradict are left out, with a notice."""
+    world_size, highest = prod(sizes.values()), max(rank.rank for rank in ranks)
+    if highest >= world_size:
+        layout = ",".join(f"{name}={size}" for name, size in sizes.items())
+        raise OptionError(
+            f"layout {layout} has {world_size} ranks, the trace has rank {highest}",
+            hint="its sizes multiply to the number of ranks",
+        )
+    if world_size >= MOST_RANKS:
+        raise OptionError(f"the layout has {world_size} ranks, more than any run", hint="write sizes such as pp=4,ep=2")
+    with_trace = sorted({rank.rank for rank in ranks})
+    pipelines, notices = [], []
+    for line in mesh_lines(with_trace, sizes):
+        notice = _find_contradiction(ranks, line)
+        if notice is None:
+            pipelines.append(tuple(line))
+        else:
+            notices.append(notice)
+    positions = {rank: mesh_positions(sizes, rank) for rank in with_trace}
+    return ParallelGroups(tuple(pipelines), positions, tuple(notices))
+
+
+def _find_contradiction(ranks: Sequence[RankPipeline], line: Sequence[int]) -> Notice | None:
+    """Return a notice if a rank exchanges messages with ranks outside the pipeline that the layout puts it in."""
+    for rank in ranks:
+        others = {peer for peer in rank.peers if peer is not None and peer not in line} if rank.rank in line else set()
+        if others:
+            text = (
+                f"the layout makes ranks {_abbreviate(line)} one pipeline, but rank {rank.rank} exchanges its messages"
+            )
+            text += f" with rank {_abbreviate(sorted(others))}: no schedule can be named for it"
+            return Notice("layout-contradicted", text)
+    return None
+
+
+def _from_messages(
+    ranks: Sequence[RankPipeline],
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[Notice, ...]]:
+    """Return the pipelines, the ranks of pipelines of unknown size, and notices."""
+    by_rank = {rank.rank: rank for rank in ranks}
+    peers = {rank.rank: rank.peers for rank in ranks}
+    connected = _connect(peers)
+    notices = []
+    without_peers = [rank for rank in ranks if peers[rank.rank] == (None,)]
+    if without_peers:
+        numbers = {rank.rank for rank in without_peers}
+        connected = [members for members in connected if not numbers.issuperset(members)]
+        for group, members in _group_without_peers(without_peers).items():
+            notice = _without_peers_notice(members, group)
+            notices.append(notice)
+            if notice.code == "peers-unknown":
+                connected.append(members)
+    pipelines: list[tuple[int, ...]] = []
+    unsized: list[int] = []
+    for members in connected:
+        with_trace = [member for member in members if member in by_rank]
+        in_order = _find_pipeline_group(members, [by_rank[member] for member in with_trace], peers)
+        if in_order is not None:
+            pipelines.append(in_order)
+        elif with_trace == members:
+            pipelines.append(tuple(members))
+        else:  # those without a trace may have exchanged messages with still others
+            unsized += with_trace
+    # Ranks that never exchange messages may be of one pipeline all the same, so a pipeline can be found twice.
+    return tuple(dict.fromkeys(pipelines)), tuple(unsized), tuple(notices)
+
+
+def _connect(peers: Mapping[int, Sequence[int | None]]) -> list[list[int]]:
+    """Return the sets of ranks that messages connect, each ascending, in the order of their lowest rank."""
+    neighbours: dict[int, set[int]] = {rank: set() for rank in peers}
+    for rank, others in peers.items():
+        for peer in others:
+            if peer is not None:
+                neighbours[rank].add(peer)
+                neighbours.setdefault(peer, set()).add(rank)
+    connected: list[list[int]] = []
+    visited: set[int] = set()
+    for rank in sorted(neighbours):
+        if rank in visited:
+            continue
+        members, pending = {rank}, [rank]
+        while pending:
+            new = neighbours[pending.pop()] - members
+            members |= new
+            pending += new
+        visited |= members
+        connected.append(sorted(members))
+    return connected
+
+
+def _group_without_peers(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]:
+    """Return the ranks whose messages do not name their peers, by the process group they share; (): none is known."""
+    members: dict[tuple[int, ...], list[int]] = {}
+    for rank in ranks:
+        groups = [group for group in rank.groups if len(group.ranks) > 1 and rank.rank in group.ranks]
+        described = [group.ranks for group in groups if _kind_of_group(group.description) == "pp"]
+        used = [group.ranks for group in groups if group.name == rank.group]
+        members.setdefault(next(iter(described + used), ()), []).append(rank.rank)
+    return {group: sorted(numbers) for group, numbers in members.items()}
+
+
+def _without_peers_notice(members: list[int], group: tuple[int, ...]) -> Notice:
+    """Return a notice about ranks whose messages do not name their peers; without all ranks nothing is known."""
+    if not group and members != list(range(len(members))):
+        text = f"messages do not name their peers, and not all ranks are here (only {_abbreviate(members)})"
+        return Notice("ranks-unknown", f"{text}: which ranks form a pipeline is not known; give all, or --layout")
+    text = f"messages do not name their peers: ranks {_abbreviate(members)} are taken as one pipeline, in this order"
+    return Notice("peers-unknown", f"{text}; override with --layout")
+
+
+def _find_pipeline_group(
+    members: list[int], ranks: Sequence[RankPipeline], peers: Mapping[int, Sequence[int | None]]
+) -> tuple[int, ...] | None:
+    """Return the ranks of the process group that is the pipeline of these members, in stage order; None if unknown.
+
+    It is described as a pipeline group, or it is the communicator of the messages and these go to neighbours in it.
+    """
+    for rank in ranks:
+        for group in rank.groups:
+            if len(group.ranks) < 2 or not set(members) <= set(group.ranks):
+                continue
+            is_pipeline = _kind_of_group(group.description) == "pp"
+            if is_pipeline or (group.name == rank.group and _are_neighbours(group.ranks, ranks, peers)):
+                return group.ranks
+    return None
+
+
+def _are_neighbours(
+    order: Sequence[int], ranks: Sequence[RankPipeline], peers: Mapping[int, Sequence[int | None]]
+) -> bool:
+    """Return whether all peers are neighbours in this order, the first and the last being neighbours too."""
+    position = {rank: index for index, rank in enumerate(order)}
+    distances = {
+        abs(position[peer] - position[rank.rank]) for rank in ranks for peer in peers[rank.rank] if peer is not None
+    }
+    return distances <= {1, len(order) - 1}
+
+
+def _kind_of_group(description: str | None) -> str | None:
+    """Return the kind of parallelism that the description of a process group names."""
+    text = (description or "").lower()
+    return next((kind for kind, pattern in _PATTERN_OF_KIND.items() if re.search(pattern, text)), None)
+
+
+def _group_positions(rank: RankPipeline) -> dict[str, int]:
+    """Return the position of a rank in its first group of every kind."""
+    positions: dict[str, int] = {}
+    for group in rank.groups:
+        kind = _kind_of_group(group.description)
+        if kind and kind not in positions and rank.rank in group.ranks:
+            positions[kind] = group.ranks.index(rank.rank)
+    return positions
+
+
+def _abbreviate(ranks: Iterable[int]) -> str:
+    listed = list(ranks)
+    return ", ".join(map(str, listed[:8])) + (f" … ({len(listed)} in all)" if len(listed) > 8 else "")

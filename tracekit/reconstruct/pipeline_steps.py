@@ -1,0 +1,236 @@
+"""Assembly of pipelines from their ranks: the cells of every step, on one clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import msgspec
+import numpy as np
+import polars as pl
+from msgspec.structs import replace
+
+from tracekit._util.arrays import Bools, Ints
+from tracekit._util.columns import to_int64
+from tracekit.align.clocks import Clocks
+from tracekit.errors import Notice
+from tracekit.reconstruct.chunks import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
+from tracekit.reconstruct.pairing import pair_by_messages
+from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline, TableSlice, encode_cells
+from tracekit.reconstruct.rank_pipeline import RankPipeline
+from tracekit.reconstruct.stage_assignment import Place, Placement, assign_stages
+from tracekit.reconstruct.step_tables import Line, StepTables
+from tracekit.schema import conform
+
+StepCache = dict[Hashable, "_StepResult"]
+"""Results of steps already examined, by ``StepTables.look``."""
+
+
+def assemble(ranks: Mapping[int, RankPipeline], pipeline: Line, step: int, clocks: Clocks) -> Pipeline:
+    """Return the pipeline that the ranks *pipeline* (in stage order; some may have no trace) form in one step."""
+    return assemble_steps(ranks, [(pipeline, [step])], clocks, {})[0][0]
+
+
+def assemble_steps(
+    ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]], clocks: Clocks, known: StepCache
+) -> list[list[Pipeline]]:
+    """Return for each line the pipeline it forms in each of its steps.
+
+    All steps are assembled at once, because a table of one step has only a few rows.
+
+    Args:
+        ranks: Per-rank tables.
+        lines: Ranks in stage order (some may have no trace), each with the steps to assemble.
+        clocks: Offsets that put all ranks on one clock.
+        known: Results of earlier steps; new results are added.
+
+    """
+    tables = StepTables.of(ranks, lines)
+    results = [_examine_instance(tables, instance, known) for instance in range(len(tables.instances))]
+    detail = _make_cells(tables, results, clocks)
+    numbers = encode_cells(detail)
+    first_cells = accumulate((len(result.stage) for result in results), initial=0)
+    pipelines = iter(
+        Pipeline(
+            ranks=tuple(tables.lines[line]),
+            step=step,
+            placement=replace(result.placement, places={}),  # the cells have them
+            clocks=clocks,
+            stages_from=result.stages_from,
+            notices=_stages_unknown_notice(result),
+            rows=TableSlice(detail, first, end - first),
+            weights_counted=result.weights_counted,
+            traffic=result.traffic,
+            peers_recorded=result.stages_from == "messages" and not tables.peers_by_order[line],
+            numbers=numbers[first:end],
+        )
+        for (line, step), result, (first, end) in zip(tables.instances, results, pairwise(first_cells), strict=True)
+    )
+    return [[next(pipelines) for _ in steps] for _, steps in lines]
+
+
+class _StepResult(msgspec.Struct, frozen=True, eq=False):
+    """Stages and messages of one step, and stage and micro-batch of each of its cells (-1: unknown)."""
+
+    placement: Placement
+    stages_from: str
+    weights_counted: bool
+    traffic: Mapping[int, Mapping[int, int]]
+    stage: Ints
+    microbatch: Ints
+    is_unplaced: Bools
+    """Cells whose stage nothing tells."""
+    cells: pl.DataFrame | None
+    """The step's cells if they are not its chunks as recorded: paired anew, or joined to overlapped blocks."""
+
+
+def _examine_instance(tables: StepTables, instance: int, known: StepCache) -> _StepResult:
+    """Return the result of a step that looks the same, else examine this one."""
+    look = tables.look(instance)
+    if look in known:
+        return known[look]
+    line, _ = tables.instances[instance]
+    chunks = {part.position: tables.chunks_of(part) for part in tables.parts[instance]}
+    messages = {part.position: tables.messages_of(part) for part in tables.parts[instance]}
+    result = _examine_step(chunks, messages, len(tables.lines[line]))
+    if result.cells is None:  # times of cells differ from step to step, so they cannot be used again
+        known[look] = result
+    return result
+
+
+def _examine_step(chunks: dict[int, pl.DataFrame], messages: dict[int, pl.DataFrame], pp: int) -> _StepResult:
+    """Find stage and micro-batch of every chunk of a step; *chunks* and *messages* are by position."""
+    is_annotated = all(
+        table["stage"].null_count() == table["microbatch"].null_count() == 0 for table in chunks.values()
+    )
+    placement = Placement("annotated", 1, {}) if is_annotated else assign_stages(chunks, messages, pp)
+    if is_annotated:
+        stages_from = "annotations"
+    elif not placement.places:
+        stages_from = "nothing"
+    else:
+        stages_from = "order" if pp == 1 else "messages"
+    paired = pair_by_messages(chunks, messages, placement, pp)
+    cells, is_unplaced, is_changed = [], [], paired is not chunks
+    for position, table in sorted(paired.items()):
+        places = placement.places.get(position, {})
+        lacks_stage = np.zeros(table.height, np.bool_) if places else table["stage"].is_null().to_numpy()
+        named = _fill_places(table, places)
+        if (table["beside"] >= 0).any():
+            named = _join_blocks(named.with_columns(confidence=_limited_confidence(lacks_stage, CONFIDENCE_POSITION)))
+            lacks_stage = np.zeros(named.height, np.bool_)
+            is_changed = True
+        cells.append(named)
+        is_unplaced.append(lacks_stage)
+    joined = pl.concat(cells, how="diagonal") if cells else pl.DataFrame(schema=DETAILED)
+    is_counted_weight = (pl.col("op") == "W") & (pl.col("confidence") <= CONFIDENCE_COUNTED)
+    return _StepResult(
+        placement=placement,
+        stages_from=stages_from,
+        weights_counted=any(table.filter(is_counted_weight).height for table in paired.values()),
+        traffic=_count_messages(messages),
+        stage=to_int64(joined["stage"]),
+        microbatch=to_int64(joined["microbatch"]),
+        is_unplaced=np.concatenate([np.zeros(0, np.bool_), *is_unplaced]),
+        cells=joined if is_changed else None,
+    )
+
+
+def _fill_places(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:
+    """Return the chunks with stage and micro-batch by their pair, where annotations did not give them."""
+    if not places:
+        return chunks
+    return chunks.with_columns(
+        pl.coalesce(
+            name,
+            pl.col("pair").replace_strict(
+                {pair: place[index] for pair, place in places.items()}, default=None, return_dtype=pl.Int32
+            ),
+        )
+        for index, name in enumerate(("stage", "microbatch"))
+    )
+
+
+def _join_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
+    """Join forwards and backwards that ran as one block; the other chunks stay as they are."""
+    halves = chunks.with_row_index("index").with_columns(pl.col("index").cast(pl.Int64)).filter(pl.col("beside") >= 0)
+    forwards, backwards = halves.filter(pl.col("op") == "F"), halves.filter(pl.col("op") != "F")
+    blocks = forwards.join(backwards, left_on="beside", right_on="index", suffix="_b")
+    # Both halves were measured over the whole block, so their measures are equal.
+    joined = blocks.select(
+        "instance",
+        "step",
+        "rank",
+        "position",
+        pl.lit("FB").alias("op"),
+        "stage",
+        "microbatch",
+        "pair",
+        pl.col("pair_b").alias("b_pair"),
+        pl.col("stage_b").alias("b_stage"),
+        pl.col("microbatch_b").alias("b_microbatch"),
+        *(pl.min_horizontal(name, f"{name}_b").alias(name) for name in ("start_ns", "launch_ns", "confidence")),
+        *(
+            pl.max_horizontal(name, f"{name}_b").alias(name)
+            for name in ("end_ns", "last_ns", "busy_ns", "wgrad_ns", *STALL_COLUMNS)
+        ),
+    )
+    return pl.concat([chunks.filter(pl.col("beside") < 0), joined], how="diagonal")
+
+
+def _count_messages(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int, int]]:
+    """Return how many messages each position sent to which; empty where the trace does not show it."""
+    sent = {position: Counter(table.filter("send")["peer"].to_list()) for position, table in messages.items()}
+    if any(None in peers for peers in sent.values()) or not any(sent.values()):
+        return {}
+    return {position: dict(peers) for position, peers in sent.items()}
+
+
+def _stages_unknown_notice(result: _StepResult) -> tuple[Notice, ...]:
+    if result.stages_from != "nothing":
+        return ()
+    return (Notice("stages-unknown", f"stages and micro-batches are not known: {result.placement.reason}"),)
+
+
+def _make_cells(tables: StepTables, results: Sequence[_StepResult], clocks: Clocks) -> pl.DataFrame:
+    """Return the cells of all instances (``DETAILED``), sorted by instance, position and start."""
+    table = _concat_cells(tables, results)
+    if table.is_empty():
+        return pl.DataFrame(schema=DETAILED)
+    is_unplaced = np.concatenate([result.is_unplaced for result in results])
+    is_by_order = np.concatenate(
+        [
+            np.full(len(result.stage), result.stages_from == "messages" and tables.peers_by_order[line])
+            for (line, _), result in zip(tables.instances, results, strict=True)
+        ]
+    )
+    columns = {name: np.concatenate([getattr(result, name) for result in results]) for name in ("stage", "microbatch")}
+    table = table.with_columns(
+        *(
+            pl.when(pl.Series(values >= 0)).then(pl.Series(values, dtype=pl.Int32)).alias(name)
+            for name, values in columns.items()
+        ),
+        confidence=_limited_confidence(is_unplaced, CONFIDENCE_POSITION),
+    )
+    table = table.with_columns(confidence=_limited_confidence(is_by_order, CONFIDENCE_COUNTED))
+    table = clocks.align(table, "start_ns", "end_ns", "launch_ns", "last_ns")
+    return conform(table.sort("instance", "position", "start_ns", "end_ns", maintain_order=True), DETAILED)
+
+
+def _limited_confidence(is_limited: Bools, limit: float) -> pl.Expr:
+    """Return the confidence of cells, at most *limit* for some of them."""
+    limited = pl.min_horizontal("confidence", pl.lit(limit))
+    return pl.when(pl.Series(is_limited)).then(limited).otherwise("confidence")
+
+
+def _concat_cells(tables: StepTables, results: Sequence[_StepResult]) -> pl.DataFrame:
+    """Return the chunks of all instances, or the cells that were made of them."""
+    if all(result.cells is None for result in results):
+        return tables.chunks
+    cells = []
+    for parts, result in zip(tables.parts, results, strict=True):
+        first = parts[0].first_chunk if parts else 0
+        recorded = tables.chunks.slice(first, sum(part.chunk_count for part in parts))
+        cells.append(recorded if result.cells is None else result.cells)
+    return pl.concat(cells, how="diagonal")

@@ -1,0 +1,204 @@
+"""Part of one rank in a pipeline: small tables that can be sent from the machine that has the trace.
+
+``rank_pipeline`` is the per-rank half of reconstruction. It finds chunks of work and messages, but no stages: those are
+found when the ranks of a pipeline are put together (``pipeline_steps``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from tracekit.errors import Notice
+from tracekit.intervals import Intervals, union
+from tracekit.reconstruct.chunk_table import ChunkTable, cut_chunks, measure_chunks
+from tracekit.reconstruct.chunks import CONFIDENCE_POSITION
+from tracekit.reconstruct.contention import CONTENTION, measure_contention
+from tracekit.reconstruct.kernels import prepare
+from tracekit.reconstruct.lanes import LANES, measure_lanes
+from tracekit.reconstruct.messages import read_messages
+from tracekit.reconstruct.stalls import Timeline, find_stalls
+from tracekit.schema import STALL_CAUSES, ProcessGroup, Source
+
+STALLS = pl.Schema({"cause": pl.Enum(STALL_CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
+
+MAX_STEPS = 32
+"""Steps whose pipeline is reconstructed; a run follows one schedule, so more of them only cost time."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankPipeline:
+    """Chunks, messages, stalls and lanes of one rank; picklable and small."""
+
+    rank: int
+    chunks: pl.DataFrame  # CHUNKS
+    messages: pl.DataFrame  # MESSAGES
+    stalls: pl.DataFrame  # STALLS
+    lanes: pl.DataFrame  # LANES
+    groups: tuple[ProcessGroup, ...]
+    group: str | None  # the communicator of most of its messages
+    world_size: int | None
+    peers_local: bool = False  # peers are counted within the communicator, as NCCL does in Nsight's traces
+    peers_by_order: bool = False  # peers were derived from the order and times of messages, not recorded
+    cut: tuple[int | None, ...] = ()  # steps recorded only in part; None: the trace has no step marks
+    notices: tuple[Notice, ...] = ()
+    contention: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CONTENTION))
+
+    @cached_property
+    def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
+        """Chunks and messages of each step that has chunks."""
+        chunks, messages = (
+            {int(part["step"][0]): part for part in table.drop_nulls("step").partition_by("step", maintain_order=True)}
+            for table in (self.chunks, self.messages)
+        )
+        no_messages = self.messages.clear()
+        return {step: (part, messages.get(step, no_messages)) for step, part in chunks.items()}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any forward or backward was found."""
+        return self.chunks.height > 0
+
+    def loaded(self) -> RankPipeline:
+        """Return the same with its tables in memory, where they already are; a subclass may keep them in files."""
+        return self
+
+    @property
+    def peers(self) -> tuple[int | None, ...]:
+        """Ranks it exchanged messages with; None among them if some message does not name its peer."""
+        return tuple(self.messages["peer"].unique().to_list())
+
+    @property
+    def stalled(self) -> dict[str, Intervals]:
+        """Stalls by cause."""
+        return {
+            str(part["cause"][0]): union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
+            for part in self.stalls.sort("cause", maintain_order=True).partition_by("cause", maintain_order=True)
+        }
+
+
+_COLUMNS = ("id", "name", "label", "pass", "step", "start_ns", "end_ns", "launch_ns", "stream", "autograd_sequence",
+            "node", "annotation", "annotations", "stage", "microbatch", "p2p", "group", "group_desc", "group_ranks",
+            "bytes")  # fmt: skip
+"""Columns of labelled events that reconstruction reads."""
+
+
+def rank_pipeline(labelled: pl.DataFrame, source: Source, *, around: pl.DataFrame | None = None) -> RankPipeline:
+    """Return the chunks of work and the messages of one rank.
+
+    Args:
+        labelled: The rank's labelled GPU events in the steps to look at.
+        source: Header of the rank's trace.
+        around: More of the rank's GPU events, such as all of them: work of the step before can stall this one.
+
+    >>> from tracekit.schema import LABELLED, conform
+    >>> rows = [
+    ...     {"label": "forward", "start_ns": 0, "end_ns": 5, "autograd_sequence": 1},
+    ...     {"label": "dgrad", "start_ns": 6, "end_ns": 9, "autograd_sequence": 1, "node": "MmBackward0"},
+    ... ]
+    >>> done = rank_pipeline(conform(pl.DataFrame(rows), LABELLED), Source("a.json", "kineto", 3, "name"))
+    >>> done.chunks.select("op", "pair", "start_ns", "end_ns").rows()
+    [('F', 0, 0, 5), ('B', 0, 6, 9)]
+
+    """
+    all_events = labelled if around is None else around
+    sampled, notices = sample_steps(labelled.select(_COLUMNS))
+    rows = prepare(sampled)
+    if rows["step"].null_count() == rows.height:  # the whole trace is one step
+        rows = rows.with_columns(step=pl.lit(0, pl.Int64))
+    cut = cut_chunks(rows)
+    timeline = Timeline(rows["code"].to_numpy(), rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+    in_chunk = np.zeros(rows.height, bool)
+    in_chunk[cut.rows] = True
+    stalls = find_stalls(timeline, in_chunk, all_events, cut.chunks)
+    chunks = measure_chunks(cut.chunks, timeline, stalls)
+    named = rows.filter((pl.col("label") == "pp_comm") & pl.col("group").is_not_null())  # with known communicator
+    return RankPipeline(
+        rank=source.rank,
+        chunks=chunks,
+        messages=read_messages(rows, chunks),
+        stalls=_stall_table(stalls),
+        lanes=measure_lanes(rows, chunks) if chunks.height else pl.DataFrame(schema=LANES),
+        groups=_process_groups(source, named),
+        group=None if named.is_empty() else str(named["group"].cast(pl.String).mode()[0]),
+        world_size=source.world_size,
+        peers_local=source.reader == "nsight",
+        notices=(*notices, *_pairing_notices(rows, chunks)),
+        contention=measure_contention(_kernels_of_chunks(rows, cut), timeline.time(("pp_comm",))),
+    )
+
+
+def _kernels_of_chunks(rows: pl.DataFrame, cut: ChunkTable) -> pl.DataFrame:
+    """Return the kernels of all chunks, with the columns that contention is measured by."""
+    return rows[cut.rows].select(
+        pl.Series("chunk", cut.chunk), cut.chunks["op"][cut.chunk], "host_ns", "start_ns", "end_ns"
+    )
+
+
+def sample_steps(labelled: pl.DataFrame, *, most: int = MAX_STEPS) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+    """Return at most *most* steps, evenly spread, and a notice if some were left out.
+
+    The stride is a power of two and counts step numbers, so that ranks which differ in a step or two keep the same.
+
+    >>> rows = pl.DataFrame({"step": [1, 2, 3, 4, 5, None]})
+    >>> sampled, (notice,) = sample_steps(rows, most=2)
+    >>> sampled["step"].to_list(), notice.code
+    ([4, None], 'steps-sampled')
+    """
+    steps = labelled["step"].unique().drop_nulls().sort()
+    stride = 1
+    while len(steps) > most * stride:
+        stride *= 2
+    if stride == 1:
+        return labelled, ()
+    wanted = steps.filter(steps % stride == 0)
+    if wanted.is_empty():  # step numbers skip, for example only every second step was marked
+        wanted = steps.gather_every(stride)
+    sampled = labelled.filter(pl.col("step").is_null() | pl.col("step").is_in(wanted.implode()))
+    text = f"one step in {stride} is compared with its ideal, {len(wanted)} of {len(steps)}; choose others with --steps"
+    return sampled, (Notice("steps-sampled", text),)
+
+
+def _stall_table(stalls: Mapping[str, Intervals]) -> pl.DataFrame:
+    """Return the stalls of all causes as one table (``STALLS``)."""
+    return pl.concat(
+        pl.DataFrame(
+            {"cause": [cause] * len(stall), "start_ns": stall.start_ns, "end_ns": stall.end_ns},
+            schema=STALLS,
+        )
+        for cause, stall in stalls.items()
+    )
+
+
+def _process_groups(source: Source, messages: pl.DataFrame) -> tuple[ProcessGroup, ...]:
+    """Return the process groups the file lists, and those whose ranks only messages name."""
+    listed = {group.name for group in source.groups if group.ranks}
+    groups = messages.select(pl.col("group", "group_desc", "group_ranks").cast(pl.String))
+    groups = groups.filter(pl.col("group_ranks").str.contains(r"^\[\d+(,\d+)*\]$")).unique("group", maintain_order=True)
+    more = [
+        ProcessGroup(name, description, tuple(map(int, ranks[1:-1].split(","))))
+        for name, description, ranks in groups.rows()
+        if name not in listed
+    ]
+    return (*source.groups, *more)
+
+
+def _pairing_notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, ...]:
+    """Return notices about forwards and backwards that are paired without evidence, or not at all."""
+    notices = []
+    is_whole_backward = pl.col("op") == "B"
+    if chunks.height and rows["number"].null_count() == len(rows):
+        text = "no autograd sequence numbers: backwards are tied to forwards by order alone"
+        notices.append(Notice("no-sequence-numbers", text))
+    elif chunks.filter(is_whole_backward & (pl.col("confidence") <= CONFIDENCE_POSITION)).height:
+        text = "backwards share no sequence number with a forward (as with recomputed layers): tied by order alone"
+        notices.append(Notice("pairs-by-order", text))
+    forwards = chunks.filter(pl.col("op") == "F")
+    with_backward = forwards.join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="semi")
+    if 0 < with_backward.height < forwards.height:
+        notices.append(Notice("forward-without-backward", "some forwards have no backward in the trace"))
+    return tuple(notices)

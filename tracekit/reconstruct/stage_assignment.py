@@ -1,0 +1,201 @@
+"""Assignment of stages and micro-batches to chunks, from the destinations of their messages.
+
+A forward that sends to the next rank and a forward that sends back to the one before it belong to different stages.
+Messages between two ranks arrive in the order they were sent, so the k-th forward of a stage on one rank is the k-th on
+the next, and counting is enough once each forward's stage on its rank is known:
+
+- every forward goes to the next rank, the last rank sends none: one stage per rank ("line");
+- the last rank sends some back to the first: several stages per rank ("loop");
+- forwards go both ways: two stages per rank, either the legs of a V ("V") or two pipelines in opposite directions
+  ("two-way"). The last rank tells: in a V it begins with what it received, else with micro-batches of its own.
+
+A *position* is the index of a rank in its pipeline; a *pair* is the index of a forward, shared by its backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit.schedules.interleaved import chunk_order
+
+Place = tuple[int, int]
+"""Stage and micro-batch."""
+_Destinations = Mapping[int, list[int | None]]
+"""By position: for each forward, in launch order, the position its output is sent to; None: it is not sent."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """``places[position][pair]``: stage and micro-batch; empty, with a reason, where they are not known."""
+
+    shape: str  # "line", "loop", "V", "two-way" or "unknown"
+    virtual: int  # stages per rank
+    places: Mapping[int, Mapping[int, Place]]
+    reason: str = ""
+
+
+def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], pp: int) -> Placement:
+    """Return stage and micro-batch of every pair.
+
+    Args:
+        chunks: Chunks of each position that has a trace.
+        messages: Messages of each of these positions; their peers are positions, not ranks.
+        pp: Number of ranks in the pipeline.
+
+    """
+    destinations = {position: forward_destinations(chunks[position], messages[position]) for position in chunks}
+    if pp == 1:
+        return _assign_line(destinations, chunks)
+    if any(table.filter("send")["peer"].null_count() for table in messages.values()):
+        return Placement("unknown", 1, {}, "the trace does not say who the messages went to")
+    if _goes_both_ways(destinations, pp):
+        return _assign_both_ways(destinations, pp)
+    if 0 in destinations.get(pp - 1, ()):
+        return _assign_loop(destinations, pp)
+    if pp > 2 and 0 in messages and pp - 1 in messages[0]["peer"].to_list():
+        return Placement("unknown", 1, {}, "without the last rank the chunks of a loop cannot be told apart")
+    return _assign_line(destinations, chunks)
+
+
+class _Batch(msgspec.Struct, frozen=True):
+    """Messages launched one after another, with no chunk between, and the chunks whose output they can carry."""
+
+    chunks: list[tuple[str, int]]  # op and pair of the chunks launched since the last batch; at most one per message
+    peers: list[int]
+
+    @property
+    def is_unambiguous(self) -> bool:
+        return len(self.chunks) == 1 or len(set(self.peers)) == 1
+
+    @property
+    def forwards(self) -> list[int]:
+        """Pairs of the forwards among the chunks."""
+        return [pair for op, pair in self.chunks if op == "F"]
+
+
+def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[int | None]:
+    """Return for each forward, in launch order, the position its output is sent to; None: it is not sent.
+
+    A message carries the output of the chunk launched last before it. Where a batch of messages follows a forward and a
+    backward and goes to different ranks, the direction of unambiguous forwards tells which message is the forward's.
+    """
+    batches = _group_by_preceding_chunks(chunks, messages)
+    destination: dict[int, int] = {}  # by pair
+    for batch in batches:
+        if batch.is_unambiguous:
+            carried = zip(batch.chunks, batch.peers, strict=False)
+            destination |= {pair: peer for (op, pair), peer in carried if op == "F"}
+    usual = set(destination.values())
+    for batch in batches:
+        if not batch.is_unambiguous:
+            remaining = [peer for peer in batch.peers if peer in usual] or list(batch.peers)
+            for pair in batch.forwards:
+                destination[pair] = remaining.pop(0) if remaining else batch.peers[0]
+    return [destination.get(pair) for pair in chunks.filter(pl.col("op") == "F")["pair"].to_list()]
+
+
+def _group_by_preceding_chunks(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[_Batch]:
+    """Group the sends by the chunks launched before them; weight gradients have no output to send."""
+    work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)
+    sends = messages.filter("send").sort("launch_ns", maintain_order=True)
+    launched, peers = work.select("op", "pair").rows(), sends["peer"].to_list()
+    # Sends with the same number of chunks launched before them are one batch; the number never falls.
+    chunks_before = np.searchsorted(work["last_ns"].to_numpy(), sends["launch_ns"].to_numpy(), side="right")
+    counts, first_send = np.unique(chunks_before, return_index=True)
+    batches = []
+    for (previous, count), (start, end) in zip(
+        pairwise([0, *counts.tolist()]), pairwise([*first_send.tolist(), len(peers)]), strict=True
+    ):
+        since_last_batch = launched[previous:count]
+        batches.append(_Batch(since_last_batch[start - end :], peers[start:end]))
+    return batches
+
+
+def _goes_both_ways(destinations: _Destinations, pp: int) -> bool:
+    """Return whether forwards run through the ranks in both directions."""
+    goes_back = any(position - 1 in peers for position, peers in destinations.items() if 0 < position < pp - 1)
+    # Of two ranks none is inner: the first one sends some of its forwards on and ends others itself.
+    first = destinations.get(0, [])
+    return goes_back or (pp == 2 and None in first and 1 in first)
+
+
+def _number_microbatches(stages: list[int], first_number: Mapping[int, int] | None = None) -> dict[int, Place]:
+    """Return stage and micro-batch by pair: micro-batches are counted within each stage, from 0 unless given."""
+    next_number: dict[int, int] = dict(first_number or {})
+    places = {}
+    for pair, stage in enumerate(stages):
+        microbatch = next_number.get(stage, 0)
+        places[pair] = (stage, microbatch)
+        next_number[stage] = microbatch + 1
+    return places
+
+
+def _assign_line(destinations: _Destinations, chunks: Mapping[int, pl.DataFrame]) -> Placement:
+    """Assign one stage per rank; backwards whose forward is not in the trace are numbered behind the others."""
+    places = {}
+    for position, forwards in destinations.items():
+        pairs = max(len(forwards), chunks[position]["pair"].n_unique())
+        places[position] = _number_microbatches([position] * pairs)
+    return Placement("line", 1, places)
+
+
+def _assign_both_ways(destinations: _Destinations, pp: int) -> Placement:
+    """Assign two stages per rank: the legs of a V, or two pipelines in opposite directions."""
+    last = destinations.get(pp - 1)
+    if not last:
+        return Placement(
+            "unknown", 2, {}, "without the last rank's forwards a V cannot be told from two opposite pipelines"
+        )
+    is_opposite = last[0] is not None
+    places = {}
+    for position, peers in destinations.items():
+        downwards = [peer is None if position == pp - 1 else peer == position + 1 for peer in peers]
+        mirrored = pp - 1 - position
+        if is_opposite:
+            # The second half of the micro-batches enters at the last rank.
+            first_number = {mirrored: len(peers) // 2} if position != mirrored else {}
+            stages = [position if is_down else mirrored for is_down in downwards]
+            places[position] = _number_microbatches(stages, first_number)
+        else:
+            places[position] = _number_microbatches([position if is_down else pp + mirrored for is_down in downwards])
+    return Placement("two-way" if is_opposite else "V", 2, places)
+
+
+def _assign_loop(destinations: _Destinations, pp: int) -> Placement:
+    """Assign several stages per rank; every rank runs its forwards in the same order, so the last rank's tell."""
+    is_last_stage = [peer is None for peer in destinations[pp - 1]]
+    total, microbatches = len(is_last_stage), sum(is_last_stage)
+    if not microbatches or total % microbatches:
+        return Placement("unknown", 1, {}, "the last rank's sends do not divide into chunks")
+    virtual = total // microbatches
+    order = find_chunk_order(is_last_stage, virtual, pp)
+    if order is None:
+        return Placement("unknown", virtual, {}, f"the order of {virtual} chunks per rank is not a known one")
+    if any(len(peers) != total for peers in destinations.values()):
+        return Placement("unknown", virtual, {}, "the ranks ran different numbers of forwards")
+    places = {position: _number_microbatches([chunk * pp + position for chunk in order]) for position in destinations}
+    return Placement("loop", virtual, places)
+
+
+def find_chunk_order(is_last_chunk: list[bool], virtual: int, pp: int) -> list[int] | None:
+    """Return the chunk of each forward of a loop, from those of the last chunk; None if no order explains them.
+
+    With more than two chunks per rank, an order of groups of micro-batches must give the same last chunks.
+
+    >>> find_chunk_order([False, False, True, True], 2, 2)
+    [0, 0, 1, 1]
+    """
+    microbatches = sum(is_last_chunk)
+    if not microbatches or len(is_last_chunk) != virtual * microbatches:
+        return None
+    if virtual == 2:
+        return [int(is_last) for is_last in is_last_chunk]
+    for group in sorted(range(1, microbatches + 1), key=lambda size: (size != pp, size)):  # groups of pp are usual
+        order = [chunk for chunk, _ in chunk_order(microbatches, virtual, group)]
+        if [chunk == virtual - 1 for chunk in order] == is_last_chunk:
+            return order
+    return None
