@@ -22,7 +22,7 @@ import polars as pl
 from msgspec import structs
 from playwright.sync_api import sync_playwright
 
-from tracekit.metrics.timeline import MOST
+from tracekit.metrics.timeline import MAX_TIMELINE_INTERVALS
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze
 from tracekit.schedules import Times, generate, simulate
@@ -67,15 +67,15 @@ def blown_up(ranks, cells):
 
 
 def _lanes(rank, span, noise):
-    start = np.sort(noise.integers(0, span, MOST))
-    label = noise.integers(0, len(LABELS), MOST)
+    start = np.sort(noise.integers(0, span, MAX_TIMELINE_INTERVALS))
+    label = noise.integers(0, len(LABELS), MAX_TIMELINE_INTERVALS)
     return pl.DataFrame(
         {
-            "rank": pl.Series([rank] * MOST, dtype=pl.Int32),
+            "rank": pl.Series([rank] * MAX_TIMELINE_INTERVALS, dtype=pl.Int32),
             "label": pl.Series([LABELS[i] for i in label], dtype=pl.Enum(LABELS)),
             "pass": pl.Series([PASSES[i % 2] for i in label], dtype=pl.Enum(PASSES)),
             "start_ns": start,
-            "end_ns": start + span // MOST,
+            "end_ns": start + span // MAX_TIMELINE_INTERVALS,
         }
     )
 

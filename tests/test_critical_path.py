@@ -12,10 +12,10 @@ import pytest
 from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
-from tracekit.analysis.critical import _segments
-from tracekit.analysis.links import Links
-from tracekit.analysis.walk import Arrivals, Pieces, walk_back
-from tracekit.metrics.path import NODES
+from tracekit.critical_path.links import Links
+from tracekit.critical_path.path import _build_segments
+from tracekit.critical_path.pieces import PATH_PIECES
+from tracekit.critical_path.walk import Arrivals, Pieces, walk_back
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
@@ -26,7 +26,7 @@ P2P_NS = 50_000
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def make_run(tmp_path_factory):
     """Write and analyze a synthetic 1F1B run of four ranks with troubles; return its recipe and its analysis."""
 
     def run(**troubles):
@@ -39,38 +39,38 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def plain(made):
-    return made()
+def plain(make_run):
+    return make_run()
 
 
-def lengths(found):
-    return found.critical.segments.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+def lengths(analysis):
+    return analysis.critical.segments.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
 
 
-def check(found):
+def check(analysis):
     """Segments follow each other, and sum to each step over all ranks, to the nanosecond."""
-    steps = found.clocks.align(found.tables["steps"], "start_ns", "end_ns")
+    steps = analysis.clocks.align(analysis.tables["steps"], "start_ns", "end_ns")
     spans = steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     assert len(spans)
     for step, start, end in spans.iter_rows():
-        path = found.critical.segments.filter(pl.col("step").eq_missing(step))
+        path = analysis.critical.segments.filter(pl.col("step").eq_missing(step))
         assert (path["start_ns"][0], path["end_ns"][-1]) == (start, end)
         assert (path["start_ns"][1:] == path["end_ns"][:-1]).all()
         assert (path["start_ns"] < path["end_ns"]).all()
     whole = int((spans["end_ns"] - spans["start_ns"]).sum())
-    for by, parts in found.critical.totals().items():
+    for by, parts in analysis.critical.totals().items():
         assert sum(parts.values()) == whole, by
-    for one in found.ranks:
-        for scope in (one.whole, *one.per_step):
+    for rank_result in analysis.ranks:
+        for scope in (rank_result.whole, *rank_result.per_step):
             for label, ns in scope.blocking_ns.items():
                 assert ns is None or 0 <= ns <= scope.budget.exposed_ns[label]
 
 
 def test_the_path_of_a_pipeline_is_its_longest_chain(plain):
     """1F1B, 4 stages, 8 micro-batches: the first and the last go through every stage; nothing on the path waits."""
-    recipe, found = plain
-    check(found)
-    path = lengths(found)
+    recipe, analysis = plain
+    check(analysis)
+    path = lengths(analysis)
     assert set(path["kind"]) <= {"cell", "message", "kernel", "unknown"}
     assert path.filter(kind="unknown")["ns"].sum() <= 10_000  # the optimizer starts so much after the pipeline
     assert path.filter(kind="message")["ns"].to_list() == [P2P_NS] * len(path.filter(kind="message"))
@@ -81,12 +81,12 @@ def test_the_path_of_a_pipeline_is_its_longest_chain(plain):
 
 
 @pytest.mark.parametrize("cell", [(1, "F", 1, 0), (2, "B", 2, 7), (3, "F", 3, 4)])
-def test_a_planted_delay_is_on_the_path_and_removing_it_saves_what_the_path_says(made, plain, cell):
+def test_a_planted_delay_is_on_the_path_and_removing_it_saves_what_the_path_says(make_run, plain, cell):
     """A cell takes 20 ms longer than the others. The same run without that (a replay) is shorter by as much."""
-    recipe, found = made(slow_cells={cell: 21.0 if cell[1] == "F" else 11.0})
-    check(found)
+    recipe, analysis = make_run(slow_cells={cell: 21.0 if cell[1] == "F" else 11.0})
+    check(analysis)
     _, op, stage, microbatch = cell
-    path = lengths(found)
+    path = lengths(analysis)
     segment = path.sort("ns").row(-1, named=True)
     assert (segment["kind"], segment["what"], segment["rank"]) == ("cell", f"{stage}{op}{microbatch}", stage)
     usual = 1_000_000 if op == "F" else 2_000_000
@@ -96,41 +96,41 @@ def test_a_planted_delay_is_on_the_path_and_removing_it_saves_what_the_path_says
     assert int(path["ns"].sum()) - int(lengths(plain[1])["ns"].sum()) == pytest.approx(saved, rel=0.01)
 
 
-def test_work_with_slack_is_not_on_the_path(made, plain):
+def test_work_with_slack_is_not_on_the_path(make_run, plain):
     """Half a millisecond more in the second stage's forwards disappears in the third one, which takes twice as long."""
-    _, found = made(stage_factor={1: 1.25, 2: 2.0})
-    check(found)
-    assert found.critical.totals()["by_rank"].keys() <= {"0", "1", "2", "3", "unknown"}
-    by_stage = found.critical.totals()["by_stage"]
+    _, analysis = make_run(stage_factor={1: 1.25, 2: 2.0})
+    check(analysis)
+    assert analysis.critical.totals()["by_rank"].keys() <= {"0", "1", "2", "3", "unknown"}
+    by_stage = analysis.critical.totals()["by_stage"]
     assert max(by_stage, key=by_stage.get) == "2"
-    slack = found.critical.slack
+    slack = analysis.critical.slack
     assert slack.filter(rank=2)["path_ns"].item() == slack["path_ns"].max()
     assert plain[1].critical.slack["path_ns"].sum() == int(lengths(plain[1])["ns"].sum())
 
 
-def test_a_late_host_is_on_the_path(made):
+def test_a_late_host_is_on_the_path(make_run):
     """Each cell holds 1 ms in which the host has not launched its kernel: the path is the host's, from the start on."""
-    _, found = made(host_ns=1_000_000)
-    check(found)
-    assert {"launch", "host"} & set(found.critical.segments["kind"])
+    _, analysis = make_run(host_ns=1_000_000)
+    check(analysis)
+    assert {"launch", "host"} & set(analysis.critical.segments["kind"])
 
 
 def test_blocking_is_the_exposed_time_on_the_path(plain):
     """Of each message a rank's next cell waited for, the transfer is exposed and blocks; waiting is slack."""
-    _, found = plain
-    path = lengths(found).filter(kind="message")
-    blocking = sum(one.whole.blocking_ns["pp_comm"] for one in found.ranks)
+    _, analysis = plain
+    path = lengths(analysis).filter(kind="message")
+    blocking = sum(rank_result.whole.blocking_ns["pp_comm"] for rank_result in analysis.ranks)
     assert 0 < blocking == path["exposed_ns"].sum() <= path["ns"].sum()
-    assert blocking < found.total.budget.exposed_ns["pp_comm"]
-    assert found.total.blocking_ns["pp_comm"] == blocking
+    assert blocking < analysis.total.budget.exposed_ns["pp_comm"]
+    assert analysis.total.blocking_ns["pp_comm"] == blocking
 
 
 def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
-    found = analysis_of(samples / "1f1b", schedule="none")
-    said = json.loads(found.to_json())
-    assert "critical_path" not in said
-    assert "critical_path" not in found.tables
-    assert said["ranks"][0]["blocking_ns"].keys() == said["ranks"][0]["exposed_because_ns"].keys()
+    analysis = analysis_of(samples / "1f1b", schedule="none")
+    document = json.loads(analysis.to_json())
+    assert "critical_path" not in document
+    assert "critical_path" not in analysis.tables
+    assert document["ranks"][0]["blocking_ns"].keys() == document["ranks"][0]["exposed_because_ns"].keys()
     with_path = json.loads(plain[1].to_json())
     assert with_path["critical_path"][0]["what"] == "0F0"
     assert with_path["critical_path_ns"]["total"] == sum(with_path["critical_path_ns"]["by_label"].values())
@@ -143,18 +143,18 @@ def test_on_real_runs_the_parts_sum_to_the_steps(samples, name):
 
 def test_a_straggler_is_where_the_path_is(samples):
     """Rank 1 computes 155 of 212 ms, rank 0 67: most of the path is rank 1's."""
-    found = analysis_of(samples / "steps/straggler", schedule="none", critical_path=True)
-    by_rank = found.critical.totals()["by_rank"]
+    analysis = analysis_of(samples / "steps/straggler", schedule="none", critical_path=True)
+    by_rank = analysis.critical.totals()["by_rank"]
     assert by_rank["1"] > 2 * by_rank["0"]
-    assert found.critical.segments["step"].n_unique() == 8
+    assert analysis.critical.segments["step"].n_unique() == 8
 
 
 def test_one_rank_alone_says_that_its_peers_are_missing(samples):
-    found = analysis_of(samples / "1f1b", ranks=[1], schedule="none", critical_path=True)
-    check(found)
-    assert found.ranks[0].whole.blocking_ns["pp_comm"] is None
-    assert found.ranks[0].whole.blocking_ns["memory"] is not None
-    assert any(note.code == "path-alone" and "pp_comm" in note.message for note in found.notices)
+    analysis = analysis_of(samples / "1f1b", ranks=[1], schedule="none", critical_path=True)
+    check(analysis)
+    assert analysis.ranks[0].whole.blocking_ns["pp_comm"] is None
+    assert analysis.ranks[0].whole.blocking_ns["memory"] is not None
+    assert any(note.code == "path-alone" and "pp_comm" in note.message for note in analysis.notices)
 
 
 def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
@@ -168,11 +168,11 @@ def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
     events = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))
     blind = classify(events)
     assert blind["launch_ns"].null_count() == len(blind)
-    found = combine([rank_tables(RankEvents(events, rank.source), labelled=blind, pipeline=False)], path=True)
-    check(found)
-    assert all(set(causes) == {"unknown"} for causes in found.ranks[0].whole.because_ns.values())
-    assert all(ns is None for ns in found.ranks[0].whole.blocking_ns.values())
-    assert any(note.code == "path-ends" for note in found.notices)
+    analysis = combine([rank_tables(RankEvents(events, rank.source), labelled=blind, pipeline=False)], path=True)
+    check(analysis)
+    assert all(set(causes) == {"unknown"} for causes in analysis.ranks[0].whole.because_ns.values())
+    assert all(ns is None for ns in analysis.ranks[0].whole.blocking_ns.values())
+    assert any(note.code == "path-ends" for note in analysis.notices)
 
 
 def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
@@ -181,15 +181,15 @@ def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
     rows = [{"kind": "communication", "label": "pp_comm", "part": 0, "start_ns": at, "end_ns": at + 5, "idle_ns": 0,
              "exposed_ns": 0, "before": before, "id": at, "last": at == 10, "what": "x"}
             for at, before in ((0, -1), (5, 0), (10, 1))]  # fmt: skip
-    path, steps = pl.DataFrame(rows, schema=NODES), pl.DataFrame({"step": [2], "start_ns": [0]})
+    path, steps = pl.DataFrame(rows, schema=PATH_PIECES), pl.DataFrame({"step": [2], "start_ns": [0]})
     parts = [SimpleNamespace(source=SimpleNamespace(rank=rank), path=path, steps=steps.with_columns(rank=pl.lit(rank)))
              for rank in (0, 1)]  # fmt: skip
     clocks = Clocks.recorded([0, 1])
-    links = Links.of(parts, pl.DataFrame({"rank": [0, 0, 0, 1, 1, 1], "id": [0, 5, 10] * 2}), clocks)
-    assert (links.row.tolist(), links.next.tolist()) == ([0, 1, 2, 3, 4, 5], [-1, 0, 1, -1, 3, 4])
+    links = Links.build(parts, pl.DataFrame({"rank": [0, 0, 0, 1, 1, 1], "id": [0, 5, 10] * 2}), clocks)
+    assert (links.row.tolist(), links.next_comm.tolist()) == ([0, 1, 2, 3, 4, 5], [-1, 0, 1, -1, 3, 4])
     late = np.array([-1, 5, 5, -1, 2, 1], np.int32)
     came, own = np.where(late >= 0, 14, 0), np.zeros(6, np.int64)
-    table = _segments(*walk_back(links, Arrivals(late, came, own, late >= 0), clocks))
+    table = _build_segments(*walk_back(links, Arrivals(late, came, own, late >= 0), clocks))
     assert (table["start_ns"][0], table["end_ns"][-1]) == (0, 15)
     assert (table["start_ns"][1:] == table["end_ns"][:-1]).all()
 
@@ -198,19 +198,19 @@ def test_only_the_ranks_on_the_path_are_read_whole(tmp_path, monkeypatch):
     """The links of all ranks tell which ranks the path goes through; it is the same with the pieces of all of them."""
     recipe = Recipe(generate("1f1b", pp=2, microbatches=2), replicas=4, layers=1, jitter=0.3, steps=2, p2p_ns=20_000)
     write_run(recipe, tmp_path)
-    asked = []
-    pieces_of = Pieces.of
+    visited = []
+    build_pieces = Pieces.build
 
     def some(links, places, clocks):
-        asked.append(places)
-        return pieces_of(links, places, clocks)
+        visited.append(places)
+        return build_pieces(links, places, clocks)
 
-    monkeypatch.setattr(Pieces, "of", some)
+    monkeypatch.setattr(Pieces, "build", some)
     few = analyze(tmp_path, critical_path=True).critical
-    assert 0 < asked[0].sum() < len(asked[0])
-    monkeypatch.setattr(Pieces, "of", lambda links, places, clocks: pieces_of(links, places | True, clocks))
+    assert 0 < visited[0].sum() < len(visited[0])
+    monkeypatch.setattr(Pieces, "build", lambda links, places, clocks: build_pieces(links, places | True, clocks))
     monkeypatch.setattr(Links, "visited", lambda links, *_: np.ones(len(links.parts), np.bool_))
     every = analyze(tmp_path, critical_path=True).critical
     assert few.segments.equals(every.segments)
     assert few.slack.equals(every.slack)
-    assert set(few.segments["rank"]) <= {rank for rank, there in enumerate(asked[0].tolist()) if there}
+    assert set(few.segments["rank"]) <= {rank for rank, there in enumerate(visited[0].tolist()) if there}

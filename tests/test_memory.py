@@ -13,7 +13,7 @@ from rich.console import Console
 
 import tracekit
 from tracekit.analysis.memory import HeldMemory, RunMemory, with_memory
-from tracekit.metrics.chunks import ChunkMemory
+from tracekit.metrics.chunk_memory import ChunkMemory
 from tracekit.metrics.memory import Peak, RankMemory
 from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html

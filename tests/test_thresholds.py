@@ -21,8 +21,8 @@ from tracekit.diffs.floors import PRIOR_DF, Noise, prior
 from tracekit.diffs.metrics import resolve
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
+from tracekit.metrics.label_intervals import MIN_STRONG_CONFIDENCE, weak_ns
 from tracekit.metrics.rates import Rates
-from tracekit.metrics.weak import WEAK, weak_ns
 from tracekit.reconstruct import overlapped_blocks as beside
 
 combining = importlib.import_module("tracekit.analysis.combine")
@@ -45,7 +45,7 @@ def test_weak_labels_are_loud_above_one_percent_of_gpu_time(monkeypatch, share, 
     assert bool(combining._weak_notices([rank])) is said
 
 
-@pytest.mark.parametrize(("confidence", "ns"), [(WEAK - 0.01, 5), (WEAK, 0)])
+@pytest.mark.parametrize(("confidence", "ns"), [(MIN_STRONG_CONFIDENCE - 0.01, 5), (MIN_STRONG_CONFIDENCE, 0)])
 def test_evidence_below_the_line_is_weak(confidence, ns):
     event = {"label": ["forward"], "confidence": [confidence], "start_ns": [0], "end_ns": [5]}
     assert weak_ns(pl.DataFrame(event)) == (ns,)

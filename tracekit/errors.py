@@ -1,4 +1,4 @@
-"""Every error a user can meet: one small tree, each with a hint.
+"""Exceptions of tracekit, each with a hint, and notices.
 
     TracekitError            base: what went wrong, where, and what to do next
     ├── InputError           the input cannot be used (path, format, damage, mixed runs)
@@ -19,7 +19,7 @@ import msgspec
 
 
 class TracekitError(Exception):
-    """What went wrong and where, with a hint for what to do next.
+    """Base of all errors: what went wrong and where, with a hint for what to do next.
 
     >>> raise TracekitError("rank2.json.gz: ends inside event 48211", hint="re-record this rank")
     Traceback (most recent call last):
@@ -27,7 +27,7 @@ class TracekitError(Exception):
     """
 
     exit_code = 2
-    """What the command line exits with."""
+    """Exit status of the command line."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -81,32 +81,34 @@ class InternalError(TracekitError):
 
     @classmethod
     def of(cls, error: BaseException) -> InternalError:
-        """Return *error* in one line, with the place in tracekit that it came from.
+        """Describe an unexpected error in one line, with the line of tracekit that raised it.
 
         >>> InternalError.of(KeyError("x")).message
         "a fault in tracekit: KeyError: 'x'"
         """
-        text = " ".join(str(error).split())[:MOST_TEXT]
+        text = " ".join(str(error).split())[:_MAX_TEXT_CHARS]
         fault = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        made = cls(f"a fault in tracekit: {fault}{_place(error)}", hint=f"please report it; {DEBUG}=1 shows where")
-        made.__cause__ = error  # within this process, whoever debugs still sees where it came from
-        return made
+        message = f"a fault in tracekit: {fault}{_raising_line(error)}"
+        internal = cls(message, hint=f"please report it; {DEBUG}=1 shows where")
+        internal.__cause__ = error  # keeps the traceback for debugging within this process
+        return internal
 
 
 DEBUG = "TRACEKIT_DEBUG"
-"""Environment variable: set, a fault of ours is shown with its traceback."""
-MOST_TEXT = 300
+"""Environment variable: if set, an internal error is shown with its traceback."""
+_MAX_TEXT_CHARS = 300
+"""Length at which the text of an unexpected error is cut."""
 
 
-def _place(error: BaseException) -> str:
-    """Name the innermost line of the package that *error* passed through."""
-    place, at = "", error.__traceback__
-    while at is not None:
-        module = str(at.tb_frame.f_globals.get("__name__", ""))
+def _raising_line(error: BaseException) -> str:
+    """Return " (module, line N)" for the innermost frame of this package in the traceback; "" if there is none."""
+    location, frame = "", error.__traceback__
+    while frame is not None:
+        module = str(frame.tb_frame.f_globals.get("__name__", ""))
         if module.split(".", maxsplit=1)[0] == __name__.split(".")[0]:
-            place = f" ({module}, line {at.tb_lineno})"
-        at = at.tb_next
-    return place
+            location = f" ({module}, line {frame.tb_lineno})"
+        frame = frame.tb_next
+    return location
 
 
 class Notice(msgspec.Struct, frozen=True):

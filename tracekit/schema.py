@@ -1,4 +1,4 @@
-"""The tables' columns, declared once.
+"""Schemas of the tables, label sets and the records that accompany events.
 
 Every parser ends in ``conform(frame, EVENTS)``; nothing behind it checks again. Times are Int64 nanoseconds
 since the Unix epoch. Text that repeats is Categorical (dictionary-encoded). Unknown is null, never 0 or "".
@@ -16,7 +16,7 @@ import polars as pl
 from tracekit.errors import Notice
 
 GPU_KINDS = ("kernel", "memcpy", "memset", "graph")
-"""What occupies a GPU. ``graph`` is a whole CUDA-graph launch recorded without its kernels."""
+"""Kinds of events that occupy a GPU. ``graph`` is a whole CUDA-graph launch recorded without its kernels."""
 
 KINDS = (
     *GPU_KINDS,
@@ -33,21 +33,21 @@ KINDS = (
 )
 
 PATH_SEPARATOR = " > "
-"""Between the names of operators, ranges or modules inside each other, outermost first."""
+"""Separates the names of nested operators, ranges or modules, outermost first."""
 
 COMPUTE_LABELS = ("forward", "dgrad", "wgrad", "backward", "recompute", "optimizer")
-_EXCHANGES = ("ep_dispatch", "ep_combine", "pp_comm", "tp_comm", "dp_comm", "cp_comm", "comm")
-COMMUNICATION_LABELS = (*_EXCHANGES, "broadcast")
+_COLLECTIVE_LABELS = ("ep_dispatch", "ep_combine", "pp_comm", "tp_comm", "dp_comm", "cp_comm", "comm")
+COMMUNICATION_LABELS = (*_COLLECTIVE_LABELS, "broadcast")
 COPY_LABELS = ("offload", "onload", "reload", "memory")
-LABELS = (*COMPUTE_LABELS, *_EXCHANGES, "offload", "onload", "broadcast", "reload", "memory", "other")
-"""Every label, in the order that settles who pays for time covered by two exposed labels."""
+LABELS = (*COMPUTE_LABELS, *_COLLECTIVE_LABELS, "offload", "onload", "broadcast", "reload", "memory", "other")
+"""Every label. Time covered by two exposed labels is attributed to the one that comes first here."""
 
 NAMELESS = "[unknown kernel]"
-"""Name of a kernel whose name the file has lost: nothing tells whether it computes or communicates."""
+"""Name of a kernel whose name the file lacks: it cannot be told whether it computes or communicates."""
 UNTIMED = "GPU events without usable times"
-"""Key of ``Source.skipped``: rows of the file that ran on the GPU, nobody knows when or for how long."""
+"""Key of ``Source.skipped``: GPU events in the file whose start or duration is unusable."""
 DAMAGED = "damaged events"
-"""Key of ``Source.skipped``: events that cannot be read at all, so that nobody knows where they ran."""
+"""Key of ``Source.skipped``: events that cannot be read at all, whether of the host or of the GPU."""
 
 LABEL_WORDS = {
     "ep_dispatch": "expert dispatch",
@@ -79,7 +79,7 @@ IDLE_CAUSES = {
     "warm_up": "slow launch",
     "unknown": "unknown",
 }
-"""Why a GPU was idle, and the word for it: the host launched late, what it had launched was not ready, or the launch
+"""Causes of idle GPU time, with the word for each: the host launched late, launched work was not ready, or the launch
 call itself took long (code was loaded)."""
 
 
@@ -87,13 +87,13 @@ class GapCause(msgspec.Struct, frozen=True):
     """One cause of the gap between a pipeline and its ideal, in words."""
 
     words: str
-    """What the time went into, to follow "is"."""
+    """Description of the lost time, to follow "is"."""
     remedy: str | None = None
-    """What to do about it."""
+    """Advice."""
     change: str | None = None
-    """The what-if in which this cause alone is gone …"""
+    """The what-if change that removes this cause alone."""
     assumption: str = ""
-    """… and what that takes for granted."""
+    """Assumption that the change makes."""
 
 
 GAP_CAUSES: Mapping[str, GapCause] = {
@@ -144,14 +144,15 @@ GAP_CAUSES: Mapping[str, GapCause] = {
     "other_work": GapCause("work outside the pipeline", "shorten what runs between the cells"),
     "unexplained": GapCause("unexplained"),
 }
-"""Parts of the gap in the order they are replayed. ``order``: what running another order than the schedule's cost."""
+"""Parts of the gap in the order in which they are replayed. ``order`` is the cost of running the ops in another order
+than the schedule's."""
 
 STALL_CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
-"""Those of them that stop a GPU at some moment, in the order that settles doubt."""
+"""Gap causes that stop a GPU at some moment; a moment with several belongs to the first."""
 
 EXPOSURE_CAUSES = ("same_stream", "one_queue", "launched_late", "nothing_to_hide", "compute_waited", "peer_late",
                    "unknown")  # fmt: skip
-"""Why no compute hid a nanosecond of communication or of a copy; see ``metrics.causes``."""
+"""Reasons why no compute ran beside communication or a copy; see ``metrics.causes``."""
 
 _TEXT = pl.Categorical()
 
@@ -185,7 +186,7 @@ EVENTS = pl.Schema(
         "received": pl.Int64(),  # of a collective: bytes this rank receives; ``bytes`` is the larger way
     }
 )
-"""One row a complete event. ``step`` of a GPU event is that of its launch."""
+"""One row per complete event. ``step`` of a GPU event is that of its launch."""
 
 MEMORY = pl.Schema(
     {
@@ -201,7 +202,7 @@ MEMORY = pl.Schema(
         "address": pl.Int64(),
     }
 )
-"""One row an event of PyTorch's allocator (``profile_memory=True``), sorted by (rank, at_ns)."""
+"""One row per event of PyTorch's allocator (``profile_memory=True``), sorted by (rank, at_ns)."""
 
 EVIDENCE = pl.Schema(
     {
@@ -218,7 +219,7 @@ EVIDENCE = pl.Schema(
         "op_id": pl.Int64(),  # event of ``op``; its input shapes and types stand in ``shapes`` and ``dtypes``
     }
 )
-"""What the classifier learnt about a GPU event before it decided."""
+"""Evidence about a GPU event, the input of the classification rules."""
 
 LABELLING = pl.Schema(
     {
@@ -231,7 +232,7 @@ LABELLING = pl.Schema(
         "confidence": pl.Float32(),  # how far to trust it, 0 to 1
     }
 )
-"""What the classifier decided about a GPU event."""
+"""Result of classifying a GPU event."""
 
 LABELLED = pl.Schema({**EVENTS, **EVIDENCE, **LABELLING})
 """The labelled table: GPU events only, one row each, sorted by (rank, start_ns)."""
@@ -285,7 +286,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where one rank's events came from, and what the file said beside them."""
+    """Origin of one rank's events, and metadata of the file."""
 
     path: str
     reader: str  # "kineto" or "nsight"
@@ -304,27 +305,24 @@ class Source(msgspec.Struct, frozen=True):
     notices: tuple[Notice, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON and Parquet metadata."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
+        """Return plain data for JSON and Parquet metadata."""
+        data: dict[str, Any] = msgspec.to_builtins(self)
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Source:
-        """Read back what ``to_dict`` wrote.
+        """Return the source that ``to_dict`` described.
 
-        >>> s = Source("a.json", "kineto", 0, "name", groups=(ProcessGroup("1", None, (0, 1)),))
-        >>> Source.from_dict(s.to_dict()) == s
+        >>> source = Source("a.json", "kineto", 0, "name", groups=(ProcessGroup("1", None, (0, 1)),))
+        >>> Source.from_dict(source.to_dict()) == source
         True
         """
-        groups = tuple(ProcessGroup(g["name"], g["description"], tuple(g["ranks"])) for g in data["groups"])
-        notices = tuple(Notice(**n) for n in data["notices"])
-        rest = {k: v for k, v in data.items() if k not in ("groups", "notices", "devices")}
-        return cls(**rest, groups=groups, notices=notices, devices=tuple(data["devices"]))
+        return msgspec.convert(data, cls)
 
 
 @dataclass(frozen=True, slots=True)
 class RankEvents:
-    """One rank as a parser returns it: the events table, its source, and what the allocator said."""
+    """One rank as a parser returns it: events, their source, and the allocator's events."""
 
     events: pl.DataFrame
     source: Source

@@ -13,7 +13,7 @@ from tracekit.align.clocks import align
 from tracekit.align.matching import match
 from tracekit.align.pairs import differences
 from tracekit.classify import classify
-from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import operations
 from tracekit.parsers.refs import SourceRef
 from tracekit.store.reading import read_ref

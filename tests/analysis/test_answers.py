@@ -7,7 +7,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tests.reference import read
-from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.label_intervals import Lanes
 from tracekit.run.load import load
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from tracekit.align.clocks import align
 from tracekit.align.matching import match
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
-from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import operations
 from tracekit.reconstruct import rank_pipeline
 from tracekit.run.load import load

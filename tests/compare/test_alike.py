@@ -40,5 +40,5 @@ def test_pipelines_and_steps_at_once_are_those_one_by_one(tmp_path, schedule, st
             for other in (pipeline, once_more):
                 assert other.detail.equals(alone.detail)
                 assert (other.numbers == alone.numbers).all()
-                for name in ("ranks", "step", "stages_from", "notices", "weights_counted", "traffic", "peers_told"):
+                for name in ("ranks", "step", "stages_from", "notices", "weights_counted", "traffic", "peers_recorded"):
                     assert getattr(other, name) == getattr(alone, name)

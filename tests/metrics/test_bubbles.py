@@ -7,21 +7,21 @@ import polars as pl
 import pytest
 
 from tracekit.intervals import EMPTY, union
-from tracekit.metrics.bubbles import Bubble, exposed_waits, phases
+from tracekit.metrics.bubbles import Bubble, find_exposed_waits, phases
 from tracekit.metrics.budget import budgets
 from tracekit.metrics.copies import copies
-from tracekit.metrics.gaps import SLOW_CALL_NS, gap_causes, gaps, with_slow_calls
-from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.idle_gaps import MIN_SLOW_LAUNCH_NS, add_slow_launch_ends, gaps, sum_gap_causes
+from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.overlap import label_times
 from tracekit.metrics.reload import reload_events, reload_report, two_buffer_ideal
 
 
 def test_a_wait_is_exposed_only_where_no_compute_runs():
     start, wait, part = np.array([0, 5, 0]), np.array([10, 10, 4]), np.array([0, 0, 1])
-    found = exposed_waits(start, wait, part, union([2], [6]))
-    assert found.of(0).total_ns == 11  # [0,15) less [2,6)
-    assert found.of(1).total_ns == 4
-    assert exposed_waits(start[:0], wait[:0], part[:0], EMPTY) == EMPTY
+    result = find_exposed_waits(start, wait, part, union([2], [6]))
+    assert result.of(0).total_ns == 11  # [0,15) less [2,6)
+    assert result.of(1).total_ns == 4
+    assert find_exposed_waits(start[:0], wait[:0], part[:0], EMPTY) == EMPTY
 
 
 def test_bubble_is_a_lower_bound_without_wait():
@@ -57,15 +57,16 @@ def test_idle_is_launch_bound_until_the_next_event_is_launched(labelled):
         {"label": "forward", "start_ns": 50, "end_ns": 60, "launch_ns": 1},  # launched long ago: a dependency
         {"label": "forward", "start_ns": 90, "end_ns": 99, "launch_ns": None},  # no launch in the file
     )
-    found = gaps(events, Lanes.of(events))
-    assert found.select("ns", "launch_bound_ns", "dependency_ns", "unknown_ns").rows() == [
+    result = gaps(events, Lanes.of(events))
+    assert result.select("ns", "launch_bound_ns", "dependency_ns", "unknown_ns").rows() == [
         (20, 15, 5, 0),
         (10, 0, 10, 0),
         (30, 0, 0, 30),
     ]
-    assert gap_causes(found).rows() == [(0, 15, 15, 0, 30, 3)]
+    assert sum_gap_causes(result).rows() == [(0, 15, 15, 0, 30, 3)]
     assert (
-        found["ns"].sum() == found["launch_bound_ns"].sum() + found["dependency_ns"].sum() + found["unknown_ns"].sum()
+        result["ns"].sum()
+        == result["launch_bound_ns"].sum() + result["dependency_ns"].sum() + result["unknown_ns"].sum()
     )
 
 
@@ -92,12 +93,19 @@ def test_offload_bandwidth_hidden_share_and_stall(labelled):
 
 def reload_rank(labelled, rank):
     """Two rounds of two owners: H2D 4, broadcast 2, reload 1; rank r stages bucket r of each round."""
-    rows, at = [], 0
+    rows, t = [], 0
     for _ in range(2):
         rows.append(
-            {"label": "onload", "kind": "memcpy", "name": "Memcpy HtoD", "stream": 9, "start_ns": at, "end_ns": at + 4}
+            {
+                "label": "onload",
+                "kind": "memcpy",
+                "name": "Memcpy HtoD",
+                "stream": 9,
+                "start_ns": t,
+                "end_ns": t + 4,
+            }
         )
-        at += 4
+        t += 4
         for owner in range(2):
             if owner == rank:
                 rows.append(
@@ -106,32 +114,32 @@ def reload_rank(labelled, rank):
                         "kind": "memcpy",
                         "name": "Memcpy DtoD",
                         "stream": 7,
-                        "start_ns": at,
-                        "end_ns": at,
+                        "start_ns": t,
+                        "end_ns": t,
                     }
                 )
-            rows.append({"label": "broadcast", "name": "nccl", "stream": 7, "start_ns": at, "end_ns": at + 2})
+            rows.append({"label": "broadcast", "name": "nccl", "stream": 7, "start_ns": t, "end_ns": t + 2})
             rows.append(
                 {
                     "label": "reload",
                     "kind": "memcpy",
                     "name": "Memcpy DtoD",
                     "stream": 8,
-                    "start_ns": at + 2,
-                    "end_ns": at + 3,
+                    "start_ns": t + 2,
+                    "end_ns": t + 3,
                 }
             )
-            at += 2
+            t += 2
     return labelled(*rows, rank=rank)
 
 
 def test_a_reload_is_put_together_from_its_ranks(labelled):
     parts = [reload_events(reload_rank(labelled, rank)) for rank in (0, 1)]
-    found = reload_report(parts)
-    assert (found.rounds, found.buckets, found.owners, found.sources) == (2, 4, 2, (0, 1, 0, 1))
-    assert (found.h2d_ns, found.broadcast_ns, found.reload_ns) == (4, 2, 1)
-    assert found.ideal_ns == found.measured_ns == 2 * (4 + 2 * 2) + 1
-    assert found.hidden["reload_under_broadcast"].to_list() == [0.5, 0.5]  # every other one is under an H2D, or last
+    result = reload_report(parts)
+    assert (result.rounds, result.buckets, result.owners, result.sources) == (2, 4, 2, (0, 1, 0, 1))
+    assert (result.h2d_ns, result.broadcast_ns, result.reload_ns) == (4, 2, 1)
+    assert result.ideal_ns == result.measured_ns == 2 * (4 + 2 * 2) + 1
+    assert result.hidden["reload_under_broadcast"].to_list() == [0.5, 0.5]  # every other one is under an H2D, or last
 
 
 def test_no_reload_where_nothing_is_reloaded(labelled):
@@ -151,9 +159,9 @@ def test_time_inside_a_slow_launch_call_is_warm_up(labelled, took, warm):
         {"label": "forward", "start_ns": 1_000_010, "end_ns": 1_000_020, "launch_ns": 10, "correlation": 2},
     )
     calls = pl.DataFrame({"name": "hipLaunchKernel", "correlation": [2], "start_ns": [10], "end_ns": [10 + took]})
-    found = gaps(with_slow_calls(events, calls), Lanes.of(events))
-    assert SLOW_CALL_NS == 100_000
-    assert found.select("ns", "warm_up_ns", "dependency_ns").rows() == [(1_000_000, warm, 1_000_000 - warm)]
+    result = gaps(add_slow_launch_ends(events, calls), Lanes.of(events))
+    assert MIN_SLOW_LAUNCH_NS == 100_000
+    assert result.select("ns", "warm_up_ns", "dependency_ns").rows() == [(1_000_000, warm, 1_000_000 - warm)]
 
 
 def test_a_wait_unknown_on_one_rank_is_unknown_in_the_sum_and_what_is_known_stays_a_bound():
@@ -169,6 +177,6 @@ def test_idle_in_which_lost_work_may_have_run_is_a_part_of_its_own(labelled):
     )
     lanes = Lanes.of(events)
     lost = union([15], [22])
-    (one,) = budgets(lanes, unrecorded=lost)
-    assert (one.idle_ns, one.unrecorded_ns, one.conserved) == (13, 7, True)
+    (budget,) = budgets(lanes, unrecorded=lost)
+    assert (budget.idle_ns, budget.unrecorded_ns, budget.conserved) == (13, 7, True)
     assert gaps(events, lanes, unrecorded=lost)["ns"].sum() == 13

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.metrics.budget import Budget, budgets
-from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes
-from tracekit.metrics.overlap import TOGETHER, hidden, label_times, ratio
+from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS, Lanes
+from tracekit.metrics.overlap import MAX_PARTS_AT_ONCE, hidden, label_times, ratio
 from tracekit.schema import LABELS
 
 WIDTH = 50
@@ -44,14 +44,14 @@ def painted(raw, labels, part):
 
 @given(rows)
 def test_budget_is_what_painting_gives_and_adds_up(raw):
-    found = budgets(Lanes.of(table(raw), parts=2, part="part"))
-    for part, budget in enumerate(found):
+    result = budgets(Lanes.of(table(raw), parts=2, part="part"))
+    for part, budget in enumerate(result):
         every = painted(raw, LABELS, part)
         where = np.flatnonzero(every)
         span = int(where[-1] - where[0] + 1) if len(where) else 0
         taken = painted(raw, COMPUTE_SET, part)
         assert (budget.span_ns, budget.compute_ns) == (span, taken.sum())
-        for label in EXPOSABLE:
+        for label in EXPOSABLE_LABELS:
             own = painted(raw, (label,), part)
             assert budget.exposed_ns.get(label, 0) == (own & ~taken).sum()
             taken |= own
@@ -64,22 +64,22 @@ def test_times_hidden_and_exposed_by_label_and_set(raw):
     events = table(raw)
     times = label_times(events, Lanes.of(events, parts=2, part="part"), part="part")
     for row in times.iter_rows(named=True):
-        own = painted(raw, SETS.get(row["label"], (row["label"],)), row["part"])
+        own = painted(raw, LABEL_SETS.get(row["label"], (row["label"],)), row["part"])
         compute = painted(raw, COMPUTE_SET, row["part"])
         assert row["ns"] == own.sum()
         assert row["hidden_ns"] == (own & compute).sum()
         assert row["exposed_ns"] == (own & ~compute).sum()
-        if row["label"] not in SETS:
+        if row["label"] not in LABEL_SETS:
             assert row["count"] == sum(r[0] == row["label"] and r[1] == row["part"] for r in raw)
             assert row["bytes"] == sum(r[3] for r in raw if r[0] == row["label"] and r[1] == row["part"])
 
 
 @given(rows)
 def test_the_matrix_is_pairwise_intersection(raw):
-    found = hidden(table(raw), part="part")
-    plain = {(r["part"], r["label"], r["by"]): r["ns"] for r in found.filter(~pl.col("detail")).iter_rows(named=True)}
+    result = hidden(table(raw), part="part")
+    plain = {(r["part"], r["label"], r["by"]): r["ns"] for r in result.filter(~pl.col("detail")).iter_rows(named=True)}
     for part in (0, 1):
-        for label in EXPOSABLE:
+        for label in EXPOSABLE_LABELS:
             for by in COMPUTE_SET:
                 both = painted(raw, (label,), part) & painted(raw, (by,), part)
                 assert plain.get((part, label, by), 0) == both.sum()
@@ -98,17 +98,17 @@ def test_the_detailed_matrix_splits_by_pass_and_module(raw):
         return painted(wanted, LABELS, part)
 
     for r in hidden(table(raw), part="part").filter("detail").iter_rows(named=True):
-        asked = canvas(r["label"], r["part"], r["pass"])
+        exposable = canvas(r["label"], r["part"], r["pass"])
         hiding = canvas(r["by"], r["part"], r["by_pass"], r["by_module"])
-        assert r["ns"] == (asked & hiding).sum()
+        assert r["ns"] == (exposable & hiding).sum()
 
 
 def test_the_matrix_of_thousands_of_parts():
-    parts = [0, TOGETHER, 3 * TOGETHER + 1]
-    one = {"label": ["dgrad", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8], "pass": None, "module": None}
-    events = pl.concat([pl.DataFrame({**one, "part": [part] * 2}) for part in parts])
-    found = hidden(events, part="part").filter(~pl.col("detail"))
-    assert found.select("part", "label", "by", "ns", "of_ns").rows() == [(p, "pp_comm", "dgrad", 2, 4) for p in parts]
+    parts = [0, MAX_PARTS_AT_ONCE, 3 * MAX_PARTS_AT_ONCE + 1]
+    columns = {"label": ["dgrad", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8], "pass": None, "module": None}
+    events = pl.concat([pl.DataFrame({**columns, "part": [part] * 2}) for part in parts])
+    result = hidden(events, part="part").filter(~pl.col("detail"))
+    assert result.select("part", "label", "by", "ns", "of_ns").rows() == [(p, "pp_comm", "dgrad", 2, 4) for p in parts]
 
 
 def test_time_under_two_exposed_labels_goes_to_the_first():

@@ -12,9 +12,14 @@ from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.intervals import union
 from tracekit.metrics.causes import COMPUTE_STREAM_SHARE, Rank, exposure_causes, with_peers
-from tracekit.metrics.holds import HELD_NS, HOW, NEXT_NS, holds
-from tracekit.metrics.host import CALLS
-from tracekit.metrics.lanes import EXPOSABLE, Lanes
+from tracekit.metrics.host_calls import WAITING_CALLS
+from tracekit.metrics.label_intervals import EXPOSABLE_LABELS, Lanes
+from tracekit.metrics.start_constraints import (
+    CONSTRAINT_KINDS,
+    MAX_BACK_TO_BACK_NS,
+    MAX_REACTION_NS,
+    find_start_constraints,
+)
 from tracekit.run.load import load
 from tracekit.schema import EXPOSURE_CAUSES
 
@@ -30,25 +35,25 @@ def why(labelled):
         events = labelled(
             *(
                 {"label": label, "stream": stream, "launch_ns": launch if launch is None else launch * US,
-                 "start_ns": start * US, "end_ns": end * US, "id": at, "step": None if steps is None else steps[at]}
-                for at, (label, stream, launch, start, end) in enumerate(rows)
+                 "start_ns": start * US, "end_ns": end * US, "id": i, "step": None if steps is None else steps[i]}
+                for i, (label, stream, launch, start, end) in enumerate(rows)
             )
         )  # fmt: skip
         if steps is not None:
             events = events.with_columns(part=pl.col("step").rank("dense").cast(pl.Int64) - 1)
-        told = [("cudaStreamWaitEvent", 1, at * US, at * US, False) for at in waits]
-        told += [("cudaStreamSynchronize", 1, at * US, end * US, True) for at, end in blocks]
-        calls = pl.DataFrame(told, schema=CALLS, orient="row").sort("start_ns")
+        host_calls = [("cudaStreamWaitEvent", 1, time * US, time * US, False) for time in waits]
+        host_calls += [("cudaStreamSynchronize", 1, time * US, end * US, True) for time, end in blocks]
+        calls = pl.DataFrame(host_calls, schema=WAITING_CALLS, orient="row").sort("start_ns")
         lanes = Lanes.of(events)
-        rank = Rank.of(events, holds(events, np.sort(np.array(waits, np.int64) * US)), calls)
-        pieces = exposure_causes(rank, lanes.paid, parts=False)
+        rank = Rank.of(events, find_start_constraints(events, np.sort(np.array(waits, np.int64) * US)), calls)
+        pieces = exposure_causes(rank, lanes.exposed, parts=False)
         peers = events.with_columns(wait_ns=pl.lit(None if wait_us is None else wait_us * US, pl.Int64))
-        found: dict[str, dict[str, int]] = {}
+        result: dict[str, dict[str, int]] = {}
         for _, label, cause, ns in with_peers(pieces, peers).iter_rows():
-            found.setdefault(label, {})[cause] = ns // US
-        exposed = {label: lane.total_ns // US for label, lane in lanes.paid.items() if lane.total_ns}
-        assert {label: sum(causes.values()) for label, causes in found.items()} == exposed
-        return found
+            result.setdefault(label, {})[cause] = ns // US
+        exposed = {label: lane.total_ns // US for label, lane in lanes.exposed.items() if lane.total_ns}
+        assert {label: sum(causes.values()) for label, causes in result.items()} == exposed
+        return result
 
     return find
 
@@ -116,8 +121,8 @@ def test_time_that_another_operation_holds_up_is_not_this_ones(why):
     """Compute waits for the all-gather; the dispatch beside it pays for the time both take, and has nothing beside."""
     rows = [("forward", COMPUTE, 0, 10, 500), ("ep_dispatch", 30, 18, 503, 1000), ("dp_comm", COMM, 20, 503, 1503),
             ("forward", COMPUTE, 40, 1507, 1600)]  # fmt: skip
-    found = why(*rows, waits=[15, 16, 30])
-    assert found == {"ep_dispatch": {"nothing_to_hide": 497}, "dp_comm": {"compute_waited": 503}}
+    result = why(*rows, waits=[15, 16, 30])
+    assert result == {"ep_dispatch": {"nothing_to_hide": 497}, "dp_comm": {"compute_waited": 503}}
 
 
 def test_a_chain_of_holders_is_followed_back(why):
@@ -136,14 +141,16 @@ def test_without_launches_nothing_is_known(why):
     assert why(*lost, waits=[15]) == {"dp_comm": {"unknown": 1000}}
 
 
-@pytest.mark.parametrize(("pause", "cause"), [(HELD_NS // US - 1, "compute_waited"), (HELD_NS // US + 1, "unknown")])
+@pytest.mark.parametrize(
+    ("pause", "cause"), [(MAX_REACTION_NS // US - 1, "compute_waited"), (MAX_REACTION_NS // US + 1, "unknown")]
+)
 def test_what_ended_long_before_did_not_hold(why, pause, cause):
     rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503),
             ("forward", COMPUTE, 40, 1503 + pause, 1700)]  # fmt: skip
     assert why(*rows, waits=[15, 30]) == {"dp_comm": {cause: 1000}}
 
 
-@pytest.mark.parametrize(("pause", "how"), [(NEXT_NS, "stream"), (NEXT_NS + 1, "other")])
+@pytest.mark.parametrize(("pause", "how"), [(MAX_BACK_TO_BACK_NS, "stream"), (MAX_BACK_TO_BACK_NS + 1, "other")])
 def test_right_behind_on_its_stream_another_end_is_chance(labelled, pause, how):
     first, second = 500_000, 500_000 + pause
     events = labelled(
@@ -151,7 +158,7 @@ def test_right_behind_on_its_stream_another_end_is_chance(labelled, pause, how):
         {"label": "dp_comm", "stream": 8, "launch_ns": 0, "start_ns": 10_000, "end_ns": second - 1},
         {"label": "forward", "stream": 7, "launch_ns": 1, "start_ns": second, "end_ns": second + 9},
     )
-    assert HOW[holds(events).how[2]] == how
+    assert CONSTRAINT_KINDS[find_start_constraints(events).kind[2]] == how
 
 
 @pytest.mark.parametrize(("ns", "cause"), [(0.9, "compute_waited"), (1.2, "same_stream")])
@@ -169,32 +176,32 @@ def test_pieces_are_carried_by_the_event_that_runs(labelled):
     for _ in range(30):
         start = rng.integers(0, 2_000, 60)
         rows = [
-            {"label": str(rng.choice(["forward", "dp_comm", "onload"])), "stream": int(rng.integers(3)), "id": at,
+            {"label": str(rng.choice(["forward", "dp_comm", "onload"])), "stream": int(rng.integers(3)), "id": i,
              "start_ns": int(s), "end_ns": int(s + rng.integers(0, 90)), "launch_ns": int(s - 5)}
-            for at, s in enumerate(np.sort(start))
+            for i, s in enumerate(np.sort(start))
         ]  # fmt: skip
         events = labelled(*rows)
-        rank = Rank.of(events, holds(events), CALLS.to_frame())
-        paid = Lanes.of(events).paid
+        rank = Rank.of(events, find_start_constraints(events), WAITING_CALLS.to_frame())
+        paid = Lanes.of(events).exposed
         pieces = exposure_causes(rank, paid, parts=False)
         for label, lane in paid.items():
-            mine = pieces.filter(pl.col("label") == label)
-            assert mine["ns"].sum() == lane.total_ns
-            apart = mine.filter(pl.col("id").is_not_null())
+            of_label = pieces.filter(pl.col("label") == label)
+            assert of_label["ns"].sum() == lane.total_ns
+            apart = of_label.filter(pl.col("id").is_not_null())
             covered = union(apart["start_ns"].to_numpy(), (apart["start_ns"] + apart["ns"]).to_numpy())
             assert (covered - lane).total_ns == 0
             for row in apart.iter_rows(named=True):
-                one = rows[row["id"]]
-                assert one["label"] == label
-                assert one["start_ns"] <= row["start_ns"] <= row["start_ns"] + row["ns"] <= one["end_ns"]
+                event = rows[row["id"]]
+                assert event["label"] == label
+                assert event["start_ns"] <= row["start_ns"] <= row["start_ns"] + row["ns"] <= event["end_ns"]
 
 
-def check_sums(found, name=""):
-    for one in found.ranks:
-        for scope in (one.whole, *one.per_step):
+def check_sums(result, name=""):
+    for rank_result in result.ranks:
+        for scope in (rank_result.whole, *rank_result.per_step):
             exposed = {label: ns for label, ns in scope.budget.exposed_ns.items() if ns}
             assert {label: sum(c.values()) for label, c in scope.because_ns.items()} == exposed, name
-            assert set(scope.because_ns) <= set(EXPOSABLE)
+            assert set(scope.because_ns) <= set(EXPOSABLE_LABELS)
             assert {c for causes in scope.because_ns.values() for c in causes} <= set(EXPOSURE_CAUSES)
 
 
@@ -205,19 +212,19 @@ def test_on_framework_traces_the_causes_sum_to_exposed_time(corpus):
 
 
 def test_a_straggler_makes_its_peer_wait(samples):
-    found = analysis_of(samples / "steps/straggler", schedule="none")
-    check_sums(found)
-    causes = found.rank(0).whole.because_ns["pp_comm"]
+    result = analysis_of(samples / "steps/straggler", schedule="none")
+    check_sums(result)
+    causes = result.rank(0).whole.because_ns["pp_comm"]
     assert max(causes, key=causes.get) == "peer_late"
     assert causes["peer_late"] / sum(causes.values()) == pytest.approx(0.77, abs=0.01)  # its wait, as the budget has it
 
 
 def test_ring_attention_on_the_compute_stream(corpus):
     """The program runs everything on one stream: all that is exposed is queued there."""
-    found = analyze(corpus / "nsight/mfu_2gpu_before.sqlite", schedule="none")
-    for one in found.ranks:
-        assert one.whole.because_ns
-        assert all(set(causes) == {"same_stream"} for causes in one.whole.because_ns.values())
+    result = analyze(corpus / "nsight/mfu_2gpu_before.sqlite", schedule="none")
+    for rank_result in result.ranks:
+        assert rank_result.whole.because_ns
+        assert all(set(causes) == {"same_stream"} for causes in rank_result.whole.because_ns.values())
 
 
 def test_the_tail_of_ddp_has_nothing_to_hide_it(corpus):

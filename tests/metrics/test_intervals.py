@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit import intervals
-from tracekit.intervals import EMPTY, Intervals, touches_any, union
+from tracekit.intervals import EMPTY, Intervals, overlaps_any, union
 
 WIDTH = 40
 rows = st.lists(st.tuples(st.integers(0, 2), st.integers(0, WIDTH), st.integers(0, 12)), max_size=25)
@@ -31,13 +31,13 @@ def paint(raw):
     return canvas
 
 
-def painted(found: Intervals):
+def painted(result: Intervals):
     """As paint, from a result; and check that the result is sorted, disjoint and not touching."""
     canvas = np.zeros((3, WIDTH + 13), int)
-    for g, s, e in zip(found.group, found.start_ns, found.end_ns, strict=True):
+    for g, s, e in zip(result.group, result.start_ns, result.end_ns, strict=True):
         assert e > s
         canvas[g, s:e] += 1
-    key = list(zip(found.group, found.start_ns, found.end_ns, strict=True))
+    key = list(zip(result.group, result.start_ns, result.end_ns, strict=True))
     for (g1, _, e1), (g2, s2, _) in itertools.pairwise(key):
         assert g1 < g2 or (g1 == g2 and e1 < s2)
     return canvas
@@ -66,27 +66,27 @@ def test_three_sets(raw_a, raw_b, raw_c):
 
 @given(rows)
 def test_totals_gaps_and_hull(raw):
-    found, on = union(*columns(raw)), paint(raw) > 0
-    assert found.totals_ns(3).tolist() == on.sum(axis=1).tolist()
+    result, on = union(*columns(raw)), paint(raw) > 0
+    assert result.totals_ns(3).tolist() == on.sum(axis=1).tolist()
     holes = np.zeros_like(on)
     for g in range(3):
         where = np.flatnonzero(on[g])
         if len(where):
             holes[g, where[0] : where[-1]] = ~on[g, where[0] : where[-1]]
-    assert (painted(found.gaps()) == holes).all()
-    assert (painted(found.hull() - found) == holes).all()
+    assert (painted(result.gaps()) == holes).all()
+    assert (painted(result.hull() - result) == holes).all()
     for g in range(3):
-        assert found.of(g).total_ns == on[g].sum()
+        assert result.of(g).total_ns == on[g].sum()
 
 
 @given(rows, rows)
-def test_covered(raw, asked):
-    found, on = union(*columns(raw)), paint(raw) > 0
-    start, end, group = columns(asked)
+def test_covered(raw, query):
+    result, on = union(*columns(raw)), paint(raw) > 0
+    start, end, group = columns(query)
     expected = [on[g, s:e].sum() for s, e, g in zip(start, end, group, strict=True)]
-    assert found.covered_ns(start, end, group).tolist() == expected
+    assert result.covered_ns(start, end, group).tolist() == expected
     zero = [on[0, s:e].sum() for s, e in zip(start, end, strict=True)]
-    assert found.of(0).covered_ns(start, end).tolist() == zero
+    assert result.of(0).covered_ns(start, end).tolist() == zero
 
 
 @settings(max_examples=40)
@@ -99,8 +99,8 @@ def test_groups_far_apart(raw_a, raw_b):
     near_a, near_b = union(sa, ea, ga), union(sb, eb, gb)
     for got, wanted in ((a, near_a), (a & b, near_a & near_b), (a | b, near_a | near_b), (a - b, near_a - near_b)):
         assert got == Intervals(wanted.group, wanted.start_ns + wanted.group * far, wanted.end_ns + wanted.group * far)
-    asked = a.covered_ns(sb + gb * far, eb + gb * far, gb)
-    assert asked.tolist() == near_a.covered_ns(sb, eb, gb).tolist()
+    query = a.covered_ns(sb + gb * far, eb + gb * far, gb)
+    assert query.tolist() == near_a.covered_ns(sb, eb, gb).tolist()
 
 
 def test_large_random_sets_take_the_other_sorts():
@@ -108,20 +108,20 @@ def test_large_random_sets_take_the_other_sorts():
     start = rng.integers(1_700_000_000_000_000_000, 1_700_000_001_000_000_000, 300_000)
     end = start + rng.integers(0, 4_000, len(start))
     group = rng.integers(0, 5, len(start))
-    found = union(start, end, group)
+    result = union(start, end, group)
     for g in range(5):
         order = np.argsort(start[group == g])
         s, e = start[group == g][order], end[group == g][order]
         reached = np.concatenate([s[:1], np.maximum.accumulate(e)[:-1]])  # the classic one-pass sweep, as the oracle
-        assert found.of(g).total_ns == np.maximum(e - np.maximum(s, reached), 0).sum()
+        assert result.of(g).total_ns == np.maximum(e - np.maximum(s, reached), 0).sum()
 
 
 @given(rows)
 def test_group_numbers_far_apart(raw):
     """Numbers with wide holes between them, or below zero, cost no room and answer the same."""
     start, end, group = columns(raw)
-    found, near = union(start, end, (group - 1) * 10**12), union(start, end, group)
-    assert found == Intervals((near.group - 1) * 10**12, near.start_ns, near.end_ns)
+    result, near = union(start, end, (group - 1) * 10**12), union(start, end, group)
+    assert result == Intervals((near.group - 1) * 10**12, near.start_ns, near.end_ns)
 
 
 def test_empty():
@@ -153,10 +153,10 @@ def test_repr_is_short():
 
 
 @given(rows, rows)
-def test_what_touches_a_stretch(raw, asked):
+def test_what_touches_a_stretch(raw, query):
     stretches = union(*columns([(0, s, d) for _, s, d in raw]))
-    start, end, _ = columns(asked)
-    touched = touches_any(start, end, stretches.start_ns, stretches.end_ns)
+    start, end, _ = columns(query)
+    touched = overlaps_any(start, end, stretches.start_ns, stretches.end_ns)
     pairs = list(zip(stretches.start_ns, stretches.end_ns, strict=True))
     expected = [any(b > s and a < e for a, b in pairs) for s, e in zip(start, end, strict=True)]
     assert touched.tolist() == expected

@@ -5,8 +5,16 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.metrics.chunks import AGREE, FEWEST, ChunkMemory, chunk_memory
-from tracekit.metrics.memory import LINE, Peak, gpu_memory, line, phase_peaks, rank_memory, with_phases
+from tracekit.metrics.chunk_memory import MAX_GROWTH_RATIO, MIN_CELLS, ChunkMemory, measure_chunk_memory
+from tracekit.metrics.memory import (
+    MEMORY_CURVE,
+    Peak,
+    add_phases,
+    gpu_memory,
+    measure_rank_memory,
+    phase_peaks,
+    thin_curve,
+)
 from tracekit.schema import EVENTS, MEMORY, conform
 
 MAIN, ENGINE = 1, 2
@@ -14,27 +22,27 @@ MAIN, ENGINE = 1, 2
 
 def memory(*rows, device_type=1, device=0):
     """Rows (time, bytes) or (time, bytes, thread), from 100 bytes held at the start."""
-    total, made = 100, []
-    for at, size, *tid in rows:
+    total, records = 100, []
+    for time, size, *tid in rows:
         total += size
-        made.append({"rank": 0, "at_ns": at, "tid": tid[0] if tid else MAIN, "device_type": device_type,
+        records.append({"rank": 0, "at_ns": time, "tid": tid[0] if tid else MAIN, "device_type": device_type,
                      "device": device, "bytes": size, "allocated": total, "reserved": 1000})  # fmt: skip
-    return conform(pl.DataFrame(made), MEMORY)
+    return conform(pl.DataFrame(records), MEMORY)
 
 
 def ops(*rows):
-    made = [{"kind": "cpu_op", "tid": tid, "start_ns": a, "end_ns": b} for tid, a, b in rows]
-    return conform(pl.DataFrame(made, schema_overrides={"tid": pl.Int64}), EVENTS) if made else EVENTS.to_frame()
+    records = [{"kind": "cpu_op", "tid": tid, "start_ns": a, "end_ns": b} for tid, a, b in rows]
+    return conform(pl.DataFrame(records, schema_overrides={"tid": pl.Int64}), EVENTS) if records else EVENTS.to_frame()
 
 
 def launched(labelled, *rows):
     """GPU events (label, launch, thread)."""
-    return labelled(*({"label": label, "start_ns": 1000 + at, "end_ns": 1001 + at, "launch_ns": at, "launch_tid": tid,
-                       **({"pass": more[0]} if more else {})} for label, at, tid, *more in rows))  # fmt: skip
+    return labelled(*({"label": label, "start_ns": 1000 + ns, "end_ns": 1001 + ns, "launch_ns": ns, "launch_tid": tid,
+                       **({"pass": more[0]} if more else {})} for label, ns, tid, *more in rows))  # fmt: skip
 
 
 def phases(own, gpu, host):
-    return with_phases(gpu_memory(own), gpu, host)["phase"].to_list()
+    return add_phases(gpu_memory(own), gpu, host)["phase"].to_list()
 
 
 def test_the_gpu_with_most_events_counts_and_the_host_does_not():
@@ -42,7 +50,7 @@ def test_the_gpu_with_most_events_counts_and_the_host_does_not():
         [memory((1, 5), (2, 5), device_type=0), memory((3, 7), device=1), memory((4, 1), (5, 1), device=2)]
     )
     assert gpu_memory(both)["at_ns"].to_list() == [4, 5]
-    assert rank_memory(memory((1, 5), device_type=0), pl.DataFrame(), EVENTS.to_frame()) is None
+    assert measure_rank_memory(memory((1, 5), device_type=0), pl.DataFrame(), EVENTS.to_frame()) is None
 
 
 def test_files_without_totals_say_nothing():
@@ -87,7 +95,7 @@ def test_communication_counts_by_its_pass_and_unknown_work_not_at_all(labelled):
 def test_the_peak_of_a_phase_is_a_range_where_moments_belong_to_none(labelled):
     gpu = launched(labelled, ("forward", 10, MAIN), ("forward", 20, MAIN), ("dgrad", 30, ENGINE), ("dgrad", 40, ENGINE))
     own = memory((15, 50), (25, 30), (35, -60, ENGINE))  # 150, then 180 between the phases, then 120 from 180
-    assert phase_peaks(with_phases(gpu_memory(own), gpu, ops())) == {
+    assert phase_peaks(add_phases(gpu_memory(own), gpu, ops())) == {
         "forward": Peak(150, 180),
         "backward": Peak(180, 180),  # what was held when it began
     }
@@ -95,9 +103,9 @@ def test_the_peak_of_a_phase_is_a_range_where_moments_belong_to_none(labelled):
 
 def test_a_rank_in_bytes(labelled):
     gpu = launched(labelled, ("forward", 10, MAIN), ("forward", 20, MAIN))
-    found = rank_memory(memory((11, 50), (12, -80), (30, 5)), gpu, ops())
-    assert (found.peak_bytes, found.first_bytes, found.reserved_bytes) == (150, 100, 1000)
-    later = rank_memory(memory((11, 50), (12, -80), (30, 5)), gpu, ops(), window=(12, 40))
+    result = measure_rank_memory(memory((11, 50), (12, -80), (30, 5)), gpu, ops())
+    assert (result.peak_bytes, result.first_bytes, result.reserved_bytes) == (150, 100, 1000)
+    later = measure_rank_memory(memory((11, 50), (12, -80), (30, 5)), gpu, ops(), window=(12, 40))
     assert (later.peak_bytes, later.first_bytes) == (150, 150)
 
 
@@ -105,15 +113,15 @@ def test_without_launches_there_is_a_peak_and_no_phase(labelled):
     own = memory((11, 50), (12, -80))
     bare = launched(labelled, ("forward", 10, MAIN)).with_columns(pl.lit(None, pl.Int64).alias("launch_ns"))
     for gpu in (bare, bare.clear()):
-        found = rank_memory(own, gpu, ops())
-        assert (found.peak_bytes, dict(found.by_phase), found.chunks) == (150, {}, None)
+        result = measure_rank_memory(own, gpu, ops())
+        assert (result.peak_bytes, dict(result.by_phase), result.chunks) == (150, {}, None)
 
 
 @pytest.mark.parametrize("points", [2, 3, 50])
 def test_a_thinned_line_keeps_its_peak(points):
     own = gpu_memory(memory(*((k, 7 if k < 30 else -7) for k in range(60))))
-    thin = line(own, points=points)
-    assert thin.schema == LINE
+    thin = thin_curve(own, points=points)
+    assert thin.schema == MEMORY_CURVE
     assert len(thin) <= points
     assert thin["allocated"].max() == own["allocated"].max()
     assert thin["at_ns"].is_sorted()
@@ -139,35 +147,37 @@ def alternate(grow, fall, *, kinds="FFFFBBBB", passing=0):
 
 
 def test_a_chunk_grows_by_its_forward_and_falls_by_its_backward():
-    assert chunk_memory(*alternate(20, 20)) == ChunkMemory(20, 20, 100, 0, 0, 4, 6)
-    assert chunk_memory(*alternate(20, 20, passing=500)) == ChunkMemory(20, 20, 100, 500, 500, 4, 6)
+    assert measure_chunk_memory(*alternate(20, 20)) == ChunkMemory(20, 20, 100, 0, 0, 4, 6)
+    assert measure_chunk_memory(*alternate(20, 20, passing=500)) == ChunkMemory(20, 20, 100, 500, 500, 4, 6)
 
 
 def test_a_backward_in_two_counts_as_one():
-    found = chunk_memory(*alternate(20, 20, kinds="FFFFIWIWIWIW"))
-    assert (found.low, found.high, found.peak_chunks) == (20, 20, 4)
+    result = measure_chunk_memory(*alternate(20, 20, kinds="FFFFIWIWIWIW"))
+    assert (result.low, result.high, result.peak_chunks) == (20, 20, 4)
 
 
 def test_cells_beside_each_other_are_not_measured():
     own, rows = alternate(20, 20)
     beside = rows.with_columns(last_ns=pl.col("launch_ns") + 15)
-    assert chunk_memory(own, beside) == ChunkMemory(None, None, 100, 0, 0, 4, 0)
+    assert measure_chunk_memory(own, beside) == ChunkMemory(None, None, 100, 0, 0, 4, 0)
 
 
-@pytest.mark.parametrize(("fall", "told"), [(20 * AGREE, True), (20 * AGREE + 1, False), (-1, False), (0, False)])
+@pytest.mark.parametrize(
+    ("fall", "told"), [(20 * MAX_GROWTH_RATIO, True), (20 * MAX_GROWTH_RATIO + 1, False), (-1, False), (0, False)]
+)
 def test_forward_and_backward_must_agree(fall, told):
-    found = chunk_memory(*alternate(20, int(fall)))
-    assert (found.low is not None) is told
+    result = measure_chunk_memory(*alternate(20, int(fall)))
+    assert (result.low is not None) is told
 
 
 @pytest.mark.parametrize(("kinds", "told"), [("FFFBBB", True), ("FFBFB", False)])
 def test_too_few_cells_say_nothing(kinds, told):
-    assert FEWEST == 2
-    found = chunk_memory(*alternate(20, 20, kinds=kinds))
-    assert (found.low is not None) is told
+    assert MIN_CELLS == 2
+    result = measure_chunk_memory(*alternate(20, 20, kinds=kinds))
+    assert (result.low is not None) is told
 
 
 def test_without_cells_or_events_there_is_nothing():
     own, rows = alternate(20, 20)
-    assert chunk_memory(own, rows.clear()) is None
-    assert chunk_memory(own.clear(), rows) is None
+    assert measure_chunk_memory(own, rows.clear()) is None
+    assert measure_chunk_memory(own.clear(), rows) is None

@@ -9,11 +9,11 @@ from tests.kept import analysis_of
 from tracekit.align.matching import MEMBERS
 from tracekit.analysis.rates import below_peak_ns
 from tracekit.errors import InputError
-from tracekit.metrics.balance import expert_balance
 from tracekit.metrics.bandwidth import bandwidth, bucket
+from tracekit.metrics.expert_balance import measure_expert_balance
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
-from tracekit.metrics.rates import UNCOUNTED, products
+from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, products
 from tracekit.schema import GAP_CAUSES, LABELLED, conform
 
 MM = {"kind": "kernel", "name": "gemm", "label": "forward", "op": "aten::mm", "shapes": "[[1000,1000],[1000,1000]]"}
@@ -68,7 +68,9 @@ def test_faster_than_the_peak_is_not_a_share():
     assert rates.utilisation is None
 
 
-@pytest.mark.parametrize(("unknown_ns", "stated"), [(10_000 * UNCOUNTED, True), (10_000 * UNCOUNTED * 2, False)])
+@pytest.mark.parametrize(
+    ("unknown_ns", "stated"), [(10_000 * MAX_UNCOUNTED_SHARE, True), (10_000 * MAX_UNCOUNTED_SHARE * 2, False)]
+)
 def test_products_without_shapes_leave_totals_unsaid(unknown_ns, stated):
     known = {**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000 - int(unknown_ns)}
     bare = {**MM, "op": None, "op_id": None, "shapes": None, "start_ns": 10_000 - int(unknown_ns), "end_ns": 10_000}
@@ -83,12 +85,12 @@ def test_nothing_is_said_without_products():
 
 def test_the_real_runs_flop_are_the_models(samples):
     """Three blocks per stage of width 2048, 8192 inside, 16 heads; 8 micro-batches of 2 sequences of 512 tokens."""
-    found = analysis_of(samples / "1f1b", schedule="none").rates
+    result = analysis_of(samples / "1f1b", schedule="none").rates
     tokens, gemms = 2 * 512, 2048 * (6144 + 2048 + 8192 + 8192)
     pairs = 2 * 16 * 512 * 512
     per_block = 3 * 2 * tokens * gemms + 2 * pairs * (2 + 5) * 128
-    assert found.total.flop == 4 * 3 * 8 * per_block
-    assert found.total.uncounted_ns == 0
+    assert result.total.flop == 4 * 3 * 8 * per_block
+    assert result.total.uncounted_ns == 0
 
 
 def test_a_part_of_a_gpu_has_that_part_of_its_peak(tmp_path, monkeypatch):
@@ -148,7 +150,7 @@ def test_the_rank_that_receives_most_comes_first():
         {"match": 0, "row": r, "rank": r, "label": "ep_dispatch", "group": "ep", "wait_ns": w}
         for r, w in ((0, 0), (1, 5))
     ]
-    table = expert_balance(ops, members(*rows))
+    table = measure_expert_balance(ops, members(*rows))
     assert table.select("rank", "received", "over_mean", "largest", "wait_ns").rows() == [
         (0, 30, 1.5, 1, 0),
         (1, 10, 0.5, 0, 5),

@@ -7,60 +7,60 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.metrics.repetition import LEAST_KERNELS, LEAST_SHARE, ONE_MORE, find_layers
+from tracekit.metrics.repetition import MAX_SHARE_BESIDE, MIN_LAYER_KERNELS, MIN_REPEATED_SHARE, find_layers
 
 
-def found(text, heavy="g"):
+def result(text, heavy="g"):
     tokens = np.array([ord(c) for c in text], np.int64)
     return find_layers(tokens, tokens == ord(heavy), tokens == ord("n"))
 
 
 def test_layers_between_an_embedding_and_a_head():
-    layers = found("e" + "ngaxgb" * 4 + "zgl")
+    layers = result("e" + "ngaxgb" * 4 + "zgl")
     assert (layers.first, layers.period, layers.count, layers.spare) == (1, 6, 4, 0)
 
 
 def test_a_layer_that_repeats_inside_is_still_one_layer():
-    assert found("e" + "gagabcgd" * 3 + "z").count == 3
+    assert result("e" + "gagabcgd" * 3 + "z").count == 3
 
 
 def test_the_norm_that_follows_the_last_layer_leaves_open_where_layers_begin():
-    layers = found("ngaxgb" * 3 + "nz")
+    layers = result("ngaxgb" * 3 + "nz")
     assert (layers.first, layers.count, layers.spare) == (0, 3, 1)
 
 
 def test_an_addition_before_the_first_layer_is_not_its_first_kernel():
     # Both "bngaxg" and "ngaxgb" come three times; layers begin with a norm.
-    layers = found("b" + "ngaxgb" * 3 + "z")
+    layers = result("b" + "ngaxgb" * 3 + "z")
     assert (layers.first, layers.count, layers.spare) == (1, 3, 1)
 
 
 def test_what_repeats_inside_what_repeats_is_silence():
     # Two forwards of three layers each, or two layers with a loop: nothing tells.
-    assert found(("e" + "ngaxgb" * 3 + "zl") * 2) is None
+    assert result(("e" + "ngaxgb" * 3 + "zl") * 2) is None
 
 
 @pytest.mark.parametrize("text", ["", "g", "gggg", "abcdefghij", "e" + "nab" * 9])
 def test_what_does_not_repeat_or_has_no_product_has_no_layers(text):
-    assert found(text) is None
+    assert result(text) is None
 
 
 def test_the_shortest_layer():
-    assert found(("g" + "abc"[: LEAST_KERNELS - 1]) * 3).count == 3
-    assert found("gab" * 2 + "x") is None  # three kernels twice: a loop
+    assert result(("g" + "abc"[: MIN_LAYER_KERNELS - 1]) * 3).count == 3
+    assert result("gab" * 2 + "x") is None  # three kernels twice: a loop
 
 
 def test_the_least_share_of_the_sequence():
     layer, others = "gabc", [chr(500 + k) for k in range(20)]
-    assert found(layer * 2 + "".join(others[: int(8 / LEAST_SHARE) - 8])).count == 2
-    assert found(layer * 2 + "".join(others[: int(8 / LEAST_SHARE) - 7])) is None
+    assert result(layer * 2 + "".join(others[: int(8 / MIN_REPEATED_SHARE) - 8])).count == 2
+    assert result(layer * 2 + "".join(others[: int(8 / MIN_REPEATED_SHARE) - 7])) is None
 
 
 def test_nearly_one_more_layer_beside_them_is_silence():
     layer = "gabcdefhij"
-    kept = int(ONE_MORE * 10)
-    assert found(layer * 3 + "Z" + layer[: kept - 1][::-1]).count == 3
-    assert found(layer * 3 + "Z" + layer[:kept][::-1]) is None
+    kept = int(MAX_SHARE_BESIDE * 10)
+    assert result(layer * 3 + "Z" + layer[: kept - 1][::-1]).count == 3
+    assert result(layer * 3 + "Z" + layer[:kept][::-1]) is None
 
 
 @given(st.integers(4, 9), st.integers(2, 6), st.integers(0, 3), st.integers(0, 3))

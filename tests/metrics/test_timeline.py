@@ -24,7 +24,7 @@ def frame(rows):
 
 @given(events, st.integers(60, 80))
 def test_everything_that_ran_is_covered(rows, most):
-    table = timeline(frame(rows), most=most)
+    table = timeline(frame(rows), max_intervals=most)
     for label, which, start, length in rows:
         same = table.filter((pl.col("label") == label) & pl.col("pass").eq_missing(pl.lit(which, pl.Enum(PASSES))))
         assert any(s <= start and start + length <= e for s, e in same["start_ns", "end_ns"].iter_rows())
@@ -32,4 +32,4 @@ def test_everything_that_ran_is_covered(rows, most):
 
 def test_the_widest_gaps_stay_open():
     rows = [("forward", "forward", start, 1) for start in (0, 2, 4, 100, 102, 300)]
-    assert timeline(frame(rows), most=3)["start_ns"].to_list() == [0, 100, 300]
+    assert timeline(frame(rows), max_intervals=3)["start_ns"].to_list() == [0, 100, 300]

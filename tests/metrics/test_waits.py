@@ -1,73 +1,76 @@
-"""Waiting inside matched operations, and for whom."""
+"""Waiting inside matched operations, for whom, and messages whose wait is unknown."""
 
 from __future__ import annotations
+
+import polars as pl
+import pytest
 
 from tests.operations import collective, message, table
 from tracekit.align.clocks import align
 from tracekit.align.matching import match
-from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import operations
-from tracekit.metrics.waits import stragglers, waits
+from tracekit.metrics.waits import add_waits, find_stragglers, has_unknown_wait, has_unseen_messages, may_be_message
 
 
 def waited(*rows):
     ops = table(*rows)
-    found = match(ops)
-    return waits(ops, found.members, align(found.members, ops["rank"].unique().to_list())), found
+    result = match(ops)
+    return add_waits(ops, result.members, align(result.members, ops["rank"].unique().to_list())), result
 
 
 def test_collectives_match_by_group_and_order():
-    found, _ = waited(
+    result, _ = waited(
         collective(0, 0, 100), collective(0, 200, 230), collective(1, 70, 100), collective(1, 150, 230)
     )  # fmt: skip
-    assert found["match"].to_list() == [0, 1, 0, 1]
-    assert found["wait_ns"].to_list() == [70, 0, 0, 50]
-    assert found["transfer_ns"].to_list() == [30, 30, 30, 30]
-    assert found["last_rank"].to_list() == [1, 0, 1, 0]
+    assert result["match"].to_list() == [0, 1, 0, 1]
+    assert result["wait_ns"].to_list() == [70, 0, 0, 50]
+    assert result["transfer_ns"].to_list() == [30, 30, 30, 30]
+    assert result["last_rank"].to_list() == [1, 0, 1, 0]
 
 
 def test_wait_and_transfer_sum_to_the_kernels_time():
-    found, _ = waited(collective(0, 0, 100), collective(1, 70, 100))
-    duration = found["end_ns"] - found["start_ns"]
-    assert (found["wait_ns"] + found["transfer_ns"] == duration).all()
+    result, _ = waited(collective(0, 0, 100), collective(1, 70, 100))
+    duration = result["end_ns"] - result["start_ns"]
+    assert (result["wait_ns"] + result["transfer_ns"] == duration).all()
 
 
 def test_groups_are_kept_apart():
-    found, _ = waited(
+    result, _ = waited(
         collective(0, 0, 100), collective(1, 50, 100),
         collective(0, 0, 80, group="2", group_ranks="[0,2]"), collective(2, 60, 80, group="2", group_ranks="[0,2]"),
     )  # fmt: skip
-    assert found["wait_ns"].to_list() == [50, 0, 60, 0]
+    assert result["wait_ns"].to_list() == [50, 0, 60, 0]
 
 
 def test_messages_match_by_pair_direction_and_order():
-    found, _ = waited(
+    result, _ = waited(
         message(0, "send:1", 0, 10), message(0, "send:1", 20, 30), message(0, "recv:1", 40, 90),
         message(1, "recv:0", 5, 12), message(1, "recv:0", 22, 31), message(1, "send:0", 80, 90),
     )  # fmt: skip
-    assert found["match"].null_count() == 0
-    assert found["wait_ns"].to_list() == [3, 1, 40, 0, 0, 0]
+    assert result["match"].null_count() == 0
+    assert result["wait_ns"].to_list() == [3, 1, 40, 0, 0, 0]
 
 
 def test_a_batched_kernel_matches_each_of_its_messages():
     """Rank 1 exchanges with 0 and 2 in one kernel; the shortest of those it talks to is its transfer."""
-    found, matching = waited(
+    result, matching = waited(
         message(0, "send:1,recv:1", 0, 100),
         message(1, "recv:0,send:0,send:2,recv:2", 40, 100),
         message(2, "recv:1,send:1", 90, 100),
     )
     assert matching.members["match"].n_unique() == 4
-    assert found["wait_ns"].to_list() == [40, 50, 0]
+    assert result["wait_ns"].to_list() == [40, 50, 0]
 
 
 def test_without_the_peers_trace_wait_is_null():
-    found, _ = waited(message(0, "send:1", 0, 10), message(0, "send:7", 20, 30), message(1, "recv:0", 0, 10))
-    assert found["wait_ns"].to_list() == [0, None, 0]
+    result, _ = waited(message(0, "send:1", 0, 10), message(0, "send:7", 20, 30), message(1, "recv:0", 0, 10))
+    assert result["wait_ns"].to_list() == [0, None, 0]
 
 
 def test_a_message_whose_peer_is_unknown_stays_unmatched():
-    found, _ = waited(message(0, "send:?", 0, 10), message(1, "recv:?", 0, 10), message(1, None, 0, 10))
-    assert found["wait_ns"].to_list() == [None, None, None]
+    result, _ = waited(message(0, "send:?", 0, 10), message(1, "recv:?", 0, 10), message(1, None, 0, 10))
+    assert result["wait_ns"].to_list() == [None, None, None]
 
 
 def test_the_straggler_is_named_on_aligned_clocks():
@@ -77,8 +80,8 @@ def test_the_straggler_is_named_on_aligned_clocks():
         at = 1_000_000_000 + 50_000_000 * n
         rows.append(collective(0, at + 4_000_000, at + 5_000_000))
         rows.append(collective(1, at + 10_000_000, at + 15_000_000))
-    found, _ = waited(*rows)
-    assert stragglers(found).rows() == [(0, "dp_comm", 40_000_000, 10)]
+    result, _ = waited(*rows)
+    assert find_stragglers(result).rows() == [(0, "dp_comm", 40_000_000, 10)]
 
 
 def test_operations_of_a_labelled_table(labelled):
@@ -90,7 +93,44 @@ def test_operations_of_a_labelled_table(labelled):
         {"label": "dp_comm", "start_ns": 70, "end_ns": 80, "name": "ncclKernel_AllReduce_RING_LL"},
         {"label": "pp_comm", "start_ns": 90, "end_ns": 95, "collective": "coalesced", "peer": 2},
     )
-    found = operations(events, Lanes.of(events))
-    assert found["what"].to_list() == ["all_to_allv", "p2p", "p2p", "allreduce", "p2p"]
-    assert found["p2p"].to_list() == [None, "send:1", None, None, "send:2,recv:2"]
-    assert found["hidden_ns"].to_list() == [5, 0, 0, 0, 0]
+    result = operations(events, Lanes.of(events))
+    assert result["what"].to_list() == ["all_to_allv", "p2p", "p2p", "allreduce", "p2p"]
+    assert result["p2p"].to_list() == [None, "send:1", None, None, "send:2,recv:2"]
+    assert result["hidden_ns"].to_list() == [5, 0, 0, 0, 0]
+
+
+def operation(label, what, *, wait=None, open_=False):
+    return pl.DataFrame(
+        [{"label": label, "what": what, "wait_ns": wait, "open": open_}], schema_overrides={"wait_ns": pl.Int64}
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "what", "message"),
+    [
+        ("pp_comm", "p2p", True),
+        ("cp_comm", "p2p", True),
+        ("comm", "sendrecv", True),
+        ("comm", "device_kernel_17", True),
+        ("comm", "allreduce", False),
+        ("comm", "_reduce_scatter_base", False),
+        ("ep_dispatch", "all_to_allv", False),
+        ("dp_comm", "device_kernel_17", False),
+    ],
+)
+def test_what_may_be_a_message(label, what, message):
+    assert may_be_message(operation(label, what)).sum() == message
+
+
+def test_a_wait_is_open_where_it_is_unknown_partly_matched_or_of_no_known_role():
+    assert not has_unknown_wait(operation("pp_comm", "p2p", wait=3)).sum()
+    assert has_unknown_wait(operation("pp_comm", "p2p")).sum()
+    assert has_unknown_wait(operation("pp_comm", "p2p", wait=3, open_=True)).sum()
+    assert has_unknown_wait(operation("comm", "p2p", wait=3)).sum()
+
+
+def test_sends_of_the_host_without_a_kernel_are_unseen():
+    nothing = may_be_message(operation("dp_comm", "allreduce", wait=0)).sum()
+    assert has_unseen_messages(4, nothing)
+    assert not has_unseen_messages(0, nothing)
+    assert not has_unseen_messages(4, may_be_message(operation("pp_comm", "p2p")).sum())

@@ -1,8 +1,8 @@
 """Walks along the critical path: from an event back to what held it back, within a rank and across ranks.
 
-Within a rank (``tracekit.metrics.path``) events that follow each other without a choice form a piece. Across ranks
-(``tracekit.analysis.links``, ``tracekit.analysis.walk``) a walk goes back from piece to piece; where a communication
-waited for a peer it continues with the peer's piece.
+Within a rank (``tracekit.critical_path.pieces``) events that follow each other without a choice form a piece. Across
+ranks (``tracekit.critical_path.links``, ``tracekit.critical_path.walk``) a walk goes back from piece to piece; where a
+communication waited for a peer it continues with the peer's piece.
 """
 
 from __future__ import annotations

@@ -44,16 +44,16 @@ def as_flags(mask: Bools) -> npt.NDArray[np.uint8]:
 
 
 def find_sorted(values: AnyInts, ordered: AnyInts) -> Ints:
-    """Return the first place of each of *values* in *ordered*, which ascends; -1 where it does not occur.
+    """Return the first index of each of *values* in *ordered*, which ascends; -1 where it does not occur.
 
     >>> find_sorted(np.array([3, 4]), np.array([1, 4])).tolist()
     [-1, 1]
     """
     if not len(ordered):
         return np.full(len(values), -1, np.int64)
-    place = np.searchsorted(ordered, values)
-    occurs = ordered.take(place, mode="clip") == values
-    return np.where(occurs, place, -1)
+    index = np.searchsorted(ordered, values)
+    occurs = ordered.take(index, mode="clip") == values  # clip: a value behind the last is compared with the last
+    return np.where(occurs, index, -1)
 
 
 def is_in_sorted(values: AnyInts, ordered: AnyInts) -> Bools:
@@ -75,10 +75,10 @@ def take_or_missing(values: AnyInts, rows: AnyInts, missing: int = -1) -> Ints:
 
 
 def take_same_type(values: npt.NDArray[Any], rows: AnyInts, missing: int) -> npt.NDArray[Any]:
-    """Return what ``take_or_missing`` does, in the type of *values*."""
+    """Return the values at *rows* as ``take_or_missing`` does, in the type of *values*."""
     if not len(values):
         return np.full(len(rows), missing, values.dtype)
-    taken = values.take(rows, mode="clip")
+    taken = values.take(rows, mode="clip")  # clip: negative rows must not count from the end
     taken[rows < 0] = missing
     return taken
 
@@ -117,6 +117,7 @@ def rank_pairs(a: AnyInts, b: AnyInts) -> Ints:
     >>> rank_pairs(np.array([7, 0, 7]), np.array([2, 9, 1])).tolist()
     [2, 0, 1]
     """
+    # Sort the distinct pairs only (by a, then b), and look up each row's pair.
     group, first_row = group_rows(a, b)
     rank = np.empty(len(first_row), np.int64)
     rank[np.lexsort((b[first_row], a[first_row]))] = np.arange(len(first_row))

@@ -1,6 +1,6 @@
-"""Text columns as codes: a few hundred distinct values, millions of rows.
+"""Text columns as codes, for columns of millions of rows and a few hundred distinct values.
 
-Regular expressions run over the distinct values only, and every row is a lookup.
+A regular expression runs once over the distinct values; the result for each row is a lookup by its code.
 """
 
 from __future__ import annotations
@@ -30,25 +30,21 @@ def physical_codes(column: pl.Series) -> pl.Expr:
     return codes.cast(pl.UInt32).fill_null(NULL_CODE) if column.null_count() else codes
 
 
-def _table(answers: Iterable[bool]) -> Bools:
-    return np.array([*answers, False], np.bool_)
-
-
-Answers = dict[str | tuple[str, ...], Bools]
-"""For a pattern or a choice of words: a mask over the distinct values. The last element, for null, is False."""
+Query = str | tuple[str, ...]
+"""A regular expression to find in values, or words of which a value must be one."""
 
 
 class CategoryColumn:
     """A text column: distinct *values*, and for every row the index of its value (-1 for null).
 
-    Results of patterns are kept and must not be written to; columns with the same values share them.
+    Results of patterns are cached and must not be written to; columns with the same values share the masks over values.
     """
 
-    def __init__(self, values: tuple[str, ...], codes: AnyInts, known: Answers | None = None) -> None:
+    def __init__(self, values: tuple[str, ...], codes: AnyInts, value_masks: dict[Query, Bools] | None = None) -> None:
         self.values = values
         self.codes: Int32s = codes.astype(np.int32, copy=False)
-        self._known: Answers = {} if known is None else known
-        self._rows: Answers = {}
+        self._value_masks = {} if value_masks is None else value_masks
+        self._row_masks: dict[Query, Bools] = {}
 
     @classmethod
     def from_series(cls, series: pl.Series) -> CategoryColumn:
@@ -105,7 +101,7 @@ class CategoryColumn:
 
     def map(self, test: Callable[[str], bool]) -> Bools:
         """Return the mask of rows whose value passes *test*, which runs once per distinct value; null never passes."""
-        return self._where(_table(test(value) for value in self.values))
+        return self._mask_rows(_mask_values(test(value) for value in self.values))
 
     def look_up(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return for every row the element of *table* at its code; the last element for null.
@@ -115,16 +111,16 @@ class CategoryColumn:
         """
         return table[self.codes.astype(np.intp)]  # three times as fast as with 32-bit indices
 
-    def _where(self, hits: Bools) -> Bools:
-        """Return the mask of rows whose value is in *hits*, a mask over the distinct values."""
+    def _mask_rows(self, value_mask: Bools) -> Bools:
+        """Return the mask of rows for a mask over the distinct values (and, at its end, null)."""
         # Most patterns match nothing in a trace.
-        return self.look_up(hits) if hits.any() else np.zeros(len(self.codes), np.bool_)
+        return self.look_up(value_mask) if value_mask.any() else np.zeros(len(self.codes), np.bool_)
 
-    def _kept(self, asked: str | tuple[str, ...]) -> Bools:
-        if asked not in self._rows:
-            self._rows[asked] = self._where(self.answers(asked))
-            self._rows[asked].flags.writeable = False
-        return self._rows[asked]
+    def _matching_rows(self, query: Query) -> Bools:
+        if query not in self._row_masks:
+            self._row_masks[query] = self._mask_rows(self.answers(query))
+            self._row_masks[query].flags.writeable = False
+        return self._row_masks[query]
 
     def any_of(self, *words: str) -> Bools:
         """Return the mask of rows whose value is one of *words*.
@@ -132,24 +128,22 @@ class CategoryColumn:
         >>> CategoryColumn.from_series(pl.Series(["b", None, "a"])).any_of("a", "c").tolist()
         [False, False, True]
         """
-        return self._kept(words)
+        return self._matching_rows(words)
 
     def matches(self, pattern: str) -> Bools:
         """Return the mask of rows in whose value the regular expression is found."""
-        return self._kept(pattern)
+        return self._matching_rows(pattern)
 
-    def answers(self, asked: str | tuple[str, ...]) -> Bools:
-        """Return which distinct values contain a pattern, or are one of several words; the last element is for null."""
-        # The same text may be a pattern of either engine.
-        key = (asked, "") if isinstance(asked, LinearPattern) else asked
-        if key not in self._known:
-            self._known[key] = self._asked(asked)
-        return self._known[key]
-
-    def _asked(self, asked: str | tuple[str, ...]) -> Bools:
-        if isinstance(asked, tuple):
-            return _table(value in asked for value in self.values)
-        return np.append(search_all(asked, self.values), False)
+    def answers(self, query: Query) -> Bools:
+        """Return which distinct values match a query; the last element, for null, is False."""
+        # A LinearPattern equals a plain string of the same text, but another engine runs it: the key must differ.
+        key = (query, "") if isinstance(query, LinearPattern) else query
+        if key not in self._value_masks:
+            if isinstance(query, tuple):
+                self._value_masks[key] = _mask_values(value in query for value in self.values)
+            else:
+                self._value_masks[key] = np.append(search_all(query, self.values), False)
+        return self._value_masks[key]
 
     def extract(self, pattern: str, group: int | str = 1) -> CategoryColumn:
         """Return what a group of the pattern matches; null where the pattern is not found."""
@@ -168,11 +162,11 @@ class CategoryColumn:
 
     def take(self, rows: AnyInts) -> CategoryColumn:
         """Return the values at *rows*; null for a negative row."""
-        return CategoryColumn(self.values, take_same_type(self.codes, rows, -1), self._known)
+        return CategoryColumn(self.values, take_same_type(self.codes, rows, -1), self._value_masks)
 
     def where(self, mask: Bools) -> CategoryColumn:
         """Return the column with null outside *mask*."""
-        return CategoryColumn(self.values, np.where(mask, self.codes, -1), self._known)
+        return CategoryColumn(self.values, np.where(mask, self.codes, -1), self._value_masks)
 
     def spread(self, rows: Ints, size: int) -> CategoryColumn:
         """Return a column of *size* rows with the values at *rows* and null elsewhere.
@@ -182,7 +176,7 @@ class CategoryColumn:
         """
         codes = np.full(size, -1, np.int32)
         codes[rows] = self.codes
-        return CategoryColumn(self.values, codes, self._known)
+        return CategoryColumn(self.values, codes, self._value_masks)
 
     def fill(self, other: CategoryColumn) -> CategoryColumn:
         """Return the column with *other*'s value where it is null."""
@@ -218,7 +212,7 @@ class CategoryColumn:
 
 
 class CategoryColumns:
-    """The text columns of a table, each converted at its first use and then kept.
+    """The text columns of a table, each converted at its first use and cached.
 
     >>> texts = CategoryColumns(pl.DataFrame({"name": ["b", "a"]}))
     >>> texts["name"].values, texts["name"] is texts["name"]
@@ -227,13 +221,18 @@ class CategoryColumns:
 
     def __init__(self, table: pl.DataFrame) -> None:
         self._table = table
-        self._known: dict[str, CategoryColumn] = {}
+        self._columns: dict[str, CategoryColumn] = {}
 
     def __getitem__(self, name: str) -> CategoryColumn:
         """Return one column."""
-        if name not in self._known:
-            self._known[name] = CategoryColumn.from_series(self._table[name])
-        return self._known[name]
+        if name not in self._columns:
+            self._columns[name] = CategoryColumn.from_series(self._table[name])
+        return self._columns[name]
+
+
+def _mask_values(matches: Iterable[bool]) -> Bools:
+    """Return a mask over distinct values, with False for null at its end."""
+    return np.array([*matches, False], np.bool_)
 
 
 def group_by_values(rows: Ints, *columns: CategoryColumn) -> list[tuple[tuple[str | None, ...], Ints]]:

@@ -1,6 +1,6 @@
-"""Polars columns as numpy arrays and back.
+"""Conversion of polars columns to numpy arrays and back.
 
-Small tables count too: a pipeline's cells are read thousands of times, a few rows each.
+Conversions of small tables must be cheap as well: a pipeline's cells are read thousands of times, a few rows each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def to_int64(column: pl.Series, missing: int = -1) -> Ints:
     return np.where(np.isnan(values), missing, values).astype(np.int64)
 
 
-def present(column: pl.Series) -> npt.NDArray[np.bool_]:
+def present(column: pl.Series) -> Bools:
     """Return which values are not null.
 
     >>> present(pl.Series([3, None])).tolist()
@@ -49,18 +49,18 @@ def present(column: pl.Series) -> npt.NDArray[np.bool_]:
     return column.is_not_null().to_numpy()
 
 
-def with_nulls(values: npt.NDArray[Any], there: npt.NDArray[np.bool_]) -> pl.Series:
-    """Return a column of numbers that is null outside the mask *there*; few values take little memory.
+def with_nulls(values: npt.NDArray[Any], valid: Bools) -> pl.Series:
+    """Return a column of numbers that is null outside the mask *valid*; few values take little memory.
 
     >>> with_nulls(np.array([3, 4]), np.array([True, False])).to_list()
     [3, None]
     """
-    count = np.count_nonzero(there)
+    count = np.count_nonzero(valid)
     if count == len(values):
         return pl.Series(values)
     if count > MAX_SHARE_OF_SPARSE * len(values):
-        return pl.Series(values).set(pl.Series(~there), None)
-    rows = np.flatnonzero(there)
+        return pl.Series(values).set(pl.Series(~valid), None)
+    rows = np.flatnonzero(valid)
     return sparse(len(values), rows, values[rows])
 
 
@@ -70,14 +70,14 @@ def sparse(size: int, rows: Ints, values: npt.NDArray[Any]) -> pl.Series:
     >>> sparse(4, np.array([2]), np.array([7])).to_list()
     [None, None, 7, None]
     """
-    column = _untouched(size, values.dtype)
+    column = _zeros_on_demand(size, values.dtype)
     column[rows] = values
     missing = np.ones(size, np.bool_)
     missing[rows] = False
     return pl.Series(column).set(pl.Series(missing), None)
 
 
-def _untouched(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _zeros_on_demand(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return zeros in memory pages that the system allocates when they are first written to, none of them huge."""
     if size * dtype.itemsize < _MIN_SPARSE_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
         return np.zeros(size, dtype)
@@ -88,7 +88,7 @@ def _untouched(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 class ColumnReader:
-    """Columns of a table as arrays. Those known to be needed are read in one polars query, which is what costs time.
+    """Columns of a table as arrays. The columns named at construction are read in one polars query, which saves time.
 
     >>> reader = ColumnReader(pl.DataFrame({"start_ns": [3, None], "name": ["a", None]}), ("start_ns", "name"))
     >>> reader.int64("start_ns").tolist(), reader.text("name").strings()
@@ -110,9 +110,8 @@ class ColumnReader:
         return self.frame[name].null_count() == len(self.frame)
 
     def _read(self, names: list[str]) -> None:
-        self._arrays |= {
-            c.name: c.to_numpy() for c in self.frame.select(_read_expression(self.frame[name]) for name in names)
-        }
+        columns = self.frame.select(_read_expression(self.frame[name]) for name in names)
+        self._arrays |= {column.name: column.to_numpy() for column in columns}
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """Return a column as numbers: integers with their null value, or the ``physical_codes`` of text."""
@@ -152,6 +151,7 @@ class ColumnReader:
 
 
 def _read_expression(column: pl.Series) -> pl.Expr:
+    """Return the expression that turns a column into numbers without nulls."""
     if not column.dtype.is_integer():
         return physical_codes(column)
     named = pl.col(column.name)

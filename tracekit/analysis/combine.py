@@ -17,7 +17,6 @@ from tracekit._util.text import percent, ranks_named
 from tracekit._util.workers import MapFunction
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.communication import MANY, Communication
-from tracekit.analysis.critical import CriticalPath, in_cells
 from tracekit.analysis.kernels import all_shapes, together
 from tracekit.analysis.lazily import Make, Tables
 from tracekit.analysis.measured import Measured, RankResult
@@ -27,11 +26,11 @@ from tracekit.analysis.reasons import run_reasons
 from tracekit.analysis.result import Analysis
 from tracekit.analysis.scopes import rank_results
 from tracekit.analysis.tables import RankTables
+from tracekit.critical_path.path import CriticalPath, join_cells
 from tracekit.errors import Notice
-from tracekit.metrics.hiding import hiding
-from tracekit.metrics.messages import may_be_message, unknown_waits, unseen_messages
+from tracekit.metrics.overlap_cost import combine_overlap_costs
 from tracekit.metrics.reload import reload_report
-from tracekit.metrics.waits import stragglers
+from tracekit.metrics.waits import find_stragglers, has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.store.sources import EPOCH_NS
 
@@ -96,7 +95,7 @@ def combine(
     elif any(notice.code == "overlap-seen" for notice in reasons):
         tables["lanes"] = lambda: _lanes(parts)
     if path:
-        critical = in_cells(critical, compared) if compared is not None else critical
+        critical = join_cells(critical, compared) if compared is not None else critical
         critical = critical.because(parts, waited)
         tables |= {"critical_path": lambda: critical.segments, "slack": lambda: critical.slack}
     return Analysis(
@@ -110,7 +109,7 @@ def combine(
         schedule=compared,
         by=_by(parts, compared, pipeline=pipeline),
         critical=critical if path else None,
-        hiding=hiding(
+        hiding=combine_overlap_costs(
             [part.hiding for part in parts], sum(result.whole.hidden_ns["communication"] for result in ranks)
         ),
         notices=(
@@ -169,7 +168,7 @@ def _tables(parts: Sequence[RankTables], ranks: Sequence[RankResult], waited: pl
         "bubbles": lambda: _bubble_table(ranks),
         "phases": lambda: _phase_table(ranks),
         "operations": lambda: waited.drop("part", "order_ns").cast({pl.Categorical: pl.String}),
-        "stragglers": lambda: stragglers(waited).cast({pl.Categorical: pl.String}),
+        "stragglers": lambda: find_stragglers(waited).cast({pl.Categorical: pl.String}),
         "gaps": lambda: pl.concat([p.gaps for p in parts]).drop("part").select(*rank_first).sort("ns", descending=True),
         "timeline": lambda: pl.concat([p.timeline for p in parts]).select(*rank_first),
     }
@@ -264,8 +263,8 @@ def _wait_notices(parts: Sequence[RankTables], waited: pl.DataFrame) -> list[Not
     for some in waited.select("rank", "label", "what", "p2p", "wait_ns", "open").iter_slices(AT_ONCE):
         ranks, counts = np.unique(some["rank"].to_numpy()[may_be_message(some)], return_counts=True)
         seen.update(dict(zip(ranks.tolist(), counts.tolist(), strict=True)))
-        silent.append(some["p2p"].filter(pl.Series(unknown_waits(some))).cast(pl.String))
-    unseen = [part.source.rank for part in parts if unseen_messages(part.messages_issued, seen[part.source.rank])]
+        silent.append(some["p2p"].filter(pl.Series(has_unknown_wait(some))).cast(pl.String))
+    unseen = [part.source.rank for part in parts if has_unseen_messages(part.messages_issued, seen[part.source.rank])]
     notices = []
     if unseen:
         text = f"{ranks_named(unseen)}: the host sends and receives, but no kernel is known to do so"

@@ -10,11 +10,11 @@ import polars as pl
 from tracekit._util.machine import give_back_memory
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import MEMBERS, match
-from tracekit.analysis.critical import CriticalPath, critical_path
 from tracekit.analysis.rates import RunRates, run_rates
 from tracekit.analysis.tables import RankTables
+from tracekit.critical_path.path import CriticalPath, critical_path
 from tracekit.errors import Notice
-from tracekit.metrics.waits import waits
+from tracekit.metrics.waits import add_waits
 from tracekit.schema import conform
 
 _TEXT = ("label", "pass", "what", "group", "group_ranks", "p2p")
@@ -57,7 +57,7 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         )
         members = members.select("match", "row", "rank", "start_ns", "transfer_ns", "wait_ns")
         give_back_memory(worth=many)
-        return cls(waits(operations, members, clocks), clocks, rates, critical, by_step, notices)
+        return cls(add_waits(operations, members, clocks), clocks, rates, critical, by_step, notices)
 
     def matched(self) -> pl.DataFrame:
         """Return the matched operations (``MEMBERS``) on the common clock."""

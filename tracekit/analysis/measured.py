@@ -10,7 +10,7 @@ import msgspec
 from tracekit._util.text import percent
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
-from tracekit.metrics.lanes import EXPOSABLE
+from tracekit.metrics.label_intervals import EXPOSABLE_LABELS
 from tracekit.metrics.overlap import ratio
 
 TOP_HOST = 5
@@ -224,7 +224,7 @@ def _sum_nested(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, d
     for part in parts:
         for key, row in part.items():
             gathered.setdefault(key, []).append(row)
-    return {key: _sum(gathered[key]) for key in EXPOSABLE if key in gathered}
+    return {key: _sum(gathered[key]) for key in EXPOSABLE_LABELS if key in gathered}
 
 
 def _sum_known(parts: Iterable[Mapping[str, int | None]]) -> dict[str, int | None]:

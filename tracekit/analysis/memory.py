@@ -11,13 +11,13 @@ from msgspec.structs import asdict, replace
 
 from tracekit.align.clocks import Clocks
 from tracekit.compare.what_if import TWO_STAGES_PER_RANK, WhatIf
-from tracekit.metrics.memory import LINE, RankMemory
+from tracekit.metrics.memory import MEMORY_CURVE, RankMemory
 
 if TYPE_CHECKING:
     from tracekit.analysis.tables import RankTables
     from tracekit.compare import ScheduleComparison
 
-MEMORY_LINE = pl.Schema({"rank": pl.Int32(), **LINE})
+MEMORY_LINE = pl.Schema({"rank": pl.Int32(), **MEMORY_CURVE})
 
 
 class HeldMemory(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class HeldMemory(msgspec.Struct, frozen=True):
             "chunk_bytes": [chunks.low, chunks.high] if known and chunks is not None else None,
             "chunks": None if chunks is None else chunks.peak_chunks,
             "ideal_chunks": self.ideal_chunks,
-            "line": {name: found.line[name].to_list() for name in LINE.names()},
+            "line": {name: found.line[name].to_list() for name in MEMORY_CURVE.names()},
         }
 
 

@@ -35,7 +35,7 @@ from tracekit.analysis.tables import Measures, RankTables
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.budget import Budget
-from tracekit.metrics.chunks import ChunkMemory
+from tracekit.metrics.chunk_memory import ChunkMemory
 from tracekit.metrics.memory import Peak, RankMemory
 from tracekit.metrics.rates import Rates
 from tracekit.schema import ProcessGroup, Source

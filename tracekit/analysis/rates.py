@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit.metrics.balance import expert_balance
 from tracekit.metrics.bandwidth import bandwidth
-from tracekit.metrics.experts import WORK, ExpertCost, expert_cost
+from tracekit.metrics.expert_balance import EXPERT_WORK, ExpertCost, expert_cost, measure_expert_balance
 from tracekit.metrics.rates import PRODUCTS, Rates
 
 MOST_PRODUCTS = 40
@@ -81,9 +80,9 @@ def run_rates(
         at_peak_ns=None if any(peak is None for peak in peaks) or not peaks else sum(peak or 0.0 for peak in peaks),
         span_ns=sum(rate.span_ns for rate in rates),
     )
-    layers, cost = expert_cost(pl.concat([WORK.to_frame(), *experts]), operations, members)
+    layers, cost = expert_cost(pl.concat([EXPERT_WORK.to_frame(), *experts]), operations, members)
     speeds = bandwidth(members, node=node)
-    return RunRates(total, products, speeds, expert_balance(operations, members), layers, cost)
+    return RunRates(total, products, speeds, measure_expert_balance(operations, members), layers, cost)
 
 
 def below_peak_ns(products: pl.DataFrame) -> int | None:

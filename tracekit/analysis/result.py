@@ -17,16 +17,16 @@ from tracekit.analysis.figures import Figures
 from tracekit.analysis.measured import RankResult
 from tracekit.analysis.plots import Plots
 from tracekit.errors import Notice
-from tracekit.metrics.hiding import Hiding
+from tracekit.metrics.overlap_cost import OverlapCost
 from tracekit.metrics.reload import Reload
 from tracekit.schema import Source
 
 if TYPE_CHECKING:
     from tracekit.analysis.by import By
-    from tracekit.analysis.critical import CriticalPath
     from tracekit.analysis.memory import RunMemory
     from tracekit.analysis.rates import RunRates
     from tracekit.compare import ScheduleComparison
+    from tracekit.critical_path.path import CriticalPath
 
 FORMAT = "tracekit.analysis/1"
 LARGEST_KERNELS = 200
@@ -56,7 +56,7 @@ class Analysis(Figures):
     """What the ranks' allocators held; None where that was not recorded."""
     schedule: ScheduleComparison | None = None
     """How the run compares with its ideal (``tracekit.compare``); None with the reason among the notices."""
-    hiding: Hiding | None = None
+    hiding: OverlapCost | None = None
     """What hiding communication saved and cost; None where no compute ran beside any."""
     critical: CriticalPath | None = None
     """The critical path across ranks, where it was asked for."""

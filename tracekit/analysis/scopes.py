@@ -14,20 +14,21 @@ import numpy.typing as npt
 import polars as pl
 from msgspec.structs import replace
 
+from tracekit._util.arrays import Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.tables import Measures, RankTables
-from tracekit.intervals import Intervals, Longs, union
-from tracekit.metrics.bubbles import Bubble, exposed_waits
+from tracekit.intervals import Intervals, union
+from tracekit.metrics.bubbles import Bubble, find_exposed_waits
 from tracekit.metrics.causes import peers_heard
-from tracekit.metrics.gaps import CAUSES
-from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS
-from tracekit.metrics.messages import may_be_message, unknown_waits, unseen_messages
+from tracekit.metrics.idle_gaps import CAUSE_COLUMNS
+from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS
+from tracekit.metrics.waits import has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.schema import COMMUNICATION_LABELS, EXPOSURE_CAUSES, LABELS
 
 _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
-_ORDER = (*SETS, *LABELS)
+_ORDER = (*LABEL_SETS, *LABELS)
 
 Rows = Mapping[int, list[tuple[Any, ...]]]
 """A table's rows by part."""
@@ -58,7 +59,7 @@ def _rank_result(
 ) -> RankResult:
     """Return the result of the rank at place *at*."""
     steps = part.steps["step"].to_list() or [None]
-    unseen = unseen_messages(part.messages_issued, int(waits.message[waits.place == at].sum()))
+    unseen = has_unseen_messages(part.messages_issued, int(waits.message[waits.place == at].sum()))
     known = {"idle_known": part.idle_known, "pipeline": pipeline, "unseen": unseen}
     causes = part.window.causes
     idle = causes.row(0, named=True) if len(causes) else {}
@@ -77,7 +78,7 @@ def _rank_result(
         phases=tuple(_phases(part, by_step.phases(at), steps, known=not (unseen or by_step.unknown_at(at)))),
         instead=tuple(part.instead.to_dicts()),
         inside_launch_ns=part.inside_launch_ns,
-        idle_causes={name.removesuffix("_ns"): idle.get(name, 0) for name in CAUSES},
+        idle_causes={name.removesuffix("_ns"): idle.get(name, 0) for name in CAUSE_COLUMNS},
     )
 
 
@@ -85,13 +86,13 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
     """Some ranks' operations: when they began, how long they waited and whether that is known, and what they are."""
 
     operations: pl.DataFrame
-    place: Longs
+    place: Ints
     """Which of the ranks."""
-    part: Longs
-    start: Longs
-    wait: Longs
+    part: Ints
+    start: Ints
+    wait: Ints
     known: npt.NDArray[np.bool_]
-    label: Longs
+    label: Ints
     unknown: npt.NDArray[np.bool_]
     """Which leave the bubble open."""
     message: npt.NDArray[np.bool_]
@@ -109,11 +110,11 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
             to_int64(waited["wait_ns"], 0),
             waited["wait_ns"].is_not_null().to_numpy(),
             codes.look_up(np.array([*(LABELS.index(label) for label in codes.values), -1])),
-            unknown_waits(waited),
+            has_unknown_wait(waited),
             may_be_message(waited),
         )
 
-    def by_label(self, group: Longs, groups: int) -> list[dict[str, int | None]]:
+    def by_label(self, group: Ints, groups: int) -> list[dict[str, int | None]]:
         """Return, for each group, the time some operation of each label waited; None where any wait is unknown."""
         waits: list[dict[str, int | None]] = [{} for _ in range(groups)]
         for label in COMMUNICATION_LABELS:
@@ -150,7 +151,7 @@ class _Scopes(msgspec.Struct, frozen=True, eq=False):
         group = waits.place * most + (0 if window else waits.part)
         rows = waits.label == LABELS.index("pp_comm")
         covered = _side_by_side([one.covered for one in measures], most)
-        hollow = exposed_waits(waits.start[rows], waits.wait[rows], group[rows], covered)
+        hollow = find_exposed_waits(waits.start[rows], waits.wait[rows], group[rows], covered)
         phases = [] if window else _in_phases([one.phases for one in measures], hollow, most)
         count = len(ranks) * most
         return cls(
@@ -200,7 +201,7 @@ def _because_of(
     found: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
     group = np.searchsorted(numbers, heard.rank) * parts + heard.part
     for at, label, cause, ns in zip(*(of.tolist() for of in (group, heard.label, heard.cause, heard.ns)), strict=True):
-        found[at].append((EXPOSABLE[label], EXPOSURE_CAUSES[cause], ns))
+        found[at].append((EXPOSABLE_LABELS[label], EXPOSURE_CAUSES[cause], ns))
     return found
 
 
@@ -267,7 +268,7 @@ def _ordered(by_label: dict[str, int]) -> dict[str, int]:
 
 
 def _matrix(labels: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
-    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE if label in labels}
+    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE_LABELS if label in labels}
     for detail, label, by, ns in rows:
         if not detail:
             matrix[label][by] = ns

@@ -15,31 +15,30 @@ from tracekit.analysis.damage import refuse_damaged, repeated
 from tracekit.analysis.foreign import why_no_gpu
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.analysis.reasons import REASONS, kernel_reasons
+from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import phases
 from tracekit.metrics.budget import Budget, budgets
 from tracekit.metrics.causes import Rank, exposure_causes
+from tracekit.metrics.completeness import check_completeness
 from tracekit.metrics.copies import copies
-from tracekit.metrics.experts import WORK, expert_work
-from tracekit.metrics.gaps import gap_causes, gaps, name_gaps, with_slow_calls
-from tracekit.metrics.hiding import COSTS, hiding_costs
-from tracekit.metrics.holds import holds
-from tracekit.metrics.host import Api, api_calls, host_calls
-from tracekit.metrics.instead import ROWS as INSTEAD_ROWS
-from tracekit.metrics.instead import inside_launches, instead_of_launching, shortened
-from tracekit.metrics.lanes import Lanes
-from tracekit.metrics.memory import RankMemory, rank_memory
-from tracekit.metrics.messages import issued_messages
+from tracekit.metrics.expert_balance import EXPERT_WORK, measure_expert_work
+from tracekit.metrics.host_activity import HOST_ACTIVITY as INSTEAD_ROWS
+from tracekit.metrics.host_activity import find_host_activity, idle_inside_launches, keep_longest
+from tracekit.metrics.host_calls import ApiCalls, find_api_calls, find_waiting_calls
+from tracekit.metrics.idle_gaps import add_slow_launch_ends, gaps, name_next_events, sum_gap_causes
+from tracekit.metrics.label_intervals import Lanes, weak_ns
+from tracekit.metrics.memory import RankMemory, measure_rank_memory
 from tracekit.metrics.operations import operations
 from tracekit.metrics.overlap import hidden, label_times
-from tracekit.metrics.path import NODES, path_nodes
+from tracekit.metrics.overlap_cost import OVERLAP_COSTS, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.rates import PRODUCTS, Rates, products
-from tracekit.metrics.recorded import recorded
 from tracekit.metrics.reload import reload_events
+from tracekit.metrics.start_constraints import find_start_constraints
 from tracekit.metrics.timeline import timeline
-from tracekit.metrics.weak import weak_ns
+from tracekit.metrics.waits import count_issued_messages
 from tracekit.schema import COPY_LABELS, RankEvents, Source
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class RankTables:
     products: pl.DataFrame = field(default_factory=PRODUCTS.to_frame)
     """Matrix products by what they are, with their FLOP (``metrics.rates``)."""
     rates: Rates | None = None
-    experts: pl.DataFrame = field(default_factory=WORK.to_frame)
+    experts: pl.DataFrame = field(default_factory=EXPERT_WORK.to_frame)
     """What its experts computed for each dispatch (``metrics.experts``)."""
     memory: RankMemory | None = None
     """What the allocator held; None where it was not recorded."""
@@ -99,13 +98,13 @@ class RankTables:
     """Why the longest of them have their labels, and where they ran (``analysis.reasons``)."""
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's products, where they were recorded."""
-    path: pl.DataFrame = field(default_factory=NODES.to_frame)
+    path: pl.DataFrame = field(default_factory=PATH_PIECES.to_frame)
     """What came before what: the pieces that the critical path may run through."""
     instead: pl.DataFrame = field(default_factory=INSTEAD_ROWS.to_frame)
     """What the host did while the GPU waited for its next launch."""
     inside_launch_ns: int = 0
     """Idle time inside the launch call of the work that ended it."""
-    hiding: pl.DataFrame = field(default_factory=COSTS.to_frame)
+    hiding: pl.DataFrame = field(default_factory=OVERLAP_COSTS.to_frame)
     """How long kernels took beside communication, and the same alone."""
     launches_known: bool = True
     """False where the file has no GPU event's launch."""
@@ -149,9 +148,9 @@ def rank_tables(
 
         labelled = classify(rank.events, rules=rules)
     again = repeated(labelled, rank.source)
-    api = api_calls(rank.events)
-    recording = recorded(api, labelled)
-    labelled, unmarked = number_steps(with_slow_calls(labelled, api.calls))
+    api = find_api_calls(rank.events)
+    recording = check_completeness(api, labelled)
+    labelled, unmarked = number_steps(add_slow_launch_ends(labelled, api.calls))
     kept, table, notices = assign_parts(labelled, steps)
     table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
     tables = _measured(rank, kept, table, api, recording.unrecorded, rules=rules, by=by, modules=modules)
@@ -168,22 +167,22 @@ def rank_tables(
 
 
 def _measured(
-    rank: RankEvents, kept: pl.DataFrame, steps: pl.DataFrame, api: Api, unrecorded: Intervals,
+    rank: RankEvents, kept: pl.DataFrame, steps: pl.DataFrame, api: ApiCalls, unrecorded: Intervals,
     *, rules: RuleBook | None, by: str | None, modules: pl.DataFrame | None,
 ) -> RankTables:  # fmt: skip
     """Return all that is measured of the GPU events *kept*, over the whole window and by step; not their pipeline."""
     number, device = rank.source.rank, next(iter(rank.source.devices), None)
     link = None if device is None else host_link_gb_s(device)
-    calls = host_calls(api)
+    calls = find_waiting_calls(api)
     waits = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
-    work = Rank.of(kept, holds(kept, waits), calls)
+    work = Rank.of(kept, find_start_constraints(kept, waits), calls)
     whole = Lanes.of(kept)
     holes = gaps(kept, whole, unrecorded=unrecorded)
     window = _measure(work, whole, holes, None, unrecorded, link=link)
-    path, hiding = path_nodes(work, calls, whole.paid), hiding_costs(kept, whole, texts=work.texts)
-    instead = shortened(instead_of_launching(rank.events, kept, holes))
-    inside_launch_ns = inside_launches(api, kept, holes)
-    longest = name_gaps(holes.top_k(LONGEST_GAPS, by="ns"), kept)
+    path, hiding = find_path_pieces(work, calls, whole.exposed), measure_overlap_costs(kept, whole, texts=work.texts)
+    instead = keep_longest(find_host_activity(rank.events, kept, holes))
+    inside_launch_ns = idle_inside_launches(api, kept, holes)
+    longest = name_next_events(holes.top_k(LONGEST_GAPS, by="ns"), kept)
     rows = None if by is None else _rows(rank, kept, by, modules, whole)
     lanes, by_step = whole, window
     if len(steps) > 1:
@@ -204,7 +203,7 @@ def _measured(
         pipeline=None,
         products=multiplied,
         rates=rates,
-        experts=expert_work(kept),
+        experts=measure_expert_work(kept),
         kernels=kernel_table(kept, texts=work.texts),
         reasons=kernel_reasons(kept, rank=number, rules=rules, texts=work.texts),
         shapes=shape_list(rank.events),
@@ -213,7 +212,7 @@ def _measured(
         inside_launch_ns=inside_launch_ns,
         hiding=hiding,
         launches_known=bool(work.launched.any()) or not len(kept),
-        messages_issued=issued_messages(rank.events),
+        messages_issued=count_issued_messages(rank.events),
         by=rows,
     )
 
@@ -231,7 +230,9 @@ def _memory(rank: RankEvents, kept: pl.DataFrame, pipeline: RankPipeline | None,
     launched = kept["launch_ns"].drop_nulls()
     window = None if whole or launched.is_empty() else (int(launched.min()), int(launched.max()))  # type: ignore[arg-type]
     chunks = None if pipeline is None else pipeline.chunks
-    return rank_memory(rank.memory, kept, rank.events.filter(pl.col("kind") == "cpu_op"), window=window, chunks=chunks)
+    return measure_rank_memory(
+        rank.memory, kept, rank.events.filter(pl.col("kind") == "cpu_op"), window=window, chunks=chunks
+    )
 
 
 def _measure(
@@ -241,7 +242,7 @@ def _measure(
     times = label_times(labelled, lanes, part=part)
     stalls = {
         (p, label): (int(ns), int(count))
-        for label, intervals in lanes.paid.items()
+        for label, intervals in lanes.exposed.items()
         if label in COPY_LABELS
         for p, (ns, count) in enumerate(
             zip(intervals.totals_ns(lanes.parts), np.bincount(intervals.group, minlength=lanes.parts), strict=True)
@@ -252,10 +253,10 @@ def _measure(
         labels=times,
         hidden=hidden(labelled, part=part, texts=work.texts),
         phases=phases(lanes),
-        causes=gap_causes(holes),
+        causes=sum_gap_causes(holes),
         copies=copies(times, stalls, link_gb_s=link),
         covered=lanes.compute & lanes.communication,
-        exposed=exposure_causes(work, lanes.paid, parts=part is not None),
+        exposed=exposure_causes(work, lanes.exposed, parts=part is not None),
         weak=weak_ns(labelled, parts=lanes.parts, part=part),
     )
 

@@ -21,8 +21,8 @@ from tracekit.doctor.answers import again, answers
 from tracekit.doctor.extras import extras
 from tracekit.doctor.recording import Finding, RankFacts, findings
 from tracekit.errors import Notice
-from tracekit.metrics.host import api_calls
-from tracekit.metrics.recorded import recorded, with_launches
+from tracekit.metrics.completeness import add_launch_times, check_completeness
+from tracekit.metrics.host_calls import find_api_calls
 from tracekit.parsers.refs import SourceRef
 from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.schema import GPU_KINDS, RankEvents
@@ -164,7 +164,7 @@ def examine(part: RankEvents) -> RankFacts:
     )
     launched = gpu.join(known, on="correlation", how="semi").select(pl.len())
     total, busy, joined = (frame.row(0, named=True) for frame in pl.collect_all([one, on_gpu, launched]))
-    recording = recorded(api_calls(events), with_launches(events))
+    recording = check_completeness(find_api_calls(events), add_launch_times(events))
     return RankFacts(
         source=part.source,
         lost=recording.notices,

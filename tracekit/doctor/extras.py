@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tracekit.doctor.recording import RankFacts
-from tracekit.metrics.peaks import VARIABLE, find_gpu
+from tracekit.metrics.peaks import PEAKS_VARIABLE, find_gpu
 
 
 class Extra(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ EXTRAS = (
         "peaks",
         lambda f: f.gpu_events > 0 and f.with_shapes > 0 and not any(map(find_gpu, f.source.devices)),
         "share of the GPU's peak and model FLOP utilisation: this GPU's peak is not known",
-        f"name the GPU and its peaks in a file, and that file in {VARIABLE}",
+        f"name the GPU and its peaks in a file, and that file in {PEAKS_VARIABLE}",
     ),
 )
 """In the order they are told; a new one is an entry."""

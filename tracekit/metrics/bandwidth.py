@@ -1,12 +1,12 @@
-"""How fast communication moved its bytes: over the transfer alone, with waiting apart.
+"""Bandwidth of communication over its transfer time, without waiting.
 
-Algorithm bandwidth is an operation's bytes over its transfer time. Bus bandwidth scales it by what each rank's link
-must carry for them, so that it can be compared with the link whatever the number of ranks.
+Algorithm bandwidth is an operation's bytes / its transfer time. Bus bandwidth scales it by the share of the bytes that
+each rank's link must carry, so that it can be compared with the link whatever the number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import polars as pl
 
@@ -14,20 +14,17 @@ from tracekit._util.shapes import parse_list
 from tracekit.metrics.peaks import link_gb_s
 from tracekit.schema import conform
 
-BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "allreduce": lambda n: 2 * (n - 1) / n,
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "allgather": lambda n: (n - 1) / n,
-    "reducescatter": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "alltoall": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "p2p": lambda n: 1.0,
-    "broadcast": lambda n: 1.0,
+BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
+    **dict.fromkeys(("allreduce", "all_reduce"), lambda ranks: 2 * (ranks - 1) / ranks),
+    **dict.fromkeys(
+        ("allgather", "reducescatter", "reduce_scatter", "alltoall", "all_to_all"), lambda ranks: (ranks - 1) / ranks
+    ),
+    **dict.fromkeys(("p2p", "broadcast"), lambda ranks: 1.0),
 }
-"""What a rank's link carries of an operation's bytes, by how its name begins; any other has no bus bandwidth."""
+"""Share of an operation's bytes that a rank's link carries, by the beginning of the operation's name; others have no
+bus bandwidth."""
 
-IN_NODE, ACROSS = "in node", "across nodes"
+IN_NODE, ACROSS_NODES = "in node", "across nodes"
 
 BANDWIDTH = pl.Schema(
     {
@@ -35,119 +32,123 @@ BANDWIDTH = pl.Schema(
         "what": pl.String(),  # the collective, or "p2p"
         "group": pl.String(),  # description or name of the process group, where the trace has one
         "ranks": pl.Int64(),  # members of the group
-        "where": pl.String(),  # "in node" or "across nodes"; null where that is not known
+        "where": pl.String(),  # "in node" or "across nodes"; null where unknown
         "size": pl.String(),  # bucket of bytes per operation: "1–4 MB"
         "count": pl.Int64(),  # operations
         "bytes": pl.Int64(),  # of all of them
-        "transfer_ns": pl.Int64(),  # sum of each operation's shortest member
+        "transfer_ns": pl.Int64(),  # sum over operations, of each the shortest member
         "wait_ns": pl.Int64(),  # sum over members and operations
         "algorithm_gb_s": pl.Float64(),  # bytes / transfer time
         "bus_gb_s": pl.Float64(),
-        "share_of_link": pl.Float64(),  # bus bandwidth over the link's peak, where one is given
+        "share_of_link": pl.Float64(),  # bus bandwidth / peak of the link, where one is given
     }
 )
 
-_STEPS = ((10, "kB"), (20, "MB"), (30, "GB"), (40, "TB"))
+_UNIT_OF_POWER = ((10, "kB"), (20, "MB"), (30, "GB"), (40, "TB"))
+"""Powers of two of the units."""
 
 
 def bucket(size: int) -> str:
-    """Return the bucket of a number of bytes: four times as much, the next one.
+    """Return the bucket of a number of bytes; each bucket reaches to four times its lower bound.
 
     >>> [bucket(n) for n in (0, 900, 1024, 3 << 20, 5 << 30)]
     ['below 1 kB', 'below 1 kB', '1–4 kB', '1–4 MB', '4–16 GB']
     """
     if size < 1024:
         return "below 1 kB"
-    power = (size.bit_length() - 1) // 2 * 2
-    shift, unit = next(((s, u) for s, u in reversed(_STEPS) if s <= power), _STEPS[0])
-    low = 1 << (power - shift)
+    power = (size.bit_length() - 1) // 2 * 2  # largest power of four up to the size, as a power of two
+    unit_power, unit = next(unit for unit in reversed(_UNIT_OF_POWER) if unit[0] <= power)
+    low = 1 << (power - unit_power)
     return f"{low}–{4 * low} {unit}"
 
 
 def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame:
-    """Return ``BANDWIDTH``: matched operations (*members*: ``MEMBERS``) by what they are and how much they move.
+    """Return ``BANDWIDTH``: matched operations by kind, group, location and size.
 
-    An operation whose bytes are not known is left out, and so is a kernel that carries several messages. *node* is how
-    many consecutive ranks share a machine: an operation is then in a node, or across nodes.
+    Operations whose bytes are unknown are left out, and so are kernels that carry several messages.
+
+    Args:
+        members: Matched operations (``align.matching.MEMBERS``).
+        node: Number of consecutive ranks on one machine; None if unknown.
 
     >>> from tracekit.align.matching import MEMBERS
     >>> rows = [{"match": 0, "rank": rank, "label": "dp_comm", "what": "allreduce", "group": "dp", "bytes": 8_000_000,
     ...          "transfer_ns": 1_000_000, "wait_ns": wait} for rank, wait in ((0, 0), (1, 500))]
     >>> bandwidth(conform(pl.DataFrame(rows), MEMBERS)).select("size", "algorithm_gb_s", "bus_gb_s", "wait_ns").rows()
     [('4–16 MB', 8.0, 8.0, 500)]
+
     """
-    known = members.filter(pl.col("bytes").is_not_null().all().over("match") & (pl.col("transfer_ns") > 0))
-    listed = pl.col("group_ranks").cast(pl.String).str.count_matches(",") + 1
-    known = known.with_columns(where=_where(known, node))
-    matched = known.group_by("match").agg(
-        pl.col("label", "what", "group", "where").first(),
-        ranks=pl.coalesce(listed.max(), pl.len()).cast(pl.Int64),
-        bytes=pl.col("bytes").max(),  # ranks of an uneven exchange move different amounts: the largest takes the time
-        transfer_ns=pl.col("transfer_ns").first(),
-        wait_ns=pl.col("wait_ns").sum(),
-    )
-    sizes = {size: bucket(size) for size in matched["bytes"].unique().to_list()}
-    matched = matched.with_columns(
-        size=pl.col("bytes").replace_strict(sizes, return_dtype=pl.String),
-        order=pl.col("bytes").log(4).fill_nan(0).floor(),
-    )
-    table = (
-        matched.group_by("label", "what", "group", "ranks", "where", "size")
+    sized = members.filter(pl.col("bytes").is_not_null().all().over("match") & (pl.col("transfer_ns") > 0))
+    listed_ranks = pl.col("group_ranks").cast(pl.String).str.count_matches(",") + 1
+    operations = (
+        sized.with_columns(where=_locate(sized, node))
+        .group_by("match")
         .agg(
-            pl.col("bytes", "transfer_ns", "wait_ns").sum(),
-            count=pl.len().cast(pl.Int64),
-            order=pl.col("order").first(),
+            pl.col("label", "what", "group", "where").first(),
+            ranks=pl.coalesce(listed_ranks.max(), pl.len()).cast(pl.Int64),
+            bytes=pl.col("bytes").max(),  # of an uneven exchange the largest amount takes the time
+            transfer_ns=pl.col("transfer_ns").first(),
+            wait_ns=pl.col("wait_ns").sum(),
         )
-        .sort("label", "what", "group", "ranks", "where", "order")
-        .with_columns(algorithm_gb_s=pl.col("bytes") / pl.col("transfer_ns"))
     )
-    factors = [_factor(what, ranks) for what, ranks in table.select("what", "ranks").iter_rows()]
-    bus = pl.col("algorithm_gb_s") * pl.Series(factors, dtype=pl.Float64)
-    links = {where: link_gb_s(where) for where in (IN_NODE, ACROSS)}
-    peak = pl.col("where").replace_strict(links, default=None, return_dtype=pl.Float64)
-    rated = table.with_columns(bus_gb_s=bus, share_of_link=bus / peak)
+    buckets = {size: bucket(size) for size in operations["bytes"].unique().to_list()}
+    table = (
+        operations.with_columns(
+            size=pl.col("bytes").replace_strict(buckets, return_dtype=pl.String),
+            size_order=pl.col("bytes").log(4).fill_nan(0).floor(),
+        )
+        .group_by("label", "what", "group", "ranks", "where", "size")
+        .agg(pl.col("bytes", "transfer_ns", "wait_ns").sum(), pl.first("size_order"), count=pl.len().cast(pl.Int64))
+        .sort("label", "what", "group", "ranks", "where", "size_order")
+    )
+    factors = [_bus_factor(what, ranks) for what, ranks in table.select("what", "ranks").iter_rows()]
+    algorithm_gb_s = pl.col("bytes") / pl.col("transfer_ns")  # bytes per nanosecond are GB per second
+    bus_gb_s = algorithm_gb_s * pl.Series(factors, dtype=pl.Float64)
+    peaks = {where: link_gb_s(where) for where in (IN_NODE, ACROSS_NODES)}
+    peak_gb_s = pl.col("where").replace_strict(peaks, default=None, return_dtype=pl.Float64)
+    rated = table.with_columns(algorithm_gb_s=algorithm_gb_s, bus_gb_s=bus_gb_s, share_of_link=bus_gb_s / peak_gb_s)
     return conform(rated, BANDWIDTH)
 
 
-def _where(members: pl.DataFrame, node: int | None) -> pl.Series:
-    """Return of every member whether its operation stays in a node: by the group's ranks, of a message by both ends.
+def _locate(members: pl.DataFrame, node: int | None) -> pl.Series:
+    """Return for every member whether its operation stays in a node: by the group's ranks, for a message by both ends.
 
-    Members are ranks with a trace; that these share a node says nothing of a group whose ranks are not known.
+    Members are ranks with a trace. That these share a node proves nothing for a group whose ranks are not listed.
     """
     if node is None:
-        return pl.Series([None], dtype=pl.String).new_from_index(0, len(members))
-    texts = members["group_ranks"].cast(pl.String)
-    spans = {text: _nodes(text, node) for text in texts.unique().drop_nulls().to_list()}
-    own = pl.col("rank").cast(pl.Int64) // node
+        return pl.repeat(None, len(members), dtype=pl.String, eager=True)
+    group_ranks = members["group_ranks"].cast(pl.String)
+    nodes_of_group = {text: _count_nodes(text, node) for text in group_ranks.unique().drop_nulls().to_list()}
     table = members.select(
         "match",
-        "what",
-        own=own,
-        other=pl.col("peer").cast(pl.Int64) // node,
-        group=texts.replace_strict(spans, default=None, return_dtype=pl.Int64),
+        is_message=pl.col("what") == "p2p",
+        own_node=pl.col("rank").cast(pl.Int64) // node,
+        peer_node=pl.col("peer").cast(pl.Int64) // node,
+        group_nodes=group_ranks.replace_strict(nodes_of_group, default=None, return_dtype=pl.Int64),
     )
-    seen = pl.col("own").n_unique().over("match") > 1
-    message = pl.col("what") == "p2p"
+    is_message = pl.col("is_message")
+    members_across = pl.col("own_node").n_unique().over("match") > 1
+    group_across = ~is_message & (pl.col("group_nodes") > 1).fill_null(value=False)
+    message_across = is_message & (pl.col("own_node") != pl.col("peer_node"))
     return table.select(
-        pl.when(seen | (pl.col("group") > 1).fill_null(value=False) & ~message)
-        .then(pl.lit(ACROSS))
-        .when(message & (pl.col("own") != pl.col("other")))
-        .then(pl.lit(ACROSS))
-        .when(message | (pl.col("group") == 1))
+        pl.when(members_across | group_across)
+        .then(pl.lit(ACROSS_NODES))
+        .when(message_across)
+        .then(pl.lit(ACROSS_NODES))
+        .when(is_message | (pl.col("group_nodes") == 1))
         .then(pl.lit(IN_NODE))
     ).to_series()
 
 
-def _nodes(ranks: str, node: int) -> int | None:
-    """Return over how many nodes a group reaches; None where its ranks are not listed."""
-    listed = parse_list(ranks)
-    known = [rank for rank in listed if type(rank) is int and rank >= 0]
-    return len({rank // node for rank in known}) if known and len(known) == len(listed) else None
+def _count_nodes(group_ranks: str, node: int) -> int | None:
+    """Return the number of nodes of a group; None if its ranks are not listed."""
+    ranks = parse_list(group_ranks)
+    if not ranks or not all(type(rank) is int and rank >= 0 for rank in ranks):
+        return None
+    return len({rank // node for rank in ranks})
 
 
-def _factor(what: str | None, ranks: int) -> float | None:
-    plain = (what or "").lower().lstrip("_")
-    for name in sorted(BUS_FACTORS, key=len, reverse=True):
-        if plain.startswith(name):
-            return BUS_FACTORS[name](max(ranks, 1))
-    return None
+def _bus_factor(what: str | None, ranks: int) -> float | None:
+    """Return the bus factor of an operation; None if it has none."""
+    name = (what or "").lower().lstrip("_")
+    return next((factor(max(ranks, 1)) for start, factor in BUS_FACTORS.items() if name.startswith(start)), None)

@@ -1,35 +1,40 @@
-"""Bubbles: idle time and exposed pipeline waiting, by phase of the pipeline.
+"""Bubbles: idle time and exposed pipeline waiting, and the phases of a pipeline.
 
 bubble = idle + |U(waits of pp_comm) − U(compute)|; bubble fraction = bubble / span. Phases of a rank: warm-up before
-its first backward, steady until its last forward has ended, cool-down until its last backward has, then the rest
+its first backward, steady until its last forward has ended, cool-down until its last backward has ended, then the rest
 (gradient sync, optimizer).
 """
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit.intervals import Intervals, Longs, union
-from tracekit.metrics.lanes import Lanes
+from tracekit._util.arrays import Ints
+from tracekit.intervals import Intervals, union
+from tracekit.metrics.label_intervals import Lanes
 from tracekit.schema import STEP_PHASES
 
-_BACKWARD = ("dgrad", "wgrad", "backward")
+_BACKWARD_LABELS = ("dgrad", "wgrad", "backward")
 
 
 class Bubble(msgspec.Struct, frozen=True):
-    """``wait_ns`` is null where the wait of any send or receive is unknown; the fraction is then a lower bound."""
+    """Bubble of a rank, or of several. Where a wait is unknown, the fraction is a lower bound."""
 
     span_ns: int
     idle_ns: int
     wait_ns: int | None
+    """Exposed wait of pipeline messages; None where the wait of any message is unknown."""
     known_ns: int = 0
-    """Of an unknown wait, the part that is known."""
+    """Lower bound of the wait where ``wait_ns`` is None."""
 
     @property
     def fraction(self) -> float | None:
-        """Share of the span that is bubble; the least it can be where a wait is unknown.
+        """Bubble / span, a lower bound where a wait is unknown; None if the span is 0.
 
         >>> Bubble(100, 5, 20).fraction, Bubble(100, 5, None, 10).fraction
         (0.25, 0.15)
@@ -38,70 +43,72 @@ class Bubble(msgspec.Struct, frozen=True):
 
     @property
     def least_wait_ns(self) -> int:
-        """The wait, or as much of it as is known."""
+        """Exposed wait, or its lower bound."""
         return self.known_ns if self.wait_ns is None else self.wait_ns
 
     def __add__(self, other: Bubble) -> Bubble:
-        """Sum over ranks; a wait unknown on either side is unknown in the sum.
+        """Return the sum of two ranks; a wait that is unknown on either is unknown in the sum.
 
         >>> Bubble(100, 5, 20) + Bubble(100, 5, None, 1)
         Bubble(span_ns=200, idle_ns=10, wait_ns=None, known_ns=21)
         """
-        known = self.least_wait_ns + other.least_wait_ns
-        whole = self.wait_ns is not None and other.wait_ns is not None
+        wait_ns = self.least_wait_ns + other.least_wait_ns
+        is_known = self.wait_ns is not None and other.wait_ns is not None
         return Bubble(
             self.span_ns + other.span_ns,
             self.idle_ns + other.idle_ns,
-            known if whole else None,
-            0 if whole else known,
+            wait_ns if is_known else None,
+            0 if is_known else wait_ns,
         )
 
 
 def phases(lanes: Lanes) -> pl.DataFrame:
-    """Bounds of each phase of each part, with its span, compute and idle; empty where a part has no backward.
+    """Return bounds, span, compute and idle time of each phase of each part; no rows for a part without a backward.
 
     >>> events = pl.DataFrame({"label": ["forward", "dgrad", "forward", "dgrad", "optimizer"],
     ...                        "start_ns": [0, 5, 8, 13, 20], "end_ns": [4, 8, 12, 16, 21]})
     >>> phases(Lanes.of(events)).select("phase", "start_ns", "end_ns", "idle_ns").rows()
     [('warm-up', 0, 5, 1), ('steady', 5, 12, 0), ('cool-down', 12, 16, 1), ('rest', 16, 21, 4)]
     """
-    hull, forward = lanes.busy.hull(), lanes.label("forward").hull()
-    backward = _hull_of([lanes.label(x) for x in _BACKWARD])
-    part = np.intersect1d(forward.group, backward.group)
-    (begin, end), (_, last), (first, done) = (_edges(one, part) for one in (hull, forward, backward))
-    last = np.maximum(last, first)
-    edges = np.stack([begin, first, last, np.maximum(done, last), end], axis=1)
-    asked = edges[:, :-1].ravel(), edges[:, 1:].ravel(), np.repeat(part, len(STEP_PHASES))
+    forward = lanes.label("forward").hull()
+    backward = reduce(or_, (lanes.label(label) for label in _BACKWARD_LABELS)).hull()
+    parts = np.intersect1d(forward.group, backward.group)
+    part_start, part_end = _bounds(lanes.busy.hull(), parts)
+    backward_start, backward_end = _bounds(backward, parts)
+    steady_end = np.maximum(_bounds(forward, parts)[1], backward_start)
+    # One row per part with the five edges of its four phases; then all phases of all parts below each other.
+    edges = np.stack([part_start, backward_start, steady_end, np.maximum(backward_end, steady_end), part_end], axis=1)
+    start, end, part = edges[:, :-1].ravel(), edges[:, 1:].ravel(), np.repeat(parts, len(STEP_PHASES))
     return pl.DataFrame(
         {
-            "part": asked[2],
-            "phase": pl.Series(list(STEP_PHASES) * len(part), dtype=pl.String),
-            "start_ns": asked[0],
-            "end_ns": asked[1],
-            "span_ns": asked[1] - asked[0],
-            "compute_ns": lanes.compute.covered_ns(*asked),
-            "idle_ns": lanes.idle.covered_ns(*asked),
+            "part": part,
+            "phase": pl.Series(list(STEP_PHASES) * len(parts), dtype=pl.String),
+            "start_ns": start,
+            "end_ns": end,
+            "span_ns": end - start,
+            "compute_ns": lanes.compute.covered_ns(start, end, part),
+            "idle_ns": lanes.idle.covered_ns(start, end, part),
         }
     )
 
 
-def _edges(hull: Intervals, part: Longs) -> tuple[Longs, Longs]:
-    """Return the start and the end of these parts."""
-    at = np.searchsorted(hull.group, part)
-    return hull.start_ns[at], hull.end_ns[at]
+def _bounds(hull: Intervals, parts: Ints) -> tuple[Ints, Ints]:
+    """Return start and end of *parts* in a set with one interval per part."""
+    rows = np.searchsorted(hull.group, parts)
+    return hull.start_ns[rows], hull.end_ns[rows]
 
 
-def exposed_waits(start_ns: Longs, wait_ns: Longs, part: Longs, covered: Intervals) -> Intervals:
-    """Return the waiting of these operations that compute does not hide: each waits at its beginning.
+def find_exposed_waits(start_ns: Ints, wait_ns: Ints, part: Ints, compute: Intervals) -> Intervals:
+    """Return the waiting of operations that compute does not hide; an operation waits at its beginning.
 
-    *covered* is where compute runs (at least wherever the operations do); the group of both is the part.
+    Args:
+        start_ns: Start of each operation.
+        wait_ns: Wait of each operation.
+        part: Part of each operation.
+        compute: Time in which compute runs, at least wherever the operations do; its groups are parts.
 
-    >>> exposed_waits(np.array([0, 20]), np.array([10, 0]), np.array([0, 0]), union([4], [6]))
+    >>> find_exposed_waits(np.array([0, 20]), np.array([10, 0]), np.array([0, 0]), union([4], [6]))
     Intervals([0, 4), [6, 10))
+
     """
-    return union(start_ns, start_ns + wait_ns, part) - covered
-
-
-def _hull_of(sets: list[Intervals]) -> Intervals:
-    start, end, group = (np.concatenate([getattr(s, c) for s in sets]) for c in ("start_ns", "end_ns", "group"))
-    return union(start, end, group).hull()
+    return union(start_ns, start_ns + wait_ns, part) - compute

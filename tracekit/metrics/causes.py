@@ -32,13 +32,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import group_rows
+from tracekit._util.arrays import Ints, group_rows
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import present, to_int64
-from tracekit.intervals import Intervals, Longs, union
-from tracekit.metrics.holds import LAUNCH, NOTHING, OTHER, Holds, in_order
-from tracekit.metrics.host import blocked
-from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, among_labels, label_codes
+from tracekit.intervals import Intervals, union
+from tracekit.metrics.host_calls import find_blocked_time
+from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, has_label, label_codes
+from tracekit.metrics.start_constraints import LAUNCH, NOTHING, OTHER_STREAM, StartConstraints, sort_by_start
 from tracekit.schema import COMMUNICATION_LABELS, EXPOSURE_CAUSES
 
 Bools = npt.NDArray[np.bool_]
@@ -53,7 +53,7 @@ _SAME, _QUEUE, _LATE, _NOTHING, _WAITED, _PEER, _UNKNOWN = range(len(EXPOSURE_CA
 PIECES = pl.Schema(
     {
         "part": pl.Int64(),
-        "label": pl.Enum(EXPOSABLE),
+        "label": pl.Enum(EXPOSABLE_LABELS),
         "cause": pl.Enum(EXPOSURE_CAUSES),
         "id": pl.Int64(),  # of a communication's event, where a late peer may be the cause; else null, and summed
         "start_ns": pl.Int64(),
@@ -68,31 +68,31 @@ class Rank:
     """One rank's GPU events as arrays, and what held each back: what causes and the critical path start from."""
 
     labelled: pl.DataFrame
-    holds: Holds
-    start_ns: Longs
-    end_ns: Longs
-    launch_ns: Longs
+    constraints: StartConstraints
+    start_ns: Ints
+    end_ns: Ints
+    launch_ns: Ints
     launched: Bools
-    label: Longs
-    part: Longs
+    label: Ints
+    part: Ints
     blocked: Intervals
     """When the host stood still for the GPU."""
     waits_recorded: bool
 
     @classmethod
-    def of(cls, labelled: pl.DataFrame, holds: Holds, calls: pl.DataFrame) -> Rank:
-        """Return the arrays of a labelled table (with ``part``, if it has parts), its holds and the host's calls."""
+    def of(cls, labelled: pl.DataFrame, constraints: StartConstraints, calls: pl.DataFrame) -> Rank:
+        """Return the arrays of a labelled table (with ``part``, if it has parts); *calls* are the host's calls."""
         launch = labelled["launch_ns"]
         return cls(
             labelled,
-            holds,
+            constraints,
             labelled["start_ns"].to_numpy(),
             labelled["end_ns"].to_numpy(),
             to_int64(launch, 0),
             present(launch),
             label_codes(labelled),
             to_int64(labelled["part"]) if "part" in labelled.columns else np.zeros(len(labelled), np.int64),
-            blocked(calls),
+            find_blocked_time(calls),
             bool((~calls["blocks"]).any()),
         )
 
@@ -102,24 +102,24 @@ class Rank:
         return CategoryColumns(self.labelled)
 
     @cached_property
-    def order(self) -> Longs:
+    def order(self) -> Ints:
         """The rows by start, then end."""
-        return in_order(self.start_ns, self.end_ns)
+        return sort_by_start(self.start_ns, self.end_ns)
 
     def labels(self, *names: str) -> Bools:
         """Return which rows have one of these labels."""
-        return among_labels(self.label, names)
+        return has_label(self.label, names)
 
     @cached_property
-    def compute(self) -> Longs:
+    def compute(self) -> Ints:
         """Rows of compute on compute streams, by start: small kernels on a copy's stream hide nothing."""
         rows = np.flatnonzero(self.labels(*COMPUTE_SET) & (self.end_ns > self.start_ns))
-        stream = self.holds.stream[rows]
+        stream = self.constraints.stream[rows]
         if not len(rows):
             return rows
         busy = np.bincount(stream, weights=(self.end_ns - self.start_ns)[rows])
         rows = rows[busy[stream] >= COMPUTE_STREAM_SHARE * busy.sum()]
-        ordered: Longs = rows[np.argsort(self.start_ns[rows], kind="stable")]
+        ordered: Ints = rows[np.argsort(self.start_ns[rows], kind="stable")]
         return ordered
 
     @cached_property
@@ -135,12 +135,12 @@ class Rank:
         return union(self.start_ns[self.compute], self.end_ns[self.compute])
 
     @cached_property
-    def launches(self) -> Longs:
+    def launches(self) -> Ints:
         """When they were launched, in order."""
         return np.sort(self.launch_ns[self.compute[self.launched[self.compute]]], kind="stable")
 
     @cached_property
-    def last_work(self) -> Longs:
+    def last_work(self) -> Ints:
         """When the last forward or backward work of each part begins; never where it has none."""
         last = np.full(int(self.part.max(initial=0)) + 1, np.iinfo(np.int64).max, np.int64)
         rows = self.order[self.labels(*_STEP_WORK)[self.order]]
@@ -149,7 +149,7 @@ class Rank:
 
 
 def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -> pl.DataFrame:
-    """Return PIECES: the causes of each label's exposed time (*paid*, as ``Lanes.paid`` gives it).
+    """Return PIECES: the causes of each label's exposed time (*paid*, as ``Lanes.exposed`` gives it).
 
     With *parts* the groups of *paid* are the rank's parts, else all is one group.
     """
@@ -157,11 +157,11 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     found = {label: _pieces(rank, label, lane, group) for label, lane in paid.items() if len(lane)}
     if not found:
         return PIECES.to_frame()
-    label = np.repeat([EXPOSABLE.index(name) for name in found], [len(pieces[0]) for pieces in found.values()])
+    label = np.repeat([EXPOSABLE_LABELS.index(name) for name in found], [len(pieces[0]) for pieces in found.values()])
     part, start, end, owner = (np.concatenate(columns) for columns in zip(*found.values(), strict=True))
     cause = _judge(rank, start, end, owner)
     # A late peer can take part of any cause but the same stream; of copies nobody else knows.
-    apart = (cause != _SAME) & np.isin(EXPOSABLE, COMMUNICATION_LABELS)[label]
+    apart = (cause != _SAME) & np.isin(EXPOSABLE_LABELS, COMMUNICATION_LABELS)[label]
     rest = np.flatnonzero(~apart)
     kind, first = group_rows(label[rest], part[rest], cause[rest])
     summed = np.bincount(kind, weights=(end - start)[rest], minlength=len(first)).astype(np.int64)
@@ -173,7 +173,7 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     return pl.DataFrame(
         {
             "part": part[at],
-            "label": pl.Series(EXPOSABLE, dtype=PIECES["label"])[label[at]],
+            "label": pl.Series(EXPOSABLE_LABELS, dtype=PIECES["label"])[label[at]],
             "cause": pl.Series(EXPOSURE_CAUSES, dtype=PIECES["cause"])[cause[at]],
             "id": pl.concat([pl.Series(ids[owner[apart]], dtype=pl.Int64), unknown])[order],
             "start_ns": pl.concat([pl.Series(start[apart], dtype=pl.Int64), unknown])[order],
@@ -183,7 +183,7 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     )
 
 
-def _pieces(rank: Rank, label: str, lane: Intervals, group: Longs) -> tuple[Longs, Longs, Longs, Longs]:
+def _pieces(rank: Rank, label: str, lane: Intervals, group: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Return group, start, end and event of a label's exposed time, cut where another event begins to carry it.
 
     Of several events at once the one that ends last of those begun carries it.
@@ -213,11 +213,11 @@ def _pieces(rank: Rank, label: str, lane: Intervals, group: Longs) -> tuple[Long
     return lane.group[which][real], (start - shift)[real], (end - shift)[real], rows[carriers[carrier[real]]]
 
 
-def _judge(rank: Rank, start: Longs, end: Longs, owner: Longs) -> npt.NDArray[np.int8]:
+def _judge(rank: Rank, start: Ints, end: Ints, owner: Ints) -> npt.NDArray[np.int8]:
     """Return the cause of each piece [start, end) of the events *owner*, as far as this rank alone can tell."""
     if not rank.launched.any():
         return np.full(len(start), _UNKNOWN, np.int8)
-    holds, stream = rank.holds, rank.holds.stream
+    constraints, stream = rank.constraints, rank.constraints.stream
     compute = rank.compute
     at = np.searchsorted(rank.start_ns[compute], start)
     ahead, behind = _pick(compute, at), _pick(compute, at - 1)
@@ -225,16 +225,16 @@ def _judge(rank: Rank, start: Longs, end: Longs, owner: Longs) -> npt.NDArray[np
     earlier = (behind >= 0) & (rank.part[behind] == rank.part[owner])
     same = np.where(there, stream[ahead] == stream[owner], earlier & (stream[behind] == stream[owner]))
     blocker, by = _walk(rank, np.where(there, ahead, -1), start, end)
-    how, sure = holds.how[blocker], holds.sure[blocker]
+    how, sure = constraints.kind[blocker], constraints.is_certain[blocker]
     waiting_host = rank.blocked.covered_ns(start, end) * 2 >= end - start
     launch_bound = sure & (how == LAUNCH)
     tied = sure & (by == owner)
-    unasked = tied & (how == OTHER) & rank.computes[blocker] & ~holds.waits[blocker]
+    unasked = tied & (how == OTHER_STREAM) & rank.computes[blocker] & ~constraints.may_wait[blocker]
     queue = unasked & rank.waits_recorded & (rank.launch_ns[blocker] > rank.launch_ns[owner])
     waits = (tied & ~unasked) | (launch_bound & waiting_host)
     tail = start >= rank.last_work[rank.part[owner]]
     missed = _beside(rank.runs, rank.start_ns[owner]) >= end - start
-    begun_late = (holds.how[owner] == LAUNCH) & holds.sure[owner] & missed
+    begun_late = (constraints.kind[owner] == LAUNCH) & constraints.is_certain[owner] & missed
     between = _launched_between(rank, owner, ahead)
     # The first that holds decides.
     return np.select(
@@ -256,7 +256,7 @@ def _judge(rank: Rank, start: Longs, end: Longs, owner: Longs) -> npt.NDArray[np
     ).astype(np.int8)
 
 
-def _pick(rows: Longs, at: Longs) -> Longs:
+def _pick(rows: Ints, at: Ints) -> Ints:
     """Return rows[at], -1 where *at* is outside."""
     if not len(rows):
         return np.full(len(at), -1, np.int64)
@@ -264,12 +264,12 @@ def _pick(rows: Longs, at: Longs) -> Longs:
     return np.where(inside, rows[np.clip(at, 0, len(rows) - 1)], -1)
 
 
-def _walk(rank: Rank, row: Longs, start: Longs, end: Longs) -> tuple[Longs, Longs]:
+def _walk(rank: Rank, row: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Return the event held back during the piece and its holder, following the holders back from *row*."""
-    holds = rank.holds
+    constraints = rank.constraints
     row = row.copy()
     for _ in range(LONGEST_CHAIN):
-        by = np.where(row >= 0, holds.by[row], -1)
+        by = np.where(row >= 0, constraints.blocker[row], -1)
         # The holder began after the middle of the piece: it was itself waiting then.
         on = (by >= 0) & (rank.start_ns[by] * 2 > start + end)
         if not on.any():
@@ -278,7 +278,7 @@ def _walk(rank: Rank, row: Longs, start: Longs, end: Longs) -> tuple[Longs, Long
     return np.where(on, -1, row), by
 
 
-def _beside(runs: Intervals, at: Longs) -> Longs:
+def _beside(runs: Intervals, at: Ints) -> Ints:
     """Return how long compute had been running without a break at these moments; 0 where none ran."""
     if not len(runs):
         return np.zeros(len(at), np.int64)
@@ -287,7 +287,7 @@ def _beside(runs: Intervals, at: Longs) -> Longs:
     return np.where(inside, at - runs.start_ns[np.maximum(before, 0)], 0)
 
 
-def _launched_between(rank: Rank, owner: Longs, ahead: Longs) -> Bools:
+def _launched_between(rank: Rank, owner: Ints, ahead: Ints) -> Bools:
     """Return whether compute was launched after the owner and before the next compute."""
     first = np.searchsorted(rank.launches, rank.launch_ns[owner], side="right")
     return np.searchsorted(rank.launches, rank.launch_ns[ahead], side="left") > first
@@ -312,7 +312,7 @@ def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame, *, each: tuple[str, .
     columns = {
         **({"rank": pl.Series(heard.rank, dtype=pieces.schema["rank"])} if each else {}),
         "part": heard.part,
-        "label": pl.Series(EXPOSABLE, dtype=pl.String).gather(heard.label),
+        "label": pl.Series(EXPOSABLE_LABELS, dtype=pl.String).gather(heard.label),
         "cause": pl.Series(EXPOSURE_CAUSES, dtype=pl.String).gather(heard.cause),
         "ns": heard.ns,
     }
@@ -322,11 +322,11 @@ def with_peers(pieces: pl.DataFrame, waited: pl.DataFrame, *, each: tuple[str, .
 class Heard(NamedTuple):
     """Exposed time by rank, part, label (of ``EXPOSABLE``) and cause (of ``EXPOSURE_CAUSES``), in that order."""
 
-    rank: Longs
-    part: Longs
-    label: Longs
-    cause: Longs
-    ns: Longs
+    rank: Ints
+    part: Ints
+    label: Ints
+    cause: Ints
+    ns: Ints
 
 
 def peers_heard(pieces: pl.DataFrame, waited: pl.DataFrame, *, by_rank: bool = False) -> Heard:
@@ -343,21 +343,21 @@ def peers_heard(pieces: pl.DataFrame, waited: pl.DataFrame, *, by_rank: bool = F
     late = np.flatnonzero(waits > 0)
     ranks, place = np.unique(rank, return_inverse=True)
     parts = int(part.max(initial=0)) + 1
-    code = ((place.reshape(-1) * parts + part) * len(EXPOSABLE) + label) * len(EXPOSURE_CAUSES)
-    total = np.zeros(len(ranks) * parts * len(EXPOSABLE) * len(EXPOSURE_CAUSES), np.int64)
+    code = ((place.reshape(-1) * parts + part) * len(EXPOSABLE_LABELS) + label) * len(EXPOSURE_CAUSES)
+    total = np.zeros(len(ranks) * parts * len(EXPOSABLE_LABELS) * len(EXPOSURE_CAUSES), np.int64)
     np.add.at(total, code + cause, ns - waits)
     np.add.at(total, code[late] + EXPOSURE_CAUSES.index("peer_late"), waits[late])
     there = np.flatnonzero(total)
-    shape = (len(ranks), parts, len(EXPOSABLE), len(EXPOSURE_CAUSES))
+    shape = (len(ranks), parts, len(EXPOSABLE_LABELS), len(EXPOSURE_CAUSES))
     of_rank, of_part, of_label, of_cause = np.unravel_index(there, shape)
     return Heard(ranks[of_rank], of_part, of_label, of_cause, total[there])
 
 
-def _ranks(table: pl.DataFrame, *, by_rank: bool) -> Longs:
+def _ranks(table: pl.DataFrame, *, by_rank: bool) -> Ints:
     return table["rank"].to_numpy().astype(np.int64) if by_rank else np.zeros(len(table), np.int64)
 
 
-def _own_operations(ids: pl.Series, rank: Longs, waited: pl.DataFrame, of_rank: Longs) -> Longs:
+def _own_operations(ids: pl.Series, rank: Ints, waited: pl.DataFrame, of_rank: Ints) -> Ints:
     """Return the row of the operation that each piece is a part of; -1: none."""
     piece, known = to_int64(ids, -1), to_int64(waited["id"], -1)
     if not len(known):

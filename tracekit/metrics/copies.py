@@ -1,4 +1,4 @@
-"""Copies between device and host, and other copies: bytes, bandwidth, hidden share, and the stalls they cause."""
+"""Copies: bytes, bandwidth, hidden share, and the stalls they cause."""
 
 from __future__ import annotations
 
@@ -16,51 +16,52 @@ COPIES = pl.Schema(
         "bytes": pl.Int64(),
         "ns": pl.Int64(),
         "bandwidth_gb_s": pl.Float64(),  # bytes / union of the copies' time; null when the file gives no bytes
-        "link_gb_s": pl.Float64(),  # of the link to the host, one way; null where not known or not used
-        "of_link": pl.Float64(),  # bandwidth / link; null above it: then the link is not what it seems
+        "link_gb_s": pl.Float64(),  # of the link to the host, one way; null where unknown or not used
+        "of_link": pl.Float64(),  # bandwidth / link; null above 1: the figure of the link is then wrong
         "hidden_ns": pl.Int64(),
-        "hidden": pl.Float64(),  # of ns
-        "stall_ns": pl.Int64(),  # the part that the budget charges to it: no compute, no earlier label
-        "stalls": pl.Int64(),  # how many separate stalls
+        "hidden": pl.Float64(),  # hidden_ns / ns
+        "stall_ns": pl.Int64(),  # exposed time as in the budget
+        "stalls": pl.Int64(),  # number of separate stalls
     }
 )
 
-
-LINKED = ("offload", "onload")
-"""Copies that cross the link between a GPU and its host."""
+HOST_LINK_LABELS = ("offload", "onload")
+"""Copies over the link between a GPU and its host."""
 
 
 def copies(
     times: pl.DataFrame, stalls: Mapping[tuple[int, str], tuple[int, int]], *, link_gb_s: float | None = None
 ) -> pl.DataFrame:
-    """Return a row per copy label of a ``label_times`` table; *stalls* gives (ns, how many) by part and label.
+    """Return one row per part and copy label (``COPIES``).
 
-    *link_gb_s* is what the link to the host carries in one direction.
+    Args:
+        times: Table of ``metrics.overlap.label_times``.
+        stalls: Stall time and number of stalls by part and label.
+        link_gb_s: Bandwidth of the link to the host in one direction; None if unknown.
 
-    >>> from tracekit.metrics.lanes import Lanes
+    >>> from tracekit.metrics.label_intervals import Lanes
     >>> from tracekit.metrics.overlap import label_times
     >>> events = pl.DataFrame({"label": ["forward", "offload"], "start_ns": [0, 50], "end_ns": [100, 150],
     ...                        "bytes": [None, 5000]})
     >>> times = label_times(events, Lanes.of(events))
-    >>> made = copies(times, {(0, "offload"): (50, 1)}, link_gb_s=63)
-    >>> made.select("bandwidth_gb_s", pl.col("of_link").round(2), "hidden", "stall_ns").rows()
+    >>> table = copies(times, {(0, "offload"): (50, 1)}, link_gb_s=63)
+    >>> table.select("bandwidth_gb_s", pl.col("of_link").round(2), "hidden", "stall_ns").rows()
     [(50.0, 0.79, 0.5, 50)]
+
     """
     table = times.filter(pl.col("label").is_in(COPY_LABELS))
-    keys = list(table.select("part", "label").iter_rows())
-    ns = [stalls.get(key, (0, 0))[0] for key in keys]
-    count = [stalls.get(key, (0, 0))[1] for key in keys]
-    busy = pl.when(pl.col("ns") > 0).then(pl.col("ns"))
-    rate = pl.col("bytes") / busy  # bytes a nanosecond are GB a second
-    link = pl.when(pl.col("label").is_in(LINKED)).then(pl.lit(link_gb_s, pl.Float64))
+    stall_of_row = [stalls.get(key, (0, 0)) for key in table.select("part", "label").iter_rows()]
+    busy_ns = pl.when(pl.col("ns") > 0).then("ns")
+    rate = pl.col("bytes") / busy_ns  # bytes per nanosecond are GB per second
+    link = pl.when(pl.col("label").is_in(HOST_LINK_LABELS)).then(pl.lit(link_gb_s, pl.Float64))
     return conform(
         table.with_columns(
             bandwidth_gb_s=rate,
             link_gb_s=link,
             of_link=pl.when(rate <= link).then(rate / link),
-            hidden=pl.col("hidden_ns") / busy,
-            stall_ns=pl.Series(ns, dtype=pl.Int64),
-            stalls=pl.Series(count, dtype=pl.Int64),
+            hidden=pl.col("hidden_ns") / busy_ns,
+            stall_ns=pl.Series([ns for ns, _ in stall_of_row], dtype=pl.Int64),
+            stalls=pl.Series([count for _, count in stall_of_row], dtype=pl.Int64),
         ),
         COPIES,
     )

@@ -1,7 +1,7 @@
 """Floating-point operations of an operator call, from its recorded input shapes.
 
-Every product of two matrices costs two operations per multiply-add, counted in full: a causal mask does not make
-attention cheaper here. A backward pass over attention multiplies five times where the forward multiplies twice.
+A product of two matrices costs two operations per multiply-add, counted in full: a causal mask does not make attention
+cheaper here. The backward of attention has five matrix products, its forward two.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ Formula = Callable[[Dims], int | None]
 
 
 def flop(op: str, shapes: str, *, outputs: dict[str, int] | None = None) -> int | None:
-    """Return the operations of one call of *op* on inputs of *shapes*; None where that cannot be known.
+    """Return the floating-point operations of one call; None where the shapes do not determine them.
 
-    A convolution's output size stands only in its backward: *outputs* gives it by ``convolution_key``.
+    Args:
+        op: Name of the operator.
+        shapes: Input shapes as a JSON list.
+        outputs: Output sizes of convolutions (``convolution_outputs``): the shapes of a forward do not contain them.
 
     >>> flop("aten::mm", "[[1024,2048],[2048,6144]]")
     25769803776
     >>> flop("aten::addmm", "[[64],[8,16],[16,64],[],[]]"), flop("aten::relu", "[[8,16]]")
     (16384, None)
+
     """
     formula = FORMULAS.get(op)
-    dims = _parsed(shapes)
+    dims = _parse_shapes(shapes)
     if dims is None:
         return None
     if op in CONVOLUTIONS:
-        size = (outputs or {}).get(convolution_key(dims[0], dims[1])) if len(dims) > 1 else None
-        return None if size is None else 2 * size * prod(dims[1][1:])
+        output = (outputs or {}).get(convolution_key(dims[0], dims[1])) if len(dims) > 1 else None
+        return None if output is None else 2 * output * prod(dims[1][1:])
     return formula(dims) if formula is not None else None
 
 
@@ -41,23 +45,25 @@ def convolution_key(inputs: list[int], weight: list[int]) -> str:
 
 
 def convolution_outputs(shapes: list[str]) -> dict[str, int]:
-    """Return elements of the output by ``convolution_key``, from the backwards' shapes; ambiguous ones are left out.
+    """Return the output elements of convolutions by ``convolution_key``, from the shapes of their backwards.
+
+    Sizes that are ambiguous are left out.
 
     >>> convolution_outputs(["[[8,64,56,56],[8,3,112,112],[64,3,7,7],[]]"])
     {'[8, 3, 112, 112][64, 3, 7, 7]': 1605632}
     """
     sizes: dict[str, set[int]] = {}
     for text in shapes:
-        dims = _parsed(text)
+        dims = _parse_shapes(text)
         if dims is not None and len(dims) > 2 and dims[0]:
             sizes.setdefault(convolution_key(dims[1], dims[2]), set()).add(prod(dims[0]))
     return {key: next(iter(elements)) for key, elements in sizes.items() if len(elements) == 1}
 
 
-def _parsed(shapes: str) -> Dims | None:
-    """Return the inputs' sizes; scalars and lists are empty, and so is what is not a size."""
-    read = parse_list(shapes)
-    return [d if is_shape(d) else [] for d in read] if read else None
+def _parse_shapes(shapes: str) -> Dims | None:
+    """Return the sizes of each input; empty for scalars and for anything that is not a size. None if there are none."""
+    inputs = parse_list(shapes)
+    return [dims if is_shape(dims) else [] for dims in inputs] if inputs else None
 
 
 def _product(left: int, right: int, *, transposed: bool = False) -> Formula:
@@ -76,7 +82,7 @@ def _product(left: int, right: int, *, transposed: bool = False) -> Formula:
 
 
 def _grouped(dims: Dims) -> int | None:
-    """Experts side by side: each row of the tokens meets one expert's matrix."""
+    """Return the operations of a grouped product: each row of tokens is multiplied by one expert's matrix."""
     if len(dims) < 2 or not dims[0] or not dims[1]:
         return None
     a, b = dims[0], dims[1]
@@ -87,21 +93,21 @@ def _grouped(dims: Dims) -> int | None:
 
 
 def _attention(first: int, *, heads: int, backward: bool = False) -> Formula:
-    """Return the formula of attention whose query stands at *first*, with its heads in dimension *heads*."""
+    """Return the formula of attention whose query is input *first*, with its heads in dimension *heads*."""
 
     def formula(dims: Dims) -> int | None:
-        if len(dims) < first + 3 or any(len(d) != 4 for d in dims[first : first + 3]):
-            return None  # sequences of different lengths in one tensor: their sizes are values, not shapes
-        q, k, v = dims[first : first + 3]
-        length = 3 - heads
-        pairs = q[0] * q[heads] * q[length] * k[length]
-        return 2 * pairs * (3 * q[3] + 2 * v[3] if backward else q[3] + v[3])
+        if len(dims) < first + 3 or any(len(size) != 4 for size in dims[first : first + 3]):
+            return None  # packed sequences of different lengths: their sizes are values, not shapes
+        query, key, value = dims[first : first + 3]
+        length = 3 - heads  # dimensions 1 and 2 are heads and sequence, in either order
+        pairs = query[0] * query[heads] * query[length] * key[length]
+        return 2 * pairs * (3 * query[3] + 2 * value[3] if backward else query[3] + value[3])
 
     return formula
 
 
 def _convolution_backward(dims: Dims) -> int | None:
-    """One of the two gradients: each costs what the forward does."""
+    """Return the operations of one of the two gradients: each costs as much as the forward."""
     if len(dims) < 3 or not dims[0] or len(dims[2]) < 3:
         return None
     return 2 * prod(dims[0]) * prod(dims[2][1:])
@@ -150,4 +156,4 @@ FORMULAS: dict[str, Formula | None] = {
     **dict.fromkeys(CONVOLUTIONS),
     CONVOLUTION_BACKWARD: _convolution_backward,
 }
-"""What each operator costs; a convolution's forward needs its output's size besides."""
+"""Formula of each operator; None for the forward of a convolution, which needs its output size as well."""

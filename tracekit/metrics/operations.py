@@ -1,11 +1,11 @@
-"""One rank's communication operations: what each one is, when, and how much of it compute hides."""
+"""Communication operations of one rank: kind, peers, times, and how much of each compute hides."""
 
 from __future__ import annotations
 
 import numpy as np
 import polars as pl
 
-from tracekit.metrics.lanes import Lanes, among_labels
+from tracekit.metrics.label_intervals import Lanes, has_label
 from tracekit.schema import COMMUNICATION_LABELS, conform
 
 OPERATIONS = pl.Schema(
@@ -17,24 +17,32 @@ OPERATIONS = pl.Schema(
         "pass": pl.String(),
         "what": pl.String(),  # the collective: "all_to_allv", "broadcast", … or "p2p"
         "group": pl.Categorical(),
-        "group_ranks": pl.Categorical(),  # a list as long as the group, on every row
-        "p2p": pl.String(),  # "send:2,recv:0"
-        "order_ns": pl.Int64(),  # when it was launched (else: when it started)
+        "group_ranks": pl.Categorical(),  # "[0,1,2,3]"; categorical, since the list is long and on every row
+        "p2p": pl.String(),  # messages of the operation: "send:2,recv:0"
+        "order_ns": pl.Int64(),  # launch, or start where the launch is unknown
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
-        "hidden_ns": pl.Int64(),
+        "hidden_ns": pl.Int64(),  # time under compute
         "bytes": pl.Int64(),
         "id": pl.Int64(),  # event of the rank, as in EVENTS
-        "received": pl.Int64(),  # bytes that come in, where the trace says
+        "received": pl.Int64(),  # bytes received, where recorded
     }
 )
 
-_KERNEL = r"(?i)(allreduce|allgather|reducescatter|broadcast|alltoall|sendrecv|reduce|dispatch|combine|gather|scatter)"
-_P2P = ("send", "recv", "isend", "irecv")
+_COLLECTIVE_IN_KERNEL_NAME = (
+    r"(?i)(allreduce|allgather|reducescatter|broadcast|alltoall|sendrecv|reduce|dispatch|combine|gather|scatter)"
+)
+_PLAIN_KERNEL_NAME = r"^([^(<]{1,80})"
+_SINGLE_MESSAGES = ("send", "recv", "isend", "irecv")
 
 
 def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl.DataFrame:
-    """Return the communication of one rank in launch order, with the part of each operation that compute hides.
+    """Return the communication of one rank (``OPERATIONS``), in launch order.
+
+    Args:
+        labelled: GPU events of one rank.
+        lanes: Interval sets of the same events.
+        part: Column with each event's part; None if all events form one part.
 
     >>> from tracekit.schema import LABELLED
     >>> rows = [{"rank": 1, "label": "forward", "start_ns": 0, "end_ns": 6},
@@ -43,34 +51,31 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
     >>> events = conform(pl.DataFrame(rows), LABELLED)
     >>> operations(events, Lanes.of(events)).select("what", "p2p", "hidden_ns").rows()
     [('p2p', 'send:2', 2)]
+
     """
-    at = np.flatnonzero(among_labels(lanes.code, COMMUNICATION_LABELS))
-    if not len(at):
+    rows = np.flatnonzero(has_label(lanes.code, COMMUNICATION_LABELS))
+    if not len(rows):
         return OPERATIONS.to_frame()
-    asked = [name for name in (*OPERATIONS, "collective", "name", "peer", "launch_ns") if name in labelled.columns]
-    # Text is only unpacked for communication, the few among the many.
-    rows = labelled.select(asked)[at].with_columns(
+    needed = (*OPERATIONS, "collective", "name", "peer", "launch_ns")
+    # Select rows first: casting text is slow, and communication is a small share of all events.
+    comm = labelled.select(name for name in needed if name in labelled.columns)[rows].with_columns(
         pl.col("collective", "p2p", "name").cast(pl.String),
         part=pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64),
     )
-    single, batch = pl.col("collective").is_in(_P2P), pl.col("collective") == "coalesced"
-    named = pl.format("{}:{}", pl.col("collective").str.strip_prefix("i"), pl.col("peer"))
-    both_ways = pl.format("send:{},recv:{}", pl.col("peer"), pl.col("peer"))  # a batch with one peer is an exchange
-    rows = rows.with_columns(
-        p2p=pl.coalesce("p2p", pl.when(single).then(named), pl.when(batch).then(both_ways)),
+    collective, peer = pl.col("collective"), pl.col("peer")
+    is_single, is_batch = collective.is_in(_SINGLE_MESSAGES), collective == "coalesced"
+    single = pl.format("{}:{}", collective.str.strip_prefix("i"), peer)
+    exchange = pl.format("send:{},recv:{}", peer, peer)  # a batch with one peer is an exchange
+    is_message = is_single | is_batch | ((pl.col("label") == "pp_comm") & collective.is_null())
+    what = pl.coalesce(
+        "collective",
+        pl.col("name").str.extract(_COLLECTIVE_IN_KERNEL_NAME).str.to_lowercase(),
+        pl.col("name").str.extract(_PLAIN_KERNEL_NAME),
+    )
+    start, end, event_part = (comm[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
+    comm = comm.with_columns(
+        p2p=pl.coalesce("p2p", pl.when(is_single).then(single), pl.when(is_batch).then(exchange)),
         order_ns=pl.coalesce("launch_ns", "start_ns"),
-        hidden_ns=pl.Series(lanes.compute.covered_ns(*(rows[c].to_numpy() for c in ("start_ns", "end_ns", "part")))),
-    )
-    unknown_peer = single | batch | ((pl.col("label") == "pp_comm") & pl.col("collective").is_null())
-    what = (
-        pl.when(pl.col("p2p").is_not_null() | unknown_peer)
-        .then(pl.lit("p2p"))
-        .otherwise(
-            pl.coalesce(
-                "collective",
-                pl.col("name").str.extract(_KERNEL).str.to_lowercase(),
-                pl.col("name").str.extract(r"^([^(<]{1,80})"),
-            )
-        )
-    )
-    return conform(rows.with_columns(what=what).sort("order_ns", "start_ns"), OPERATIONS)
+        hidden_ns=pl.Series(lanes.compute.covered_ns(start, end, event_part)),
+    ).with_columns(what=pl.when(pl.col("p2p").is_not_null() | is_message).then(pl.lit("p2p")).otherwise(what))
+    return conform(comm.sort("order_ns", "start_ns"), OPERATIONS)

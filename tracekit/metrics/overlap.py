@@ -1,56 +1,50 @@
-"""What compute hides: overlap and exposure by label, and the matrix of what hides what."""
+"""Overlap of communication and copies with compute: time by label, and the matrix of which compute hides what."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
-from msgspec.structs import replace
 
 from tracekit._loops.interval_sets import NEVER, measure_overlap
-from tracekit._util.arrays import as_int64, group_rows
+from tracekit._util.arrays import Bools, Ints, as_int64, group_rows
 from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import present, to_int64, with_nulls
-from tracekit.intervals import Longs, sums
-from tracekit.metrics.lanes import COMPUTE_SET, EXPOSABLE, SETS, Lanes
+from tracekit.intervals import sum_by_group
+from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS, Lanes
 from tracekit.schema import LABELS
 
 LABEL_TIMES = pl.Schema(
     {
         "part": pl.Int64(),
-        "label": pl.String(),
-        "ns": pl.Int64(),
-        "count": pl.Int64(),
-        "hidden_ns": pl.Int64(),
-        "exposed_ns": pl.Int64(),
-        "bytes": pl.Int64(),
+        "label": pl.String(),  # a label or a label set
+        "ns": pl.Int64(),  # union of its events' time
+        "count": pl.Int64(),  # events; null for label sets
+        "hidden_ns": pl.Int64(),  # part of ns under compute
+        "exposed_ns": pl.Int64(),  # the rest
+        "bytes": pl.Int64(),  # null where no event gives its bytes
     }
 )
 HIDDEN = pl.Schema(
     {
         "part": pl.Int64(),
-        "detail": pl.Boolean(),
-        "label": pl.String(),
+        "detail": pl.Boolean(),  # split by pass and module
+        "label": pl.String(),  # communication or copy
         "pass": pl.String(),
-        "by": pl.String(),
+        "by": pl.String(),  # compute label that runs at the same time
         "by_pass": pl.String(),
         "by_module": pl.String(),
-        "ns": pl.Int64(),
+        "ns": pl.Int64(),  # time in which both run
         "of_ns": pl.Int64(),  # time of the label (and pass) in this part: the share's denominator
     }
 )
 
-
-TOGETHER = 512
-"""Parts whose matrices are filled at once."""
+MAX_PARTS_AT_ONCE = 512
+"""Parts whose matrices are in memory at the same time."""
 
 
 def ratio(part: int, whole: int) -> float | None:
-    """Return the share of *whole*; None where there is nothing to divide by.
+    """Return part / whole; None if *whole* is 0.
 
     >>> ratio(1, 4), ratio(0, 0)
     (0.25, None)
@@ -59,169 +53,181 @@ def ratio(part: int, whole: int) -> float | None:
 
 
 def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl.DataFrame:
-    """Return time, count, hidden and exposed time of every label and set; hidden / ns is the share that compute hides.
+    """Return time, count, hidden and exposed time of every label and label set (``LABEL_TIMES``).
+
+    Args:
+        labelled: GPU events of one rank.
+        lanes: Interval sets of the same events.
+        part: Column with each event's part; None if all events form one part.
 
     >>> events = pl.DataFrame(
     ...     {"label": ["forward", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8], "bytes": [None, 9]})
     >>> table = label_times(events, Lanes.of(events))
     >>> table.filter(label="pp_comm").select("ns", "hidden_ns", "exposed_ns", "bytes").rows()
     [(4, 2, 2, 9)]
+
     """
-    names = (*SETS, *LABELS)
-    place = lanes.code + len(SETS)
-    if part is not None:
-        place = place + to_int64(labelled[part]) * len(names)
-    total, under = np.zeros((2, lanes.parts, len(names)), np.int64)
-    for at, name in enumerate(names):
+    names = (*LABEL_SETS, *LABELS)
+    shape = (lanes.parts, len(names))
+    total_ns, hidden_ns = np.zeros((2, *shape), np.int64)
+    for column, name in enumerate(names):
         lane = lanes.named(name)
         if not len(lane):
             continue
-        total[:, at] = under[:, at] = lane.totals_ns(lanes.parts)
+        total_ns[:, column] = hidden_ns[:, column] = lane.totals_ns(lanes.parts)
         if name not in (*COMPUTE_SET, "compute"):
-            shared = lanes.compute.covered_ns(lane.start_ns, lane.end_ns, lane.group)
-            under[:, at] = sums(shared, lane.group, lanes.parts)
-    count, size, sized = np.zeros((3, total.size), np.int64)
-    count += np.bincount(place, minlength=total.size)
+            covered_ns = lanes.compute.covered_ns(lane.start_ns, lane.end_ns, lane.group)
+            hidden_ns[:, column] = sum_by_group(covered_ns, lane.group, lanes.parts)
+    # Cell of each event in the flattened [part, name] arrays; label sets come first and have no events of their own.
+    cell = lanes.code + len(LABEL_SETS)
+    if part is not None:
+        cell = cell + to_int64(labelled[part]) * len(names)
+    count = np.bincount(cell, minlength=total_ns.size)
+    total_bytes, has_bytes = np.zeros(total_ns.size, np.int64), np.zeros(total_ns.size, np.bool_)
     if "bytes" in labelled.columns:
-        moved = np.flatnonzero(present(labelled["bytes"]))
-        np.add.at(size, place[moved], to_int64(labelled["bytes"])[moved])
-        sized[place[moved]] = 1
-    rows = np.flatnonzero((total.ravel() > 0) | (count > 0))
+        sized = np.flatnonzero(present(labelled["bytes"]))
+        np.add.at(total_bytes, cell[sized], to_int64(labelled["bytes"])[sized])
+        has_bytes[cell[sized]] = True
+    rows = np.flatnonzero((total_ns.ravel() > 0) | (count > 0))
     return pl.DataFrame(
         {
             "part": rows // len(names),
             "label": pl.Series(names, dtype=pl.String)[rows % len(names)],
-            "ns": total.ravel()[rows],
+            "ns": total_ns.ravel()[rows],
             "count": with_nulls(count[rows], count[rows] > 0),
-            "hidden_ns": under.ravel()[rows],
-            "exposed_ns": (total - under).ravel()[rows],
-            "bytes": with_nulls(size[rows], sized[rows] > 0),
+            "hidden_ns": hidden_ns.ravel()[rows],
+            "exposed_ns": (total_ns - hidden_ns).ravel()[rows],
+            "bytes": with_nulls(total_bytes[rows], has_bytes[rows]),
         },
         schema=LABEL_TIMES,
     )
 
 
 def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: CategoryColumns | None = None) -> pl.DataFrame:
-    """Return how long each compute label (with pass and module) runs beside each communication or copy label and pass.
+    """Return how long compute runs at the same time as communication and copies (``HIDDEN``).
 
-    Two kernels that hide the same moment both count, so a row of the matrix may sum to more than the label's
-    hidden time. Rows whose ``detail`` is false are the plain label × label matrix; those with true split both by pass,
-    and the hiding side by module; a label and pass that nothing ran beside has one such row, with a null ``by``.
+    Two kernels that hide the same moment both count, so that a row of the matrix may sum to more than the label's
+    hidden time. Rows whose ``detail`` is false are the plain label × label matrix. Rows with true split both sides by
+    pass, and the hiding side by module; a label and pass beside which no compute ran has one such row, with a null
+    ``by``.
+
+    Args:
+        labelled: GPU events of one rank.
+        part: Column with each event's part; None if all events form one part.
+        texts: Text columns of *labelled*, if they were converted already.
 
     >>> events = pl.DataFrame({"label": ["dgrad", "ep_dispatch"], "start_ns": [0, 4], "end_ns": [6, 8],
     ...                        "pass": ["backward", "forward"], "module": ["mlp", None]})
     >>> hidden(events).select("detail", "label", "pass", "by", "by_module", "ns").rows()
     [(False, 'ep_dispatch', None, 'dgrad', None, 2), (True, 'ep_dispatch', 'forward', 'dgrad', 'mlp', 2)]
+
     """
-    time = Time.of(labelled, part)
     texts = texts or CategoryColumns(labelled)
     label, pass_, module = (texts[name] for name in ("label", "pass", "module"))
-    asked = np.flatnonzero(label.map(EXPOSABLE.__contains__))
-    hiding = np.flatnonzero(label.map(COMPUTE_SET.__contains__))
-    if not len(asked) or not len(hiding):
-        return pl.DataFrame(schema=HIDDEN)
-    plain = _Kinds.of(asked, label), _Kinds.of(hiding, label)
-    split = _Kinds.of(asked, label, pass_), _Kinds.of(hiding, label, pass_, module)
-    pieces = [_matrix(some, *kinds, detail=kinds is split) for some in time.in_turn() for kinds in (plain, split)]
-    found = {name: np.concatenate([piece[name] for piece in pieces]) for name in HIDDEN}
-    order = {label: place for place, label in enumerate(LABELS)}
-    keys = [*(_ranks(found[name]) for name in ("by_module", "by_pass", "by")), -found["ns"], _ranks(found["pass"])]
-    keys += [np.array([order[label] for label in found["label"]]), found["detail"], found["part"]]
-    at = np.lexsort(keys)
-    return pl.DataFrame({name: column[at].tolist() for name, column in found.items()}, schema=HIDDEN)
+    exposable, compute = label.any_of(*EXPOSABLE_LABELS), label.any_of(*COMPUTE_SET)
+    if not exposable.any() or not compute.any():
+        return HIDDEN.to_frame()
+    # Only communication, copies and compute, in order of start as the loop needs them.
+    start = labelled["start_ns"].to_numpy()
+    rows = np.flatnonzero(exposable | compute)
+    if (np.diff(start[rows]) < 0).any():
+        rows = rows[np.argsort(start[rows], kind="stable")]
+    events = _Events(
+        start=start[rows],
+        end=labelled["end_ns"].to_numpy()[rows],
+        part=labelled[part].to_numpy()[rows] if part is not None else np.zeros(len(rows), np.int64),
+        is_exposable=exposable[rows],
+    )
+    label, pass_, module = (column.take(rows) for column in (label, pass_, module))
+    plain = _Kinds.find(events.is_exposable, [label], [label])
+    detailed = _Kinds.find(events.is_exposable, [label, pass_], [label, pass_, module])
+    matrices = [
+        _overlap_matrix(events, kinds, first_part, detail=kinds is detailed)
+        for first_part in range(0, int(events.part.max()) + 1, MAX_PARTS_AT_ONCE)
+        for kinds in (plain, detailed)
+    ]
+    label_order = pl.col("label").cast(pl.Enum(LABELS))
+    keys = ("part", "detail", label_order, "pass", -pl.col("ns"), "by", "by_pass", "by_module")
+    return pl.concat(matrices).sort(*keys, maintain_order=True)
 
 
-class Time(msgspec.Struct, frozen=True, eq=False):
-    """When events ran, and in which part."""
+class _Events(msgspec.Struct, frozen=True, eq=False):
+    """Events in order of start."""
 
-    start: Longs
-    end: Longs
-    part: Longs
-    parts: range = range(1)
-    """Those that are looked at."""
-
-    @classmethod
-    def of(cls, labelled: pl.DataFrame, part: str | None) -> Time:
-        """Return the times of a table; *part* names its column of parts (none: all is one part)."""
-        start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
-        return cls(start, end, labelled[part].to_numpy() if part is not None else np.zeros(len(start), np.int64))
-
-    def in_turn(self, most: int = TOGETHER) -> Iterator[Time]:
-        """Return the same times, a few parts at a time: the matrices of thousands take room."""
-        parts = int(self.part.max(initial=0)) + 1
-        for first in range(0, parts, most):
-            yield replace(self, parts=range(first, min(first + most, parts)))
-
-    def met(self, rows: Longs, kind: Longs, asked: int, others: int) -> tuple[Longs, Longs]:
-        """Return how long each kind runs in each part, and how long each *asked* kind runs at once with the others.
-
-        *kind* is of each of *rows*: one of the kinds asked about, or one of the others behind them.
-        """
-        parts = len(self.parts)
-        if parts <= self.part.max(initial=0):
-            here = (self.part[rows] >= self.parts.start) & (self.part[rows] < self.parts.stop)
-            rows, kind = rows[here], kind[here]
-        total, both = np.zeros((parts, asked + others), np.int64), np.zeros((parts, asked, others), np.int64)
-        start = self.start[rows]
-        if (start[1:] < start[:-1]).any():
-            order = np.argsort(start, kind="stable")
-            rows, kind, start = rows[order], kind[order], start[order]
-        reach = np.full_like(total, NEVER)
-        measure_overlap(
-            as_int64(self.part[rows] - self.parts.start),
-            as_int64(kind),
-            as_int64(start),
-            as_int64(self.end[rows]),
-            reach,
-            total,
-            both,
-        )
-        return total, both
+    start: Ints
+    end: Ints
+    part: Ints
+    is_exposable: Bools
+    """Communication or a copy; else compute."""
 
 
 class _Kinds(msgspec.Struct, frozen=True, eq=False):
-    """Rows told apart by some columns."""
+    """Kinds of exposable events, numbered from 0, and behind them kinds of compute."""
 
-    rows: Longs
-    code: Longs
-    names: tuple[npt.NDArray[np.object_], ...]
-    """Of each column, the value of each kind, and nothing at the end."""
+    code: Ints
+    """Kind of each event."""
+    exposable: pl.DataFrame
+    """Columns label and pass of each exposable kind."""
+    compute: pl.DataFrame
+    """Columns by, by_pass and by_module of each compute kind."""
 
     @classmethod
-    def of(cls, rows: Longs, *columns: CategoryColumn) -> _Kinds:
-        code, first = group_rows(*(column.codes[rows] for column in columns))
-        places = [np.append(column.codes[rows[first]], -1) for column in columns]
-        values = (np.array([*column.values, None], object) for column in columns)
-        return cls(rows, code, tuple(names[at] for names, at in zip(values, places, strict=True)))
-
-    def __len__(self) -> int:
-        return len(self.names[0]) - 1
-
-    def named(self, code: Longs, width: int) -> list[npt.NDArray[np.object_]]:
-        """Return the values of these kinds (nothing for -1), in *width* columns."""
-        names = [column[code] for column in self.names]
-        return names + [np.full(len(code), None, object)] * (width - len(names))
+    def find(
+        cls, is_exposable: Bools, exposable_keys: list[CategoryColumn], compute_keys: list[CategoryColumn]
+    ) -> _Kinds:
+        """Number the events by the values of some columns, exposable events and compute each by their own."""
+        exposable_rows, compute_rows = np.flatnonzero(is_exposable), np.flatnonzero(~is_exposable)
+        exposable_code, exposable = _distinct(exposable_rows, exposable_keys, ("label", "pass"))
+        compute_code, compute = _distinct(compute_rows, compute_keys, ("by", "by_pass", "by_module"))
+        code = np.empty(len(is_exposable), np.int64)
+        code[exposable_rows], code[compute_rows] = exposable_code, compute_code + len(exposable)
+        return cls(code, exposable, compute)
 
 
-def _matrix(time: Time, asked: _Kinds, hiding: _Kinds, *, detail: bool) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of HIDDEN: what *hiding* hides of *asked*; in *detail* also what nothing hides."""
-    rows = np.concatenate([asked.rows, hiding.rows])
-    kind = np.concatenate([asked.code, hiding.code + len(asked)])
-    order = np.argsort(rows, kind="stable")  # two runs that ascend
-    total, both = time.met(rows[order], kind[order], len(asked), len(hiding))
-    part, of, by = np.nonzero(both)
-    ns = both[part, of, by]
-    if detail:
-        alone = np.nonzero((total[:, : len(asked)] > 0) & ~both.any(axis=2))
-        part, of = (np.concatenate([known, more]) for known, more in zip((part, of), alone, strict=True))
-        none = np.zeros_like(alone[0])
-        by, ns = np.concatenate([by, none - 1]), np.concatenate([ns, none])
-    named = [*asked.named(of, 2), *hiding.named(by, 3)]
-    columns = [part + time.parts.start, np.full(len(part), detail, np.bool_), *named, ns, total[part, of]]
-    return dict(zip(HIDDEN, columns, strict=True))
+def _distinct(rows: Ints, keys: list[CategoryColumn], names: tuple[str, ...]) -> tuple[Ints, pl.DataFrame]:
+    """Number *rows* by their values in *keys*.
+
+    Returns:
+        The number of each row, and for each number the values as columns *names*; names without a key are null.
+
+    """
+    code, first = group_rows(*(key.codes[rows] for key in keys))
+    columns = [key.take(rows[first]).series(name, pl.String()) for key, name in zip(keys, names, strict=False)]
+    return code, pl.DataFrame(columns).with_columns(pl.lit(None, pl.String).alias(name) for name in names[len(keys) :])
 
 
-def _ranks(names: npt.NDArray[np.object_]) -> Longs:
-    """Return the place of each name in their order; nothing comes first."""
-    place = {name: at for at, name in enumerate(sorted({name for name in names if name is not None}))}
-    return np.array([place.get(name, -1) for name in names], np.int64)
+def _overlap_matrix(events: _Events, kinds: _Kinds, first_part: int, *, detail: bool) -> pl.DataFrame:
+    """Return ``HIDDEN`` for ``MAX_PARTS_AT_ONCE`` parts; with *detail* also the kinds that nothing hides."""
+    parts = min(MAX_PARTS_AT_ONCE, int(events.part.max()) + 1 - first_part)
+    exposables, computes = len(kinds.exposable), len(kinds.compute)
+    total_ns = np.zeros((parts, exposables + computes), np.int64)
+    overlap_ns = np.zeros((parts, exposables, computes), np.int64)
+    rows = np.flatnonzero((events.part >= first_part) & (events.part < first_part + parts))
+    measure_overlap(
+        group=as_int64(events.part[rows] - first_part),
+        kind=as_int64(kinds.code[rows]),
+        start=as_int64(events.start[rows]),
+        end=as_int64(events.end[rows]),
+        busy_until=np.full_like(total_ns, NEVER),
+        total=total_ns,
+        overlap=overlap_ns,
+    )
+    # A row for every (part, exposable kind, compute kind) that overlap.
+    part, exposable, compute = np.nonzero(overlap_ns)
+    ns = overlap_ns[part, exposable, compute]
+    if detail:  # and one for every (part, exposable kind) without any; compute kind -1 stands for none
+        lone_part, lone_kind = np.nonzero((total_ns[:, :exposables] > 0) & ~overlap_ns.any(axis=2))
+        part, exposable = np.concatenate([part, lone_part]), np.concatenate([exposable, lone_kind])
+        compute = np.concatenate([compute, np.full(len(lone_part), -1)])
+        ns = np.concatenate([ns, np.zeros(len(lone_part), np.int64)])
+    return pl.DataFrame(
+        [
+            pl.Series("part", part + first_part),
+            pl.Series("detail", np.full(len(part), detail)),
+            *kinds.exposable[exposable],
+            *kinds.compute.select(pl.all().gather(with_nulls(compute, compute >= 0))),
+            pl.Series("ns", ns),
+            pl.Series("of_ns", total_ns[part, exposable]),
+        ],
+        schema=HIDDEN,
+    )

@@ -1,4 +1,4 @@
-"""How fast products ran: FLOP from recorded shapes over the union of their kernels' time, against the GPU's peak."""
+"""Rates of matrix products: FLOP from recorded shapes over the union of their kernels' time, against the GPU's peak."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import group_rows
+from tracekit._util.arrays import Ints, group_rows
 from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import to_int64
 from tracekit._util.shapes import parse_list
 from tracekit.classify.matmul import MATMUL_KERNELS as GEMM_KERNELS
-from tracekit.intervals import Longs, union
+from tracekit.intervals import union
 from tracekit.metrics.flops import CONVOLUTION_BACKWARD, FORMULAS, convolution_outputs, flop
 from tracekit.metrics.peaks import peak_tflop_s
 
@@ -23,16 +23,16 @@ PRODUCTS = pl.Schema(
         "module": pl.String(),
         "op": pl.String(),
         "shapes": pl.String(),
-        "dtype": pl.String(),  # "bf16", "fp32", …; null where neither the trace nor the kernel's name says
+        "dtype": pl.String(),  # "bf16", "fp32", …; null where neither the trace nor the kernel's name gives it
         "calls": pl.Int64(),
-        "flop": pl.Int64(),  # of all calls; null where the shapes do not tell
+        "flop": pl.Int64(),  # of all calls; null where it cannot be derived from the shapes
         "ns": pl.Int64(),  # union of the kernels' time
-        "at_peak_ns": pl.Float64(),  # the same work at the GPU's peak; null where that is not known
+        "at_peak_ns": pl.Float64(),  # time of the same work at the GPU's peak; null where flop or peak is unknown
     }
 )
-"""One rank's matrix products, attentions and convolutions, by what they are."""
+"""One rank's matrix products, attentions and convolutions, by label, module, operator, shapes and type."""
 
-TYPES = {
+DTYPE_NAMES = {
     "c10::BFloat16": "bf16",
     "c10::Half": "fp16",
     "float": "fp32",
@@ -43,9 +43,9 @@ TYPES = {
     "c10::Float8_e4m3fnuz": "fp8",
     "c10::Float8_e5m2fnuz": "fp8",
 }
-"""Types as the profiler writes them."""
+"""Short names of input types as the profiler writes them."""
 
-NAMED_TYPES = (
+KERNEL_NAME_DTYPES = (
     ("tf32", r"(?i)tf32|s1688gemm(?!_b?f16)"),
     ("fp8", r"(?i)e4m3|e5m2|_f8|fp8|^nvjet_(sm\d+_)?q"),
     ("bf16", r"(?i)bf16|bfloat16|^nvjet_(sm\d+_)?t"),
@@ -53,29 +53,33 @@ NAMED_TYPES = (
     ("fp64", r"(?i)dgemm|f64|double|^nvjet_(sm\d+_)?d"),
     ("fp32", r"(?i)sgemm|f32|^nvjet_(sm\d+_)?s"),
 )
-"""What kernels' names say of their inputs' type, the first that matches."""
+"""Input type by what a kernel's name contains; the first pattern that matches counts."""
 
-UNCOUNTED = 0.01
-"""Share of product time without known FLOP above which utilisation is not stated: it would be too low."""
+DTYPES_NARROW_TO_WIDE = ("fp8", "int8", "bf16", "fp16", "fp32", "fp64")
+
+MAX_UNCOUNTED_SHARE = 0.01
+"""Share of product time without known FLOP above which utilisation is withheld: it would be too low."""
+MAX_FLOP = 1 << 62
+"""More work than any call or run does: shapes that imply it are damaged."""
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """How fast one rank's products ran, over a window.
+    """Rates of one rank's products over a window.
 
     >>> Rates(4_000_000, 4_000_000, product_ns=2_000, uncounted_ns=0, at_peak_ns=1_000.0, span_ns=4_000).tflop_s
     2.0
     """
 
     flop: int
-    """Of all products whose shapes are known, recomputation among them."""
+    """FLOP of all products with known shapes, recomputation included."""
     model_flop: int
-    """The same without recomputation."""
+    """FLOP without recomputation."""
     product_ns: int
     """Union of all product kernels' time."""
     uncounted_ns: int
-    """The part of product kernels' time (a sum) whose FLOP is not known."""
+    """Sum of the times of product groups without known FLOP."""
     at_peak_ns: float | None
-    """What the model's FLOP would take at the GPU's peak; None where a peak or a type is not known."""
+    """Time the model's FLOP would take at the GPU's peak; None where a peak or a type is unknown."""
     span_ns: int
 
     @property
@@ -86,7 +90,7 @@ class Rates(msgspec.Struct, frozen=True):
     @property
     def counted(self) -> bool:
         """Whether nearly all product time has known FLOP."""
-        return self.uncounted_ns <= UNCOUNTED * max(self.product_ns, 1)
+        return self.uncounted_ns <= MAX_UNCOUNTED_SHARE * max(self.product_ns, 1)
 
     @property
     def utilisation(self) -> float | None:
@@ -104,9 +108,14 @@ def products(
     key: str | None = None,
     texts: CategoryColumns | None = None,
 ) -> tuple[pl.DataFrame, Rates]:
-    """Return one rank's products by what they are (``PRODUCTS``), and all of them together.
+    """Return one rank's products by group (``PRODUCTS``), and the rates of all of them together.
 
-    *key* names a column that keeps products apart besides; the table then has it too.
+    Args:
+        labelled: GPU events of one rank.
+        device: Name of the GPU; None if unknown.
+        multiprocessors: Multiprocessors that the process may use; None if all, or unknown.
+        key: A further column of *labelled* to group by; the table then has it too.
+        texts: Text columns of *labelled*, if they were converted already.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> event = {"id": 9, "kind": "kernel", "name": "gemm_bf16", "label": "forward", "op": "aten::mm", "op_id": 4,
@@ -114,145 +123,155 @@ def products(
     >>> table, rates = products(conform(pl.DataFrame([event]), LABELLED), device="NVIDIA H200")
     >>> table["flop"].to_list(), round(rates.tflop_s), rates.utilisation == 2e9 / 989.4e3 / 10_000
     ([2000000000], 200, True)
+
     """
-    span_ns = _span_ns(labelled)
-    rows = _Products.of(labelled, texts or CategoryColumns(labelled))
-    if not len(rows.at):
+    span_ns = 0
+    if len(labelled):
+        span_ns = int(labelled["end_ns"].to_numpy().max() - labelled["start_ns"].to_numpy().min())
+    kernels = _ProductKernels.find(labelled, texts or CategoryColumns(labelled))
+    if not len(kernels.rows):
         return PRODUCTS.to_frame(), Rates(0, 0, 0, 0, None, span_ns)
-    table = _by_kind(rows, device, multiprocessors, labelled[key] if key else None)
-    counted = table["flop"].is_not_null()
-    model = counted & (table["label"] != "recompute")
-    at_peak = table["at_peak_ns"].filter(model)
+    groups = _group_products(kernels, None if key is None else labelled[key])
+    table = _add_flop_and_peak(groups, device, multiprocessors)
+    is_counted = table["flop"].is_not_null()
+    is_model = is_counted & (table["label"] != "recompute")
+    at_peak_ns = table["at_peak_ns"].filter(is_model)
     rates = Rates(
-        flop=int(table["flop"].filter(counted).sum()),
-        model_flop=int(table["flop"].filter(model).sum()),
-        product_ns=union(rows.start_ns, rows.end_ns).total_ns,
-        uncounted_ns=int(table["ns"].filter(~counted).sum()),
-        at_peak_ns=float(at_peak.sum()) if len(at_peak) and not at_peak.null_count() else None,
+        flop=int(table["flop"].sum()),
+        model_flop=int(table["flop"].filter(is_model).sum()),
+        product_ns=union(kernels.start_ns, kernels.end_ns).total_ns,
+        uncounted_ns=int(table["ns"].filter(~is_counted).sum()),
+        at_peak_ns=float(at_peak_ns.sum()) if len(at_peak_ns) and not at_peak_ns.null_count() else None,
         span_ns=span_ns,
     )
     return table, rates
 
 
-def _span_ns(labelled: pl.DataFrame) -> int:
-    if labelled.is_empty():
-        return 0
-    return int(labelled["end_ns"].to_numpy().max() - labelled["start_ns"].to_numpy().min())
-
-
-def product_kinds(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return of every event whether it is a ``product``, and of products ``op``, ``shapes`` and ``dtype``.
+def describe_products(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Return for every event whether it is a ``product``; for products ``op``, ``shapes`` and ``dtype``, else null.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> event = {"kind": "kernel", "name": "gemm_bf16", "op": "aten::mm", "shapes": "[[2,4],[4,8]]", "op_id": 1}
-    >>> product_kinds(conform(pl.DataFrame([event, {**event, "name": "add", "op": "aten::add"}]), LABELLED)).rows()
+    >>> describe_products(conform(pl.DataFrame([event, {**event, "name": "add", "op": "aten::add"}]), LABELLED)).rows()
     [(True, 'aten::mm', '[[2,4],[4,8]]', 'bf16'), (False, None, None, None)]
     """
-    rows = _Products.of(labelled, CategoryColumns(labelled))
-    place = np.full(len(labelled), len(rows.at), np.int64)
-    place[rows.at] = np.arange(len(rows.at))
-    columns = {name: [*getattr(rows, name).strings(), None] for name in ("op", "shapes", "dtype")}
-    kinds = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
-    return kinds[place].insert_column(0, pl.Series("product", place < len(rows.at)))
+    kernels = _ProductKernels.find(labelled, CategoryColumns(labelled))
+    is_product = np.zeros(len(labelled), np.bool_)
+    is_product[kernels.rows] = True
+    columns = {"op": kernels.op, "shapes": kernels.shapes, "dtype": kernels.dtype}
+    spread = (text.spread(kernels.rows, len(labelled)).series(name, pl.String()) for name, text in columns.items())
+    return pl.DataFrame([pl.Series("product", is_product), *spread])
 
 
-class _Products(msgspec.Struct, frozen=True, eq=False):
-    """Kernels that multiply matrices: by their operator, or by their own name."""
+class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
+    """Kernels that multiply matrices, as their operator or their own name tells."""
 
-    at: Longs
-    """Rows of the table."""
+    rows: Ints
+    """Rows of the labelled table."""
     label: CategoryColumn
     module: CategoryColumn
     op: CategoryColumn
     shapes: CategoryColumn
     dtype: CategoryColumn
-    """Of the operator's recorded inputs, else from the kernel's name."""
-    op_id: Longs
-    start_ns: Longs
-    end_ns: Longs
+    """Type of the operator's recorded inputs, else from the kernel's name."""
+    op_id: Ints
+    start_ns: Ints
+    end_ns: Ints
 
     @classmethod
-    def of(cls, labelled: pl.DataFrame, texts: CategoryColumns) -> _Products:
-        """Return the products of a labelled table, whose *texts* these are.
+    def find(cls, labelled: pl.DataFrame, texts: CategoryColumns) -> _ProductKernels:
+        """Return the product kernels of a labelled table; *texts* are its text columns.
 
-        All kernels of a call get the label, module and type of its longest, so that helpers do not count as calls.
+        All kernels of a call get the label, module and type of its longest, so that helper kernels form no group.
         """
-        names, ops = texts["name"], texts["op"]
-        asked = names.matches(GEMM_KERNELS) | ops.map(FORMULAS.__contains__)
-        at = np.flatnonzero(asked & (labelled["kind"] == "kernel").to_numpy())
-        columns = (texts[c] for c in ("name", "op", "label", "module", "shapes", "dtypes"))
-        name, op, label, module, shapes, dtypes = (CategoryColumn(text.values, text.codes[at]) for text in columns)
-        start, end = labelled["start_ns"].to_numpy()[at], labelled["end_ns"].to_numpy()[at]
-        op_id = to_int64(labelled["op_id"][at])
-        dtype = _types(dtypes, name)
-        main = _longest_of_call(op, op_id, end - start)
-        return cls(at, label.take(main), module.take(main), op, shapes, dtype.take(main), op_id, start, end)
+        multiplies = texts["name"].matches(GEMM_KERNELS) | texts["op"].map(FORMULAS.__contains__)
+        rows = np.flatnonzero(multiplies & (labelled["kind"] == "kernel").to_numpy())
+        columns = ("name", "op", "label", "module", "shapes", "dtypes")
+        name, op, label, module, shapes, dtypes = (texts[column].take(rows) for column in columns)
+        start, end = labelled["start_ns"].to_numpy()[rows], labelled["end_ns"].to_numpy()[rows]
+        op_id = to_int64(labelled["op_id"][rows])
+        main = _longest_kernel_of_call(op, op_id, end - start)
+        dtype = _input_dtypes(dtypes, name).take(main)
+        return cls(rows, label.take(main), module.take(main), op, shapes, dtype, op_id, start, end)
 
 
-def _longest_of_call(op: CategoryColumn, op_id: Longs, ns: Longs) -> Longs:
-    """Return for each kernel the longest of its call.
+def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
+    """Return for each kernel the longest kernel of its operator call.
 
-    The backward of a convolution computes two gradients in one call: each stands for itself.
+    The backward of a convolution computes two gradients in one call: each of its kernels stands for itself.
     """
     longest = np.arange(len(ns))
     rows = np.flatnonzero((op_id >= 0) & op.map(lambda name: name != CONVOLUTION_BACKWARD))
+    # By call, then by time: the last kernel of each call is its longest; repeat it for every kernel of the call.
     order = rows[np.lexsort((ns[rows], op_id[rows]))]
-    last = np.flatnonzero(np.diff(op_id[order], append=-1))
-    longest[order] = np.repeat(order[last], np.diff(last, prepend=-1))
+    last_of_call = np.flatnonzero(np.diff(op_id[order], append=-1))
+    kernels_of_call = np.diff(last_of_call, prepend=-1)
+    longest[order] = np.repeat(order[last_of_call], kernels_of_call)
     return longest
 
 
-def _by_kind(
-    rows: _Products, device: str | None, multiprocessors: int | None, key: pl.Series | None = None
-) -> pl.DataFrame:
-    """Return the sums over calls alike: one operator on inputs of one shape and type, for one label and module."""
-    columns = (rows.label, rows.module, rows.op, rows.shapes, rows.dtype)
-    keys = [] if key is None else [key[rows.at]]
-    kind, first = group_rows(*(column.codes for column in columns), *(to_int64(one) for one in keys))
-    names = list(
-        zip(
-            *(CategoryColumn(c.values, c.codes[first]).strings() for c in columns),
-            *(one[first].to_list() for one in keys),
-            strict=True,
-        )
+def _group_products(kernels: _ProductKernels, key: pl.Series | None) -> pl.DataFrame:
+    """Return calls and busy time by label, module, operator, shapes and type, and by *key* if there is one."""
+    texts = {name: getattr(kernels, name) for name in ("label", "module", "op", "shapes", "dtype")}
+    keys = [] if key is None else [key[kernels.rows]]
+    group, first = group_rows(*(text.codes for text in texts.values()), *(to_int64(column) for column in keys))
+    first_of_call = group_rows(group, kernels.op_id)[1]  # one row for each operator call of each group
+    return pl.DataFrame(
+        [
+            *(text.take(first).series(name, pl.String()) for name, text in texts.items()),
+            pl.Series("calls", np.bincount(group[first_of_call], minlength=len(first))),
+            pl.Series("ns", union(kernels.start_ns, kernels.end_ns, group).totals_ns(len(first))),
+            *(column[first] for column in keys),
+        ]
     )
-    busy = union(rows.start_ns, rows.end_ns, kind).totals_ns(len(first)).tolist()
-    calls = np.bincount(kind[group_rows(kind, rows.op_id)[1]], minlength=len(first)).tolist()
-    outputs = convolution_outputs([name[3] for name in names if name[2] == CONVOLUTION_BACKWARD and name[3]])
-    found = []
-    for (label, module, op, shapes, dtype, *more), count, ns in zip(names, calls, busy, strict=True):
+
+
+def _add_flop_and_peak(groups: pl.DataFrame, device: str | None, multiprocessors: int | None) -> pl.DataFrame:
+    """Return ``PRODUCTS``: the groups with FLOP and with the time they would take at peak, longest first."""
+    convolutions = groups.filter(pl.col("op") == CONVOLUTION_BACKWARD)["shapes"].drop_nulls()
+    outputs = convolution_outputs(convolutions.to_list())
+
+    def group_flop(op: str | None, shapes: str | None, calls: int) -> int | None:
         each = None if op is None or shapes is None else flop(op, shapes, outputs=outputs)
-        work = each * count if each is not None and each * count < MOST_FLOP else None
-        peak = peak_tflop_s(device, dtype, multiprocessors=multiprocessors) if device and dtype else None
-        at_peak = None if work is None or peak is None else work / (peak * 1e3)
-        if at_peak is not None and at_peak > ns:  # faster than the peak: the type is not what it seems
-            at_peak = None
-        found.append((label, module, op, shapes, dtype, count, work, ns, at_peak, *more))
-    found.sort(key=lambda row: (-row[7], *((value is not None, value) for value in (*row[:5], *row[9:]))))
-    schema = PRODUCTS if key is None else {**PRODUCTS, key.name: key.dtype}
-    return pl.DataFrame(found, schema=schema, orient="row")
+        return each * calls if each is not None and each * calls < MAX_FLOP else None
+
+    flops = [group_flop(*row) for row in groups.select("op", "shapes", "calls").iter_rows()]
+    peaks = {
+        dtype: peak_tflop_s(device, dtype, multiprocessors=multiprocessors)
+        for dtype in groups["dtype"].unique().drop_nulls().to_list()
+        if device
+    }
+    tflop_s = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
+    at_peak_ns = pl.col("flop") / (tflop_s * 1e3)
+    # A group that would be faster than the peak has a wrong type (for example TF32 recorded as FP32): no claim.
+    is_plausible = at_peak_ns <= pl.col("ns")
+    further_keys = [name for name in groups.columns if name not in PRODUCTS]
+    return (
+        groups.with_columns(flop=pl.Series(flops, dtype=pl.Int64))
+        .with_columns(at_peak_ns=pl.when(is_plausible).then(at_peak_ns))
+        .select(*PRODUCTS, *further_keys)
+        .sort(-pl.col("ns"), "label", "module", "op", "shapes", "dtype", *further_keys, maintain_order=True)
+    )
 
 
-def _types(recorded: CategoryColumn, name: CategoryColumn) -> CategoryColumn:
-    """Return the type of each product's inputs: as recorded, else from the kernel's name."""
-    known = recorded.replace([_recorded_type(text) for text in recorded.values])
-    used = np.bincount(name.codes + 1, minlength=len(name.values) + 1)[1:]
-    named = name.replace([_named_type(v) if often else None for v, often in zip(name.values, used, strict=True)])
+def _input_dtypes(recorded: CategoryColumn, name: CategoryColumn) -> CategoryColumn:
+    """Return each kernel's input type, from the recorded types of its operator's inputs or else from its name."""
+    from_record = recorded.replace([_recorded_dtype(text) for text in recorded.values])
+    # A column may share its values with a longer one: search only the names that occur.
+    occurrences = np.bincount(name.codes + 1, minlength=len(name.values) + 1)[1:]
+    from_name = name.replace(
+        [_dtype_in_name(text) if count else None for text, count in zip(name.values, occurrences, strict=True)]
+    )
     # Products of 32-bit inputs may run on tensor cores in TF32: only the kernel's name tells.
-    wider = known.map(lambda dtype: dtype == "fp32") & named.map(lambda dtype: dtype == "tf32")
-    return known.where(~wider).fill(named)
+    is_tf32 = from_record.any_of("fp32") & from_name.any_of("tf32")
+    return from_record.where(~is_tf32).fill(from_name)
 
 
-MOST_FLOP = 1 << 62
-"""No call, and no run, does as much work: shapes that imply it are damaged."""
+def _recorded_dtype(text: str) -> str | None:
+    """Return the narrowest of the recorded types: a bias or scale may be wider than the operands of the product."""
+    dtypes = [DTYPE_NAMES[dtype] for dtype in parse_list(text) if isinstance(dtype, str) and dtype in DTYPE_NAMES]
+    return min(dtypes, key=DTYPES_NARROW_TO_WIDE.index, default=None)
 
 
-def _recorded_type(text: str) -> str | None:
-    known = [TYPES[t] for t in parse_list(text) if isinstance(t, str) and t in TYPES]
-    # A bias or scale may be wider than the operands of the product itself.
-    order = ("fp8", "int8", "bf16", "fp16", "fp32", "fp64")
-    return min(known, key=order.index) if known else None
-
-
-def _named_type(name: str | None) -> str | None:
-    return next((dtype for dtype, pattern in NAMED_TYPES if name and re.search(pattern, name)), None)
+def _dtype_in_name(name: str) -> str | None:
+    return next((dtype for dtype, pattern in KERNEL_NAME_DTYPES if re.search(pattern, name)), None)

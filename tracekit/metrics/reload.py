@@ -1,8 +1,9 @@
-"""Weight reload: rounds of host-to-device copy, broadcast and reload, against the two-buffer ideal.
+"""Weight reload: rounds of host-to-device copy, broadcast and reload, compared with the two-buffer ideal.
 
-In a round every rank copies its own shard to the device; then each rank in turn stages it and broadcasts it, and all
-copy what arrived into the weights while the next broadcast runs. With R rounds, N owners and times h, b, l the ideal
-total is R(h + N·b) + l where l ≤ b, and R(h + b + (N−1)·l) + l where b < l ≤ h + b.
+In a round every rank copies its own shard to the device. Then each rank in turn stages its shard and broadcasts it, and
+all ranks copy what arrived into the weights while the next broadcast runs. With R rounds, N owners and times h (copy),
+b (broadcast) and l (reload) the ideal total is R(h + N·b) + l where l ≤ b, and R(h + b + (N−1)·l) + l where
+b < l ≤ h + b.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 
-from tracekit.intervals import Intervals, union_of
+from tracekit.intervals import union_of
 from tracekit.metrics.overlap import ratio
 from tracekit.schema import conform
 
@@ -31,11 +33,11 @@ LANES = ("h2d", "stage", "broadcast", "reload")
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """A weight update as it ran. Shares are of the first-named lane's time.
+    """A measured weight update. A share such as ``reload_under_broadcast`` is of the first-named lane's time.
 
     >>> from tracekit import analyze
-    >>> found = analyze("sample_traces/reload", schedule="none").reload
-    >>> found.rounds, found.owners
+    >>> reload = analyze("sample_traces/reload", schedule="none").reload
+    >>> reload.rounds, reload.owners
     (2, 4)
     """
 
@@ -52,7 +54,7 @@ class Reload:
     ideal_ns: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "rounds": self.rounds,
             "buckets": self.buckets,
@@ -67,7 +69,14 @@ class Reload:
 
 
 def two_buffer_ideal(rounds: int, owners: int, h2d: int, broadcast: int, reload: int) -> int | None:
-    """Return the ideal total time of a reload; None where the closed form does not hold.
+    """Return the ideal total time of a reload; None where the closed form does not hold (reload > h2d + broadcast).
+
+    Args:
+        rounds: Number of rounds.
+        owners: Number of ranks that broadcast in each round.
+        h2d: Time of one copy to the device.
+        broadcast: Time of one broadcast.
+        reload: Time of one reload.
 
     >>> two_buffer_ideal(2, 4, h2d=4, broadcast=1, reload=1)
     17
@@ -84,7 +93,7 @@ def two_buffer_ideal(rounds: int, owners: int, h2d: int, broadcast: int, reload:
 
 
 def reload_events(labelled: pl.DataFrame) -> pl.DataFrame | None:
-    """Return the events of one rank's weight update; None where there is none.
+    """Return the events of one rank's weight update (``RELOAD_EVENTS``); None if there is none.
 
     A device copy on the broadcasts' own stream stages a bucket; one on another stream is the reload.
 
@@ -94,17 +103,17 @@ def reload_events(labelled: pl.DataFrame) -> pl.DataFrame | None:
     ['broadcast', 'reload']
     """
     label, name = pl.col("label"), pl.col("name").cast(pl.String)
-    sends = labelled.filter(label == "broadcast")
-    if sends.is_empty() or labelled.filter(label == "reload").is_empty():
+    broadcasts = labelled.filter(label == "broadcast")
+    if broadcasts.is_empty() or labelled.filter(label == "reload").is_empty():
         return None
-    streams = sends["stream"].unique().to_list()
-    copy = pl.col("kind") == "memcpy"
+    on_broadcast_stream = pl.col("stream").is_in(broadcasts["stream"].unique().to_list())
+    is_copy = pl.col("kind") == "memcpy"
     lane = (
         pl.when(label == "broadcast")
         .then(pl.lit("broadcast"))
-        .when(copy & name.str.contains("(?i)HtoD|host.to.device"))
+        .when(is_copy & name.str.contains("(?i)HtoD|host.to.device"))
         .then(pl.lit("h2d"))
-        .when(copy & pl.col("stream").is_in(streams) & label.is_in(["reload", "memory"]))
+        .when(is_copy & on_broadcast_stream & label.is_in(["reload", "memory"]))
         .then(pl.lit("stage"))
         .when(label == "reload")
         .then(pl.lit("reload"))
@@ -115,35 +124,39 @@ def reload_events(labelled: pl.DataFrame) -> pl.DataFrame | None:
 
 
 def reload_report(events: Sequence[pl.DataFrame]) -> Reload | None:
-    """Return the report on a weight update, over all its ranks.
+    """Summarize a weight update over all its ranks; None if no rank has one.
 
     >>> rows = [("h2d", 0, 4), ("stage", 4, 4), ("broadcast", 4, 6), ("broadcast", 6, 8), ("reload", 6, 7),
     ...         ("reload", 8, 9)]
     >>> rank = conform(pl.DataFrame(rows, schema=["lane", "start_ns", "end_ns"], orient="row"), RELOAD_EVENTS)
-    >>> done = reload_report([rank.with_columns(rank=pl.lit(3, pl.Int32))])
-    >>> done.rounds, done.buckets, done.sources, done.ideal_ns, done.hidden["reload_under_broadcast"].to_list()
-    (1, 2, (3, None), 9, [0.5])
+    >>> reload = reload_report([rank.with_columns(rank=pl.lit(3, pl.Int32))])
+    >>> reload.rounds, reload.buckets, reload.sources, reload.ideal_ns
+    (1, 2, (3, None), 9)
+    >>> reload.hidden["reload_under_broadcast"].to_list()
+    [0.5]
     """
     if not events:
         return None
-    table = pl.concat(events)
-    ns = pl.col("end_ns") - pl.col("start_ns")
-    counts = dict(table.group_by("lane", "rank").agg(n=pl.len()).group_by("lane").agg(pl.col("n").max()).iter_rows())
+    table = pl.concat(events).with_columns(
+        ns=pl.col("end_ns") - pl.col("start_ns"),
+        number=pl.int_range(pl.len()).over("rank", "lane"),  # which copy, broadcast or reload of its rank
+    )
+    counts = dict(table.group_by("lane").agg(pl.col("number").max() + 1).iter_rows())
     rounds, buckets = counts.get("h2d", 1), counts.get("broadcast", 0)
     owners = max(1, round(buckets / rounds))
-    nth = table.with_columns(ns=ns, n=pl.int_range(pl.len()).over("rank", "lane"))
-    # All copy at once, so a round's copy lasts as long as the slowest; a broadcast as its shortest participant.
-    h2d = _median(nth.filter(lane="h2d").group_by("n").agg(pl.col("ns").max()))
-    broadcast = _median(nth.filter(lane="broadcast").group_by("n").agg(pl.col("ns").min()))
-    reload = _median(nth.filter(lane="reload"))
+    # All ranks copy at once, so a round's copy lasts as long as the slowest; a broadcast as its shortest participant.
+    by_number = table.group_by("lane", "number").agg(longest=pl.col("ns").max(), shortest=pl.col("ns").min())
+    h2d = _median(by_number.filter(lane="h2d")["longest"])
+    broadcast = _median(by_number.filter(lane="broadcast")["shortest"])
+    reload = _median(table.filter(lane="reload")["ns"])
     spans = table.group_by("rank").agg(ns=pl.col("end_ns").max() - pl.col("start_ns").min())
     return Reload(
         rounds=rounds,
         buckets=buckets,
         owners=owners,
-        sources=_sources(events, buckets),
-        lanes=_lanes(table),
-        hidden=pl.DataFrame([_hidden(of_rank) for of_rank in events]),
+        sources=_find_sources(events, buckets),
+        lanes=_measure_lanes(table),
+        hidden=pl.DataFrame([_measure_hidden(of_rank) for of_rank in events]),
         h2d_ns=h2d,
         broadcast_ns=broadcast,
         reload_ns=reload,
@@ -152,37 +165,39 @@ def reload_report(events: Sequence[pl.DataFrame]) -> Reload | None:
     )
 
 
-def _sources(events: Sequence[pl.DataFrame], buckets: int) -> tuple[int | None, ...]:
-    """Return each bucket's source: the rank that staged a copy just before that broadcast."""
-    source: dict[int, int] = {}
+def _find_sources(events: Sequence[pl.DataFrame], buckets: int) -> tuple[int | None, ...]:
+    """Return the rank that broadcast each bucket: the one that staged a copy just before that broadcast."""
+    sources: dict[int, int] = {}
     for of_rank in events:
-        starts = of_rank.filter(lane="broadcast")["start_ns"]
-        staged = of_rank.filter(lane="stage")["start_ns"]
-        for bucket in starts.search_sorted(staged, "left").to_list() if len(staged) else []:
-            source.setdefault(bucket, int(of_rank["rank"][0]))
-    return tuple(source.get(bucket) for bucket in range(buckets))
+        broadcast_starts = of_rank.filter(lane="broadcast")["start_ns"].to_numpy()
+        staging_starts = of_rank.filter(lane="stage")["start_ns"].to_numpy()
+        for bucket in np.searchsorted(broadcast_starts, staging_starts).tolist():
+            sources.setdefault(bucket, int(of_rank["rank"][0]))
+    return tuple(sources.get(bucket) for bucket in range(buckets))
 
 
-def _lanes(table: pl.DataFrame) -> pl.DataFrame:
+def _measure_lanes(table: pl.DataFrame) -> pl.DataFrame:
+    """Return count, bytes, union time and bandwidth by rank and lane; bytes are null where any event lacks them."""
     rows = []
-    for (rank, lane), part in table.group_by("rank", "lane", maintain_order=True):
-        total, size = union_of(part).total_ns, part["bytes"].sum() if part["bytes"].null_count() == 0 else None
-        rows.append((rank, lane, len(part), size, total, size / total if size is not None and total else None))
-    names = ["rank", "lane", "count", "bytes", "ns", "bandwidth_gb_s"]
-    order = pl.col("lane").cast(pl.Enum(LANES))
-    return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None).sort("rank", order)
+    for (rank, lane), events in table.group_by("rank", "lane", maintain_order=True):
+        ns, size = union_of(events).total_ns, None if events["bytes"].null_count() else events["bytes"].sum()
+        rows.append((rank, lane, len(events), size, ns, size / ns if size is not None and ns else None))
+    columns = ["rank", "lane", "count", "bytes", "ns", "bandwidth_gb_s"]
+    lane_order = pl.col("lane").cast(pl.Enum(LANES))
+    return pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None).sort("rank", lane_order)
 
 
-def _hidden(of_rank: pl.DataFrame) -> dict[str, Any]:
-    lanes: dict[str, Intervals] = {lane: union_of(of_rank.filter(lane=lane)) for lane in LANES}
-    reload, h2d = lanes["reload"], lanes["h2d"]
+def _measure_hidden(of_rank: pl.DataFrame) -> dict[str, Any]:
+    """Return the share of a rank's reloads under broadcasts, and of its copies under broadcasts and reloads."""
+    h2d, broadcast, reload = (union_of(of_rank.filter(lane=lane)) for lane in ("h2d", "broadcast", "reload"))
     return {
         "rank": int(of_rank["rank"][0]),
-        "reload_under_broadcast": ratio((reload & lanes["broadcast"]).total_ns, reload.total_ns),
-        "h2d_under_others": ratio((h2d & (lanes["broadcast"] | reload)).total_ns, h2d.total_ns),
+        "reload_under_broadcast": ratio((reload & broadcast).total_ns, reload.total_ns),
+        "h2d_under_others": ratio((h2d & (broadcast | reload)).total_ns, h2d.total_ns),
     }
 
 
-def _median(frame: pl.DataFrame) -> int:
-    value = frame["ns"].median()
-    return round(value) if isinstance(value, float) else 0
+def _median(values: pl.Series) -> int:
+    """Return the rounded median; 0 if there are no values."""
+    median = values.median()
+    return round(median) if isinstance(median, float) else 0

@@ -11,7 +11,7 @@ from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import present, to_int64
 from tracekit.classify.microbatch import parse_path
-from tracekit.metrics.lanes import label_codes
+from tracekit.metrics.label_intervals import label_codes
 from tracekit.schema import LABELS
 
 UNUSED, FORWARD, AUTOGRAD, LOOSE_WGRAD, MESSAGE = range(5)

@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit._util.arrays import Bools, Ints
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.lanes import among_labels, label_codes
+from tracekit.metrics.label_intervals import has_label, label_codes
 from tracekit.schema import COMPUTE_LABELS
 
 MIN_GAP_NS = 5_000
@@ -46,7 +46,7 @@ class Timeline(msgspec.Struct, frozen=True, eq=False):
         >>> Timeline.of(rows).time(["memory"])
         Intervals([4, 9))
         """
-        is_wanted = among_labels(self.code, labels)
+        is_wanted = has_label(self.code, labels)
         if among is not None:
             is_wanted &= among
         return union(self.start_ns[is_wanted], self.end_ns[is_wanted])

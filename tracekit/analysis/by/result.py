@@ -9,8 +9,8 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.by.rows import NO_PRODUCT, NO_SHAPE, NOT_PLACED, OUTSIDE, RankRows
-from tracekit.metrics.lanes import COMPUTE_SET
-from tracekit.metrics.rates import UNCOUNTED
+from tracekit.metrics.label_intervals import COMPUTE_SET
+from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS, PATH_SEPARATOR
 
 LAST = (OUTSIDE, NO_SHAPE, NO_PRODUCT, NOT_PLACED)
@@ -123,7 +123,7 @@ def _with_rates(table: pl.DataFrame, rates: pl.DataFrame) -> pl.DataFrame:
     summed = rates.group_by("group", "name", "stage").agg(
         pl.col("calls", "flop", "product_ns", "uncounted_ns").sum(), peak
     )
-    known = (pl.col("product_ns") > 0) & (pl.col("uncounted_ns") <= UNCOUNTED * pl.col("product_ns"))
+    known = (pl.col("product_ns") > 0) & (pl.col("uncounted_ns") <= MAX_UNCOUNTED_SHARE * pl.col("product_ns"))
     joined = table.join(summed, on=("group", "name", "stage"), how="left", nulls_equal=True, maintain_order="left")
     return joined.with_columns(
         calls=pl.when(known).then("calls"),

@@ -13,9 +13,9 @@ from tracekit._util.text import did_you_mean
 from tracekit.analysis.by.frames import module_frames
 from tracekit.analysis.by.places import NOWHERE, REPETITION, Places, module_places, places
 from tracekit.errors import OptionError
-from tracekit.metrics.charge import charge
-from tracekit.metrics.lanes import Lanes
-from tracekit.metrics.rates import product_kinds, products
+from tracekit.metrics.label_intervals import Lanes
+from tracekit.metrics.rates import describe_products, products
+from tracekit.metrics.time_attribution import attribute_time
 from tracekit.schema import PATH_SEPARATOR, RankEvents, conform
 
 Ints = npt.NDArray[np.int64]
@@ -81,7 +81,7 @@ def rank_rows(
     calls = module_frames(rank.events) if modules is None else modules
     names, note = _NAMES[kind](rank.events, kept, calls)
     named = kept.with_columns(row=names["name"], row_stage=names["stage"])
-    paid = pl.Series(charge(kept, lanes if lanes is not None else Lanes.of(kept)))
+    paid = pl.Series(attribute_time(kept, lanes if lanes is not None else Lanes.of(kept)))
     table = names.with_columns(label=kept["label"].cast(pl.String), ns=paid)
     keys = [name for name in ROWS if name not in ("count", "ns")]
     summed = table.group_by(keys, maintain_order=True).agg(pl.col("ns").sum(), count=pl.len())
@@ -169,7 +169,7 @@ def _by_annotation(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFra
 
 
 def _by_shape(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -> Named:
-    kinds = product_kinds(kept)
+    kinds = describe_products(kept)
     known = kinds["op"].is_not_null() & kinds["shapes"].is_not_null()
     text = pl.format(
         "{} {} {}",

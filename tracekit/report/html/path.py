@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis import Analysis
-from tracekit.analysis.critical import CriticalPath
 from tracekit.compare import StepComparison
+from tracekit.critical_path.path import CriticalPath
 from tracekit.report.view.path import PathView
 
 ROW = "Critical path"

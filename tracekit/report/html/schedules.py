@@ -12,8 +12,8 @@ import polars as pl
 
 from tracekit._util.text import format_ranges
 from tracekit.analysis import Analysis
-from tracekit.analysis.critical import CriticalPath
 from tracekit.compare import StepComparison
+from tracekit.critical_path.path import CriticalPath
 from tracekit.intervals import union_of
 from tracekit.report.html.pack import BOXES, WAITING, last_ns, pack
 from tracekit.report.html.path import time_in_cells

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.metrics.host import Api
-from tracekit.metrics.instead import ROWS, inside_launches, instead_of_launching, shortened
+from tracekit.metrics.host_activity import HOST_ACTIVITY, find_host_activity, idle_inside_launches, keep_longest
+from tracekit.metrics.host_calls import ApiCalls
 from tracekit.schema import EVENTS, LABELLED, conform
 
 
@@ -17,15 +17,15 @@ def find(*ranges, gap=(0, 100), tid=1, threads=(1,)):
     host = conform(pl.DataFrame([dict(zip(columns, row, strict=True)) for row in ranges]), EVENTS)
     gpu = [{"start_ns": gap[1], "launch_tid": tid}, *({"start_ns": 0, "launch_tid": other} for other in threads)]
     holes = pl.DataFrame({"start_ns": [gap[0]], "launch_bound_ns": [gap[1] - gap[0]], "next": [0]})
-    rows = instead_of_launching(host, conform(pl.DataFrame(gpu), LABELLED), holes)
+    rows = find_host_activity(host, conform(pl.DataFrame(gpu), LABELLED), holes)
     assert rows["ns"].sum() in (0, gap[1] - gap[0])
     return {(row["instead"], row["what"]): row["ns"] for row in rows.iter_rows(named=True)}
 
 
 def test_the_innermost_range_gets_the_time():
-    found = find(("cpu_op", "aten::linear", 1, 10, 60), ("cpu_op", "aten::mm", 1, 20, 50),
+    result = find(("cpu_op", "aten::linear", 1, 10, 60), ("cpu_op", "aten::mm", 1, 20, 50),
                  ("runtime", "cudaLaunchKernel", 1, 30, 40), ("runtime", "cudaMalloc", 1, 70, 90))  # fmt: skip
-    assert found == {
+    assert result == {
         ("operator", "aten::linear"): 20,
         ("operator", "aten::mm"): 20,
         ("launch", "cudaLaunchKernel"): 10,
@@ -42,21 +42,21 @@ def test_an_item_is_named_where_it_waits():
 
 def test_loading_and_collecting_are_what_they_are_whatever_runs_inside():
     loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-    found = find(("cpu_op", loader, 1, 0, 50), ("cpu_op", "aten::to", 1, 10, 40), ("cpu_op", "aten::copy_", 1, 15, 35),
+    result = find(("cpu_op", loader, 1, 0, 50), ("cpu_op", "aten::to", 1, 10, 40), ("cpu_op", "aten::copy_", 1, 15, 35),
                  ("annotation", "Python GC", 1, 60, 80))  # fmt: skip
-    assert found == {("data_loading", loader): 50, ("garbage_collection", "Python GC"): 20, ("python", None): 30}
+    assert result == {("data_loading", loader): 50, ("garbage_collection", "Python GC"): 20, ("python", None): 30}
 
 
 def test_a_step_mark_is_python_and_a_range_of_the_user_is_not():
-    found = find(("annotation", "ProfilerStep#3", 1, 0, 100), ("annotation", "loss", 1, 40, 60))
-    assert found == {("python", None): 80, ("annotation", "loss"): 20}
+    result = find(("annotation", "ProfilerStep#3", 1, 0, 100), ("annotation", "loss", 1, 40, 60))
+    assert result == {("python", None): 80, ("annotation", "loss"): 20}
 
 
 def test_where_the_launching_thread_had_nothing_another_one_was_at_work():
     """The engine's thread launches; until it begins the main thread sums up the loss."""
     ranges = [("cpu_op", "aten::sum", 1, 0, 30), ("cpu_op", "MmBackward0", 2, 40, 100)]
-    found = find(*ranges, tid=2, threads=(1, 2))
-    assert found == {("operator", "aten::sum"): 30, ("python", None): 10, ("operator", "MmBackward0"): 60}
+    result = find(*ranges, tid=2, threads=(1, 2))
+    assert result == {("operator", "aten::sum"): 30, ("python", None): 10, ("operator", "MmBackward0"): 60}
     assert find(("cpu_op", "aten::sum", 7, 0, 30), ("cpu_op", "x", 1, 0, 1))["python", None] == 99  # launches nothing
 
 
@@ -66,24 +66,24 @@ def test_frames_say_the_line():
     events = conform(pl.DataFrame([dict(zip(columns, row, strict=True)) for row in host]), EVENTS)
     gpu = conform(pl.DataFrame({"start_ns": [100], "launch_tid": [1]}), LABELLED)
     holes = pl.DataFrame({"start_ns": [0], "launch_bound_ns": [100], "next": [0]})
-    row = instead_of_launching(events, gpu, holes).row(0, named=True)
+    row = find_host_activity(events, gpu, holes).row(0, named=True)
     assert (row["what"], row["line"], row["ns"]) == ("aten::mm", "train.py(12): step", 100)
 
 
 def test_without_a_host_nothing_is_said():
     gpu = conform(pl.DataFrame({"start_ns": [100], "launch_tid": [1]}), LABELLED)
     holes = pl.DataFrame({"start_ns": [0], "launch_bound_ns": [100], "next": [0]})
-    assert instead_of_launching(conform(pl.DataFrame(), EVENTS), gpu, holes).is_empty()
-    assert instead_of_launching(pl.DataFrame({"kind": [], "name": []}), gpu, holes).is_empty()
-    assert inside_launches(Api(pl.DataFrame({"kind": []})), gpu, holes) == 0
+    assert find_host_activity(conform(pl.DataFrame(), EVENTS), gpu, holes).is_empty()
+    assert find_host_activity(pl.DataFrame({"kind": [], "name": []}), gpu, holes).is_empty()
+    assert idle_inside_launches(ApiCalls(pl.DataFrame({"kind": []})), gpu, holes) == 0
 
 
 def test_shortening_keeps_the_sums():
     rows = pl.DataFrame(
         {"instead": ["operator"] * 3 + ["sync"], "what": list("abcd"), "ns": [9, 5, 4, 3], "count": [1, 1, 2, 1],
-         "line": [None] * 4}, schema=ROWS, strict=False,
+         "line": [None] * 4}, schema=HOST_ACTIVITY, strict=False,
     )  # fmt: skip
-    short = shortened(rows, most=2)
+    short = keep_longest(rows, count=2)
     assert short.select("instead", "what", "ns", "count").rows() == [
         ("operator", "a", 9, 1), ("operator", "b", 5, 1), ("operator", None, 4, 2), ("sync", None, 3, 1),
     ]  # fmt: skip
@@ -91,6 +91,6 @@ def test_shortening_keeps_the_sums():
 
 @pytest.mark.parametrize("name", ["1f1b", "compile", "steps/a"])
 def test_on_real_runs_the_parts_sum_to_launch_bound_idle_time(samples, name):
-    for one in analysis_of(samples / name, schedule="none").ranks:
-        assert sum((one.idle_host_ns or {}).values()) == one.idle_causes["launch_bound"]
-        assert 0 <= one.inside_launch_ns <= one.whole.budget.idle_ns
+    for rank_result in analysis_of(samples / name, schedule="none").ranks:
+        assert sum((rank_result.idle_host_ns or {}).values()) == rank_result.idle_causes["launch_bound"]
+        assert 0 <= rank_result.inside_launch_ns <= rank_result.whole.budget.idle_ns

@@ -7,15 +7,15 @@ import pytest
 
 from tracekit.align.matching import match
 from tracekit.metrics.copies import copies
-from tracekit.metrics.experts import WORK, ExpertCost, expert_cost, expert_work
-from tracekit.metrics.lanes import Lanes
+from tracekit.metrics.expert_balance import EXPERT_WORK, ExpertCost, expert_cost, measure_expert_work
+from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.overlap import label_times
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.schema import conform
 
 
-def exchange(rank, work, *, received, hidden=0, at=0, split=False, combine=True):
+def exchange(rank, work, *, received, hidden=0, first_order=0, split=False, combine=True):
     """One exchange on one rank: a dispatch of 100 ns, its experts' *work*, and a combine that ends with the others'."""
     common = {"rank": rank, "step": 0, "pass": "forward", "group": "ep", "group_ranks": "[0,1]", "hidden_ns": 0}
     rows = [{"label": "ep_dispatch", "start_ns": 0, "end_ns": 100, "received": received, "id": 0, "what": "a2a"}]
@@ -24,21 +24,21 @@ def exchange(rank, work, *, received, hidden=0, at=0, split=False, combine=True)
     if combine:
         rows.append({"label": "ep_combine", "start_ns": 110 + work, "end_ns": 500, "hidden_ns": hidden, "id": 1,
                      "what": "a2a"})  # fmt: skip
-    made = [{**common, **row, "order_ns": at + n} for n, row in enumerate(rows)]
+    operations_of_rank = [{**common, **row, "order_ns": first_order + n} for n, row in enumerate(rows)]
     first = {"rank": rank, "id": 5 if split else 0, "expert_ns": work}
-    return made, first
+    return operations_of_rank, first
 
 
 def cost(*ranks):
     operations = conform(pl.DataFrame([row for rows, _ in ranks for row in rows], infer_schema_length=None), OPERATIONS)
-    work = conform(pl.DataFrame([one for _, one in ranks]), WORK)
+    work = conform(pl.DataFrame([row for _, row in ranks]), EXPERT_WORK)
     return expert_cost(work, operations, match(operations).members)
 
 
 def test_others_wait_for_the_longer_work():
     """Rank 0 is sent three times as much and computes 300 ns, rank 1 100 ns: it waits 200 ns in the combine."""
-    layers, found = cost(exchange(0, 300, received=3000), exchange(1, 100, received=1000))
-    assert found == ExpertCost(exchanges=1, transfer_ns=33, wait_ns=200, step_ns=200)
+    layers, result = cost(exchange(0, 300, received=3000), exchange(1, 100, received=1000))
+    assert result == ExpertCost(exchanges=1, transfer_ns=33, wait_ns=200, step_ns=200)
     assert layers.select("rank", "received_over_mean", "expert_over_mean", "wait_ns", "exposed_ns").rows() == [
         (0, 1.5, 1.5, 0, 0),
         (1, 0.5, 0.5, 200, 200),
@@ -46,32 +46,32 @@ def test_others_wait_for_the_longer_work():
 
 
 def test_what_compute_hides_the_step_does_not_feel():
-    _, found = cost(exchange(0, 300, received=3000), exchange(1, 100, received=1000, hidden=250))
-    assert (found.wait_ns, found.step_ns) == (200, 40)  # of 290 ns in the combine, 250 ran beside compute
+    _, result = cost(exchange(0, 300, received=3000), exchange(1, 100, received=1000, hidden=250))
+    assert (result.wait_ns, result.step_ns) == (200, 40)  # of 290 ns in the combine, 250 ran beside compute
 
 
 def test_even_tokens_explain_no_waiting():
     """The same waiting, but both were sent as much: it is variation, not imbalance."""
-    _, found = cost(exchange(0, 300, received=2000), exchange(1, 100, received=2000))
-    assert found == ExpertCost(exchanges=1, transfer_ns=0, wait_ns=0, step_ns=0)
+    _, result = cost(exchange(0, 300, received=2000), exchange(1, 100, received=2000))
+    assert result == ExpertCost(exchanges=1, transfer_ns=0, wait_ns=0, step_ns=0)
 
 
 def test_without_bytes_the_work_tells():
-    layers, found = cost(exchange(0, 300, received=None), exchange(1, 100, received=None))
-    assert found == ExpertCost(exchanges=1, transfer_ns=None, wait_ns=200, step_ns=200)
+    layers, result = cost(exchange(0, 300, received=None), exchange(1, 100, received=None))
+    assert result == ExpertCost(exchanges=1, transfer_ns=None, wait_ns=200, step_ns=200)
     assert layers["received"].to_list() == [None, None]
 
 
 def test_several_dispatches_before_a_combine_are_one_exchange():
-    layers, found = cost(exchange(0, 300, received=2996, split=True), exchange(1, 100, received=996, split=True))
-    assert found.exchanges == 1
+    layers, result = cost(exchange(0, 300, received=2996, split=True), exchange(1, 100, received=996, split=True))
+    assert result.exchanges == 1
     assert layers["received"].to_list() == [3000, 1000]
 
 
 def test_nothing_without_combines_or_experts():
-    layers, found = cost(exchange(0, 3, received=1, combine=False), exchange(1, 1, received=1, combine=False))
-    assert (layers.is_empty(), found) == (True, None)
-    assert expert_cost(WORK.to_frame(), OPERATIONS.to_frame(), match(OPERATIONS.to_frame()).members)[1] is None
+    layers, result = cost(exchange(0, 3, received=1, combine=False), exchange(1, 1, received=1, combine=False))
+    assert (layers.is_empty(), result) == (True, None)
+    assert expert_cost(EXPERT_WORK.to_frame(), OPERATIONS.to_frame(), match(OPERATIONS.to_frame()).members)[1] is None
 
 
 def test_work_is_what_was_launched_between(labelled):
@@ -83,8 +83,8 @@ def test_work_is_what_was_launched_between(labelled):
         {"label": "ep_combine", "pass": "forward", "id": 11, "start_ns": 50, "end_ns": 60, "launch_ns": 5},
         {"label": "forward", "id": 12, "start_ns": 60, "end_ns": 70, "launch_ns": 6},
     ]
-    assert expert_work(labelled(*rows)).rows() == [(0, 7, 20)]
-    assert expert_work(labelled(*rows[1:4])).is_empty()
+    assert measure_expert_work(labelled(*rows)).rows() == [(0, 7, 20)]
+    assert measure_expert_work(labelled(*rows[1:4])).is_empty()
 
 
 @pytest.mark.parametrize(("link", "share"), [(50.0, 1.0), (49.0, None), (None, None)])

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.metrics.budget import budgets
-from tracekit.metrics.charge import charge
-from tracekit.metrics.lanes import COMPUTE_SET, Lanes
+from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
+from tracekit.metrics.time_attribution import attribute_time
 from tracekit.schema import LABELS
 
 SOME = ("forward", "wgrad", "other", "dp_comm", "pp_comm", "offload")
@@ -17,14 +17,14 @@ EVENT = st.tuples(st.sampled_from(SOME), st.integers(0, 30), st.integers(0, 12))
 
 def test_the_first_to_start_pays_and_compute_pays_before_communication(labelled):
     events = labelled(("forward", 0, 6), ("wgrad", 2, 9), ("wgrad", 3, 5), ("dp_comm", 0, 12))
-    assert charge(events, Lanes.of(events)).tolist() == [6, 3, 0, 3]
+    assert attribute_time(events, Lanes.of(events)).tolist() == [6, 3, 0, 3]
 
 
 @given(st.lists(EVENT, min_size=1, max_size=12))
 def test_against_a_count_of_every_nanosecond(labelled, rows):
     events = labelled(*((label, start, start + length) for label, start, length in rows))
     lanes = Lanes.of(events)
-    paid = charge(events, lanes)
+    paid = attribute_time(events, lanes)
     expected = np.zeros(len(rows), np.int64)
     order = sorted(range(len(rows)), key=lambda i: (rows[i][1], i))
     for now in range(50):

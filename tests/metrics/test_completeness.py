@@ -5,14 +5,14 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.metrics import recorded as module
-from tracekit.metrics.host import Api
+from tracekit.metrics import completeness as module
+from tracekit.metrics.host_calls import ApiCalls
 
 US = 1_000
 
 
 def recorded(calls, gpu):
-    return module.recorded(Api(calls), gpu)
+    return module.check_completeness(ApiCalls(calls), gpu)
 
 
 def calls(n, *, every=10 * US, name="cudaLaunchKernel", step=None):
@@ -23,81 +23,87 @@ def calls(n, *, every=10 * US, name="cudaLaunchKernel", step=None):
 
 def ran(which, *, every=10 * US, length=8 * US, stream=7):
     """Kernels that start 2 µs after their launch."""
-    at = list(which)
+    ids = list(which)
     return pl.DataFrame(
-        {"kind": "kernel", "correlation": at, "launch_ns": [i * every for i in at], "stream": stream, "device": 0},
+        {
+            "kind": "kernel",
+            "correlation": ids,
+            "launch_ns": [i * every for i in ids],
+            "stream": stream,
+            "device": 0,
+        },
         schema_overrides={"correlation": pl.Int64, "launch_ns": pl.Int64},
     ).with_columns(start_ns=pl.col("launch_ns") + 2 * US, end_ns=pl.col("launch_ns") + 2 * US + length)
 
 
-def codes(found):
-    return [notice.code for notice in found.notices]
+def codes(result):
+    return [notice.code for notice in result.notices]
 
 
 def test_all_there():
-    found = recorded(calls(50), ran(range(50)))
-    assert found.idle_known
-    assert not found.notices
-    assert not len(found.unrecorded)
+    result = recorded(calls(50), ran(range(50)))
+    assert result.idle_known
+    assert not result.notices
+    assert not len(result.unrecorded)
 
 
 def test_launches_after_the_last_kernel_are_a_cut_end_and_idle_is_known():
-    found = recorded(calls(100), ran(range(60)))
-    assert codes(found) == ["recording-cut"]
-    assert found.notices[0].message.startswith("the last 40 launches have no GPU event")
-    assert found.idle_known
-    assert not len(found.unrecorded)
+    result = recorded(calls(100), ran(range(60)))
+    assert codes(result) == ["recording-cut"]
+    assert result.notices[0].message.startswith("the last 40 launches have no GPU event")
+    assert result.idle_known
+    assert not len(result.unrecorded)
 
 
 def test_launches_before_the_first_kernel_are_a_cut_begin():
-    found = recorded(calls(100), ran(range(30, 100)))
-    assert codes(found) == ["recording-cut"]
-    assert found.notices[0].message.startswith("the first 30 launches have no GPU event")
-    assert found.idle_known
+    result = recorded(calls(100), ran(range(30, 100)))
+    assert codes(result) == ["recording-cut"]
+    assert result.notices[0].message.startswith("the first 30 launches have no GPU event")
+    assert result.idle_known
 
 
 def test_a_stream_that_ended_early_does_not_make_a_loss_a_cut():
     """A copy on a stream of its own at the begin: what is lost in the middle came after it, and is still a loss."""
-    there = pl.concat([ran([0], stream=9), ran([i for i in range(1, 200) if i != 100])])
-    assert codes(recorded(calls(200), there)) == ["gpu-events-lost"]
+    gpu = pl.concat([ran([0], stream=9), ran([i for i in range(1, 200) if i != 100])])
+    assert codes(recorded(calls(200), gpu)) == ["gpu-events-lost"]
 
 
 @pytest.mark.parametrize(("last_on_other", "code"), [(189, "recording-cut"), (170, "gpu-events-lost")])
 def test_a_stream_must_have_work_near_the_end_to_be_cut_there(last_on_other, code):
-    """EDGE: one tenth of 200 launches. The other stream's next kernel, launched before the end, is not in the file."""
+    """EDGE_SHARE: a tenth of 200 launches. The other stream's next kernel, launched before the end, is missing."""
     lost = {last_on_other + 1, 199}
-    there = pl.concat(
+    gpu = pl.concat(
         [ran([last_on_other], stream=9), ran([i for i in range(199) if i not in lost and i != last_on_other])]
     )
-    assert module.EDGE == 0.1
-    assert code in codes(recorded(calls(200), there))
+    assert module.EDGE_SHARE == 0.1
+    assert code in codes(recorded(calls(200), gpu))
 
 
 @pytest.mark.parametrize(("lost", "known"), [(2, True), (3, False)])
 def test_more_than_two_in_a_hundred_lost_inside_leave_idle_unknown(lost, known):
-    gone = {40 + 5 * i for i in range(lost)}
-    found = recorded(calls(100), ran(i for i in range(100) if i not in gone))
-    assert module.LOST_LAUNCHES == 0.02
-    assert codes(found) == ["gpu-events-lost"]
-    assert found.idle_known is known
+    lost_launches = {40 + 5 * i for i in range(lost)}
+    result = recorded(calls(100), ran(i for i in range(100) if i not in lost_launches))
+    assert module.MAX_LOST_SHARE == 0.02
+    assert codes(result) == ["gpu-events-lost"]
+    assert result.idle_known is known
 
 
 def test_one_lost_launch_is_said_and_its_time_is_not_recorded():
-    found = recorded(calls(1000), ran(i for i in range(1000) if i != 500))
-    assert codes(found) == ["gpu-events-lost"]
-    assert found.idle_known
+    result = recorded(calls(1000), ran(i for i in range(1000) if i != 500))
+    assert codes(result) == ["gpu-events-lost"]
+    assert result.idle_known
     # From the end of kernel 499 (or its own launch) to the start of kernel 501.
-    assert list(zip(found.unrecorded.start_ns, found.unrecorded.end_ns, strict=True)) == [(5000 * US, 5012 * US)]
+    assert list(zip(result.unrecorded.start_ns, result.unrecorded.end_ns, strict=True)) == [(5000 * US, 5012 * US)]
 
 
 @pytest.mark.parametrize(("apart", "counts"), [(64, True), (65, False)])
 def test_a_stream_used_long_before_and_after_does_not_hold_the_lost_work(apart, counts):
-    """BESIDE: so many launches on either side of the lost one."""
+    """MAX_LAUNCHES_TO_NEIGHBOUR: so many launches on either side of the lost one."""
     on_other = {500 - apart, 500 + apart}
-    there = pl.concat([ran(sorted(on_other), stream=9), ran(i for i in range(1000) if i != 500 and i not in on_other)])
-    found = recorded(calls(1000), there)
-    assert module.BESIDE == 64
-    wide = found.unrecorded.totals_ns(1)[0] > 100 * US
+    gpu = pl.concat([ran(sorted(on_other), stream=9), ran(i for i in range(1000) if i != 500 and i not in on_other)])
+    result = recorded(calls(1000), gpu)
+    assert module.MAX_LAUNCHES_TO_NEIGHBOUR == 64
+    wide = result.unrecorded.totals_ns(1)[0] > 100 * US
     assert wide is counts or bool(wide) == counts
 
 
@@ -107,9 +113,9 @@ def test_launches_inside_a_capture_run_nothing_and_that_is_said():
          "start_ns": [399 * US, 599 * US], "end_ns": [400 * US, 600 * US]},
     )  # fmt: skip
     host = pl.concat([calls(100), marks], how="diagonal")
-    found = recorded(host, ran(i for i in range(100) if not 40 <= i < 60))
-    assert codes(found) == ["graph-captured"]
-    assert found.idle_known
+    result = recorded(host, ran(i for i in range(100) if not 40 <= i < 60))
+    assert codes(result) == ["graph-captured"]
+    assert result.idle_known
     # The same on another thread is no capture of these.
     elsewhere = recorded(host.with_columns(tid=pl.when(pl.col("correlation").is_null()).then(2).otherwise("tid")),
                          ran(i for i in range(100) if not 40 <= i < 60))  # fmt: skip
@@ -126,24 +132,24 @@ def graph(*spans, launch_ns=0, correlation=0):
 
 @pytest.mark.parametrize(("gap", "holes"), [(20, 0), (21, 1)])
 def test_long_gaps_between_the_nodes_of_one_graph_launch_are_not_recorded(gap, holes):
-    found = recorded(calls(1, name="cudaGraphLaunch"), graph((10, 20), (20 + gap, 60)))
-    assert module.NODE_GAP_NS == 20 * US
-    assert len(found.unrecorded) == holes
-    assert codes(found) == ["graph-nodes-missing"] * holes
+    result = recorded(calls(1, name="cudaGraphLaunch"), graph((10, 20), (20 + gap, 60)))
+    assert module.MIN_NODE_GAP_NS == 20 * US
+    assert len(result.unrecorded) == holes
+    assert codes(result) == ["graph-nodes-missing"] * holes
 
 
 @pytest.mark.parametrize(("wait", "holes"), [(200, 0), (201, 1)])
 def test_a_queued_graph_that_begins_late_on_an_idle_gpu_lacks_its_first_nodes(wait, holes):
     """Work before it ended at 20 µs; the graph's call returned long before."""
     host = calls(2).with_columns(name=pl.Series(["cudaLaunchKernel", "cudaGraphLaunch"]))
-    there = pl.concat([graph((2, 20)), graph((20 + wait, 500), launch_ns=10 * US, correlation=1)])
-    found = recorded(host, there)
-    assert module.QUEUED_GAP_NS == 200 * US
-    assert len(found.unrecorded) == holes
+    gpu = pl.concat([graph((2, 20)), graph((20 + wait, 500), launch_ns=10 * US, correlation=1)])
+    result = recorded(host, gpu)
+    assert module.MIN_QUEUED_GAP_NS == 200 * US
+    assert len(result.unrecorded) == holes
 
 
 def test_a_graph_that_left_nothing_makes_idle_unknown():
     host = calls(3).with_columns(name=pl.Series(["cudaLaunchKernel", "cudaGraphLaunch", "cudaLaunchKernel"]))
-    found = recorded(host, ran([0, 2]))
-    assert codes(found) == ["graphs-unseen"]
-    assert not found.idle_known
+    result = recorded(host, ran([0, 2]))
+    assert codes(result) == ["graphs-unseen"]
+    assert not result.idle_known

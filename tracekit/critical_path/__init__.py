@@ -1,0 +1,13 @@
+"""The critical path: a chain of work from a step's start to its end over all ranks, whose parts sum to the step.
+
+``pieces`` reduces one rank's GPU events to the pieces that the path may run through, ``links`` connects the
+communications of all ranks, ``walk`` follows the chain back from the end of each step, and ``path`` presents the
+result.
+"""
+
+from __future__ import annotations
+
+from tracekit.critical_path.path import CriticalPath, critical_path, join_cells
+from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
+
+__all__ = ["PATH_PIECES", "CriticalPath", "critical_path", "find_path_pieces", "join_cells"]

@@ -1,0 +1,325 @@
+"""The critical path across ranks: from a step's end back to its start, a chain of work in which nothing waited.
+
+On a rank the walk follows start constraints (``critical_path.pieces``). In a communication it continues with the rank
+that arrived last: after its arrival the transfer ran (a segment of the rank whose work waited for it), before it every
+member waited for what that rank was doing. Segments follow each other without a gap or an overlap, so that they sum to
+the step to the nanosecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.text import ranks_named
+from tracekit.align.clocks import Clocks
+from tracekit.critical_path.links import Links, PathTables
+from tracekit.critical_path.walk import SEGMENT_KINDS, Arrivals, Pieces, Walks, walk_back
+from tracekit.errors import Notice
+from tracekit.metrics.causes import with_peers
+from tracekit.schema import conform
+
+if TYPE_CHECKING:
+    from tracekit.compare import ScheduleComparison
+
+SEGMENTS = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "rank": pl.Int32(),
+        "kind": pl.String(),  # cell, kernel, copy, collective, message, launch, host or unknown
+        "what": pl.String(),
+        "label": pl.String(),
+        "cause": pl.String(),  # of exposed communication and copies: cause of the exposure
+        "stage": pl.Int32(),
+        "peer": pl.Int32(),  # of communication: the rank that arrived last, where the path continues
+        "start_ns": pl.Int64(),  # on the common clock
+        "end_ns": pl.Int64(),
+        "idle_ns": pl.Int64(),
+        "exposed_ns": pl.Int64(),
+    }
+)
+"""The critical path, in order of time: each segment starts where the one before it ends."""
+SLACK = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "rank": pl.Int32(),
+        "path_ns": pl.Int64(),  # time of the rank on the path
+        "slack_ns": pl.Int64(),  # least time by which it was early at one of these operations; null if there are none
+        "operations": pl.Int64(),  # operations of the path at which it arrived before the last
+    }
+)
+
+_JOINED_KINDS = ("kernel", "copy", "host")
+"""Kinds of which neighbouring segments with the same label are joined."""
+
+
+@dataclass(frozen=True, eq=False)
+class CriticalPath:
+    """The path of every step, and the slack of each rank."""
+
+    segments: pl.DataFrame
+    """``SEGMENTS``; kernels of a pipeline cell are one segment."""
+    pieces: pl.DataFrame
+    """``SEGMENTS``; kernels are joined by label instead."""
+    slack: pl.DataFrame
+    notices: tuple[Notice, ...] = ()
+    unknown_labels: frozenset[str] = field(default_factory=frozenset)
+    """Labels with communication that has no peer's trace: it is unknown whether the path runs through it."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether some step's path could not be followed back to the step's start."""
+        return any(notice.code == "path-ends" for notice in self.notices)
+
+    def blocking_ns(self, rank: int, labels: Sequence[str], step: int | None = None) -> dict[str, int | None]:
+        """Return the exposed time of each label that lies on the path, on one rank (and in one step).
+
+        None where the path could not be followed, or where the label's waiting is unknown without a peer's trace.
+        """
+        on_path = self._exposed_on_path.get((rank, step), {})
+        is_known = not self.broken and len(self.segments) > 0
+        return {
+            label: on_path.get(label, 0) if is_known and label not in self.unknown_labels else None for label in labels
+        }
+
+    @cached_property
+    def _exposed_on_path(self) -> dict[tuple[int, int | None], dict[str | None, int]]:
+        """Exposed time on the path by label, for each (rank, step) and for the whole rank (step None)."""
+        exposed: dict[tuple[int, int | None], dict[str | None, int]] = {}
+        by_step = self.segments.group_by("rank", "step", "label").agg(pl.col("exposed_ns").sum())
+        for rank, step, label, ns in by_step.iter_rows():
+            for key in {(rank, step), (rank, None)}:
+                by_label = exposed.setdefault(key, {})
+                by_label[label] = by_label.get(label, 0) + ns
+        return exposed
+
+    def because(self, parts: Sequence[PathTables], waited: pl.DataFrame) -> CriticalPath:
+        """Return the path with the cause of exposure of each communication and copy, where it was exposed.
+
+        Args:
+            parts: Tables of all ranks.
+            waited: Operations of all ranks with their waits.
+
+        """
+        causes = pl.concat([_main_causes(part, waited) for part in parts])
+
+        def with_cause(table: pl.DataFrame) -> pl.DataFrame:
+            named = table.drop("cause").join(causes, on=["rank", "label"], how="left", maintain_order="left")
+            is_exposed = pl.col("exposed_ns") > 0
+            return named.with_columns(cause=pl.when(is_exposed).then("cause")).select(table.columns)
+
+        return replace(self, segments=with_cause(self.segments), pieces=with_cause(self.pieces))
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Return the path's time by label, rank, stage, kind and cause; each sums to the path.
+
+        Work that has no label, stage or cause counts under its kind.
+        """
+        totals = {}
+        for column in ("label", "rank", "stage", "kind", "cause"):
+            key = pl.coalesce(pl.col(column).cast(pl.String), "kind")
+            rows = self.pieces.group_by(key.alias("key")).agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
+            totals[f"by_{column}"] = dict(rows.sort("ns", "key", descending=[True, False]).iter_rows())
+        return totals
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        columns = ("step", "rank", "kind", "what", "label", "cause", "stage", "peer", "start_ns", "end_ns")
+        steps = self.segments.group_by("step").agg(ns=pl.col("end_ns").max() - pl.col("start_ns").min())
+        return {
+            "critical_path": self.segments.select(columns).to_dicts(),
+            "critical_path_ns": {"total": int(steps["ns"].sum()), **self.totals(), "slack": self.slack.to_dicts()},
+        }
+
+
+def _main_causes(part: PathTables, waited: pl.DataFrame) -> pl.DataFrame:
+    """Return the largest cause of each label's exposed time on one rank, as columns rank, label and cause.
+
+    Waiting for peers is left out: on the path no rank waits for a peer, it continues with the one that arrived last.
+    """
+    rank = part.source.rank
+    exposed = with_peers(part.window.exposed, waited.filter(pl.col("rank") == rank))
+    causes = exposed.filter(pl.col("cause") != "peer_late").sort("ns").group_by("label").agg(pl.col("cause").last())
+    return causes.select(pl.lit(rank, pl.Int32).alias("rank"), pl.col("label", "cause").cast(pl.String))
+
+
+def join_cells(path: CriticalPath, compared: ScheduleComparison) -> CriticalPath:
+    """Return the path with each rank's stage, and with pipeline cells in place of the kernels inside them."""
+    stages = {rank: stage for comparison in compared.all for stage, rank in enumerate(comparison.pipeline.ranks)}
+    stage = pl.col("rank").replace_strict(stages, default=None, return_dtype=pl.Int32)
+    pieces = path.pieces.with_columns(stage=stage)
+    if compared.cells.is_empty() or pieces.is_empty():
+        return replace(path, segments=pieces, pieces=pieces)
+    return replace(path, segments=_join_by_cell(pieces, compared.cells), pieces=pieces)
+
+
+def _join_by_cell(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
+    """Return the segments with neighbouring kernels and copies of one cell joined into one segment."""
+    cells = cells.filter(pl.col("stage").is_not_null() & pl.col("microbatch").is_not_null()).select(
+        pl.col("rank").cast(pl.Int32),
+        "step",
+        middle_ns="start_ns",
+        cell_end_ns="end_ns",
+        cell=pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch"),
+    )
+    # The cell of a kernel or copy is the last one that started before the segment's middle, if it had not ended then.
+    is_inside = (pl.col("middle_ns") < pl.col("cell_end_ns")) & pl.col("kind").is_in(["kernel", "copy"])
+    with_cells = (
+        segments.with_row_index("row")
+        .with_columns(middle_ns=(pl.col("start_ns") + pl.col("end_ns")) // 2)
+        .sort("middle_ns")
+        .join_asof(cells.sort("middle_ns"), on="middle_ns", by=["rank", "step"], check_sortedness=False)
+        .sort("row")
+        .with_columns(cell=pl.when(is_inside).then("cell"))
+    )
+    # Neighbours of the same rank and cell get the same number, and are summed to one segment.
+    same_cell = pl.struct("rank", "cell") == pl.struct("rank", "cell").shift(1)
+    joins = (same_cell & pl.col("cell").is_not_null()).fill_null(False)
+    has_cell = pl.col("cell").is_not_null()
+    return conform(
+        with_cells.with_columns(joined=(~joins).cum_sum())
+        .group_by("joined", maintain_order=True)
+        .agg(
+            pl.col("step", "rank", "cause", "stage", "peer").first(),
+            pl.when(has_cell).then(pl.lit("cell")).otherwise("kind").first().alias("kind"),
+            pl.coalesce("cell", "what").first().alias("what"),
+            pl.col("label").sort_by(pl.col("end_ns") - pl.col("start_ns")).last(),
+            pl.col("start_ns").first(),
+            pl.col("end_ns").last(),
+            pl.col("idle_ns", "exposed_ns").sum(),
+        ),
+        SEGMENTS,
+    )
+
+
+def critical_path(
+    parts: Sequence[PathTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
+) -> CriticalPath:
+    """Return the critical path of every step.
+
+    Args:
+        parts: Tables of all ranks.
+        operations: Operations of all ranks, in order of rank.
+        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
+        clocks: Clock offsets of the ranks.
+
+    """
+    segments, slack, longest_stop = SEGMENTS.to_frame(), SLACK.to_frame(), None
+    links = Links.build(parts, operations, clocks)
+    if links is not None:
+        pieces, walks = walk_back(links, Arrivals.find(links, members, clocks), clocks)
+        segments, slack = _build_segments(pieces, walks), _measure_slack(pieces, walks)
+        stops = [(step, *stop) for step, stop in zip(links.steps, walks.stopped, strict=True) if stop is not None]
+        longest_stop = max(stops, key=lambda stop: stop[2], default=None)
+    unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
+    unknown_labels = frozenset(unmatched["label"].unique().to_list())
+    without_launches = [part.source.rank for part in parts if not part.launches_known]
+    notices = tuple(_notices(longest_stop, unknown_labels, without_launches))
+    return CriticalPath(segments, segments, slack, notices, unknown_labels)
+
+
+def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
+    """Return ``SEGMENTS`` in order of time; neighbouring kernels, copies or host work of one label are joined."""
+    if walks.segments.is_empty():
+        return SEGMENTS.to_frame()
+    ranks = pl.Series([*pieces.links.ranks, None], dtype=pl.Int32)  # the last element is for no peer (-1)
+    steps = pl.Series(pieces.links.steps, dtype=pl.Int64)
+    ns = pl.col("end") - pl.col("start")
+    # Each walk went back in time: reverse it within its step.
+    ordered = walks.segments.reverse().sort("step", maintain_order=True)
+    piece = ordered["piece"].to_numpy()
+    table = pl.concat(
+        [ordered.with_columns(rank_index=pl.Series(pieces.rank_index(piece))), pieces.describe(piece)],
+        how="horizontal",
+    )
+    joined_kinds = [SEGMENT_KINDS.index(kind) for kind in _JOINED_KINDS]
+    is_same = pl.all_horizontal(
+        pl.col(name).eq_missing(pl.col(name).shift(1)) for name in ("step", "kind", "rank_index", "label")
+    )
+    joins = pl.col("kind").is_in(joined_kinds) & is_same & (pl.int_range(pl.len()) > 0)
+    joined = (
+        table.with_columns(joined=(~joins).cum_sum(), ns=ns)
+        .group_by("joined", maintain_order=True)
+        .agg(
+            pl.col("step", "rank_index", "kind", "label", "peer", "start").first(),
+            pl.col("end").last(),
+            # Name of the longest; of several as long, the last.
+            pl.col("what").sort_by("ns", maintain_order=True).last(),
+            # A walk may enter a piece in its middle: no more of it than the segment counts.
+            *(pl.min_horizontal(name, "ns").sum().alias(name) for name in ("idle_ns", "exposed_ns")),
+        )
+    )
+    return conform(
+        joined.select(
+            step=steps.gather(joined["step"]),
+            rank=ranks.gather(joined["rank_index"]),
+            kind=pl.Series(SEGMENT_KINDS).gather(joined["kind"]),
+            what="what",
+            label="label",
+            peer=ranks.gather(joined["peer"].replace(-1, len(ranks) - 1)),
+            start_ns="start",
+            end_ns="end",
+            idle_ns="idle_ns",
+            exposed_ns="exposed_ns",
+        ),
+        SEGMENTS,
+    )
+
+
+def _measure_slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
+    """Return ``SLACK``: a row for every step and rank."""
+    steps, ranks = walks.least_margin.shape
+    step, piece, start, end = (walks.segments[name].to_numpy() for name in ("step", "piece", "start", "end"))
+    path_ns = np.zeros((steps, ranks), np.int64)
+    np.add.at(path_ns, (step, pieces.rank_index(piece)), end - start)
+    operations = walks.operations.ravel()
+    table = pl.DataFrame(
+        {
+            "step": pl.Series(pieces.links.steps, dtype=pl.Int64).gather(np.repeat(np.arange(steps), ranks)),
+            "rank": pl.Series(pieces.links.ranks * steps, dtype=pl.Int32),
+            "path_ns": path_ns.ravel(),
+            "slack_ns": walks.least_margin.ravel(),
+            "operations": operations,
+        }
+    )
+    return conform(table.with_columns(slack_ns=pl.when(pl.col("operations") > 0).then("slack_ns")), SLACK)
+
+
+def _notices(
+    longest_stop: tuple[int | None, int, int] | None, unknown_labels: frozenset[str], without_launches: Sequence[int]
+) -> list[Notice]:
+    """Return notices about walks that stopped early, missing launches and missing peers.
+
+    Args:
+        longest_stop: Step, rank and remaining nanoseconds of the walk that stopped furthest from its step's start.
+        unknown_labels: Labels with communication that has no peer's trace.
+        without_launches: Ranks whose file has no launches.
+
+    """
+    notices = []
+    if without_launches:
+        text = (
+            f"{ranks_named(without_launches)}: the file has no launches, so the critical path cannot cross "
+            "from the GPU to the host and follows the streams alone; record CPU activities as well"
+        )
+        notices.append(Notice("path-ends", text))
+    if longest_stop is not None:
+        step, rank, ns = longest_stop
+        where = f" of step {step}" if step is not None else ""
+        text = (
+            f"the critical path{where} was followed back only to {ns / 1e6:.3f} ms after the step's start, on rank "
+            f"{rank}: the trace does not say what the work there waited for; record launches and synchronisation"
+        )
+        notices.append(Notice("path-ends", text))
+    if unknown_labels:
+        text = (
+            f"the critical path stays on its rank in {', '.join(sorted(unknown_labels))}: no peer's trace says whether "
+            "it was waiting there; give all ranks"
+        )
+        notices.append(Notice("path-alone", text))
+    return notices

@@ -1,0 +1,253 @@
+"""One rank's part of the critical path: pieces of work, and the piece that each one followed.
+
+Following start constraints (``metrics.start_constraints``) back from an event is a walk without choices. Only events on
+a walk from a communication (where a walk may arrive from another rank) or from a step's last event can be on the path.
+Of those, compute that follows compute of the same label on its stream forms one piece. An event that waited for its
+launch continues with the host: from the launch call back to the last call in which the host waited for the GPU, and
+from there with the GPU event whose end released the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._loops.critical_path import mark_walks, number_pieces
+from tracekit._util.arrays import Bools, Ints, as_int64
+from tracekit._util.columns import present, to_int64, with_nulls
+from tracekit.intervals import Intervals
+from tracekit.metrics.causes import Rank
+from tracekit.metrics.start_constraints import END_TOLERANCE_NS, LAUNCH, NOTHING, STREAM
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+
+PIECE_KINDS = ("kernel", "copy", "communication", "launch", "host", "unknown")
+_KERNEL, _COPY, _COMMUNICATION, _LAUNCH, _HOST, _UNKNOWN = range(len(PIECE_KINDS))
+BEFORE_TRACE_NS = np.iinfo(np.int64).min // 4
+"""Start of host work that nothing in the trace precedes."""
+
+PATH_PIECES = pl.Schema(
+    {
+        "kind": pl.Enum(PIECE_KINDS),
+        "label": pl.Enum(LABELS),
+        "what": pl.String(),  # name of the longest kernel; of launches and host work: the operator around the launch
+        "part": pl.Int64(),
+        "start_ns": pl.Int64(),  # end of the piece before it
+        "end_ns": pl.Int64(),
+        "idle_ns": pl.Int64(),  # time within the piece in which none of its events ran
+        "exposed_ns": pl.Int64(),  # of communication and copies: exposed time as in the budget
+        "before": pl.Int64(),  # row of the piece that it followed; -1: the walk ends
+        "id": pl.Int64(),  # event of a communication
+        "last": pl.Boolean(),  # ends its step on this rank
+    }
+)
+
+
+def find_path_pieces(rank: Rank, calls: pl.DataFrame, exposed: Mapping[str, Intervals]) -> pl.DataFrame:
+    """Return ``PATH_PIECES`` of one rank.
+
+    Args:
+        rank: GPU events of the rank with their start constraints.
+        calls: The host's waiting calls (``metrics.host_calls.WAITING_CALLS``).
+        exposed: Exposed time by label over the whole window.
+
+    """
+    if not len(rank.start_ns):
+        return PATH_PIECES.to_frame()
+    chains = _find_chains(rank, calls)
+    gpu = _gpu_pieces(rank, chains, exposed)
+    between, before = _pieces_between(rank, chains)
+    return pl.concat([gpu, between]).with_columns(before=pl.Series(before)).select(PATH_PIECES.names())
+
+
+class _Release(NamedTuple):
+    """For each event: the GPU event whose end released the host before the launch, and when."""
+
+    event: Ints
+    """-1 if the host had not waited for the GPU."""
+    time_ns: Ints
+
+
+class _Chains(msgspec.Struct, frozen=True, eq=False):
+    """Events that may be on the path, the event that each followed, and the pieces that they form."""
+
+    followed: Ints
+    """Of each event: the event that it followed; -1: none."""
+    on_walk: Bools
+    """Whether the event is on some walk."""
+    is_communication: Bools
+    is_last: Bools
+    """Whether the event ends its part on this rank."""
+    release: _Release
+    piece: Ints
+    """Of each event: its piece; -1 if it is on no walk."""
+    first: Ints
+    """Of each piece: its first event."""
+    last: Ints
+    longest: Ints
+
+
+def _find_chains(rank: Rank, calls: pl.DataFrame) -> _Chains:
+    """Follow start constraints back from communications and last events, and group the events on the way."""
+    constraints = rank.constraints
+    count = len(rank.start_ns)
+    is_communication, is_last = rank.labels(*COMMUNICATION_LABELS), _ends_part(rank)
+    release = _find_release(rank, calls)
+    followed = np.where(constraints.kind == LAUNCH, release.event, constraints.blocker)
+    # Overlapping events may name one that starts later: a walk must go back in time.
+    followed = as_int64(np.where((followed >= 0) & (rank.start_ns[followed] > rank.start_ns), -1, followed))
+    order = as_int64(rank.order)
+    marked = (is_communication | is_last).astype(np.int64)
+    mark_walks(order, followed, marked)
+    on_walk = marked > 0
+
+    # An event joins the piece of the event it followed if nothing else followed that one and both are alike.
+    followers = np.bincount(followed[on_walk & (followed >= 0)], minlength=count)
+    joins = on_walk & (constraints.kind == STREAM) & constraints.is_certain & ~is_communication & (followed >= 0)
+    joins &= (followers[followed] == 1) & (rank.label[followed] == rank.label)
+    joins &= (rank.part[followed] == rank.part) & ~is_last[followed]
+    piece = np.full(count, -1, np.int64)
+    first, last, longest = np.empty((3, count), np.int64)
+    duration = as_int64(rank.end_ns - rank.start_ns)
+    pieces = number_pieces(order, followed, marked, joins.astype(np.int64), duration, piece, first, last, longest)
+    return _Chains(
+        followed=followed,
+        on_walk=on_walk,
+        is_communication=is_communication,
+        is_last=is_last,
+        release=release,
+        piece=piece,
+        first=first[:pieces],
+        last=last[:pieces],
+        longest=longest[:pieces],
+    )
+
+
+def _gpu_pieces(rank: Rank, chains: _Chains, exposed: Mapping[str, Intervals]) -> pl.DataFrame:
+    """Return the pieces of GPU work, without ``before``."""
+    constraints, first, last, pieces = rank.constraints, chains.first, chains.last, len(chains.first)
+    rows = np.flatnonzero(chains.on_walk)
+    piece = chains.piece[rows]
+    # A piece starts where what held it back ended; after a launch, or where that is not certain, with its first event.
+    is_direct = constraints.is_certain[first] & (constraints.kind[first] != LAUNCH)
+    start = np.where(is_direct, constraints.since_ns[first], rank.start_ns[first])
+    end = rank.end_ns[last]
+    busy = np.bincount(piece, weights=(rank.end_ns - rank.start_ns)[rows], minlength=pieces).astype(np.int64)
+    is_communication = chains.is_communication[first]
+    kind = np.where(is_communication, _COMMUNICATION, np.where(rank.labels(*COPY_LABELS)[first], _COPY, _KERNEL))
+    ids = rank.labelled["id"].to_numpy() if "id" in rank.labelled.columns else np.arange(len(rank.start_ns))
+    return pl.DataFrame(
+        {
+            "kind": pl.Series(PIECE_KINDS, dtype=PATH_PIECES["kind"])[kind],
+            "label": pl.Series(LABELS, dtype=PATH_PIECES["label"])[rank.label[first]],
+            "what": _text(rank, "name", chains.longest),
+            "part": rank.part[first],
+            "start_ns": start,
+            "end_ns": end,
+            "idle_ns": np.maximum(end - start - busy, 0),
+            "exposed_ns": _exposed_ns(rank, rows, piece, pieces, exposed),
+            "id": with_nulls(ids[first], is_communication),
+            "last": chains.is_last[last],
+        }
+    )
+
+
+def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
+    """Return launches, host work and unexplained time between GPU pieces; and ``before`` of all pieces.
+
+    Rows are numbered behind the GPU pieces: first the launches and the unexplained time right before a GPU piece (from
+    its launch call, or from when it could have started), then the host work before the launches.
+    """
+    constraints, first, pieces = rank.constraints, chains.first, len(chains.first)
+    is_launched = constraints.kind[first] == LAUNCH
+    is_unexplained = ~constraints.is_certain[first] & (constraints.kind[first] != NOTHING)
+    followed = chains.followed[first]
+    followed_piece = np.where(followed >= 0, chains.piece[followed], -1)
+    gaps, hosts = np.flatnonzero(is_launched | is_unexplained), np.flatnonzero(is_launched)
+    # A GPU piece follows its gap if it has one; a gap follows its host work if there is some.
+    before_gpu, before_gap = followed_piece.copy(), followed_piece.copy()
+    before_gpu[gaps] = pieces + np.arange(len(gaps))
+    before_gap[hosts] = pieces + len(gaps) + np.arange(len(hosts))
+    gap_event, host_event = first[gaps], first[hosts]
+    host_start = np.where(followed[hosts] >= 0, chains.release.time_ns[host_event], BEFORE_TRACE_NS)
+    kind = np.concatenate([np.where(is_unexplained[gaps], _UNKNOWN, _LAUNCH), np.full(len(hosts), _HOST)])
+    event = np.concatenate([gap_event, host_event])
+    op, annotation = _text(rank, "op", event), _text(rank, "annotation", event)
+    table = pl.DataFrame(
+        {
+            "kind": pl.Series(PIECE_KINDS, dtype=PATH_PIECES["kind"])[kind],
+            "label": pl.repeat(None, len(event), dtype=PATH_PIECES["label"], eager=True),
+            "what": op.fill_null(annotation),
+            "part": rank.part[event],
+            "start_ns": np.concatenate([constraints.since_ns[gap_event], host_start]),
+            "end_ns": np.concatenate([rank.start_ns[gap_event], constraints.since_ns[host_event]]),
+            "idle_ns": np.zeros(len(event), np.int64),
+            "exposed_ns": np.zeros(len(event), np.int64),
+            "id": pl.repeat(None, len(event), dtype=pl.Int64, eager=True),
+            "last": np.zeros(len(event), np.bool_),
+        }
+    )
+    return table, np.concatenate([before_gpu, before_gap[gaps], followed_piece[hosts]])
+
+
+def _text(rank: Rank, column: str, rows: Ints) -> pl.Series:
+    """Return a text column of the labelled table at some rows; null if the table lacks it."""
+    if column not in rank.labelled.columns:
+        return pl.repeat(None, len(rows), dtype=pl.String, eager=True)
+    return rank.labelled[column][rows].cast(pl.String)
+
+
+def _ends_part(rank: Rank) -> Bools:
+    """Return which events end last in their part."""
+    order = np.lexsort((rank.end_ns, rank.part))
+    last_of_part = np.append(np.flatnonzero(np.diff(rank.part[order])), len(order) - 1)
+    is_last = np.zeros(len(order), np.bool_)
+    is_last[order[last_of_part]] = True
+    return is_last
+
+
+def _exposed_ns(rank: Rank, rows: Ints, piece: Ints, pieces: int, exposed: Mapping[str, Intervals]) -> Ints:
+    """Return the exposed time of the communication and copies of each piece; *piece* is of each of *rows*."""
+    exposed_ns = np.zeros(pieces, np.int64)
+    for label, lane in exposed.items():
+        has_label = rank.label[rows] == LABELS.index(label)
+        events = rows[has_label]
+        np.add.at(exposed_ns, piece[has_label], lane.covered_ns(rank.start_ns[events], rank.end_ns[events]))
+    return exposed_ns
+
+
+def _find_release(rank: Rank, calls: pl.DataFrame) -> _Release:
+    """Return, for each event, the GPU event whose end let the host continue to the event's launch, and when.
+
+    The host was released by the last blocking call before the launch during which some GPU event ended.
+    """
+    nothing = np.full(len(rank.start_ns), -1, np.int64)
+    blocks = calls["blocks"].to_numpy()
+    threads = _launching_threads(rank)
+    if len(threads):
+        blocks = blocks & (np.isin(to_int64(calls["tid"]), threads) | ~present(calls["tid"]))
+    call_start, call_end = calls["start_ns"].to_numpy()[blocks], calls["end_ns"].to_numpy()[blocks]
+    # The GPU event that ended last before each call returned, if it ended during the call.
+    by_end = np.argsort(rank.end_ns, kind="stable")
+    event_end = rank.end_ns[by_end]
+    latest = np.searchsorted(event_end, call_end + END_TOLERANCE_NS, side="right") - 1
+    has_waited = (latest >= 0) & (event_end[np.maximum(latest, 0)] >= call_start)
+    if not has_waited.any():
+        return _Release(nothing, nothing)
+    releasing_event, release_time = by_end[latest[has_waited]], call_end[has_waited]
+    order = np.argsort(release_time, kind="stable")
+    # For each launch, the last of these calls that returned before it.
+    call = np.searchsorted(release_time[order], rank.launch_ns, side="right") - 1
+    is_released = rank.launched & (call >= 0)
+    event = np.where(is_released, releasing_event[order][np.maximum(call, 0)], -1)
+    return _Release(event, np.where(is_released, np.minimum(rank.end_ns[event], rank.launch_ns), -1))
+
+
+def _launching_threads(rank: Rank) -> Ints:
+    """Return the threads that launch GPU work; empty where the trace does not record them."""
+    if "launch_tid" not in rank.labelled.columns:
+        return np.zeros(0, np.int64)
+    return rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()

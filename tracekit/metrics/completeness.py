@@ -1,0 +1,254 @@
+"""Completeness of a recording: launches without their GPU event, and idle time that may be unrecorded work.
+
+A launch without a GPU event is one of four things: a call during the capture of a graph, which runs nothing; one of the
+recording's last (or first) launches, cut off with it; a kernel that the profiler lost; or a graph whose nodes were not
+traced. Idle time in which lost work may have run is *unrecorded*, a term of its own in the budget: the true idle time
+lies between the budget's idle, and idle and unrecorded together.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Bools
+from tracekit._util.columns import present
+from tracekit._util.text import percent
+from tracekit.errors import Notice
+from tracekit.intervals import EMPTY, Intervals, union
+from tracekit.metrics.host_calls import LAUNCH_PATTERN, ApiCalls
+from tracekit.schema import GPU_KINDS
+
+MAX_LOST_SHARE = 0.02
+"""Share of launches lost inside the recording above which idle time is unknown."""
+EDGE_SHARE = 0.1
+"""Share of the launches, at either end of a recording, among which a stream must have work to be cut off there."""
+MAX_LAUNCHES_TO_NEIGHBOUR = 64
+"""Launches before or after a lost one within which a stream must have work to be the one that the lost work ran on."""
+MIN_NODE_GAP_NS = 20_000
+"""Idle time between two nodes of one graph launch above which nodes between them were not recorded."""
+MIN_QUEUED_GAP_NS = 200_000
+"""Idle time before or after a graph, with work queued, above which nodes of the graph were not recorded."""
+
+_GPU_COLUMNS = ("correlation", "start_ns", "end_ns", "device", "stream", "launch_ns")
+_GRAPH_LAUNCH = "GraphLaunch"
+_CAPTURE_PATTERN = "StreamBeginCapture|StreamEndCapture"
+
+
+class Completeness(msgspec.Struct, frozen=True, eq=False):
+    """Missing GPU work of one rank's recording."""
+
+    idle_known: bool = True
+    unrecorded: Intervals = msgspec.field(default_factory=lambda: EMPTY)
+    """Time in which lost work may have run; it counts only where nothing else ran."""
+    cut_steps: tuple[int | None, ...] = ()
+    """Steps recorded only in part, at the recording's beginning or end; None stands for events outside every step."""
+    notices: tuple[Notice, ...] = ()
+
+
+def add_launch_times(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the GPU events with ``launch_ns``, the start of their launch call, as ``check_completeness`` reads them.
+
+    >>> events = pl.DataFrame({"kind": ["runtime", "kernel"], "name": ["cudaLaunchKernel", "k"], "correlation": [1, 1],
+    ...                        "start_ns": [3, 9], "end_ns": [4, 12]})
+    >>> add_launch_times(events).select("start_ns", "launch_ns").rows()
+    [(9, 3)]
+    """
+    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null())
+    launches = calls.select("correlation", launch_ns="start_ns").unique("correlation", keep="last")
+    gpu = events.filter(pl.col("kind").is_in(GPU_KINDS))
+    return gpu.join(launches, on="correlation", how="left", maintain_order="left")
+
+
+def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
+    """Return which GPU work is missing from the file.
+
+    Args:
+        api: The host's calls.
+        labelled: GPU events with ``launch_ns``.
+
+    >>> calls = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": [1, 2, 3], "tid": 1,
+    ...          "start_ns": [0, 1, 2], "end_ns": [1, 2, 3], "step": None}
+    >>> gpu = {"kind": "kernel", "correlation": [1, 3], "start_ns": [5, 30], "end_ns": [9, 40], "stream": 7,
+    ...        "device": 0, "launch_ns": [0, 2]}
+    >>> completeness = check_completeness(ApiCalls(pl.DataFrame(calls)), pl.DataFrame(gpu))
+    >>> completeness.unrecorded, [notice.code for notice in completeness.notices]
+    (Intervals([9, 30)), ['gpu-events-lost'])
+
+    """
+    launch_rows = np.flatnonzero(api.named(LAUNCH_PATTERN) & present(api.calls["correlation"]))
+    if not len(launch_rows) or labelled.is_empty():
+        return Completeness()
+    has_event = api.calls["correlation"].is_in(labelled["correlation"].implode()).fill_null(value=False)
+    is_missing = ~has_event.to_numpy()[launch_rows]
+    if not is_missing.any() and not api.named(_GRAPH_LAUNCH).any():
+        return Completeness()
+    gpu = labelled.select(_GPU_COLUMNS)
+    launches = api.calls[launch_rows].with_columns(missing=pl.Series(is_missing)).sort("start_ns")
+    lost = launches.filter("missing")
+    if len(lost) <= gpu["launch_ns"].null_count():  # GPU events without a known launch may well be theirs
+        lost = lost.clear()
+
+    # 1. Launches during the capture of a graph run nothing.
+    captured = _is_captured(api.calls.filter(pl.Series(api.named(_CAPTURE_PATTERN))), lost)
+    notices = _capture_notice(int(captured.sum()))
+    lost = lost.filter(pl.Series(~captured))
+    # 2. Graphs without any event, and graphs of which some nodes are missing.
+    is_graph = pl.col("name").cast(pl.String).str.contains(_GRAPH_LAUNCH)
+    graphs = launches.filter(is_graph)
+    unrecorded = _find_graph_holes(gpu, graphs)
+    if unseen := len(lost.filter(is_graph)):
+        return Completeness(False, unrecorded, (), (*notices, _unseen_graphs_notice(unseen, len(graphs))))
+    # 3. Launches cut off with the recording's begin or end.
+    cut_at_begin, cut_at_end = _find_cut_off(gpu, lost)
+    is_cut = pl.Series(cut_at_begin | cut_at_end)
+    cut_steps = _find_cut_steps(launches, lost.filter(is_cut))
+    notices += _cut_notice(int(cut_at_begin.sum()), int(cut_at_end.sum()))
+    # 4. Launches whose work was lost inside the recording.
+    inside = lost.filter(~is_cut)
+    if inside.is_empty():
+        return Completeness(True, unrecorded, cut_steps, (*notices, *_hole_notice(unrecorded, gpu)))
+    idle_known = len(inside) <= MAX_LOST_SHARE * len(launches)
+    unrecorded = unrecorded | _find_possible_times(inside, launches, gpu)
+    notices += (_lost_notice(len(inside), len(launches), known=idle_known),)
+    return Completeness(idle_known, unrecorded, cut_steps, notices)
+
+
+def _is_captured(captures: pl.DataFrame, lost: pl.DataFrame) -> Bools:
+    """Return which launches lie between the begin and the end of a capture on their thread.
+
+    Args:
+        captures: Calls that begin or end a capture.
+        lost: Launches without a GPU event.
+
+    """
+    is_begin = pl.col("name").cast(pl.String).str.contains("Begin")
+    edges = captures.select("tid", "start_ns", capturing=is_begin).sort("start_ns")
+    launches = lost.select("tid", "start_ns").with_row_index("row").sort("start_ns")
+    # The last capture call before a launch, on the same thread, tells whether a capture was under way.
+    state = launches.join_asof(edges, on="start_ns", by="tid", strategy="backward", check_sortedness=False)
+    return state.sort("row")["capturing"].fill_null(False).to_numpy()
+
+
+def _find_cut_off(gpu: pl.DataFrame, lost: pl.DataFrame) -> tuple[Bools, Bools]:
+    """Return which lost launches were cut off by the recording's begin, and which by its end.
+
+    A stream runs in order. The recording's end cut off what was launched after the last recorded kernel of some stream
+    that was in use then; its begin cut off what was launched before the first recorded kernel of such a stream.
+    """
+    launched = gpu.filter(pl.col("launch_ns").is_not_null())
+    time = lost["start_ns"].to_numpy()
+    if launched.is_empty():
+        return np.zeros(len(time), np.bool_), np.zeros(len(time), np.bool_)
+    early, late = (launched["launch_ns"].quantile(share) for share in (EDGE_SHARE, 1 - EDGE_SHARE))
+    streams = launched.group_by("device", "stream").agg(first=pl.col("launch_ns").min(), last=pl.col("launch_ns").max())
+    recorded_from = streams.filter(pl.col("first") <= early)["first"].max()
+    recorded_until = streams.filter(pl.col("last") >= late)["last"].min()
+    # Nothing was cut off there if even the very first (last) launch has its kernel.
+    has_cut_begin = (time < streams["first"].min()).any()
+    has_cut_end = (time > streams["last"].max()).any()
+    return (time < recorded_from) & has_cut_begin, (time > recorded_until) & has_cut_end
+
+
+def _find_cut_steps(launches: pl.DataFrame, cut: pl.DataFrame) -> tuple[int | None, ...]:
+    """Return the steps of which more than ``MAX_LOST_SHARE`` of the launches were cut off."""
+    totals = launches.group_by("step").agg(total=pl.len())
+    counts = cut.group_by("step").len().join(totals, on="step", nulls_equal=True)
+    return tuple(counts.filter(pl.col("len") > MAX_LOST_SHARE * pl.col("total"))["step"].sort().to_list())
+
+
+def _find_possible_times(lost: pl.DataFrame, launches: pl.DataFrame, gpu: pl.DataFrame) -> Intervals:
+    """Return when lost work may have run, on any of the streams in use around its launch.
+
+    A stream runs in order: the work ran after everything launched before it had ended, and before anything launched
+    after it began.
+    """
+    turn = launches.select("correlation", turn=pl.int_range(pl.len(), dtype=pl.Int64))
+    lost = lost.join(turn, on="correlation").select("turn", launch_ns="start_ns").sort("turn")
+    ran = gpu.join(turn, on="correlation").sort("turn").select("device", "stream", "turn", "start_ns", "end_ns")
+    windows = [lost.select("launch_ns", since="launch_ns", until=pl.lit(None, pl.Int64))] if ran.is_empty() else []
+    for stream in ran.partition_by("device", "stream"):
+        previous = stream.select("turn", since="end_ns", previous_turn="turn")
+        following = stream.select("turn", until="start_ns", next_turn="turn")
+        window = lost.join_asof(previous, on="turn").join_asof(following, on="turn", strategy="forward")
+        in_use = (pl.col("turn") - pl.col("previous_turn") <= MAX_LAUNCHES_TO_NEIGHBOUR) | (
+            pl.col("next_turn") - pl.col("turn") <= MAX_LAUNCHES_TO_NEIGHBOUR
+        )
+        windows.append(window.filter(in_use).select("launch_ns", "since", "until"))
+    possible = pl.concat(windows)
+    start = possible.select(pl.max_horizontal("launch_ns", "since")).to_series().to_numpy()
+    end = possible["until"].fill_null(gpu["end_ns"].to_numpy().max()).to_numpy()
+    return union(start, np.maximum(start, end))
+
+
+def _find_graph_holes(gpu: pl.DataFrame, graphs: pl.DataFrame) -> Intervals:
+    """Return the long idle times inside a graph launch, and those beside one while work was queued."""
+    if graphs.is_empty():
+        return EMPTY
+    idle = union(gpu["start_ns"].to_numpy(), gpu["end_ns"].to_numpy()).gaps().to_frame()
+    is_of_graph = pl.col("correlation").is_in(graphs["correlation"].implode())
+    ran = gpu.with_columns(graph=pl.when(is_of_graph).then("correlation"))
+    # To each idle gap: the graph of the event that ends last before it, graph and launch of the event that ends it, and
+    # the end of that graph's launch call.
+    left = ran.sort("end_ns").select(start_ns="end_ns", left="graph").unique("start_ns", keep="last").sort("start_ns")
+    right = ran.sort("start_ns", "launch_ns").select("launch_ns", end_ns="start_ns", right="graph")
+    launch_calls = graphs.select(right="correlation", call_end="end_ns")
+    table = (
+        idle.join_asof(left, on="start_ns")
+        .join(right.unique("end_ns", keep="first"), on="end_ns", how="left", maintain_order="left")
+        .join(launch_calls, on="right", how="left", maintain_order="left")
+    )
+    is_inside = (pl.col("left") == pl.col("right")).fill_null(False)
+    is_beside = pl.col("left").is_not_null() | pl.col("right").is_not_null()
+    # Work was queued from its launch on, for a graph from the end of its launch call on.
+    queued_from = pl.max_horizontal(
+        "start_ns",
+        pl.col("launch_ns").fill_null(pl.col("end_ns")),
+        pl.min_horizontal(pl.col("call_end").fill_null(0), "end_ns"),
+    )
+    table = table.with_columns(begin=pl.when(is_inside).then("start_ns").otherwise(queued_from))
+    min_gap_ns = pl.when(is_inside).then(MIN_NODE_GAP_NS).otherwise(MIN_QUEUED_GAP_NS)
+    holes = table.filter(is_beside & (pl.col("end_ns") - pl.col("begin") > min_gap_ns))
+    return union(holes["begin"].to_numpy(), holes["end_ns"].to_numpy())
+
+
+def _capture_notice(count: int) -> tuple[Notice, ...]:
+    if not count:
+        return ()
+    text = f"{count} launches recorded a CUDA graph (between the begin and the end of its capture): they ran "
+    return (Notice("graph-captured", f"{text}nothing, and no kernel is missing for them"),)
+
+
+def _cut_notice(early: int, late: int) -> tuple[Notice, ...]:
+    texts = []
+    if late:
+        texts.append(f"the last {late} launches have no GPU event: the recording ends before they ran")
+    if early:
+        texts.append(f"the first {early} launches have no GPU event: the recording begins after they ran")
+    return tuple(Notice("recording-cut", f"{text}; figures are of the part that was recorded") for text in texts)
+
+
+def _lost_notice(lost: int, launched: int, *, known: bool) -> Notice:
+    text = f"{lost} of {launched} launches have no GPU event in the file (dropped by the profiler)"
+    if known:
+        text += ": idle time in which they may have run counts as not recorded, compute is at least what is shown, and "
+        return Notice("gpu-events-lost", f"{text}causes of idle time and of the gap are not certain")
+    return Notice("gpu-events-lost", f"{text}: idle time and the bubble are null; record fewer steps, or record again")
+
+
+def _unseen_graphs_notice(unseen: int, launched: int) -> Notice:
+    text = f"{unseen} of {launched} CUDA graph launches left no GPU events in the file: what they ran is not known, "
+    return Notice("graphs-unseen", f"{text}so idle time and the bubble are null; record with graph node tracing")
+
+
+def _hole_notice(holes: Intervals, gpu: pl.DataFrame) -> tuple[Notice, ...]:
+    if not len(holes):
+        return ()
+    span = int(gpu["end_ns"].to_numpy().max() - gpu["start_ns"].to_numpy().min())
+    ns = holes.total_ns
+    text = (
+        f"CUDA graphs ran for {ns / 1e6:.3f} ms ({percent(ns, max(1, span))} of the recording) without a kernel in the "
+    )
+    text += "file: this time counts as not recorded, not as idle; record with graph node tracing"
+    return (Notice("graph-nodes-missing", text),)

@@ -1,0 +1,237 @@
+"""Balance of expert parallelism: bytes received by each rank, work of its experts, and the cost of imbalance.
+
+A rank that is sent more tokens computes longer and arrives late at the combine, where the others wait for it. Imbalance
+explains at most as much of that wait as the experts' own work differs (and, where bytes were recorded, no more than
+they account for); the step loses at most the part of it that no compute hides. Only the forward is measured: both
+bounds hold for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+from msgspec.structs import asdict
+
+from tracekit.intervals import union
+from tracekit.schema import conform
+
+EXPERT_BALANCE = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "group": pl.String(),
+        "exchanges": pl.Int64(),  # matched dispatches of the forward
+        "received": pl.Int64(),  # bytes, over all of them
+        "over_mean": pl.Float64(),  # received / mean of the group
+        "largest": pl.Int64(),  # exchanges in which this rank received most
+        "wait_ns": pl.Int64(),  # its wait for the other ranks in those exchanges
+    }
+)
+
+EXPERT_WORK = pl.Schema({"rank": pl.Int32(), "id": pl.Int64(), "expert_ns": pl.Int64()})
+"""Time of forward compute launched between a dispatch (event ``id``) and its combine."""
+
+EXPERT_LAYERS = pl.Schema(
+    {
+        "exchange": pl.Int64(),  # number of the dispatch in the forward of a step, by group
+        "group": pl.String(),
+        "rank": pl.Int32(),
+        "received": pl.Int64(),  # bytes, over all steps; null where sizes were not recorded
+        "received_over_mean": pl.Float64(),  # of its group
+        "expert_ns": pl.Int64(),  # union of compute between dispatch and combine
+        "expert_over_mean": pl.Float64(),
+        "wait_ns": pl.Int64(),  # in the combine, at most what the others' longer work explains
+        "exposed_ns": pl.Int64(),  # of that, at most what no compute hides
+    }
+)
+
+
+class ExpertCost(msgspec.Struct, frozen=True):
+    """Cost of imbalance in the forward, over all steps. Upper bounds."""
+
+    exchanges: int
+    """Dispatches that were matched on several ranks and have a combine."""
+    transfer_ns: int | None
+    """Time by which dispatches would be shorter if every rank received the mean and time were proportional to bytes."""
+    wait_ns: int
+    """Wait in combines that follow longer expert work, summed over ranks."""
+    step_ns: int
+    """Loss of the step: of each exchange, the longest exposed wait of a rank."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self)
+
+
+def measure_expert_balance(operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
+    """Return the bytes each rank's experts received (``EXPERT_BALANCE``); empty where sizes were not recorded.
+
+    Args:
+        operations: Operations of all ranks.
+        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
+
+    """
+    received = operations.with_row_index("row").select(pl.col("row").cast(pl.Int64), "received", "pass")
+    dispatches = (
+        members.filter(pl.col("label") == "ep_dispatch")
+        .join(received, on="row", how="left")
+        .filter((pl.col("pass") == "forward") & pl.col("received").is_not_null().all().over("match"))
+        .with_columns(
+            mean=pl.col("received").mean().over("match"),
+            # No rank received most where all received the same.
+            is_largest=(pl.col("received") == pl.col("received").max().over("match"))
+            & (pl.col("received").n_unique().over("match") > 1),
+        )
+    )
+    table = dispatches.group_by("rank", "group").agg(
+        pl.col("received").sum(),
+        pl.col("wait_ns").sum(),
+        exchanges=pl.len(),
+        over_mean=pl.col("received").sum() / pl.col("mean").sum(),
+        largest=pl.col("is_largest").sum(),
+    )
+    return conform(table.sort("over_mean", "rank", descending=[True, False]), EXPERT_BALANCE)
+
+
+def measure_expert_work(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Return ``EXPERT_WORK`` of one rank: forward compute belongs to the dispatch launched last before it.
+
+    >>> from tracekit.schema import LABELLED
+    >>> rows = [("ep_dispatch", 0, 5), ("forward", 5, 9), ("dgrad", 6, 30), ("ep_combine", 9, 12), ("forward", 12, 20)]
+    >>> events = [{"rank": 0, "id": k, "label": a, "pass": "backward" if a == "dgrad" else "forward", "launch_ns": k,
+    ...            "start_ns": s, "end_ns": e} for k, (a, s, e) in enumerate(rows)]
+    >>> measure_expert_work(conform(pl.DataFrame(events), LABELLED)).rows()
+    [(0, 0, 4)]
+    """
+    order_ns = pl.coalesce("launch_ns", "start_ns").alias("order_ns")
+    label = pl.col("label").cast(pl.String)
+    is_exchange = label.is_in(["ep_dispatch", "ep_combine"]) & (pl.col("pass") == "forward")
+    exchanges = labelled.filter(is_exchange).select(order_ns, "rank", "id", is_dispatch=label == "ep_dispatch")
+    if exchanges.is_empty():
+        return EXPERT_WORK.to_frame()
+    work = (
+        labelled.filter(label == "forward")
+        .select(order_ns, "start_ns", "end_ns")
+        .sort("order_ns")
+        .join_asof(exchanges.sort("order_ns"), on="order_ns")
+        .filter(pl.col("is_dispatch").fill_null(False))
+    )
+    if work.is_empty():
+        return EXPERT_WORK.to_frame()
+    ids, dispatch = np.unique(work["id"].to_numpy(), return_inverse=True)
+    covered = union(work["start_ns"].to_numpy(), work["end_ns"].to_numpy(), dispatch)
+    table = pl.DataFrame({"rank": exchanges["rank"][0], "id": ids, "expert_ns": covered.totals_ns(len(ids))})
+    return conform(table, EXPERT_WORK)
+
+
+def expert_cost(
+    work: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFrame
+) -> tuple[pl.DataFrame, ExpertCost | None]:
+    """Return ``EXPERT_LAYERS`` and the cost of imbalance; empty and None where no dispatch and combine were matched.
+
+    Where bytes are known, work counts as longer only as far as the received bytes account for.
+
+    Args:
+        work: ``EXPERT_WORK`` of all ranks.
+        operations: Operations of all ranks.
+        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
+
+    """
+    exchanges = work if work.is_empty() else _find_exchanges(work, operations, members)
+    if exchanges.is_empty():
+        return EXPERT_LAYERS.to_frame(), None
+    longest_work = pl.max("expert_ns").over("match")
+    most_received = pl.max("received").over("match")
+    all_sized = pl.col("received").is_not_null().all().over("match")
+    # By how much this rank's work should be shorter than the longest, if work is proportional to bytes.
+    expected_lead = (longest_work * (1 - pl.col("received") / most_received)).ceil()
+    exchanges = exchanges.with_columns(
+        mean_received=pl.when(all_sized).then(pl.mean("received").over("match")),
+        most_received=most_received,
+        lead_ns=longest_work - pl.col("expert_ns"),
+        expected_lead_ns=pl.when(all_sized & (most_received > 0)).then(expected_lead).cast(pl.Int64),
+    )
+    exchanges = exchanges.with_columns(
+        explained_ns=pl.min_horizontal("lead_ns", "combine_wait_ns", "expected_lead_ns").clip(0)
+    ).with_columns(lost_ns=pl.min_horizontal("explained_ns", "combine_exposed_ns").clip(0))
+    saved_share = 1 - pl.first("mean_received") / pl.first("most_received")
+    by_match = exchanges.group_by("match").agg(pl.max("lost_ns"), saved_ns=pl.first("transfer_ns") * saved_share)
+    cost = ExpertCost(
+        exchanges=len(by_match),
+        transfer_ns=None if by_match["saved_ns"].null_count() else round(float(by_match["saved_ns"].sum())),
+        wait_ns=int(exchanges["explained_ns"].sum()),
+        step_ns=int(by_match["lost_ns"].sum()),
+    )
+    return _sum_by_layer(exchanges), cost
+
+
+def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
+    """Return matched dispatches with their ranks' work and with the wait in the following combine.
+
+    A model may dispatch in several operations (tokens, then weights): all dispatches before one combine form one
+    exchange.
+    """
+    is_exchange = operations["label"].is_in(["ep_dispatch", "ep_combine"]) & (operations["pass"] == "forward")
+    rows = np.flatnonzero(is_exchange.fill_null(False).to_numpy())
+    columns = ("rank", "id", "label", "step", "group", "order_ns", "start_ns", "end_ns", "hidden_ns", "received")
+    # An operation may be a member of several matches: the first counts. Assigning in reverse lets the first one win.
+    member_row = members["row"].to_numpy()
+    first_member = np.full(len(operations), -1, np.int64)
+    first_member[member_row[::-1]] = np.arange(len(member_row))[::-1]
+    member = pl.Series(first_member[rows])
+    member = member.set(member < 0, None)
+    is_combine = pl.col("label") == "ep_combine"
+    exchange_number = is_combine.cum_sum().over("rank") - is_combine.cast(pl.UInt32)  # combines before this one
+    own = (
+        operations.select(columns)[rows]
+        .with_columns(members[name].gather(member) for name in ("match", "wait_ns", "transfer_ns"))
+        .sort("rank", "order_ns")
+        .with_columns(exchange=exchange_number)
+        .join(work, on=["rank", "id"], how="left", maintain_order="left")
+    )
+    exposed_ns = pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns")
+    combines = (
+        own.filter(is_combine)
+        .drop_nulls("match")
+        .group_by("rank", "exchange")
+        .agg(combine_wait_ns=pl.first("wait_ns"), combine_exposed_ns=exposed_ns.first())
+    )
+    return (
+        own.filter(~is_combine)
+        .group_by("rank", "exchange", maintain_order=True)
+        .agg(
+            pl.col("match", "step", "group", "order_ns").last(),
+            pl.sum("transfer_ns", "expert_ns"),
+            pl.when(pl.col("received").is_not_null().all()).then(pl.sum("received")).alias("received"),
+            is_complete=pl.col("match").is_not_null().all() & pl.col("expert_ns").is_not_null().any(),
+        )
+        .filter("is_complete")
+        .join(combines, on=["rank", "exchange"])
+        .filter(pl.len().over("match") > 1)
+        .drop("exchange")
+    )
+
+
+def _sum_by_layer(exchanges: pl.DataFrame) -> pl.DataFrame:
+    """Return ``EXPERT_LAYERS``, the most uneven work first."""
+    matches = exchanges.group_by("match").agg(pl.first("step", "group"), pl.min("order_ns"))
+    number = pl.col("order_ns").rank("ordinal").over("step", "group").cast(pl.Int64) - 1
+    table = (
+        exchanges.join(matches.select("match", exchange=number), on="match")
+        .group_by("exchange", "group", "rank")
+        .agg(
+            pl.when(pl.col("received").is_not_null().all()).then(pl.sum("received")).alias("received"),
+            pl.col("expert_ns").sum(),
+            wait_ns=pl.col("explained_ns").sum(),
+            exposed_ns=pl.col("lost_ns").sum(),
+        )
+        .with_columns(
+            received_over_mean=pl.col("received") / pl.mean("received").over("exchange", "group"),
+            expert_over_mean=pl.col("expert_ns") / pl.mean("expert_ns").over("exchange", "group"),
+        )
+    )
+    unevenness = pl.max("expert_over_mean").over("exchange", "group")
+    descending = [True, False, False, False]
+    return conform(table.sort(unevenness, "exchange", "group", "rank", descending=descending), EXPERT_LAYERS)

@@ -1,0 +1,151 @@
+"""Idle gaps of a rank's GPU and their causes.
+
+An idle gap ends when some GPU event starts. While that event had not been launched the gap is launch-bound; while a
+launch call of unusual length was under way it is warm-up (code loaded, a graph built); from then on it is a dependency
+(an event or a stream waited for another). Where the file has no launch for the event the gap's cause is unknown. The
+four sum to the idle time.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Ints, find_sorted
+from tracekit._util.columns import to_int64, with_nulls
+from tracekit.intervals import EMPTY, Intervals
+from tracekit.metrics.budget import unrecorded_gaps
+from tracekit.metrics.host_calls import LAUNCH_PATTERN
+from tracekit.metrics.label_intervals import Lanes
+from tracekit.schema import IDLE_CAUSES
+
+CAUSE_COLUMNS = tuple(f"{cause}_ns" for cause in IDLE_CAUSES)
+"""Columns that sum to a gap."""
+GAPS = pl.Schema(
+    {
+        "part": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "ns": pl.Int64(),
+        **dict.fromkeys(CAUSE_COLUMNS, pl.Int64()),
+        "next": pl.Int64(),  # row of the event that ended the gap
+    }
+)
+MIN_SLOW_LAUNCH_NS = 100_000
+"""A launch call takes microseconds. One that takes longer than this also did something else, such as loading code."""
+_NEVER = np.iinfo(np.int64).max
+
+
+def add_slow_launch_ends(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the GPU events with ``launch_end_ns``: the end of their launch call, where it took unusually long.
+
+    Only launches of kernels and graphs count: a copy's call may take as long as the copy.
+
+    >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel", "hipLaunchKernel", "cudaMemcpy"],
+    ...                       "correlation": [1, 2, 3], "start_ns": [0, 0, 0], "end_ns": [5_000, 900_000, 900_000]})
+    >>> add_slow_launch_ends(pl.DataFrame({"correlation": [1, 2, 3, None]}), calls)["launch_end_ns"].to_list()
+    [None, 900000, None, None]
+    """
+    slow = np.flatnonzero(calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy() > MIN_SLOW_LAUNCH_NS)
+    slow_calls = calls.select("correlation", "name", "end_ns")[slow]
+    end_of_launch: dict[int, int | None] = {}  # by correlation; if several calls have the same, the last one counts
+    for correlation, name, end_ns in slow_calls.drop_nulls("correlation").iter_rows():
+        if correlation >= 0 and re.search(LAUNCH_PATTERN, name):
+            end_of_launch[correlation] = end_ns if "Launch" in name else None
+    launches = sorted((correlation, end_ns) for correlation, end_ns in end_of_launch.items() if end_ns is not None)
+    if not launches:
+        return labelled.with_columns(launch_end_ns=pl.lit(None, pl.Int64))
+    correlations, ends = np.array(launches, np.int64).T
+    index = find_sorted(to_int64(labelled["correlation"]), np.ascontiguousarray(correlations))
+    return labelled.with_columns(with_nulls(ends[index], index >= 0).alias("launch_end_ns"))
+
+
+def gaps(
+    labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None, unrecorded: Intervals = EMPTY
+) -> pl.DataFrame:
+    """Return the idle gaps of each part with their causes (``GAPS``), in order of time.
+
+    Args:
+        labelled: GPU events of one rank.
+        lanes: Interval sets of the same events.
+        part: Column with each event's part; None if all events form one part.
+        unrecorded: Time in which work that is missing from the file may have run; it is left out.
+
+    >>> events = pl.DataFrame({"label": ["forward", "forward"], "start_ns": [0, 10], "end_ns": [4, 12],
+    ...                        "launch_ns": [0, 7]})
+    >>> gaps(events, Lanes.of(events)).select("start_ns", "ns", "launch_bound_ns", "dependency_ns").rows()
+    [(4, 6, 3, 3)]
+
+    """
+    idle = lanes.idle - unrecorded_gaps(lanes, unrecorded)
+    if not len(idle):
+        return GAPS.to_frame()
+    next_event = _find_next_events(labelled, idle, part)
+    launch = to_int64(labelled["launch_ns"][next_event], _NEVER)
+    length = idle.end_ns - idle.start_ns
+    has_launch = launch != _NEVER
+    launch_bound = np.where(has_launch, np.clip(launch - idle.start_ns, 0, length), 0)
+    warm_up = np.zeros(len(idle), np.int64)
+    if "launch_end_ns" in labelled.columns:
+        # Part of the gap in which the launch call of the next event had begun and not returned.
+        returned, begun = to_int64(labelled["launch_end_ns"][next_event], 0), idle.start_ns + launch_bound
+        warm_up = np.clip(returned - begun, 0, idle.end_ns - begun)
+    return pl.DataFrame(
+        {
+            "part": idle.group,
+            "start_ns": idle.start_ns,
+            "end_ns": idle.end_ns,
+            "ns": length,
+            "launch_bound_ns": launch_bound,
+            "dependency_ns": np.where(has_launch, length - launch_bound - warm_up, 0),
+            "warm_up_ns": warm_up,
+            "unknown_ns": np.where(has_launch, 0, length),
+            "next": next_event,
+        },
+        schema=GAPS,
+    )
+
+
+def _find_next_events(labelled: pl.DataFrame, idle: Intervals, part: str | None) -> Ints:
+    """Return the row of the event that ends each gap; of several that start together, the one launched first."""
+    start, launch = labelled["start_ns"].to_numpy(), to_int64(labelled["launch_ns"], _NEVER)
+    rows = np.flatnonzero(labelled["end_ns"].to_numpy() > start)
+    event_part = to_int64(labelled[part])[rows] if part is not None else np.zeros(len(rows), np.int64)
+    # By part, start and launch; the first of each (part, start) is the candidate. Nearly sorted, so this is cheap.
+    order = np.lexsort((launch[rows], start[rows], event_part))
+    rows, event_part = rows[order], event_part[order]
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = (np.diff(start[rows]) != 0) | (np.diff(event_part) != 0)
+    rows, event_part = rows[is_first], event_part[is_first]
+    # A gap ends exactly where some event of its part starts: look it up among the part's starts, which ascend.
+    next_event = np.empty(len(idle), np.int64)
+    for number in np.unique(idle.group).tolist():
+        in_part = slice(*np.searchsorted(idle.group, [number, number + 1]))
+        candidates = rows[slice(*np.searchsorted(event_part, [number, number + 1]))]
+        next_event[in_part] = candidates[np.searchsorted(start[candidates], idle.end_ns[in_part])]
+    return next_event
+
+
+def name_next_events(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:
+    """Return the gaps with name and label of the event that ended each, in place of its row.
+
+    >>> events = pl.DataFrame({"label": ["forward", "dgrad"], "name": ["a", "b"], "start_ns": [0, 10],
+    ...                        "end_ns": [4, 12], "launch_ns": [0, 7]})
+    >>> name_next_events(gaps(events, Lanes.of(events)), events).select("ns", "next_name", "next_label").rows()
+    [(6, 'b', 'dgrad')]
+    """
+    rows = table["next"].to_numpy()
+    names = (labelled[column][rows].cast(pl.String).alias(f"next_{column}") for column in ("name", "label"))
+    return table.drop("next").with_columns(*names)
+
+
+def sum_gap_causes(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the idle time of each part by cause, and the number of its gaps.
+
+    >>> sum_gap_causes(pl.DataFrame({"part": [0, 0], "launch_bound_ns": [3, 1], "dependency_ns": [3, 0],
+    ...                              "warm_up_ns": [0, 0], "unknown_ns": [0, 2], "ns": [6, 3]})).rows()
+    [(0, 4, 3, 0, 2, 2)]
+    """
+    return table.group_by("part").agg(pl.col(CAUSE_COLUMNS).sum(), gaps=pl.len().cast(pl.Int64)).sort("part")

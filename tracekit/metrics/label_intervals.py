@@ -1,0 +1,145 @@
+"""One rank's GPU time as interval sets: one set per label, and the sets compute, communication and copy.
+
+compute = forward … optimizer, and kernels without a known label (``other`` occupies the GPU; reports list it on its own
+line); communication = ep_dispatch … comm, broadcast; copy = offload, onload, reload, memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Bools, Ints
+from tracekit._util.columns import to_int64
+from tracekit.intervals import EMPTY, Intervals, union
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELLED, LABELS
+
+COMPUTE_SET = (*COMPUTE_LABELS, "other")
+LABEL_SETS: Mapping[str, tuple[str, ...]] = {
+    "compute": COMPUTE_SET,
+    "communication": COMMUNICATION_LABELS,
+    "copy": COPY_LABELS,
+}
+EXPOSABLE_LABELS = tuple(label for label in LABELS if label not in COMPUTE_SET)
+"""Communication and copy labels. Exposed time covered by two of them is attributed to the one that comes first here."""
+MIN_STRONG_CONFIDENCE = 0.65
+"""Confidence below which a label rests on weak evidence: neighbours and order alone give less, names and operators
+more."""
+
+_LABEL_DTYPE = LABELLED["label"]
+_SET_INDEX_OF_LABEL = np.array(
+    [next(i for i, labels in enumerate(LABEL_SETS.values()) if label in labels) for label in LABELS]
+)
+
+
+def label_codes(labelled: pl.DataFrame) -> Ints:
+    """Return the index of each event's label in ``LABELS``.
+
+    >>> label_codes(pl.DataFrame({"label": ["forward", "wgrad"]})).tolist()
+    [0, 2]
+    """
+    label = labelled["label"]
+    return to_int64((label if label.dtype == _LABEL_DTYPE else label.cast(_LABEL_DTYPE)).to_physical())
+
+
+def has_label(codes: Ints, labels: Iterable[str]) -> Bools:
+    """Return which of the label codes belong to *labels*.
+
+    >>> has_label(np.array([0, 2]), ["wgrad", "other"]).tolist()
+    [False, True]
+    """
+    selected = np.zeros(len(LABELS), np.bool_)
+    selected[[LABELS.index(label) for label in labels]] = True
+    return selected[codes]
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """Interval sets of one rank by label and by label set; the group of every interval is its part (step).
+
+    >>> events = pl.DataFrame({"label": ["forward", "pp_comm", "forward"], "start_ns": [0, 4, 9], "end_ns": [6, 8, 12]})
+    >>> lanes = Lanes.of(events)
+    >>> lanes.label("pp_comm"), lanes.compute
+    (Intervals([4, 8)), Intervals([0, 6), [9, 12)))
+    >>> lanes.busy.gaps()
+    Intervals([8, 9))
+    """
+
+    parts: int
+    """Number of parts; they are numbered from 0."""
+    by_label: Mapping[str, Intervals]
+    """Only labels that occur."""
+    compute: Intervals
+    communication: Intervals
+    copy: Intervals
+    busy: Intervals
+    """Time in which any GPU event runs."""
+    code: Ints
+    """Index of each event's label in ``LABELS``."""
+
+    @classmethod
+    def of(cls, labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) -> Lanes:
+        """Build the sets from a labelled table.
+
+        Args:
+            labelled: GPU events with label, start_ns and end_ns.
+            parts: Number of parts.
+            part: Column with each event's part, 0 to *parts* - 1; None if all events form one part.
+
+        """
+        start, end = labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy()
+        event_part = labelled[part].to_numpy() if part is not None else np.zeros(len(start), np.int64)
+        code = label_codes(labelled)
+
+        def unions(index: Ints, names: Sequence[str]) -> dict[str, Intervals]:
+            """Return the union of the events of each name; *index* is the index of each event's name."""
+            # One pass with a group for every (name, part); then each name's groups are cut out.
+            combined = union(start, end, index * parts + event_part)
+            return {name: combined.section(i * parts, (i + 1) * parts) for i, name in enumerate(names)}
+
+        by_label = {label: lane for label, lane in unions(code, LABELS).items() if len(lane)}
+        sets = unions(_SET_INDEX_OF_LABEL[code], tuple(LABEL_SETS))
+        return cls(parts, by_label, **sets, busy=union(start, end, event_part), code=code)
+
+    @cached_property
+    def idle(self) -> Intervals:
+        """Time in which nothing runs, between the first start and the last end of each part."""
+        return self.busy.gaps()
+
+    @cached_property
+    def exposed(self) -> Mapping[str, Intervals]:
+        """Exposed time by communication and copy label. Time covered by several labels belongs to the first."""
+        unattributed, exposed = self.busy - self.compute, {}
+        for label in EXPOSABLE_LABELS:
+            if label in self.by_label:
+                exposed[label] = self.by_label[label] & unattributed
+                unattributed = unattributed - self.by_label[label]
+        return exposed
+
+    def label(self, name: str) -> Intervals:
+        """Return one label's union; empty if no event has the label."""
+        return self.by_label.get(name, EMPTY)
+
+    def named(self, name: str) -> Intervals:
+        """Return the union of a label or of a label set (``communication``, ``copy``, ``compute``)."""
+        return getattr(self, name) if name in LABEL_SETS else self.label(name)
+
+
+def weak_ns(labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) -> tuple[int, ...]:
+    """Return the time in each part whose label rests on weak evidence; time labelled ``other`` does not count.
+
+    >>> events = pl.DataFrame(
+    ...     {"label": ["forward", "backward", "other"], "confidence": [0.9, 0.6, 0.0], "start_ns": [0, 4, 8],
+    ...      "end_ns": [4, 7, 9]})
+    >>> weak_ns(events)
+    (3,)
+    """
+    weak = labelled["confidence"].to_numpy() < np.float32(MIN_STRONG_CONFIDENCE)
+    rows = np.flatnonzero(weak & (label_codes(labelled) != LABELS.index("other")))
+    event_part = labelled[part].to_numpy()[rows] if part is not None else None
+    weak_time = union(labelled["start_ns"].to_numpy()[rows], labelled["end_ns"].to_numpy()[rows], event_part)
+    return tuple(weak_time.totals_ns(parts).tolist())
