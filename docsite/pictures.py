@@ -1,6 +1,6 @@
-"""Small pictures for the page of definitions: rows of boxes on a time axis, brackets under them.
+"""Pictures of the page of definitions: rows of boxes on a time axis, with brackets under them.
 
-``python -m docsite.pictures`` writes them to ``docs/img``; a test asks that they are as this file draws them.
+``python -m docsite.pictures`` writes them to ``docs/img``; a test checks that they are up to date.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from pathlib import Path
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 
 FOLDER = Path(__file__).parent.parent / "docs" / "img"
-UNIT, ROW, LEFT, TOP = 12, 34, 118, 26
+UNIT_PX, ROW_PX = 12, 34
+"""Width of a unit of time, height of a row."""
+LEFT_PX, TOP_PX = 118, 26
+"""Space for the names of the rows and for the title."""
 COLOURS = {**LABEL_COLOURS, "idle": IDLE_COLOUR, "ideal": UNRECORDED_COLOUR, "wait": "#F6D2BB", "all": COMPUTE_COLOUR}
-"""As in every other picture; waiting is the pipeline's colour, paler."""
-LIGHT = frozenset({"forward", "wait", "idle", "ideal", "ep_dispatch"})
-"""Colours that dark words stand on."""
+"""Colours of kinds of boxes: those of all pictures; waiting is a paler pp_comm."""
+LIGHT_KINDS = frozenset({"forward", "wait", "idle", "ideal", "ep_dispatch"})
+"""Kinds of boxes whose text is dark."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """From *start* to *end* in a row, with a word in it."""
+    """A box, or a bracket, from *start* to *end* in a row, with its text."""
 
     start: float
     end: float
@@ -32,15 +35,15 @@ class Box:
 
 @dataclass(frozen=True)
 class Picture:
-    """Rows of boxes, and a line of brackets under each where it has any."""
+    """Named rows of boxes and brackets below a title."""
 
     title: str
     length: int
     rows: Sequence[tuple[str, Sequence[Box]]]
 
     def svg(self) -> str:
-        """Return the picture."""
-        width, height = LEFT + self.length * UNIT + 16, TOP + len(self.rows) * ROW + 12
+        """Return the picture as SVG."""
+        width, height = LEFT_PX + self.length * UNIT_PX + 16, TOP_PX + len(self.rows) * ROW_PX + 12
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
             f' role="img" font-family="system-ui, sans-serif" font-size="12">',
@@ -48,24 +51,24 @@ class Picture:
             f'<rect width="{width}" height="{height}" fill="#fff"/>',
             f'<text x="8" y="17" font-weight="600">{escape(self.title)}</text>',
         ]
-        for at, (name, boxes) in enumerate(self.rows):
-            y = TOP + at * ROW
+        for row, (name, boxes) in enumerate(self.rows):
+            y = TOP_PX + row * ROW_PX
             parts.append(f'<text x="8" y="{y + 20}" fill="#333">{escape(name)}</text>')
-            parts += [_bracket(box, y) if box.kind == "bracket" else _box(box, y) for box in boxes]
+            parts += [_draw_bracket(box, y) if box.kind == "bracket" else _draw_box(box, y) for box in boxes]
         return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _box(box: Box, y: int) -> str:
-    x, width = LEFT + box.start * UNIT, (box.end - box.start) * UNIT
-    ink = "#222" if box.kind in LIGHT else "#fff"
+def _draw_box(box: Box, y: int) -> str:
+    x, width = LEFT_PX + box.start * UNIT_PX, (box.end - box.start) * UNIT_PX
+    ink = "#222" if box.kind in LIGHT_KINDS else "#fff"
     return (
-        f'<rect x="{x:g}" y="{y + 4}" width="{width:g}" height="{ROW - 10}" rx="3" fill="{COLOURS[box.kind]}"/>'
+        f'<rect x="{x:g}" y="{y + 4}" width="{width:g}" height="{ROW_PX - 10}" rx="3" fill="{COLOURS[box.kind]}"/>'
         f'<text x="{x + width / 2:g}" y="{y + 20}" text-anchor="middle" fill="{ink}">{escape(box.text)}</text>'
     )
 
 
-def _bracket(box: Box, y: int) -> str:
-    start, end = LEFT + box.start * UNIT, LEFT + box.end * UNIT
+def _draw_bracket(box: Box, y: int) -> str:
+    start, end = LEFT_PX + box.start * UNIT_PX, LEFT_PX + box.end * UNIT_PX
     return (
         f'<path d="M{start + 1:g} {y + 2} v5 H{end - 1:g} v-5" fill="none" stroke="#666"/>'
         f'<text x="{(start + end) / 2:g}" y="{y + 22}" text-anchor="middle" fill="#333">{escape(box.text)}</text>'
@@ -73,7 +76,7 @@ def _bracket(box: Box, y: int) -> str:
 
 
 def bracket(start: float, end: float, text: str) -> Box:
-    """Return a bracket with words under it."""
+    """Return a bracket with text under it."""
     return Box(start, end, "bracket", text)
 
 

@@ -1,4 +1,4 @@
-"""Draw every plot that ``tracekit analyze --plot`` can name, small, for docs/gallery.md.
+"""Small pictures of every plot of ``tracekit analyze --plot``, for docs/gallery.md.
 
 python notebooks/gallery.py
 """
@@ -13,28 +13,31 @@ from pathlib import Path
 import tracekit
 from tracekit.report import plot
 
-HERE = Path(__file__).parent
-PICTURES = HERE.parent / "docs/img"
-SAMPLE = {"schedule": "1f1b", "measured": "1f1b", "ideal": "1f1b", "budget": "vpp-overlap", "overlap": "vpp-overlap",
-          "gap": "vpp-overlap", "lanes": "vpp-overlap", "timeline": "vpp-overlap", "curve": "1f1b"}  # fmt: skip
-"""The sample each plot is shown on."""
+FOLDER = Path(__file__).parent
+PICTURES = FOLDER.parent / "docs/img"
+SAMPLE_OF_PLOT = {
+    **dict.fromkeys(("schedule", "measured", "ideal", "curve"), "1f1b"),
+    **dict.fromkeys(("budget", "overlap", "gap", "lanes", "timeline"), "vpp-overlap"),
+}
+"""Sample trace that each plot is drawn from."""
 
 
 def main() -> None:
-    spec = importlib.util.spec_from_file_location("render", HERE / "render.py")
+    """Draw and write every plot."""
+    spec = importlib.util.spec_from_file_location("render", FOLDER / "render.py")
     assert spec is not None
     assert spec.loader is not None
     render = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(render)
-    found = {
-        name: tracekit.analyze(HERE.parent / "sample_traces" / name, what_if=name == "1f1b")
-        for name in set(SAMPLE.values())
+    analyses = {
+        name: tracekit.analyze(FOLDER.parent / "sample_traces" / name, what_if=name == "1f1b")
+        for name in set(SAMPLE_OF_PLOT.values())
     }
-    for name, sample in SAMPLE.items():
-        drawn = io.BytesIO()
-        plot.draw(found[sample], name).savefig(drawn, format="png", dpi=110, facecolor="white")
+    for name, sample in SAMPLE_OF_PLOT.items():
+        png = io.BytesIO()
+        plot.draw(analyses[sample], name).savefig(png, format="png", dpi=110, facecolor="white")
         target = PICTURES / f"plot-{name}.png"
-        render.small(drawn.getvalue()).save(target, optimize=True)
+        render.shrink_picture(png.getvalue()).save(target, optimize=True)
         print(f"{target.name}: {target.stat().st_size / 1000:.0f} kB", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Run the notebooks, store what they show in them, and keep their pictures, small, for docs/notebooks.md.
+"""Notebooks run from top to bottom and stored with their outputs; their pictures, small, for docs/notebooks.md.
 
 python notebooks/render.py
 """
@@ -14,59 +14,63 @@ import nbformat
 from nbclient import NotebookClient
 from PIL import Image
 
-HERE = Path(__file__).parent
-PICTURES = HERE.parent / "docs/img"
-WIDEST = 1000
+FOLDER = Path(__file__).parent
+PICTURES = FOLDER.parent / "docs/img"
+MAX_WIDTH_PX = 1000
+MAX_COLOURS = 160
 
 
-def executed(path: Path) -> nbformat.NotebookNode:
+def run_notebook(path: Path) -> nbformat.NotebookNode:
     """Return a notebook after running it top to bottom in its own folder."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(HERE)}}).execute()
+    resources = {"metadata": {"path": str(FOLDER)}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
     return notebook
 
 
-def pictures(notebook: nbformat.NotebookNode) -> list[bytes]:
-    """Return the PNGs that cells show, in order."""
+def notebook_pictures(notebook: nbformat.NotebookNode) -> list[bytes]:
+    """Return the PNGs in the outputs of a notebook, in order."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    return [base64.b64decode(one.data["image/png"]) for one in outputs if "image/png" in one.get("data", {})]
+    return [base64.b64decode(output.data["image/png"]) for output in outputs if "image/png" in output.get("data", {})]
 
 
-def small(png: bytes) -> Image.Image:
-    """Return a picture of few colours, no wider than a page."""
+def shrink_picture(png: bytes) -> Image.Image:
+    """Return a picture no wider than a page, with few colours."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    if image.width > WIDEST:
-        image = image.resize((WIDEST, round(image.height * WIDEST / image.width)), Image.Resampling.LANCZOS)
-    # Colours that cover little keep theirs: a label's colour means something wherever it is.
-    return image.quantize(160, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    if image.width > MAX_WIDTH_PX:
+        image = image.resize((MAX_WIDTH_PX, round(image.height * MAX_WIDTH_PX / image.width)), Image.Resampling.LANCZOS)
+    # The method keeps colours that cover little: the colour of a label has a meaning everywhere.
+    return image.quantize(MAX_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
 
 
-def store(notebook: nbformat.NotebookNode, path: Path) -> None:
-    """Write a notebook with what its cells show: pictures small, no messages of the machine, no times of running."""
+def store_notebook(notebook: nbformat.NotebookNode, path: Path) -> None:
+    """Write a notebook with its outputs: small pictures, nothing from stderr, no times of execution."""
     for cell in notebook.cells:
         cell.metadata.clear()
         if cell.cell_type == "code":
-            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
-                    output.data["image/png"] = base64.b64encode(_png(output.data["image/png"])).decode()
+                    output.data["image/png"] = _shrink_base64(output.data["image/png"])
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
     nbformat.write(notebook, path)
 
 
-def _png(stored: str) -> bytes:
-    out = io.BytesIO()
-    small(base64.b64decode(stored)).save(out, format="PNG", optimize=True)
-    return out.getvalue()
+def _shrink_base64(picture: str) -> str:
+    """Return a PNG in base64 as a smaller one."""
+    file = io.BytesIO()
+    shrink_picture(base64.b64decode(picture)).save(file, format="PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def main() -> None:
-    for path in sorted(HERE.glob("*.ipynb")):
-        notebook = executed(path)
-        store(notebook, path)
-        for number, png in enumerate(pictures(notebook), 1):
+    """Run and store every notebook, and write its pictures."""
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        notebook = run_notebook(path)
+        store_notebook(notebook, path)
+        for number, png in enumerate(notebook_pictures(notebook), 1):
             target = PICTURES / f"notebook-{path.stem[:2]}-{number}.png"
-            small(png).save(target, optimize=True)
+            shrink_picture(png).save(target, optimize=True)
             print(f"{target.name}: {target.stat().st_size / 1000:.0f} kB", file=sys.stderr)
 
 

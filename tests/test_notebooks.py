@@ -30,15 +30,15 @@ def render():
 @pytest.mark.filterwarnings("default")  # of the libraries that run a kernel, not of ours
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_and_shows_its_pictures(render, path):
-    notebook = render.executed(path)
+    notebook = render.run_notebook(path)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     said = [out for cell in code for out in cell.outputs if out.output_type == "stream" and out.name == "stderr"]
     assert [out.text for out in said] == []
-    pictures = render.pictures(notebook)
+    pictures = render.notebook_pictures(notebook)
     assert len(pictures) == PICTURES[path.stem]
     for picture in pictures:
-        colours = render.small(picture).convert("RGB").getcolors(1 << 24)
+        colours = render.shrink_picture(picture).convert("RGB").getcolors(1 << 24)
         assert len(colours) > 5, "an empty picture"
 
 

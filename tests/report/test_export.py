@@ -1,4 +1,4 @@
-"""The exported trace, held field by field against what Perfetto's JSON reader asks for and against the trace itself.
+"""Tests of the exported trace, field by field, against the rules of Perfetto's JSON reader and the trace itself.
 
 The rules are those of Perfetto's documentation of the Chrome JSON format and of its importer: numbers of processes and
 threads in 32 bits, threads looked up by number, microseconds, slices of a thread that nest.
@@ -22,7 +22,7 @@ from tests.kept import analysis_of
 from tracekit.errors import OptionError, OutputError
 from tracekit.report.perfetto import write as perfetto
 from tracekit.report.perfetto.export import export
-from tracekit.report.perfetto.tracks import nested_lines
+from tracekit.report.perfetto.tracks import nesting_lines
 from tracekit.schema import GPU_KINDS
 
 pytestmark = pytest.mark.slow
@@ -215,7 +215,7 @@ def test_other_traces_keep_the_rules_too(samples, tmp_path, sample):
 def test_stretches_of_time_change_nothing(samples, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole.json", tmp_path / "parts.json"
     export(samples / "reload", whole)
-    monkeypatch.setattr(perfetto, "STRETCH", 50)
+    monkeypatch.setattr(perfetto, "EVENTS_PER_READ", 50)
     export(samples / "reload", parts)
     assert parts.read_bytes() == whole.read_bytes()
 
@@ -263,7 +263,7 @@ def test_kernels_that_overlap_on_a_stream_are_drawn_beside_each_other(tmp_path):
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 8)), max_size=14))
 def test_lines_nest_and_none_is_opened_in_vain(rows):
     track, start, length = (np.array([row[i] for row in rows], np.int64) for i in range(3))
-    line = nested_lines(track, start, start + length)
+    line = nesting_lines(track, start, start + length)
     for i in range(len(rows)):
         same = [j for j in range(len(rows)) if track[j] == track[i]]
         assert line[i] == 0 or any(line[j] == line[i] - 1 for j in same)
@@ -279,7 +279,7 @@ def test_other_extensions_are_refused_before_any_work(tmp_path, name):
 
 
 def test_a_failure_leaves_nothing_behind(samples, tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(perfetto, "event_lines", full)

@@ -1,4 +1,4 @@
-"""The gallery shows every plot that the command line names, with a command that draws it."""
+"""Test that the gallery shows every plot with the command that draws it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads alone, fits every viewer, and text from a trace never runs."""
+"""Tests of the page in a real browser: it loads offline, fits every viewer, and never runs text from a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages in a real browser, with names that try to run, in every place a trace has for names."""
+"""Tests of the pages in a real browser with names that contain scripts, in every place a trace has for names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracekit.diffs import diff, read_side
 from tracekit.report.html import diff as diff_page
 from tracekit.report.html.page import render_html
 from tracekit.report.perfetto.export import export
-from tracekit.report.perfetto.serve import OneReader
+from tracekit.report.perfetto.serve import SingleDownloadServer
 from tracekit.run.analyze import analyze
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_served_export_is_a_file_to_a_browser_and_json_to_a_reader(browser, pa
     names = {event["name"] for event in json.loads(file.read_text(encoding="utf-8"))["traceEvents"]}
     assert any(MARK in name for name in names)  # it is there, as text
     assert not any(re.search("[\x00-\x1f]", json.dumps(name)) for name in names)
-    with OneReader(file, port=0) as offer:
+    with SingleDownloadServer(file, port=0) as offer:
         waiting = threading.Thread(target=offer.wait, daemon=True)
         waiting.start()
         page = browser.new_page()

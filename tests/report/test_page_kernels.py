@@ -1,4 +1,4 @@
-"""A kernel on the page opens its explanation in place and leads to its moment; memory shares the lanes' axis."""
+"""Tests of the page's kernels and memory in a real browser: explanations, links to moments, the shared time axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lanes on the page, in a real browser: the chosen rank, step and label, and what opens its moment there."""
+"""Tests of the page's lanes in a real browser: choice of rank, step and label, and links to moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedule on the page, in a real browser: it answers to mouse, wheel and keys, and its legend switches cells."""
+"""Tests of the page's schedule chart in a real browser: mouse, wheel, keys and legend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.palette import IDLE_COLOUR
-from tracekit.report.schedule.plot import colour
+from tracekit.report.schedule.layout import shade_colour
 
 pytestmark = pytest.mark.slow
 
@@ -103,9 +103,9 @@ def test_what_is_narrower_than_a_pixel_keeps_its_share(look, pages):
     page = look(pages("reload-overlap"))
     weights = page.evaluate(
         """() => {
-            const n = 200, start = [], end = [], kind = [], half = Array(n).fill(0);
+            const n = 200, start = [], end = [], kind = [], part = Array(n).fill(0);
             for (let i = 0, t = 0; i < n; i++) { start.push(t); t += i % 2 ? 0.2 : 0.1; end.push(t); kind.push(i % 2); }
-            const all = { start, end, kind, half, rows: new Map([[0, [0, n]]]), views: new Map() };
+            const all = { start, end, kind, part, rows: new Map([[0, [0, n]]]), views: new Map() };
             const paint = (hidden) => {
                 const { narrow } = boxes.view(all, { row: 0, x0: 0, scale: 1, left: 0, right: 30 }, new Set(hidden));
                 const seen = {}; let left = 1;
@@ -144,12 +144,12 @@ def test_the_legend_names_only_what_ran(look, pages):
 
 def test_cells_have_the_colours_of_the_pictures(analysed):
     """Chunks are told apart by shade, on the page as in a plot; legend entries are ops."""
-    found = schedule_data(analysed("vpp-overlap"))
-    assert [(kind["name"], kind["colour"]) for kind in found["choices"][0]["kinds"]] == [
-        ("forward", colour("F", 0, 2)),
-        ("forward", colour("F", 1, 2)),
-        ("backward", colour("B", 0, 2)),
-        ("backward", colour("B", 1, 2)),
+    data = schedule_data(analysed("vpp-overlap"))
+    assert [(kind["name"], kind["colour"]) for kind in data["choices"][0]["kinds"]] == [
+        ("forward", shade_colour("F", 0, 2)),
+        ("forward", shade_colour("F", 1, 2)),
+        ("backward", shade_colour("B", 0, 2)),
+        ("backward", shade_colour("B", 1, 2)),
         ("outside cells", IDLE_COLOUR),
     ]
 

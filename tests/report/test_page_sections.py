@@ -1,4 +1,4 @@
-"""The page's sections that only some runs have, in a real browser: each says what the terminal says."""
+"""Tests of the page's sections that only some runs have, in a real browser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
-from tracekit.report.html.path import pieces_of, time_in_cells
+from tracekit.report.html.path import path_pieces, path_time_in_cells
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
@@ -121,11 +121,11 @@ def test_cells_and_lanes_on_the_path_are_marked(look, runs):
 def test_the_marked_cells_are_those_of_the_path(runs):
     analysis, _ = runs("1f1b")
     held, segments = analysis.schedule.head, analysis.critical.segments.filter(kind="cell")
-    marked = held.cells.with_columns(time_in_cells(analysis.critical, held)).filter(pl.col("path_ns") > 0)
+    marked = held.cells.with_columns(path_time_in_cells(analysis.critical, held)).filter(pl.col("path_ns") > 0)
     names = {f"{stage}{op}{batch}" for stage, op, batch in marked.select("stage", "op", "microbatch").iter_rows()}
     assert names == set(segments["what"])
     assert marked["path_ns"].sum() == (segments["end_ns"] - segments["start_ns"]).sum()
-    assert time_in_cells(None, held).sum() == 0
+    assert path_time_in_cells(None, held).sum() == 0
 
 
 def test_the_lanes_path_sums_to_the_ranks_part_of_it(runs):
@@ -133,7 +133,7 @@ def test_the_lanes_path_sums_to_the_ranks_part_of_it(runs):
     analysis, _ = runs("1f1b")
     step = analysis.schedule.head.pipeline.step
     for rank, ns in analysis.critical.totals()["by_rank"].items():
-        pieces = pieces_of(analysis, int(rank), step)
+        pieces = path_pieces(analysis, int(rank), step)
         assert (pieces["end_ns"] - pieces["start_ns"]).sum() == ns
 
 

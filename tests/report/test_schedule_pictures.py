@@ -1,4 +1,4 @@
-"""What pictures, pages and traces of schedules hold."""
+"""Tests of the contents of schedules' layouts, pictures, pages and traces."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import xml.etree.ElementTree as ET
 import pytest
 from matplotlib.collections import PolyCollection
 
+from tests.kept import analysis_of
 from tracekit.report.palette import CELL_COLOURS
 from tracekit.report.schedule.lanes import draw_phases, draw_reload
+from tracekit.report.schedule.layout import LOWER, UPPER, layout_pipeline, layout_simulation, stage_chunks
 from tracekit.report.schedule.page import schedule_page
-from tracekit.report.schedule.plot import chunks, draw_schedule, parts
+from tracekit.report.schedule.plot import draw_schedule
 from tracekit.report.schedule.text import gantt, schedule_text
 from tracekit.report.schedule.trace import schedule_trace
 from tracekit.report.schedule.write import EXTENSIONS, write_schedule
@@ -45,17 +47,28 @@ def test_dualpipe_picture_has_every_cell_and_number(dualpipe):
 
 
 def test_halves_of_a_pair_share_the_row(dualpipe):
-    shapes = parts(dualpipe)
-    upper = shapes.low == 0.5
-    assert {shapes.kind[i] for i in upper.nonzero()[0]} == {"F"}
-    lower = shapes.high == 0.5
-    assert {shapes.kind[i] for i in lower.nonzero()[0]} == {"B"}
-    assert upper.sum() == lower.sum() > 0
-    assert (shapes.start[upper] == shapes.start[lower]).all()
+    layout = layout_simulation(dualpipe)
+    upper, lower = (layout.boxes.filter(part=part) for part in (UPPER, LOWER))
+    assert set(upper["op"]) == {"F"}
+    assert set(lower["op"]) == {"B"}
+    assert len(upper) == len(lower) == (layout.cells["op"] == "FB").sum() > 0
+    assert upper.select("cell", "row", "start", "end").equals(lower.select("cell", "row", "start", "end"))
+
+
+def test_measured_and_ideal_layouts_hold_the_cells_of_the_comparison(samples):
+    held = analysis_of(samples / "overlapped").schedule.head
+    layouts = layout_pipeline(held)
+    origin = held.cells["start_ns"].min()
+    measured, ideal = layouts["measured"].cells, layouts["ideal"].cells
+    assert (measured["start"] + origin).to_list() == held.cells["start_ns"].to_list()
+    assert ideal["end"].to_list() == held.cells["ideal_end_ns"].to_list()
+    assert [layouts["measured"].ranks[row] for row in measured["row"]] == held.cells["rank"].to_list()
+    assert layouts["measured"].in_ms().end == held.measured_ns / 1e6
+    assert layouts["measured"].boxes["label"][0] == str(held.cells["microbatch"][0])
 
 
 def test_chunks_are_told_apart():
-    assert chunks(generate("zb-v", pp=2, microbatches=2)).tolist() == [0, 0, 1, 1]
+    assert stage_chunks(generate("zb-v", pp=2, microbatches=2)).tolist() == [0, 0, 1, 1]
     axes = draw_schedule(simulate(generate("dualpipev", pp=2, microbatches=4))).axes[0]
     assert {"0", "0′"} <= set(numbers(axes))  # B and I side by side: a lighter green would mislead
     cells = draw_schedule(simulate(generate("interleaved", pp=2, microbatches=2))).axes[0].collections[1]
@@ -113,7 +126,7 @@ def test_same_schedule_same_bytes(tmp_path):
 
 def test_page_holds_a_tooltip_for_each_cell_and_nothing_from_outside(dualpipe):
     page = schedule_page(dualpipe)
-    assert page.count("<title>") == 1 + len(parts(dualpipe).kind)
+    assert page.count("<title>") == 1 + len(layout_simulation(dualpipe).boxes)
     assert "<title>0F0 · rank 0 · 0 to 1</title>" in page
     assert "<title>(0F7;7B13) · rank 0 · 17 to 20</title>" in page
     assert all(colour in page for colour in CELL_COLOURS.values())

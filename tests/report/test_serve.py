@@ -1,4 +1,4 @@
-"""The exported trace handed to one reader: who gets it, who does not, and that nobody else on the network can ask."""
+"""Tests of the server that hands out an export once: who gets the file and who does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 
 from tracekit.errors import OutputError
-from tracekit.report.perfetto.serve import VIEWER, OneReader
+from tracekit.report.perfetto.serve import VIEWER, SingleDownloadServer
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def offer(tmp_path):
     file = tmp_path / "trace.json.gz"
     file.write_bytes(b"0123456789" * 1000)
-    with OneReader(file, port=0) as offer:
+    with SingleDownloadServer(file, port=0) as offer:
         waiting = threading.Thread(target=offer.wait, daemon=True)
         waiting.start()
         offer.waiting = waiting
@@ -89,7 +89,7 @@ def test_the_browsers_question_before_reading_is_answered(offer):
 def test_a_reader_that_leaves_early_can_come_back(tmp_path):
     file = tmp_path / "big.json"
     file.write_bytes(b"x" * 30_000_000)
-    with OneReader(file, port=0) as offer:
+    with SingleDownloadServer(file, port=0) as offer:
         waiting = threading.Thread(target=offer.wait, daemon=True)
         waiting.start()
         with socket.create_connection(("127.0.0.1", offer._server.server_port)) as early:
@@ -109,7 +109,7 @@ def test_it_listens_on_loopback_only(offer):
 
 def test_a_port_in_use_is_one_clear_error(offer, tmp_path):
     with pytest.raises(OutputError, match="cannot be used: Address already in use"):
-        OneReader(tmp_path / "x", port=offer._server.server_port)
+        SingleDownloadServer(tmp_path / "x", port=offer._server.server_port)
 
 
 def test_the_command_prints_the_link_and_ends_once_read(samples):
@@ -143,7 +143,7 @@ NAMES = ("a\r\nX-Pwned: 1.json", "<script>alert(1)<\N{DIVISION SLASH}script>.jso
 @pytest.mark.parametrize("name", NAMES)
 def test_whatever_a_file_is_called_its_address_is_one_word_that_works(tmp_path, name):
     (tmp_path / name).write_bytes(b"<script>window.PWNED=1</script>")
-    with OneReader(tmp_path / name, port=0) as offer:
+    with SingleDownloadServer(tmp_path / name, port=0) as offer:
         waiting = threading.Thread(target=offer.wait, daemon=True)
         waiting.start()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w.%~/-]+", offer.url)

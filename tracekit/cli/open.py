@@ -14,7 +14,7 @@ from tracekit.cli._console import print_line, print_notices
 from tracekit.cli._options import DrawnIdeal, DrawnStacks, Nsys, Paths, Rank, Ranks, Rules, Workers, parse_ranks
 
 if TYPE_CHECKING:
-    from tracekit.report.perfetto.serve import OneReader
+    from tracekit.report.perfetto.serve import SingleDownloadServer
 
 
 def run(
@@ -36,15 +36,17 @@ def run(
     import tempfile
 
     from tracekit.report.perfetto.export import export
-    from tracekit.report.perfetto.serve import OneReader, is_export
+    from tracekit.report.perfetto.serve import SingleDownloadServer, is_export
 
     if len(paths) == 1 and is_export(paths[0]):
-        with OneReader(Path(paths[0]), port=port) as server:
+        with SingleDownloadServer(Path(paths[0]), port=port) as server:
             _serve(server)
         return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         file = Path(folder) / "trace.json.gz"
-        with OneReader(file, port=port) as server:  # first, so that a port in use is reported before the work
+        with SingleDownloadServer(
+            file, port=port
+        ) as server:  # first, so that a port in use is reported before the work
             exported = export(
                 paths,
                 file,
@@ -59,7 +61,7 @@ def run(
             _serve(server)
 
 
-def _serve(server: OneReader) -> None:
+def _serve(server: SingleDownloadServer) -> None:
     """Print the link, how to reach it over SSH, and wait until the trace was read."""
     print_line(server.link)
     if command := ssh_forward_command(server.port):

@@ -1,8 +1,8 @@
-"""One colour a label and a cell, the same in every picture, page and terminal.
+"""Colours of labels and pipeline cells, the same in every picture, page and terminal.
 
-The hues start from Okabe and Ito's set, which readers with any common colour blindness can tell apart; labels that
-share a family share a hue and differ in lightness. DualPipe's published figure fixes four of them: orange forward,
-green backward, light green backward for input, blue backward for weights.
+The hues start from Okabe and Ito's set, which readers with any common colour blindness can tell apart. Labels of one
+family share a hue and differ in lightness. Four colours follow DualPipe's published figure: orange forward, green
+backward, light green backward for input, blue backward for weights.
 """
 
 from __future__ import annotations
@@ -35,10 +35,19 @@ CELL_COLOURS = {
     "I": LABEL_COLOURS["dgrad"],
     "W": LABEL_COLOURS["wgrad"],
 }
-"""An FB cell is drawn split: F's colour above, B's below."""
+"""Colour of each op; an overlapped pair (FB) is drawn split, F above B."""
 
 IDLE_COLOUR = "#E8EBEE"
 UNRECORDED_COLOUR = "#C9CED4"
-
 COMPUTE_COLOUR = "#0072B2"
-"""All compute together, in budgets: no label's own."""
+"""Compute of all labels together, in budgets."""
+
+
+def mix_colours(colour: str, other: str, share: float) -> str:
+    """Return *colour* mixed with a *share* (0 to 1) of *other*; both are written as #rrggbb.
+
+    >>> mix_colours("#000000", "#ffffff", 0.0), mix_colours("#000000", "#ffffff", 1.0)
+    ('#000000', '#ffffff')
+    """
+    channels = ((int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in channels)

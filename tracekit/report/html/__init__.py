@@ -1,1 +1,1 @@
-"""Results as an HTML page that opens offline."""
+"""HTML pages of analyses and diffs."""

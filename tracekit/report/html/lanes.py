@@ -1,4 +1,4 @@
-"""What the page's lanes draw: computation, communication and copies of some ranks, step by step."""
+"""Data of the page's lanes chart: computation, communication, copies and memory of some ranks, step by step."""
 
 from __future__ import annotations
 
@@ -9,155 +9,174 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis import Analysis
-from tracekit.report.html.memory import memory_points, memory_top
-from tracekit.report.html.pack import BOXES, pack
-from tracekit.report.html.path import HOST, HOST_COLOUR, ROW, pieces_of
+from tracekit.report.html.packed_boxes import BOX_COLUMNS, pack_boxes
+from tracekit.report.html.path import HOST_COLOUR, HOST_KIND, PATH_LANE, path_pieces
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.schedule.layout import WHOLE
 from tracekit.report.view.lanes import labels_of, lanes_for
 from tracekit.report.view.ranks import stragglers
 
-MOST_LANE_RANKS = 16
-"""Ranks whose lanes the page holds: the first, the last, those the page tells about, and those that differ most."""
-MOST_LATE = 3
-"""Of them, ranks that others wait for."""
-MOST_LANE_STEPS = 16
-"""Steps whose lanes it holds …"""
-MOST_LANE_BOXES = 300_000
-"""… and boxes of all of them; the first step is always there."""
+MAX_RANKS = 16
+"""Ranks whose lanes the page holds."""
+MAX_STRAGGLERS = 3
+"""Ranks that others wait for whose lanes the page holds in any case."""
+MAX_STEPS = 16
+"""Steps whose lanes the page holds."""
+MAX_BOXES = 300_000
+"""Boxes of all steps together; the first step is always there."""
+
+MemoryPoint = tuple[float, float, float | None]
+"""Milliseconds from the step's start, GB allocated, GB reserved; valid until the next point."""
+Lanes = Mapping[str, Mapping[str, int]]
+"""Lane → label → part of the lane in which the label is drawn."""
 
 
 def lanes_data(analysis: Analysis) -> dict[str, Any] | None:
-    """Some ranks' lanes by step, the one the schedule is of first: computation, communication, copies."""
-    table = analysis.tables["timeline"]
-    if table.is_empty():
+    """Return the lanes of some ranks by step, first the step that the schedule shows; None without GPU events."""
+    timeline = analysis.tables["timeline"]
+    if timeline.is_empty():
         return None
-    present = labels_of(table)
-    lanes = lanes_for(present)
-    path = analysis.critical is not None and len(analysis.critical.pieces) > 0
+    labels = labels_of(timeline)
+    lanes = lanes_for(labels)
+    has_path = analysis.critical is not None and len(analysis.critical.pieces) > 0
+    kinds: list[dict[str, Any]] = [
+        {"name": label, "colour": LABEL_COLOURS[label], "row": row, "part": part}
+        for label in labels
+        for row, part in [_lane_of_label(lanes)[label]]
+    ]
     return {
-        "kinds": [*_kinds(lanes, present), *([{"name": HOST, "colour": HOST_COLOUR}] if path else [])],
-        "rows": [*lanes, *([ROW] if path else [])],
-        "steps": _steps(analysis, lanes, present),
-        "memory_top": memory_top(analysis),
+        "kinds": [*kinds, *([{"name": HOST_KIND, "colour": HOST_COLOUR}] if has_path else [])],
+        "rows": [*lanes, *([PATH_LANE] if has_path else [])],
+        "steps": _steps(analysis, lanes, labels),
+        "memory_top": _memory_top_gb(analysis),
     }
 
 
-def _steps(analysis: Analysis, lanes: Mapping[str, Mapping[str, int]], present: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the steps that fit, each with its ranks' lanes."""
-    wanted = analysis.schedule.head.pipeline.step if analysis.schedule is not None else None
-    every = analysis.tables["steps"]["step"].unique().sort().to_list()
-    order = sorted(every, key=lambda step: (step != wanted, step is None, step or 0))[:MOST_LANE_STEPS]
-    made: list[dict[str, Any]] = []
-    boxes = 0
-    for step in order:
-        ranks = {str(rank): _rank_lanes(analysis, rank, step, lanes, present) for rank in _shown_ranks(analysis)}
-        held = {rank: found for rank, found in ranks.items() if found is not None}
-        boxes += sum(found["boxes"]["count"] for found in held.values())
-        if not held or (made and boxes > MOST_LANE_BOXES):
-            continue
-        made.append({"step": step, "ranks": held})
-    return [*made[:1], *sorted(made[1:], key=lambda one: one["step"] or 0)]
+def _lane_of_label(lanes: Lanes) -> dict[str, tuple[int, int]]:
+    """Return row and part in which each label is drawn."""
+    return {label: (row, part) for row, parts in enumerate(lanes.values()) for label, part in parts.items()}
 
 
-def _kinds(lanes: Mapping[str, Mapping[str, int]], present: Sequence[str]) -> list[dict[str, Any]]:
-    """Return each label's looks and place, where the path is drawn around it."""
-    place = _place(lanes)
-    return [
-        {"name": label, "colour": LABEL_COLOURS[label], "row": place[label][0], "half": place[label][1]}
-        for label in present
-    ]
-
-
-def _place(lanes: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[int, int]]:
-    return {label: (at, half) for at, halves in enumerate(lanes.values()) for label, half in halves.items()}
+def _steps(analysis: Analysis, lanes: Lanes, labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the steps that fit into the page, each with the lanes of its ranks."""
+    scheduled = analysis.schedule.head.pipeline.step if analysis.schedule is not None else None
+    steps = analysis.tables["steps"]["step"].unique().sort().to_list()
+    steps.sort(key=lambda step: (step != scheduled, step is None, step or 0))
+    shown: list[dict[str, Any]] = []
+    box_count = 0
+    for step in steps[:MAX_STEPS]:
+        ranks = {str(rank): _rank_lanes(analysis, rank, step, lanes, labels) for rank in _shown_ranks(analysis)}
+        ranks = {rank: rank_lanes for rank, rank_lanes in ranks.items() if rank_lanes is not None}
+        box_count += sum(rank_lanes["boxes"]["count"] for rank_lanes in ranks.values() if rank_lanes)
+        if ranks and (not shown or box_count <= MAX_BOXES):
+            shown.append({"step": step, "ranks": ranks})
+    return [*shown[:1], *sorted(shown[1:], key=lambda entry: entry["step"] or 0)]
 
 
 def _rank_lanes(
-    analysis: Analysis, rank: int, number: int | None, lanes: Mapping[str, Mapping[str, int]], present: Sequence[str]
+    analysis: Analysis, rank: int, step: int | None, lanes: Lanes, labels: Sequence[str]
 ) -> dict[str, Any] | None:
-    step = analysis.tables["steps"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(number))
-    if step.is_empty():
-        return None  # nothing ran on this rank's GPU
-    begin, end = step["start_ns"][0], step["end_ns"][0]
-    rows = analysis.tables["timeline"].filter(
-        (pl.col("rank") == rank) & (pl.col("end_ns") > begin) & (pl.col("start_ns") < end)
-    )
-    if rows.is_empty():
+    """Return one rank's lanes in one step; None if nothing ran on its GPU."""
+    of_step = (pl.col("rank") == rank) & pl.col("step").eq_missing(step)
+    window = analysis.tables["steps"].filter(of_step)
+    if window.is_empty():
         return None
-    place = _place(lanes)
+    begin_ns, end_ns = window["start_ns"][0], window["end_ns"][0]
+    in_window = (pl.col("end_ns") > begin_ns) & (pl.col("start_ns") < end_ns)
+    events = analysis.tables["timeline"].filter((pl.col("rank") == rank) & in_window)
+    if events.is_empty():
+        return None
+    lane_of_label = _lane_of_label(lanes)
+    kind_of_label = {label: kind for kind, label in enumerate(labels)}
     label = pl.col("label").cast(pl.String)
-    boxes = rows.select(
-        label.replace_strict({k: v[0] for k, v in place.items()}, return_dtype=pl.UInt16).alias("row"),
-        label.replace_strict({k: i for i, k in enumerate(present)}, return_dtype=pl.UInt8).alias("kind"),
-        label.replace_strict({k: v[1] for k, v in place.items()}, return_dtype=pl.UInt8).alias("half"),
-        pl.col("start_ns").clip(begin) - begin,
-        pl.col("end_ns").clip(None, end) - begin,
-        pl.col("pass").to_physical().cast(pl.Int16).alias("stage"),  # the page reads it back as the pass
-        pl.lit(None, pl.Int16).alias("microbatch"),
+    times = [pl.col("start_ns").clip(begin_ns) - begin_ns, pl.col("end_ns").clip(None, end_ns) - begin_ns]
+    label_boxes = events.select(
+        *times,
+        row=label.replace_strict({name: row for name, (row, _) in lane_of_label.items()}),
+        part=label.replace_strict({name: part for name, (_, part) in lane_of_label.items()}),
+        kind=label.replace_strict(kind_of_label),
+        stage=pl.col("pass").to_physical().cast(pl.Int64),  # the page reads the pass from this column
+        microbatch=pl.lit(None, pl.Int64),
     )
-    path = _path(analysis, rank, number, (begin, end), row=len(lanes), present=present)
+    # The lane of the critical path, below the others; the page reads the index of a box's description from microbatch.
+    pieces = path_pieces(analysis, rank, step).filter(in_window)
+    path_kind = pl.col("label").replace_strict(kind_of_label, default=len(labels), return_dtype=pl.Int64)
+    path_boxes = pieces.select(
+        *times, row=pl.lit(len(lanes)), part=pl.lit(WHOLE), kind=path_kind, stage=pl.lit(None, pl.Int64)
+    ).with_row_index("microbatch")
+    boxes = pl.concat([label_boxes.select(*BOX_COLUMNS), path_boxes.select(*BOX_COLUMNS)], how="vertical_relaxed")
+    memory = _memory_points(analysis, rank, begin_ns, end_ns)
     return {
-        "end_ns": end - begin,
-        "phases": _phases(analysis, rank, number),
-        "boxes": pack(pl.concat([boxes, path.drop("said")], how="vertical_relaxed")),
-        "path": path["said"].to_list(),
-        "cells_at_ns": _cells_at(analysis, rank, begin, number),
-        **({"memory": held} if (held := memory_points(analysis, rank, (begin, end))) else {}),
+        "end_ns": end_ns - begin_ns,
+        "phases": _phases(analysis, of_step),
+        "boxes": pack_boxes(boxes),
+        "path": pieces["description"].to_list(),
+        "cells_at_ns": _pipeline_start(analysis, rank, begin_ns, step),
+        **({"memory": memory} if memory else {}),
     }
 
 
-def _path(
-    analysis: Analysis, rank: int, step: int | None, window: tuple[int, int], *, row: int, present: Sequence[str]
-) -> pl.DataFrame:
-    """Return the boxes of the critical path's lane; their micro-batch is the number of what is said about them."""
-    found = pieces_of(analysis, rank, step)
-    if found is None:
-        return pl.DataFrame(schema={**BOXES, "said": pl.String()})
-    begin, end = window
-    codes = {label: at for at, label in enumerate(present)}
-    shown = found.filter((pl.col("end_ns") > begin) & (pl.col("start_ns") < end))
-    return shown.select(
-        pl.lit(row, pl.UInt16).alias("row"),
-        pl.col("label").replace_strict(codes, default=len(present), return_dtype=pl.UInt8).alias("kind"),
-        pl.lit(0, pl.UInt8).alias("half"),
-        pl.col("start_ns").clip(begin) - begin,
-        pl.col("end_ns").clip(None, end) - begin,
-        pl.lit(None, pl.Int16).alias("stage"),
-        pl.int_range(pl.len(), dtype=pl.Int16).alias("microbatch"),
-        "said",
-    )
+def _pipeline_start(analysis: Analysis, rank: int, begin_ns: int, step: int | None) -> int | None:
+    """Return when the rank's pipeline has its time 0, in ns from the start of the rank's lanes; None without one."""
+    comparisons = analysis.schedule.all if analysis.schedule is not None else ()
+    for held in comparisons:
+        if rank in held.pipeline.ranks and held.pipeline.step in (None, step):
+            if held.cells.filter(rank=rank).is_empty():
+                return None
+            first_start = held.cells["start_ns"].to_numpy().min(keepdims=True)  # on the common clock
+            return int(held.pipeline.clocks.to_recorded(rank, first_start)[0]) - begin_ns
+    return None
 
 
-def _cells_at(analysis: Analysis, rank: int, begin: int, step: int | None) -> int | None:
-    """Return when its pipeline's time 0 is on this rank's lanes in this step; None where it is in none."""
-    every = analysis.schedule.all if analysis.schedule is not None else ()
-    mine = [one for one in every if rank in one.pipeline.ranks and one.pipeline.step in (None, step)]
-    if not mine or mine[0].cells.filter(rank=rank).is_empty():
-        return None
-    held = mine[0]
-    origin = held.cells["start_ns"].to_numpy().min(keepdims=True)  # on the common clock
-    return int(held.pipeline.clocks.to_recorded(rank, origin)[0]) - begin
-
-
-def _phases(analysis: Analysis, rank: int, step: int | None) -> list[dict[str, Any]]:
+def _phases(analysis: Analysis, of_step: pl.Expr) -> list[dict[str, Any]]:
+    """Return the pipeline's phases on a rank in a step; none in a run without a pipeline."""
     if not analysis.total.pipeline:
-        return []  # warm-up and cool-down are a pipeline's
-    table = analysis.tables["phases"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(step))
-    ends = table["span_ns"].cum_sum().to_list()
-    return [
-        {"name": name, "start_ns": end - span, "end_ns": end}
-        for name, span, end in zip(table["phase"], table["span_ns"], ends, strict=True)
-    ]
+        return []
+    end_ns = pl.col("span_ns").cum_sum()
+    phases = analysis.tables["phases"].filter(of_step)
+    return phases.select(pl.col("phase").alias("name"), start_ns=end_ns - pl.col("span_ns"), end_ns=end_ns).to_dicts()
 
 
 def _shown_ranks(analysis: Analysis) -> list[int]:
-    """The first and last rank, those of the pipeline shown, whom others wait for, then the oddest bubbles."""
-    ranks = [one.rank for one in analysis.ranks]
-    if len(ranks) <= MOST_LANE_RANKS:
+    """Return the ranks to show: first, last, those of the pipeline, stragglers, then those of unusual bubbles."""
+    ranks = [measured.rank for measured in analysis.ranks]
+    if len(ranks) <= MAX_RANKS:
         return ranks
-    bubbles = np.array([one.whole.bubble_fraction or 0.0 for one in analysis.ranks])
-    far = [ranks[i] for i in np.argsort(-np.abs(bubbles - np.median(bubbles)), kind="stable")]
-    shown = analysis.schedule.head.pipeline.ranks if analysis.schedule is not None else ()
-    late = [row.rank for row in stragglers(analysis)[:MOST_LATE]]
-    wanted = dict.fromkeys([ranks[0], ranks[-1], *shown, *late, *far])
-    return sorted([rank for rank in wanted if rank in set(ranks)][:MOST_LANE_RANKS])
+    bubbles = np.array([measured.whole.bubble_fraction or 0.0 for measured in analysis.ranks])
+    unusual = [ranks[i] for i in np.argsort(-np.abs(bubbles - np.median(bubbles)), kind="stable")]
+    in_pipeline = analysis.schedule.head.pipeline.ranks if analysis.schedule is not None else ()
+    late = [straggler.rank for straggler in stragglers(analysis)[:MAX_STRAGGLERS]]
+    wanted = dict.fromkeys([ranks[0], ranks[-1], *in_pipeline, *late, *unusual])
+    return sorted([rank for rank in wanted if rank in set(ranks)][:MAX_RANKS])
+
+
+def _memory_top_gb(analysis: Analysis) -> float | None:
+    """Return the most that any rank allocated or reserved: the top of every memory chart; None if not recorded."""
+    if analysis.memory is None:
+        return None
+    records = [memory.measured for memory in analysis.memory.ranks]
+    return max(max(record.reserved_bytes or 0, record.peak_bytes) for record in records) / 1e9
+
+
+def _memory_points(analysis: Analysis, rank: int, begin_ns: int, end_ns: int) -> list[MemoryPoint]:
+    """Return a rank's memory between two times; empty if it was not recorded."""
+    records = () if analysis.memory is None else analysis.memory.ranks
+    for memory in records:
+        if memory.rank == rank:
+            return memory_points_between(memory.measured.line, begin_ns, end_ns)
+    return []
+
+
+def memory_points_between(line: pl.DataFrame, begin_ns: int, end_ns: int) -> list[MemoryPoint]:
+    """Return the points of a memory record between two times, the first of them what was allocated at the begin.
+
+    >>> line = pl.DataFrame({"at_ns": [0, 5_000_000, 9_000_000], "allocated": [10**9, 2 * 10**9, 10**9],
+    ...                      "reserved": [None, 3 * 10**9, 3 * 10**9]}, schema_overrides={"reserved": pl.Int64})
+    >>> memory_points_between(line, 4_000_000, 8_000_000)
+    [(0.0, 1.0, None), (1.0, 2.0, 3.0)]
+    """
+    points = line.filter(pl.col("allocated").is_not_null() & (pl.col("at_ns") <= end_ns))
+    before = points.filter(pl.col("at_ns") <= begin_ns).tail(1)
+    points = pl.concat([before, points.filter(pl.col("at_ns") > begin_ns)])
+    time_ms = ((pl.col("at_ns").clip(begin_ns) - begin_ns) / 1e6).round(4)
+    return points.select(time_ms, *((pl.col(name) / 1e9).round(5) for name in ("allocated", "reserved"))).rows()

@@ -1,43 +1,30 @@
-"""The page: one file that opens offline, its text from templates that escape, its timelines from packed columns."""
+"""HTML page of an analysis: one file that opens offline, with tables from a template and charts from packed data."""
 
 from __future__ import annotations
 
 import json
-import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from tracekit._util.text import (
-    at_least,
-    capitalize,
-    counted,
-    keep_units_together,
-    ms,
-    percent,
-    signed_ms,
-    terminal_lines,
-)
 from tracekit.analysis import Analysis
-from tracekit.report.html.fleet import page_fleet
-from tracekit.report.html.kernels import kernel_moments, rows_by_name
+from tracekit.analysis.spread import FIGURES
+from tracekit.report.html.heat_map import heat_map
+from tracekit.report.html.lane_links import explaining_rows, kernel_moments, path_moments
 from tracekit.report.html.lanes import lanes_data
-from tracekit.report.html.path import moments
 from tracekit.report.html.schedules import schedule_data
-from tracekit.report.names import short_kernel
-from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.html.templates import asset, render_template
 from tracekit.report.view import View, grids, view_of
 from tracekit.report.view.grid import Grid
-from tracekit.report.view.pipeline import paired
+
+MAX_DIFFERENT_RANKS = 20
+"""Ranks that differ from those they should be like which are listed."""
 
 
 def render_html(analysis: Analysis) -> str:
-    """Return the whole page as text.
+    """Return the page as text.
 
     >>> from tracekit import analyze
     >>> page = render_html(analyze("sample_traces/reload"))
@@ -45,41 +32,45 @@ def render_html(analysis: Analysis) -> str:
     (True, False)
     """
     view = view_of(analysis)
-    data: dict[str, Any] = {"schedule": schedule_data(analysis), "lanes": lanes_data(analysis), "asked": view.asked}
-    lanes = data["lanes"] or {"steps": ()}
-    ranks = [int(rank) for rank in lanes["steps"][0]["ranks"]] if lanes["steps"] else []
-    page: str = _template().render(
+    schedule, lanes = schedule_data(analysis), lanes_data(analysis)
+    choices = schedule["choices"] if schedule else []
+    steps = lanes["steps"] if lanes else []
+    ranks = [int(rank) for rank in steps[0]["ranks"]] if steps else []
+    lane_steps = [entry["step"] for entry in steps]
+    return render_template(
+        "page.html.j2",
         nonce=secrets.token_urlsafe(16),
-        css=_asset("page.css"),
-        charts=_asset("echarts.min.js"),
-        script=_asset("boxes.js") + _asset("page.js"),
-        data=_inert(data),
+        css=asset("page.css"),
+        charts=asset("echarts.min.js"),
+        script=asset("boxes.js") + asset("timeline.js") + asset("page.js"),
+        data=_script_json({"schedule": schedule, "lanes": lanes, "asked": view.asked}),
         v=view,
-        sections=_sections(view, ranks),
-        fleet=page_fleet(view.fleet),
+        sections=_linked_sections(view, ranks),
+        heat=heat_map(view.fleet),
+        figure_titles=FIGURES,
+        max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
-        lane_steps=[one["step"] for one in lanes["steps"]],
-        moments=moments(analysis, view.critical),
-        kernel_moments=kernel_moments(analysis, view.kernels, [one["step"] for one in lanes["steps"]]),
-        explained=rows_by_name(view.kernels),
-        grids=_grids(view),
-        choices=len(data["schedule"]["choices"]) if data["schedule"] else 0,
-        choosing=_choosing(data["schedule"]["choices"]) if data["schedule"] else "",
+        lane_steps=lane_steps,
+        path_moments=path_moments(analysis, view.critical),
+        kernel_moments=kernel_moments(analysis, view.kernels, lane_steps),
+        explaining_rows=explaining_rows(view.kernels),
+        grids=_shared_tables(view),
+        choices=len(choices),
+        choice_name=_choice_name(choices),
     )
-    return page
 
 
-def _choosing(choices: Sequence[Mapping[str, Any]]) -> str:
-    """Name what the choices differ in.
+def _choice_name(choices: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the choices of the schedule chart differ in.
 
-    >>> _choosing([{"ranks": [0, 1], "step": 2}, {"ranks": [0, 1], "step": 3}])
+    >>> _choice_name([{"ranks": [0, 1], "step": 2}, {"ranks": [0, 1], "step": 3}])
     'Step'
     """
-    pipelines, steps = ({str(one[key]) for one in choices} for key in ("ranks", "step"))
+    pipelines, steps = ({str(choice[key]) for choice in choices} for key in ("ranks", "step"))
     return "Step" if len(pipelines) < 2 else "Pipeline" if len(steps) < 2 else "Pipeline and step"
 
 
-def _grids(view: View) -> dict[str, Grid | None]:
+def _shared_tables(view: View) -> dict[str, Grid | None]:
     """Return the tables that the page shares with the other reports."""
     return {
         "hiding": grids.hiding(view),
@@ -93,68 +84,20 @@ def _grids(view: View) -> dict[str, Grid | None]:
     }
 
 
-def _sections(view: View, lanes: Collection[Any]) -> set[str]:
-    """Return the sections that this page has, for links to lead only to them."""
-    there = {
+def _linked_sections(view: View, lane_ranks: Sequence[int]) -> set[str]:
+    """Return the ids of the sections that the answer may link to: those this page has."""
+    contents = {
         "budget": view.labels,
         "overlap": view.labels,
         "schedule": view.schedule,
-        "lanes": lanes,
+        "lanes": lane_ranks,
         "stragglers": view.stragglers,
         "reload": view.reload,
         "warnings": view.warnings,
     }
-    return {name for name, found in there.items() if found}
+    return {name for name, content in contents.items() if content}
 
 
-def _inert(data: dict[str, Any]) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _asset(name: str) -> str:
-    return (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")
-
-
-def _code(text: str) -> Markup:
-    """Show what stands between backticks as code; all of it is text.
-
-    >>> print(_code("`--explain other` lists <b>"))
-    <code>--explain other</code> lists &lt;b&gt;
-    """
-    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _number(count: float) -> str:
-    """A mean of counts: whole where it is.
-
-    >>> _number(2.0), _number(0.25), _number(1234.0)
-    ('2', '0.2', '1,234')
-    """
-    return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"
-
-
-def _shown(value: Any) -> Any:
-    """Return text of a trace without what no page can hold; what we wrote ourselves is as it is."""
-    return terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-@cache
-def _template() -> Any:
-    # Everything from a trace is escaped; only our own css and scripts are marked safe in the template.
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
-    environment.filters.update(
-        ms=ms,
-        percent=percent,
-        signed=signed_ms,
-        count=counted,
-        at_least=at_least,
-        number=_number,
-        sentence=capitalize,
-        whole=keep_units_together,
-        code=_code,
-        short=short_kernel,
-        paired=paired,
-    )
-    environment.globals["colours"] = LABEL_COLOURS
-    return environment.from_string(_asset("page.html.j2"))
+def _script_json(data: dict[str, Any]) -> Markup:
+    """Return JSON that cannot end the script element it is written into."""
+    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))

@@ -1,1 +1,1 @@
-"""Traces with tracks of labels and cells, for ui.perfetto.dev."""
+"""Traces with tracks of labels, cells and the critical path, for ui.perfetto.dev."""

@@ -1,4 +1,7 @@
-"""Events as lines of Chrome's JSON, made column by column; microseconds with three digits, so that no ns is lost."""
+"""Trace events as lines of Chrome's JSON, built column by column.
+
+Times are microseconds with three digits, so that no nanosecond is lost.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ CATEGORIES = {
 }
 """Categories as the PyTorch profiler names them; other kinds keep their own name."""
 
-ARGS: Mapping[str, str] = {
+EVENT_DETAILS: Mapping[str, str] = {
     "label": "label",
     "pass": "pass",
     "module": "module",
@@ -44,100 +47,101 @@ ARGS: Mapping[str, str] = {
     "device": "device",
     "stream": "stream",
 }
-"""What the details of an event show, under the names PyTorch's traces use where they have one."""
+"""Columns of an event that its details show, and their names: those of PyTorch's traces where they have one."""
 
 
-def event_lines(events: pl.DataFrame, base_ns: int) -> pl.Series:
-    r"""Return one line of JSON an event; *events* has ``to_pid`` and ``to_tid``, and any of the columns in ``ARGS``.
+def event_lines(events: pl.DataFrame, base_ns: int, *, details: Mapping[str, str] = EVENT_DETAILS) -> pl.Series:
+    r"""Return one line of JSON per event.
 
-    >>> one = pl.DataFrame({"kind": ["kernel"], "name": ['a"b'], "start_ns": [1_000_001_234], "end_ns": [1_000_001_239],
-    ...                     "to_pid": [1], "to_tid": [2], "bytes": [7]})
-    >>> print(event_lines(one, 1_000_000_000)[0])
+    Args:
+        events: Columns ``kind`` (the category), ``name``, ``start_ns``, ``end_ns``, ``to_pid`` and ``to_tid``, and any
+            of *details*. Events of kind ``mark`` are instants.
+        base_ns: Time that is 0 in the file.
+        details: Column → name of a detail; nulls are left out.
+
+    >>> event = pl.DataFrame({"kind": ["kernel"], "name": ['a"b'], "start_ns": [1_000_001_234],
+    ...                       "end_ns": [1_000_001_239], "to_pid": [1], "to_tid": [2], "bytes": [7]})
+    >>> print(event_lines(event, 1_000_000_000)[0])
     {"ph":"X","cat":"kernel","name":"a\"b","pid":1,"tid":2,"ts":1.234,"dur":0.005,"args":{"bytes":7}}
     """
     kind = pl.col("kind").cast(pl.String)
-    instant = kind == "mark"
-    args = pl.concat_str(
-        [pl.lit(""), *(_arg(events, column, shown) for column, shown in ARGS.items() if column in events.columns)]
+    is_instant = kind == "mark"
+    duration = _microseconds((pl.col("end_ns") - pl.col("start_ns")).clip(0))
+    details_text = pl.concat_str(
+        [pl.lit(""), *(_detail(events[column], name) for column, name in details.items() if column in events.columns)]
     )
-    texts = events.with_columns(
-        name=_quoted(events["name"]),
-        category=kind.replace(CATEGORIES),
-        args=args.str.strip_prefix(","),
-        start=_us(pl.col("start_ns") - base_ns),
-        length=_us((pl.col("end_ns") - pl.col("start_ns")).clip(0)),
-    )
-    return texts.select(line=_line(instant))["line"]
-
-
-def _line(instant: pl.Expr) -> pl.Expr:
-    how = pl.when(instant).then(pl.lit('"s":"t"')).otherwise(pl.concat_str(pl.lit('"dur":'), "length"))
-    return pl.concat_str(
-        pl.when(instant).then(pl.lit('{"ph":"i","cat":"')).otherwise(pl.lit('{"ph":"X","cat":"')),
-        "category",
+    line = pl.concat_str(
+        pl.when(is_instant).then(pl.lit('{"ph":"i","cat":"')).otherwise(pl.lit('{"ph":"X","cat":"')),
+        kind.replace(CATEGORIES),
         pl.lit('","name":'),
-        "name",
-        pl.lit(',"pid":'),
-        "to_pid",
-        pl.lit(',"tid":'),
-        "to_tid",
-        pl.lit(',"ts":'),
-        "start",
+        pl.lit(_as_json(events["name"])),
+        *_track_and_time("to_pid", "to_tid", pl.col("start_ns") - base_ns),
         pl.lit(","),
-        how,
+        pl.when(is_instant).then(pl.lit('"s":"t"')).otherwise(pl.concat_str(pl.lit('"dur":'), duration)),
         pl.lit(',"args":{'),
-        "args",
+        details_text.str.strip_prefix(","),
         pl.lit("}}"),
     )
+    return events.select(line=line)["line"]
 
 
-def flow_lines(flows: pl.DataFrame, base_ns: int, first_id: int) -> pl.Series:
-    r"""Return two lines a flow, from a launch (``launch_ns``, ``launch_pid``, ``launch_tid``) to what it launched.
+def arrow_lines(
+    arrows: pl.DataFrame, base_ns: int, *, first_id: int, category: str = "ac2g", name: str = "ac2g"
+) -> pl.Series:
+    r"""Return two lines per arrow: its start and its end.
 
-    >>> one = pl.DataFrame({"launch_ns": [5], "launch_pid": [1], "launch_tid": [2], "start_ns": [7],
-    ...                     "to_pid": [3], "to_tid": [4]})
-    >>> print(*flow_lines(one, 0, 9), sep="\n")
+    Args:
+        arrows: Columns ``from_ns``, ``from_pid`` and ``from_tid`` of the start; ``start_ns``, ``to_pid`` and ``to_tid``
+            of the end.
+        base_ns: Time that is 0 in the file.
+        first_id: Number of the first arrow.
+        category: Category of all arrows; PyTorch's for arrows from a launch to what it launched.
+        name: Name of all arrows.
+
+    >>> arrow = pl.DataFrame({"from_ns": [5], "from_pid": [1], "from_tid": [2], "start_ns": [7],
+    ...                       "to_pid": [3], "to_tid": [4]})
+    >>> print(*arrow_lines(arrow, 0, first_id=9), sep="\n")
     {"ph":"s","cat":"ac2g","name":"ac2g","id":9,"pid":1,"tid":2,"ts":0.005}
     {"ph":"f","bp":"e","cat":"ac2g","name":"ac2g","id":9,"pid":3,"tid":4,"ts":0.007}
     """
-    numbered = flows.with_row_index("id", offset=first_id)
-    ends = {
-        '{"ph":"s"': ("launch_pid", "launch_tid", "launch_ns"),
-        '{"ph":"f","bp":"e"': ("to_pid", "to_tid", "start_ns"),
-    }
-    both = [
-        pl.concat_str(
-            pl.lit(f'{opening},"cat":"ac2g","name":"ac2g","id":'),
-            "id",
-            pl.lit(',"pid":'),
-            pid,
-            pl.lit(',"tid":'),
-            tid,
-            pl.lit(',"ts":'),
-            _us(pl.col(at) - base_ns),
-            pl.lit("}"),
-        )
-        for opening, (pid, tid, at) in ends.items()
+    common = f',"cat":{json.dumps(category)},"name":{json.dumps(name)},"id":'
+    start = _track_and_time("from_pid", "from_tid", pl.col("from_ns") - base_ns)
+    end = _track_and_time("to_pid", "to_tid", pl.col("start_ns") - base_ns)
+    lines = [
+        pl.concat_str(pl.lit(opening + common), "id", *place, pl.lit("}"))
+        for opening, place in (('{"ph":"s"', start), ('{"ph":"f","bp":"e"', end))
     ]
-    return numbered.select(line=pl.concat_list(both))["line"].explode()
+    numbered = arrows.with_row_index("id", offset=first_id)
+    return numbered.select(line=pl.concat_list(lines))["line"].explode()
 
 
-def _arg(events: pl.DataFrame, column: str, shown: str) -> pl.Expr:
-    value = pl.lit(_quoted(events[column])) if not events[column].dtype.is_numeric() else pl.col(column)
-    if events[column].dtype.is_float():
-        value = pl.col(column).round(3)
-    key = pl.lit(f",{json.dumps(shown)}:")
-    return pl.when(pl.col(column).is_not_null()).then(pl.concat_str(key, value)).otherwise(pl.lit(""))
+def _track_and_time(pid: str, tid: str, time_ns: pl.Expr) -> list[pl.Expr]:
+    """Return the text of process, thread and time, to be joined; *pid* and *tid* are columns."""
+    return [
+        pl.lit(',"pid":'), pl.col(pid), pl.lit(',"tid":'), pl.col(tid), pl.lit(',"ts":'), _microseconds(time_ns)
+    ]  # fmt: skip
 
 
-def _quoted(texts: pl.Series) -> pl.Series:
-    """Text as JSON strings; what repeats is quoted once. Letters stay letters: Perfetto does not undo all escapes."""
-    plain = texts.cast(pl.String)
-    known = plain.unique().drop_nulls()
-    quoted = pl.Series([json.dumps(text, ensure_ascii=False) for text in known], dtype=pl.String)
-    return plain.replace_strict(known, quoted, default=None)
+def _detail(values: pl.Series, name: str) -> pl.Expr:
+    """Return ``,"name":value`` for each value, nothing for null."""
+    if values.dtype.is_float():
+        text = values.round(3).cast(pl.String)
+    elif values.dtype.is_numeric():
+        text = values.cast(pl.String)
+    else:
+        text = _as_json(values)
+    return (pl.lit(f",{json.dumps(name)}:") + pl.lit(text)).fill_null("")
 
 
-def _us(ns: pl.Expr) -> pl.Expr:
-    """Nanoseconds, none negative, as microseconds with three digits."""
+def _as_json(texts: pl.Series) -> pl.Series:
+    """Return texts as JSON strings, each distinct text converted once."""
+    texts = texts.cast(pl.String)
+    distinct = texts.unique().drop_nulls()
+    # Letters are not escaped: Perfetto does not decode all escapes.
+    quoted = pl.Series([json.dumps(text, ensure_ascii=False) for text in distinct], dtype=pl.String)
+    return texts.replace_strict(distinct, quoted, default=None)
+
+
+def _microseconds(ns: pl.Expr) -> pl.Expr:
+    """Return non-negative nanoseconds as microseconds with three digits."""
     return pl.concat_str(ns // 1000, pl.lit("."), (ns % 1000).cast(pl.String).str.zfill(3))

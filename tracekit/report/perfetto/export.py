@@ -1,4 +1,4 @@
-"""``export``: from traces to a file for ui.perfetto.dev, by way of a store that lives as long as it is needed."""
+"""The function ``export``: traces written to a file for ui.perfetto.dev, through a temporary store."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def export(
     """Write traces with tracks of labels, cells, ideal cells and the critical path to *output*: .json or .json.gz.
 
     >>> import tempfile
-    >>> done = export("sample_traces/reload", tempfile.mkdtemp() + "/reload.json.gz")
-    >>> done.ranks
+    >>> exported = export("sample_traces/reload", tempfile.mkdtemp() + "/reload.json.gz")
+    >>> exported.ranks
     (0, 1, 2, 3)
     """
     check_output(output)
-    reading = {"rank": rank, "workers": workers, "stacks": stacks, "lenient": lenient}
-    with _stored(paths, ranks=ranks, rules=rules, reading=reading) as (store, notices):
-        found = analyze(store.path, ranks=ranks, schedule=schedule, workers=workers, critical_path=True)
-        done = write_perfetto(store, found, output, ranks=ranks)
-        return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
+    read_options = {"rank": rank, "workers": workers, "stacks": stacks, "lenient": lenient}
+    with _labelled_store(paths, ranks=ranks, rules=rules, read_options=read_options) as (store, notices):
+        analysis = analyze(store.path, ranks=ranks, schedule=schedule, workers=workers, critical_path=True)
+        exported = write_perfetto(store, analysis, output, ranks=ranks)
+        return replace(exported, notices=tuple(dict.fromkeys((*notices, *exported.notices))))
 
 
 @contextmanager
-def _stored(
-    paths: Paths, *, ranks: Collection[int] | None, rules: str | Path | None, reading: dict[str, Any]
+def _labelled_store(
+    paths: Paths, *, ranks: Collection[int] | None, rules: str | Path | None, read_options: dict[str, Any]
 ) -> Iterator[tuple[Store, tuple[Notice, ...]]]:
-    """Open the store the paths name, or make one that is gone afterwards."""
+    """Open the labelled store at *paths*, or ingest *paths* into a temporary one."""
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if len(listed) == 1 and rules is None and is_store(Path(listed[0])):
         store = open_store(Path(listed[0]))
@@ -60,4 +60,4 @@ def _stored(
             yield store, ()
             return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        yield ingest(listed, Path(folder) / "store", ranks=ranks, rules=rules, **reading)
+        yield ingest(listed, Path(folder) / "store", ranks=ranks, rules=rules, **read_options)

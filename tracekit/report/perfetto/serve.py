@@ -1,4 +1,4 @@
-"""Hand one file to one reader: a server on loopback that answers a single address once, and is gone."""
+"""Server on loopback that hands out one file, once, at a secret address."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tracekit.errors import OutputError
 
 HOST = "127.0.0.1"
 PORT = 9001
-"""The only port of this machine that the page of ui.perfetto.dev may read from."""
+"""The only local port that ui.perfetto.dev may read from."""
 VIEWER = "https://ui.perfetto.dev"
-PATIENCE_S = 30
-"""How long a reader that says nothing is listened to."""
+CONNECTION_TIMEOUT_S = 30
+"""Time after which a connection without a request is closed."""
 
 
-class OneReader:
-    """Serves *file* at a secret address of this machine until it was read once.
+class SingleDownloadServer:
+    """Server of *file* at a secret local address, until the file was read once.
 
-    >>> with OneReader(Path("README.md"), port=0) as offer:
-    ...     offer.link.startswith("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:")
+    >>> with SingleDownloadServer(Path("README.md"), port=0) as server:
+    ...     server.link.startswith("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:")
     True
     """
 
@@ -35,7 +35,7 @@ class OneReader:
         self.path = f"/{secrets.token_urlsafe(16)}/{quote(os.fsencode(file.name), safe='')}"
         self.read = False
         try:
-            # A thread a reader: browsers open connections ahead and say nothing on them.
+            # One thread per connection: browsers open connections in advance and send nothing on them.
             self._server = http.server.ThreadingHTTPServer((HOST, port), _handler(self))
         except OSError as error:
             raise OutputError(
@@ -45,26 +45,26 @@ class OneReader:
 
     @property
     def port(self) -> int:
-        """The port it serves on."""
+        """Port that it serves on."""
         return int(self._server.server_port)
 
     @property
     def url(self) -> str:
-        """Where the file can be read, once."""
+        """Address of the file."""
         return f"http://{HOST}:{self._server.server_port}{self.path}"
 
     @property
     def link(self) -> str:
-        """What to open in a browser."""
+        """Address that opens the file in Perfetto's interface."""
         return f"{VIEWER}/#!/?url={self.url}"
 
     def wait(self) -> None:
-        """Answer until the file was read."""
-        self._server.timeout = 0.2  # seconds between looks at whether it was
+        """Answer requests until the file was read."""
+        self._server.timeout = 0.2  # seconds after which handle_request returns without a request
         while not self.read:
             self._server.handle_request()
 
-    def __enter__(self) -> OneReader:
+    def __enter__(self) -> SingleDownloadServer:
         return self
 
     def __exit__(
@@ -73,59 +73,65 @@ class OneReader:
         self._server.server_close()
 
 
-def _handler(offer: OneReader) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(download: SingleDownloadServer) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
-        timeout = PATIENCE_S
+        timeout = CONNECTION_TIMEOUT_S
         server_version = "tracekit"
         sys_version = ""
 
-        def do_GET(self) -> None:  # the name http.server looks for
-            if not self._wanted():
+        def do_GET(self) -> None:
+            """Send the file."""
+            if not self._is_allowed():
                 self.send_error(404)
                 return
-            # The reader may leave in the middle: then the file is still there for the next try.
-            with contextlib.suppress(OSError), offer.file.open("rb") as file:
+            # A reader may disconnect before the end: then the file stays available for the next try.
+            with contextlib.suppress(OSError), download.file.open("rb") as file:
                 self.send_response(200)
                 self.send_header("Content-Type", "application/octet-stream")
-                self.send_header("Content-Length", str(offer.file.stat().st_size))
-                self._allow()
+                self.send_header("Content-Length", str(download.file.stat().st_size))
+                self._send_access_headers()
                 self.end_headers()
                 shutil.copyfileobj(file, self.wfile, 1 << 20)
-                offer.read = True
+                download.read = True
 
         def do_OPTIONS(self) -> None:
-            """Say to the browser that the viewer's page may read from this machine."""
-            if not self._wanted():
+            """Answer the browser's check whether the viewer's page may read from this machine."""
+            if not self._is_allowed():
                 self.send_error(404)
                 return
             self.send_response(204)
             self.send_header("Access-Control-Allow-Methods", "GET")
             self.send_header("Access-Control-Allow-Private-Network", "true")
-            self._allow()
+            self._send_access_headers()
             self.end_headers()
 
-        def _wanted(self) -> bool:
-            # A page elsewhere that guesses the port still does not know the path; nor may it come under another name.
-            host = self.headers.get("Host", "").rsplit(":", 1)[0]
-            same = secrets.compare_digest(self.path.encode(), offer.path.encode())  # as text it takes ASCII alone
-            return same and not offer.read and host in (HOST, "localhost")
+        def _is_allowed(self) -> bool:
+            """Return whether the request knows the secret path and addresses this machine by its local name.
 
-        def _allow(self) -> None:
+            The name keeps out pages whose own domain points to 127.0.0.1 (DNS rebinding).
+            """
+            host = self.headers.get("Host", "").rsplit(":", 1)[0]
+            # Compared as bytes: compare_digest accepts only ASCII text.
+            knows_path = secrets.compare_digest(self.path.encode(), download.path.encode())
+            return knows_path and not download.read and host in (HOST, "localhost")
+
+        def _send_access_headers(self) -> None:
             self.send_header("Access-Control-Allow-Origin", VIEWER)
             self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")  # a file, whatever it begins with
+            self.send_header("X-Content-Type-Options", "nosniff")  # treat as a file, whatever its contents
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: who reads is known."""
+            """Log nothing: the only reader is the user."""
 
     return Handler
 
 
-_HEAD = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
+"""Start of a file that is searched for the mark of an export."""
 
 
 def is_export(path: str | Path) -> bool:
-    """Return whether *path* is a file that ``tracekit export`` wrote: it can be served as it is.
+    """Return whether *path* is a file that ``tracekit export`` wrote and can be served unchanged.
 
     >>> is_export("README.md")
     False
@@ -135,9 +141,9 @@ def is_export(path: str | Path) -> bool:
         return False
     try:
         with file.open("rb") as stream:
-            raw = stream.read(_HEAD)
-        head = zlib.decompressobj(31).decompress(raw, _HEAD) if raw[:2] == b"\x1f\x8b" else raw
+            raw = stream.read(MAX_HEADER_BYTES)
+        head = zlib.decompressobj(31).decompress(raw, MAX_HEADER_BYTES) if raw[:2] == b"\x1f\x8b" else raw
     except (OSError, zlib.error):
         return False
-    before = head.partition(b'"traceEvents"')[0]
-    return b'"tracekit"' in before
+    before_events = head.partition(b'"traceEvents"')[0]
+    return b'"tracekit"' in before_events

@@ -1,4 +1,4 @@
-"""Pictures of an analysis with matplotlib: each function returns a Figure, and draws on *ax* where one is given.
+"""Plots of an analysis with matplotlib: each function returns a Figure and draws on *ax* where one is given.
 
 >>> from tracekit import analyze
 >>> from tracekit.report import plot
@@ -37,13 +37,13 @@ PLOTS: dict[str, Callable[..., Figure]] = {
     "timeline": timeline,
     "curve": curve,
 }
-"""What ``--plot`` can name."""
+"""Plots by the name that ``--plot`` takes."""
 
 
 def draw(analysis: Analysis, name: str | None = None, **options: Any) -> Figure:
-    """Draw the picture called *name*; without one the schedule where there is one, else the budget.
+    """Draw the plot called *name*; by default the schedule where there is one, else the budget.
 
-    *options* are those of the picture's own function.
+    *options* are those of the plot's own function.
 
     >>> from tracekit import analyze
     >>> draw(analyze("sample_traces/reload"), "pie")
@@ -56,19 +56,19 @@ def draw(analysis: Analysis, name: str | None = None, **options: Any) -> Figure:
 
 
 def check_plot(name: str) -> Callable[..., Figure]:
-    """Return the function that draws *name*, or say which there are."""
+    """Return the function that draws *name*; raise OptionError for an unknown name."""
     if name not in PLOTS:
         raise OptionError(f"there is no plot {name}", hint=f"use {', '.join(PLOTS)}")
     return PLOTS[name]
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as its path's extension says (.png, .svg, .pdf); the same figure always gives the same bytes."""
+    """Write a figure in the format of its path's extension (.png, .svg, .pdf); equal figures give equal bytes."""
     from matplotlib import rc_context
 
-    kind = path.suffix.lower()[1:]
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    drawn = io.BytesIO()  # written in one go: a full disk must not surprise matplotlib in the middle
+    file_format = path.suffix.lower()[1:]
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)
+    buffer = io.BytesIO()  # written to disk in one piece: matplotlib does not handle a full disk
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracekit", "pdf.fonttype": 42}):
-        figure.savefig(drawn, format=kind, dpi=150, facecolor="white", metadata=undated)
-    path.write_bytes(drawn.getvalue())
+        figure.savefig(buffer, format=file_format, dpi=150, facecolor="white", metadata=metadata)
+    path.write_bytes(buffer.getvalue())

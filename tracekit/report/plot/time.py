@@ -1,8 +1,8 @@
-"""What ran when: the lanes of one rank, and an excerpt of several ranks."""
+"""Plots over time: the lanes of one rank, and an excerpt of several ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,23 +10,26 @@ import polars as pl
 
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
+from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.plot.frame import QUIET, boxes, canvas, legend, nothing, title
-from tracekit.report.schedule.plot import FAINT, INK, plain_axes
+from tracekit.report.schedule.layout import PART_EDGES, WHOLE
+from tracekit.report.schedule.plot import ROW_MARGIN
 from tracekit.report.view.lanes import labels_of, lanes_for
-from tracekit.schema import LABELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    Lane = Mapping[str, Mapping[str, int]]
+    Lanes = Mapping[str, Mapping[str, int]]  # lane → label → part of the lane it is drawn in
 
-MOST_RANKS = 16
-EXCERPT = 0.15
-"""Share of the step an excerpt shows where no window is given."""
-_HALVES = {0: (0.0, 1.0), 1: (0.0, 0.5), 2: (0.5, 1.0)}
-"""Where in its row each half lies, counted from above."""
+MAX_RANKS = 16
+"""Ranks of an excerpt where none are named."""
+EXCERPT_SHARE = 0.15
+"""Share of the step that an excerpt shows where no window is given."""
+RANK_GAP_ROWS = 0.6
+"""Space between the lanes of two ranks, in rows."""
+MAX_VECTOR_BOXES = 2_000
+"""More boxes of one label are drawn as pixels, so that the file stays small."""
 
 
 def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None) -> Figure:
@@ -34,25 +37,21 @@ def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = Non
 
     The rank is the first where none is given; the step that of the schedule, else the first.
     """
-    table = analysis.tables["timeline"]
-    figure, axes = canvas(ax, width=12, height=1.4 + 0.6 * len(_lanes(analysis)))
-    if table.is_empty():
-        nothing(axes, "There are no GPU events in these traces.")
-        return figure
-    chosen = _rank(analysis, rank)
-    number, begin, end = _step(analysis, chosen, step)
-    rows = _within(table.filter(rank=chosen), begin, end)
-    named = _lanes(analysis)
-    for row in range(len(named)):
-        axes.barh(row + 0.5, (end - begin) / 1e6, height=0.92, color=IDLE_COLOUR, zorder=0)
-    _fill(axes, rows, named, 0.0)
-    axes.set_xlim(0, (end - begin) / 1e6)
-    axes.set_ylim(len(named), -0.35)
-    axes.set_yticks(np.arange(len(named)) + 0.5, list(named))
-    _phases(axes, analysis, chosen, number)
-    _finish(axes, rows, given=ax is not None)
-    of_step = "" if number is None else f", step {number}"
-    title(axes, f"Rank {chosen}{of_step}: what ran when", "")
+    timeline_table = analysis.tables["timeline"]
+    lanes = lanes_for(labels_of(timeline_table))
+    if timeline_table.is_empty():
+        return figures.message_figure(ax, "There are no GPU events in these traces.")
+    figure, axes = figures.figure_and_axes(ax, width=12, height=1.4 + 0.6 * len(lanes))
+    rank = _known_rank(analysis, rank)
+    step, begin_ns, end_ns = _step_window(analysis, rank, step)
+    events = _events_between(timeline_table.filter(rank=rank), begin_ns, end_ns, origin_ns=begin_ns)
+    axes.set_xlim(0, (end_ns - begin_ns) / 1e6)
+    axes.set_ylim(len(lanes), -0.35)
+    _draw_lanes(axes, events, lanes, first_row=0)
+    axes.set_yticks(np.arange(len(lanes)) + 0.5, list(lanes))
+    _draw_phases(axes, analysis, rank, step)
+    _finish_axes(axes, events, below_axes=ax is not None)
+    figures.draw_title(axes, f"Rank {rank}{'' if step is None else f', step {step}'}: what ran when")
     return figure
 
 
@@ -68,110 +67,116 @@ def timeline(
 
     Without a window it shows the middle of the step. Ranks are drawn on the clocks of their files.
     """
-    table = analysis.tables["timeline"]
-    chosen = [one.rank for one in analysis.ranks][:MOST_RANKS] if ranks is None else list(ranks)
-    chosen = [_rank(analysis, rank) for rank in chosen]
-    named = _lanes(analysis)
-    figure, axes = canvas(ax, width=12, height=float(np.clip(0.24 * len(named) * len(chosen) + 1.5, 2.6, 14)))
-    if table.is_empty() or not chosen:
-        nothing(axes, "There are no GPU events in these traces.")
-        return figure
-    windows = [_step(analysis, rank, None) for rank in chosen]
-    origin, last = min(begin for _, begin, _ in windows), max(end for _, _, end in windows)
-    begin, end = _window(origin, last, start_ms, end_ms)
-    tall = len(named) + 0.6
-    shown = []
-    for at, rank in enumerate(chosen):
-        rows = _within(table.filter(rank=rank), begin, end)
-        for row in range(len(named)):
-            axes.barh(at * tall + row + 0.5, (end - begin) / 1e6, left=(begin - origin) / 1e6, height=0.92,
-                      color=IDLE_COLOUR, zorder=0)  # fmt: skip
-        _fill(axes, rows, named, at * tall, shift_ms=(begin - origin) / 1e6)
-        shown.append(rows)
-    axes.set_xlim((begin - origin) / 1e6, (end - origin) / 1e6)
-    axes.set_ylim(len(chosen) * tall - 0.6, 0)
-    axes.set_yticks([at * tall + len(named) / 2 for at in range(len(chosen))], [f"rank {rank}" for rank in chosen])
-    _finish(axes, pl.concat(shown), given=ax is not None)
-    title(axes, "What ran when, rank by rank", f"from above: {', '.join(named)}")
+    timeline_table = analysis.tables["timeline"]
+    if ranks is None:
+        ranks = [measured.rank for measured in analysis.ranks][:MAX_RANKS]
+    ranks = [_known_rank(analysis, rank) for rank in ranks]
+    lanes = lanes_for(labels_of(timeline_table))
+    height = float(np.clip(0.24 * len(lanes) * len(ranks) + 1.5, 2.6, 14))
+    if timeline_table.is_empty() or not ranks:
+        return figures.message_figure(ax, "There are no GPU events in these traces.")
+    figure, axes = figures.figure_and_axes(ax, width=12, height=height)
+    windows = [_step_window(analysis, rank, None) for rank in ranks]
+    origin_ns = min(begin_ns for _, begin_ns, _ in windows)
+    begin_ns, end_ns = _excerpt(origin_ns, max(end_ns for _, _, end_ns in windows), start_ms, end_ms)
+    axes.set_xlim((begin_ns - origin_ns) / 1e6, (end_ns - origin_ns) / 1e6)
+    rows_per_rank = len(lanes) + RANK_GAP_ROWS
+    axes.set_ylim(len(ranks) * rows_per_rank - RANK_GAP_ROWS, 0)
+    events_by_rank = [
+        _events_between(timeline_table.filter(rank=rank), begin_ns, end_ns, origin_ns=origin_ns) for rank in ranks
+    ]
+    first_rows = [i * rows_per_rank for i in range(len(ranks))]
+    for first_row, events in zip(first_rows, events_by_rank, strict=True):
+        _draw_lanes(axes, events, lanes, first_row=first_row)
+    axes.set_yticks([first_row + len(lanes) / 2 for first_row in first_rows], [f"rank {rank}" for rank in ranks])
+    _finish_axes(axes, pl.concat(events_by_rank), below_axes=ax is not None)
+    figures.draw_title(axes, "What ran when, rank by rank", f"from above: {', '.join(lanes)}")
     return figure
 
 
-def _rank(analysis: Analysis, rank: int | None) -> int:
+def _known_rank(analysis: Analysis, rank: int | None) -> int:
+    """Return *rank*, or the first for None; raise for a rank that was not analysed."""
     return analysis.ranks[0].rank if rank is None else analysis.rank(rank).rank
 
 
-def _lanes(analysis: Analysis) -> Lane:
-    return lanes_for(labels_of(analysis.tables["timeline"]))
-
-
-def _step(analysis: Analysis, rank: int, step: int | None) -> tuple[int | None, int, int]:
-    """Return the step to show: its number, start and end."""
+def _step_window(analysis: Analysis, rank: int, step: int | None) -> tuple[int | None, int, int]:
+    """Return number, start and end of a step on a rank; for None, of the schedule's step, else of the first."""
     steps = analysis.tables["steps"].filter(rank=rank)
     wanted = step
     if wanted is None and analysis.schedule is not None:
         wanted = analysis.schedule.head.pipeline.step
-    found = steps.filter(step=wanted) if wanted is not None else steps.head(1)
-    if found.is_empty():
+    window = steps.filter(step=wanted) if wanted is not None else steps
+    if window.is_empty():
         if step is not None:
             raise OptionError(f"rank {rank} has no step {step}", hint="see the table steps")
-        found = steps.head(1)
-    return found["step"][0], found["start_ns"][0], found["end_ns"][0]
+        window = steps
+    number, start_ns, end_ns = window.select("step", "start_ns", "end_ns").row(0)
+    return number, start_ns, end_ns
 
 
-def _window(origin: int, last: int, start_ms: float | None, end_ms: float | None) -> tuple[int, int]:
-    span = last - origin
-    length = int(span * EXCERPT)
-    begin = origin + (span - length) // 2 if start_ms is None else origin + int(start_ms * 1e6)
-    end = begin + length if end_ms is None else origin + int(end_ms * 1e6)
+def _excerpt(origin_ns: int, last_ns: int, start_ms: float | None, end_ms: float | None) -> tuple[int, int]:
+    """Return start and end of the excerpt; by default ``EXCERPT_SHARE`` of the step, from its middle."""
+    length = int((last_ns - origin_ns) * EXCERPT_SHARE)
+    begin = origin_ns + (last_ns - origin_ns - length) // 2 if start_ms is None else origin_ns + int(start_ms * 1e6)
+    end = begin + length if end_ms is None else origin_ns + int(end_ms * 1e6)
     if end <= begin:
         raise OptionError("the excerpt ends before it begins", hint="give start_ms < end_ms")
     return begin, end
 
 
-def _within(rows: pl.DataFrame, begin: int, end: int) -> pl.DataFrame:
-    """Return what runs between two times, in milliseconds from the first."""
-    return rows.filter((pl.col("end_ns") > begin) & (pl.col("start_ns") < end)).with_columns(
-        start=(pl.col("start_ns").clip(begin) - begin) / 1e6, end=(pl.col("end_ns").clip(None, end) - begin) / 1e6
+def _events_between(events: pl.DataFrame, begin_ns: int, end_ns: int, *, origin_ns: int) -> pl.DataFrame:
+    """Return the events between two times, clipped to them, with ``start`` and ``end`` in ms after the origin."""
+    return events.filter((pl.col("end_ns") > begin_ns) & (pl.col("start_ns") < end_ns)).with_columns(
+        start=(pl.col("start_ns").clip(begin_ns) - origin_ns) / 1e6,
+        end=(pl.col("end_ns").clip(None, end_ns) - origin_ns) / 1e6,
     )
 
 
-def _fill(axes: Axes, rows: pl.DataFrame, named: Lane, top: float, *, shift_ms: float = 0.0) -> None:
-    """Draw each label on its lane; a half that has its lane to itself takes it whole."""
-    present = set(rows["label"].unique().to_list())
-    for at, halves in enumerate(named.values()):
-        used = {half for label, half in halves.items() if label in present}
-        for label, half in halves.items():
-            same = rows.filter(label=label)
-            above, below = _HALVES[half if len(used) > 1 else 0]
-            y = top + at + 0.04
-            low = np.full(len(same), y + 0.92 * above)
-            high = np.full(len(same), y + 0.92 * below)
-            start, end = same["start"].to_numpy() + shift_ms, same["end"].to_numpy() + shift_ms
-            boxes(axes, low, high, start, end, facecolors=LABEL_COLOURS[label], zorder=1, rasterized=len(same) > 2000)
+def _draw_lanes(axes: Axes, events: pl.DataFrame, lanes: Lanes, *, first_row: float) -> None:
+    """Draw each label on its lane, over idle time as wide as the axes; *events* are in ms.
+
+    A half of a lane whose other half is empty fills the whole lane.
+    """
+    left, right = axes.get_xlim()
+    height = 1 - 2 * ROW_MARGIN
+    present = set(labels_of(events))
+    for lane, part_of_label in enumerate(lanes.values()):
+        top = first_row + lane + ROW_MARGIN
+        figures.draw_boxes(
+            axes, start=[left], end=right, top=top, bottom=top + height, facecolors=IDLE_COLOUR, zorder=0
+        )
+        parts_used = {part for label, part in part_of_label.items() if label in present}
+        for label, part in part_of_label.items():
+            same = events.filter(label=label)
+            upper, lower = PART_EDGES[part if len(parts_used) > 1 else WHOLE]
+            figures.draw_boxes(
+                axes,
+                start=same["start"].to_numpy(), end=same["end"].to_numpy(),
+                top=top + height * upper, bottom=top + height * lower,
+                facecolors=LABEL_COLOURS[label], zorder=1, rasterized=len(same) > MAX_VECTOR_BOXES,
+            )  # fmt: skip
 
 
-def _phases(axes: Axes, analysis: Analysis, rank: int, step: int | None) -> None:
+def _draw_phases(axes: Axes, analysis: Analysis, rank: int, step: int | None) -> None:
+    """Draw dashed lines between the pipeline's phases, and the names of those that are wide enough."""
     if not analysis.total.pipeline:
         return
-    table = analysis.tables["phases"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(step))
-    spans: Sequence[tuple[str, int]] = table.select("phase", "span_ns").rows()
-    whole = sum(span for _, span in spans)
-    at = 0.0
-    for name, span in spans:
-        end = at + span / 1e6
-        if at:
-            axes.axvline(at, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
-        if span > 0.05 * whole:
-            axes.text((at + end) / 2, -0.06, name, ha="center", va="bottom", fontsize=8.5, color=QUIET)
-        at = end
+    phases = analysis.tables["phases"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(step))
+    total_ns = int(phases["span_ns"].sum())
+    start = 0.0
+    for name, span_ns in phases.select("phase", "span_ns").iter_rows():
+        end = start + span_ns / 1e6
+        if start:
+            axes.axvline(start, color=figures.FAINT_INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
+        if span_ns > 0.05 * total_ns:
+            axes.text((start + end) / 2, -0.06, name, ha="center", va="bottom", fontsize=8.5, color=figures.QUIET_INK)
+        start = end
 
 
-def _finish(axes: Axes, rows: pl.DataFrame, *, given: bool) -> None:
+def _finish_axes(axes: Axes, events: pl.DataFrame, *, below_axes: bool) -> None:
+    """Name the time axis and draw the legend of the labels that occur."""
     from matplotlib.patches import Patch
 
-    axes.set_xlabel("time (ms) from the step's first event", fontsize=8.5, color=INK)
-    plain_axes(axes)
-    present = set(rows["label"].unique().to_list())
-    handles: list[Any] = [Patch(facecolor=LABEL_COLOURS[name], label=name) for name in LABELS if name in present]
-    handles.append(Patch(facecolor=IDLE_COLOUR, label="nothing"))
-    legend(axes, handles, given=given)
+    figures.strip_axes(axes, x_label="time (ms) from the step's first event")
+    handles: list[Any] = [Patch(facecolor=LABEL_COLOURS[label], label=label) for label in labels_of(events)]
+    figures.draw_legend(axes, [*handles, Patch(facecolor=IDLE_COLOUR, label="nothing")], below_axes=below_axes)

@@ -1,1 +1,1 @@
-"""Ideal schedules as pictures, pages and text."""
+"""Schedules drawn as pictures, pages, traces and text, all from one layout."""

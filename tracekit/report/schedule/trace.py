@@ -1,73 +1,79 @@
-"""A schedule as a trace that ui.perfetto.dev and chrome://tracing open."""
+"""Trace of a schedule in Chrome's JSON format, for ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tracekit._version import __version__
+from tracekit.report.schedule.layout import layout_simulation
 from tracekit.schedules.weight_reload import LANES, WeightReload
 
 if TYPE_CHECKING:
     from tracekit.schedules import Simulation
 
 UNIT_US = 1000.0
-"""One unit of the given times is shown as a millisecond."""
+"""Microseconds that one unit of the given times is shown as."""
 
 
-def schedule_trace(done: Simulation | WeightReload) -> dict[str, Any]:
-    """Turn cells into Chrome trace events: one track a rank (of a weight reload: one a buffer).
+def schedule_trace(simulation: Simulation | WeightReload) -> dict[str, Any]:
+    """Return the trace: one track per rank, or per buffer of a weight reload.
 
     >>> from tracekit.schedules import generate, simulate
     >>> trace = schedule_trace(simulate(generate("1f1b", pp=1, microbatches=1)))
     >>> [(e["name"], e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X"]
     [('0F0', 0.0, 1000.0), ('0B0', 1000.0, 2000.0)]
     """
-    if isinstance(done, WeightReload):
-        return _document(done.name, _reload_events(done))
-    return _document(done.schedule.name, _events(done))
-
-
-def _document(name: str, events: list[dict[str, Any]]) -> dict[str, Any]:
+    if isinstance(simulation, WeightReload):
+        name, events = simulation.name, _reload_events(simulation)
+    else:
+        name, events = simulation.schedule.name, _cell_events(simulation)
     about = {"tracekit": __version__, "schedule": name, "unit_us": UNIT_US}
     return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
 
 
-def _named(pid: int, tid: int | None, name: str, sort: int) -> list[dict[str, Any]]:
-    what, where = ("process", {"pid": pid}) if tid is None else ("thread", {"pid": pid, "tid": tid})
+def _cell_events(simulation: Simulation) -> list[dict[str, Any]]:
+    schedule = simulation.schedule
+    title = f"{schedule.name} · {schedule.pp} ranks × {schedule.microbatches} micro-batches"
+    events = _track_names(0, None, title, 0)
+    for rank in range(schedule.pp):
+        events += _track_names(0, rank, f"rank {rank}", rank)
+    columns = ("stage", "microbatch", "b_stage", "b_microbatch")
+    for cell in layout_simulation(simulation).cells.iter_rows(named=True):
+        events.append(_slice(cell, cell["name"], pid=0, tid=cell["rank"], columns=columns))
+    return events
+
+
+def _reload_events(reload: WeightReload) -> list[dict[str, Any]]:
+    events = []
+    for rank in range(reload.ranks):
+        events += _track_names(rank, None, f"device {rank}", rank)
+        for lane, name in enumerate(LANES):
+            events += _track_names(rank, lane, name, lane)
+    columns = ("bucket", "round", "role")
+    for cell in reload.cells.iter_rows(named=True):
+        name, lane = f"{cell['op']} {cell['bucket']}", LANES.index(cell["lane"])
+        events.append(_slice(cell, name, pid=cell["rank"], tid=lane, columns=columns))
+    return events
+
+
+def _track_names(pid: int, tid: int | None, name: str, sort_index: int) -> list[dict[str, Any]]:
+    """Return the metadata events that name and order a process (*tid* None) or a thread."""
+    kind, track = ("process", {"pid": pid}) if tid is None else ("thread", {"pid": pid, "tid": tid})
     return [
-        {"ph": "M", "name": f"{what}_name", **where, "args": {"name": name}},
-        {"ph": "M", "name": f"{what}_sort_index", **where, "args": {"sort_index": sort}},
+        {"ph": "M", "name": f"{kind}_name", **track, "args": {"name": name}},
+        {"ph": "M", "name": f"{kind}_sort_index", **track, "args": {"sort_index": sort_index}},
     ]
 
 
-def _span(
-    name: str, category: str, track: tuple[int, int], at: tuple[float, float], args: dict[str, Any]
-) -> dict[str, Any]:
-    times = {"ts": at[0] * UNIT_US, "dur": (at[1] - at[0]) * UNIT_US}
-    return {"ph": "X", "name": name, "cat": category, "pid": track[0], "tid": track[1], **times, "args": args}
-
-
-def _events(done: Simulation) -> list[dict[str, Any]]:
-    plan = done.schedule
-    events = _named(0, None, f"{plan.name} · {plan.pp} ranks × {plan.microbatches} micro-batches", 0)
-    for rank in range(plan.pp):
-        events += _named(0, rank, f"rank {rank}", rank)
-    ops = (str(op) for rank in plan.ranks for op in rank)
-    for op, cell in zip(ops, done.cells.iter_rows(named=True), strict=True):
-        args = {key: cell[key] for key in ("stage", "microbatch", "b_stage", "b_microbatch") if cell[key] is not None}
-        events.append(_span(op, cell["op"], (0, cell["rank"]), (cell["start"], cell["end"]), args))
-    return events
-
-
-def _reload_events(done: WeightReload) -> list[dict[str, Any]]:
-    events = []
-    for rank in range(done.ranks):
-        events += _named(rank, None, f"device {rank}", rank)
-        for lane, name in enumerate(LANES):
-            events += _named(rank, lane, name, lane)
-    for cell in done.cells.iter_rows(named=True):
-        args = {key: cell[key] for key in ("bucket", "round", "role") if cell[key] is not None}
-        name = f"{cell['op']} {cell['bucket']}"
-        track = (cell["rank"], LANES.index(cell["lane"]))
-        events.append(_span(name, cell["op"], track, (cell["start"], cell["end"]), args))
-    return events
+def _slice(cell: dict[str, Any], name: str, *, pid: int, tid: int, columns: tuple[str, ...]) -> dict[str, Any]:
+    """Return the event of one cell; its details are those of *columns* that are not null."""
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": cell["op"],
+        "pid": pid,
+        "tid": tid,
+        "ts": cell["start"] * UNIT_US,
+        "dur": (cell["end"] - cell["start"]) * UNIT_US,
+        "args": {column: cell[column] for column in columns if cell[column] is not None},
+    }

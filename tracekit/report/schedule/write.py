@@ -1,4 +1,4 @@
-"""Write a schedule to a file; the extension says how."""
+"""Schedules written to files; the extension decides the format."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ EXTENSIONS = (".svg", ".png", ".html", ".trace.json", ".json", ".txt")
 
 
 def write_schedule(
-    done: Simulation | WeightReload,
+    simulation: Simulation | WeightReload,
     path: str | PathLike[str],
     *,
     lanes: bool = False,
     block_times: BlockTimes | None = None,
 ) -> None:
-    """Draw or write *done* as *path*'s extension asks; with *lanes*, a picture shows the phases inside the blocks too.
+    """Write a simulated schedule or weight reload in the format of *path*'s extension (``EXTENSIONS``).
+
+    Args:
+        simulation: The schedule.
+        path: File to write.
+        lanes: Draw the phases inside the blocks too; pictures only.
+        block_times: Times inside a block, for *lanes*.
 
     >>> import tempfile, pathlib
     >>> from tracekit.schedules import generate, simulate
@@ -37,26 +43,26 @@ def write_schedule(
     9
     """
     path = Path(path)
-    kind = check_extension(path)
-    if kind in (".svg", ".png"):
+    extension = check_extension(path)
+    if extension in (".svg", ".png"):
         from matplotlib import rc_context
 
-        figure = _figure(done, lanes, block_times)
+        figure = _draw(simulation, lanes, block_times)
         # A fixed salt and no date: the same schedule always gives the same bytes.
         with atomic_write(path) as part, rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracekit"}):
-            metadata = {"Date": None} if kind == ".svg" else None
-            figure.savefig(part, format=kind[1:], dpi=150, facecolor="white", metadata=metadata)
-    elif kind == ".txt":
-        if isinstance(done, WeightReload):
+            metadata = {"Date": None} if extension == ".svg" else None
+            figure.savefig(part, format=extension[1:], dpi=150, facecolor="white", metadata=metadata)
+    elif extension == ".txt":
+        if isinstance(simulation, WeightReload):
             raise OptionError(f"{path}: weight-reload has no order file", hint="use .json")
-        write_orders(done.schedule, path)
+        write_orders(simulation.schedule, path)
     else:
         with atomic_write(path) as part:
-            part.write_text(_text(done, kind), encoding="utf-8")
+            part.write_text(_text(simulation, extension), encoding="utf-8")
 
 
 def check_extension(path: Path) -> str:
-    """Return the extension that decides, or raise.
+    """Return the extension of ``EXTENSIONS`` that *path* ends in; raise OptionError if it is none of them.
 
     >>> from pathlib import Path
     >>> check_extension(Path("a.trace.json")), check_extension(Path("b.json"))
@@ -68,22 +74,22 @@ def check_extension(path: Path) -> str:
     raise OptionError(f"{path}: cannot write this kind of file", hint=f"end it in {' '.join(EXTENSIONS)}")
 
 
-def _figure(done: Simulation | WeightReload, lanes: bool, block_times: BlockTimes | None) -> Figure:
+def _draw(simulation: Simulation | WeightReload, lanes: bool, block_times: BlockTimes | None) -> Figure:
     from tracekit.report.schedule.lanes import draw_phases, draw_reload
     from tracekit.report.schedule.plot import draw_schedule
 
-    if isinstance(done, WeightReload):
-        return draw_reload(done)
-    return draw_phases(done.schedule, block_times) if lanes else draw_schedule(done)
+    if isinstance(simulation, WeightReload):
+        return draw_reload(simulation)
+    return draw_phases(simulation.schedule, block_times) if lanes else draw_schedule(simulation)
 
 
-def _text(done: Simulation | WeightReload, kind: str) -> str:
-    if kind == ".html":
+def _text(simulation: Simulation | WeightReload, extension: str) -> str:
+    if extension == ".html":
         from tracekit.report.schedule.page import schedule_page
 
-        return schedule_page(done)
-    if kind == ".trace.json":
+        return schedule_page(simulation)
+    if extension == ".trace.json":
         from tracekit.report.schedule.trace import schedule_trace
 
-        return json.dumps(schedule_trace(done), ensure_ascii=False)  # Perfetto shows escapes as they stand
-    return json.dumps(done.to_dict())
+        return json.dumps(schedule_trace(simulation), ensure_ascii=False)  # Perfetto does not decode escapes
+    return json.dumps(simulation.to_dict())

@@ -1,4 +1,4 @@
-"""The pipeline as text: what each rank ran, above its ideal, to one scale."""
+"""Terminal Gantt chart of a pipeline: each rank as it ran and, below, its ideal on the same scale."""
 
 from __future__ import annotations
 
@@ -8,58 +8,56 @@ from rich.text import Text
 
 from tracekit.compare import StepComparison
 from tracekit.report.palette import CELL_COLOURS
+from tracekit.report.schedule.layout import OP_NAMES, layout_pipeline
 from tracekit.report.terminal.table import note
 
-_TURNED = {"F": "F", "B": "B", "I": "I", "W": "W", "FB": "X"}
+MAX_RANKS = 8
+"""Ranks to draw; of more, the first and the last half of so many."""
+PAIR_LETTER = "X"
+"""Letter of an overlapped pair (FB)."""
 
 
 def gantt(held: StepComparison, width: int) -> RenderableType:
-    """Draw two blocks of one line per rank, to one scale: as it ran, and its ideal."""
-    cells = held.cells
-    origin = int(cells["start_ns"].min())  # type: ignore[arg-type]
-    scale = max(held.measured_ns, int(cells["ideal_end_ns"].max()), 1)  # type: ignore[arg-type]
-    room = max(40, min(width, 160) - 12)
-    ranks = [b.rank for b in held.bubbles]
-    shown = ranks if len(ranks) <= 8 else [*ranks[:4], *ranks[-4:]]
-    lines = Text()
-    for title, start, end, shift in (
-        ("as it ran", "start_ns", "end_ns", origin),
-        ("ideal", "ideal_start_ns", "ideal_end_ns", 0),
-    ):
-        lines.append(f"  {title}\n", style="dim")
-        for rank in shown:
-            part = cells.filter(pl.col("rank") == rank).select("op", "microbatch", start, end)
-            lines.append(f"  {rank:>6}  ")
-            lines.append_text(_row([(op, mb, a - shift, b - shift) for op, mb, a, b in part.iter_rows()], scale, room))
-            lines.append("\n")
-    lines.rstrip()
-    return Group(lines, note(_key(set(cells["op"].cast(pl.String).unique()))))
+    """Draw the measured and the ideal cells of one pipeline, one line per rank."""
+    layouts = layout_pipeline(held)
+    columns = max(40, min(width, 160) - 12)
+    end_ns = max(held.measured_ns, int(layouts["ideal"].cells["end"].to_numpy().max()), 1)
+    ranks = [bubble.rank for bubble in held.bubbles]
+    if len(ranks) > MAX_RANKS:
+        ranks = [*ranks[: MAX_RANKS // 2], *ranks[-MAX_RANKS // 2 :]]
+    chart = Text()
+    for title, layout in (("as it ran", layouts["measured"]), ("ideal", layouts["ideal"])):
+        chart.append(f"  {title}\n", style="dim")
+        for rank in ranks:
+            chart.append(f"  {rank:>6}  ")
+            chart.append_text(_line(layout.cells.filter(rank=rank), end_ns, columns))
+            chart.append("\n")
+    chart.rstrip()
+    return Group(chart, note(_legend(set(layouts["measured"].cells["op"]))))
 
 
-def _key(ops: set[str]) -> str:
-    """Return what the letters mean, of those that occur.
+def _legend(ops: set[str]) -> str:
+    """Return the meaning of the letters of *ops*.
 
-    >>> _key({"F", "FB"})
+    >>> _legend({"F", "FB"})
     'F forward, X forward and backward at once; the number is the micro-batch'
     """
-    names = {"F": "F forward", "B": "B backward", "I": "I backward for input", "W": "W backward for weights"}
-    names["FB"] = "X forward and backward at once"
+    names = {op: f"{op} {name}" for op, name in OP_NAMES.items()}
+    names["FB"] = f"{PAIR_LETTER} forward and backward at once"
     return f"{', '.join(name for op, name in names.items() if op in ops)}; the number is the micro-batch"
 
 
-def _row(cells: list[tuple[str, int, int, int]], scale: int, room: int) -> Text:
-    line, at = Text(), 0
-    for op, microbatch, start, end in cells:
-        left, right = max(at, round(start / scale * room)), round(end / scale * room)
-        line.append("·" * (left - at), style="dim")
-        wide = max(right - left, 0)
-        if wide:
-            text = f"{_TURNED[op]}{microbatch}"
-            line.append((text if len(text) <= wide else _TURNED[op]).ljust(wide, "─")[:wide], style=_style(op))
-        at = max(at, left + wide)
-    line.append("·" * (room - at), style="dim")
+def _line(cells: pl.DataFrame, end_ns: int, columns: int) -> Text:
+    """Return one rank's cells as a line of *columns* characters, from 0 to *end_ns*."""
+    line, column = Text(), 0
+    for op, microbatch, start, end in cells.select("op", "microbatch", "start", "end").iter_rows():
+        left, right = max(column, round(start / end_ns * columns)), round(end / end_ns * columns)
+        line.append("·" * (left - column), style="dim")
+        cell_width = max(right - left, 0)
+        letter = PAIR_LETTER if op == "FB" else op
+        label = f"{letter}{microbatch}"
+        text = label if len(label) <= cell_width else letter
+        line.append(text.ljust(cell_width, "─")[:cell_width], style=CELL_COLOURS["B" if op == "FB" else op])
+        column = left + cell_width
+    line.append("·" * (columns - column), style="dim")
     return line
-
-
-def _style(op: str) -> str:
-    return CELL_COLOURS["B" if op == "FB" else op]

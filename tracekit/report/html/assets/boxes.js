@@ -1,109 +1,128 @@
 "use strict";
-// Boxes on rows: unpacked from columns of integers, and drawn so that what is narrower than a pixel keeps its share.
+// Boxes on rows: unpacked from columns of integers, and drawn so that boxes narrower than a pixel keep their share.
 const boxes = (() => {
-  const NARROW = 1.5; // pixels: below this a box is counted into its columns instead of drawn
-  const FAINTEST = 0.4; // of a column in which something ran at all
+  const NARROW_PX = 1.5; // a narrower box is not drawn itself: it adds to the opacity of the pixel columns it lies in
+  const MIN_OPACITY = 0.4; // of a pixel column in which anything ran
+  const UPPER = 1, LOWER = 2; // part of the row that a box fills; 0 is the whole row
 
+  // Read what pack_boxes in packed_boxes.py wrote. Times become milliseconds. `rows` maps a row to the range
+  // [first, end) of its boxes, which are sorted by start.
   async function unpack(packed) {
     const text = atob(packed.data), bytes = new Uint8Array(text.length);
-    for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i); // Uint8Array.from with a function is far slower
+    // A plain loop: Uint8Array.from with a function is far slower.
+    for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     const buffer = await new Response(stream).arrayBuffer();
-    const n = packed.count;
-    let at = 0;
-    const take = (type) => {
-      const part = new type(buffer.slice(at, at + n * type.BYTES_PER_ELEMENT));
-      at += n * type.BYTES_PER_ELEMENT;
-      return part;
+    const count = packed.count;
+    let offset = 0;
+    const nextColumn = (type) => {
+      const column = new type(buffer.slice(offset, offset + count * type.BYTES_PER_ELEMENT));
+      offset += count * type.BYTES_PER_ELEMENT;
+      return column;
     };
-    const [row, kind, half] = [take(Uint16Array), take(Uint8Array), take(Uint8Array)];
-    const [step, length, stage, microbatch] = [take(Int32Array), take(Int32Array), take(Int16Array), take(Int16Array)];
-    const waiting = packed.waiting ? { cause: take(Int8Array), wait: take(Int32Array), after: take(Int32Array), path: take(Int32Array) } : null;
-    const start = new Float64Array(n), end = new Float64Array(n), ms = packed.unit_ns / 1e6;
-    for (let i = 0, t = 0; i < n; i++) {
-      t += step[i];
-      start[i] = t * ms;
-      end[i] = (t + length[i]) * ms;
+    const row = nextColumn(Uint16Array), kind = nextColumn(Uint8Array), part = nextColumn(Uint8Array);
+    const startDifference = nextColumn(Int32Array), length = nextColumn(Int32Array);
+    const stage = nextColumn(Int16Array), microbatch = nextColumn(Int16Array);
+    const msPerUnit = packed.unit_ns / 1e6;
+    const inMs = (column) => Float64Array.from(column, (units) => units * msPerUnit);
+    let waiting = null;
+    if (packed.waiting) {
+      const cause = nextColumn(Int8Array), wait = inMs(nextColumn(Int32Array));
+      const after = nextColumn(Int32Array), path = inMs(nextColumn(Int32Array));
+      waiting = { cause, wait, after, path };
     }
-    const rows = new Map(); // row → [from, to) of its boxes, which are sorted by start
-    for (let i = 0; i < n; i++) {
+    const start = new Float64Array(count), end = new Float64Array(count), rows = new Map();
+    let units = 0;
+    for (let i = 0; i < count; i++) {
+      units += startDifference[i];
+      start[i] = units * msPerUnit;
+      end[i] = (units + length[i]) * msPerUnit;
       const range = rows.get(row[i]);
       if (range) range[1] = i + 1; else rows.set(row[i], [i, i + 1]);
     }
-    if (waiting) for (const name of ["wait", "path"]) waiting[name] = Float64Array.from(waiting[name], (ns) => ns * ms);
-    return { n, row, kind, half, start, end, stage, microbatch, waiting, rows, views: new Map() };
+    return { count, row, kind, part, start, end, stage, microbatch, waiting, rows, views: new Map() };
   }
 
-  // What one row shows in one view: of every kind the wide boxes, and the opacity of its narrow ones in each pixel column.
-  // A column is cut in two bands, the upper and the lower half of the row; kinds are painted one after the other.
+  // What one row shows in one window: for every kind its wide boxes [left, right, part], and the opacity of its narrow
+  // boxes in each pixel column, once for the upper and once for the lower half of the row. Kept until the window changes.
   function view(all, { row, x0, scale, left, right }, hidden) {
-    const key = `${x0},${scale},${left},${right},${[...hidden].join()}`, known = all.views.get(row);
-    if (known && known.key === key) return known;
+    const key = `${x0},${scale},${left},${right},${[...hidden].join()}`;
+    const last = all.views.get(row);
+    if (last && last.key === key) return last;
     const columns = Math.max(1, Math.ceil(right - left)), wide = new Map(), narrow = new Map();
-    const [from, to] = all.rows.get(row) || [0, 0];
-    for (let i = from; i < to; i++) {
-      const kind = all.kind[i];
+    const [first, end] = all.rows.get(row) || [0, 0];
+    for (let i = first; i < end; i++) {
+      const kind = all.kind[i], part = all.part[i];
       if (hidden.has(kind)) continue;
-      const a = Math.max(x0 + all.start[i] * scale, left), b = Math.min(x0 + all.end[i] * scale, right);
-      if (b < left || a > right) continue;
-      if (b - a > NARROW) {
+      const boxLeft = Math.max(x0 + all.start[i] * scale, left), boxRight = Math.min(x0 + all.end[i] * scale, right);
+      if (boxRight < left || boxLeft > right) continue;
+      if (boxRight - boxLeft > NARROW_PX) {
         if (!wide.has(kind)) wide.set(kind, []);
-        wide.get(kind).push([a, b, all.half[i]]);
+        wide.get(kind).push([boxLeft, boxRight, part]);
         continue;
       }
       if (!narrow.has(kind)) narrow.set(kind, [new Float32Array(columns), new Float32Array(columns)]);
-      for (let column = Math.floor(a - left); column <= Math.floor(b - left) && column < columns; column++) {
-        const part = Math.max(Math.min(b, left + column + 1) - Math.max(a, left + column), 1e-6);
-        if (all.half[i] !== 2) narrow.get(kind)[0][column] += part;
-        if (all.half[i] !== 1) narrow.get(kind)[1][column] += part;
+      const [upper, lower] = narrow.get(kind);
+      const lastColumn = Math.min(Math.floor(boxRight - left), columns - 1);
+      for (let column = Math.floor(boxLeft - left); column <= lastColumn; column++) {
+        const columnLeft = left + column;
+        const covered = Math.max(Math.min(boxRight, columnLeft + 1) - Math.max(boxLeft, columnLeft), 1e-6);
+        if (part !== LOWER) upper[column] += covered;
+        if (part !== UPPER) lower[column] += covered;
       }
     }
-    const found = { key, wide, narrow: opacities(narrow, columns) };
-    all.views.set(row, found);
-    return found;
+    const current = { key, wide, narrow: toOpacities(narrow, columns) };
+    all.views.set(row, current);
+    return current;
   }
 
-  // Turn how much of a column each kind covers into the opacity that, painted in order, gives that mixture.
-  function opacities(narrow, columns) {
-    const kinds = [...narrow.keys()].sort((a, b) => b - a); // the last painted first
-    for (const band of [0, 1]) {
+  // Turn how much of a pixel column each kind covers into opacities that, painted in order of the kinds, mix to those
+  // shares: a kind painted later hides what is under it, so the topmost is computed first.
+  function toOpacities(narrow, columns) {
+    const topmostFirst = [...narrow.keys()].sort((a, b) => b - a);
+    for (const half of [0, 1]) {
       for (let column = 0; column < columns; column++) {
-        let sum = 0, left = 1;
-        for (const kind of kinds) sum += narrow.get(kind)[band][column];
-        if (!sum) continue;
-        const whole = Math.min(1, Math.max(sum, FAINTEST));
-        for (const kind of kinds) {
-          const share = whole * narrow.get(kind)[band][column] / sum;
-          narrow.get(kind)[band][column] = left > 1e-6 ? Math.min(1, share / left) : 0;
-          left -= share;
+        let covered = 0, stillVisible = 1;
+        for (const kind of topmostFirst) covered += narrow.get(kind)[half][column];
+        if (!covered) continue;
+        const total = Math.min(1, Math.max(covered, MIN_OPACITY));
+        for (const kind of topmostFirst) {
+          const coverage = narrow.get(kind)[half], share = total * coverage[column] / covered;
+          coverage[column] = stillVisible > 1e-6 ? Math.min(1, share / stillVisible) : 0;
+          stillVisible -= share;
         }
       }
     }
     return narrow;
   }
 
+  // A shape of ECharts that draws all boxes of one kind in one row. Its boxes are named by a key into `known`: ECharts
+  // copies the shape's values, which must not copy the boxes.
   const known = [];
+  const keyOf = (all) => (all.key ??= known.push(all) - 1);
   const Shape = echarts.graphic.extendShape({
     shape: { key: 0, hidden: null, row: 0, kind: 0, x0: 0, scale: 1, top: 0, height: 10, left: 0, right: 0 },
-    buildPath(ctx, s) {
-      const { wide, narrow } = view(known[s.key], s, s.hidden);
-      for (const [a, b, half] of wide.get(s.kind) || []) {
-        const hair = b - a > 4 ? 1 : 0; // between neighbours
-        ctx.rect(a, half === 2 ? s.top + s.height / 2 : s.top, b - a - hair, half ? s.height / 2 : s.height);
+    buildPath(context, { key, hidden, row, kind, x0, scale, top, height, left, right }) {
+      const { wide, narrow } = view(known[key], { row, x0, scale, left, right }, hidden);
+      const middle = top + height / 2;
+      for (const [boxLeft, boxRight, part] of wide.get(kind) || []) {
+        const gap = boxRight - boxLeft > 4 ? 1 : 0; // between neighbours
+        context.rect(boxLeft, part === LOWER ? middle : top, boxRight - boxLeft - gap, part ? height / 2 : height);
       }
-      const [upper, lower] = narrow.get(s.kind) || [[], []];
+      // A rectangle narrower than a pixel is painted with that much opacity.
+      const [upper, lower] = narrow.get(kind) || [[], []];
       for (let column = 0; column < upper.length; column++) {
-        // A part of a pixel's width is drawn as so much opacity.
-        if (upper[column] && upper[column] === lower[column]) ctx.rect(s.left + column, s.top, upper[column], s.height);
-        else {
-          if (upper[column]) ctx.rect(s.left + column, s.top, upper[column], s.height / 2);
-          if (lower[column]) ctx.rect(s.left + column, s.top + s.height / 2, lower[column], s.height / 2);
+        const x = left + column;
+        if (upper[column] && upper[column] === lower[column]) {
+          context.rect(x, top, upper[column], height);
+        } else {
+          if (upper[column]) context.rect(x, top, upper[column], height / 2);
+          if (lower[column]) context.rect(x, middle, lower[column], height / 2);
         }
       }
     },
   });
   echarts.graphic.registerShape("boxes", Shape);
-  const keyOf = (all) => (all.key ??= known.push(all) - 1);
 
   return { unpack, view, keyOf };
 })();

@@ -1,0 +1,73 @@
+"""Heat map of the page's section on many ranks: the bubble or idle time of each rank, placed as in the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tracekit._util.text import ms, percent
+from tracekit.analysis.spread import Figure, Spread, by_rank
+
+HEAT_MAP_COLUMNS = 64
+"""Columns of the heat map side by side; a broader mesh continues below."""
+
+
+class HeatCell(msgspec.Struct, frozen=True):
+    """One rank in the heat map."""
+
+    rank: int | None
+    heat: float | None
+    """Strength of its colour, 0 to 1; None if its figure is unknown."""
+    text: str
+    title: str
+
+
+class HeatBand(msgspec.Struct, frozen=True):
+    """Columns of the heat map that stand side by side."""
+
+    columns: range
+    rows: tuple[tuple[str, tuple[HeatCell, ...]], ...]
+    """Name and cells of each row."""
+
+
+class HeatMap(msgspec.Struct, frozen=True):
+    """Bubble or idle time of each rank, placed as in the mesh."""
+
+    bands: tuple[HeatBand, ...]
+    figure: str
+    """``bubble`` or ``idle``."""
+    least: str
+    most: str
+    column: str
+    """What a column is: ``replica`` or ``rank``."""
+
+
+def heat_map(spread: Spread | None) -> HeatMap | None:
+    """Return the heat map; None for runs of few ranks, which have a bar each, and without such a figure."""
+    figure = spread.heat if spread is not None else None
+    if spread is None or figure is None:
+        return None
+    figures_of_rank = by_rank(spread)
+    bands = []
+    for start in range(0, spread.mesh.width, HEAT_MAP_COLUMNS):
+        rows = tuple(
+            (name, tuple(_heat_cell(rank, figures_of_rank, figure) for rank in ranks[start : start + HEAT_MAP_COLUMNS]))
+            for name, ranks in zip(spread.mesh.rows, spread.mesh.cells, strict=True)
+        )
+        bands.append(HeatBand(range(start, start + max(len(cells) for _, cells in rows)), rows))
+    return HeatMap(tuple(bands), figure.name, percent(figure.least), percent(figure.most), spread.mesh.column)
+
+
+def _heat_cell(rank: int | None, figures_of_rank: Mapping[int, Mapping[str, float | None]], shown: Figure) -> HeatCell:
+    if rank is None:
+        return HeatCell(None, None, "", "no trace")
+    figures = figures_of_rank[rank]
+    share = figures[shown.name]
+    title = (
+        f"rank {rank}: {shown.name} {percent(share)}, compute {percent(figures['compute'])}, "
+        f"span {ms(figures['span_ns'])}"
+    )
+    if share is None:
+        return HeatCell(rank, None, "?", title)
+    return HeatCell(rank, shown.shade(share), f"{100 * share:.0f}", title)

@@ -1,0 +1,70 @@
+"""Jinja templates of the pages: everything is escaped, except markup, styles and scripts of tracekit itself."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
+
+from tracekit._util import text
+from tracekit.report.names import short_kernel
+from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.view.pipeline import paired
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Return the template *name* of the assets filled with *values*."""
+    return _environment().get_template(name).render(**values)
+
+
+def asset(name: str) -> Markup:
+    """Return a style sheet or script of the assets, not to be escaped."""
+    return Markup((ASSETS / name).read_text(encoding="utf-8"))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_without_controls,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "ms": text.ms, "percent": text.percent, "signed": text.signed_ms, "count": text.counted,
+        "at_least": text.at_least, "sentence": text.capitalize, "whole": text.keep_units_together,
+        "number": format_mean_count, "code": markup_code, "short": short_kernel, "paired": paired,
+    }  # fmt: skip
+    environment.globals["colours"] = LABEL_COLOURS
+    return environment
+
+
+def _without_controls(value: Any) -> Any:
+    """Return text of a trace without control characters; markup and other values unchanged."""
+    return text.terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def markup_code(source: str) -> Markup:
+    """Return escaped text in which words between backticks are marked as code.
+
+    >>> print(markup_code("`--explain other` lists <b>"))
+    <code>--explain other</code> lists &lt;b&gt;
+    """
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(source))))
+
+
+def format_mean_count(count: float) -> str:
+    """Return a mean of counts, with one decimal where it is small and not whole.
+
+    >>> format_mean_count(2.0), format_mean_count(0.25), format_mean_count(1234.0)
+    ('2', '0.2', '1,234')
+    """
+    return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"

@@ -1,0 +1,245 @@
+"""Layout of a pipeline schedule: rows, boxes on a time axis, labels and colours.
+
+Every drawing of a schedule (terminal, SVG page, HTML page, matplotlib figure, Perfetto trace) reads one
+``ScheduleLayout`` and only draws it. A layout comes from a simulated schedule, from the measured or the ideal cells of
+a compared pipeline, or from the cells stored in a diff. Time starts at 0 and keeps the unit of its source: units of the
+given times, or nanoseconds.
+
+A cell is one op on one rank. An overlapped pair (op FB) is one cell but two boxes: its forward in the upper half of the
+row, its backward in the lower half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.report.palette import CELL_COLOURS, mix_colours
+
+if TYPE_CHECKING:
+    from tracekit.compare import StepComparison
+    from tracekit.schedules import Schedule, Simulation
+
+OP_NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
+WHOLE, UPPER, LOWER = 0, 1, 2
+"""Part of its row that a box fills."""
+PART_EDGES = {WHOLE: (0.0, 1.0), UPPER: (0.0, 0.5), LOWER: (0.5, 1.0)}
+"""Top and bottom edge of each part, as shares of the row's height counted from its top."""
+MAX_WHITE_IN_CHUNK_COLOUR = 0.45
+"""Share of white in the colour of a rank's last chunk."""
+
+
+class CellColour(msgspec.Struct, frozen=True):
+    """Colour of one op on one of a rank's chunks."""
+
+    op: str
+    name: str
+    colour: str
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleLayout:
+    """Cells of a schedule placed on one row per rank."""
+
+    ranks: Sequence[int]
+    """Rank of each row, from top to bottom."""
+    end: Any
+    """End of the time axis."""
+    cells: pl.DataFrame
+    """One row per cell: the source's columns with ``row``, ``start``, ``end`` and ``name`` (such as 0F3)."""
+    boxes: pl.DataFrame
+    """One row per box, the lower halves last: the columns of its cell with ``cell`` (index into ``cells``), ``op`` (one
+    letter), ``part`` (``WHOLE``, ``UPPER`` or ``LOWER``), ``top`` and ``bottom`` (its edges within the row, 0 to 1),
+    ``label`` (text to write into it) and ``colour_key`` (index into ``colours``)."""
+    colours: Sequence[CellColour]
+    """Ops that occur, in legend order, each once per shade."""
+    shade_count: int
+    """Shades per op; above 1, later chunks of a rank are lighter."""
+    origin_ns: int = 0
+    """Time of the layout's 0 on the common clock, for cells of a run."""
+
+    def in_ms(self) -> ScheduleLayout:
+        """Return a layout in nanoseconds as one in milliseconds."""
+        times = pl.col("start", "end") / 1e6
+        cells, boxes = self.cells.with_columns(times), self.boxes.with_columns(times)
+        return replace(self, cells=cells, boxes=boxes, end=self.end / 1e6)
+
+    @property
+    def box_colours(self) -> list[str]:
+        """Colour of each box."""
+        return [self.colours[key].colour for key in self.boxes["colour_key"].to_list()]
+
+    @property
+    def ops(self) -> list[str]:
+        """Ops of the boxes, in legend order."""
+        return [op for op in OP_NAMES if op in set(self.boxes["op"].unique())]
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether some cells are overlapped pairs of a forward and a backward."""
+        return bool((self.cells["op"] == "FB").any())
+
+
+def layout_simulation(simulation: Simulation, *, kimi_labels: bool = False) -> ScheduleLayout:
+    """Lay out a simulated schedule; times are in units of the given times.
+
+    >>> from tracekit.schedules import generate, simulate
+    >>> layout = layout_simulation(simulate(generate("interleaved-overlap", pp=1, microbatches=2, virtual=1)))
+    >>> layout.cells["name"].to_list()
+    ['0F0', '(0F1;0B0)', '0B1']
+    >>> layout.boxes.select("op", "label", "part", "start").rows()
+    [('F', '0', 0, 0), ('F', '1', 1, 1), ('B', '1', 0, 4), ('B', '0', 2, 1)]
+    """
+    schedule = simulation.schedule
+    return layout_cells(
+        simulation.cells, schedule, ranks=range(schedule.pp), end=simulation.makespan, kimi_labels=kimi_labels
+    )
+
+
+def layout_pipeline(held: StepComparison, *, extra_columns: Sequence[pl.Series] = ()) -> dict[str, ScheduleLayout]:
+    """Lay out a compared pipeline twice: ``measured`` and ``ideal``, both in nanoseconds from their first cell.
+
+    Args:
+        held: One pipeline in one step.
+        extra_columns: Columns to add to the measured cells, one value per cell.
+    """
+    cells, schedule = held.cells, held.match.schedule
+    ranks = sorted(cells["rank"].unique().to_list())
+    origin_ns = int(cells["start_ns"].to_numpy().min()) if len(cells) else 0
+    measured = cells.with_columns(
+        *extra_columns, start=pl.col("start_ns") - origin_ns, end=pl.col("end_ns") - origin_ns
+    )
+    ideal = cells.with_columns(start="ideal_start_ns", end="ideal_end_ns")
+    return {
+        "measured": layout_cells(measured, schedule, ranks=ranks, end=held.measured_ns, origin_ns=origin_ns),
+        "ideal": layout_cells(ideal, schedule, ranks=ranks, end=held.ideal_ns, origin_ns=origin_ns),
+    }
+
+
+def layout_diff_side(cells: Sequence[Mapping[str, Any]], *, max_ranks: int) -> ScheduleLayout:
+    """Lay out the cells that a diff stores of one of its sides, in nanoseconds; only the first *max_ranks* ranks."""
+    ranks = sorted({cell["rank"] for cell in cells})[:max_ranks]
+    numbers = dict.fromkeys(("stage", "microbatch", "b_stage", "b_microbatch"), pl.Int64)
+    table = pl.DataFrame(cells, schema_overrides=numbers).rename({"start_ns": "start", "end_ns": "end"})
+    return layout_cells(table.filter(pl.col("rank").is_in(ranks)), None, ranks=ranks, end=table["end"].max())
+
+
+def layout_cells(
+    cells: pl.DataFrame,
+    schedule: Schedule | None,
+    *,
+    ranks: Sequence[int],
+    end: Any,
+    origin_ns: int = 0,
+    kimi_labels: bool = False,
+) -> ScheduleLayout:
+    """Place cells on rows and split them into boxes.
+
+    Args:
+        cells: Columns ``rank``, ``op``, ``stage``, ``microbatch``, ``b_stage``, ``b_microbatch`` (the backward of an
+            FB), ``start`` and ``end``. An unknown stage counts as the rank's first chunk.
+        schedule: Tells which chunk of its rank a stage is; None: chunks are not told apart.
+        ranks: Rank of each row.
+        end: End of the time axis.
+        origin_ns: Time of 0 on the common clock.
+        kimi_labels: Write micro-batches from 1 with the chunk's letter, as Kimi K2's figure does.
+    """
+    row_of_rank = {rank: row for row, rank in enumerate(ranks)}
+    cells = cells.with_columns(
+        pl.col("op").cast(pl.String), row=pl.col("rank").replace_strict(row_of_rank, return_dtype=pl.Int64)
+    ).with_columns(name=cell_name())
+    boxes = _split_pairs(cells)
+    stage = boxes["stage"].fill_null(0).to_numpy()
+    chunk_of_stage = stage_chunks(schedule) if schedule is not None else np.zeros(stage.max(initial=0) + 1, np.int64)
+    chunk = chunk_of_stage[stage]
+    by_shade = schedule is None or chunks_have_shades(schedule)
+    shade_count = int(chunk_of_stage.max()) + 1 if by_shade else 1
+    ops = [op for op in CELL_COLOURS if op in set(boxes["op"].unique())]
+    colours = [
+        CellColour(op, OP_NAMES[op], shade_colour(op, shade, shade_count)) for op in ops for shade in range(shade_count)
+    ]
+    boxes = boxes.with_columns(
+        top=pl.col("part").replace_strict({part: edges[0] for part, edges in PART_EDGES.items()}),
+        bottom=pl.col("part").replace_strict({part: edges[1] for part, edges in PART_EDGES.items()}),
+        label=_labels(boxes["microbatch"], chunk, kimi=kimi_labels, by_shade=by_shade),
+        # ``colours`` holds all shades of the first op, then all shades of the second.
+        colour_key=pl.col("op").replace_strict({op: i for i, op in enumerate(ops)}, return_dtype=pl.Int64) * shade_count
+        + pl.Series(chunk if by_shade else np.zeros_like(chunk)),
+    )
+    return ScheduleLayout(ranks, end, cells, boxes, colours, shade_count, origin_ns)
+
+
+def _split_pairs(cells: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per box: a pair (FB) as its forward in its place and its backward after all other boxes."""
+    is_pair = pl.col("op") == "FB"
+    numbered = cells.with_row_index("cell")
+    whole_and_upper = numbered.with_columns(
+        op=pl.when(is_pair).then(pl.lit("F")).otherwise("op"),
+        part=pl.when(is_pair).then(pl.lit(UPPER, pl.UInt8)).otherwise(pl.lit(WHOLE, pl.UInt8)),
+    )
+    lower = numbered.filter(is_pair).with_columns(
+        op=pl.lit("B"), part=pl.lit(LOWER, pl.UInt8), stage="b_stage", microbatch="b_microbatch"
+    )
+    return pl.concat([whole_and_upper, lower])
+
+
+def cell_name() -> pl.Expr:
+    """Return a cell's name in the notation of schedules, such as 0F3 or (0F7;7B3); its op if its stage is unknown."""
+    pair = pl.format("({}F{};{}B{})", "stage", "microbatch", "b_stage", "b_microbatch")
+    single = pl.format("{}{}{}", "stage", "op", "microbatch")
+    return pl.coalesce(pl.when(pl.col("op") == "FB").then(pair).otherwise(single), "op")
+
+
+def _labels(microbatch: pl.Series, chunk: npt.NDArray[np.int64], *, kimi: bool, by_shade: bool) -> pl.Series:
+    """Return the micro-batch of each box as text, empty if unknown, with its chunk where no shade shows it."""
+    if kimi:
+        marks = [chr(ord("a") + number % 26) for number in chunk.tolist()]
+        microbatch = microbatch + 1
+    else:
+        marks = [""] * len(chunk) if by_shade else ["′" * number for number in chunk.tolist()]
+    return (microbatch.cast(pl.String) + pl.Series(marks, dtype=pl.String)).fill_null("")
+
+
+def stage_chunks(schedule: Schedule) -> npt.NDArray[np.int64]:
+    """Return which of its rank's chunks each stage is, counted in the order of the stages.
+
+    All are 0 in a schedule of two directions: there the number of a micro-batch tells its direction.
+
+    >>> from tracekit.schedules import generate
+    >>> stage_chunks(generate("interleaved", pp=2, microbatches=2)).tolist()
+    [0, 0, 1, 1]
+    >>> stage_chunks(generate("dualpipe", pp=2, microbatches=4)).tolist()
+    [0, 0]
+    """
+    placement = schedule.stage_ranks  # (stage, micro-batch) → rank
+    if (placement != placement[:, :1]).any():
+        return np.zeros(len(placement), np.int64)
+    chunks_seen: dict[int, int] = {}
+    chunks = []
+    for rank in placement[:, 0].tolist():
+        chunks.append(chunks_seen.get(rank, 0))
+        chunks_seen[rank] = chunks[-1] + 1
+    return np.array(chunks, np.int64)
+
+
+def chunks_have_shades(schedule: Schedule) -> bool:
+    """Return whether shades tell chunks apart; not where a lighter B would look like an I."""
+    kinds = {op.kind for rank in schedule.ranks for op in rank}
+    return not ("I" in kinds and kinds & {"B", "FB"})
+
+
+def shade_colour(op: str, shade: int, shade_count: int) -> str:
+    """Return the colour of an op; later shades are lighter.
+
+    >>> shade_colour("F", 0, 2), shade_colour("F", 1, 2)
+    ('#E69F00', '#f1ca73')
+    """
+    if shade == 0:
+        return CELL_COLOURS[op]
+    return mix_colours(CELL_COLOURS[op], "#ffffff", MAX_WHITE_IN_CHUNK_COLOUR * shade / max(shade_count - 1, 1))
