@@ -22,13 +22,13 @@ from pathlib import Path
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit.analysis.persist import write_tables
+from tracekit.analysis.persistence import write_tables
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.run.load import load
 from tracekit.schema import LABELLED, RankEvents, conform
 from tracekit.store.files import write_manifest, write_rank
-from tracekit.store.growing import building
+from tracekit.store.writer import replace_store
 
 RANKS, EVENTS_A_RANK = 8, 2_000_000
 SAMPLE = Path(__file__).parent.parent / "sample_traces" / "1f1b"
@@ -56,7 +56,7 @@ def renumber(labelled, rank, schema):
 def build(store):
     """Write the store; classification is not what is timed here."""
     parts = load(SAMPLE).parts
-    with building(store) as folder:
+    with replace_store(store) as folder:
         entries = []
         for rank in range(RANKS):
             part = parts[rank % len(parts)]

@@ -92,7 +92,7 @@ def ingested(made, texts, store, ranks, wanted):
 
 def store(wanted):
     """Ingest the first pipeline of a run; write the tables of the others, which differ in numbers alone."""
-    from tracekit.analysis.persist import read_tables
+    from tracekit.analysis.persistence import read_tables
     from tracekit.store.files import open_store, write_manifest
 
     place, ranks = Path(wanted.store), wanted.ranks[-1]
@@ -126,7 +126,7 @@ def combine(wanted):
 def combine_one(wanted):
     """One row of ``combine``, in a process of its own."""
     from tracekit.analysis.combine import combine as together
-    from tracekit.analysis.stored import Members
+    from tracekit.analysis.persistence import TableFile
     from tracekit.run.driver import find_sources, pipeline_map
     from tracekit.run.measure import Options
 
@@ -135,7 +135,7 @@ def combine_one(wanted):
     refs = [ref for at, ref in enumerate(refs) if at % replicas < wanted.ranks[0] // PP]
     tables = [one for ref in refs for one in Options().source_tables(ref)]
     late = [0.0]  # what combining reads itself is reading, too
-    read_later = Members.table
+    read_later = TableFile.table
 
     def reading(self, *what):
         since = time.process_time()
@@ -144,10 +144,10 @@ def combine_one(wanted):
         finally:
             late[0] += time.process_time() - since
 
-    Members.table = reading
+    TableFile.table = reading
     read, began = os.times(), time.perf_counter()
     peaks = watched_peaks()
-    found = together(tables, schedule="auto", spread=pipeline_map(wanted.workers, None))
+    found = together(tables, schedule="auto", map_function=pipeline_map(wanted.workers, None))
     done, took = os.times(), time.perf_counter() - began
     own, others = (done.user + done.system - read.user - read.system,
                    done.children_user + done.children_system - read.children_user - read.children_system)  # fmt: skip
@@ -180,7 +180,7 @@ def watched_peaks():
 
 def shares(wanted):
     """Processor seconds of each part of one rank's work, the best of three."""
-    from tracekit.analysis.persist import write_tables
+    from tracekit.analysis.persistence import write_tables
     from tracekit.analysis.tables import rank_tables
     from tracekit.classify import classify
     from tracekit.store.files import write_rank

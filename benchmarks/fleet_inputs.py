@@ -14,9 +14,9 @@ from pathlib import Path
 import polars as pl
 from msgspec import structs
 
-from tracekit.analysis.persist import FILE, write_tables
+from tracekit.analysis.persistence import FILE, write_tables
 from tracekit.schedules import generate
-from tracekit.store.seals import digest
+from tracekit.store.checksums import file_checksum
 from tracekit.synthetic import Recipe, write_kineto
 
 PP, MICROBATCHES, MOST = 4, 16, 1024
@@ -122,4 +122,6 @@ def copied(entry, tables, replica, place):
     folder = place / f"rank={rank}"
     folder.mkdir(parents=True)
     write_tables(changed, folder)
-    return structs.replace(entry, rank=rank, source=source, together=(rank,), digests={FILE: digest(folder / FILE)})
+    return structs.replace(
+        entry, rank=rank, source=source, together=(rank,), digests={FILE: file_checksum(folder / FILE)}
+    )

@@ -50,7 +50,7 @@ def blown_up(ranks, cells):
     )  # fmt: skip
     match = structs.replace(found.schedule.head.match, schedule=plan)
     head = structs.replace(found.schedule.head, cells=big, match=match, ideal_ns=int(done.makespan))
-    one = found.ranks[0]
+    one = found.rank_results[0]
     span = int(done.makespan)
     tables = dict(found.tables)
     tables["steps"] = pl.concat(
@@ -60,7 +60,7 @@ def blown_up(ranks, cells):
     tables["timeline"] = pl.concat([_lanes(r, span, noise) for r in range(ranks)])
     return replace(
         found,
-        ranks=tuple(structs.replace(one, rank=r) for r in range(ranks)),
+        rank_results=tuple(structs.replace(one, rank=r) for r in range(ranks)),
         tables=tables,
         schedule=structs.replace(found.schedule, head=head),
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tracekit.store.files import open_store, write_manifest, write_rank
-from tracekit.store.growing import building
+from tracekit.store.writer import replace_store
 
 
 def write_store(path, ranks, *, labelled=None, labelled_by=None):
     """Write *ranks* as a store at *path*, and open it."""
     frames = labelled if labelled is not None else [None] * len(ranks)
-    with building(path) as folder:
+    with replace_store(path) as folder:
         entries = [write_rank(folder, rank, frame) for rank, frame in zip(ranks, frames, strict=True)]
         write_manifest(folder, entries, labelled_by=labelled_by)
     return open_store(path)

@@ -110,7 +110,7 @@ def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
     back = tracekit.read_analysis(file)
     assert back.to_dict() == whole.to_dict()
     # What follows is computed again from the parts that were read, not copied from the file.
-    assert [rank.to_dict() for rank in back.ranks] == [rank.to_dict() for rank in whole.ranks]
+    assert [rank.to_dict() for rank in back.rank_results] == [rank.to_dict() for rank in whole.rank_results]
     assert back.total.to_dict() == whole.total.to_dict()
     assert back.step_times == whole.step_times
     assert back._repr_html_() == whole._repr_html_()
@@ -131,9 +131,9 @@ def test_the_schedule_comes_back(run, saved):
 @pytest.mark.slow
 def test_results_are_frozen(run, saved):
     back = tracekit.read_analysis(saved)
-    for thing in (run, back, back.schedule, run.ranks[0], run.total):
+    for thing in (run, back, back.schedule, run.rank_results[0], run.total):
         with pytest.raises(AttributeError):
-            thing.ranks = ()
+            thing.rank_results = ()
     back.to_dict()["ranks"].clear()
     assert back.to_dict()["ranks"]
 
@@ -189,7 +189,7 @@ def test_an_unknown_kind_of_file_is_refused(run, tmp_path):
 
 @pytest.mark.slow
 def test_every_picture_is_a_method(run):
-    from tracekit.analysis.plots import Plots
+    from tracekit.analysis.result import Plots
 
     methods = {name for name in vars(Plots) if not name.startswith("_")}
     assert methods == set(PLOTS) - {"measured", "ideal"}

@@ -24,16 +24,16 @@ import pytest
 
 import tracekit
 from tests.clusters import dask_cluster, until, wait_for_workers
-from tracekit.analysis.persist import read_tables, write_tables
+from tracekit.analysis.persistence import read_tables, write_tables
 from tracekit.errors import InputError, OptionError
 from tracekit.intervals import Intervals
 from tracekit.run import ingest as ingesting
 from tracekit.run.analyze import analyze
 from tracekit.run.measure import Options
 from tracekit.schedules import generate
+from tracekit.store.checksums import CHECKSUM_KEY, with_checksum
 from tracekit.store.files import open_store, read_entry, write_rank
 from tracekit.store.reading import read_ref
-from tracekit.store.seals import SEAL, sealed
 from tracekit.store.sources import find
 from tracekit.synthetic import Recipe, write_run
 
@@ -134,7 +134,7 @@ def test_tables_stay_in_the_store_until_they_are_asked_for(samples, tmp_path):
 def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_path, monkeypatch):
     made = Options(pipeline=False).source_tables(find(samples / "reload")[0][0])[0]
     file = write_tables(made, tmp_path)
-    monkeypatch.setattr("tracekit.analysis.persist.__version__", "0.0.0")
+    monkeypatch.setattr("tracekit.analysis.persistence.__version__", "0.0.0")
     assert read_tables(tmp_path) is None
     monkeypatch.undo()
     file.write_bytes(file.read_bytes()[:-40])
@@ -167,7 +167,7 @@ def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(samp
 
 
 def test_the_bad_rank_is_listed_by_path_and_the_rest_is_analyzed(serial, traces):
-    assert len(serial.ranks) == RANKS - 1
+    assert len(serial.rank_results) == RANKS - 1
     said = {notice.code: notice.message for notice in serial.notices}
     assert said["rank-failed"].startswith(f"rank {BAD} is left out: {traces}/rank{BAD}.pt.trace.json.gz: ")
     assert said["missing-ranks"] == f"1 of {RANKS} ranks is not here: {BAD}"
@@ -268,13 +268,13 @@ def test_strict_makes_a_bad_rank_fatal(traces, tmp_path):
 def test_strict_makes_a_missing_rank_and_a_skipped_file_fatal(traces, tmp_path):
     for rank in (0, 1):
         shutil.copy(traces / f"rank{rank}.pt.trace.json.gz", tmp_path)
-    assert len(analyze(tmp_path).ranks) == 2
+    assert len(analyze(tmp_path).rank_results) == 2
     with pytest.raises(InputError, match=f"{RANKS - 2} of {RANKS} ranks are not here"):
-        analyze(tmp_path, strict=True)
+        analyze(tmp_path, on_damage="error")
     (tmp_path / "rank2.pt.trace.json.gz").write_bytes(b"")
     assert any(notice.code == "not-a-trace" for notice in analyze(tmp_path).notices)
     with pytest.raises(InputError, match=r"rank2\.pt\.trace"):
-        analyze(tmp_path, strict=True)
+        analyze(tmp_path, on_damage="error")
 
 
 def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(few, tmp_path):
@@ -292,11 +292,11 @@ def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(few, tmp_path):
     assert command.returncode == 130
     assert err.splitlines()[-1] == "interrupted"
     left = open_store(store)
-    assert 0 < len(left.ranks) < len(alone.ranks)
+    assert 0 < len(left.ranks) < len(alone.rank_results)
     assert not left.complete
     assert not list(store.glob(".rank=*"))
     found = analyze(store)
-    assert len(found.ranks) == len(left.ranks)
+    assert len(found.rank_results) == len(left.ranks)
     assert found.notices[0].code == "store-incomplete"
     written = {folder: (folder / "events.parquet").stat().st_mtime_ns for folder in store.glob("rank=*")}
     out = run("ingest", traces, "-o", store, "--resume", "--workers", "2")
@@ -349,8 +349,8 @@ def test_resume_reads_only_what_changed(four, tmp_path, monkeypatch):
 def test_resume_after_a_kill_takes_ranks_the_manifest_does_not_list(four, tmp_path, monkeypatch):
     tracekit.ingest(four, tmp_path / "store")
     manifest = json.loads((tmp_path / "store/tracekit-store.json").read_text())
-    manifest.pop(SEAL)
-    early = sealed({**manifest, "ranks": [], "complete": False})  # as it was written before the first rank
+    manifest.pop(CHECKSUM_KEY)
+    early = with_checksum({**manifest, "ranks": [], "complete": False})  # as it was written before the first rank
     (tmp_path / "store/tracekit-store.json").write_text(json.dumps(early))
     with pytest.raises(InputError, match="holds no rank yet"):
         analyze(tmp_path / "store")

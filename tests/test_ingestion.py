@@ -62,7 +62,7 @@ def test_a_trace_that_cannot_be_read_is_listed_and_left_out(samples, tmp_path):
 
 def test_strict_stops_and_keeps_what_was_done(samples, tmp_path):
     with pytest.raises(InputError, match=r"rank1\.json"):
-        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", strict=True, workers=1)
+        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", on_damage="error", workers=1)
     left = tracekit.open_store(tmp_path / "store")
     assert (left.ranks, left.complete) == ((0,), False)
 
@@ -70,7 +70,7 @@ def test_strict_stops_and_keeps_what_was_done(samples, tmp_path):
 def test_a_failure_leaves_the_store_that_was_there(samples, tmp_path):
     tracekit.ingest(samples / "reload", tmp_path / "store", ranks=[3])
     with pytest.raises(InputError, match=r"rank1\.json"):
-        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", strict=True)
+        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", on_damage="error")
     assert tracekit.open_store(tmp_path / "store").ranks == (3,)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
 

@@ -65,7 +65,7 @@ def near(value, wanted, share=CLOCK):
 
 def test_each_figure_is_right_or_a_bound_or_null(pair):
     mutation, whole, left = pair
-    for one in left.ranks:
+    for one in left.rank_results:
         check_budget(mutation, whole.rank(one.rank).whole, one.whole)
         check_bubble(mutation, whole.rank(one.rank).whole, one.whole)
     check_schedule(whole, left)

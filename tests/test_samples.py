@@ -130,7 +130,7 @@ def test_the_weight_update_comes_back(folder):
     assert found is not None
     assert (found.rounds, found.buckets, list(found.sources)) == (known["rounds"], known["buckets"], known["sources"])
     counts = known.get("counts") or known["counts_per_rank"]
-    for one in analysis(folder).ranks:
+    for one in analysis(folder).rank_results:
         assert {label: one.whole.label_count.get(label) for label in counts} == counts
 
 

@@ -20,7 +20,7 @@ from tests.stores import write_store
 from tracekit.errors import InputError, Notice, OutputError
 from tracekit.schema import EVENTS, GPU_KINDS, LABELLED, MEMORY, ProcessGroup, RankEvents, Source, conform
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_manifest, write_rank
-from tracekit.store.growing import building
+from tracekit.store.writer import replace_store
 
 
 def source(rank):
@@ -171,7 +171,7 @@ def test_a_damaged_file_is_one_line_and_exit_code_2(tmp_path, ranks, words):
 
 
 def interrupted_build(path, ranks):
-    with building(path) as folder:
+    with replace_store(path) as folder:
         write_manifest(folder, [write_rank(folder, ranks[0])])
         raise KeyboardInterrupt
 

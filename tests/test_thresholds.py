@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.classify.conftest import Program
 from tracekit.align import pairs
 from tracekit.analysis.measured import Measured
-from tracekit.analysis.peers import bound_notices
+from tracekit.analysis.notices import bound_notices
 from tracekit.classify import classify
 from tracekit.compare import compare_steps as lines
 from tracekit.diffs import stats, verdict
@@ -35,14 +35,14 @@ def measured(**figures):
 @pytest.mark.parametrize(("other_ns", "said"), [(10, False), (11, True)])
 def test_unlabelled_work_is_loud_above_one_percent_of_the_span(other_ns, said):
     rank = SimpleNamespace(rank=0, whole=measured(other=other_ns))
-    assert bool(combining._other_notices([rank])) is said
+    assert bool(combining.unlabelled_notices([rank])) is said
 
 
 @pytest.mark.parametrize(("share", "said"), [(0.01, False), (0.0101, True)])
 def test_weak_labels_are_loud_above_one_percent_of_gpu_time(monkeypatch, share, said):
     monkeypatch.setattr(Measured, "weak_share", property(lambda self: share))
     rank = SimpleNamespace(rank=0, whole=measured())
-    assert bool(combining._weak_notices([rank])) is said
+    assert bool(combining.weak_label_notices([rank])) is said
 
 
 @pytest.mark.parametrize(("confidence", "ns"), [(MIN_STRONG_CONFIDENCE - 0.01, 5), (MIN_STRONG_CONFIDENCE, 0)])

@@ -145,7 +145,7 @@ def test_the_rank_given_reaches_the_table(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps({"traceEvents": event}))
     (tmp_path / "worker4").mkdir()
     (tmp_path / "worker4/t.json").write_text(json.dumps({"traceEvents": event}))
-    given = tracekit.load(tmp_path / "t.json", rank=3)
+    given = tracekit.load(tmp_path / "t.json", file_rank=3)
     assert (given.ranks, given.events["rank"].to_list(), given.sources[0].rank_from) == ((3,), [3], "option")
     named = tracekit.load(tmp_path / "worker4")
     assert (named.ranks, named.events["rank"].to_list(), named.sources[0].rank_from) == ((4,), [4], "name")
@@ -179,7 +179,7 @@ def test_the_first_failure_is_raised_and_the_others_counted(tmp_path):
     (tmp_path / "rank1.json").write_text('{"traceEvents": [' + "}" * 50)
     (tmp_path / "rank2.json").write_text('{"traceEvents": [' + "}" * 50)
     with pytest.raises(InputError, match=r"rank1\.json: .*1 more files") as error:
-        tracekit.load(tmp_path, lenient=False)
+        tracekit.load(tmp_path, on_damage="error")
     assert "\n" not in str(error.value)
 
 

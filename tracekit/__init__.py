@@ -1,4 +1,4 @@
-"""Where did my training step go, and how far is it from the schedule I meant to run.
+"""Trace analysis of distributed training: where a step's time goes, and how far it is from the intended schedule.
 
 >>> import tracekit
 >>> tracekit.load("sample_traces/reload").ranks

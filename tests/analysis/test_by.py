@@ -13,10 +13,10 @@ import pytest
 from tests.kept import analysis_of
 from tracekit.analysis.by.frames import Frames, layer_number, module_frames
 from tracekit.analysis.by.host import Host
-from tracekit.analysis.by.modules import COVERED, module_layers
-from tracekit.analysis.by.places import ALIKE, places
-from tracekit.analysis.by.repeated import FEW, LEAST_FORWARD, repeated_layers
-from tracekit.analysis.by.rows import STACKED
+from tracekit.analysis.by.modules import MIN_INNER_TIME_SHARE, module_layers
+from tracekit.analysis.by.places import MIN_STACK_TO_NAME_RATIO, places
+from tracekit.analysis.by.repeated import MAX_KERNELS_PER_OPERATOR, MIN_FORWARD_SHARE, repeated_layers
+from tracekit.analysis.by.rows import MIN_STACK_TO_RULE_RATIO
 from tracekit.classify import classify
 from tracekit.errors import OptionError
 from tracekit.run.analyze import analyze
@@ -43,7 +43,7 @@ def labelled():
 def layers_of(events):
     """The layer of every GPU event, -1 where it has none, and what says so."""
     found = places(events, labelled(), module_frames(events))
-    return np.where(found.row >= 0, np.append(found.layer, -1)[found.row], -1), found.evidence
+    return np.where(found.frame >= 0, np.append(found.layer, -1)[found.frame], -1), found.evidence
 
 
 def without_frames():
@@ -76,7 +76,7 @@ def test_without_sequence_numbers_the_backward_repeats_in_reverse():
     events = without_frames().with_columns(sequence=pl.lit(None, pl.Int64))
     mute = labelled().with_columns(autograd_sequence=pl.lit(None, pl.Int64))
     found = places(events, mute, module_frames(events))
-    mine = np.where(found.row >= 0, np.append(found.layer, -1)[found.row], -1)
+    mine = np.where(found.frame >= 0, np.append(found.layer, -1)[found.frame], -1)
     assert found.evidence == "repetition"
     placed = mine >= 0
     assert (mine[placed] == stack[placed]).mean() > 0.9  # where a backward's layers begin is known to a few kernels
@@ -169,8 +169,8 @@ def stages(inner_ns):
 
 
 def test_blocks_that_fill_their_stage_are_the_layers():
-    assert module_layers(stages(int(100 * COVERED))).max() == 3
-    assert module_layers(stages(int(100 * COVERED) - 4)).max() == 1
+    assert module_layers(stages(int(100 * MIN_INNER_TIME_SHARE))).max() == 3
+    assert module_layers(stages(int(100 * MIN_INNER_TIME_SHARE) - 4)).max() == 1
 
 
 def test_leaves_are_layers_only_where_nothing_else_is():
@@ -210,8 +210,8 @@ def test_the_number_of_layers_is_right_or_not_given(sample, number, layers, cut)
 def test_forwards_must_agree(labelled_layers):
     assert repeated_layers(*labelled_layers([3, 3])).layers == 3
     assert repeated_layers(*labelled_layers([3, 4])).layers is None
-    assert repeated_layers(*labelled_layers([3], others=int(12 / LEAST_FORWARD) - 12)).layers == 3
-    assert repeated_layers(*labelled_layers([3], others=int(12 / LEAST_FORWARD) - 11)).layers is None
+    assert repeated_layers(*labelled_layers([3], others=int(12 / MIN_FORWARD_SHARE) - 12)).layers == 3
+    assert repeated_layers(*labelled_layers([3], others=int(12 / MIN_FORWARD_SHARE) - 11)).layers is None
 
 
 @pytest.fixture
@@ -254,4 +254,4 @@ def test_a_trace_without_gpu_work(corpus, kind):
 
 
 def test_thresholds_are_what_they_are():
-    assert (FEW, ALIKE, STACKED) == (4, 0.99, 0.5)
+    assert (MAX_KERNELS_PER_OPERATOR, MIN_STACK_TO_NAME_RATIO, MIN_STACK_TO_RULE_RATIO) == (4, 0.99, 0.5)

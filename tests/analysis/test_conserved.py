@@ -26,8 +26,8 @@ SAMPLES = ["1f1b", "1f1b-noshapes", "interleaved", "dualpipe", "overlapped", "vp
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_budget_is_conserved_on_every_rank_and_step(run, name):
     found = run(name)
-    assert found.ranks
-    for one in found.ranks:
+    assert found.rank_results
+    for one in found.rank_results:
         for scope in (one.whole, *one.per_step):
             assert scope.budget.span_ns > 0
             assert scope.budget.conserved
@@ -36,12 +36,12 @@ def test_the_budget_is_conserved_on_every_rank_and_step(run, name):
         assert sum(one.idle_causes.values()) == one.whole.budget.idle_ns
         assert [s.step for s in one.per_step] == list(one.steps) or one.steps == ()
     assert found.total.budget.conserved
-    assert found.total.budget.span_ns == sum(one.whole.budget.span_ns for one in found.ranks)
+    assert found.total.budget.span_ns == sum(one.whole.budget.span_ns for one in found.rank_results)
 
 
 def test_public_traces_conserve_too(corpus):
     for path in sorted(p for p in corpus.glob("*/*") if p.suffix in (".gz", ".sqlite")):
-        for one in analyze(path).ranks:
+        for one in analyze(path).rank_results:
             for scope in (one.whole, *one.per_step):
                 assert scope.budget.conserved, path
                 exposed = {label: ns for label, ns in scope.budget.exposed_ns.items() if ns}

@@ -9,6 +9,7 @@ import pickle
 import pytest
 
 from tracekit.analysis.combine import combine
+from tracekit.analysis.result import UnknownTableError
 from tracekit.analysis.tables import rank_tables
 from tracekit.run.load import load
 from tracekit.schema import LABELS
@@ -41,15 +42,15 @@ def test_totals_are_sums_and_ratios_of_sums(run):
     found = run("overlapped")
     total = found.total
     for label in ("ep_dispatch", "ep_combine", "offload"):
-        assert total.label_ns[label] == sum(one.whole.label_ns[label] for one in found.ranks)
-        hidden = sum(one.whole.hidden_ns[label] for one in found.ranks)
+        assert total.label_ns[label] == sum(one.whole.label_ns[label] for one in found.rank_results)
+        hidden = sum(one.whole.hidden_ns[label] for one in found.rank_results)
         assert total.overlap[label] == hidden / total.label_ns[label]
 
 
 def test_the_result_is_frozen_and_its_tables_become_pandas(run):
     found = run("reload")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        found.ranks = ()
+        found.rank_results = ()
     tables = found.to_pandas()
     assert len(tables["operations"]) == 4 * 8
     assert set(tables) >= {
@@ -79,3 +80,31 @@ def test_only_small_tables_travel(samples):
     assert len(packed) < part.events.estimated_size() / 4
     again = combine([pickle.loads(packed)])
     assert again.rank(0).whole.budget.span_ns == 118_845_920
+
+
+def test_the_old_name_of_the_ranks_results_warns(run):
+    analysis = run("reload")
+    with pytest.warns(DeprecationWarning, match="use rank_results"):
+        assert analysis.ranks is analysis.rank_results
+
+
+def test_one_table_becomes_a_pandas_frame(run):
+    analysis = run("reload")
+    assert analysis.to_pandas("steps").equals(analysis.to_pandas()["steps"])
+    with pytest.raises(UnknownTableError):
+        analysis.to_pandas("nothing")
+
+
+def test_tables_name_themselves_and_an_unknown_one_names_those_there_are(run):
+    tables = run("reload").tables
+    assert repr(tables).startswith("<Tables: steps, budget, labels")
+    with pytest.raises(KeyError, match=r"there is no table 'step' \(there are: steps, budget, "):
+        _ = tables["step"]
+    assert tables.get("step") is None
+    assert repr(pickle.loads(pickle.dumps(tables))) == repr(tables)
+
+
+def test_an_analysis_shows_its_ranks_steps_and_mean_span(run):
+    analysis = run("steps/a")
+    span_ms = sum(result.whole.budget.span_ns for result in analysis.rank_results) / len(analysis.rank_results) / 1e6
+    assert repr(analysis) == f"<Analysis: 2 ranks, 8 steps, mean span of a rank {span_ms:,.3f} ms>"

@@ -80,7 +80,7 @@ def test_a_file_that_lost_its_kernels_gives_null_not_idle(tmp_path):
     assert found.rank(0).whole.bubble_fraction is None
     assert "gpu-events-lost" in {note.code for note in found.notices}
     whole = [*calls, *(kernel(10 * n + 5, 9, n) for n in range(100))]
-    kept = analyze(write(tmp_path / "rank1.json.gz", whole), schedule="none").ranks[0].whole
+    kept = analyze(write(tmp_path / "rank1.json.gz", whole), schedule="none").rank_results[0].whole
     assert kept.idle_known
     assert kept.budget.idle_ns < 0.2 * kept.budget.span_ns
 

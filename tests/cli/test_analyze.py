@@ -103,7 +103,7 @@ def test_many_ranks_are_summarised(samples):
     from msgspec import structs
 
     one = analysis_of(samples / "reload", schedule="none")
-    many = replace(one, ranks=tuple(structs.replace(one.ranks[n % 4], rank=n) for n in range(100)))
+    many = replace(one, rank_results=tuple(structs.replace(one.rank_results[n % 4], rank=n) for n in range(100)))
     text = printed(many, 100)
     table = text.split("Where the step went")[1].split("\n\n")[0].splitlines()
     assert len(table) < 16

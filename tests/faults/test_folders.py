@@ -129,7 +129,7 @@ def test_a_file_that_goes_away_while_it_is_read_is_left_out_and_named(four, pack
 
     monkeypatch.setattr(Stream, "restart", vanish)
     result = tracekit.analyze(folder, schedule="none")
-    assert [one.rank for one in result.ranks] == [0, 1, 3]
+    assert [one.rank for one in result.rank_results] == [0, 1, 3]
     (said,) = [notice.message for notice in result.notices if notice.code == "rank-failed"]
     assert "rank2" in said
     assert "stale file handle" in said

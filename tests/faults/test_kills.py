@@ -191,7 +191,7 @@ def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch
 
     monkeypatch.setattr(module, "find_sources", find)
     result = tracekit.analyze(folder, schedule="none")
-    assert [one.rank for one in result.ranks] == [0, 1, 3]
+    assert [one.rank for one in result.rank_results] == [0, 1, 3]
     assert any(n.code == "rank-failed" and "rank2.pt.trace.json.gz" in n.message for n in result.notices)
 
 

@@ -197,7 +197,7 @@ def test_pieces_are_carried_by_the_event_that_runs(labelled):
 
 
 def check_sums(result, name=""):
-    for rank_result in result.ranks:
+    for rank_result in result.rank_results:
         for scope in (rank_result.whole, *rank_result.per_step):
             exposed = {label: ns for label, ns in scope.budget.exposed_ns.items() if ns}
             assert {label: sum(c.values()) for label, c in scope.because_ns.items()} == exposed, name
@@ -222,7 +222,7 @@ def test_a_straggler_makes_its_peer_wait(samples):
 def test_ring_attention_on_the_compute_stream(corpus):
     """The program runs everything on one stream: all that is exposed is queued there."""
     result = analyze(corpus / "nsight/mfu_2gpu_before.sqlite", schedule="none")
-    for rank_result in result.ranks:
+    for rank_result in result.rank_results:
         assert rank_result.whole.because_ns
         assert all(set(causes) == {"same_stream"} for causes in rank_result.whole.because_ns.values())
 

@@ -160,7 +160,7 @@ def test_odd_shapes_are_no_shapes(write, case):
 def test_a_rank_that_none_can_be_is_left_out_and_named(write, rank):
     path = write(TWO, distributedInfo={"rank": rank, "world_size": 4})
     found = tracekit.analyze(path)
-    assert [one.rank for one in found.ranks] == [0]
+    assert [one.rank for one in found.rank_results] == [0]
     assert any(notice.code == "odd-rank" for notice in found.notices)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import tracekit
 from tests.parsers.test_kineto_odd import BASE_NS, TWO, kernel, launch
-from tracekit.analysis.damage import MOST_UNKNOWN
+from tracekit.analysis.recording_checks import MAX_DAMAGED_SHARE
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 
@@ -110,7 +110,7 @@ def test_numbers_no_column_holds_are_null(tmp_path):
 @pytest.mark.parametrize(("more", "said"), [(0, False), (1, True)])
 def test_events_that_stand_twice_are_named_above_a_share(tmp_path, more, said):
     """Of 1000 events ten may be alike, as short ones are whose times were rounded; eleven were written twice."""
-    twice = int(1000 * MOST_UNKNOWN) + more
+    twice = int(1000 * MAX_DAMAGED_SHARE) + more
     once = [kernel("a", 100 + 20 * k, 10, k) for k in range(1000 - twice)]
     (tmp_path / "rank0.json").write_text(text([*once, *once[:twice]]))
     found = tracekit.analyze(tmp_path / "rank0.json", schedule="none")

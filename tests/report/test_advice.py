@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 def test_an_update_that_waits_is_not_told_to_buffer(samples, sample):
     """Of 105 ms and 153 ms, 51 and 53 are waiting in broadcasts, and reload is 0.3 ms in all: buffers cannot help."""
     found = analysis_of(samples / sample, schedule="none")
-    alone = sum(row["ns"] for row in found.reload.lanes.filter(lane="reload").to_dicts()) / len(found.ranks)
+    alone = sum(row["ns"] for row in found.reload.lanes.filter(lane="reload").to_dicts()) / len(found.rank_results)
     assert alone < 1_000_000
     first = advice(found)[0]
     assert first.startswith(f"broadcasts wait {found.total.wait_ns['broadcast'] / 4 / 1e6:.1f} ms per rank")
@@ -81,8 +81,10 @@ def test_where_idle_dominates_the_longest_gap_is_named(samples):
 
 def test_idle_time_that_is_not_the_hosts_names_its_longest_gap_alone(samples):
     found = analysis_of(samples / "compile", schedule="none")
-    waits = tuple(structs.replace(one, idle_causes={"dependency": one.whole.budget.idle_ns}) for one in found.ranks)
-    first = advice(replace(found, ranks=waits))[0]
+    waits = tuple(
+        structs.replace(one, idle_causes={"dependency": one.whole.budget.idle_ns}) for one in found.rank_results
+    )
+    first = advice(replace(found, rank_results=waits))[0]
     assert first.startswith("idle is most of the span, 83.7 %: the longest gap, ")
 
 

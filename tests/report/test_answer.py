@@ -25,7 +25,7 @@ def small(samples):
 
 def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, wait=None, late=()):
     """Every rank spans 1 ms per step, of which it computes so many µs, and is idle where nothing else is given."""
-    one, exposed = small.ranks[0], exposed or {}
+    one, exposed = small.rank_results[0], exposed or {}
     idle = 1000 - compute - sum(exposed.values())
 
     def ns(by_label):
@@ -50,7 +50,7 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         for rank in range(ranks)
     )
     rows = pl.DataFrame(list(late), schema=small.tables["stragglers"].schema, orient="row")
-    return replace(small, ranks=made, tables={**small.tables, "stragglers": rows})
+    return replace(small, rank_results=made, tables={**small.tables, "stragglers": rows})
 
 
 def said(run):
@@ -70,12 +70,14 @@ def slower(run, *, by, steps=None):
             measured, budget=structs.replace(measured.budget, span_ns=round(measured.budget.span_ns * (1 + by)))
         )
 
-    one = run.ranks[1]
+    one = run.rank_results[1]
     each = tuple(longer(step) if steps is None or step.step in steps else step for step in one.per_step)
     whole = structs.replace(
         one.whole, budget=structs.replace(one.whole.budget, span_ns=sum(step.budget.span_ns for step in each))
     )
-    return replace(run, ranks=(run.ranks[0], structs.replace(one, per_step=each, whole=whole), *run.ranks[2:]))
+    return replace(
+        run, rank_results=(run.rank_results[0], structs.replace(one, per_step=each, whole=whole), *run.rank_results[2:])
+    )
 
 
 def test_ranks_that_tie_are_alike_and_steps_are_a_mean(small):
@@ -101,7 +103,9 @@ def test_a_rank_is_called_the_slowest_only_beyond_noise(small):
 
 def test_two_ranks_that_tie_for_the_slowest_are_not_one(small):
     run = slower(run_of(small, ranks=3), by=0.1)
-    both = replace(run, ranks=(run.ranks[0], run.ranks[1], structs.replace(run.ranks[1], rank=2)))
+    both = replace(
+        run, rank_results=(run.rank_results[0], run.rank_results[1], structs.replace(run.rank_results[1], rank=2))
+    )
     assert pace(both).slowest is None
     assert "(the longest of 3 ranks, the shortest 9.1 % less)" in said(both)["Time"]
 
@@ -109,12 +113,12 @@ def test_two_ranks_that_tie_for_the_slowest_are_not_one(small):
 @pytest.mark.parametrize(("between", "told"), [(0.04, False), (0.06, True)])
 def test_time_between_steps_is_told_where_it_is_much(small, between, told):
     run = run_of(small, steps=3)
-    one = run.ranks[0]
+    one = run.rank_results[0]
     span = round(one.whole.budget.span_ns / (1 - between))
     wide = structs.replace(
         one, whole=structs.replace(one.whole, budget=structs.replace(one.whole.budget, span_ns=span))
     )
-    text = said(replace(run, ranks=(wide,)))["Time"]
+    text = said(replace(run, rank_results=(wide,)))["Time"]
     assert ("pass between two" in text) is told
     assert text.endswith("the time between steps included.") is told
 

@@ -103,9 +103,9 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
     little = round(share * span)
     rows = [{"instead": "operator", "what": name, "line": None, "ns": ns} for name, ns in
             (("aten::mm", span - little), ("aten::add", little))]  # fmt: skip
-    first = structs.replace(analysis.ranks[0], instead=tuple(rows))
-    others = tuple(structs.replace(one, instead=()) for one in analysis.ranks[1:])
-    found = instead_view(replace(analysis, ranks=(first, *others)))
+    first = structs.replace(analysis.rank_results[0], instead=tuple(rows))
+    others = tuple(structs.replace(one, instead=()) for one in analysis.rank_results[1:])
+    found = instead_view(replace(analysis, rank_results=(first, *others)))
     assert [row.what for row in found.rows] == ["aten::mm", "aten::add"][: 1 + shown]
 
 

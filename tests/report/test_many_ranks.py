@@ -35,7 +35,7 @@ def small(samples):
 
 def run_of(small, compute, *, span=1000):
     """A run whose rank r computes for compute[r] of 1000 ns and is idle for the rest."""
-    one = small.ranks[0]
+    one = small.rank_results[0]
 
     def rank(number, busy):
         budget = Budget(span, busy, {}, span - busy)
@@ -45,7 +45,7 @@ def run_of(small, compute, *, span=1000):
             whole=structs.replace(one.whole, budget=budget, bubble=Bubble(span, span - busy, 0), pipeline=True),
         )
 
-    return replace(small, ranks=tuple(rank(*pair) for pair in enumerate(compute)))
+    return replace(small, rank_results=tuple(rank(*pair) for pair in enumerate(compute)))
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +86,17 @@ def test_only_ranks_that_differ_are_named(small):
 def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
     """Its bubble is a lower bound: less than the others' because less of it is known."""
     run = run_of(small, [500] * 40)
-    one = run.ranks[7]
+    one = run.rank_results[7]
     unsure = structs.replace(one.whole, bubble=Bubble(1000, 100, None), lower_bound=True)
-    run = replace(run, ranks=(*run.ranks[:7], structs.replace(one, whole=unsure), *run.ranks[8:]))
+    run = replace(run, rank_results=(*run.rank_results[:7], structs.replace(one, whole=unsure), *run.rank_results[8:]))
     found = spread(run)
     assert found.different == ()
     assert next(figure.least for figure in found.figures if figure.name == "bubble") == 0.5
     alone = replace(
-        run, ranks=tuple(structs.replace(r, whole=structs.replace(r.whole, lower_bound=True)) for r in run.ranks)
+        run,
+        rank_results=tuple(
+            structs.replace(r, whole=structs.replace(r.whole, lower_bound=True)) for r in run.rank_results
+        ),
     )
     assert next(figure.least for figure in spread(alone).figures if figure.name == "bubble") == 0.1
 
@@ -108,7 +111,10 @@ def test_of_many_ranks_bars_are_spread_from_the_least_compute_to_the_most(small)
 def test_without_pipelines_the_heat_map_shows_idle_time(small):
     run = run_of(small, [500] * 40)
     alone = replace(
-        run, ranks=tuple(structs.replace(r, whole=structs.replace(r.whole, pipeline=False)) for r in run.ranks)
+        run,
+        rank_results=tuple(
+            structs.replace(r, whole=structs.replace(r.whole, pipeline=False)) for r in run.rank_results
+        ),
     )
     assert spread(run).heat.name == "bubble"
     assert (spread(alone).heat.name, spread(alone).heat.most) == ("idle", 0.5)
@@ -170,10 +176,10 @@ def test_failures_are_all_listed_and_others_shortened():
 def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):
     many = run_of(small, [500 + rank % 7 for rank in range(1024)])
     unsure = tuple(
-        structs.replace(one, whole=structs.replace(one.whole, lower_bound=one.rank == 9)) for one in many.ranks
+        structs.replace(one, whole=structs.replace(one.whole, lower_bound=one.rank == 9)) for one in many.rank_results
     )
     for width in (80, 120):
-        text = text_of(replace(many, ranks=unsure), width)
+        text = text_of(replace(many, rank_results=unsure), width)
         budget = text.split("Where the step went")[1].split("Over the ranks")[0]
         assert "…" not in budget
         assert max(map(len, text.splitlines())) <= width

@@ -70,7 +70,7 @@ def test_the_budget_table_has_every_rank_and_its_shares(seen, analysis):
     budget = seen.tables[0]
     assert budget[0] == ["", "span", "compute", "exposed pp_comm", "exposed memory", "idle", "bubble"]
     assert [row[0] for row in budget[1:]] == ["mean", "rank 0", "rank 1", "rank 2", "rank 3"]
-    for row, one in zip(budget[2:], analysis.ranks, strict=True):
+    for row, one in zip(budget[2:], analysis.rank_results, strict=True):
         assert row[1] == f"{one.whole.budget.span_ns / 1e6:.1f} ms"
         assert row[2] == f"{one.whole.budget.compute_ns / one.whole.budget.span_ns:.1%}".replace("%", " %")
         shares = [float(cell.split()[0]) for cell in row[2:-1]]

@@ -1,7 +1,7 @@
-"""One rank's events to small tables (``tables``), and all ranks' tables to one frozen result (``combine``).
+"""Analysis of a run: each rank's events become small tables (``tables``), all ranks' tables one result (``combine``).
 
-Each rank is a pure function of its events, and so is putting them together: that is what lets the same analysis run in
-one process, in several, or on a cluster (``tracekit.run``).
+Both steps are pure functions. The same analysis can therefore run in one process, in several, or on a cluster
+(``tracekit.run``).
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.plots import Plots
-from tracekit.analysis.result import Analysis
+from tracekit.analysis.result import Analysis, Plots
 
 if TYPE_CHECKING:
-    from tracekit.analysis.saved import SavedAnalysis, SavedSchedule, read_analysis
+    from tracekit.analysis.persistence import SavedAnalysis, SavedSchedule, read_analysis
 
 __all__ = [
     "Analysis",
@@ -27,10 +26,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # what a file holds: most runs read none
-        from tracekit.analysis import saved
+    # Saved analyses are imported on first use: most programs read none, and they need the comparison with schedules.
+    if name in __all__:
+        from tracekit.analysis import persistence
 
-        return getattr(saved, name)
+        return getattr(persistence, name)
     raise AttributeError(f"module 'tracekit.analysis' has no attribute {name!r}")
 
 

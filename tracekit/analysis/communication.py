@@ -1,4 +1,4 @@
-"""The ranks' communication looked at together: which operations are one, on one clock, and what follows from that."""
+"""Communication of all ranks: operations matched across ranks and set to one clock."""
 
 from __future__ import annotations
 
@@ -17,64 +17,58 @@ from tracekit.errors import Notice
 from tracekit.metrics.waits import add_waits
 from tracekit.schema import conform
 
-_TEXT = ("label", "pass", "what", "group", "group_ranks", "p2p")
-
-
-MANY = 32
-"""Ranks from which memory is worth giving back in between."""
+_TEXT_COLUMNS = ("label", "pass", "what", "group", "group_ranks", "p2p")
+MIN_RANKS_TO_GIVE_BACK_MEMORY = 32
+"""Ranks from which freed memory is worth returning to the system between steps."""
 
 
 class Communication(msgspec.Struct, frozen=True, eq=False):
-    """What the matched operations of all ranks show; their rows, as many again, are not kept."""
+    """The results of matching all ranks' operations."""
 
-    waited: pl.DataFrame
+    operations: pl.DataFrame
     """All ranks' operations, rank by rank, with their waits (``metrics.waits``); text is categorical."""
     clocks: Clocks
     rates: RunRates
     critical: CriticalPath
     by_step: bool
-    """Whether ranks count steps alike, so that operations of different steps are different ones."""
+    """Whether ranks number steps alike, so that operations of different steps are never matched."""
     notices: tuple[Notice, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[RankTables], *, node: int | None) -> Communication:
-        """Return what the ranks' communication shows; *parts* are in order of rank, *node* is ranks per machine."""
-        operations = _operations(parts)
-        by_step = all(part.steps_marked for part in parts)
-        members, notices = _matched(operations, by_step=by_step)
-        many = len(parts) >= MANY
-        give_back_memory(worth=many)  # looking at millions of rows takes several times what it leaves
-        clocks = align(members, [part.source.rank for part in parts])
-        critical = critical_path(parts, operations, members, clocks)
+    def of(cls, ranks: Sequence[RankTables], *, ranks_per_node: int | None) -> Communication:
+        """Match the operations of *ranks*, which are in the order of their numbers."""
+        operations = _all_operations(ranks)
+        by_step = all(rank.steps_marked for rank in ranks)
+        matching = match(operations, by_step=by_step)
+        members, notices = matching.members, matching.notices
+        del matching
+        many = len(ranks) >= MIN_RANKS_TO_GIVE_BACK_MEMORY
+        give_back_memory(worth=many)  # matching takes several times the memory of its result
+        clocks = align(members, [rank.source.rank for rank in ranks])
+        critical = critical_path(ranks, operations, members, clocks)
         give_back_memory(worth=many)
         rates = run_rates(
-            [part.products for part in parts],
-            [part.rates for part in parts if part.rates is not None],
-            [part.experts for part in parts],
+            [rank.products for rank in ranks],
+            [rank.rates for rank in ranks if rank.rates is not None],
+            [rank.experts for rank in ranks],
             operations,
             members,
-            node=node,
+            ranks_per_node=ranks_per_node,
         )
         members = members.select("match", "row", "rank", "start_ns", "transfer_ns", "wait_ns")
         give_back_memory(worth=many)
         return cls(add_waits(operations, members, clocks), clocks, rates, critical, by_step, notices)
 
     def matched(self) -> pl.DataFrame:
-        """Return the matched operations (``MEMBERS``) on the common clock."""
-        return conform(
-            self.clocks.align(match(self.waited, by_step=self.by_step).members, "start_ns", "end_ns"), MEMBERS
-        )
+        """Return the members of matched operations (``MEMBERS``) on the common clock.
+
+        They are matched again: keeping them would take as much memory as the operations.
+        """
+        members = match(self.operations, by_step=self.by_step).members
+        return conform(self.clocks.align(members, "start_ns", "end_ns"), MEMBERS)
 
 
-def _matched(operations: pl.DataFrame, *, by_step: bool) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
-    matching = match(operations, by_step=by_step)
-    return matching.members, matching.notices
-
-
-def _operations(parts: Sequence[RankTables]) -> pl.DataFrame:
-    """Return all ranks' operations below each other, in one piece.
-
-    Text becomes numbers: a run has few words and millions of rows.
-    """
-    coded = [part.operations.with_columns(pl.col(_TEXT).cast(pl.Categorical)) for part in parts]
-    return pl.concat(coded, rechunk=True)
+def _all_operations(ranks: Sequence[RankTables]) -> pl.DataFrame:
+    """Return the operations of all ranks as one table; text becomes categorical, because few texts repeat often."""
+    frames = [rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)) for rank in ranks]
+    return pl.concat(frames, rechunk=True)

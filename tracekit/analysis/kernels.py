@@ -1,4 +1,4 @@
-"""A rank's kernels by name, label and module, and its model's shapes: what explains a change between two runs."""
+"""Kernels by name, label and module, and shapes of the model's operators: they explain changes between two runs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import polars as pl
 from tracekit._util.arrays import group_rows
 from tracekit._util.categories import CategoryColumns
 
-SHAPED = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "embedding", "_grouped_mm", "_scaled_mm")
-"""Operators whose input shapes are the model's."""
-MOST_SHAPES = 24
-KERNELS = pl.Schema({"name": pl.String(), "label": pl.String(), "module": pl.String(), "count": pl.Float64(),
-                     "ns": pl.Float64()})  # fmt: skip
+MODEL_OPERATORS = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "embedding", "_grouped_mm", "_scaled_mm")
+"""Operators whose input shapes are those of the model."""
+MAX_SHAPES = 24
+"""Shapes that a result lists; of further ones it has a digest."""
+_KEYS = ("name", "label", "module")
+KERNELS = pl.Schema({**dict.fromkeys(_KEYS, pl.String()), "count": pl.Float64(), "ns": pl.Float64()})
+"""GPU events per step: their number and the sum (not the union) of their durations."""
 
 
 def kernel_table(labelled: pl.DataFrame, *, texts: CategoryColumns | None = None) -> pl.DataFrame:
-    """Return one rank's GPU events per step: how many, and the sum of their durations (not their union).
+    """Return the ``KERNELS`` of one rank, the means over its steps.
 
     >>> events = pl.DataFrame({"name": ["k", "k"], "label": ["forward", "forward"], "module": ["mlp", "mlp"],
     ...     "step": [2, 3], "start_ns": [0, 10], "end_ns": [4, 16]})
@@ -28,37 +30,37 @@ def kernel_table(labelled: pl.DataFrame, *, texts: CategoryColumns | None = None
     """
     steps = max(labelled["step"].unique().drop_nulls().len(), 1)
     texts = texts or CategoryColumns(labelled)
-    columns = [texts[name] for name in ("name", "label", "module")]
-    kind, first = group_rows(*(column.codes for column in columns))
-    took = labelled["end_ns"].to_numpy() - labelled["start_ns"].to_numpy()
-    sums = {"count": np.bincount(kind), "ns": np.bincount(kind, took).astype(np.int64)}
-    spelled = {name: column.take(first).strings() for name, column in zip(KERNELS, columns, strict=False)}
-    table = pl.DataFrame({**spelled, **sums}, schema_overrides=dict.fromkeys(spelled, pl.String))
-    return table.with_columns(pl.col(*sums) / steps).sort(list(spelled))
+    columns = {name: texts[name] for name in _KEYS}
+    # Category codes are grouped, and only the first row of each group is turned into text.
+    group, first_row = group_rows(*(column.codes for column in columns.values()))
+    durations_ns = labelled["end_ns"].to_numpy() - labelled["start_ns"].to_numpy()
+    keys = {name: column.take(first_row).strings() for name, column in columns.items()}
+    sums = {"count": np.bincount(group), "ns": np.bincount(group, durations_ns).astype(np.int64)}
+    table = pl.DataFrame({**keys, **sums}, schema_overrides=dict.fromkeys(keys, pl.String))
+    return table.with_columns(pl.col(*sums) / steps).sort(_KEYS)
 
 
-def together(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Return the mean of the ranks' tables, largest first."""
+def mean_kernels(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Return the mean of the ranks' ``KERNELS``, most time first."""
     if not tables:
         return KERNELS.to_frame()
-    # In a fixed order, so that sums of fractions come out the same however the ranks were worked on.
-    grouped = pl.concat(tables).group_by("name", "label", "module", maintain_order=True)
-    total = grouped.agg(pl.sum("count", "ns") / len(tables))
-    return total.sort(["ns", "name", "label", "module"], descending=[True, False, False, False])
+    # In a fixed order, so that the sums of fractions do not depend on which worker finished first.
+    grouped = pl.concat(tables).group_by(_KEYS, maintain_order=True)
+    return grouped.agg(pl.sum("count", "ns") / len(tables)).sort("ns", *_KEYS, descending=[True, False, False, False])
 
 
 def shape_list(events: pl.DataFrame) -> tuple[str, ...]:
-    """Return the distinct input shapes of the model's products, as text.
+    """Return the distinct input shapes of the model's operators, as text.
 
     >>> shape_list(pl.DataFrame({"kind": ["cpu_op"], "name": ["aten::mm"], "shapes": ["[[8,4],[4,2]]"]}))
     ('mm [[8,4],[4,2]]',)
     """
     if "shapes" not in events.columns:
         return ()
-    wanted = (pl.col("kind") == "cpu_op") & pl.col("name").is_in([f"aten::{name}" for name in SHAPED])
+    of_model = (pl.col("kind") == "cpu_op") & pl.col("name").is_in([f"aten::{name}" for name in MODEL_OPERATORS])
     rows = (
         events.select("kind", "name", "shapes")
-        .filter(wanted & pl.col("shapes").is_not_null())
+        .filter(of_model & pl.col("shapes").is_not_null())
         .select("name", "shapes")
         .unique()
         .cast(pl.String)
@@ -66,14 +68,14 @@ def shape_list(events: pl.DataFrame) -> tuple[str, ...]:
     return tuple(sorted(f"{name.removeprefix('aten::')} {shapes}" for name, shapes in rows.iter_rows()))
 
 
-def all_shapes(ranks: Iterable[Sequence[str]]) -> list[str]:
-    """Return the shapes of all ranks; where there are many, the first and a digest of the rest.
+def all_shapes(shapes_by_rank: Iterable[Sequence[str]]) -> list[str]:
+    """Return the distinct shapes of all ranks; of more than ``MAX_SHAPES``, the first and a digest of all.
 
     >>> all_shapes([["mm [[1]]"], ["mm [[1]]", "bmm [[2]]"]])
     ['bmm [[2]]', 'mm [[1]]']
     """
-    every = sorted({shape for shapes in ranks for shape in shapes})
-    if len(every) <= MOST_SHAPES:
-        return every
-    digest = hashlib.sha256("\n".join(every).encode()).hexdigest()[:12]
-    return [*every[: MOST_SHAPES - 1], f"{len(every) - MOST_SHAPES + 1} more, digest {digest}"]
+    distinct = sorted({shape for shapes in shapes_by_rank for shape in shapes})
+    if len(distinct) <= MAX_SHAPES:
+        return distinct
+    digest = hashlib.sha256("\n".join(distinct).encode()).hexdigest()[:12]
+    return [*distinct[: MAX_SHAPES - 1], f"{len(distinct) - MAX_SHAPES + 1} more, digest {digest}"]

@@ -1,4 +1,4 @@
-"""All ranks' memory together: against the schedule's activations in chunks, and what another schedule would need."""
+"""Memory of all ranks, compared with the activations of the schedule; memory that other schedules would need."""
 
 from __future__ import annotations
 
@@ -21,141 +21,144 @@ MEMORY_LINE = pl.Schema({"rank": pl.Int32(), **MEMORY_CURVE})
 
 
 class HeldMemory(msgspec.Struct, frozen=True):
-    """One rank's memory beside its place in the schedule."""
+    """Memory that one rank held, and the chunks that the schedule has it hold."""
 
     rank: int
     measured: RankMemory
     capacity_bytes: int | None
-    """Of its GPU, as the trace says."""
+    """Memory of its GPU, as recorded in the trace."""
     ideal_chunks: int | None = None
-    """Most chunks the schedule has it hold at once; None where no schedule was named."""
+    """Most chunks that the schedule holds on this rank at once; None without a recognised schedule."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        found, chunks = self.measured, self.measured.chunks
-        known = chunks is not None and chunks.low is not None
+        """Return plain data for JSON."""
+        measured, chunks = self.measured, self.measured.chunks
         return {
             "rank": self.rank,
-            "device": found.device,
+            "device": measured.device,
             "capacity_bytes": self.capacity_bytes,
-            "peak_bytes": found.peak_bytes,
-            "reserved_bytes": found.reserved_bytes,
-            "first_bytes": found.first_bytes,
-            "by_phase": {phase: asdict(peak) for phase, peak in found.by_phase.items()},
+            "peak_bytes": measured.peak_bytes,
+            "reserved_bytes": measured.reserved_bytes,
+            "first_bytes": measured.first_bytes,
+            "by_phase": {phase: asdict(peak) for phase, peak in measured.by_phase.items()},
             "base_bytes": None if chunks is None else chunks.base_bytes,
-            "chunk_bytes": [chunks.low, chunks.high] if known and chunks is not None else None,
+            "chunk_bytes": None if chunks is None or chunks.low is None else [chunks.low, chunks.high],
             "chunks": None if chunks is None else chunks.peak_chunks,
             "ideal_chunks": self.ideal_chunks,
-            "line": {name: found.line[name].to_list() for name in MEMORY_CURVE.names()},
+            "line": {name: measured.line[name].to_list() for name in MEMORY_CURVE.names()},
         }
 
 
 class RunMemory(msgspec.Struct, frozen=True):
-    """What the allocators of all ranks held. Times are the hosts': memory is taken at launch."""
+    """Memory that the allocators of all ranks held. Times are the hosts', because memory is allocated at launch."""
 
     ranks: tuple[HeldMemory, ...]
 
     @property
     def peak_bytes(self) -> int:
-        """Most that any rank held."""
-        return max(one.measured.peak_bytes for one in self.ranks)
+        """Largest peak of any rank."""
+        return max(rank.measured.peak_bytes for rank in self.ranks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"peak_bytes": self.peak_bytes, "ranks": [one.to_dict() for one in self.ranks]}
+        """Return plain data for JSON."""
+        return {"peak_bytes": self.peak_bytes, "ranks": [rank.to_dict() for rank in self.ranks]}
 
     def table(self, clocks: Clocks) -> pl.DataFrame:
-        """Return ``MEMORY_LINE``: what every rank held over time, on the common clock."""
-        lines = [one.measured.line.with_columns(rank=pl.lit(one.rank, pl.Int32)) for one in self.ranks]
+        """Return ``MEMORY_LINE``: memory of every rank over time, on the common clock."""
+        lines = [rank.measured.line.with_columns(rank=pl.lit(rank.rank, pl.Int32)) for rank in self.ranks]
         return clocks.align(pl.concat(lines).select(MEMORY_LINE.names()), "at_ns")
 
 
-def run_memory(parts: Iterable[RankTables], compared: ScheduleComparison | None) -> RunMemory | None:
-    """Return the memory of all ranks that recorded it; None where none did.
+def run_memory(ranks: Iterable[RankTables], comparison: ScheduleComparison | None) -> RunMemory | None:
+    """Return the memory of all ranks that recorded it; None if none did.
 
-    What a chunk holds is said only where a schedule was named: cells that fit none may be cut in the wrong places.
+    Memory per chunk is kept only for ranks of a recognised schedule: other cells may be cut in the wrong places.
     """
-    ideal = {} if compared is None else _ideal_chunks(compared)
-    held = [
-        HeldMemory(
-            rank,
-            part.memory if rank in ideal else replace(part.memory, chunks=None),
-            part.source.memory_bytes,
-            ideal.get(rank),
-        )
-        for part in parts
-        for rank in [part.source.rank]
-        if part.memory is not None
-    ]
-    return RunMemory(tuple(held)) if held else None
+    ideal_chunks = {} if comparison is None else _ideal_chunks(comparison)
+    memories = []
+    for rank in ranks:
+        if rank.memory is not None:
+            number = rank.source.rank
+            memory = rank.memory if number in ideal_chunks else replace(rank.memory, chunks=None)
+            memories.append(HeldMemory(number, memory, rank.source.memory_bytes, ideal_chunks.get(number)))
+    return RunMemory(tuple(memories)) if memories else None
 
 
-def _ideal_chunks(compared: ScheduleComparison) -> dict[int, int]:
-    """Return the most chunks each rank holds in its pipeline's schedule."""
+def _ideal_chunks(comparison: ScheduleComparison) -> dict[int, int]:
+    """Return the most chunks that each rank holds in the schedule of its pipeline."""
     from tracekit.schedules import simulate
 
-    found: dict[int, int] = {}
-    for held in compared.all:
-        if not set(held.pipeline.ranks) <= found.keys():
-            peaks = simulate(held.match.schedule).peak_activations
-            found |= dict(zip(held.pipeline.ranks, peaks, strict=False))
-    return found
+    chunks_by_rank: dict[int, int] = {}
+    for compared in comparison.all:
+        pipeline_ranks = compared.pipeline.ranks
+        if not set(pipeline_ranks) <= chunks_by_rank.keys():
+            peaks = simulate(compared.match.schedule).peak_activations
+            chunks_by_rank |= dict(zip(pipeline_ranks, peaks, strict=False))
+    return chunks_by_rank
 
 
-def with_memory(compared: ScheduleComparison | None, memory: RunMemory | None) -> ScheduleComparison | None:
-    """Return the comparison with what each other schedule would need of the GPU's memory, where that can be told."""
-    if compared is None or memory is None or not compared.what_if:
-        return compared
-    own = compared.head.match.schedule
-    needs = _Needs.of(memory.ranks, own.stages / own.pp)
-    return compared if needs is None else replace(compared, what_if=tuple(map(needs.of_row, compared.what_if)))
+def with_memory(comparison: ScheduleComparison | None, memory: RunMemory | None) -> ScheduleComparison | None:
+    """Return the comparison with the memory that each other schedule would need, if that can be estimated."""
+    if comparison is None or memory is None or not comparison.what_if:
+        return comparison
+    schedule = comparison.head.match.schedule
+    estimate = _MemoryEstimate.of(memory.ranks, chunks_per_rank=schedule.stages / schedule.pp)
+    if estimate is None:
+        return comparison
+    return replace(comparison, what_if=tuple(map(estimate.with_peak_bytes, comparison.what_if)))
 
 
-class _Needs(msgspec.Struct, frozen=True):
-    """What a rank needs beside activations, and what a micro-batch of all its layers holds, each between two figures.
+class _MemoryEstimate(msgspec.Struct, frozen=True):
+    """Memory of a rank beside activations, and of the activations of a micro-batch, each as a range.
 
-    Gradients come in while activations go, so how much of them meets the most activations depends on the schedule: at
-    least none, at most all, and with them what a cell takes while it runs.
+    Gradients grow while activations shrink, so the schedule decides how much of them coincides with the most
+    activations: at least nothing, at most all, together with what a running cell takes temporarily.
     """
 
-    rest: tuple[int, int]
+    beside_activations: tuple[int, int]
     microbatch: tuple[float, float]
-    floor: int
-    """What the optimizer takes, whatever the schedule."""
+    """Activations of one micro-batch in all chunks of a rank."""
+    optimizer_bytes: int
+    """Memory that the optimizer takes, a lower bound under any schedule."""
     peak_bytes: int
-    unused: int
-    """Most that an allocator held beyond what tensors did."""
-    capacity: int | None
+    max_unused_bytes: int
+    """Most memory that an allocator reserved beyond the peak of its tensors."""
+    capacity_bytes: int | None
+    """Memory of the smallest GPU; None if any is unknown."""
 
     @classmethod
-    def of(cls, ranks: Sequence[HeldMemory], chunks_a_rank: float) -> _Needs | None:
-        rest, size, floor = [], [], 0
-        for one in ranks:
-            held, peak = one.measured.chunks, one.measured.peak_bytes
-            if held is None or held.low is None or held.high is None:
+    def of(cls, ranks: Sequence[HeldMemory], *, chunks_per_rank: float) -> _MemoryEstimate | None:
+        """Return the estimate of a run; None if the memory per chunk of any rank is unknown."""
+        beside: list[int] = []
+        microbatch: list[float] = []
+        optimizer_bytes = 0
+        for rank in ranks:
+            chunks, peak_bytes = rank.measured.chunks, rank.measured.peak_bytes
+            if chunks is None or chunks.low is None or chunks.high is None:
                 return None
-            beside = held.base_bytes + held.kept_bytes + held.passing_bytes
-            rest += [held.base_bytes, max(beside, peak - held.peak_chunks * held.low)]
-            if "optimizer" in one.measured.by_phase:
-                floor = max(floor, one.measured.by_phase["optimizer"].at_least)
-            size += [held.low * chunks_a_rank, held.high * chunks_a_rank]
-        known = [one.capacity_bytes for one in ranks if one.capacity_bytes is not None]
-        unused = max((one.measured.reserved_bytes or 0) - one.measured.peak_bytes for one in ranks)
+            with_gradients = chunks.base_bytes + chunks.kept_bytes + chunks.passing_bytes
+            beside += [chunks.base_bytes, max(with_gradients, peak_bytes - chunks.peak_chunks * chunks.low)]
+            microbatch += [chunks.low * chunks_per_rank, chunks.high * chunks_per_rank]
+            if "optimizer" in rank.measured.by_phase:
+                optimizer_bytes = max(optimizer_bytes, rank.measured.by_phase["optimizer"].at_least)
+        unused = max((rank.measured.reserved_bytes or 0) - rank.measured.peak_bytes for rank in ranks)
+        capacities = [rank.capacity_bytes for rank in ranks if rank.capacity_bytes is not None]
         return cls(
-            (min(rest), max(rest)),
-            (min(size), max(size)),
-            floor,
-            max(one.measured.peak_bytes for one in ranks),
-            max(0, unused),
-            min(known) if len(known) == len(ranks) else None,
+            beside_activations=(min(beside), max(beside)),
+            microbatch=(min(microbatch), max(microbatch)),
+            optimizer_bytes=optimizer_bytes,
+            peak_bytes=max(rank.measured.peak_bytes for rank in ranks),
+            max_unused_bytes=max(0, unused),
+            capacity_bytes=min(capacities) if len(capacities) == len(ranks) else None,
         )
 
-    def of_row(self, row: WhatIf) -> WhatIf:
+    def with_peak_bytes(self, row: WhatIf) -> WhatIf:
+        """Return a prediction with the range of its peak memory, and whether that fits the GPU."""
         if row.peak_activations is None:
             return row
-        least = row.peak_activations if row.least_activations is None else row.least_activations
-        low = max(self.floor, round(self.rest[0] + least * self.microbatch[0]))
-        high: int | None = max(low, round(self.rest[1] + row.peak_activations * self.microbatch[1]))
+        min_activations = row.peak_activations if row.least_activations is None else row.least_activations
+        low = max(self.optimizer_bytes, round(self.beside_activations[0] + min_activations * self.microbatch[0]))
+        high: int | None = max(low, round(self.beside_activations[1] + row.peak_activations * self.microbatch[1]))
         if row.ran:
             low = high = self.peak_bytes
         elif TWO_STAGES_PER_RANK in row.rests_on:
@@ -163,8 +166,9 @@ class _Needs(msgspec.Struct, frozen=True):
         return replace(row, peak_bytes=(low, high), fits=self._fits(low, high))
 
     def _fits(self, low: int, high: int | None) -> bool | None:
-        if self.capacity is None:
+        """Return whether a peak within the range fits the GPU; None if that is open."""
+        if self.capacity_bytes is None:
             return None
-        if low > self.capacity:
+        if low > self.capacity_bytes:
             return False
-        return True if high is not None and high + self.unused <= self.capacity else None
+        return True if high is not None and high + self.max_unused_bytes <= self.capacity_bytes else None

@@ -1,4 +1,4 @@
-"""All ranks' rates together: how fast products, messages and collectives ran, and how evenly experts are loaded."""
+"""Speed of a run: rates of matrix products, messages and collectives, and the balance of experts."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.expert_balance import EXPERT_WORK, ExpertCost, expert_cost, measure_expert_balance
 from tracekit.metrics.rates import PRODUCTS, Rates
 
-MOST_PRODUCTS = 40
-"""Kinds of products in the JSON, the longest."""
-MOST_LAYERS = 256
+MAX_PRODUCTS_IN_JSON = 40
+"""Kinds of matrix products in the JSON, those with the most time."""
+MAX_EXPERT_LAYERS_IN_JSON = 256
 """Rows of expert layers in the JSON, the most uneven first."""
+_PRODUCT_KEYS = ["label", "module", "op", "shapes", "dtype"]
 
 
 class RunRates(msgspec.Struct, frozen=True, eq=False):
-    """How fast it ran. Sums over ranks; ratios of sums."""
+    """Rates of a run: work and time are sums over ranks, rates are ratios of these sums."""
 
     total: Rates
     products: pl.DataFrame
-    """By label, module, operator, shape and type, over all ranks, the longest first."""
+    """Matrix products by label, module, operator, shapes and dtype, over all ranks, most time first."""
     communication: pl.DataFrame
     experts: pl.DataFrame
     expert_layers: pl.DataFrame
-    """Per exchange of the forward and rank, what it received and computed (``metrics.experts.LAYERS``)."""
+    """Tokens received and computed per forward exchange and rank (``metrics.experts.LAYERS``)."""
     expert_cost: ExpertCost | None = None
-    """What imbalance costs, at most; None where no dispatch and combine were matched."""
+    """Upper bound of the cost of imbalance; None if no dispatch and combine were matched."""
 
     def by(self, column: str) -> pl.DataFrame:
-        """Return the products' rates by ``label``, ``module``, ``shapes``, ``op`` or ``dtype``."""
-        return rated(_summed(self.products, [column]))
+        """Return the rates of products by ``label``, ``module``, ``shapes``, ``op`` or ``dtype``."""
+        return rated(_sum_products(self.products, [column]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         total = self.total
         return {
             "flop": total.flop or None,
@@ -48,65 +49,77 @@ class RunRates(msgspec.Struct, frozen=True, eq=False):
             "below_peak_ns": below_peak_ns(self.products),
             "by_label": self.by("label").to_dicts(),
             "by_module": self.by("module").to_dicts(),
-            "products": self.products.head(MOST_PRODUCTS).to_dicts(),
+            "products": self.products.head(MAX_PRODUCTS_IN_JSON).to_dicts(),
             "communication": self.communication.to_dicts(),
             "experts": self.experts.to_dicts(),
-            "expert_layers": self.expert_layers.head(MOST_LAYERS).to_dicts(),
+            "expert_layers": self.expert_layers.head(MAX_EXPERT_LAYERS_IN_JSON).to_dicts(),
             "expert_cost": None if self.expert_cost is None else self.expert_cost.to_dict(),
         }
 
 
 def run_rates(
-    tables: Sequence[pl.DataFrame],
+    products: Sequence[pl.DataFrame],
     rates: Sequence[Rates],
     experts: Sequence[pl.DataFrame],
     operations: pl.DataFrame,
     members: pl.DataFrame,
     *,
-    node: int | None = None,
+    ranks_per_node: int | None = None,
 ) -> RunRates:
-    """Return the rates of all ranks together; *operations* and *members* are the run's matched communication.
+    """Return the rates of all ranks together.
 
-    *node* is how many consecutive ranks share a machine.
+    Args:
+        products: Each rank's matrix products (``metrics.rates.PRODUCTS``).
+        rates: Each rank's sums over its products.
+        experts: Each rank's work of experts (``metrics.experts.WORK``).
+        operations: Communication of all ranks.
+        members: Its operations matched across ranks.
+        ranks_per_node: Number of consecutive ranks on one machine; None if not known.
+
     """
-    keys = ["label", "module", "op", "shapes", "dtype"]
-    products = rated(_summed(pl.concat([PRODUCTS.to_frame(), *tables]), keys))
-    peaks = [rate.at_peak_ns for rate in rates]
+    at_peak_ns = [rank_rates.at_peak_ns for rank_rates in rates]
     total = Rates(
-        flop=sum(rate.flop for rate in rates),
-        model_flop=sum(rate.model_flop for rate in rates),
-        product_ns=sum(rate.product_ns for rate in rates),
-        uncounted_ns=sum(rate.uncounted_ns for rate in rates),
-        at_peak_ns=None if any(peak is None for peak in peaks) or not peaks else sum(peak or 0.0 for peak in peaks),
-        span_ns=sum(rate.span_ns for rate in rates),
+        flop=sum(rank_rates.flop for rank_rates in rates),
+        model_flop=sum(rank_rates.model_flop for rank_rates in rates),
+        product_ns=sum(rank_rates.product_ns for rank_rates in rates),
+        uncounted_ns=sum(rank_rates.uncounted_ns for rank_rates in rates),
+        at_peak_ns=sum(ns or 0.0 for ns in at_peak_ns) if at_peak_ns and None not in at_peak_ns else None,
+        span_ns=sum(rank_rates.span_ns for rank_rates in rates),
     )
     layers, cost = expert_cost(pl.concat([EXPERT_WORK.to_frame(), *experts]), operations, members)
-    speeds = bandwidth(members, node=node)
-    return RunRates(total, products, speeds, measure_expert_balance(operations, members), layers, cost)
+    return RunRates(
+        total=total,
+        products=rated(_sum_products(pl.concat([PRODUCTS.to_frame(), *products]), _PRODUCT_KEYS)),
+        communication=bandwidth(members, node=ranks_per_node),
+        experts=measure_expert_balance(operations, members),
+        expert_layers=layers,
+        expert_cost=cost,
+    )
 
 
 def below_peak_ns(products: pl.DataFrame) -> int | None:
-    """Return by how much products would be shorter at the GPU's peak, over all ranks; None without a peak."""
+    """Return the time that products would save at the GPU's peak rate, over all ranks; None without a known peak."""
     if products.is_empty() or products["at_peak_ns"].null_count():
         return None
     return int((products["ns"] - products["at_peak_ns"]).sum())
 
 
-def _summed(products: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Return the sums of rows alike in *keys*; a sum with an unknown part is unknown."""
+def _sum_products(products: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Return the sums of products with equal *keys*, most time first; a sum with an unknown part is null."""
 
-    def whole(name: str) -> pl.Expr:
+    def sum_or_null(name: str) -> pl.Expr:
         return pl.when(pl.col(name).is_not_null().all()).then(pl.col(name).sum()).alias(name)
 
     grouped = products.group_by(keys, maintain_order=True).agg(
-        pl.col("calls", "ns").sum(), whole("flop"), whole("at_peak_ns")
+        pl.col("calls", "ns").sum(), sum_or_null("flop"), sum_or_null("at_peak_ns")
     )
     return grouped.sort(["ns", *keys], descending=[True, *(False for _ in keys)], nulls_last=True)
 
 
 def rated(products: pl.DataFrame) -> pl.DataFrame:
-    """Return *products* with TFLOP/s over their own time and the share of the GPU's peak."""
+    """Return *products* with TFLOP/s over their own time, and their share of the GPU's peak rate."""
+    has_time = pl.col("ns") > 0
     return products.with_columns(
-        tflop_s=pl.when(pl.col("ns") > 0).then(pl.col("flop") / pl.col("ns") / 1e3),
-        share_of_peak=pl.when(pl.col("ns") > 0).then(pl.col("at_peak_ns") / pl.col("ns")),
+        tflop_s=pl.when(has_time).then(pl.col("flop") / pl.col("ns") / 1e3),
+        share_of_peak=pl.when(has_time).then(pl.col("at_peak_ns") / pl.col("ns")),
     )

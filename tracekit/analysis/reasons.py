@@ -1,12 +1,10 @@
-"""Why the longest kernels have their labels, and where they ran: what a page shows without the trace."""
+"""Reasons of labels: for the kernels with the most time, the rule that decided and one event with its evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.arrays import group_rows
@@ -15,18 +13,18 @@ from tracekit._util.categories import CategoryColumns
 if TYPE_CHECKING:
     from tracekit.classify import RuleBook
 
-MOST_REASONS = 32
-"""Kernels that are explained by rank, and of the run: the longest."""
-MOST_TEXT = 400
-"""Letters kept of what stands around a launch: the innermost."""
-_KEYS = ("name", "label", "module")
-_OUTER = ("chain", "annotations")
-_EVENT = ("step", "start_ns", "end_ns", "stream", "op", *_OUTER, "node", "fwd_op", "collective", "group_desc",
-          "group_ranks", "peer", "bytes", "shapes", "dtypes")  # fmt: skip
+MAX_KERNELS_EXPLAINED = 32
+"""Kernels that are explained, per rank and of the run: those with the most time."""
+MAX_CONTEXT_LETTERS = 400
+"""Letters of the operators and ranges around a launch; the innermost are kept."""
+_KERNEL = ("name", "label", "module")
+_CONTEXT = ("chain", "annotations")
+_EVIDENCE = ("step", "start_ns", "end_ns", "stream", "op", *_CONTEXT, "node", "fwd_op", "collective", "group_desc",
+             "group_ranks", "peer", "bytes", "shapes", "dtypes")  # fmt: skip
 REASONS = pl.Schema(
     {
         "rank": pl.Int32(),
-        **dict.fromkeys(_KEYS, pl.String()),
+        **dict.fromkeys(_KERNEL, pl.String()),
         "count": pl.Int64(),
         "ns": pl.Int64(),
         "rule": pl.String(),
@@ -39,77 +37,85 @@ REASONS = pl.Schema(
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
         "stream": pl.Int64(),
-        **dict.fromkeys(("op", *_OUTER, "node", "fwd_op", "collective", "group_desc", "group_ranks"), pl.String()),
+        **dict.fromkeys(("op", *_CONTEXT, "node", "fwd_op", "collective", "group_desc", "group_ranks"), pl.String()),
         "peer": pl.Int32(),
         "bytes": pl.Int64(),
         "shapes": pl.String(),
         "dtypes": pl.String(),
     }
 )
-"""A row a kernel (name, label, module) of a rank: how often and how long it ran, the rule that decided most of its
-time, and its longest event with the evidence around it."""
+"""One row per kernel (name, label, module) of a rank: its number of events and their time, the rule that decided most
+of that time, and the longest event of that rule with the evidence around it."""
 
 
 def kernel_reasons(
     labelled: pl.DataFrame, *, rank: int, rules: RuleBook | None = None, texts: CategoryColumns | None = None
 ) -> pl.DataFrame:
-    """Return why one rank's longest kernels have their labels; *rules* are those that came before the built-in ones.
+    """Return the ``REASONS`` of one rank; *rules* are those that came before the built-in ones.
 
     >>> from tracekit import load
     >>> from tracekit.classify import classify
-    >>> found = kernel_reasons(classify(load("sample_traces/reload", ranks=[0]).rank(0).events), rank=0)
-    >>> found.select("label", "count", "rule", "tier").row(0)
+    >>> reasons = kernel_reasons(classify(load("sample_traces/reload", ranks=[0]).rank(0).events), rank=0)
+    >>> reasons.select("label", "count", "rule", "tier").row(0)
     ('broadcast', 8, 'group-reload', 'group')
     """
     if labelled.is_empty():
         return REASONS.to_frame()
-    found = _longest(labelled, texts or CategoryColumns(labelled))
-    row = found.pop("row")
-    events = labelled.select(*_KEYS, "rule", *_EVENT)[row]
-    inner = [pl.col(name).cast(pl.String).str.tail(MOST_TEXT) for name in _OUTER]
-    made = events.with_columns(*(pl.Series(name, column) for name, column in found.items()), *inner)
-    said = _rule_words(events["rule"].cast(pl.String).to_list(), rules)
-    made = pl.concat([made.with_columns(rank=pl.lit(rank, pl.Int32)), said], how="horizontal")
-    return made.select(pl.col(name).cast(dtype) for name, dtype in REASONS.items())
+    kernels = _longest_kernels(labelled, texts or CategoryColumns(labelled))
+    events = labelled.select(*_KERNEL, "rule", *_EVIDENCE)[kernels["row"].to_numpy()]
+    context = [pl.col(name).cast(pl.String).str.tail(MAX_CONTEXT_LETTERS) for name in _CONTEXT]
+    rule_texts = _rule_texts(events["rule"].cast(pl.String).to_list(), rules)
+    reasons = pl.concat([events.with_columns(context), kernels.drop("row"), rule_texts], how="horizontal")
+    return reasons.with_columns(rank=pl.lit(rank)).select(pl.col(name).cast(dtype) for name, dtype in REASONS.items())
 
 
-def _longest(labelled: pl.DataFrame, texts: CategoryColumns) -> dict[str, npt.NDArray[Any]]:
-    """Return of the longest kernels: count, ns, and of the rule that decided most: rule_ns, confidence, longest row."""
-    keys = [texts[name].codes for name in (*_KEYS, "rule")]
-    took = labelled["end_ns"].to_numpy() - labelled["start_ns"].to_numpy()
-    kind, first = group_rows(*keys)
-    count, ns = np.bincount(kind), np.bincount(kind, took).astype(np.int64)
-    sure, most = np.full(len(first), np.inf, np.float32), np.full(len(first), -1, np.int64)
-    np.minimum.at(sure, kind, labelled["confidence"].to_numpy())
-    np.maximum.at(most, kind, took)
-    longest = np.flatnonzero(took == most[kind])[::-1]
-    row = np.empty(len(first), np.int64)
-    row[kind[longest]] = longest  # backwards: the first one stays
-    order = np.lexsort((row, -ns))
-    kernel, main = group_rows(*(key[first[order]] for key in keys[:-1]))
-    main = order[main]
-    total = np.bincount(kernel, ns[order]).astype(np.int64)
-    top = np.lexsort((row[main], -total))[:MOST_REASONS]
-    of = main[top]
-    sums = np.bincount(kernel, count[order]).astype(np.int64)
-    return {"count": sums[top], "ns": total[top], "rule_ns": ns[of], "confidence": sure[of], "row": row[of]}
+def _longest_kernels(labelled: pl.DataFrame, texts: CategoryColumns) -> pl.DataFrame:
+    """Return the kernels with the most time: ``count, ns, rule_ns, confidence, row``.
+
+    ``rule_ns`` and ``confidence`` (the lowest) are of the rule that decided most of a kernel's time; ``row`` is the
+    longest event of that rule.
+    """
+    # Kernels as numbers: two rows are one kernel if the codes of their three texts are equal.
+    kernel, _ = group_rows(*(texts[name].codes for name in _KERNEL))
+    events = pl.DataFrame(
+        {
+            "kernel": kernel,
+            "rule": texts["rule"].codes,
+            "ns": labelled["end_ns"] - labelled["start_ns"],
+            "confidence": labelled["confidence"],
+        }
+    ).with_row_index("row")
+    by_rule = events.group_by("kernel", "rule").agg(
+        count=pl.len().cast(pl.Int64),
+        rule_ns=pl.col("ns").sum(),
+        confidence=pl.col("confidence").min(),
+        row=pl.col("row").get(pl.col("ns").arg_max()),
+    )
+    # Of equal times the kernel or rule whose longest event comes first in the trace wins.
+    by_rule = by_rule.sort("rule_ns", "row", descending=[True, False])
+    by_kernel = by_rule.group_by("kernel", maintain_order=True).agg(
+        pl.col("count").sum(), pl.col("rule_ns").sum().alias("ns"), pl.col("rule_ns", "confidence", "row").first()
+    )
+    by_kernel = by_kernel.sort("ns", "row", descending=[True, False]).head(MAX_KERNELS_EXPLAINED)
+    return by_kernel.select("count", "ns", "rule_ns", "confidence", "row")
 
 
-def run_reasons(parts: Sequence[pl.DataFrame], kernels: pl.DataFrame) -> pl.DataFrame:
-    """Return the ranks' rows of the run's longest kernels alone, the longest first."""
-    wanted = kernels.top_k(MOST_REASONS, by="ns").select(_KEYS)
-    rows = pl.concat(parts) if parts else REASONS.to_frame()
-    return rows.join(wanted, on=_KEYS, how="semi", nulls_equal=True).sort("ns", "rank", descending=[True, False])
+def run_reasons(reasons_by_rank: Sequence[pl.DataFrame], kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return the ranks' ``REASONS`` of the kernels with the most time in the run, most time first."""
+    longest = kernels.top_k(MAX_KERNELS_EXPLAINED, by="ns").select(_KERNEL)
+    reasons = pl.concat(reasons_by_rank) if reasons_by_rank else REASONS.to_frame()
+    return reasons.join(longest, on=_KERNEL, how="semi", nulls_equal=True).sort("ns", "rank", descending=[True, False])
 
 
-def _rule_words(names: Sequence[str], rules: RuleBook | None) -> pl.DataFrame:
-    """Return of each rule named the evidence it rests on, the file that holds it, and what it asks, in words."""
+def _rule_texts(names: Sequence[str], rules: RuleBook | None) -> pl.DataFrame:
+    """Return for each rule its tier of evidence, the file it is in, and its conditions in words; null if unknown."""
     from tracekit.classify import builtin_rules
     from tracekit.classify.explain import describe_conditions
 
     book = rules.before(builtin_rules()) if rules is not None else builtin_rules()
-    known = {rule.name: rule for rule in book.rules}
-    rows = [
-        (one.tier, one.pack, describe_conditions(one)) if (one := known.get(name)) else (None,) * 3 for name in names
-    ]
+    rule_of_name = {rule.name: rule for rule in book.rules}
+    rows = []
+    for name in names:
+        rule = rule_of_name.get(name)
+        rows.append((None, None, None) if rule is None else (rule.tier, rule.pack, describe_conditions(rule)))
     return pl.DataFrame(rows, schema=dict.fromkeys(("tier", "pack", "asks"), pl.String), orient="row")

@@ -1,27 +1,38 @@
-"""The frozen result of an analysis: what every report, gate and plot is made from."""
+"""The result of an analysis, which every report, gate and picture is made from.
+
+``BaseAnalysis`` is what an ``Analysis`` and one read back from JSON (``analysis.persistence``) have in common.
+"""
 
 from __future__ import annotations
 
 import json
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import polars as pl
 
-from tracekit._util.text import json_text
+from tracekit._util.text import counted, json_text, ms, percent
 from tracekit._version import __version__
 from tracekit.align.clocks import Clocks
-from tracekit.analysis.figures import Figures
-from tracekit.analysis.measured import RankResult
-from tracekit.analysis.plots import Plots
-from tracekit.errors import Notice
+from tracekit.align.steps import step_times
+from tracekit.analysis.measured import Measured, RankResult
+from tracekit.errors import Notice, OptionError
+from tracekit.metrics.overlap import ratio
 from tracekit.metrics.overlap_cost import OverlapCost
 from tracekit.metrics.reload import Reload
+from tracekit.parsers.ranks import unknown_rank
 from tracekit.schema import Source
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from tracekit.analysis.by import By
     from tracekit.analysis.memory import RunMemory
     from tracekit.analysis.rates import RunRates
@@ -29,48 +40,186 @@ if TYPE_CHECKING:
     from tracekit.critical_path.path import CriticalPath
 
 FORMAT = "tracekit.analysis/1"
-LARGEST_KERNELS = 200
-"""Kernels that go into the JSON; the table holds all."""
+MAX_KERNELS_IN_JSON = 200
+"""Kernels in the JSON, those with the most time; the table holds all."""
+MAX_RANKS_IN_NOTEBOOK = 64
+"""Ranks in a notebook's table."""
+
+
+class UnknownTableError(OptionError, KeyError):
+    """There is no table of this name; the hint names those there are."""
+
+
+class Tables(Mapping[str, pl.DataFrame]):
+    """Tables by name, each computed when it is first used: most uses need few of them.
+
+    >>> tables = Tables({"steps": lambda: pl.DataFrame({"step": [1, 2]})})
+    >>> tables, len(tables), tables["steps"].height
+    (<Tables: steps>, 1, 2)
+    >>> tables["labels"]
+    Traceback (most recent call last):
+    tracekit.analysis.result.UnknownTableError: there is no table 'labels' (there are: steps)
+    """
+
+    def __init__(self, functions: Mapping[str, Callable[[], pl.DataFrame]]) -> None:
+        self._functions = dict(functions)
+        self._computed: dict[str, pl.DataFrame] = {}
+
+    @classmethod
+    def of(cls, computed: Mapping[str, pl.DataFrame]) -> Tables:
+        """Return tables that are computed already."""
+        tables = cls(dict.fromkeys(computed, pl.DataFrame))
+        tables._computed.update(computed)
+        return tables
+
+    def __getitem__(self, name: str) -> pl.DataFrame:
+        if name not in self._computed:
+            if name not in self._functions:
+                raise UnknownTableError(f"there is no table {name!r}", hint=f"there are: {', '.join(self)}")
+            self._computed[name] = self._functions[name]()
+        return self._computed[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._functions
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def __repr__(self) -> str:
+        return f"<Tables: {', '.join(self)}>"
+
+    def __reduce__(self) -> tuple[Callable[..., Tables], tuple[dict[str, pl.DataFrame]]]:
+        return Tables.of, (dict(self),)  # the functions cannot be pickled
+
+
+class BaseAnalysis(ABC):
+    """The figures of every rank. ``tables`` holds them as polars tables; ``to_dict`` is the JSON."""
+
+    rank_results: tuple[RankResult, ...]
+    tables: Mapping[str, pl.DataFrame]
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""
+
+    @property
+    def ranks(self) -> tuple[RankResult, ...]:
+        """Deprecated name of ``rank_results``: elsewhere, such as in ``Trace.ranks``, ranks are numbers."""
+        warnings.warn(f"{type(self).__name__}.ranks is deprecated: use rank_results", DeprecationWarning, stacklevel=2)
+        return self.rank_results
+
+    @cached_property
+    def total(self) -> Measured:
+        """The figures of all ranks together: times are sums over ranks, shares are ratios of these sums."""
+        return Measured.total(result.whole for result in self.rank_results)
+
+    @cached_property
+    def step_times(self) -> dict[int | None, tuple[int, int]]:
+        """By step: its time in ns on its slowest rank, and the number of that rank."""
+        return step_times(
+            {
+                result.rank: {scope.step: scope.budget.span_ns for scope in result.per_step}
+                for result in self.rank_results
+            }
+        )
+
+    def rank(self, rank: int) -> RankResult:
+        """Return one rank's result."""
+        for result in self.rank_results:
+            if result.rank == rank:
+                return result
+        raise unknown_rank([rank], (result.rank for result in self.rank_results))
+
+    def to_json(self, *, indent: int | None = 1) -> str:
+        """Return ``to_dict`` as text."""
+        return json_text(json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False))
+
+    @overload
+    def to_pandas(self) -> dict[str, pd.DataFrame]: ...
+
+    @overload
+    def to_pandas(self, name: str) -> pd.DataFrame: ...
+
+    def to_pandas(self, name: str | None = None) -> dict[str, pd.DataFrame] | pd.DataFrame:
+        """Return the table *name* as a pandas data frame; without a name all tables, by name."""
+        if name is not None:
+            return self.tables[name].to_pandas()
+        return {table_name: table.to_pandas() for table_name, table in self.tables.items()}
+
+    def _repr_html_(self) -> str:
+        shown = [(str(result.rank), result.whole, 1) for result in self.rank_results[:MAX_RANKS_IN_NOTEBOOK]]
+        rows = [*shown, ("mean", self.total, len(self.rank_results) or 1)]
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _notebook_row(*row))}</tr>" for row in rows)
+        hidden = len(self.rank_results) - len(shown)
+        more = f"<p>… and {hidden} more ranks</p>" if hidden else ""
+        heads = ("rank", "span ms", "compute", "exposed", "idle", *(["bubble"] if self.total.pipeline else []))
+        head = "".join(f"<th>{name}</th>" for name in heads)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+    def __repr__(self) -> str:
+        count = len(self.rank_results)
+        steps = {step for result in self.rank_results for step in result.steps}
+        parts = [counted(count, "rank"), *([counted(len(steps), "step")] if steps else [])]
+        span = ms(self.total.budget.span_ns / max(1, count), digits=3)
+        return f"<{type(self).__name__}: {', '.join(parts)}, mean span of a rank {span}>"
+
+
+def _notebook_row(name: str, figures: Measured, ranks: int) -> list[str]:
+    """Return a row of the notebook's table; shares are of the span, the span is a mean over *ranks*."""
+    budget, span_ns = figures.budget, figures.budget.span_ns
+    shares = [
+        ratio(budget.compute_ns, span_ns),
+        ratio(sum(budget.exposed_ns.values()), span_ns),
+        ratio(budget.idle_ns, span_ns) if figures.idle_known else None,
+    ]
+    bubble = [figures.bubble_words] if figures.pipeline else []
+    return [name, f"{span_ns / ranks / 1e6:,.3f}", *map(percent, shares), *bubble]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Analysis(Figures):
-    """Where the step went, on every rank. ``tables`` holds it all as polars tables; ``to_dict`` is the JSON.
+class Analysis(BaseAnalysis):
+    """The analysis of a run: where the step's time went on every rank. ``to_dict`` is its JSON.
 
     >>> from tracekit.run.analyze import analyze
     >>> analysis = analyze("sample_traces/reload", schedule="none")
-    >>> analysis.ranks[0].whole.budget.span_ns
+    >>> analysis
+    <Analysis: 4 ranks, 1 step, mean span of a rank 104.676 ms>
+    >>> analysis.rank_results[0].whole.budget.span_ns
     104587652
     >>> analysis.to_dict()["source"]["ranks"]
     [0, 1, 2, 3]
     """
 
     sources: tuple[Source, ...]
-    ranks: tuple[RankResult, ...]
+    rank_results: tuple[RankResult, ...]
+    """One result per rank, in the order of their numbers."""
     tables: Mapping[str, pl.DataFrame]
     clocks: Clocks
     reload: Reload | None = None
     rates: RunRates | None = None
-    """How fast products and communication ran, where shapes and sizes were recorded."""
+    """Speed of matrix products and communication, if shapes and sizes were recorded."""
     memory: RunMemory | None = None
-    """What the ranks' allocators held; None where that was not recorded."""
+    """Memory that the ranks' allocators held; None if it was not recorded."""
     schedule: ScheduleComparison | None = None
-    """How the run compares with its ideal (``tracekit.compare``); None with the reason among the notices."""
+    """Comparison of the run with its ideal (``tracekit.compare``); if None, the notices tell why."""
     hiding: OverlapCost | None = None
-    """What hiding communication saved and cost; None where no compute ran beside any."""
+    """Time that hiding communication saved and cost; None if no compute ran beside communication."""
     critical: CriticalPath | None = None
-    """The critical path across ranks, where it was asked for."""
+    """The critical path across ranks, if it was asked for."""
     by: By | None = None
-    """The step by layer, module, annotation or shape, where that was asked for."""
+    """The step by layer, module, annotation or shape, if it was asked for."""
     notices: tuple[Notice, ...] = ()
     paths: tuple[str, ...] = field(default=())
     shapes: tuple[str, ...] = ()
-    """Input shapes of the model's products, where they were recorded."""
+    """Input shapes of the model's matrix products, if they were recorded."""
 
     @property
     def world_size(self) -> int | None:
         """Number of ranks in the run, as far as the files show."""
-        return max((s.world_size for s in self.sources if s.world_size is not None), default=None)
+        return max((source.world_size for source in self.sources if source.world_size is not None), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""
@@ -93,15 +242,15 @@ class Analysis(Figures):
             "source": {
                 "paths": list(self.paths) or [source.path for source in self.sources],
                 "reader": "+".join(readers),
-                "ranks": [result.rank for result in self.ranks],
+                "ranks": [result.rank for result in self.rank_results],
                 "world_size": self.world_size,
                 "devices": sorted({name for source in self.sources for name in source.devices}),
                 "shapes": list(self.shapes),
             },
-            "ranks": rows(result.to_dict() for result in self.ranks),
+            "ranks": rows(result.to_dict() for result in self.rank_results),
             "total": self.total.to_dict(),
             "schedule": self.schedule.to_dict(rows) if self.schedule is not None else None,
-            **self._lanes(rows),
+            **self._lanes_without_schedule(rows),
             **(self.critical.to_dict() if self.critical is not None else {}),
             **({"by": self.by.to_dict()} if self.by is not None else {}),
             "hiding": self.hiding.to_dict() if self.hiding is not None else None,
@@ -111,42 +260,99 @@ class Analysis(Figures):
                 "worst_ns": self.clocks.worst_ns,
                 "ranks": self.clocks.table.to_dicts(),
             },
-            "kernels": self._kernels(),
+            "kernels": self._largest_kernels(),
             "copies": self.tables["copies"].drop("step").to_dicts(),
             "reload": self.reload.to_dict() if self.reload is not None else None,
             "rates": self.rates.to_dict() if self.rates is not None else None,
             "memory": self.memory.to_dict() if self.memory is not None else None,
-            "warnings": [{"code": note.code, "message": note.message} for note in self.notices],
+            "warnings": [{"code": notice.code, "message": notice.message} for notice in self.notices],
         }
 
-    def _lanes(self, rows: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
-        """Return what ran beside what, where no schedule holds it."""
+    def _lanes_without_schedule(self, rows: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
+        """Return the JSON of the lanes if there is no schedule, whose JSON would hold them."""
         if self.schedule is not None or "lanes" not in self.tables:
             return {}
         return {"lanes": rows(self.tables["lanes"].iter_rows(named=True))}
 
-    def _kernels(self) -> list[dict[str, Any]]:
-        """Return the largest kernels, per step, averaged over ranks."""
-        largest = self.tables["kernels"].head(LARGEST_KERNELS)
+    def _largest_kernels(self) -> list[dict[str, Any]]:
+        """Return the kernels with the most time, per step, averaged over ranks."""
+        largest = self.tables["kernels"].head(MAX_KERNELS_IN_JSON)
         return largest.with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64)).to_dicts()
 
     @property
     def plot(self) -> Plots:
-        """Its pictures: ``analysis.plot.schedule()`` and the others, each a matplotlib ``Figure``."""
+        """Its pictures: ``analysis.plot.schedule()`` and others, each a matplotlib ``Figure``."""
         return Plots(self)
 
     def save(self, path: str | PathLike[str], *, plot: str | None = None) -> None:
-        """Write it to *path* as its extension says: .html .json .md .parquet .csv, or a picture .png .svg .pdf.
+        """Write it to *path*; the extension selects the format: .html .json .md .parquet .csv .xlsx .png .svg .pdf.
 
-        *plot* names what a picture shows; by default the schedule where there is one, else the budget.
+        *plot* names the content of a picture; by default the schedule if there is one, else the budget.
 
         >>> import tempfile
         >>> from tracekit import analyze, read_analysis
         >>> file = tempfile.mkdtemp() + "/reload.json"
         >>> analyze("sample_traces/reload", schedule="none").save(file)
-        >>> read_analysis(file).ranks[0].whole.budget.span_ns
+        >>> read_analysis(file).rank_results[0].whole.budget.span_ns
         104587652
         """
         from tracekit.report.write import write
 
         write(self, path, plot=plot)
+
+
+class Plots:
+    """The pictures of an analysis (``Analysis.plot``), one method each; a picture is drawn on *ax* if it is given.
+
+    >>> from tracekit import analyze
+    >>> figure = analyze("sample_traces/reload", schedule="none").plot.budget()
+    >>> figure.axes[0].get_title(loc="left")
+    'Where the time of each rank went'
+    """
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+
+    def schedule(self, *, show: Literal["both", "measured", "ideal"] = "both", ax: Axes | None = None) -> Figure:
+        """Draw the pipeline as it ran above its ideal, or one of them."""
+        return self._draw("schedule", show=show, ax=ax)
+
+    def budget(self, *, ax: Axes | None = None) -> Figure:
+        """Draw where the time of each rank went: compute, exposed communication and copies, idle."""
+        return self._draw("budget", ax=ax)
+
+    def overlap(self, *, ax: Axes | None = None) -> Figure:
+        """Draw which compute hides how much of each communication and copy label."""
+        return self._draw("overlap", ax=ax)
+
+    def gap(self, *, ax: Axes | None = None) -> Figure:
+        """Draw the way from the ideal makespan to the measured one, cause by cause."""
+        return self._draw("gap", ax=ax)
+
+    def lanes(self, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None) -> Figure:
+        """Draw one rank's compute, communication and copies in one step; by default the first rank's."""
+        return self._draw("lanes", rank=rank, step=step, ax=ax)
+
+    def timeline(
+        self,
+        *,
+        ranks: Iterable[int] | None = None,
+        start_ms: float | None = None,
+        end_ms: float | None = None,
+        ax: Axes | None = None,
+    ) -> Figure:
+        """Draw several ranks' lanes between two times after the step's first event; by default from its middle."""
+        return self._draw("timeline", ranks=ranks, start_ms=start_ms, end_ms=end_ms, ax=ax)
+
+    def curve(self, *, ax: Axes | None = None) -> Figure:
+        """Draw the predicted time per micro-batch over their number; needs ``analyze(..., what_if=True)``."""
+        return self._draw("curve", ax=ax)
+
+    def __repr__(self) -> str:
+        names = [name for name in vars(type(self)) if not name.startswith("_")]
+        return f"<Plots: {', '.join(names)}>"
+
+    def _draw(self, name: str, **options: Any) -> Figure:
+        from tracekit.report.plot import draw
+
+        return draw(self._analysis, name, **options)

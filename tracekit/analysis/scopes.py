@@ -1,4 +1,9 @@
-"""One rank's measures and its waits, put together for each part: its whole window, or each of its steps."""
+"""Figures of every rank by scope: its measures joined with its waits, for its whole window and for each of its steps.
+
+Quantities that need the operations of communication are computed for many ranks at once, because a run of a thousand
+ranks has few operations per rank. In such a batch a rank has an index, from 0. A scope of a rank in a batch has the
+number ``rank index * scopes per rank + part``, where ``part`` is 0 for the window, or counts the rank's steps.
+"""
 
 from __future__ import annotations
 
@@ -27,277 +32,297 @@ from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABE
 from tracekit.metrics.waits import has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.schema import COMMUNICATION_LABELS, EXPOSURE_CAUSES, LABELS
 
+RANKS_PER_BATCH = 32
+"""More take more memory, fewer take more calls."""
 _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
-_ORDER = (*LABEL_SETS, *LABELS)
-
-Rows = Mapping[int, list[tuple[Any, ...]]]
-"""A table's rows by part."""
-
-TOGETHER = 32
-"""Ranks that are looked at in one go: more take memory, fewer take calls."""
+_LABEL_ORDER = (*LABEL_SETS, *LABELS)
 
 
-def rank_results(parts: Sequence[RankTables], waited: pl.DataFrame, *, pipeline: bool) -> tuple[RankResult, ...]:
-    """Return every rank's result; *waited* are all ranks' operations with their waits, both in order of rank.
+def rank_results(ranks: Sequence[RankTables], operations: pl.DataFrame, *, pipeline: bool) -> tuple[RankResult, ...]:
+    """Return the result of every rank.
 
-    *pipeline*: whether the run has one. What is asked of the operations is computed for many ranks at once: a thousand
-    ranks have few operations each.
+    Args:
+        ranks: Tables of each rank, in the order of their numbers.
+        operations: Operations of all ranks with their waits, in the order of ranks.
+        pipeline: Whether the run has a pipeline.
+
     """
-    ranks = waited["rank"].to_numpy()
+    rank_column = operations["rank"].to_numpy()
     results: list[RankResult] = []
-    for first in range(0, len(parts), TOGETHER):
-        some = parts[first : first + TOGETHER]
-        a, b = np.searchsorted(ranks, [some[0].source.rank, some[-1].source.rank + 1]).tolist()
-        waits = _Waits.of(waited.slice(a, b - a), some)
-        window, steps = _Scopes.of(some, waits, window=True), _Scopes.of(some, waits, window=False)
-        results += [_rank_result(part, at, waits, window, steps, pipeline=pipeline) for at, part in enumerate(some)]
+    for first in range(0, len(ranks), RANKS_PER_BATCH):
+        batch = ranks[first : first + RANKS_PER_BATCH]
+        bounds = [batch[0].source.rank, batch[-1].source.rank + 1]
+        start, end = np.searchsorted(rank_column, bounds).tolist()
+        waits = _Waits.of(operations.slice(start, end - start), batch)
+        window, by_step = _Scopes.of(batch, waits, window=True), _Scopes.of(batch, waits, window=False)
+        results += [
+            _rank_result(rank, index, waits, window, by_step, pipeline=pipeline) for index, rank in enumerate(batch)
+        ]
     return tuple(results)
 
 
 def _rank_result(
-    part: RankTables, at: int, waits: _Waits, window: _Scopes, by_step: _Scopes, *, pipeline: bool
+    rank: RankTables, index: int, waits: _Waits, window: _Scopes, by_step: _Scopes, *, pipeline: bool
 ) -> RankResult:
-    """Return the result of the rank at place *at*."""
-    steps = part.steps["step"].to_list() or [None]
-    unseen = has_unseen_messages(part.messages_issued, int(waits.message[waits.place == at].sum()))
-    known = {"idle_known": part.idle_known, "pipeline": pipeline, "unseen": unseen}
-    causes = part.window.causes
-    idle = causes.row(0, named=True) if len(causes) else {}
+    """Return the result of the rank with this index in its batch."""
+    steps = rank.steps["step"].to_list() or [None]
+    partial_steps = rank.steps["partial"].to_list() or [False]
+    messages_seen = int(waits.is_message[waits.rank_index == index].sum())
+    facts = _KnownFacts(
+        idle=rank.idle_known,
+        pipeline=pipeline,
+        messages=not has_unseen_messages(rank.messages_issued, messages_seen),
+    )
+    step_figures = _figures(rank.by_step, by_step, index, steps, facts)
+    causes = rank.window.causes
+    idle_causes = causes.row(0, named=True) if len(causes) else {}
     return RankResult(
-        rank=part.source.rank,
+        rank=rank.source.rank,
         steps=tuple(step for step in steps if step is not None),
-        whole=_measured(part.window, window, at, [None], **known)[0],
+        whole=_figures(rank.window, window, index, [None], facts)[0],
         per_step=tuple(
-            replace(scope, partial=partial)
-            for scope, partial in zip(
-                _measured(part.by_step, by_step, at, steps, **known),
-                part.steps["partial"].to_list() or [False],
-                strict=True,
-            )
+            replace(figures, partial=partial) for figures, partial in zip(step_figures, partial_steps, strict=True)
         ),
-        phases=tuple(_phases(part, by_step.phases(at), steps, known=not (unseen or by_step.unknown_at(at)))),
-        instead=tuple(part.instead.to_dicts()),
-        inside_launch_ns=part.inside_launch_ns,
-        idle_causes={name.removesuffix("_ns"): idle.get(name, 0) for name in CAUSE_COLUMNS},
+        phases=_phases(
+            rank, by_step.phase_waits_ns[index], steps, waits_known=facts.messages and not by_step.any_unknown(index)
+        ),
+        instead=tuple(rank.instead.to_dicts()),
+        inside_launch_ns=rank.inside_launch_ns,
+        idle_causes={name.removesuffix("_ns"): idle_causes.get(name, 0) for name in CAUSE_COLUMNS},
     )
 
 
+class _KnownFacts(msgspec.Struct, frozen=True):
+    """Facts about a rank that decide which of its figures are known."""
+
+    idle: bool
+    """All its work on the GPU was recorded."""
+    pipeline: bool
+    """The run has a pipeline."""
+    messages: bool
+    """The kernels of the sends and receives that its host issued are known."""
+
+
 class _Waits(msgspec.Struct, frozen=True, eq=False):
-    """Some ranks' operations: when they began, how long they waited and whether that is known, and what they are."""
+    """The operations of a batch of ranks as arrays: times, waits and labels."""
 
     operations: pl.DataFrame
-    place: Ints
-    """Which of the ranks."""
+    rank_index: Ints
     part: Ints
-    start: Ints
-    wait: Ints
-    known: npt.NDArray[np.bool_]
+    start_ns: Ints
+    wait_ns: Ints
+    """0 if the wait is unknown."""
+    wait_known: npt.NDArray[np.bool_]
     label: Ints
+    """Index in ``LABELS``."""
     unknown: npt.NDArray[np.bool_]
-    """Which leave the bubble open."""
-    message: npt.NDArray[np.bool_]
+    """Operations that make the bubble a lower bound."""
+    is_message: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, waited: pl.DataFrame, parts: Sequence[RankTables]) -> _Waits:
-        """Return the operations of the ranks *parts*, which are in the order of their numbers."""
-        ranks = np.array([part.source.rank for part in parts])
-        codes = CategoryColumn.from_series(waited["label"])
+    def of(cls, operations: pl.DataFrame, batch: Sequence[RankTables]) -> _Waits:
+        rank_numbers = np.array([rank.source.rank for rank in batch])
+        labels = CategoryColumn.from_series(operations["label"])
+        # Codes of the column become indexes in LABELS; the last entry, -1, is for null.
+        label_index = np.array([*(LABELS.index(label) for label in labels.values), -1])
         return cls(
-            waited,
-            np.searchsorted(ranks, waited["rank"].to_numpy()),
-            waited["part"].to_numpy().astype(np.int64, copy=False),
-            waited["start_ns"].to_numpy(),
-            to_int64(waited["wait_ns"], 0),
-            waited["wait_ns"].is_not_null().to_numpy(),
-            codes.look_up(np.array([*(LABELS.index(label) for label in codes.values), -1])),
-            has_unknown_wait(waited),
-            may_be_message(waited),
+            operations=operations,
+            rank_index=np.searchsorted(rank_numbers, operations["rank"].to_numpy()),
+            part=operations["part"].to_numpy().astype(np.int64, copy=False),
+            start_ns=operations["start_ns"].to_numpy(),
+            wait_ns=to_int64(operations["wait_ns"], 0),
+            wait_known=operations["wait_ns"].is_not_null().to_numpy(),
+            label=labels.look_up(label_index),
+            unknown=has_unknown_wait(operations),
+            is_message=may_be_message(operations),
         )
 
-    def by_label(self, group: Ints, groups: int) -> list[dict[str, int | None]]:
-        """Return, for each group, the time some operation of each label waited; None where any wait is unknown."""
-        waits: list[dict[str, int | None]] = [{} for _ in range(groups)]
+    def by_label(self, scope: Ints, scopes: int) -> list[dict[str, int | None]]:
+        """Return for each scope the time in which operations of each label wait; None if any wait is unknown.
+
+        Args:
+            scope: Number of the scope of each operation.
+            scopes: Number of scopes.
+
+        """
+        waits: list[dict[str, int | None]] = [{} for _ in range(scopes)]
         for label in COMMUNICATION_LABELS:
             rows = self.label == LABELS.index(label)
             if not rows.any():
                 continue
-            known = rows & self.known
-            total = union(self.start[known], (self.start + self.wait)[known], group[known]).totals_ns(groups).tolist()
-            unknown = set(group[rows & ~self.known].tolist())
-            for at in np.unique(group[rows]).tolist():
-                waits[at][label] = None if at in unknown else total[at]
+            with_wait = rows & self.wait_known
+            ends_ns = self.start_ns + self.wait_ns
+            waited_ns = union(self.start_ns[with_wait], ends_ns[with_wait], scope[with_wait]).totals_ns(scopes).tolist()
+            unknown_scopes = set(scope[rows & ~self.wait_known].tolist())
+            for number in np.unique(scope[rows]).tolist():
+                waits[number][label] = None if number in unknown_scopes else waited_ns[number]
         return waits
 
 
 class _Scopes(msgspec.Struct, frozen=True, eq=False):
-    """What was asked of some ranks' operations in each of their parts: the whole window, or every step."""
+    """Quantities of every scope of a batch that need its operations; lists are by number of the scope."""
 
-    parts: int
-    """Parts of a rank, at most; those of the rank at place p begin at p times as many."""
-    waiting: Sequence[Mapping[str, int | None]]
-    hollow: Sequence[int]
-    """Exposed waiting of the pipeline's messages."""
+    per_rank: int
+    """Scopes per rank: 1 for windows, else the most steps of any rank."""
+    waits_ns: Sequence[Mapping[str, int | None]]
+    """Time that operations wait, by label."""
+    exposed_pp_wait_ns: Sequence[int]
+    """Waiting of the pipeline's messages that no compute hides."""
     unknown: frozenset[int]
-    """Parts with a message that leaves the bubble open."""
-    because: Mapping[int, list[tuple[str, str, int]]]
-    """Label, cause and time of what was exposed."""
-    in_phases: Sequence[Sequence[int]]
-    """Of each rank's phases: the exposed waiting inside them."""
+    """Scopes whose bubble is a lower bound."""
+    exposure: Mapping[int, list[tuple[str, str, int]]]
+    """Exposed time as (label, cause, ns)."""
+    phase_waits_ns: Sequence[Sequence[int]]
+    """By rank of the batch: the exposed waiting in each of its phases. Empty for windows."""
 
     @classmethod
-    def of(cls, ranks: Sequence[RankTables], waits: _Waits, *, window: bool) -> _Scopes:
-        measures = [rank.window if window else rank.by_step for rank in ranks]
-        most = 1 if window else max(len(one.budgets) for one in measures)
-        group = waits.place * most + (0 if window else waits.part)
-        rows = waits.label == LABELS.index("pp_comm")
-        covered = _side_by_side([one.covered for one in measures], most)
-        hollow = find_exposed_waits(waits.start[rows], waits.wait[rows], group[rows], covered)
-        phases = [] if window else _in_phases([one.phases for one in measures], hollow, most)
-        count = len(ranks) * most
+    def of(cls, batch: Sequence[RankTables], waits: _Waits, *, window: bool) -> _Scopes:
+        measures = [rank.window if window else rank.by_step for rank in batch]
+        per_rank = 1 if window else max(len(rank_measures.budgets) for rank_measures in measures)
+        scope = waits.rank_index * per_rank + (0 if window else waits.part)
+        covered = _number_scopes([rank_measures.covered for rank_measures in measures], per_rank)
+        is_pp = waits.label == LABELS.index("pp_comm")
+        exposed = find_exposed_waits(waits.start_ns[is_pp], waits.wait_ns[is_pp], scope[is_pp], covered)
+        count = len(batch) * per_rank
         return cls(
-            most,
-            waits.by_label(group, count),
-            hollow.totals_ns(count).tolist(),
-            frozenset(group[waits.unknown].tolist()),
-            _because_of(ranks, [one.exposed for one in measures], waits, most),
-            phases,
+            per_rank=per_rank,
+            waits_ns=waits.by_label(scope, count),
+            exposed_pp_wait_ns=exposed.totals_ns(count).tolist(),
+            unknown=frozenset(scope[waits.unknown].tolist()),
+            exposure=_exposure(batch, [rank_measures.exposed for rank_measures in measures], waits, per_rank),
+            phase_waits_ns=(
+                []
+                if window
+                else _phase_waits_ns([rank_measures.phases for rank_measures in measures], exposed, per_rank)
+            ),
         )
 
-    def phases(self, at: int) -> Sequence[int]:
-        """Return the exposed waiting in each phase of the rank at place *at*."""
-        return self.in_phases[at]
-
-    def unknown_at(self, at: int) -> bool:
-        """Return whether any part of the rank at place *at* has a message that leaves the bubble open."""
-        return any(at * self.parts + part in self.unknown for part in range(self.parts))
+    def any_unknown(self, index: int) -> bool:
+        """Return whether the bubble of any scope of a rank is a lower bound."""
+        return any(index * self.per_rank + part in self.unknown for part in range(self.per_rank))
 
 
-def _side_by_side(sets: Sequence[Intervals], parts: int) -> Intervals:
-    """Return several ranks' intervals as one set, each rank's groups behind those of the rank before."""
+def _number_scopes(intervals: Sequence[Intervals], per_rank: int) -> Intervals:
+    """Return the intervals of a batch of ranks as one set, whose groups are the numbers of scopes."""
     return Intervals(
-        np.concatenate([one.group + at * parts for at, one in enumerate(sets)]),
-        np.concatenate([one.start_ns for one in sets]),
-        np.concatenate([one.end_ns for one in sets]),
+        np.concatenate([of_rank.group + index * per_rank for index, of_rank in enumerate(intervals)]),
+        np.concatenate([of_rank.start_ns for of_rank in intervals]),
+        np.concatenate([of_rank.end_ns for of_rank in intervals]),
     )
 
 
-def _in_phases(tables: Sequence[pl.DataFrame], hollow: Intervals, parts: int) -> list[list[int]]:
-    """Return the exposed waiting inside each phase of each rank."""
-    columns = (np.concatenate([table[name].to_numpy() for table in tables]) for name in ("start_ns", "end_ns", "part"))
-    start, end, part = columns
-    sizes = [table.height for table in tables]
-    spent = hollow.covered_ns(start, end, part + np.repeat(np.arange(len(tables)), sizes) * parts).tolist()
-    edges = np.cumsum([0, *sizes]).tolist()
-    return [spent[a:b] for a, b in pairwise(edges)]
+def _phase_waits_ns(phases: Sequence[pl.DataFrame], exposed: Intervals, per_rank: int) -> list[list[int]]:
+    """Return for each rank of a batch the exposed waiting in each of its phases."""
+    start, end, part = (
+        np.concatenate([table[name].to_numpy() for table in phases]) for name in ("start_ns", "end_ns", "part")
+    )
+    counts = [table.height for table in phases]
+    rank_index = np.repeat(np.arange(len(phases)), counts)
+    waits_ns = exposed.covered_ns(start, end, rank_index * per_rank + part).tolist()
+    # The phases of all ranks were concatenated: cut the result at the ends of the ranks.
+    edges = np.cumsum([0, *counts]).tolist()
+    return [waits_ns[first:last] for first, last in pairwise(edges)]
 
 
-def _because_of(
-    ranks: Sequence[RankTables], exposed: Sequence[pl.DataFrame], waits: _Waits, parts: int
+def _exposure(
+    batch: Sequence[RankTables], exposed: Sequence[pl.DataFrame], waits: _Waits, per_rank: int
 ) -> Mapping[int, list[tuple[str, str, int]]]:
-    """Return why time was exposed: in each part of each rank, by label and cause."""
-    numbers = np.array([rank.source.rank for rank in ranks])
-    of_rank = pl.Series("rank", np.repeat(numbers, [table.height for table in exposed]), pl.Int32)
-    heard = peers_heard(pl.concat(exposed).with_columns(of_rank), waits.operations, by_rank=True)
-    found: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
-    group = np.searchsorted(numbers, heard.rank) * parts + heard.part
-    for at, label, cause, ns in zip(*(of.tolist() for of in (group, heard.label, heard.cause, heard.ns)), strict=True):
-        found[at].append((EXPOSABLE_LABELS[label], EXPOSURE_CAUSES[cause], ns))
-    return found
+    """Return the exposed time of each scope as (label, cause, ns), with waiting for peers among the causes."""
+    rank_numbers = np.array([rank.source.rank for rank in batch])
+    rank_column = pl.Series("rank", np.repeat(rank_numbers, [table.height for table in exposed]), pl.Int32)
+    heard = peers_heard(pl.concat(exposed).with_columns(rank_column), waits.operations, by_rank=True)
+    scope = np.searchsorted(rank_numbers, heard.rank) * per_rank + heard.part
+    columns = (column.tolist() for column in (scope, heard.label, heard.cause, heard.ns))
+    exposure: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
+    for number, label, cause, ns in zip(*columns, strict=True):
+        exposure[number].append((EXPOSABLE_LABELS[label], EXPOSURE_CAUSES[cause], ns))
+    return exposure
 
 
-def _measured(
-    measures: Measures,
-    scopes: _Scopes,
-    at: int,
-    steps: Sequence[int | None],
-    *,
-    idle_known: bool,
-    pipeline: bool = True,
-    unseen: bool = False,
+def _figures(
+    measures: Measures, scopes: _Scopes, index: int, steps: Sequence[int | None], facts: _KnownFacts
 ) -> list[Measured]:
-    """Return the figures of every part of the rank at place *at*; *steps* numbers them.
-
-    *unseen*: the host issued sends or receives, and nothing on the GPU is known to be one.
-    """
-    labels = _by_part(measures.labels, "label", "ns", "count", "hidden_ns")
-    matrix = _by_part(measures.hidden, "detail", "label", "by", "ns")
+    """Return the figures of every scope of a rank; *steps* are the numbers of its steps, or [None] for its window."""
+    labels_by_part = _rows_by_part(measures.labels, "label", "ns", "count", "hidden_ns")
+    hidden_by_part = _rows_by_part(measures.hidden, "detail", "label", "by", "ns")
     figures = []
     for part, step in enumerate(steps):
-        budget, rows, place = measures.budgets[part], labels.get(part, []), at * scopes.parts + part
-        wait, least = scopes.hollow[place], unseen or place in scopes.unknown or not pipeline
+        scope = index * scopes.per_rank + part
+        budget, labels = measures.budgets[part], labels_by_part.get(part, [])
+        wait_ns = scopes.exposed_pp_wait_ns[scope]
+        # Without a pipeline the wait is unknown too; then there is no bubble at all (Measured.bubble_fraction).
+        wait_known = facts.pipeline and facts.messages and scope not in scopes.unknown
+        if wait_known:
+            bubble = Bubble(budget.span_ns, budget.idle_ns, wait_ns)
+        else:
+            bubble = Bubble(budget.span_ns, budget.idle_ns, None, wait_ns)
+        label_ns = {label: ns for label, ns, _, _ in labels}
+        hidden_ns = {label: ns for label, _, _, ns in labels if label not in _NEVER_HIDDEN}
         figures.append(
             Measured(
                 budget=budget,
-                label_ns=_ordered({label: ns for label, ns, _, _ in rows}),
-                label_count={label: count for label, _, count, _ in rows if count is not None},
-                hidden_ns={
-                    "communication": 0,
-                    "copy": 0,
-                    **{label: ns for label, _, _, ns in rows if label not in _NEVER_HIDDEN},
-                },
-                hidden_by_ns=_matrix([row[0] for row in rows], matrix.get(part, [])),
-                wait_ns=scopes.waiting[place],
+                label_ns={label: label_ns[label] for label in _LABEL_ORDER if label in label_ns},
+                label_count={label: count for label, _, count, _ in labels if count is not None},
+                hidden_ns={"communication": 0, "copy": 0, **hidden_ns},
+                hidden_by_ns=_hidden_by_ns(label_ns, hidden_by_part.get(part, [])),
+                wait_ns=scopes.waits_ns[scope],
                 weak_ns=measures.weak[part],
-                because_ns=_because(budget.exposed_ns, scopes.because.get(place, [])),
-                bubble=Bubble(budget.span_ns, budget.idle_ns, None if least else wait, wait if least else 0),
-                idle_known=idle_known,
-                lower_bound=pipeline and (least or budget.unrecorded_ns > 0),
-                pipeline=pipeline,
+                because_ns=_because_ns(budget.exposed_ns, scopes.exposure.get(scope, [])),
+                bubble=bubble,
+                idle_known=facts.idle,
+                lower_bound=facts.pipeline and (not wait_known or budget.unrecorded_ns > 0),
+                pipeline=facts.pipeline,
                 step=step,
             )
         )
     return figures
 
 
-def _by_part(table: pl.DataFrame, *names: str) -> Rows:
-    """Return the columns *names* of each part's rows."""
+def _rows_by_part(table: pl.DataFrame, *names: str) -> Mapping[int, list[tuple[Any, ...]]]:
+    """Return the columns *names* of a table as rows, by their part."""
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    columns = (_shared(table[name].to_list()) for name in names)
+    columns = (_interned(table[name].to_list()) for name in names)
     for part, row in zip(table["part"].to_list(), zip(*columns, strict=True), strict=True):
         rows[part].append(row)
     return rows
 
 
-def _shared(values: list[Any]) -> list[Any]:
-    """Return the values, each text as one object however often it comes: results hold the same few words."""
+def _interned(values: list[Any]) -> list[Any]:
+    """Return the values with equal texts as one object: the results of all ranks hold the same few words."""
     return list(map(intern, values)) if values and all(type(value) is str for value in values) else values
 
 
-def _ordered(by_label: dict[str, int]) -> dict[str, int]:
-    return {label: by_label[label] for label in _ORDER if label in by_label}
-
-
-def _matrix(labels: Sequence[str], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
-    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE_LABELS if label in labels}
+def _hidden_by_ns(label_ns: Mapping[str, int], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
+    """Return the hidden time of each label by the label that hides it; rows are (detail, label, by, ns)."""
+    matrix: dict[str, dict[str, int]] = {label: {} for label in EXPOSABLE_LABELS if label in label_ns}
     for detail, label, by, ns in rows:
         if not detail:
             matrix[label][by] = ns
     return matrix
 
 
-def _because(exposed: Mapping[str, int], rows: list[tuple[Any, ...]]) -> dict[str, dict[str, int]]:
-    """Return each exposed label's time by cause, in the order of the budget."""
-    by_label: dict[str, dict[str, int]] = {label: {} for label, ns in exposed.items() if ns}
-    for label, cause, ns in rows:
+def _because_ns(exposed_ns: Mapping[str, int], exposure: list[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
+    """Return the time of each exposed label by cause, in the order of the budget."""
+    by_label: dict[str, dict[str, int]] = {label: {} for label, ns in exposed_ns.items() if ns}
+    for label, cause, ns in exposure:
         by_label[label][cause] = ns
     return by_label
 
 
 def _phases(
-    part: RankTables, spent: Sequence[int], steps: Sequence[int | None], *, known: bool
-) -> list[dict[str, Any]]:
-    """Return each step's phases with the bubble inside them: idle and exposed pipeline waiting (*spent*)."""
-    table = part.by_step.phases
-    names = ("part", "phase", "span_ns", "compute_ns", "idle_ns")
-    columns = (_shared(table[name].to_list()) for name in names)
-    return [
+    rank: RankTables, waits_ns: Sequence[int], steps: Sequence[int | None], *, waits_known: bool
+) -> tuple[dict[str, Any], ...]:
+    """Return the phases of each step with the bubble in them: idle time and exposed waiting of the pipeline."""
+    table = rank.by_step.phases
+    columns = (_interned(table[name].to_list()) for name in ("part", "phase", "span_ns", "compute_ns", "idle_ns"))
+    return tuple(
         {
-            "step": steps[at],
+            "step": steps[part],
             "phase": phase,
-            "span_ns": span,
-            "compute_ns": compute,
-            "idle_ns": idle if part.idle_known else None,
-            "wait_ns": wait if known else None,
+            "span_ns": span_ns,
+            "compute_ns": compute_ns,
+            "idle_ns": idle_ns if rank.idle_known else None,
+            "wait_ns": wait_ns if waits_known else None,
         }
-        for at, phase, span, compute, idle, wait in zip(*columns, spent, strict=True)
-    ]
+        for part, phase, span_ns, compute_ns, idle_ns, wait_ns in zip(*columns, waits_ns, strict=True)
+    )

@@ -1,8 +1,8 @@
-"""Many ranks at a glance: how each figure is spread over them, which ranks differ, and where they stand in the mesh."""
+"""Distribution of figures over many ranks: quantiles, outliers, and the ranks' places in the mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from tracekit.analysis.result import Analysis
 from tracekit.schema import COMMUNICATION_LABELS
 
 MANY_RANKS = 32
-"""Ranks above which their spread says more than their list."""
+"""Ranks above which reports show distributions instead of a list of ranks."""
 FIGURES = {
     "compute": "compute, share of span",
     "communication": "exposed communication, share of span",
@@ -22,56 +22,64 @@ FIGURES = {
     "idle": "idle, share of span",
     "span_ns": "span",
 }
-BINS = 20
-APART = 4.0
-"""Robust standard deviations from the median of its stage at which a rank differs …"""
-APART_AT_LEAST = 0.01
-"""… and by at least this much: of the span for shares, of the median for the span."""
-LEAST_RANGE = 0.02
-"""Shares that differ by less than this are drawn in nearly the same shade."""
-ROW = 32
-"""Ranks in a row where nothing is known about the mesh."""
+"""Figures by name, with their titles."""
+HISTOGRAM_BINS = 20
+MIN_OUTLIER_DEVIATIONS = 4.0
+"""Robust standard deviations from the median of comparable ranks, from which a rank is an outlier."""
+MIN_OUTLIER_DIFFERENCE = 0.01
+"""Smallest difference from the median of an outlier: in shares of the span; for the span itself, over its median."""
+MIN_RANKS_FOR_OUTLIERS = 4
+"""Comparable ranks that are needed to tell which value is usual."""
+STANDARD_DEVIATIONS_PER_MAD = 1.4826
+"""Standard deviation over median absolute deviation of normally distributed values."""
+MIN_SHADE_RANGE = 0.02
+"""Smallest range of shares that is stretched over all shades: smaller differences get similar shades."""
+RANKS_PER_ROW = 32
+"""Ranks in a row of the mesh if no pipeline is known."""
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure over ranks."""
+    """The distribution of one figure over ranks."""
 
     name: str
     title: str
     least: float
-    low: float  # 5 % of ranks are below
+    low: float
+    """5th percentile."""
     median: float
-    high: float  # 95 % are below
+    high: float
+    """95th percentile."""
     most: float
     least_rank: int
     most_rank: int
     counts: tuple[int, ...]
-    """Ranks in each of equally wide bins from the least to the most."""
+    """Histogram: number of ranks in equally wide bins from the smallest to the largest value."""
 
     def shade(self, value: float) -> float:
-        """Return where a value lies between the least (0) and the most (1), for colouring shares."""
-        return (value - self.least) / max(self.most - self.least, LEAST_RANGE)
+        """Return the position of a value between the smallest (0) and the largest (1), for colours."""
+        return (value - self.least) / max(self.most - self.least, MIN_SHADE_RANGE)
 
 
 class Different(msgspec.Struct, frozen=True):
-    """A rank whose figure lies far from that of the ranks it should be like."""
+    """An outlier: a rank whose figure is far from the median of comparable ranks."""
 
     rank: int
     figure: str
     value: float
     median: float
     like: str
-    """Whom it was compared with: ``stage 3`` or ``all ranks``."""
+    """Ranks it was compared with: ``stage 3`` or ``all ranks``."""
     deviations: float
+    """Difference from the median, in robust standard deviations."""
 
 
 class Mesh(msgspec.Struct, frozen=True):
-    """Where ranks stand: one row per stage and one column per pipeline, or rows of consecutive ranks."""
+    """Arrangement of ranks: one row per stage and one column per pipeline, or rows of consecutive ranks."""
 
     rows: tuple[str, ...]
     cells: tuple[tuple[int | None, ...], ...]
     column: str
-    """What a column is: ``replica``, or ``rank`` where no pipeline is known."""
+    """Meaning of a column: ``replica``, or ``rank`` if no pipeline is known."""
 
     @property
     def width(self) -> int:
@@ -80,22 +88,22 @@ class Mesh(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True, eq=False):
-    """How a run's figures are spread over its ranks."""
+    """Distribution of a run's figures over its ranks."""
 
     table: pl.DataFrame
-    """One row per rank: rank, stage, replica, and the figures."""
+    """One row per rank: ``rank``, ``stage``, ``replica`` and the figures."""
     figures: tuple[Figure, ...]
     different: tuple[Different, ...]
     mesh: Mesh
 
     @property
     def heat(self) -> Figure | None:
-        """The figure a heat map shows: the bubble, or idle time where there is no pipeline."""
+        """The figure of heat maps: the bubble, or idle time without a pipeline."""
         return next((figure for figure in self.figures if figure.name in ("bubble", "idle")), None)
 
 
 def spread(analysis: Analysis) -> Spread:
-    """Return how the figures of *analysis* are spread over its ranks.
+    """Return the distribution of the figures of *analysis* over its ranks.
 
     >>> from tracekit.run.analyze import analyze
     >>> result = spread(analyze("sample_traces/1f1b"))
@@ -105,85 +113,103 @@ def spread(analysis: Analysis) -> Spread:
     ['compute', 'communication', 'bubble', 'span_ns']
     """
     mesh = _mesh(analysis)
-    place = {rank: (row, col) for row, ranks in enumerate(mesh.cells) for col, rank in enumerate(ranks)}
-    sure = not all(result.whole.lower_bound for result in analysis.ranks)
-    rows = [(result.rank, *place[result.rank], *_figures(result, sure=sure)) for result in analysis.ranks]
+    position = {rank: (row, column) for row, ranks in enumerate(mesh.cells) for column, rank in enumerate(ranks)}
+    # A lower bound of the bubble is not comparable with exact bubbles; if all are bounds, they are compared.
+    exact_only = not all(result.whole.lower_bound for result in analysis.rank_results)
+    rows = [
+        (result.rank, *position[result.rank], *_figures(result, exact_only=exact_only))
+        for result in analysis.rank_results
+    ]
     columns = {"rank": pl.Int64, "stage": pl.Int64, "replica": pl.Int64, **dict.fromkeys(FIGURES, pl.Float64)}
     table = pl.DataFrame(rows, schema=columns, orient="row")
-    figures = tuple(made for name in FIGURES if (made := _figure(table, name)) is not None)
-    return Spread(table, figures, _different(table, staged=mesh.column == "replica"), mesh)
+    figures = tuple(figure for name in FIGURES if (figure := _figure(table, name)) is not None)
+    return Spread(table, figures, _outliers(table, by_stage=mesh.column == "replica"), mesh)
 
 
-def _figures(result: RankResult, *, sure: bool) -> tuple[float | None, ...]:
-    """Return a rank's figures; where others' bubbles are *sure*, a lower bound is not compared with them."""
-    span = result.whole.budget.span_ns
-    talk = sum(ns for label, ns in result.whole.budget.exposed_ns.items() if label in COMMUNICATION_LABELS)
+def _figures(result: RankResult, *, exact_only: bool) -> tuple[float | None, ...]:
+    """Return a rank's figures in the order of ``FIGURES``; with *exact_only* no bubble that is a lower bound."""
+    figures, budget, span = result.whole, result.whole.budget, result.whole.budget.span_ns
     if not span:
         return None, None, None, None, 0.0
-    bubble = None if sure and result.whole.lower_bound else result.whole.bubble_fraction
-    idle = None if result.whole.pipeline or not result.whole.idle_known else result.whole.budget.idle_ns / span
-    return result.whole.budget.compute_ns / span, talk / span, bubble, idle, float(span)
+    communication = sum(ns for label, ns in budget.exposed_ns.items() if label in COMMUNICATION_LABELS)
+    bubble = None if exact_only and figures.lower_bound else figures.bubble_fraction
+    idle = None if figures.pipeline or not figures.idle_known else budget.idle_ns / span
+    return budget.compute_ns / span, communication / span, bubble, idle, float(span)
 
 
 def _mesh(analysis: Analysis) -> Mesh:
-    ranks = [result.rank for result in analysis.ranks]
-    here = set(ranks)
-    pipelines = (
-        sorted({comparison.pipeline.ranks for comparison in analysis.schedule.all})
-        if analysis.schedule is not None
-        else []
-    )
-    placed = {rank for pipeline in pipelines for rank in pipeline}
-    if not pipelines or not here <= placed or len({len(pipeline) for pipeline in pipelines}) > 1:
-        lines = [tuple(ranks[at : at + ROW]) for at in range(0, len(ranks), ROW)]
-        return Mesh(tuple(f"ranks {line[0]}–{line[-1]}" for line in lines), tuple(lines), "rank")
+    """Arrange ranks by stage and pipeline if all are in pipelines of one length, else in rows of consecutive ranks."""
+    ranks = [result.rank for result in analysis.rank_results]
+    compared = analysis.schedule.all if analysis.schedule is not None else ()
+    pipelines = sorted({comparison.pipeline.ranks for comparison in compared})
+    in_pipelines = {rank for pipeline in pipelines for rank in pipeline}
+    if not pipelines or not in_pipelines.issuperset(ranks) or len({len(pipeline) for pipeline in pipelines}) > 1:
+        rows = [tuple(ranks[first : first + RANKS_PER_ROW]) for first in range(0, len(ranks), RANKS_PER_ROW)]
+        return Mesh(tuple(f"ranks {row[0]}–{row[-1]}" for row in rows), tuple(rows), "rank")
+    present = set(ranks)
     stages = range(len(pipelines[0]))
-    cells = tuple(tuple(p[at] if p[at] in here else None for p in pipelines) for at in stages)
-    return Mesh(tuple(f"stage {at}" for at in stages), cells, "replica")
+    cells = tuple(
+        tuple(pipeline[stage] if pipeline[stage] in present else None for pipeline in pipelines) for stage in stages
+    )
+    return Mesh(tuple(f"stage {stage}" for stage in stages), cells, "replica")
 
 
 def _figure(table: pl.DataFrame, name: str) -> Figure | None:
-    known = table.filter(pl.col(name).is_not_null()).select("rank", name)
-    if known.is_empty():
+    with_value = table.filter(pl.col(name).is_not_null()).select("rank", name)
+    if with_value.is_empty():
         return None
-    values = known[name].to_numpy()
-    least, low, median, high, most = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], method="nearest")
-    counts, _ = np.histogram(values, bins=BINS, range=(least, most) if most > least else (least - 0.5, least + 0.5))
-    at = known["rank"].to_list()
-    worst, best = at[int(values.argmin())], at[int(values.argmax())]
-    bins = tuple(int(count) for count in counts)
-    return Figure(name, FIGURES[name], float(least), float(low), float(median), float(high), float(most), worst, best,
-                  bins)  # fmt: skip
+    values = with_value[name].to_numpy()
+    least, low, median, high, most = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
+    value_range = (least, most) if most > least else (least - 0.5, least + 0.5)
+    counts, _ = np.histogram(values, bins=HISTOGRAM_BINS, range=value_range)
+    ranks = with_value["rank"].to_list()
+    return Figure(
+        name=name,
+        title=FIGURES[name],
+        least=least,
+        low=low,
+        median=median,
+        high=high,
+        most=most,
+        least_rank=ranks[int(values.argmin())],
+        most_rank=ranks[int(values.argmax())],
+        counts=tuple(counts.tolist()),
+    )
 
 
-def _different(table: pl.DataFrame, *, staged: bool) -> tuple[Different, ...]:
-    """Return ranks far from the ranks they should be like: those of their stage, which do the same work."""
-    different: dict[int, Different] = {}
-    parts = table.partition_by("stage", maintain_order=True) if staged else [table]
-    if any(len(part) < 4 for part in parts):  # too few to say what is usual
-        parts, staged = [table], False
-    for part in parts:
-        like = f"stage {part['stage'][0]}" if staged else "all ranks"
+def _outliers(table: pl.DataFrame, *, by_stage: bool) -> tuple[Different, ...]:
+    """Return the outliers among ranks of the same stage, which do the same work; each with its most unusual figure."""
+    groups = table.partition_by("stage", maintain_order=True) if by_stage else [table]
+    if any(len(group) < MIN_RANKS_FOR_OUTLIERS for group in groups):
+        groups, by_stage = [table], False
+    outliers: dict[int, Different] = {}
+    for group in groups:
+        like = f"stage {group['stage'][0]}" if by_stage else "all ranks"
         for name in FIGURES:
-            known = part.filter(pl.col(name).is_not_null())
-            for at, median, far in _far(known[name].to_numpy(), relative=name == "span_ns"):
-                rank = int(known["rank"][at])
-                candidate = Different(rank, name, float(known[name][at]), median, like, far)
-                if rank not in different or far > different[rank].deviations:
-                    different[rank] = candidate
-    return tuple(sorted(different.values(), key=lambda candidate: (-candidate.deviations, candidate.rank)))
+            with_value = group.filter(pl.col(name).is_not_null())
+            median, deviations = _deviations(with_value[name].to_numpy(), relative=name == "span_ns")
+            for row in np.flatnonzero(deviations > MIN_OUTLIER_DEVIATIONS).tolist():
+                rank, value = int(with_value["rank"][row]), float(with_value[name][row])
+                outlier = Different(rank, name, value, median, like, float(deviations[row]))
+                if rank not in outliers or outlier.deviations > outliers[rank].deviations:
+                    outliers[rank] = outlier
+    return tuple(sorted(outliers.values(), key=lambda outlier: (-outlier.deviations, outlier.rank)))
 
 
-def _far(values: npt.NDArray[np.float64], *, relative: bool) -> Sequence[tuple[int, float, float]]:
-    if len(values) < 4:
-        return []
+def _deviations(values: npt.NDArray[np.float64], *, relative: bool) -> tuple[float, npt.NDArray[np.float64]]:
+    """Return the median, and each value's distance from it in robust standard deviations; zeros for few values.
+
+    The standard deviation is at least so large that only differences above ``MIN_OUTLIER_DIFFERENCE`` are outliers.
+    """
+    if len(values) < MIN_RANKS_FOR_OUTLIERS:
+        return 0.0, np.zeros(len(values))
     median = float(np.median(values))
-    least = APART_AT_LEAST * (abs(median) if relative else 1.0)
-    usual = max(1.4826 * float(np.median(np.abs(values - median))), least / APART)
-    far = np.abs(values - median) / usual
-    return [(int(at), median, float(far[at])) for at in np.flatnonzero(far > APART)]
+    distances = np.abs(values - median)
+    min_difference = MIN_OUTLIER_DIFFERENCE * (abs(median) if relative else 1.0)
+    deviation = max(STANDARD_DEVIATIONS_PER_MAD * float(np.median(distances)), min_difference / MIN_OUTLIER_DEVIATIONS)
+    return median, distances / deviation
 
 
 def by_rank(figures: Spread) -> Mapping[int, Mapping[str, float | None]]:
-    """Return the figures of each rank by its number."""
+    """Return the figures of each rank, by its number."""
     return {row["rank"]: row for row in figures.table.iter_rows(named=True)}

@@ -1,4 +1,7 @@
-"""One rank's half of the analysis: a pure function from its events to small tables that can travel."""
+"""Tables of one rank: the part of an analysis that needs only the rank's own events.
+
+They are small and picklable, so that ranks can be measured in any process and combined in one (``analysis.combine``).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,9 @@ import polars as pl
 
 from tracekit._util.machine import give_back_memory
 from tracekit.align.steps import assign_parts, number_steps
-from tracekit.analysis.damage import refuse_damaged, repeated
-from tracekit.analysis.foreign import why_no_gpu
 from tracekit.analysis.kernels import KERNELS, kernel_table, shape_list
 from tracekit.analysis.reasons import REASONS, kernel_reasons
+from tracekit.analysis.recording_checks import content_notices, damage_notices, repetition_notices
 from tracekit.critical_path.pieces import PATH_PIECES, find_path_pieces
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
@@ -46,76 +48,81 @@ if TYPE_CHECKING:
     from tracekit.classify import RuleBook
     from tracekit.reconstruct import RankPipeline
 
-LONGEST_GAPS = 100
-"""Idle gaps kept by rank, the longest; their sums are exact."""
-MANY = 10_000
-"""GPU events from which measuring leaves memory that is worth giving back."""
+MAX_GAPS_PER_RANK = 100
+"""Idle gaps that are listed, the longest; sums are over all gaps."""
+MIN_EVENTS_TO_GIVE_BACK_MEMORY = 10_000
+"""GPU events from which the memory freed after measuring is worth returning to the system."""
 
 
 @dataclass(frozen=True, eq=False)
 class Measures:
-    """What was measured over some parts of one rank: its whole window (one part), or each of its steps."""
+    """Measurements of one rank by part: the parts are its whole window (one part), or each of its steps.
+
+    Tables have a column ``part``, which counts from 0.
+    """
 
     budgets: tuple[Budget, ...]
+    """One per part."""
     labels: pl.DataFrame
     hidden: pl.DataFrame
     phases: pl.DataFrame
     causes: pl.DataFrame
     copies: pl.DataFrame
     covered: Intervals
-    """Where compute runs beside communication."""
+    """Times at which compute and communication run together."""
     exposed: pl.DataFrame
-    """Exposed time by cause, before the peers were heard."""
+    """Exposed time by cause, before waiting for peers is known."""
     weak: tuple[int, ...]
-    """Of each part, the time whose label rests on weak evidence."""
+    """By part, the time in ns whose label rests on weak evidence."""
 
 
 @dataclass(frozen=True, eq=False)
 class RankTables:
-    """All that leaves a rank: a few small tables, picklable."""
+    """The measured tables of one rank, small and picklable."""
 
     source: Source
     steps: pl.DataFrame
     window: Measures
     by_step: Measures
+    """The same object as ``window`` if there is one step."""
     operations: pl.DataFrame
     gaps: pl.DataFrame
     timeline: pl.DataFrame
-    """What ran when, by label, in few enough intervals to draw."""
+    """Intervals by label, merged until they are few enough to draw."""
     reload: pl.DataFrame | None
     pipeline: RankPipeline | None
-    """What ``tracekit.compare.rank_pipeline`` found; None when no schedule was asked for."""
+    """Its part of the pipeline (``tracekit.reconstruct``); None if no schedule was asked for."""
     products: pl.DataFrame = field(default_factory=PRODUCTS.to_frame)
-    """Matrix products by what they are, with their FLOP (``metrics.rates``)."""
+    """Matrix products by label, module, operator, shapes and dtype (``metrics.rates``)."""
     rates: Rates | None = None
     experts: pl.DataFrame = field(default_factory=EXPERT_WORK.to_frame)
-    """What its experts computed for each dispatch (``metrics.experts``)."""
+    """Work of its experts for each dispatch (``metrics.experts``)."""
     memory: RankMemory | None = None
-    """What the allocator held; None where it was not recorded."""
+    """Memory that the allocator held; None if it was not recorded."""
     kernels: pl.DataFrame = field(default_factory=KERNELS.to_frame)
-    """Time by kernel name, label and module, a step."""
+    """Time per step by kernel name, label and module (``analysis.kernels``)."""
     reasons: pl.DataFrame = field(default_factory=REASONS.to_frame)
-    """Why the longest of them have their labels, and where they ran (``analysis.reasons``)."""
+    """Reasons for the labels of the longest kernels (``analysis.reasons``)."""
     shapes: tuple[str, ...] = ()
-    """Input shapes of the model's products, where they were recorded."""
+    """Input shapes of the model's matrix products, if they were recorded."""
     path: pl.DataFrame = field(default_factory=PATH_PIECES.to_frame)
-    """What came before what: the pieces that the critical path may run through."""
+    """Pieces that the critical path may run through (``metrics.path``)."""
     instead: pl.DataFrame = field(default_factory=INSTEAD_ROWS.to_frame)
-    """What the host did while the GPU waited for its next launch."""
+    """Activity of the host while the GPU waited for its next launch (``metrics.instead``)."""
     inside_launch_ns: int = 0
-    """Idle time inside the launch call of the work that ended it."""
+    """Idle time that lies inside the launch call of the work that ended it."""
     hiding: pl.DataFrame = field(default_factory=OVERLAP_COSTS.to_frame)
-    """How long kernels took beside communication, and the same alone."""
+    """Durations of kernels beside communication, and of the same kernels alone (``metrics.hiding``)."""
     launches_known: bool = True
-    """False where the file has no GPU event's launch."""
+    """False if no GPU event has its launch in the file."""
     steps_marked: bool = True
-    """False where no mark says which step is which: ranks may count theirs differently."""
+    """False if steps are not marked, so that ranks may number them differently."""
     idle_known: bool = True
-    """False where work ran on the GPU that the trace does not show."""
+    """False if work ran on the GPU that the trace does not show."""
     messages_issued: int = 0
-    """Calls of the host that send or receive."""
+    """Number of host calls that send or receive."""
     by: RankRows | None = None
-    """Its events in the rows asked for (``analysis.by``); None where none were."""
+    """Its time by layer, module, annotation or shape (``analysis.by``); None if not asked for."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -129,16 +136,24 @@ def rank_tables(
     by: str | None = None,
     modules: pl.DataFrame | None = None,
 ) -> RankTables:
-    """Return one rank labelled and measured. *labelled* saves labelling where a store already has it.
+    """Label and measure one rank.
 
-    *by* adds its events in rows (see ``analysis.by``); *modules* are its calls of modules, where they were read apart.
+    Args:
+        rank: Its events and source.
+        labelled: Its labelled events, if a store has them already.
+        rules: Rules file or book to label with, before the built-in rules.
+        steps: Steps to measure, such as ``2:4``; by default all.
+        pipeline: Reconstruct its part of the pipeline.
+        by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
+        modules: Its calls of modules, if they are not among its events.
 
     >>> from tracekit.run.load import load
     >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
     >>> tables.window.budgets[0].span_ns, tables.window.budgets[0].conserved
     (104587652, True)
+
     """
-    damaged = refuse_damaged(rank)
+    damaged = damage_notices(rank)
     if isinstance(rules, str | Path):
         from tracekit.classify import load_rules
 
@@ -147,142 +162,161 @@ def rank_tables(
         from tracekit.classify import classify
 
         labelled = classify(rank.events, rules=rules)
-    again = repeated(labelled, rank.source)
+    repeated = repetition_notices(labelled, rank.source)
     api = find_api_calls(rank.events)
     recording = check_completeness(api, labelled)
     labelled, unmarked = number_steps(add_slow_launch_ends(labelled, api.calls))
-    kept, table, notices = assign_parts(labelled, steps)
-    table = table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
-    tables = _measured(rank, kept, table, api, recording.unrecorded, rules=rules, by=by, modules=modules)
-    give_back_memory(worth=len(kept) > MANY)
-    chunks = _pipeline(kept, labelled, rank.source, recording.cut_steps) if pipeline else None
+    gpu_events, step_table, step_notices = assign_parts(labelled, steps)
+    step_table = step_table.with_columns(rank=pl.lit(rank.source.rank, pl.Int32))
+    tables = _measure_rank(rank, gpu_events, step_table, api, recording.unrecorded, rules=rules, by=by, modules=modules)
+    give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
+    rank_pipeline = _pipeline(gpu_events, labelled, rank.source, recording.cut_steps) if pipeline else None
     return replace(
         tables,
-        pipeline=chunks,
-        memory=_memory(rank, kept, chunks, whole=steps is None),
+        pipeline=rank_pipeline,
+        memory=_memory(rank, gpu_events, rank_pipeline, all_steps=steps is None),
         steps_marked=not unmarked,
         idle_known=recording.idle_known and not damaged,
-        notices=(*damaged, *again, *recording.notices, *unmarked, *notices, *_notices(kept, table, rank)),
+        notices=(
+            *damaged,
+            *repeated,
+            *recording.notices,
+            *unmarked,
+            *step_notices,
+            *content_notices(gpu_events, step_table, rank),
+        ),
     )
 
 
-def _measured(
-    rank: RankEvents, kept: pl.DataFrame, steps: pl.DataFrame, api: ApiCalls, unrecorded: Intervals,
-    *, rules: RuleBook | None, by: str | None, modules: pl.DataFrame | None,
-) -> RankTables:  # fmt: skip
-    """Return all that is measured of the GPU events *kept*, over the whole window and by step; not their pipeline."""
+def _measure_rank(
+    rank: RankEvents,
+    gpu_events: pl.DataFrame,
+    steps: pl.DataFrame,
+    api: ApiCalls,
+    unrecorded: Intervals,
+    *,
+    rules: RuleBook | None,
+    by: str | None,
+    modules: pl.DataFrame | None,
+) -> RankTables:
+    """Measure the labelled GPU events of the selected steps, over the whole window and by step.
+
+    The pipeline, the memory and the notices are added by ``rank_tables``.
+    """
     number, device = rank.source.rank, next(iter(rank.source.devices), None)
-    link = None if device is None else host_link_gb_s(device)
+    host_link = None if device is None else host_link_gb_s(device)
     calls = find_waiting_calls(api)
-    waits = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
-    work = Rank.of(kept, find_start_constraints(kept, waits), calls)
-    whole = Lanes.of(kept)
-    holes = gaps(kept, whole, unrecorded=unrecorded)
-    window = _measure(work, whole, holes, None, unrecorded, link=link)
-    path, hiding = find_path_pieces(work, calls, whole.exposed), measure_overlap_costs(kept, whole, texts=work.texts)
-    instead = keep_longest(find_host_activity(rank.events, kept, holes))
-    inside_launch_ns = idle_inside_launches(api, kept, holes)
-    longest = name_next_events(holes.top_k(LONGEST_GAPS, by="ns"), kept)
-    rows = None if by is None else _rows(rank, kept, by, modules, whole)
-    lanes, by_step = whole, window
+    nonblocking_starts = calls["start_ns"].to_numpy()[~calls["blocks"].to_numpy()]
+    work = Rank.of(gpu_events, find_start_constraints(gpu_events, nonblocking_starts), calls)
+
+    # The whole window.
+    lanes = Lanes.of(gpu_events)
+    idle_gaps = gaps(gpu_events, lanes, unrecorded=unrecorded)
+    window = by_step = _measure_parts(work, lanes, idle_gaps, None, unrecorded, host_link_gb_s=host_link)
+    path = find_path_pieces(work, calls, lanes.exposed)
+    hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
+    host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
+    inside_launch_ns = idle_inside_launches(api, gpu_events, idle_gaps)
+    longest_gaps = name_next_events(idle_gaps.top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events)
+    rows = None if by is None else _rows(rank, gpu_events, by, modules, lanes)
+
+    # Each step, if there are several. The window's lanes and gaps go first: those of the steps take as much memory.
     if len(steps) > 1:
-        del whole, holes  # the steps take as much
-        lanes = Lanes.of(kept, parts=len(steps), part="part")
-        step_holes = gaps(kept, lanes, part="part", unrecorded=unrecorded)
-        by_step = _measure(work, lanes, step_holes, "part", unrecorded, link=link)
-    multiplied, rates = products(kept, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts)
+        del lanes, idle_gaps
+        lanes = Lanes.of(gpu_events, parts=len(steps), part="part")
+        idle_gaps = gaps(gpu_events, lanes, part="part", unrecorded=unrecorded)
+        by_step = _measure_parts(work, lanes, idle_gaps, "part", unrecorded, host_link_gb_s=host_link)
+
+    product_table, rates = products(
+        gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
+    )
     return RankTables(
         source=rank.source,
         steps=steps,
         window=window,
         by_step=by_step,
-        operations=operations(kept, lanes, part="part"),
-        gaps=longest.with_columns(rank=pl.lit(number, pl.Int32)),
-        timeline=timeline(kept).with_columns(rank=pl.lit(number, pl.Int32)),
-        reload=reload_events(kept),
+        operations=operations(gpu_events, lanes, part="part"),
+        gaps=longest_gaps.with_columns(rank=pl.lit(number, pl.Int32)),
+        timeline=timeline(gpu_events).with_columns(rank=pl.lit(number, pl.Int32)),
+        reload=reload_events(gpu_events),
         pipeline=None,
-        products=multiplied,
+        products=product_table,
         rates=rates,
-        experts=measure_expert_work(kept),
-        kernels=kernel_table(kept, texts=work.texts),
-        reasons=kernel_reasons(kept, rank=number, rules=rules, texts=work.texts),
+        experts=measure_expert_work(gpu_events),
+        kernels=kernel_table(gpu_events, texts=work.texts),
+        reasons=kernel_reasons(gpu_events, rank=number, rules=rules, texts=work.texts),
         shapes=shape_list(rank.events),
         path=path,
-        instead=instead,
+        instead=host_activity,
         inside_launch_ns=inside_launch_ns,
         hiding=hiding,
-        launches_known=bool(work.launched.any()) or not len(kept),
+        launches_known=bool(work.launched.any()) or not len(gpu_events),
         messages_issued=count_issued_messages(rank.events),
         by=rows,
     )
 
 
-def _rows(rank: RankEvents, kept: pl.DataFrame, by: str, modules: pl.DataFrame | None, lanes: Lanes) -> RankRows:
-    from tracekit.analysis.by import rank_rows
-
-    return rank_rows(rank, kept, by, modules=modules, lanes=lanes)
-
-
-def _memory(rank: RankEvents, kept: pl.DataFrame, pipeline: RankPipeline | None, *, whole: bool) -> RankMemory | None:
-    """Return what the allocator held while the host launched the steps asked for."""
-    if rank.memory.is_empty():
-        return None
-    launched = kept["launch_ns"].drop_nulls()
-    window = None if whole or launched.is_empty() else (int(launched.min()), int(launched.max()))  # type: ignore[arg-type]
-    chunks = None if pipeline is None else pipeline.chunks
-    return measure_rank_memory(
-        rank.memory, kept, rank.events.filter(pl.col("kind") == "cpu_op"), window=window, chunks=chunks
-    )
-
-
-def _measure(
-    work: Rank, lanes: Lanes, holes: pl.DataFrame, part: str | None, unrecorded: Intervals, *, link: float | None
+def _measure_parts(
+    work: Rank,
+    lanes: Lanes,
+    idle_gaps: pl.DataFrame,
+    part: str | None,
+    unrecorded: Intervals,
+    *,
+    host_link_gb_s: float | None,
 ) -> Measures:
+    """Measure each part of a rank; *part* is the column that numbers the parts, None for the whole window."""
     labelled = work.labelled
     times = label_times(labelled, lanes, part=part)
-    stalls = {
-        (p, label): (int(ns), int(count))
-        for label, intervals in lanes.exposed.items()
-        if label in COPY_LABELS
-        for p, (ns, count) in enumerate(
-            zip(intervals.totals_ns(lanes.parts), np.bincount(intervals.group, minlength=lanes.parts), strict=True)
-        )
-    }
     return Measures(
         budgets=tuple(budgets(lanes, unrecorded=unrecorded)),
         labels=times,
         hidden=hidden(labelled, part=part, texts=work.texts),
         phases=phases(lanes),
-        causes=sum_gap_causes(holes),
-        copies=copies(times, stalls, link_gb_s=link),
+        causes=sum_gap_causes(idle_gaps),
+        copies=copies(times, _copy_stalls(lanes), link_gb_s=host_link_gb_s),
         covered=lanes.compute & lanes.communication,
         exposed=exposure_causes(work, lanes.exposed, parts=part is not None),
         weak=weak_ns(labelled, parts=lanes.parts, part=part),
     )
 
 
-def _pipeline(kept: pl.DataFrame, labelled: pl.DataFrame, source: Source, cut: tuple[int | None, ...]) -> RankPipeline:
+def _copy_stalls(lanes: Lanes) -> dict[tuple[int, str], tuple[int, int]]:
+    """Return the exposed time of copies in ns and its number of intervals, by part and label."""
+    stalls = {}
+    for label in COPY_LABELS:
+        if label in lanes.exposed:
+            exposed = lanes.exposed[label]
+            counts = np.bincount(exposed.group, minlength=lanes.parts)
+            for part, (ns, count) in enumerate(zip(exposed.totals_ns(lanes.parts), counts, strict=True)):
+                stalls[part, label] = int(ns), int(count)
+    return stalls
+
+
+def _rows(rank: RankEvents, gpu_events: pl.DataFrame, by: str, modules: pl.DataFrame | None, lanes: Lanes) -> RankRows:
+    from tracekit.analysis.by import rank_rows
+
+    return rank_rows(rank, gpu_events, by, modules=modules, lanes=lanes)
+
+
+def _pipeline(
+    gpu_events: pl.DataFrame, labelled: pl.DataFrame, source: Source, cut: tuple[int | None, ...]
+) -> RankPipeline:
     from tracekit.reconstruct import rank_pipeline
 
-    return replace(rank_pipeline(kept, source, around=labelled), cut=cut)
+    return replace(rank_pipeline(gpu_events, source, around=labelled), cut=cut)
 
 
-def _notices(kept: pl.DataFrame, steps: pl.DataFrame, rank: RankEvents) -> list[Notice]:
-    if kept.is_empty():
-        return [Notice("no-gpu-events", f"there are no GPU events: {why_no_gpu(rank)}")]
-    notes = []
-    if kept["step"].null_count() == len(kept):
-        notes.append(Notice("no-steps", "there are no step marks: the whole trace is taken as one step"))
-    for row in steps.filter("partial").iter_rows(named=True):
-        notes.append(
-            Notice("partial-step", f"step {row['step']} holds only {row['events']} GPU events: it looks cut off")
-        )
-    whole = int((kept["kind"] == "graph").sum())
-    if whole:
-        text = f"{whole} CUDA graphs were recorded whole, without their kernels: they count as compute labelled other"
-        notes.append(Notice("graphs-whole", text))
-    lost = kept["launch_ns"].null_count()
-    if lost * 100 > len(kept):
-        text = f"{lost} of {len(kept)} GPU events have no launch in the file: what their gaps waited for is not known"
-        notes.append(Notice("no-launches", text))
-    return notes
+def _memory(
+    rank: RankEvents, gpu_events: pl.DataFrame, pipeline: RankPipeline | None, *, all_steps: bool
+) -> RankMemory | None:
+    """Return the memory that the allocator held while the host launched the selected steps."""
+    if rank.memory.is_empty():
+        return None
+    launches = gpu_events["launch_ns"].drop_nulls()
+    window = None
+    if not all_steps and len(launches):
+        window = int(launches.min()), int(launches.max())  # type: ignore[arg-type]  # polars types them as any value
+    chunks = None if pipeline is None else pipeline.chunks
+    host_operators = rank.events.filter(pl.col("kind") == "cpu_op")
+    return measure_rank_memory(rank.memory, gpu_events, host_operators, window=window, chunks=chunks)

@@ -92,7 +92,7 @@ def run(
             paths,
             steps=steps,
             ranks=parse_ranks(ranks),
-            rank=rank,
+            file_rank=rank,
             rules=rules,
             schedule=schedule,
             layout=layout,
@@ -104,8 +104,7 @@ def run(
             resume=resume,
             workers=workers or cluster_size,
             executor=executor,
-            lenient=not strict,
-            strict=strict,
+            on_damage="error" if strict else "warn",
         )
     if output:
         from tracekit.report.write import write

@@ -23,7 +23,7 @@ def run(
     from tracekit.report.terminal.doctor import show
     from tracekit.report.terminal.screen import Screen
 
-    diagnosis = diagnose(paths, ranks=parse_ranks(ranks), rank=rank, workers=workers)
+    diagnosis = diagnose(paths, ranks=parse_ranks(ranks), file_rank=rank, workers=workers)
     if json:
         typer.echo(diagnosis.to_json())
     else:

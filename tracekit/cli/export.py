@@ -32,7 +32,7 @@ def run(
         output,
         schedule=schedule,
         ranks=parse_ranks(ranks),
-        rank=rank,
+        file_rank=rank,
         rules=rules,
         stacks=stacks,
         workers=workers,

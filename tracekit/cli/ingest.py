@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracekit._util.text import counted, size
 from tracekit.cli._console import note_partial_store, print_line, print_notices
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
+
+if TYPE_CHECKING:
+    from tracekit.run.options import OnDamage
 
 
 def run(
@@ -31,17 +34,17 @@ def run(
     from tracekit.run.dask import cluster
     from tracekit.run.ingest import ingest
 
+    on_damage: OnDamage = "error" if strict else "warn" if lenient else "skip"
     with note_partial_store(output), cluster(dask) as (executor, cluster_size):
         store, notices = ingest(
             paths,
             output,
             ranks=parse_ranks(ranks),
-            rank=rank,
+            file_rank=rank,
             workers=workers or cluster_size,
             executor=executor,
             stacks=stacks,
-            lenient=lenient and not strict,
-            strict=strict,
+            on_damage=on_damage,
             rules=rules,
             resume=resume,
         )

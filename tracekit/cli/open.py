@@ -52,7 +52,7 @@ def run(
                 file,
                 schedule=schedule,
                 ranks=parse_ranks(ranks),
-                rank=rank,
+                file_rank=rank,
                 rules=rules,
                 stacks=stacks,
                 workers=workers,

@@ -128,9 +128,9 @@ def _is_file(name: str) -> bool:
 
 def _refuse_options(subject: str, **options: int | None) -> None:
     """Raise if any of the options that *subject* does not take is given."""
-    given = [f"--{key}" for key, value in options.items() if value is not None]
-    if given:
-        raise OptionError(f"{subject} takes no {' and no '.join(given)}", hint="leave it out")
+    refused = [f"--{key}" for key, value in options.items() if value is not None]
+    if refused:
+        raise OptionError(f"{subject} takes no {' and no '.join(refused)}", hint="leave it out")
 
 
 def _print_list(as_json: bool) -> None:

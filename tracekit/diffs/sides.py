@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from tracekit.analysis import Analysis
-from tracekit.analysis.figures import Figures
-from tracekit.analysis.saved import read_document
+from tracekit.analysis.persistence import read_document
+from tracekit.analysis.result import BaseAnalysis
 from tracekit.diffs import saved as baseline_file
 from tracekit.diffs.floors import Noise
 from tracekit.diffs.samples import Run, from_analysis
@@ -38,7 +38,7 @@ class Side(msgspec.Struct, frozen=True):
     noise: dict[str, Noise]
 
 
-One = str | os.PathLike[str] | Figures
+One = str | os.PathLike[str] | BaseAnalysis
 Comparable = One | Sequence[One] | Side
 """What can be compared: a path, an analysis, one read back from JSON, several of them, or a side made before."""
 
@@ -52,9 +52,9 @@ def side_of(given: Comparable, *, what: str) -> Side:
     """
     if isinstance(given, Side):
         return given
-    several: Sequence[One] = [given] if isinstance(given, str | os.PathLike | Figures) else given
-    paths = [os.fspath(one) for one in several if not isinstance(one, Figures)]
-    runs = tuple(_run_of(one, name=what) for one in several if isinstance(one, Figures))
+    several: Sequence[One] = [given] if isinstance(given, str | os.PathLike | BaseAnalysis) else given
+    paths = [os.fspath(one) for one in several if not isinstance(one, BaseAnalysis)]
+    runs = tuple(_run_of(one, name=what) for one in several if isinstance(one, BaseAnalysis))
     if runs and not paths:
         return Side(runs, {})
     read = read_side(paths, what=what)
@@ -115,7 +115,7 @@ def _analysed(paths: list[str]) -> Run:
     return _run_of(analyze(paths), name=paths[0] if len(paths) == 1 else str(Path(paths[0]).parent))
 
 
-def _run_of(analysis: Figures, *, name: str) -> Run:
+def _run_of(analysis: BaseAnalysis, *, name: str) -> Run:
     """Return an analysis as the gate sees it; one read back from JSON has no cells."""
     schedule = analysis.schedule if isinstance(analysis, Analysis) else None
     return from_analysis(analysis.to_dict(), name=name, cells=_cells(schedule), timeline=_timeline(schedule))

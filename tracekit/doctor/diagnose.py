@@ -25,6 +25,7 @@ from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
 from tracekit.parsers.refs import SourceRef
 from tracekit.run.driver import check_run, find_sources, map_sources
+from tracekit.run.options import file_rank_option
 from tracekit.schema import GPU_KINDS, RankEvents
 from tracekit.store.reading import raise_failures, read_ref
 from tracekit.store.sources import Paths
@@ -117,15 +118,18 @@ def diagnose(
     paths: Paths,
     *,
     ranks: Collection[int] | None = None,
-    rank: int | None = None,
+    file_rank: int | None = None,
     workers: int | None = None,
+    rank: int | None = None,
 ) -> Diagnosis:
     """Examine the traces at *paths*. A file that cannot be read is a finding, unless none can.
+
+    *file_rank* is the rank of a single file that does not name it; *rank* is its deprecated name.
 
     >>> [finding.code for finding in diagnose("sample_traces/1f1b-noshapes").findings]
     ['no-shapes']
     """
-    refs, notices = find_sources(paths, ranks=ranks, rank=rank)
+    refs, notices = find_sources(paths, ranks=ranks, rank=file_rank_option(file_rank, rank))
     done = map_sources(partial(_examine_ref, ranks=ranks), refs, workers=workers, progress="examining")
     failed = [one for one in done if one.error is not None]
     if len(failed) == len(done):

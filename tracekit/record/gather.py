@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tracekit.analysis.persist import FILE, read_tables, write_tables
+from tracekit.analysis.persistence import FILE, read_tables, write_tables
 from tracekit.analysis.tables import RankTables
 from tracekit.record.place import import_torch
 from tracekit.run.measure import Options

@@ -58,7 +58,7 @@ def advice(analysis: Analysis) -> list[str]:
 
 def _missing(analysis: Analysis) -> str:
     """Ask for the ranks whose traces are not there, and for no other; where none is known to be, for messages."""
-    lost, named = absent([one.rank for one in analysis.ranks], analysis.world_size or 0, most=_NAMED)
+    lost, named = absent([one.rank for one in analysis.rank_results], analysis.world_size or 0, most=_NAMED)
     if not lost:
         return "add the ranks that are missing, or record every message (`tracekit doctor` says how)"
     more = f" and {lost - len(named)} more" if lost > len(named) else ""
@@ -122,13 +122,13 @@ def cannot_fit(analysis: Analysis, labels: Sequence[str]) -> str | None:
     >>> cannot_fit(analyze("sample_traces/1f1b", schedule="none"), ["pp_comm"]) is None
     True
     """
-    total, runs = analysis.total, max(1, sum(len(one.per_step) for one in analysis.ranks))
+    total, runs = analysis.total, max(1, sum(len(one.per_step) for one in analysis.rank_results))
     exposed = sum(total.budget.exposed_ns.get(label, 0) for label in labels)
     room = max(0, total.budget.compute_ns - sum(total.hidden_ns.get(name, 0) for name in ("communication", "copy")))
     if exposed <= room:
         return None
     free = "no compute" if not room else f"only {ms(room / runs)} of compute"
-    each = "per rank and step" if runs > len(analysis.ranks) else "per rank"
+    each = "per rank and step" if runs > len(analysis.rank_results) else "per rank"
     said = f"{ms(exposed / runs)} {each} are exposed and {free} runs beside nothing yet, "
     said += f"so {ms((exposed - room) / runs)} cannot be hidden, whatever the order; "
     return said + "move fewer bytes, use faster links, or compute more per byte"
@@ -137,7 +137,7 @@ def cannot_fit(analysis: Analysis, labels: Sequence[str]) -> str | None:
 def _idle(analysis: Analysis, span: int) -> list[tuple[float, str]]:
     """Say what to do about a host that launches late, and where to look when idle time is more than anything else."""
     total, found = analysis.total, []
-    bound = sum(one.idle_causes.get("launch_bound", 0) for one in analysis.ranks)
+    bound = sum(one.idle_causes.get("launch_bound", 0) for one in analysis.rank_results)
     gap = _longest_gap(analysis) if total.idle_known else None
     if total.idle_known and bound > LATE * span:
         text = f"the GPU is idle {percent(bound / span)} of the span because the host launches late"
@@ -173,7 +173,7 @@ def _unknown(analysis: Analysis, span: int) -> list[tuple[float, str]]:
 def _reload(analysis: Analysis, found: Reload) -> str:
     """Name the larger of the two that stand between an update and its ideal: waiting in broadcasts, reload alone."""
     lane = found.lanes.filter(lane="reload").join(found.hidden, on="rank")
-    ranks = max(1, len(analysis.ranks))
+    ranks = max(1, len(analysis.rank_results))
     alone = float((lane["ns"] * (1 - lane["reload_under_broadcast"].fill_null(0.0))).sum()) / ranks
     wait = analysis.total.wait_ns.get("broadcast") or 0
     if wait / ranks > alone:

@@ -30,7 +30,7 @@ def figures(analysis: Analysis) -> pl.DataFrame:
     [104587652.0]
     """
     rows: list[tuple[object, ...]] = [(None, None, *row) for row in _rows(analysis.total)]
-    for one in analysis.ranks:
+    for one in analysis.rank_results:
         rows += [(one.rank, None, *row) for row in _rows(one.whole)]
         if len(one.per_step) > 1:
             rows += [(one.rank, step.step, *row) for step in one.per_step for row in _rows(step)]

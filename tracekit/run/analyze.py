@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import RankTables
-from tracekit.errors import OptionError
+from tracekit.errors import Notice, OptionError
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.run.driver import (
@@ -26,6 +26,7 @@ from tracekit.run.driver import (
     pipeline_map,
 )
 from tracekit.run.measure import Options
+from tracekit.run.options import DamagePolicy, OnDamage, damage_policy, file_rank_option
 from tracekit.store.reading import failure_notices
 from tracekit.store.sources import Paths
 from tracekit.store.trace import Trace
@@ -39,7 +40,7 @@ def analyze(
     *,
     steps: Steps | None = None,
     ranks: Collection[int] | None = None,
-    rank: int | None = None,
+    file_rank: int | None = None,
     rules: str | Path | RuleBook | None = None,
     schedule: str = "auto",
     layout: str | None = None,
@@ -51,99 +52,132 @@ def analyze(
     resume: bool = False,
     workers: int | None = None,
     executor: Executor | None = None,
-    lenient: bool = True,
-    strict: bool = False,
+    on_damage: OnDamage = "warn",
+    rank: int | None = None,
+    lenient: bool | None = None,
+    strict: bool | None = None,
 ) -> Analysis:
     """Read, label, measure and compare traces; return where the time of a step went.
 
     Args:
         traces: A path, folder, glob, URL or store, several of them, or a ``Trace``.
         steps: Steps to analyse: ``"2:4"`` is steps 2 and 3, as is ``[2, 3]``; by default all.
-        ranks: Ranks to read; by default all.
-        rank: Rank of a single file that does not name it.
+        ranks: Numbers of the ranks to read; by default all.
+        file_rank: Rank of a single file that does not name it.
         rules: Rules file (or ``RuleBook``) to label with, before the built-in rules.
-        schedule: Ideal to compare with: ``auto``, a schedule's name, an order file or ``none``.
-        layout: How ranks are arranged, instead of what was found: ``pp=4,ep=2``; ``node=8`` is ranks per machine.
-        what_if: Rank the schedules that this run could use.
-        critical_path: Add the critical path across ranks.
-        by: Rows of ``result.by``: ``layer``, ``module``, ``annotation`` or ``shape``.
+        schedule: Ideal to compare with: ``auto`` for the schedule that is recognised, a schedule's name, an order file,
+            or ``none`` for no comparison.
+        layout: Arrangement of ranks, such as ``pp=4,ep=2``, instead of the one derived from the traces; ``node=8`` is
+            the number of ranks per machine.
+        what_if: Predict this run under other schedules (``result.schedule.what_if``).
+        critical_path: Add the critical path across ranks (``result.critical``).
+        by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape`` (``result.by``).
         pipeline: Pipeline to show, counted from 0; by default the slowest.
-        store: Store to keep what is read in, as ``ingest`` does.
+        store: Store to write the traces to, as ``ingest`` does, and to analyse.
         resume: Continue a store that was interrupted.
         workers: Number of worker processes, or of the executor's workers; by default as many as pay.
         executor: Any ``concurrent.futures`` executor to measure ranks on; it stays open.
-        lenient: Use what can be read of a damaged file.
-        strict: Raise if a rank is missing or cannot be read; by default it is left out and listed among the notices.
+        on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and unreadable ranks, with
+            notices; ``skip`` leaves out damaged ranks as well; ``error`` raises.
+        rank: Deprecated name of *file_rank*.
+        lenient: Deprecated; False is ``on_damage="skip"``.
+        strict: Deprecated; True is ``on_damage="error"``.
 
     >>> result = analyze("sample_traces/reload", schedule="none")
     >>> result.reload.rounds, result.reload.buckets, result.reload.sources
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
 
     """
+    file_rank = file_rank_option(file_rank, rank)
+    policy = damage_policy(on_damage, lenient=lenient, strict=strict)
     if by is not None:
         from tracekit.analysis.by import check_kind
 
         check_kind(by)
     split_layout(layout)  # raises if it is wrong, before any work is done
     rules = _checked_rules(rules)
+    if resume and store is None:
+        raise OptionError("--resume needs a store to go on with", hint="name one with --store")
+    paths: Sequence[str] | None = None
     if store is not None:
         if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
-        from tracekit.run.ingest import ingest
+        from tracekit.run.ingest import ingest_with
 
-        written, _ = ingest(
+        written, _ = ingest_with(
             traces,
             store,
+            policy,
             ranks=ranks,
-            rank=rank,
+            file_rank=file_rank,
             rules=rules,
             workers=workers,
             executor=executor,
-            lenient=lenient,
-            strict=strict,
             resume=resume,
         )
-        result = analyze(
-            written.path,
-            steps=steps,
-            ranks=ranks,
-            schedule=schedule,
-            layout=layout,
-            what_if=what_if,
-            critical_path=critical_path,
-            by=by,
-            pipeline=pipeline,
-            workers=workers,
-            executor=executor,
-        )
-        return replace(result, paths=tuple(ref.path for ref in find_sources(traces, ranks=ranks, rank=rank)[0]))
-    if resume:
-        raise OptionError("--resume needs a store to go on with", hint="name one with --store")
+        # The store is analysed instead of the traces, whose damage was dealt with; the result names the traces.
+        paths = [ref.path for ref in find_sources(traces, ranks=ranks, rank=file_rank)[0]]
+        traces, file_rank, rules, policy = written.path, None, None, damage_policy("warn")
     options = Options(
         rules=rules,
         base=str(Path.cwd()) if executor is not None else None,
         steps=None if steps is None else parse_steps(steps),
         pipeline=schedule != "none",
         ranks=None if ranks is None else frozenset(ranks),
-        lenient=lenient,
+        lenient=policy.lenient,
         by=by,
     )
-    combine_ranks = partial(
-        combine,
+    if isinstance(traces, Trace):
+        rank_inputs = _measure_trace(traces, options, ranks)
+    else:
+        rank_inputs = _measure_sources(
+            traces, options, policy, ranks=ranks, file_rank=file_rank, workers=workers, executor=executor
+        )
+    return combine(
+        rank_inputs.tables,
+        paths=rank_inputs.paths if paths is None else paths,
+        notices=rank_inputs.notices,
         schedule=schedule,
         layout=layout,
         what_if=what_if,
-        path=critical_path,
-        show=pipeline,
-        spread=pipeline_map(workers, executor),
+        critical_path=critical_path,
+        pipeline=pipeline,
+        map_function=pipeline_map(workers, executor),
     )
-    if isinstance(traces, Trace):
-        parts = [part for part in traces.parts if ranks is None or part.source.rank in ranks]
-        if absent := set(ranks or ()) - {part.source.rank for part in parts}:
-            raise unknown_rank(absent, traces.ranks)
-        tables = [options.measure(part) for part in parts]
-        return combine_ranks(tables, paths=[part.source.path for part in parts], notices=traces.notices)
-    refs, notices = find_sources(traces, ranks=ranks, rank=rank, strict=strict)
+
+
+class MeasuredRanks(msgspec.Struct, frozen=True, eq=False):
+    """The tables of all ranks, the paths they were read from, and notices from reading them."""
+
+    tables: Sequence[RankTables]
+    paths: Sequence[str]
+    notices: Sequence[Notice]
+
+
+def _measure_trace(trace: Trace, options: Options, ranks: Collection[int] | None) -> MeasuredRanks:
+    """Measure the ranks of a trace in memory."""
+    parts = [part for part in trace.parts if ranks is None or part.source.rank in ranks]
+    if absent := set(ranks or ()) - {part.source.rank for part in parts}:
+        raise unknown_rank(absent, trace.ranks)
+    return MeasuredRanks(
+        tables=[options.measure(part) for part in parts],
+        paths=[part.source.path for part in parts],
+        notices=trace.notices,
+    )
+
+
+def _measure_sources(
+    traces: Paths,
+    options: Options,
+    policy: DamagePolicy,
+    *,
+    ranks: Collection[int] | None,
+    file_rank: int | None,
+    workers: int | None,
+    executor: Executor | None,
+) -> MeasuredRanks:
+    """Read and measure the ranks of files or of a store."""
+    refs, notices = find_sources(traces, ranks=ranks, rank=file_rank, strict=policy.strict)
     results = map_sources(
         options.source_tables,
         refs,
@@ -152,12 +186,11 @@ def analyze(
         progress="analyzing",
         bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
     )
-    failures = failure_notices(results, strict=strict)
+    failures = failure_notices(results, strict=policy.strict)
     tables = [rank_tables for result in results if result.error is None for rank_tables in result.unwrap()]
-    run_notices = check_run(
-        [_span(rank_tables) for rank_tables in tables], ranks=ranks, failed=bool(failures), strict=strict
-    )
-    return combine_ranks(tables, paths=[ref.path for ref in refs], notices=(*notices, *failures, *run_notices))
+    spans = [_span(rank_tables) for rank_tables in tables]
+    run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=policy.strict)
+    return MeasuredRanks(tables=tables, paths=[ref.path for ref in refs], notices=(*notices, *failures, *run_notices))
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:

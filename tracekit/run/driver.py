@@ -30,7 +30,7 @@ READ_BYTES_FOR_PROCESSES = 1 << 30
 MEASURE_BYTES_FOR_PROCESSES = 1 << 28
 """The same if ranks are labelled and measured too, which costs more than reading."""
 SHARES_FOR_PROCESSES = 4
-"""Shares of pipelines (``compare.compare_steps``) from which worker processes pay for comparing them."""
+"""Shares of pipelines (``compare.lines``) from which worker processes pay for comparing them."""
 GZIP_RATIO = 15
 """Size of a trace's text over the size of its gzip file; traces are repetitive."""
 MAX_MEMORY_RATIO = 4

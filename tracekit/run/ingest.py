@@ -17,17 +17,18 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tracekit._util.machine import give_back_memory
-from tracekit.analysis.persist import write_tables
+from tracekit.analysis.persistence import write_tables
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify, load_rules
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.refs import SourceRef
 from tracekit.run.driver import MEASURE_BYTES_FOR_PROCESSES, check_run, find_sources, map_sources
+from tracekit.run.options import DamagePolicy, OnDamage, damage_policy, file_rank_option
 from tracekit.store.files import Entry, Store, labelled_by, open_store, rank_folder, write_rank
-from tracekit.store.growing import Growing, place
 from tracekit.store.reading import failure_notices, read_ref
 from tracekit.store.sources import Paths
+from tracekit.store.writer import StoreWriter, store_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +102,16 @@ def ingest(
     store: str | os.PathLike[str],
     *,
     ranks: Collection[int] | None = None,
-    rank: int | None = None,
+    file_rank: int | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
     stacks: bool = False,
-    lenient: bool = True,
-    strict: bool = False,
     rules: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    on_damage: OnDamage = "warn",
+    rank: int | None = None,
+    lenient: bool | None = None,
+    strict: bool | None = None,
 ) -> tuple[Store, tuple[Notice, ...]]:
     """Write traces as a store (every rank's events, labels and tables); return it and the notices.
 
@@ -119,14 +122,17 @@ def ingest(
         paths: Files, a folder, a glob, a URL or a store.
         store: Folder to write.
         ranks: Ranks to read; by default all.
-        rank: Rank of a single file that does not name it.
+        file_rank: Rank of a single file that does not name it.
         workers: Number of worker processes, or of the executor's workers; by default as many as pay.
         executor: Any ``concurrent.futures`` executor; it stays open.
         stacks: Keep Python frames too.
-        lenient: Use what can be read of a damaged file.
-        strict: Raise if a rank is missing or cannot be read; by default it is left out and listed.
         rules: Rules file to label with, before the built-in rules.
         resume: Read only traces that are not in the store or have changed since.
+        on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and unreadable ranks, with
+            notices; ``skip`` leaves out damaged ranks as well; ``error`` raises.
+        rank: Deprecated name of *file_rank*.
+        lenient: Deprecated; False is ``on_damage="skip"``.
+        strict: Deprecated; True is ``on_damage="error"``.
 
     >>> import tempfile
     >>> store, notices = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 1])
@@ -134,24 +140,52 @@ def ingest(
     (0, 1)
 
     """
+    return ingest_with(
+        paths,
+        store,
+        damage_policy(on_damage, lenient=lenient, strict=strict),
+        ranks=ranks,
+        file_rank=file_rank_option(file_rank, rank),
+        workers=workers,
+        executor=executor,
+        stacks=stacks,
+        rules=rules,
+        resume=resume,
+    )
+
+
+def ingest_with(
+    paths: Paths,
+    store: str | os.PathLike[str],
+    policy: DamagePolicy,
+    *,
+    ranks: Collection[int] | None = None,
+    file_rank: int | None = None,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    stacks: bool = False,
+    rules: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+) -> tuple[Store, tuple[Notice, ...]]:
+    """Write traces as a store, as ``ingest`` does; *policy* is its ``on_damage``."""
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
-    refs, notices = find_sources(paths, ranks=ranks, rank=rank, strict=strict)
+    refs, notices = find_sources(paths, ranks=ranks, rank=file_rank, strict=policy.strict)
     target = Path(store).absolute()
     refs = tuple(ref if "://" in ref.path else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
-    with place(target, resume=resume) as folder:
+    with store_folder(target, resume=resume) as folder:
         work = RankWork(
             folder=str(folder),
             rules=None if rules is None else str(Path(rules).absolute()),
             ranks=None if ranks is None else frozenset(ranks),
             stacks=stacks,
-            lenient=lenient,
+            lenient=policy.lenient,
         )
-        growing = Growing(folder, labelled_by(rules), list(notices))
-        pending = growing.pick_up(refs, work.key) if resume else list(refs)
-        with growing:
+        writer = StoreWriter(folder, labelled_by(rules), list(notices))
+        pending = writer.resume(refs, work.key) if resume else list(refs)
+        with writer:
             results = map_sources(
                 work,
                 pending,
@@ -159,13 +193,13 @@ def ingest(
                 executor=executor,
                 progress="ingesting",
                 bytes_for_processes=MEASURE_BYTES_FOR_PROCESSES,
-                on_value=growing.add,
-                stop_at_failure=strict,
+                on_value=writer.add,
+                stop_at_failure=policy.strict,
             )
-            failures = failure_notices([*results, *growing.kept_as_done], strict=strict)
-            growing.notices += failures
-            spans = [(entry.source, entry.start_ns, entry.end_ns) for entry in growing.entries.values()]
-            run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=strict)
-            growing.complete = True
+            failures = failure_notices([*results, *writer.unchanged_results], strict=policy.strict)
+            writer.notices += failures
+            spans = [(entry.source, entry.start_ns, entry.end_ns) for entry in writer.entries.values()]
+            run_notices = check_run(spans, ranks=ranks, failed=bool(failures), strict=policy.strict)
+            writer.complete = True
     opened = open_store(target)
-    return opened, (*growing.resumed_notices, *opened.notices, *run_notices)
+    return opened, (*writer.resumed_notices, *opened.notices, *run_notices)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection
 from functools import partial
+from typing import Literal
 
 from tracekit.run.driver import check_run, find_sources, map_sources, worker_count
+from tracekit.run.options import damage_policy, file_rank_option
 from tracekit.store.reading import from_files, raise_failures, read_ref, read_to_files
 from tracekit.store.sources import Paths, span
 from tracekit.store.trace import Trace
@@ -16,27 +18,33 @@ def load(
     paths: Paths,
     *,
     ranks: Collection[int] | None = None,
-    rank: int | None = None,
+    file_rank: int | None = None,
     workers: int | None = None,
     stacks: bool = False,
-    lenient: bool = True,
+    on_damage: Literal["warn", "error"] = "warn",
+    rank: int | None = None,
+    lenient: bool | None = None,
 ) -> Trace:
     """Read traces into a ``Trace``: a file, several, a folder, a glob, a URL or a store.
 
     Args:
         paths: Files, a folder, a glob, a URL or a store.
         ranks: Ranks to read; by default all.
-        rank: Rank of a single file that does not name it.
+        file_rank: Rank of a single file that does not name it.
         workers: Number of worker processes; by default one per rank if the files are large, within cores and memory.
         stacks: Read Python frames too.
-        lenient: Use what can be read of a damaged file, with a notice; otherwise it is an error.
+        on_damage: ``warn`` uses what can be read of a damaged file, with a notice; ``error`` raises.
+        rank: Deprecated name of *file_rank*.
+        lenient: Deprecated; False is ``on_damage="error"``.
 
     >>> trace = load("sample_traces/reload")
     >>> trace.ranks
     (0, 1, 2, 3)
 
     """
-    refs, notices = find_sources(paths, ranks=ranks, rank=rank)
+    file_rank = file_rank_option(file_rank, rank)
+    lenient = damage_policy(on_damage, lenient=lenient).lenient
+    refs, notices = find_sources(paths, ranks=ranks, rank=file_rank)
     if worker_count(refs, workers) == 1:
         results = map_sources(partial(read_ref, stacks=stacks, lenient=lenient), refs, workers=1, progress="reading")
         raise_failures(results)

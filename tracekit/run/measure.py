@@ -70,7 +70,7 @@ class Options:
 
     def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:
-            from tracekit.analysis.persist import FILE, read_tables
+            from tracekit.analysis.persistence import FILE, read_tables
 
             store = open_store(ref.path)
             if self.steps is None and self.by is None and store.intact(ref.rank, FILE):

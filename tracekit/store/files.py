@@ -1,15 +1,15 @@
-"""The store: events as a Parquet dataset, one folder per rank, read back identical and without parsing.
+"""Parquet store: one folder per rank, with the rank's events, labels and measured tables.
 
     STORE/tracekit-store.json          the manifest: format, ranks, and each rank's source
     STORE/rank=3/events.parquet        the events table of rank 3 (its source in the file's metadata)
-    STORE/rank=3/memory.parquet        what the allocator of rank 3 said, where it was recorded
-    STORE/rank=3/labelled.parquet      the labelled GPU events of rank 3, where they were written
-    STORE/rank=3/tables.zip            what an analysis takes from rank 3, where it was measured
-    STORE/rank=3/entry.json            rank 3's line of the manifest, and the key of the trace it was made from
+    STORE/rank=3/memory.parquet        the allocator's events of rank 3, if it recorded them
+    STORE/rank=3/labelled.parquet      the labelled GPU events of rank 3, if they were written
+    STORE/rank=3/tables.zip            the measured tables of rank 3 (analysis.persistence), if they were written
+    STORE/rank=3/entry.json            the manifest's entry for rank 3
 
-Every file's digest is in its rank's entry and is checked before the file is read; the manifest and the entries carry
-one of their own. A rank is built beside its place and renamed when it is whole; what the manifest does not list does
-not exist. How a store comes to be, rank by rank, is in ``tracekit.store.growing``.
+Every file's checksum is in its rank's entry and is verified before the file is read; the manifest and the entries have
+a checksum of their own. A rank is written into a temporary folder that is renamed when it is complete. A rank that the
+manifest does not list does not exist. ``tracekit.store.writer`` writes the manifest while ranks are added.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.ranks import unknown_rank
 from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source
-from tracekit.store.seals import SEAL, check_seal, digest, same_digest, sealed
+from tracekit.store.checksums import CHECKSUM_KEY, file_checksum, matches_checksum, verify_document, with_checksum
 
 FORMAT = "tracekit.store/2"
 MANIFEST = STORE_MANIFEST
@@ -44,7 +44,7 @@ SOURCE_KEY = "tracekit.source"
 ENTRY = "entry.json"
 ZSTD_LEVEL = 1
 """Compression of the Parquet files: 12 % less CPU time than zstd's default level 3, for files 13 % larger."""
-_AGAIN = "ingest the traces again"
+_INGEST_AGAIN = "ingest the traces again"
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -52,27 +52,29 @@ class Entry(msgspec.Struct, frozen=True):
 
     rank: int
     rows: int
-    labelled_rows: int | None  # None: not labelled
-    start_ns: int | None  # of its first event; None without events
+    labelled_rows: int | None
+    """Rows of the labelled events; None if they were not written."""
+    start_ns: int | None
+    """Start of its first event; None without events."""
     end_ns: int | None
     source: Source
     key: str | None = None
-    """What it was made from: the trace's path, size and time, and how it was read. The same key, the same content."""
+    """Digest of the trace's path, size and time and of the options it was read with: equal keys mean equal content."""
     together: tuple[int, ...] = ()
-    """All ranks that the same trace gave."""
+    """All ranks that the same trace holds."""
     digests: Mapping[str, str] = {}
-    """What the bytes of each of its files hash to: a bit that has flipped since is found before it is read."""
+    """Checksum of each of its files, by file name."""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Entry:
-        """Read back what ``msgspec.to_builtins`` and JSON made of an entry."""
+        """Return the entry that ``msgspec.to_builtins`` turned into *data*."""
         source, together = Source.from_dict(data["source"]), tuple(data.get("together", ()))
         return cls(**{**data, "source": source, "together": together})
 
 
 @dataclass(frozen=True)
 class Store:
-    """A store that was opened: its ranks are read one at a time, and only when asked for.
+    """An opened store, whose ranks are read one at a time on request.
 
     >>> import tempfile
     >>> from tracekit import ingest
@@ -84,11 +86,11 @@ class Store:
     path: Path
     entries: tuple[Entry, ...]
     labelled_by: str | None = None
-    """Who labelled it: version and rules. Labels of other rules must be made anew."""
+    """Version and rules that labelled it (``labelled_by``); for other rules the labels must be computed again."""
     complete: bool = True
-    """False while it is written, and after that was interrupted: ``tracekit ingest --resume`` goes on."""
+    """False while it is written, and if writing was interrupted: ``tracekit ingest --resume`` continues it."""
     notices: tuple[Notice, ...] = ()
-    """What happened when it was written: which traces could not be read, and why."""
+    """Notices from when it was written, such as traces that could not be read."""
     _by_rank: dict[int, Entry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -96,39 +98,39 @@ class Store:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks it holds, ascending."""
+        """The numbers of its ranks, ascending."""
         return tuple(sorted(self._by_rank))
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Each rank's source, as parsing found it."""
+        """Each rank's source, by rank."""
         return tuple(self._by_rank[rank].source for rank in self.ranks)
 
     def scan(self, rank: int) -> pl.LazyFrame:
-        """Return one rank's events, unread: columns and rows are fetched when collected."""
+        """Return one rank's events as a lazy frame, which reads only the columns and rows that are used."""
         return pl.scan_parquet(self.checked_file(rank, "events"), hive_partitioning=False)
 
     def scan_labelled(self, rank: int) -> pl.LazyFrame | None:
-        """Return one rank's labelled events, unread; None where they were not written."""
+        """Return one rank's labelled events as a lazy frame; None if they were not written."""
         if self._entry(rank).labelled_rows is None:
             return None
         return pl.scan_parquet(self.checked_file(rank, "labelled"), hive_partitioning=False)
 
     def rank(self, rank: int) -> RankEvents:
-        """Read one rank: its events table, its source, and what its allocator said."""
+        """Read one rank: its events, its source and its allocator's events."""
         entry = self._entry(rank)
         events = _collect(self.scan(rank), self._file(rank, "events"), EVENTS, entry.rows)
         return RankEvents(events, entry.source, self.memory(rank))
 
     def memory(self, rank: int) -> pl.DataFrame:
-        """Read what one rank's allocator said; empty where it was not recorded, or an older version wrote the store."""
+        """Read one rank's allocator events; empty if they were not recorded, or the store is of an old version."""
         if "memory.parquet" not in self._entry(rank).digests:
             return MEMORY.to_frame()
         lazy = pl.scan_parquet(self.checked_file(rank, "memory"), hive_partitioning=False)
         return _collect(lazy, self._file(rank, "memory"), MEMORY)
 
     def labelled(self, rank: int) -> pl.DataFrame | None:
-        """Read one rank's labelled events; None where they were not written."""
+        """Read one rank's labelled events; None if they were not written."""
         lazy, rows = self.scan_labelled(rank), self._entry(rank).labelled_rows
         if lazy is None or rows is None:
             return None
@@ -141,9 +143,9 @@ class Store:
             raise unknown_rank([rank], self.ranks, where=str(self.path)) from None
 
     def intact(self, rank: int, name: str) -> bool:
-        """Return whether a file of a rank is there and holds what was written."""
+        """Return whether a file of a rank exists and matches its checksum."""
         try:
-            return same_digest(rank_folder(self.path, rank) / name, self._entry(rank).digests.get(name))
+            return matches_checksum(rank_folder(self.path, rank) / name, self._entry(rank).digests.get(name))
         except OSError:
             return False
 
@@ -155,11 +157,11 @@ class Store:
         """Return the path of one rank's table (``events``, ``labelled``, ``memory``) after verifying its checksum."""
         file = self._file(rank, name)
         try:
-            same = same_digest(file, self._entry(rank).digests.get(file.name))
+            intact = matches_checksum(file, self._entry(rank).digests.get(file.name))
         except OSError as error:
-            raise read_error(error, file, hint=_AGAIN) from error
-        if not same:
-            raise InputError(f"{file}: is damaged: its bytes are not those that were written", hint=_AGAIN)
+            raise read_error(error, file, hint=_INGEST_AGAIN) from error
+        if not intact:
+            raise InputError(f"{file}: is damaged: its bytes are not those that were written", hint=_INGEST_AGAIN)
         return file
 
 
@@ -182,7 +184,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def open_store(path: str | Path) -> Store:
-    """Open a store: read its manifest, and nothing else yet.
+    """Open a store; only its manifest is read.
 
     >>> open_store("sample_traces")
     Traceback (most recent call last):
@@ -190,31 +192,32 @@ def open_store(path: str | Path) -> Store:
     """
     root = _root(Path(path))
     try:
-        seen = (root / MANIFEST).stat()
+        status = (root / MANIFEST).stat()
+        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
     except OSError:
-        seen = None
-    # Ranks are opened one by one: without memory, a thousand of them would read the manifest a thousand times.
-    return _opened(root, *((seen.st_ino, seen.st_mtime_ns, seen.st_size) if seen is not None else (0, 0, 0)))
+        stamp = (0, 0, 0)
+    return _read_manifest(root, *stamp)
 
 
 @lru_cache(maxsize=8)
-def _opened(root: Path, *_: int) -> Store:
+def _read_manifest(root: Path, *_: int) -> Store:
+    """Return the store at *root*. Cached by the manifest's inode, time and size, because every rank opens its store."""
     try:
         manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise InputError(
                 f"{root}: is a store of format {manifest['format']}, this version reads {FORMAT}",
-                hint="ingest the traces again",
+                hint=_INGEST_AGAIN,
             )
-        check_seal(manifest)
-        entries = tuple(Entry.from_dict(one) for one in manifest["ranks"])
-        notices = tuple(Notice(**one) for one in manifest.get("notices", ()))
+        verify_document(manifest)
+        entries = tuple(Entry.from_dict(entry) for entry in manifest["ranks"])
+        notices = tuple(Notice(**notice) for notice in manifest.get("notices", ()))
     except FileNotFoundError:
         raise InputError(
             f"{root}: is not a store: it has no {MANIFEST}", hint="make one with: tracekit ingest"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{root / MANIFEST}: is damaged: {error}", hint="ingest the traces again") from error
+        raise InputError(f"{root / MANIFEST}: is damaged: {error}", hint=_INGEST_AGAIN) from error
     return Store(root, entries, manifest.get("labelled_by"), bool(manifest.get("complete", True)), notices)
 
 
@@ -227,14 +230,20 @@ def write_rank(
     together: Sequence[int] = (),
     beside: Callable[[Path], object] | None = None,
 ) -> Entry:
-    """Write one rank into *folder* (a store being built); return its entry for the manifest.
+    """Write one rank into a store; return its entry for the manifest. Any number of processes may do so at once.
 
-    Runs in any process: ranks share nothing but the folder. *key* says what it was made from: a rank that is there
-    with the same key is left as it is (the work was done twice). *beside* writes further files into the rank's folder.
+    Args:
+        folder: Folder of the store.
+        rank: The rank's events and source.
+        labelled: Its labelled events, if they are to be stored.
+        key: See ``Entry.key``. A rank that exists with the same key is left as it is: two workers did the same work.
+        together: All ranks that the same trace holds.
+        beside: Writes further files into the rank's folder.
+
     """
     number = rank.source.rank
     target = rank_folder(folder, number)
-    part = Path(tempfile.mkdtemp(prefix=f".rank={number}.", dir=folder))
+    temporary = Path(tempfile.mkdtemp(prefix=f".rank={number}.", dir=folder))
     metadata = {SOURCE_KEY: json.dumps(rank.source.to_dict())}
     entry = Entry(
         rank=number,
@@ -247,22 +256,23 @@ def write_rank(
         together=tuple(together),
     )
     try:
-        _write_table(rank.events, part / "events.parquet", metadata)
+        _write_table(rank.events, temporary / "events.parquet", metadata)
         if len(rank.memory):
-            _write_table(rank.memory, part / "memory.parquet")
+            _write_table(rank.memory, temporary / "memory.parquet")
         if labelled is not None:
-            _write_table(labelled, part / "labelled.parquet", metadata)
+            _write_table(labelled, temporary / "labelled.parquet", metadata)
         if beside is not None:
-            beside(part)
-        entry = replace(entry, digests={file.name: digest(file) for file in sorted(part.iterdir())})
-        (part / ENTRY).write_text(json.dumps(sealed(msgspec.to_builtins(entry)), indent=1), encoding="utf-8")
-        part.chmod(0o755)
-        if not _move_in(part, target, key):
+            beside(temporary)
+        entry = replace(entry, digests={file.name: file_checksum(file) for file in sorted(temporary.iterdir())})
+        entry_json = json.dumps(with_checksum(msgspec.to_builtins(entry)), indent=1)
+        (temporary / ENTRY).write_text(entry_json, encoding="utf-8")
+        temporary.chmod(0o755)
+        if not _move_to_target(temporary, target, key):
             raise InputError(f"rank {number} was found twice", hint="name one trace per rank")
     except (pl.exceptions.PolarsError, OSError) as error:
         raise write_error(error, target) from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return entry
 
 
@@ -271,10 +281,10 @@ def _write_table(frame: pl.DataFrame, file: Path, metadata: dict[str, str] | Non
     frame.write_parquet(file, compression="zstd", compression_level=ZSTD_LEVEL, metadata=metadata)
 
 
-def _move_in(part: Path, target: Path, key: str | None) -> bool:
-    """Give a rank its place; False where another trace's rank has it."""
+def _move_to_target(temporary: Path, target: Path, key: str | None) -> bool:
+    """Rename a rank's folder to *target*; return False if a rank of another trace is there."""
     try:
-        part.rename(target)
+        temporary.rename(target)
     except OSError:
         if not target.exists():
             raise
@@ -284,17 +294,17 @@ def _move_in(part: Path, target: Path, key: str | None) -> bool:
 
 
 def read_entry(folder: Path) -> Entry | None:
-    """Read the entry in a rank's folder; None where there is no whole one."""
+    """Read the entry in a rank's folder; None if it is missing or damaged."""
     try:
         data = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
-        check_seal(data)
-        return Entry.from_dict({key: value for key, value in data.items() if key != SEAL})
+        verify_document(data)
+        return Entry.from_dict({key: value for key, value in data.items() if key != CHECKSUM_KEY})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def labelled_by(rules: str | os.PathLike[str] | None = None) -> str:
-    """Return the version and rules that label: equal text means equal labels.
+    """Return a text for the version and rules that label events: equal texts mean equal labels.
 
     >>> labelled_by().endswith("built-in rules")
     True
@@ -302,10 +312,10 @@ def labelled_by(rules: str | os.PathLike[str] | None = None) -> str:
     if rules is None:
         return f"tracekit {__version__}, built-in rules"
     try:
-        digest = hashlib.sha256(Path(rules).read_bytes()).hexdigest()[:16]
+        file_checksum = hashlib.sha256(Path(rules).read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise InputError(f"{os.fspath(rules)}: cannot be read: {error.strerror}", hint="check --rules") from error
-    return f"tracekit {__version__}, rules {digest}"
+    return f"tracekit {__version__}, rules {file_checksum}"
 
 
 def write_manifest(
@@ -316,18 +326,18 @@ def write_manifest(
     complete: bool = True,
     notices: Sequence[Notice] = (),
 ) -> None:
-    """Write the manifest that makes *folder* a store: what it does not list does not exist."""
-    ranks = [msgspec.to_builtins(entry) for entry in sorted(entries, key=lambda entry: entry.rank)]
+    """Write the manifest, which makes *folder* a store."""
+    sorted_entries = sorted(entries, key=lambda entry: entry.rank)
     document: dict[str, Any] = {
         "format": FORMAT,
         "tracekit": __version__,
         "labelled_by": labelled_by,
         "complete": complete,
         "notices": [msgspec.to_builtins(notice) for notice in notices],
-        "ranks": ranks,
+        "ranks": [msgspec.to_builtins(entry) for entry in sorted_entries],
     }
-    with atomic_write(folder / MANIFEST) as part:
-        part.write_text(json.dumps(sealed(document), indent=1), encoding="utf-8")
+    with atomic_write(folder / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(with_checksum(document), indent=1), encoding="utf-8")
 
 
 def _root(path: Path) -> Path:
@@ -335,11 +345,11 @@ def _root(path: Path) -> Path:
 
 
 def _collect(lazy: pl.LazyFrame, file: Path, schema: pl.Schema, rows: int | None = None) -> pl.DataFrame:
-    """Return a frame, checked against what the manifest lists; without *rows* only its columns are listed."""
+    """Read a table; raise if it has other columns than *schema*, or another number of rows than *rows* (if given)."""
     try:
         frame = lazy.collect()
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise read_error(error, file, hint=_AGAIN) from error
+        raise read_error(error, file, hint=_INGEST_AGAIN) from error
     if frame.schema != schema or rows not in (None, frame.height):
-        raise InputError(f"{file}: is not what the manifest lists", hint="ingest the traces again")
+        raise InputError(f"{file}: is not what the manifest lists", hint=_INGEST_AGAIN)
     return frame

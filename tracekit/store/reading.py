@@ -1,4 +1,4 @@
-"""Sources to events: one by one or side by side in processes, with what cannot be read kept as data."""
+"""Reading of sources: events of one source, transfer between processes, and reports of failures."""
 
 from __future__ import annotations
 
@@ -14,46 +14,59 @@ import polars as pl
 
 from tracekit._util.text import listing
 from tracekit._util.workers import ItemResult
-from tracekit.errors import Notice, OptionError, OutputError, RuleError
+from tracekit.errors import Notice, OptionError, OutputError, RuleError, TracekitError
 from tracekit.parsers import remote
 from tracekit.parsers.refs import SourceRef
 from tracekit.schema import EVENTS, RankEvents, Source
 from tracekit.store.files import open_store
 
-_MEMORY = ".memory"  # beside a rank's events: what the allocator said
+MAX_FAILURES_LISTED = 20
+"""Failed sources that have a notice of their own; further ones share one notice."""
+_MEMORY_SUFFIX = ".memory"
+"""Ending of the temporary file with a rank's allocator events, after the name of the file with its events."""
 
 
 def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> list[RankEvents]:
-    """Read one source: one rank, or all the ranks of an Nsight Systems report."""
+    """Read one source: one rank, or all ranks of an Nsight Systems report.
+
+    Args:
+        ref: The source.
+        stacks: Read Python frames too.
+        lenient: Use what can be read of a damaged file; otherwise it is an error.
+
+    """
     if ref.reader == "store":
         assert ref.rank is not None, "a store's sources name their rank"
         return [open_store(ref.path).rank(ref.rank)]
     with remote.fetched(ref.path) as local:
         parts = READERS[ref.reader](local, ref, stacks, lenient)
-    return [_settled(part, ref, alone=len(parts) == 1) for part in parts]
+    return [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
 
 
-def _kineto(path: str, ref: SourceRef, stacks: bool, lenient: bool) -> list[RankEvents]:
+def _read_kineto(path: str, ref: SourceRef, stacks: bool, lenient: bool) -> list[RankEvents]:
     from tracekit.parsers import kineto
 
-    given = ref.rank if ref.rank_from != "content" else None
-    return [kineto.read(path, rank=given, stacks=stacks, lenient=lenient)]
+    rank = ref.rank if ref.rank_from != "content" else None
+    return [kineto.read(path, rank=rank, stacks=stacks, lenient=lenient)]
 
 
-def _nsight(path: str, ref: SourceRef, _: bool, lenient: bool) -> list[RankEvents]:
+def _read_nsight(path: str, ref: SourceRef, _: bool, lenient: bool) -> list[RankEvents]:
     from tracekit.parsers import nsight
 
     return nsight.read(path, rank=ref.rank if ref.rank_from == "option" else None, lenient=lenient)
 
 
-READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {"kineto": _kineto, "nsight": _nsight}
-"""How each reader that ``parsers.probe`` names is called: file, source, whether with stacks, whether leniently."""
+READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
+    "kineto": _read_kineto,
+    "nsight": _read_nsight,
+}
+"""The function of each reader that ``parsers.probe`` names; arguments: local file, source, stacks, lenient."""
 
 
-def _settled(part: RankEvents, ref: SourceRef, *, alone: bool) -> RankEvents:
-    """Give a rank its place: the path as it was asked for, and the rank as discovery settled it."""
+def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) -> RankEvents:
+    """Return a rank with the path of its source and, if its file does not name it, the rank that discovery found."""
     source = msgspec.structs.replace(part.source, path=ref.path)
-    if not alone or source.rank_from == "content" or ref.rank is None or ref.rank_from == "content":
+    if not only_rank or source.rank_from == "content" or ref.rank is None or ref.rank_from == "content":
         return replace(part, source=source)
     events, memory = part.events, part.memory
     if source.rank != ref.rank:
@@ -62,50 +75,54 @@ def _settled(part: RankEvents, ref: SourceRef, *, alone: bool) -> RankEvents:
 
 
 def read_to_files(ref: SourceRef, *, folder: str, stacks: bool, lenient: bool) -> list[tuple[str, Source]]:
-    """Read one source and leave its events as Parquet files in *folder*, for another process to take up."""
+    """Read one source and write the events of its ranks into *folder*, from where another process reads them.
+
+    Returns:
+        The file and the source of each rank.
+
+    """
     written = []
     for part in read_ref(ref, stacks=stacks, lenient=lenient):
         handle, name = tempfile.mkstemp(suffix=".parquet", dir=folder)
         os.close(handle)
         part.events.write_parquet(name, compression="lz4", statistics=False)
         if len(part.memory):
-            part.memory.write_parquet(f"{name}{_MEMORY}", compression="lz4", statistics=False)
+            part.memory.write_parquet(f"{name}{_MEMORY_SUFFIX}", compression="lz4", statistics=False)
         written.append((name, part.source))
     return written
 
 
 def from_files(written: list[tuple[str, Source]]) -> list[RankEvents]:
-    """Take up what ``read_to_files`` left."""
+    """Read the files that ``read_to_files`` wrote, and remove them."""
     parts = []
     for name, source in written:
         part = RankEvents(pl.read_parquet(name, hive_partitioning=False), source)
-        beside = Path(f"{name}{_MEMORY}")
-        if beside.exists():
-            part = replace(part, memory=pl.read_parquet(beside, hive_partitioning=False))
-            beside.unlink()
+        memory_file = Path(f"{name}{_MEMORY_SUFFIX}")
+        if memory_file.exists():
+            part = replace(part, memory=pl.read_parquet(memory_file, hive_partitioning=False))
+            memory_file.unlink()
         parts.append(part)
         Path(name).unlink()
     return parts
 
 
-def raise_failures(done: Sequence[ItemResult[SourceRef, Any]]) -> None:
-    """Raise the first failure, and say how many more there are."""
-    failed = [one for one in done if one.error is not None]
-    if not failed:
+def _failures(results: Sequence[ItemResult[SourceRef, Any]]) -> list[tuple[SourceRef, TracekitError]]:
+    return [(result.item, result.error) for result in results if result.error is not None]
+
+
+def raise_failures(results: Sequence[ItemResult[SourceRef, Any]]) -> None:
+    """Raise the first failure, if there is any, with the number of further ones."""
+    failures = _failures(results)
+    if not failures:
         return
-    error = failed[0].error
-    assert error is not None, "only failures are in the list"
-    where = "" if failed[0].item.name in error.message else f"{failed[0].item.path}: "
-    more = f" (and {len(failed) - 1} more files cannot be read)" if len(failed) > 1 else ""
-    raise type(error)(f"{where}{error.message}{more}", hint=error.hint) from error.__cause__
+    ref, error = failures[0]
+    path = "" if ref.name in error.message else f"{ref.path}: "
+    more = f" (and {len(failures) - 1} more files cannot be read)" if len(failures) > 1 else ""
+    raise type(error)(f"{path}{error.message}{more}", hint=error.hint) from error.__cause__
 
 
-MOST_LISTED = 20
-"""Failed traces with a line of their own; of more, their number."""
-
-
-def failure_notices(done: Sequence[ItemResult[SourceRef, Any]], *, strict: bool = False) -> tuple[Notice, ...]:
-    """List the sources that could not be read, by path; raise where that is all of them, or with *strict* any.
+def failure_notices(results: Sequence[ItemResult[SourceRef, Any]], *, strict: bool = False) -> tuple[Notice, ...]:
+    """Return notices of the sources that could not be read; raise if these are all, or with *strict* any.
 
     >>> from tracekit.errors import InputError
     >>> good, bad = SourceRef("rank0.json", "kineto", 0), SourceRef("rank1.json", "kineto", 1)
@@ -113,24 +130,26 @@ def failure_notices(done: Sequence[ItemResult[SourceRef, Any]], *, strict: bool 
     >>> failure_notices([ItemResult(0, good, value=[]), failed])[0].message
     'rank 1 is left out: rank1.json: ends early'
     """
-    failed = [one for one in done if one.error is not None]
-    words = (OutputError, RuleError, OptionError) if len(failed) == len(done) else (OutputError, RuleError)
-    for one in failed:
-        if isinstance(one.error, words):
-            raise one.error  # the words or the place are wrong, not this trace
-    if strict or len(failed) == len(done):
-        raise_failures(done)
-    notices = [Notice("rank-failed", _left_out(one)) for one in failed[:MOST_LISTED]]
-    if more := failed[MOST_LISTED:]:
-        named = listing((one.item.path for one in more), most=8)
-        notices.append(Notice("rank-failed", f"{len(more)} more are left out: {named}"))
+    failures = _failures(results)
+    all_failed = len(failures) == len(results)
+    # These errors are about the call (its rules, its store, its options), not about the source that they came up at.
+    errors_of_call: tuple[type[TracekitError], ...] = (OutputError, RuleError)
+    if all_failed:
+        errors_of_call += (OptionError,)
+    for _, error in failures:
+        if isinstance(error, errors_of_call):
+            raise error
+    if strict or all_failed:
+        raise_failures(results)
+    notices = [Notice("rank-failed", _failure_text(*failure)) for failure in failures[:MAX_FAILURES_LISTED]]
+    if unlisted := failures[MAX_FAILURES_LISTED:]:
+        paths = listing((ref.path for ref, _ in unlisted), most=8)
+        notices.append(Notice("rank-failed", f"{len(unlisted)} more are left out: {paths}"))
     return tuple(notices)
 
 
-def _left_out(one: ItemResult[SourceRef, Any]) -> str:
-    assert one.error is not None, "only failures are left out"
-    reason = one.error.message
-    rank = "a source" if one.item.rank is None else f"rank {one.item.rank}"
-    if reason.startswith(one.item.path):
-        return f"{rank} is left out: {reason}"
-    return f"{rank} is left out: {one.item.path}: {reason.removeprefix(f'{one.item.name}: ')}"
+def _failure_text(ref: SourceRef, error: TracekitError) -> str:
+    rank = "a source" if ref.rank is None else f"rank {ref.rank}"
+    if error.message.startswith(ref.path):
+        return f"{rank} is left out: {error.message}"
+    return f"{rank} is left out: {ref.path}: {error.message.removeprefix(f'{ref.name}: ')}"

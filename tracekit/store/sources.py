@@ -1,4 +1,4 @@
-"""What there is to read, and whether it is one run: ``find`` before reading, the checks once times are known."""
+"""Sources of a run: discovery before reading, and checks that they belong to one run after reading."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from tracekit.store.files import open_store
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-APART_NS = 3_600_000_000_000
-"""Ranks of one run are profiled together; an hour between one's end and the next one's start means two runs."""
-EPOCH_NS = 1_400_000_000_000_000_000
-"""Clocks before this (2014) count from a machine's start: they say nothing about when a run was."""
+MAX_GAP_WITHIN_RUN_NS = 3_600_000_000_000
+"""Largest gap (1 h) between the recordings of one run: its ranks are profiled at the same time."""
+EARLIEST_DATE_NS = 1_400_000_000_000_000_000
+"""Times before this (2014) count from the start of a machine and tell no date."""
 
 
 def find(
     paths: Paths, *, ranks: Collection[int] | None = None, rank: int | None = None
 ) -> tuple[tuple[SourceRef, ...], tuple[Notice, ...]]:
-    """Find what there is to read, one source per rank where that can be told; a store is opened into its ranks.
+    """Return the sources at *paths*, one per rank where the rank is known before reading, and notices about them.
+
+    A store becomes one source per rank. *rank* is the rank of a single file that does not name it.
 
     >>> [ref.rank for ref in find("sample_traces/reload", ranks=[1, 3])[0]]
     [1, 3]
@@ -53,7 +55,10 @@ def _store_refs(ref: SourceRef) -> list[SourceRef]:
     if not sources:
         raise InputError(f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume")
     size = ref.bytes // max(1, len(sources))
-    return [replace(ref, rank=s.rank, rank_from=s.rank_from, world_size=s.world_size, bytes=size) for s in sources]
+    return [
+        replace(ref, rank=source.rank, rank_from=source.rank_from, world_size=source.world_size, bytes=size)
+        for source in sources
+    ]
 
 
 def _store_notices(ref: SourceRef) -> list[Notice]:
@@ -65,42 +70,49 @@ def _store_notices(ref: SourceRef) -> list[Notice]:
 
 
 def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> None:
-    """Refuse ranks that reading showed to be of different runs; a span is a source, its first and its last time."""
+    """Raise if ranks are of different runs; a span is a rank's source, first and last time in ns."""
     sources = [source for source, _, _ in spans]
-    check_unmixed([SourceRef(s.path, s.reader, s.rank, s.rank_from, s.world_size) for s in sources])
-    runs = defaultdict(list)
+    check_unmixed(
+        [SourceRef(source.path, source.reader, source.rank, source.rank_from, source.world_size) for source in sources]
+    )
+    paths_by_run = defaultdict(list)
     for source in sources:
         if source.run is not None:
-            runs[source.run].append(source.path)
-    if len(runs) > 1:
-        shown = "; ".join(listing(files, most=2) for files in list(runs.values())[:3])
+            paths_by_run[source.run].append(source.path)
+    if len(paths_by_run) > 1:
+        examples = "; ".join(listing(paths, most=2) for paths in list(paths_by_run.values())[:3])
         raise InputError(
-            f"these traces come from {len(runs)} different runs: {shown}", hint="name the files of one run"
+            f"these traces come from {len(paths_by_run)} different runs: {examples}", hint="name the files of one run"
         )
-    _check_times([(start, end or start, source.path) for source, start, end in spans if start and start > EPOCH_NS])
+    _check_gaps([(start, end or start, source.path) for source, start, end in spans if start and _is_date(start)])
 
 
-def _check_times(spans: list[tuple[int, int, str]]) -> None:
-    reached, last = 0, ""
+def _is_date(time_ns: int) -> bool:
+    return time_ns > EARLIEST_DATE_NS
+
+
+def _check_gaps(spans: list[tuple[int, int, str]]) -> None:
+    """Raise if a recording starts long after all earlier ones have ended; a span is start, end and path."""
+    latest_end, latest_path = 0, ""
     for start, end, path in sorted(spans):
-        if last and start - reached > APART_NS:
-            hours = (start - reached) / 3.6e12
+        if latest_path and start - latest_end > MAX_GAP_WITHIN_RUN_NS:
+            hours = (start - latest_end) / 3.6e12
             raise InputError(
-                f"these traces come from different runs: {path} begins {hours:.0f} h after {last} ends",
+                f"these traces come from different runs: {path} begins {hours:.0f} h after {latest_path} ends",
                 hint="name the files of one run",
             )
-        if end > reached:
-            reached, last = end, path
+        if end > latest_end:
+            latest_end, latest_path = end, path
 
 
 def span(part: RankEvents) -> tuple[Source, int | None, int | None]:
-    """Return a rank's source, first and last time."""
+    """Return a rank's source, and its first and last time in ns."""
     first, last = part.events.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
     return part.source, first, last
 
 
 def missing_notice(sources: Sequence[Source]) -> tuple[Notice, ...]:
-    """Return which ranks of the run are not here, where the world size is known."""
+    """Return a notice of the run's ranks that are missing, if its world size is known."""
     size = max((source.world_size or 0 for source in sources), default=0)
     count, first = absent({source.rank for source in sources}, size, most=4)
     if not count:

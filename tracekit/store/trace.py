@@ -1,4 +1,4 @@
-"""``Trace``: what ``tracekit.load`` returns."""
+"""The events of a run in memory: the result of ``tracekit.load``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trace:
-    """The events of one run, every rank's in one table, and where they came from.
+    """The events of a run, rank by rank and in one table, and their sources.
 
     >>> from tracekit import load
     >>> trace = load("sample_traces/reload", ranks=[0, 1])
@@ -31,9 +31,9 @@ class Trace:
     """
 
     parts: tuple[RankEvents, ...]
-    """One per rank, by rank."""
+    """Events and source of each rank, in the order of their numbers."""
     notices: tuple[Notice, ...] = ()
-    """What was lost, missing or chosen on the way here."""
+    """Notices about files and ranks that are damaged, missing or were left out."""
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -42,7 +42,7 @@ class Trace:
 
     @cached_property
     def memory(self) -> pl.DataFrame:
-        """All ranks' events of the allocator (columns: ``tracekit.schema.MEMORY``); empty where none were recorded."""
+        """All ranks' allocator events (columns: ``tracekit.schema.MEMORY``); empty if none were recorded."""
         return pl.concat([part.memory for part in self.parts]) if self.parts else MEMORY.to_frame()
 
     @property
@@ -52,7 +52,7 @@ class Trace:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks, ascending."""
+        """The numbers of the ranks, ascending."""
         return tuple(part.source.rank for part in self.parts)
 
     def rank(self, rank: int) -> RankEvents:

@@ -1,4 +1,4 @@
-"""The step by layer, module, annotation or shape: every busy nanosecond in one row (``rank_rows``, ``combined``)."""
+"""Time of the step by layer, module, annotation or shape, of a rank (``rank_rows``) and of a run (``combined``)."""
 
 from __future__ import annotations
 

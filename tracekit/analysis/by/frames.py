@@ -1,4 +1,7 @@
-"""Ranges of the host that say where in the model it was: ``nn.Module`` calls, named ranges, pairs of hooks."""
+"""Frames: ranges of host time that tell a position in the model.
+
+A frame is a call of an ``nn.Module``, a named range, or the stretch between the hooks before and after a module's pass.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,28 @@ from tracekit.schema import PATH_SEPARATOR
 
 Ints = npt.NDArray[np.int64]
 
-MODULE = "nn.Module: "
-"""How the profiler names a call of a module: ``nn.Module: Linear_3`` is the fourth module of that class."""
-LAYER = re.compile(r"(?:(?:layers?|blocks?)[\s._#:=\[(-]*|(?<![a-z])h[.\[])(\d{1,5})(?!\d)", re.IGNORECASE)
+MODULE_PREFIX = "nn.Module: "
+"""Prefix of a module call in the profiler's trace: ``nn.Module: Linear_3`` is the fourth module of that class."""
+LAYER_NUMBER = re.compile(r"(?:(?:layers?|blocks?)[\s._#:=\[(-]*|(?<![a-z])h[.\[])(\d{1,5})(?!\d)", re.IGNORECASE)
 """A layer's number in a name: ``layer 3``, ``model.layers.3.mlp``, ``TransformerBlock_3``, ``transformer.h.3``."""
-_HOOK = r"(?:^|[^a-z])(pre|post)_(forward|backward) \((.+)\)$"
+_HOOK = re.compile(r"(?:^|[^a-z])(pre|post)_(forward|backward) \((.+)\)$")
 """Hooks around a module's pass, as FSDP2 names them: ``FSDP::pre_forward (layers.3)`` … ``post_forward (layers.3)``."""
+_MAX_NAME_LETTERS = 1000
+"""Letters at the end of a name that are searched: names may be very long."""
+_COLUMNS = ("tid", "start_ns", "end_ns", "name")
 
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Ranges that nest on their threads, sorted by thread and start, the longer first."""
+    """Ranges that nest on their threads, sorted by thread, start and, for equal starts, the longest first."""
 
     tid: Ints
-    start: Ints
-    end: Ints
-    name: tuple[str, ...]
-    code: Ints  # of every frame: which of the names
+    start_ns: Ints
+    end_ns: Ints
+    names: tuple[str, ...]
+    """Distinct names."""
+    name_index: Ints
+    """Index of each frame's name in ``names``."""
 
     @classmethod
     def of(cls, table: pl.DataFrame) -> Frames:
@@ -41,77 +49,74 @@ class Frames:
 
         >>> rows = {"tid": [1, 1], "start_ns": [2, 0], "end_ns": [5, 9], "name": ["Linear_0", "Mlp_0"]}
         >>> frames = Frames.of(pl.DataFrame(rows))
-        >>> [frames.path(row) for row in (0, 1)]
+        >>> [frames.path(frame) for frame in (0, 1)]
         ['Mlp_0', 'Mlp_0 > Linear_0']
         """
-        ordered = table.drop_nulls(["tid", "start_ns", "end_ns", "name"]).sort(
-            "tid", "start_ns", -pl.col("end_ns"), maintain_order=True
-        )
-        names = ordered["name"].cast(pl.String)
-        distinct = names.unique(maintain_order=True)
-        places = {name: at for at, name in enumerate(distinct.to_list())}
-        code = (
-            names.replace_strict(places, return_dtype=pl.Int64, default=0)
-            if len(names)
-            else pl.Series([], dtype=pl.Int64)
-        )
-        tid, start, end = (ordered[c].cast(pl.Int64).to_numpy() for c in ("tid", "start_ns", "end_ns"))
-        return cls(tid, start, end, tuple(distinct.to_list()), code.to_numpy())
+        complete = table.select(_COLUMNS).drop_nulls().with_columns(pl.col("name").cast(pl.String))
+        ordered = sort_frames(complete)
+        names = ordered["name"].unique(maintain_order=True)
+        positions = pl.DataFrame({"name": names, "index": np.arange(len(names))})
+        name_index = ordered.select("name").join(positions, on="name", how="left", maintain_order="left")["index"]
+        tid, start_ns, end_ns = (ordered[name].cast(pl.Int64).to_numpy() for name in ("tid", "start_ns", "end_ns"))
+        return cls(tid, start_ns, end_ns, tuple(names.to_list()), name_index.to_numpy())
 
     def __len__(self) -> int:
-        return len(self.start)
+        return len(self.start_ns)
 
     @cached_property
     def _nested(self) -> Nested:
-        none = np.zeros(0, np.int64)
-        return self._ask(none, none)
+        no_points = np.zeros(0, np.int64)
+        return self._nest(no_points, no_points)
 
     @property
     def parent(self) -> Int32s:
-        """Of every frame the one around it, -1 where none."""
+        """The innermost frame around each frame; -1 if there is none."""
         return self._nested.ann_of
 
     @property
-    def paths(self) -> Ints:
-        """Of every frame a number that is the same for the same names from the outermost down."""
+    def path_hash(self) -> Ints:
+        """A number per frame, equal for frames with equal names from the outermost frame down."""
         return self._nested.path
 
-    def around(self, tid: Ints, at: Ints) -> Ints:
-        """Return the innermost frame around each moment of a thread, -1 where none."""
+    def around(self, tid: Ints, time_ns: Ints) -> Ints:
+        """Return the innermost frame around each point in time on a thread; -1 if there is none."""
         if not len(self):
-            return np.full(len(at), -1, np.int64)
-        return self._ask(tid, at).point_annotation
+            return np.full(len(time_ns), -1, np.int64)
+        return self._nest(tid, time_ns).point_annotation
 
-    def path(self, row: int) -> str:
-        """Spell the names from the outermost frame down to *row*."""
+    def path(self, frame: int) -> str:
+        """Return the names from the outermost frame down to *frame*."""
         names: list[str] = []
-        while row >= 0:
-            names.append(self.name[self.code[row]])
-            row = int(self.parent[row])
+        while frame >= 0:
+            names.append(self.names[self.name_index[frame]])
+            frame = int(self.parent[frame])
         return PATH_SEPARATOR.join(reversed(names))
 
-    def _ask(self, tid: Ints, at: Ints) -> Nested:
+    def _nest(self, tid: Ints, time_ns: Ints) -> Nested:
+        """Nest the frames, and find the frames around points; threads are numbered from 0, unknown ones are -1."""
         threads = np.unique(self.tid)
-        number = np.searchsorted(threads, tid)
-        known = (number < len(threads)) & (np.append(threads, -1)[number] == tid)
-        asked = np.where(known, number, -1)
-        what = np.full(len(self), ANNOTATION, np.int64)
-        return nest(np.searchsorted(threads, self.tid), self.start, self.end, what, self.code, asked, at)
+        position = np.searchsorted(threads, tid)
+        is_known = np.append(threads, -1)[position] == tid
+        point_thread = np.where(is_known & (position < len(threads)), position, -1)
+        frame_thread = np.searchsorted(threads, self.tid)
+        kind = np.full(len(self), ANNOTATION, np.int64)
+        return nest(frame_thread, self.start_ns, self.end_ns, kind, self.name_index, point_thread, time_ns)
 
 
-_COLUMNS = ("tid", "start_ns", "end_ns", "name")
+def sort_frames(table: pl.DataFrame) -> pl.DataFrame:
+    """Return frames in the order of ``Frames``."""
+    return table.sort("tid", "start_ns", -pl.col("end_ns"), maintain_order=True)
 
 
 def module_frames(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls of modules among *events*, named by class and number."""
+    """Return the calls of modules among *events*, named by class and number such as ``Linear_3``."""
     python = events.lazy().filter(pl.col("kind") == "python").select(_COLUMNS).collect()
     names = python["name"].cast(pl.String)
-    found = python.with_columns(name=names.str.strip_prefix(MODULE)).filter(names.str.starts_with(MODULE))
-    return found.select(_COLUMNS)
+    return python.with_columns(name=names.str.strip_prefix(MODULE_PREFIX)).filter(names.str.starts_with(MODULE_PREFIX))
 
 
 def layer_ranges(events: pl.DataFrame) -> pl.DataFrame:
-    """Return named ranges with a layer's number, and the stretches between two hooks of one pass through a layer.
+    """Return named ranges with a layer's number, and the stretches between the two hooks of a pass through a layer.
 
     >>> rows = [("FSDP::pre_forward (layers.3)", 0, 2), ("FSDP::post_forward (layers.3)", 8, 9), ("data", 10, 11)]
     >>> events = pl.DataFrame([{"kind": "annotation", "tid": 1, "start_ns": s, "end_ns": e, "name": n}
@@ -119,32 +124,34 @@ def layer_ranges(events: pl.DataFrame) -> pl.DataFrame:
     >>> layer_ranges(events).select("name", "start_ns", "end_ns").rows()[-1]
     ('layers.3', 0, 9)
     """
-    named = events.lazy().filter(pl.col("kind") == "annotation").select(_COLUMNS).collect()
-    named = named.with_columns(pl.col("name").cast(pl.String))
-    distinct = named["name"].unique().drop_nulls().to_list()
+    ranges = events.lazy().filter(pl.col("kind") == "annotation").select(_COLUMNS).collect()
+    ranges = ranges.with_columns(pl.col("name").cast(pl.String))
+    distinct = ranges["name"].unique().drop_nulls().to_list()
     numbered = [name for name in distinct if layer_number(name) is not None]
-    ranges = named.filter(pl.col("name").is_in(numbered))
-    hooks = {name: found.groups() for name in numbered if (found := re.search(_HOOK, name[-1000:]))}
-    if not hooks:
+    ranges = ranges.filter(pl.col("name").is_in(numbered))
+    hook_names = [(name, *match.groups()) for name in numbered if (match := _HOOK.search(name[-_MAX_NAME_LETTERS:]))]
+    if not hook_names:
         return ranges
-    heads = dict.fromkeys(("name", "side", "pass", "path"), pl.String)
-    words = pl.DataFrame([(name, *groups) for name, groups in hooks.items()], orient="row", schema=heads)
-    marks = ranges.join(words, on="name").sort("start_ns")
-    keys = ["tid", "pass", "path"]
-    before = marks.filter(pl.col("side") == "pre").select(*keys, "start_ns", "end_ns")
-    after = marks.filter(pl.col("side") == "post").select(*keys, at="start_ns", end="end_ns")
-    paired = before.join_asof(
-        after, left_on="start_ns", right_on="at", by=keys, strategy="forward", check_sortedness=False
+    hook_table = pl.DataFrame(
+        hook_names, orient="row", schema=dict.fromkeys(("name", "side", "pass", "path"), pl.String)
     )
-    paired = paired.drop_nulls("end").select("tid", "start_ns", end_ns="end", name="path")
-    return pl.concat([ranges, paired.select(_COLUMNS)])
+    hooks = ranges.join(hook_table, on="name").sort("start_ns")
+    # Each hook before a pass is paired with the next hook after the same pass of the same module on its thread.
+    keys = ["tid", "pass", "path"]
+    before = hooks.filter(pl.col("side") == "pre").select(*keys, "start_ns")
+    after = hooks.filter(pl.col("side") == "post").select(*keys, "end_ns", after_ns="start_ns")
+    passes = before.join_asof(
+        after, left_on="start_ns", right_on="after_ns", by=keys, strategy="forward", check_sortedness=False
+    )
+    passes = passes.drop_nulls("end_ns").rename({"path": "name"})
+    return pl.concat([ranges, passes.select(_COLUMNS)])
 
 
 def layer_number(name: str) -> int | None:
-    """Return the number of the layer that a name speaks of; the last, where it names several.
+    """Return the number of the layer in a name, the last if there are several; None if there is none.
 
     >>> [layer_number(name) for name in ("layer 3", "model.layers.12.mlp", "DecoderLayer_4", "h.7", "launch 5")]
     [3, 12, 4, 7, None]
     """
-    found = LAYER.findall(name[-1000:])
-    return int(found[-1]) if found else None
+    numbers = LAYER_NUMBER.findall(name[-_MAX_NAME_LETTERS:])
+    return int(numbers[-1]) if numbers else None

@@ -1,4 +1,4 @@
-"""The host's operators, as far as places need them: who made which node of autograd's graph, and who called whom."""
+"""Operators of the host: those that created nodes of autograd's graph, and the operators around a launch."""
 
 from __future__ import annotations
 
@@ -13,49 +13,60 @@ from tracekit.classify.host_ranges import Ranges, read_ranges
 Ints = npt.NDArray[np.int64]
 
 
-class Makers(msgspec.Struct, frozen=True, eq=False):
-    """Operators that made a node of autograd's graph: the node's number, on which thread and when."""
+class NodeCreators(msgspec.Struct, frozen=True, eq=False):
+    """Forward operators that created nodes of autograd's graph, by start."""
 
     sequence: Ints
+    """Sequence number of the node."""
     tid: Ints
-    at: Ints
+    start_ns: Ints
 
 
-_NONE = np.zeros(0, np.int64)
-NO_MAKERS = Makers(_NONE, _NONE, _NONE)
+_EMPTY = np.zeros(0, np.int64)
+NO_CREATORS = NodeCreators(_EMPTY, _EMPTY, _EMPTY)
 
 
 class Host(msgspec.Struct, frozen=True, eq=False):
-    """One rank's operators."""
+    """The operators of one rank's host."""
 
     ranges: Ranges
-    makers: Makers
+    creators: NodeCreators
 
     @classmethod
     def of(cls, events: pl.DataFrame) -> Host:
-        """Read the operators of one rank's events."""
+        """Return the operators among one rank's events."""
         _, ranges, launches = read_ranges(events)
         autograd = read_autograd(ranges, launches)
         rows = np.unique(autograd.differentiable[autograd.differentiable >= 0])
         rows = rows[np.argsort(ranges.start(rows), kind="stable")]
         tid = ranges.column("tid", rows).fill_null(-1).cast(pl.Int64).to_numpy()
-        return cls(ranges, Makers(ranges.sequence[rows], tid, ranges.start(rows)))
+        return cls(ranges, NodeCreators(ranges.sequence[rows], tid, ranges.start(rows)))
 
-    def begun(self, op_id: Ints, at: Ints, after: Ints) -> Ints:
-        """Return when the host began what launched something *at* a moment: its outermost operator begun *after*.
+    def outermost_start_ns(self, op_id: Ints, launch_ns: Ints, after_ns: Ints) -> Ints:
+        """Return for each launch the start of the outermost operator around it that started after a given time.
 
-        *op_id* is the innermost operator's event, -1 where none is known.
+        Args:
+            op_id: Event of the innermost operator around the launch; -1 if not known.
+            launch_ns: Time of the launch, which is returned if no operator qualifies.
+            after_ns: Operators that started at or before this time do not count.
+
         """
+        row = self._rows_of(op_id)
+        # The entries appended at the end belong to row -1: no operator.
+        start_ns = np.append(self.ranges.start(), np.iinfo(np.int64).max)
+        operator_around = np.append(self.ranges.op_of, -1)
+        outermost_ns = launch_ns.copy()
+        while (row >= 0).any():  # climb all stacks of operators together, one level per round
+            row = np.where(start_ns[row] > after_ns, row, -1)
+            outermost_ns = np.where(row >= 0, np.minimum(outermost_ns, start_ns[row]), outermost_ns)
+            row = operator_around[row]
+        return outermost_ns
+
+    def _rows_of(self, op_id: Ints) -> Ints:
+        """Return the row of each operator among the ranges; -1 if it is not there."""
         ids = self.ranges.column("id", np.arange(len(self.ranges))).to_numpy()
         order = np.argsort(ids, kind="stable")
-        place = np.searchsorted(ids[order], op_id)
-        row = np.append(order, -1)[np.minimum(place, len(order))]
-        known = (row >= 0) & (op_id >= 0) & (np.append(ids, -1)[row] == op_id)
-        row = np.where(known, row, -1)
-        start, above = np.append(self.ranges.start(), np.iinfo(np.int64).max), np.append(self.ranges.op_of, -1)
-        begun = at.copy()
-        while (row >= 0).any():  # as many rounds as operators nest
-            row = np.where(start[row] > after, row, -1)
-            begun = np.where(row >= 0, np.minimum(begun, start[row]), begun)
-            row = above[row]
-        return begun
+        position = np.searchsorted(ids[order], op_id)
+        row = np.append(order, -1)[np.minimum(position, len(order))]
+        is_match = (row >= 0) & (op_id >= 0) & (np.append(ids, -1)[row] == op_id)
+        return np.where(is_match, row, -1)

@@ -1,4 +1,4 @@
-"""Which of a model's modules are its layers, from who called whom: nothing but class names and nesting is recorded."""
+"""Layers among the modules of a model, from the nesting of module calls: only classes and numbers are recorded."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from tracekit.classify.range_nesting import nearest_marked_ancestor
 
 Ints = npt.NDArray[np.int64]
 
-COVERED = 0.8
-"""Share of the time of outer modules that inner ones must take to be the layers in their place: blocks in a stage are,
-experts in a layer are not."""
+MIN_INNER_TIME_SHARE = 0.8
+"""Share of the outer modules' time that inner ones must take to be the layers instead: blocks in a stage do, experts in
+a layer do not."""
+_INSTANCE_NUMBER = re.compile(r"_\d+$")
 
 
-class _Kind(msgspec.Struct, frozen=True):
+class _ModuleClass(msgspec.Struct, frozen=True):
     """A class of modules."""
 
     name: str
     depth: int
-    siblings: int  # most instances called by one module
-    leaf: bool  # its calls call no module
+    """Smallest number of modules around a call."""
+    siblings: int
+    """Most modules of the class that one module calls."""
+    is_leaf: bool
+    """Whether most of its calls call no module."""
     ns: int
 
 
 def module_layers(frames: Frames) -> Ints:
-    """Return of every module call the number of the layer it is in, -1 outside of layers.
+    """Return the number of the layer that each module call is in; -1 outside of layers.
 
-    Layers are modules of one class, called side by side by the same module (or by none), that call modules in turn.
-    The outermost such class counts, and one inside it that takes nearly all of its time comes before it.
+    Layers are modules of one class that the same module (or none) calls and that call modules themselves. They are the
+    outermost such class, unless one inside it takes nearly all of its time.
 
     >>> calls = [("Gpt_0", 0, 90), ("Embedding_0", 1, 5), ("Layer_0", 10, 40), ("Linear_0", 20, 30),
     ...          ("Layer_1", 40, 80), ("Linear_1", 50, 60)]
@@ -42,64 +46,72 @@ def module_layers(frames: Frames) -> Ints:
     >>> module_layers(Frames.of(pl.DataFrame(rows))).tolist()
     [-1, -1, 0, 0, 1, 1]
     """
-    none = np.full(len(frames), -1, np.int64)
-    chosen = _layer_class(_kinds(frames))
-    if chosen is None:
-        return none
-    numbers = {name: int(name[len(chosen) + 1 :]) for name in frames.name if _class(name) == chosen}
-    order = {number: at for at, number in enumerate(sorted(set(numbers.values())))}
-    by_name = np.array([order[numbers[name]] if name in numbers else -1 for name in frames.name], np.int64)
-    own = by_name[frames.code]
-    outer = np.where(frames.parent >= 0, own[frames.parent], -1) >= 0  # one of them inside one of them: a part of it
-    nearest = nearest_marked_ancestor(frames.parent, (own >= 0) & ~outer)
-    return np.where(nearest >= 0, own[nearest], -1)
+    layer_class = _layer_class(_module_classes(frames))
+    if layer_class is None:
+        return np.full(len(frames), -1, np.int64)
+    instances = {name: int(name[len(layer_class) + 1 :]) for name in frames.names if _class_of(name) == layer_class}
+    layer_of_instance = {instance: layer for layer, instance in enumerate(sorted(set(instances.values())))}
+    layer_of_name = [layer_of_instance[instances[name]] if name in instances else -1 for name in frames.names]
+    layer = np.array(layer_of_name, np.int64)[frames.name_index]
+    # A call of the class inside a call of the class is a part of that layer, not a layer.
+    parent_is_layer = np.where(frames.parent >= 0, layer[frames.parent], -1) >= 0
+    nearest_layer = nearest_marked_ancestor(frames.parent, (layer >= 0) & ~parent_is_layer)
+    return np.where(nearest_layer >= 0, layer[nearest_layer], -1)
 
 
-def _class(name: str) -> str:
-    return re.sub(r"_\d+$", "", name)
+def _class_of(name: str) -> str:
+    return _INSTANCE_NUMBER.sub("", name)
 
 
-def _kinds(frames: Frames) -> list[_Kind]:
+def _module_classes(frames: Frames) -> list[_ModuleClass]:
+    """Return the classes of the modules that were called, by depth, then most time first."""
     parent = frames.parent
-    depth = _depths(parent)
-    has_children = np.zeros(len(frames), np.bool_)
-    has_children[parent[parent >= 0]] = True
-    classes = pl.Series([_class(name) if re.search(r"_\d+$", name) else "" for name in frames.name], dtype=pl.String)
-    own = classes.gather(frames.code)
-    above = own.gather(np.maximum(parent, 0)).to_numpy() if len(own) else np.zeros(0, object)
-    table = pl.DataFrame(
+    calls_modules = np.zeros(len(frames), np.bool_)
+    calls_modules[parent[parent >= 0]] = True
+    class_of_name = pl.Series(
+        [_class_of(name) if _INSTANCE_NUMBER.search(name) else "" for name in frames.names], dtype=pl.String
+    )
+    class_name = class_of_name.gather(frames.name_index)
+    parent_class = class_name.gather(np.maximum(parent, 0)) if len(class_name) else class_name
+    # Time inside a call of the same class is in that call's time already.
+    is_recursive = (parent >= 0) & (parent_class == class_name).to_numpy()
+    calls = pl.DataFrame(
         {
-            "name": own,
-            "module": frames.code,
-            "parent": np.where(parent >= 0, frames.code[parent], -1),
-            "depth": depth,
-            "leaf": ~has_children,
-            "ns": np.where((parent >= 0) & (above == own.to_numpy()), 0, frames.end - frames.start),
+            "name": class_name,
+            "module": frames.name_index,
+            "parent": np.where(parent >= 0, frames.name_index[parent], -1),
+            "depth": _depths(parent),
+            "leaf": ~calls_modules,
+            "ns": np.where(is_recursive, 0, frames.end_ns - frames.start_ns),
         }
     ).filter(pl.col("name") != "")
-    siblings = (
-        table.group_by("name", "parent").agg(n=pl.col("module").n_unique()).group_by("name").agg(pl.col("n").max())
-    )
-    kinds = table.group_by("name").agg(pl.col("depth").min(), pl.col("leaf").mean(), pl.col("ns").sum())
-    joined = kinds.join(siblings, on="name").sort("depth", -pl.col("ns"), "name")
-    return [_Kind(r["name"], r["depth"], r["n"], r["leaf"] > 0.5, r["ns"]) for r in joined.iter_rows(named=True)]
+    modules_per_parent = calls.group_by("name", "parent").agg(siblings=pl.col("module").n_unique())
+    siblings = modules_per_parent.group_by("name").agg(pl.col("siblings").max())
+    classes = calls.group_by("name").agg(pl.col("depth").min(), pl.col("leaf").mean(), pl.col("ns").sum())
+    rows = classes.join(siblings, on="name").sort("depth", -pl.col("ns"), "name").iter_rows(named=True)
+    return [_ModuleClass(row["name"], row["depth"], row["siblings"], row["leaf"] > 0.5, row["ns"]) for row in rows]
 
 
 def _depths(parent: Int32s) -> Ints:
-    """Return how many frames are around each; parents come before their children."""
+    """Return the number of frames around each frame."""
     depth = np.zeros(len(parent), np.int64)
-    at = parent
-    while (inside := at >= 0).any():  # as many rounds as modules nest
-        depth += inside
-        at = np.where(inside, np.append(parent, -1)[at], -1)
+    ancestor = parent
+    while (has_ancestor := ancestor >= 0).any():  # one level of all frames per round
+        depth += has_ancestor
+        ancestor = np.where(has_ancestor, np.append(parent, -1)[ancestor], -1)
     return depth
 
 
-def _layer_class(kinds: list[_Kind]) -> str | None:
-    several = [kind for kind in kinds if kind.siblings > 1]
-    candidates = [kind for kind in several if not kind.leaf] or several
+def _layer_class(classes: list[_ModuleClass]) -> str | None:
+    """Return the class of the layers; None if no class has several modules side by side."""
+    repeated = [module_class for module_class in classes if module_class.siblings > 1]
+    candidates = [module_class for module_class in repeated if not module_class.is_leaf] or repeated
     if not candidates:
         return None
-    first = candidates[0]
-    inner = [kind for kind in candidates if kind.depth >= first.depth and kind.ns >= COVERED * first.ns]
-    return max(inner, key=lambda kind: kind.depth).name
+    outermost = candidates[0]
+    inner = [
+        module_class
+        for module_class in candidates
+        if module_class.depth >= outermost.depth and module_class.ns >= MIN_INNER_TIME_SHARE * outermost.ns
+    ]
+    return max(inner, key=lambda module_class: module_class.depth).name

@@ -1,8 +1,9 @@
-"""Layers without a name: the stretches of the host in which a forward, or a backward, launched one of them."""
+"""Layers without names, found by repetition: every layer of a forward launches the same sequence of kernels."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -17,168 +18,195 @@ from tracekit.reconstruct.segment import segment_steps
 
 Ints = npt.NDArray[np.int64]
 
-FORWARD = ("forward",)
-BACKWARD = ("dgrad", "wgrad", "backward", "recompute")
-MESSAGES = ("pp_comm", "comm")
-"""What may carry a micro-batch's output to the next stage."""
-LEAST_FORWARD = 0.5
-"""Share of the forwards' kernels that must be in forwards with the same number of layers."""
-FEW = 4
-"""Kernels of one call up to which the operator says what they are; a compiled graph launches all of them in one."""
+FORWARD_LABELS = ("forward",)
+BACKWARD_LABELS = ("dgrad", "wgrad", "backward", "recompute")
+MESSAGE_LABELS = ("pp_comm", "comm")
+"""Labels of work that may carry a micro-batch's output to the next stage."""
+MIN_FORWARD_SHARE = 0.5
+"""Share of the forwards' kernels that must lie in forwards whose layers were found."""
+MAX_KERNELS_PER_OPERATOR = 4
+"""Kernels of one operator up to which they are identified by the operator; compiled graphs launch all in one."""
 _NORM = r"(?i)norm"
 
-
-class Repeated(msgspec.Struct, frozen=True, eq=False):
-    """Where layers were launched: ``tid, start_ns, end_ns, layer, stage``, forwards and backwards apart."""
-
-    forward: pl.DataFrame
-    backward: pl.DataFrame
-    kernels: pl.DataFrame
-    """The kernels that repeat, with their layers: ``id, layer, stage``."""
-    layers: int | None
-    """Layers of a forward; None where forwards do not repeat, or not alike."""
-    spare: int = 0
-    """Kernels by which the places where layers begin may be off."""
-
-
-FRAMES = pl.Schema(
+LAYER_FRAMES = pl.Schema(
     {"tid": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()}
 )
-KERNELS_OF = pl.Schema({"id": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()})
-_NOTHING = Repeated(FRAMES.to_frame(), FRAMES.to_frame(), KERNELS_OF.to_frame(), None)
+"""Stretches of host time in which one layer was launched."""
+LAYER_KERNELS = pl.Schema({"id": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()})
+_CHUNK_COLUMNS = (
+    "id",
+    "name",
+    "op",
+    "op_id",
+    "host_ns",
+    "launch_tid",
+    "label",
+    "stage",
+    "chunk",
+    "part",
+    "turn",
+    "number",
+)
 
 
-def repeated_layers(labelled: pl.DataFrame, host: Host) -> Repeated:
-    """Return the layers of a rank's forwards, and of backwards that repeat as often, in reverse.
+class RepeatedLayers(msgspec.Struct, frozen=True, eq=False):
+    """Layers of a rank's forwards and backwards."""
 
-    A forward is one micro-batch's, as the pipeline's reconstruction cuts them. All must have the same number of layers.
-    A layer begins where the host began the operator of its first kernel.
+    forward: pl.DataFrame
+    """``LAYER_FRAMES`` of the forwards."""
+    backward: pl.DataFrame
+    """``LAYER_FRAMES`` of the backwards."""
+    kernels: pl.DataFrame
+    """``LAYER_KERNELS``: the kernels that repeat, with their layers."""
+    layers: int | None
+    """Layers of a forward; None if forwards do not repeat, or have different numbers of layers."""
+    spare: int = 0
+    """Kernels by which the starts of layers may be off."""
+
+
+_NO_LAYERS = RepeatedLayers(LAYER_FRAMES.to_frame(), LAYER_FRAMES.to_frame(), LAYER_KERNELS.to_frame(), None)
+
+
+class _Chunk(msgspec.Struct, frozen=True, eq=False):
+    """The kernels of one forward or backward of a micro-batch, in launch order, and the layers among them."""
+
+    kernels: pl.DataFrame
+    layers: Layers | None
+
+    @property
+    def stage(self) -> int | None:
+        stages = self.kernels["stage"].drop_nulls()
+        return int(stages[0]) if len(stages) else None
+
+
+def repeated_layers(labelled: pl.DataFrame, host: Host) -> RepeatedLayers:
+    """Return the layers of a rank's forwards, and of the backwards that have as many, in reverse.
+
+    Forwards and backwards of micro-batches are cut as in the reconstruction of the pipeline. All forwards must have the
+    same number of layers. A layer starts where the host started the operator of its first kernel.
     """
-    chunks = _chunks(labelled)
-    if chunks.is_empty():
-        return _NOTHING
-    found = {part: _per_sequence(_sequences(chunks, part)) for part in ("F", "B")}
-    counts = Counter(layers.count for _, layers in found["F"].values() if layers is not None)
+    kernels = _compute_kernels(labelled)
+    if kernels.is_empty():
+        return _NO_LAYERS
+    forwards, backwards = _chunks_with_layers(kernels, "F"), _chunks_with_layers(kernels, "B")
+    repeating = [chunk for chunk in forwards if chunk.layers is not None]
+    counts = Counter(chunk.layers.count for chunk in repeating if chunk.layers is not None)
     if len(counts) != 1:
-        return _NOTHING
-    count = next(iter(counts))
-    held = sum(len(rows) for rows, layers in found["F"].values() if layers is not None)
-    if held < LEAST_FORWARD * sum(len(rows) for rows, _ in found["F"].values()):
-        return _NOTHING
-    forward = _frames(found["F"], count, host, reverse=False)
-    backward = _frames(found["B"], count, host, reverse=True)
-    spare = max((layers.spare for _, layers in found["F"].values() if layers is not None), default=0)
-    own = [_kernels(found[part], count, reverse=part == "B") for part in ("F", "B")]
-    return Repeated(forward, backward, pl.concat(own), count, spare)
-
-
-def _kernels(found: dict[int, tuple[pl.DataFrame, Layers | None]], count: int, *, reverse: bool) -> pl.DataFrame:
-    """Return the kernels that repeat, each with its layer: a graph launches all of them at one moment."""
-    parts = [KERNELS_OF.to_frame()]
-    for rows, layers in found.values():
-        if layers is None or layers.count != count:
-            continue
-        mine = rows[layers.first : layers.first + layers.period * count]
-        number = np.arange(len(mine)) // layers.period
-        stage = pl.lit(rows["stage"].drop_nulls().first(), pl.Int64)
-        layer = pl.Series(count - 1 - number if reverse else number)
-        parts.append(mine.select("id", layer=layer, stage=stage).cast(KERNELS_OF))
-    return pl.concat(parts)
-
-
-def _chunks(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return the compute of forwards and backwards in launch order, with the chunk each kernel belongs to.
-
-    None where launches of messages were lost: they part one micro-batch's forward from the next.
-    """
-    columns = (
-        "id",
-        "name",
-        "op",
-        "op_id",
-        "host_ns",
-        "launch_tid",
-        "label",
-        "stage",
-        "chunk",
-        "part",
-        "turn",
-        "number",
+        return _NO_LAYERS
+    (count,) = counts
+    repeating_kernels = sum(len(chunk.kernels) for chunk in repeating)
+    if repeating_kernels < MIN_FORWARD_SHARE * sum(len(chunk.kernels) for chunk in forwards):
+        return _NO_LAYERS
+    return RepeatedLayers(
+        forward=_layer_frames(forwards, count, host, reverse=False),
+        backward=_layer_frames(backwards, count, host, reverse=True),
+        kernels=pl.concat(
+            [_layer_kernels(forwards, count, reverse=False), _layer_kernels(backwards, count, reverse=True)]
+        ),
+        layers=count,
+        spare=max((chunk.layers.spare for chunk in repeating if chunk.layers is not None), default=0),
     )
+
+
+def _compute_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Return the kernels of forwards and backwards in launch order, with the number and kind (F, B) of their chunk.
+
+    Empty if launches of messages were lost, because messages separate the forwards of two micro-batches.
+    """
     rows = prepare(labelled)
-    message = rows["label"].cast(pl.String).is_in(MESSAGES)
-    rows = rows.with_columns(turn=message.cum_sum().cast(pl.Int64))
-    if (message & rows["launch_ns"].is_null()).any():
+    is_message = rows["label"].cast(pl.String).is_in(MESSAGE_LABELS)
+    rows = rows.with_columns(turn=is_message.cum_sum().cast(pl.Int64))
+    if (is_message & rows["launch_ns"].is_null()).any():
         rows = rows.clear()
     rows = rows.filter(pl.col("launch_ns").is_not_null())
     if rows["step"].null_count() == rows.height:
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
-    before, parts = 0, []
-    for _, at, cut in segment_steps(rows):
-        step = rows[at]
-        ops = pl.Series([op if op in ("F", "B") else "" for op in cut.op] + [""], dtype=pl.String)
-        inside = step.with_columns(chunk=pl.Series(cut.chunk) + before, part=ops.gather(cut.chunk % len(ops)))
-        parts.append(inside.filter(pl.Series(cut.chunk >= 0)).select(columns))
-        before += len(cut.op)
+    chunks_before, parts = 0, []
+    for _, row_numbers, cut in segment_steps(rows):
+        # Kind of each chunk; other kinds than F and B, and kernels in no chunk (-1, the last entry), are empty.
+        kinds = pl.Series([op if op in ("F", "B") else "" for op in cut.op] + [""], dtype=pl.String)
+        kernels = rows[row_numbers].with_columns(
+            chunk=pl.Series(cut.chunk) + chunks_before, part=kinds.gather(cut.chunk % len(kinds))
+        )
+        parts.append(kernels.filter(pl.Series(cut.chunk >= 0)).select(_CHUNK_COLUMNS))
+        chunks_before += len(cut.op)
     if not parts:
-        return pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
-    text = [pl.col(c).cast(pl.String) for c in ("name", "op", "label")]
-    return pl.concat(parts).with_columns(text)
+        return pl.DataFrame(schema=dict.fromkeys(_CHUNK_COLUMNS, pl.Null))
+    return pl.concat(parts).with_columns(pl.col("name", "op", "label").cast(pl.String))
 
 
-def _sequences(chunks: pl.DataFrame, part: str) -> list[pl.DataFrame]:
-    labels = FORWARD if part == "F" else BACKWARD
-    rows = chunks.filter((pl.col("part") == part) & pl.col("label").is_in(labels))
-    own = pl.col("op").is_not_null() & (pl.len().over("op_id") <= FEW) & pl.col("op_id").is_not_null()
-    token = pl.when(own).then(pl.col("op")).otherwise(pl.col("name"))
+def _chunks_with_layers(kernels: pl.DataFrame, kind: str) -> list[_Chunk]:
+    """Return the chunks of a kind with their layers; chunks that launched the same kernels are searched once."""
+    layers_of_tokens: dict[bytes, Layers | None] = {}
+    chunks = []
+    for chunk in _split_chunks(kernels, kind):
+        tokens = chunk["token"].to_numpy()
+        key = tokens.tobytes()
+        if key not in layers_of_tokens:
+            is_product = chunk["name"].str.contains(MATMUL_KERNELS).to_numpy()
+            is_norm = chunk["name"].str.contains(_NORM) | chunk["op"].fill_null("").str.contains(_NORM)
+            layers_of_tokens[key] = find_layers(tokens, is_product, is_norm.to_numpy())
+        chunks.append(_Chunk(chunk, layers_of_tokens[key]))
+    return chunks
+
+
+def _split_chunks(kernels: pl.DataFrame, kind: str) -> list[pl.DataFrame]:
+    """Return the kernels of each chunk of a kind, with a ``token`` that is equal for equal kernels."""
+    labels = FORWARD_LABELS if kind == "F" else BACKWARD_LABELS
+    rows = kernels.filter((pl.col("part") == kind) & pl.col("label").is_in(labels))
+    # A kernel is identified by its operator, unless that launches many: then by its own name.
+    few_kernels = (pl.len().over("op_id") <= MAX_KERNELS_PER_OPERATOR) & pl.col("op_id").is_not_null()
+    token = pl.when(pl.col("op").is_not_null() & few_kernels).then(pl.col("op")).otherwise(pl.col("name"))
     rows = rows.with_columns(token=token.cast(pl.Categorical()).to_physical().cast(pl.Int64))
-    if part == "F":  # without sequence numbers several micro-batches may be taken for one: messages part them
+    if kind == "F":
+        # Without sequence numbers several micro-batches may be one chunk: the messages between them separate them.
         turn = pl.when(pl.col("number").is_null().all().over("chunk")).then("turn").otherwise(0)
         rows = rows.with_columns(chunk=pl.struct("chunk", turn).rank("dense").cast(pl.Int64))
     return rows.sort("chunk", "host_ns", maintain_order=True).partition_by("chunk", maintain_order=True)
 
 
-def _per_sequence(sequences: list[pl.DataFrame]) -> dict[int, tuple[pl.DataFrame, Layers | None]]:
-    """Return each chunk with its layers; chunks that launched the same kernels are looked at once."""
-    known: dict[bytes, Layers | None] = {}
-    found: dict[int, tuple[pl.DataFrame, Layers | None]] = {}
-    for rows in sequences:
-        tokens = rows["token"].to_numpy()
-        key = tokens.tobytes()
-        if key not in known:
-            heavy = rows["name"].str.contains(MATMUL_KERNELS).to_numpy()
-            norm = rows["name"].str.contains(_NORM) | rows["op"].fill_null("").str.contains(_NORM)
-            known[key] = find_layers(tokens, heavy, norm.to_numpy())
-        found[int(rows["chunk"][0])] = rows, known[key]
-    return found
-
-
-def _frames(
-    found: dict[int, tuple[pl.DataFrame, Layers | None]], count: int, host: Host, *, reverse: bool
-) -> pl.DataFrame:
-    parts = []
-    for rows, layers in found.values():
+def _layer_kernels(chunks: Sequence[_Chunk], count: int, *, reverse: bool) -> pl.DataFrame:
+    """Return ``LAYER_KERNELS`` of the chunks with *count* layers; backwards run them in reverse order."""
+    parts = [LAYER_KERNELS.to_frame()]
+    for chunk in chunks:
+        layers = chunk.layers
         if layers is None or layers.count != count:
             continue
-        at = rows["host_ns"].to_numpy()
-        edges = layers.first + layers.period * np.arange(count + 1)
-        first = rows[np.minimum(edges, len(at) - 1)]
-        before = np.append(0, at)[edges]  # the last launch before each edge
-        begin = host.begun(first["op_id"].fill_null(-1).to_numpy(), first["host_ns"].to_numpy(), before)
-        begin, end = begin[:-1], np.append(begin[1:-1], begin[-1] if edges[-1] < len(at) else at[-1] + 1)
-        if (begin >= end).any():  # one launch for all of them, as of a graph: no moment tells them apart
+        kernels = chunk.kernels[layers.first : layers.first + layers.period * count]
+        number = np.arange(len(kernels)) // layers.period
+        layer = pl.Series(count - 1 - number if reverse else number)
+        parts.append(kernels.select("id", layer=layer, stage=pl.lit(chunk.stage, pl.Int64)).cast(LAYER_KERNELS))
+    return pl.concat(parts)
+
+
+def _layer_frames(chunks: Sequence[_Chunk], count: int, host: Host, *, reverse: bool) -> pl.DataFrame:
+    """Return ``LAYER_FRAMES`` of the chunks with *count* layers; backwards run them in reverse order."""
+    parts = [LAYER_FRAMES.to_frame()]
+    for chunk in chunks:
+        layers = chunk.layers
+        if layers is None or layers.count != count:
             continue
-        number = np.arange(count)
-        stage = rows["stage"].drop_nulls()
-        parts.append(
-            pl.DataFrame(
-                {
-                    "tid": first["launch_tid"].fill_null(-1).to_numpy()[:-1],
-                    "start_ns": begin,
-                    "end_ns": end,
-                    "layer": number[::-1] if reverse else number,
-                },
-                schema={name: FRAMES[name] for name in ("tid", "start_ns", "end_ns", "layer")},
-            ).with_columns(stage=pl.lit(stage[0] if len(stage) else None, pl.Int64))
+        host_ns = chunk.kernels["host_ns"].to_numpy()
+        # First kernel of each layer, and the kernel after the last layer, which may not exist.
+        edges = layers.first + layers.period * np.arange(count + 1)
+        edge_kernels = chunk.kernels[np.minimum(edges, len(host_ns) - 1)]
+        launch_before_ns = np.append(0, host_ns)[edges]
+        edge_ns = host.outermost_start_ns(
+            edge_kernels["op_id"].fill_null(-1).to_numpy(), edge_kernels["host_ns"].to_numpy(), launch_before_ns
         )
-    return pl.concat(parts) if parts else FRAMES.to_frame()
+        if edges[-1] >= len(host_ns):
+            edge_ns[-1] = host_ns[-1] + 1
+        start_ns, end_ns = edge_ns[:-1], edge_ns[1:]
+        if (start_ns >= end_ns).any():  # one launch of all layers, as of a graph: no time separates them
+            continue
+        layer = np.arange(count)
+        frames = pl.DataFrame(
+            {
+                "tid": edge_kernels["launch_tid"].fill_null(-1).to_numpy()[:-1],
+                "start_ns": start_ns,
+                "end_ns": end_ns,
+                "layer": layer[::-1] if reverse else layer,
+            }
+        )
+        parts.append(frames.with_columns(stage=pl.lit(chunk.stage, pl.Int64)).cast(LAYER_FRAMES))
+    return pl.concat(parts)

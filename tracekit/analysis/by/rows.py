@@ -1,8 +1,8 @@
-"""One rank's half of ``--by``: its events in rows, every busy nanosecond in one of them."""
+"""Rows of one rank by layer, module, annotation or shape: every busy nanosecond is in exactly one row."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit._util.text import did_you_mean
 from tracekit.analysis.by.frames import module_frames
-from tracekit.analysis.by.places import NOWHERE, REPETITION, Places, module_places, places
+from tracekit.analysis.by.places import BY_REPETITION, UNKNOWN_FRAME, Places, module_places, places
 from tracekit.errors import OptionError
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.rates import describe_products, products
@@ -19,24 +19,25 @@ from tracekit.metrics.time_attribution import attribute_time
 from tracekit.schema import PATH_SEPARATOR, RankEvents, conform
 
 Ints = npt.NDArray[np.int64]
+Strings = npt.NDArray[np.str_]
 
 KINDS = ("layer", "module", "annotation", "shape")
-STACKED = 0.5
-"""Of the time whose kind of module rules know, what recorded calls of modules must place to be preferred."""
-APART = ("optimizer", "pp_comm")
-"""Labels of what no layer runs."""
+MIN_STACK_TO_RULE_RATIO = 0.5
+"""Time that module calls place, over the time whose module the rules know, from which module calls are preferred."""
+LABELS_OUTSIDE_LAYERS = ("optimizer", "pp_comm")
 NOT_PLACED, OUTSIDE, NO_PRODUCT, NO_SHAPE = "not placed", "outside layers", "not a product", "shapes not recorded"
+"""Names of rows for work that has no place."""
 
 ROWS = pl.Schema(
     {
         "name": pl.String(),
         "layer": pl.Int64(),
-        "stage": pl.Int64(),  # where the trace names it
-        "path": pl.String(),  # of modules or annotations, outermost first, joined by ``PATH_SEPARATOR``
-        "evidence": pl.String(),  # what says so; null where nothing does
+        "stage": pl.Int64(),  # null if the trace does not name it
+        "path": pl.String(),  # modules or annotations, outermost first, joined by ``PATH_SEPARATOR``
+        "evidence": pl.String(),  # null if there is none
         "label": pl.String(),
         "count": pl.Int64(),  # GPU events
-        "ns": pl.Int64(),  # what they pay for: see metrics.charge
+        "ns": pl.Int64(),  # time that is attributed to them: see metrics.charge
     }
 )
 RATES = pl.Schema(
@@ -47,23 +48,23 @@ RATES = pl.Schema(
         "flop": pl.Int64(),
         "product_ns": pl.Int64(),  # union of the products' time
         "at_peak_ns": pl.Float64(),
-        "uncounted_ns": pl.Int64(),  # of products whose FLOP are not known
+        "uncounted_ns": pl.Int64(),  # time of products whose FLOP are not known
     }
 )
 
 
 class RankRows(msgspec.Struct, frozen=True, eq=False):
-    """What leaves a rank: time by row and label, products by row."""
+    """The rows of one rank: time by row and label (``ROWS``), products by row (``RATES``)."""
 
     kind: str
     rows: pl.DataFrame
     rates: pl.DataFrame
     note: str | None = None
-    """What is missing, or how sure it is."""
+    """A remark on missing records or on uncertainty."""
 
 
 def check_kind(kind: str | None) -> None:
-    """Refuse words that ``--by`` does not know.
+    """Raise if *kind* is not one of ``KINDS``.
 
     >>> check_kind("layers")
     Traceback (most recent call last):
@@ -75,131 +76,179 @@ def check_kind(kind: str | None) -> None:
 
 
 def rank_rows(
-    rank: RankEvents, kept: pl.DataFrame, kind: str, *, modules: pl.DataFrame | None = None, lanes: Lanes | None = None
+    rank: RankEvents,
+    gpu_events: pl.DataFrame,
+    kind: str,
+    *,
+    modules: pl.DataFrame | None = None,
+    lanes: Lanes | None = None,
 ) -> RankRows:
-    """Return one rank's rows; *kept* are its labelled events, *modules* its calls of modules, if not in its events."""
+    """Return the rows of one rank.
+
+    Args:
+        rank: Its events and source.
+        gpu_events: Its labelled GPU events in the selected steps.
+        kind: One of ``KINDS``.
+        modules: Its calls of modules, if they are not among its events.
+        lanes: The lanes of *gpu_events*, if they are computed already.
+
+    """
     calls = module_frames(rank.events) if modules is None else modules
-    names, note = _NAMES[kind](rank.events, kept, calls)
-    named = kept.with_columns(row=names["name"], row_stage=names["stage"])
-    paid = pl.Series(attribute_time(kept, lanes if lanes is not None else Lanes.of(kept)))
-    table = names.with_columns(label=kept["label"].cast(pl.String), ns=paid)
+    row_of_event, note = _FUNCTIONS[kind](rank.events, gpu_events, calls)
+    attributed_ns = pl.Series(attribute_time(gpu_events, lanes if lanes is not None else Lanes.of(gpu_events)))
+    table = row_of_event.with_columns(label=gpu_events["label"].cast(pl.String), ns=attributed_ns)
     keys = [name for name in ROWS if name not in ("count", "ns")]
     summed = table.group_by(keys, maintain_order=True).agg(pl.col("ns").sum(), count=pl.len())
+    named = gpu_events.with_columns(row=row_of_event["name"], row_stage=row_of_event["stage"])
     return RankRows(kind, conform(summed, ROWS), _rates(named, rank), note)
 
 
 def _rates(named: pl.DataFrame, rank: RankEvents) -> pl.DataFrame:
+    """Return ``RATES``; *named* are GPU events with the name (``row``) and stage (``row_stage``) of their row."""
+    rows = named.with_columns(key=pl.struct("row", "row_stage").rank("dense").cast(pl.Int64))
     device = next(iter(rank.source.devices), None)
-    key = pl.struct("row", "row_stage")
-    rows = named.with_columns(key=key.rank("dense").cast(pl.Int64))
     table, _ = products(rows, device=device, multiprocessors=rank.source.multiprocessors, key="key")
     if table.is_empty():
         return RATES.to_frame()
-    counted = pl.col("flop").is_not_null()
+    is_counted = pl.col("flop").is_not_null()
+    at_peak_ns = pl.col("at_peak_ns").filter(is_counted)
     summed = table.group_by("key").agg(
         pl.col("calls").sum(),
         pl.col("flop").sum(),
-        product_ns=pl.col("ns").filter(counted).sum(),
-        at_peak_ns=pl.when(pl.col("at_peak_ns").filter(counted).is_not_null().all()).then(
-            pl.col("at_peak_ns").filter(counted).sum()
-        ),
-        uncounted_ns=pl.col("ns").filter(~counted).sum(),
+        product_ns=pl.col("ns").filter(is_counted).sum(),
+        at_peak_ns=pl.when(at_peak_ns.is_not_null().all()).then(at_peak_ns.sum()),
+        uncounted_ns=pl.col("ns").filter(~is_counted).sum(),
     )
     names = rows.select("key", name="row", stage="row_stage").unique("key")
     return conform(summed.join(names, on="key").sort("key"), RATES)
 
 
-Named = tuple[pl.DataFrame, str | None]
+RowsOfEvents = tuple[pl.DataFrame, str | None]
+"""The row of each GPU event (``name, layer, stage, path, evidence``), and a note."""
 
 
-def _by_layer(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -> Named:
-    found = places(events, kept, modules)
-    layer = np.full(len(kept), -1, np.int64) if found is None else _of_frame(found.layer, found.row)
-    if found is None or not (layer >= 0).any():
+def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame, modules: pl.DataFrame) -> RowsOfEvents:
+    located = places(events, gpu_events, modules)
+    layer = np.full(len(gpu_events), -1, np.int64) if located is None else _of_frame(located.layer, located.frame)
+    if located is None or not (layer >= 0).any():
         why = "nothing names layers, and no forward repeats the same kernels: record them with with_stack=True"
-        return _names(kept), f"{why}, or name them with record_function"
-    stage = _of_frame(found.stage, found.row)
-    # Where layers have names, what was launched outside of all of them is known to be outside.
-    apart = kept["label"].cast(pl.String).is_in(APART).to_numpy()
-    outside = (layer < 0) & (apart | ((found.row != NOWHERE) & (found.evidence != REPETITION)))
-    name = np.where(layer >= 0, np.char.add("layer ", layer.astype(str)), np.where(outside, OUTSIDE, NOT_PLACED))
-    table = _names(kept, name=name, layer=layer, stage=stage, evidence=np.where(layer >= 0, found.evidence, ""))
-    return table, _layer_note(found)
+        return _rows_of_events(gpu_events), f"{why}, or name them with record_function"
+    in_layer = layer >= 0
+    # Where layers have names, work that was launched outside of all of them is known to be outside.
+    frame_is_known = (located.frame != UNKNOWN_FRAME) & (located.evidence != BY_REPETITION)
+    never_in_layer = gpu_events["label"].cast(pl.String).is_in(LABELS_OUTSIDE_LAYERS).to_numpy()
+    other_name = np.where(never_in_layer | frame_is_known, OUTSIDE, NOT_PLACED)
+    rows = _rows_of_events(
+        gpu_events,
+        name=np.where(in_layer, np.char.add("layer ", layer.astype(str)), other_name),
+        layer=layer,
+        stage=_of_frame(located.stage, located.frame),
+        evidence=np.where(in_layer, located.evidence, ""),
+    )
+    note = None
+    if located.spare:
+        note = f"layers are found by repetition: each may begin up to {located.spare} kernels later than shown"
+    return rows, note
 
 
-def _layer_note(found: Places) -> str | None:
-    if not found.spare:
-        return None
-    return f"layers are found by repetition: each may begin up to {found.spare} kernels later than shown"
+def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame, modules: pl.DataFrame) -> RowsOfEvents:
+    located = module_places(events, gpu_events, modules)
+    rule_module = gpu_events["module"].cast(pl.String).fill_null("").to_numpy()
+    has_rule_module = rule_module != ""
+    ns = (gpu_events["end_ns"] - gpu_events["start_ns"]).to_numpy()
+    if located is None or ns[located.frame >= 0].sum() < MIN_STACK_TO_RULE_RATIO * ns[has_rule_module].sum():
+        rows = _rows_of_events(
+            gpu_events,
+            name=np.where(has_rule_module, rule_module, NOT_PLACED),
+            path=rule_module,
+            evidence=np.where(has_rule_module, "rule", ""),
+        )
+        return rows, "calls of modules were not recorded (with_stack=True): the kind of module is what the rules say"
+    in_frame = located.frame >= 0
+    path = np.append(_paths(located), "")[located.frame]
+    rows = _rows_of_events(
+        gpu_events,
+        name=np.where(in_frame, path, NOT_PLACED),
+        path=path,
+        evidence=np.where(in_frame, located.evidence, ""),
+    )
+    return rows, None
 
 
-def _by_module(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -> Named:
-    found = module_places(events, kept, modules)
-    known = kept["module"].cast(pl.String).fill_null("").to_numpy()
-    ruled = known != ""
-    ns = (kept["end_ns"] - kept["start_ns"]).to_numpy()
-    if found is None or ns[found.row >= 0].sum() < STACKED * ns[ruled].sum():
-        name, evidence = np.where(ruled, known, NOT_PLACED), np.where(ruled, "rule", "")
-        table = _names(kept, name=name, path=known, evidence=evidence)
-        return table, "calls of modules were not recorded (with_stack=True): the kind of module is what the rules say"
-    path = np.append(_spelled(found), "")[found.row]
-    name = np.where(found.row >= 0, path, NOT_PLACED)
-    return _names(kept, name=name, path=path, evidence=np.where(found.row >= 0, found.evidence, "")), None
+def _paths(located: Places) -> Strings:
+    """Return the path of every frame; each distinct one is composed once."""
+    _, first, index = np.unique(located.frames.path_hash, return_index=True, return_inverse=True)
+    return np.array([located.frames.path(int(frame)) for frame in first], dtype=np.str_)[index]
 
 
-def _spelled(found: Places) -> npt.NDArray[np.str_]:
-    """Return the path of every frame; each distinct one is spelled once."""
-    _, first, place = np.unique(found.frames.paths, return_index=True, return_inverse=True)
-    return np.array([found.frames.path(int(row)) for row in first], dtype=np.str_)[place]
-
-
-def _by_annotation(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -> Named:
-    path = kept["annotations"].cast(pl.String)
-    distinct = path.unique().drop_nulls()
-    own = {
-        text: [word for word in text.split(PATH_SEPARATOR) if not word.startswith("ProfilerStep#")] for text in distinct
+def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame, modules: pl.DataFrame) -> RowsOfEvents:
+    annotations = gpu_events["annotations"].cast(pl.String)
+    # Paths without the profiler's own ranges around steps; there are few distinct ones.
+    path_of_text = {
+        text: PATH_SEPARATOR.join(word for word in text.split(PATH_SEPARATOR) if not word.startswith("ProfilerStep#"))
+        for text in annotations.unique().drop_nulls()
     }
-    plain = {text: PATH_SEPARATOR.join(words) for text, words in own.items()}
-    path = path.replace_strict(plain, default="", return_dtype=pl.String).fill_null("")
-    if not (path != "").any():
-        return _names(kept), "no GPU work was launched inside a range: name parts of the step with record_function"
-    there = (path != "").to_numpy()
-    name = np.where(there, path.to_numpy(), NOT_PLACED)
-    return _names(kept, name=name, path=path.to_numpy(), evidence=np.where(there, "annotation", "")), None
+    path = annotations.replace_strict(path_of_text, default="", return_dtype=pl.String).fill_null("").to_numpy()
+    has_path = path != ""
+    if not has_path.any():
+        note = "no GPU work was launched inside a range: name parts of the step with record_function"
+        return _rows_of_events(gpu_events), note
+    name = np.where(has_path, path, NOT_PLACED)
+    return _rows_of_events(gpu_events, name=name, path=path, evidence=np.where(has_path, "annotation", "")), None
 
 
-def _by_shape(events: pl.DataFrame, kept: pl.DataFrame, modules: pl.DataFrame) -> Named:
-    kinds = describe_products(kept)
-    known = kinds["op"].is_not_null() & kinds["shapes"].is_not_null()
-    text = pl.format(
+def _by_shape(events: pl.DataFrame, gpu_events: pl.DataFrame, modules: pl.DataFrame) -> RowsOfEvents:
+    kinds = describe_products(gpu_events)
+    has_shapes = kinds["op"].is_not_null() & kinds["shapes"].is_not_null()
+    product = pl.format(
         "{} {} {}",
         pl.col("op").str.strip_prefix("aten::"),
         pl.col("shapes").str.replace_all(" ", ""),
         pl.col("dtype").fill_null("?"),
     )
-    spelled = kinds.select(
-        pl.when(pl.lit(known)).then(text).when(pl.col("product")).then(pl.lit(NO_SHAPE)).otherwise(pl.lit(NO_PRODUCT))
-    ).to_series()
-    note = None if known.any() else "no product has recorded shapes: record with record_shapes=True"
-    evidence = np.where(known.to_numpy(), "recorded shapes", "")
-    return _names(kept, name=spelled.to_numpy(), evidence=evidence), note
+    without_shapes = pl.when(pl.col("product")).then(pl.lit(NO_SHAPE)).otherwise(pl.lit(NO_PRODUCT))
+    name = kinds.select(pl.when(pl.lit(has_shapes)).then(product).otherwise(without_shapes)).to_series()
+    note = None if has_shapes.any() else "no product has recorded shapes: record with record_shapes=True"
+    evidence = np.where(has_shapes.to_numpy(), "recorded shapes", "")
+    return _rows_of_events(gpu_events, name=name.to_numpy(), evidence=evidence), note
 
 
-def _names(kept: pl.DataFrame, **columns: Any) -> pl.DataFrame:
-    """Return a row per event with what is known of its place; numbers below zero and empty text are unknown."""
-    n = len(kept)
-    table = pl.DataFrame({"name": pl.Series(columns.get("name", np.full(n, NOT_PLACED)) if n else [], dtype=pl.String)})
-    for number in ("layer", "stage"):
-        values = pl.Series(number, columns.get(number, np.full(n, -1, np.int64)), dtype=pl.Int64)
-        table = table.with_columns(pl.select(pl.when(values >= 0).then(values)).to_series().alias(number))
-    for word in ("path", "evidence"):
-        values = pl.Series(word, columns.get(word, np.full(n, "")) if n else [], dtype=pl.String)
-        table = table.with_columns(pl.select(pl.when(values != "").then(values)).to_series().alias(word))
-    return table
+def _rows_of_events(
+    gpu_events: pl.DataFrame,
+    *,
+    name: npt.NDArray[np.generic] | None = None,
+    layer: Ints | None = None,
+    stage: Ints | None = None,
+    path: npt.NDArray[np.generic] | None = None,
+    evidence: npt.NDArray[np.generic] | None = None,
+) -> pl.DataFrame:
+    """Return the row of each event as a table; numbers below zero and empty texts become null.
+
+    Without a name, all events are in the row ``NOT_PLACED``; other columns that are not given are null.
+    """
+    count = len(gpu_events)
+
+    def numbers(values: Ints | None) -> pl.Expr:
+        series = pl.Series(np.full(count, -1, np.int64) if values is None else values, dtype=pl.Int64)
+        return pl.when(series >= 0).then(series)
+
+    def texts(values: npt.NDArray[np.generic] | None) -> pl.Expr:
+        series = pl.Series([""] * count if values is None else values.tolist(), dtype=pl.String)
+        return pl.when(series != "").then(series)
+
+    names = pl.Series([NOT_PLACED] * count if name is None else name.tolist(), dtype=pl.String)
+    return pl.select(name=names, layer=numbers(layer), stage=numbers(stage), path=texts(path), evidence=texts(evidence))
 
 
-def _of_frame(values: Ints, row: Ints) -> Ints:
-    return np.where(row >= 0, np.append(values, -1)[row], -1)
+def _of_frame(values: Ints, frame: Ints) -> Ints:
+    """Return the value of each event's frame; -1 for events in no frame."""
+    return np.where(frame >= 0, np.append(values, -1)[frame], -1)
 
 
-_NAMES = {"layer": _by_layer, "module": _by_module, "annotation": _by_annotation, "shape": _by_shape}
+_FUNCTIONS: dict[str, Callable[[pl.DataFrame, pl.DataFrame, pl.DataFrame], RowsOfEvents]] = {
+    "layer": _by_layer,
+    "module": _by_module,
+    "annotation": _by_annotation,
+    "shape": _by_shape,
+}
+"""The function of each kind; arguments: all events, GPU events, calls of modules."""

@@ -139,10 +139,10 @@ def _phases(analysis: Analysis, of_step: pl.Expr) -> list[dict[str, Any]]:
 
 def _shown_ranks(analysis: Analysis) -> list[int]:
     """Return the ranks to show: first, last, those of the pipeline, stragglers, then those of unusual bubbles."""
-    ranks = [measured.rank for measured in analysis.ranks]
+    ranks = [measured.rank for measured in analysis.rank_results]
     if len(ranks) <= MAX_RANKS:
         return ranks
-    bubbles = np.array([measured.whole.bubble_fraction or 0.0 for measured in analysis.ranks])
+    bubbles = np.array([measured.whole.bubble_fraction or 0.0 for measured in analysis.rank_results])
     unusual = [ranks[i] for i in np.argsort(-np.abs(bubbles - np.median(bubbles)), kind="stable")]
     in_pipeline = analysis.schedule.head.pipeline.ranks if analysis.schedule is not None else ()
     late = [straggler.rank for straggler in stragglers(analysis)[:MAX_STRAGGLERS]]

@@ -66,7 +66,7 @@ def _budget(view: View) -> str:
         share = {part.name: part.share for part in bar.parts}
         last = [at_least(percent(bar.bubble), bar.lower_bound)] if view.pipelined else []
         rows.append([bar.name, ms(bar.span_ns), *(percent(share.get(name)) for name in parts), *last])
-    said = f"Shares of {'each' if len(view.analysis.ranks) > 1 else 'the'} rank's span."
+    said = f"Shares of {'each' if len(view.analysis.rank_results) > 1 else 'the'} rank's span."
     return f"### Where the step{'s' if view.steps else ''} went\n\n{said}\n\n" + long_table(
         head, rows, right=range(1, len(head))
     )
@@ -81,7 +81,7 @@ def _overlap(view: View) -> str:
         [row.label, ms(row.ns), percent(1 - row.exposed), *(percent(share) for share in row.cells)]
         for row in matrix.rows
     ]
-    over = ", over all ranks," if len(view.analysis.ranks) > 1 else ""
+    over = ", over all ranks," if len(view.analysis.rank_results) > 1 else ""
     said = f"Share of each row's own time{over} that compute covers; kernels that run at once count each."
     return f"### What hides what\n\n{said}\n\n" + long_table(head, rows, right=range(1, len(head)))
 
@@ -162,7 +162,7 @@ def _kernels(view: View) -> str:
         for row in view.kernels
     ]
     inside = table(("kernel", "label", "module", "per step", "time per step"), cells, right=(3, 4))
-    over = ", averaged over ranks" if len(view.analysis.ranks) > 1 else ""
+    over = ", averaged over ranks" if len(view.analysis.rank_results) > 1 else ""
     return folded(f"The {len(view.kernels)} longest kernels{over}", inside)
 
 
@@ -180,7 +180,7 @@ def _warnings(view: View) -> str:
 def _source(view: View) -> str:
     paths = listing(markdown(path) for path in view.paths)
     devices = ", ".join(markdown(device) for device in view.devices) or "no device named"
-    ranks = counted(len(view.analysis.ranks), "rank")
+    ranks = counted(len(view.analysis.rank_results), "rank")
     return f"<sub>{ranks} · {markdown(view.reader)} · {devices} · {paths}</sub>"
 
 

@@ -1,20 +1,21 @@
-"""The function ``export``: traces written to a file for ui.perfetto.dev, through a temporary store."""
+"""``export``: from traces to a file for ui.perfetto.dev, by way of a store that lives as long as it is needed."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from tracekit.errors import Notice
 from tracekit.report.perfetto.write import Exported, check_output, write_perfetto
 from tracekit.run.analyze import analyze
-from tracekit.run.ingest import ingest
+from tracekit.run.ingest import ingest_with
+from tracekit.run.options import OnDamage, damage_policy, file_rank_option
 from tracekit.store.files import Store, is_store, open_store
 from tracekit.store.sources import Paths
 
@@ -26,33 +27,45 @@ def export(
     output: str | os.PathLike[str],
     *,
     ranks: Collection[int] | None = None,
-    rank: int | None = None,
+    file_rank: int | None = None,
     rules: str | Path | None = None,
     schedule: str = "auto",
     workers: int | None = None,
     stacks: bool = False,
-    lenient: bool = True,
+    on_damage: OnDamage = "warn",
+    rank: int | None = None,
+    lenient: bool | None = None,
 ) -> Exported:
     """Write traces with tracks of labels, cells, ideal cells and the critical path to *output*: .json or .json.gz.
 
+    Options are those of ``analyze``; *rank* and *lenient* are deprecated names of *file_rank* and *on_damage*.
+
     >>> import tempfile
-    >>> exported = export("sample_traces/reload", tempfile.mkdtemp() + "/reload.json.gz")
-    >>> exported.ranks
+    >>> done = export("sample_traces/reload", tempfile.mkdtemp() + "/reload.json.gz")
+    >>> done.ranks
     (0, 1, 2, 3)
     """
     check_output(output)
-    read_options = {"rank": rank, "workers": workers, "stacks": stacks, "lenient": lenient}
-    with _labelled_store(paths, ranks=ranks, rules=rules, read_options=read_options) as (store, notices):
-        analysis = analyze(store.path, ranks=ranks, schedule=schedule, workers=workers, critical_path=True)
-        exported = write_perfetto(store, analysis, output, ranks=ranks)
-        return replace(exported, notices=tuple(dict.fromkeys((*notices, *exported.notices))))
+    ingest_store = partial(
+        ingest_with,
+        policy=damage_policy(on_damage, lenient=lenient),
+        ranks=ranks,
+        file_rank=file_rank_option(file_rank, rank),
+        rules=rules,
+        workers=workers,
+        stacks=stacks,
+    )
+    with _stored(paths, ingest_store, rules=rules) as (store, notices):
+        found = analyze(store.path, ranks=ranks, schedule=schedule, workers=workers, critical_path=True)
+        done = write_perfetto(store, found, output, ranks=ranks)
+        return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 
 
 @contextmanager
-def _labelled_store(
-    paths: Paths, *, ranks: Collection[int] | None, rules: str | Path | None, read_options: dict[str, Any]
+def _stored(
+    paths: Paths, ingest_store: Callable[..., tuple[Store, tuple[Notice, ...]]], *, rules: str | Path | None
 ) -> Iterator[tuple[Store, tuple[Notice, ...]]]:
-    """Open the labelled store at *paths*, or ingest *paths* into a temporary one."""
+    """Open the store the paths name, or make one that is gone afterwards."""
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if len(listed) == 1 and rules is None and is_store(Path(listed[0])):
         store = open_store(Path(listed[0]))
@@ -60,4 +73,4 @@ def _labelled_store(
             yield store, ()
             return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        yield ingest(listed, Path(folder) / "store", ranks=ranks, rules=rules, **read_options)
+        yield ingest_store(listed, Path(folder) / "store")

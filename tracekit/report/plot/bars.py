@@ -61,7 +61,7 @@ def _budget_facts(analysis: Analysis, view: BudgetView) -> str:
     if view.mean.bubble is not None:
         facts.append(f"bubble {at_least(percent(view.mean.bubble), view.mean.lower_bound)}")
     if view.hidden_ranks:
-        facts.append(f"{len(view.bars)} of {len(analysis.ranks):,} ranks, from the least compute to the most")
+        facts.append(f"{len(view.bars)} of {len(analysis.rank_results):,} ranks, from the least compute to the most")
     return " · ".join(facts)
 
 

@@ -69,7 +69,7 @@ def timeline(
     """
     timeline_table = analysis.tables["timeline"]
     if ranks is None:
-        ranks = [measured.rank for measured in analysis.ranks][:MAX_RANKS]
+        ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS]
     ranks = [_known_rank(analysis, rank) for rank in ranks]
     lanes = lanes_for(labels_of(timeline_table))
     height = float(np.clip(0.24 * len(lanes) * len(ranks) + 1.5, 2.6, 14))
@@ -96,7 +96,7 @@ def timeline(
 
 def _known_rank(analysis: Analysis, rank: int | None) -> int:
     """Return *rank*, or the first for None; raise for a rank that was not analysed."""
-    return analysis.ranks[0].rank if rank is None else analysis.rank(rank).rank
+    return analysis.rank_results[0].rank if rank is None else analysis.rank(rank).rank
 
 
 def _step_window(analysis: Analysis, rank: int, step: int | None) -> tuple[int | None, int, int]:

@@ -85,13 +85,13 @@ def _definitions(view: View, width: int) -> Text:
 def _over(view: View) -> str:
     """Return what a table is over: every rank, and every step where there are several."""
     count = len(view.steps.rows) + view.steps.more if view.steps else 1
-    ranks = "all ranks" if len(view.analysis.ranks) > 1 else "1 rank"
+    ranks = "all ranks" if len(view.analysis.rank_results) > 1 else "1 rank"
     return f"{ranks}, {counted(count, 'step')}" if count > 1 else ranks
 
 
 def _budget_title(view: View) -> str:
     steps = "steps" if view.steps else "step"
-    of = "each rank's span, worst first" if len(view.analysis.ranks) > 1 else "the rank's span"
+    of = "each rank's span, worst first" if len(view.analysis.rank_results) > 1 else "the rank's span"
     return f"Where the {steps} went (shares of {of})"
 
 

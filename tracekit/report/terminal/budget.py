@@ -31,7 +31,7 @@ def budget(view: View, width: int) -> RenderableType | None:
     room = _room(chosen, width, wide, last)
     for bar in chosen:
         made.add_row(*_row(bar, room, wide, last))
-    if len(view.analysis.ranks) > 1:
+    if len(view.analysis.rank_results) > 1:
         made.add_row(*_row(view.budget.mean, room, wide, last), style="bold")
     return Group(made, _legend(view), *([note(remark)] if remark else []))
 
@@ -62,7 +62,7 @@ def _room(chosen: Sequence[Bar], width: int, wide: bool, last: Sequence[str]) ->
 
 def _chosen(view: View) -> tuple[list[Bar], str]:
     """Pick the ranks worth a line of their own, the least compute first."""
-    ranks = sorted(view.analysis.ranks, key=_busy_share)
+    ranks = sorted(view.analysis.rank_results, key=_busy_share)
 
     def bar(one: RankResult, about: str = "") -> Bar:
         return bar_of(f"{one.rank}{about}", one.whole, rank=one.rank)

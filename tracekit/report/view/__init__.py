@@ -79,7 +79,7 @@ def _build(analysis: Analysis) -> View:
         steps=steps_view(analysis),
         copies=copies(analysis),
         reload=reload_view(analysis),
-        fleet=spread(analysis) if len(analysis.ranks) > MANY_RANKS else None,
+        fleet=spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None,
         warnings=tuple(few_alike(analysis.notices)),
         definitions=(*DEFINITIONS, *SCHEDULE_DEFINITIONS) if held is not None else DEFINITIONS,
         analysis=analysis,
@@ -87,7 +87,7 @@ def _build(analysis: Analysis) -> View:
 
 
 def _title(analysis: Analysis, path: str | None) -> str:
-    ranks = counted(len(analysis.ranks), "rank")
+    ranks = counted(len(analysis.rank_results), "rank")
     if analysis.schedule is not None:
         return f"tracekit: {analysis.schedule.name} on {ranks}"
     name = (path or "").rstrip("/").rpartition("/")[2].partition("?")[0]
@@ -95,12 +95,12 @@ def _title(analysis: Analysis, path: str | None) -> str:
 
 
 def _ranks(analysis: Analysis) -> str:
-    count, world = len(analysis.ranks), analysis.world_size
+    count, world = len(analysis.rank_results), analysis.world_size
     return f"{count:,} of {counted(world, 'rank')}" if world and world != count else counted(count, "rank")
 
 
 def _steps_named(analysis: Analysis) -> str:
-    steps = sorted({step for one in analysis.ranks for step in one.steps})
+    steps = sorted({step for one in analysis.rank_results for step in one.steps})
     if not steps:
         return "no step marks"
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}"

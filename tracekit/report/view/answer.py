@@ -84,7 +84,7 @@ def elsewhere(analysis: Analysis, rank: int | None) -> str:
 
 def _spent(analysis: Analysis, found: Pace) -> Line:
     total, span = analysis.total, analysis.total.budget.span_ns
-    marked = any(one.steps for one in analysis.ranks)
+    marked = any(one.steps for one in analysis.rank_results)
     apart = found.between_ns * (found.steps - 1) > APART * span / max(1, found.ranks)
     about = [said for said in (found.compared(), elsewhere(analysis, found.slowest)) if said]
     about += [f"mean of {counted(found.steps, 'step')}"] if found.steps > 1 else []

@@ -141,14 +141,14 @@ def budget_view(analysis: Analysis) -> BudgetView:
     lost = [(NOT_RECORDED, UNRECORDED_COLOUR)] if total.budget.unrecorded_ns else []
     return BudgetView(
         bars=tuple(bar_of(f"rank {one.rank}", one.whole, rank=one.rank) for one in shown),
-        mean=bar_of("mean", total, of=len(analysis.ranks)),
-        hidden_ranks=len(analysis.ranks) - len(shown),
+        mean=bar_of("mean", total, of=len(analysis.rank_results)),
+        hidden_ranks=len(analysis.rank_results) - len(shown),
         legend=(*ran, *exposed, *idle, *lost),
     )
 
 
 def _shown(analysis: Analysis) -> list[RankResult]:
-    ranks = list(analysis.ranks)
+    ranks = list(analysis.rank_results)
     if len(ranks) <= MOST_RANKS:
         return ranks
     ordered = sorted(ranks, key=lambda one: one.whole.budget.compute_ns / max(1, one.whole.budget.span_ns))
@@ -177,7 +177,7 @@ def bar_of(name: str, whole: Measured, *, rank: int | None = None, of: int = 1) 
 
 def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
     """Return what ran, label by label, in the order of the label list."""
-    total, ranks = analysis.total, max(1, len(analysis.ranks))
+    total, ranks = analysis.total, max(1, len(analysis.rank_results))
     span = max(1, total.budget.span_ns)
     rows = []
     for label in LABELS:
@@ -221,7 +221,7 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
         tuple(
             MatrixRow(
                 label,
-                total.label_ns[label] / max(1, len(analysis.ranks)),
+                total.label_ns[label] / max(1, len(analysis.rank_results)),
                 tuple(by.get(column, 0) / total.label_ns[label] for column in columns),
                 1 - (total.overlap.get(label) or 0.0),
             )
@@ -250,5 +250,7 @@ def beside(analysis: Analysis) -> tuple[Beside, ...]:
     for part in sums.partition_by(keys, maintain_order=True):
         top = part.sort("ns", descending=True).head(MOST_BESIDE).rows(named=True)
         parts = tuple((" ".join(filter(None, (r["by_module"], r["by"]))), r["ns"] / r["of_ns"]) for r in top)
-        rows.append(Beside(top[0]["label"], top[0]["pass"], top[0]["of_ns"] / max(1, len(analysis.ranks)), parts))
+        rows.append(
+            Beside(top[0]["label"], top[0]["pass"], top[0]["of_ns"] / max(1, len(analysis.rank_results)), parts)
+        )
     return tuple(rows)

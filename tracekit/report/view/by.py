@@ -71,7 +71,7 @@ def by_view(analysis: Analysis) -> ByView | None:
     rows = by.rows.to_dicts()
     places = [row for row in rows if by.is_place(row["name"])]
     shown = places[:MOST_ROWS] + [row for row in rows if not by.is_place(row["name"])]
-    notes = ["times: means over the ranks that have the row"] if by.placed and len(analysis.ranks) > 1 else []
+    notes = ["times: means over the ranks that have the row"] if by.placed and len(analysis.rank_results) > 1 else []
     notes += by.notes
     if len(places) > MOST_ROWS:
         notes.append(f"{counted(len(places) - MOST_ROWS, 'row')} more in the JSON")

@@ -22,7 +22,7 @@ def copies(view: View, *, by_rank: bool = False) -> Grid | None:
         Column("time", "ms", 3), Column("hidden", "share"),
         Column("stalled", "ms", note="exposed time charged to the copy"), Column("stalls", "count", 2),
     )  # fmt: skip
-    single = view.copies.by_rank if by_rank and len(view.analysis.ranks) > 1 else ()
+    single = view.copies.by_rank if by_rank and len(view.analysis.rank_results) > 1 else ()
     rows = [_copy(row) for row in (*single, *view.copies.total)]
     links = sorted({row.link_gb_s for row in view.copies.total if row.link_gb_s})
     notes = [f"link: {gb_s:g} GB/s one way between a GPU and its host; processes of one GPU share it" for gb_s in links]

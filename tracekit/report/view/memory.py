@@ -94,7 +94,7 @@ def _notes(analysis: Analysis, ranks: list[HeldMemory]) -> list[str]:
     notes.append(HOST_TIME)
     if analysis.schedule is not None:
         notes.append("a chunk: what memory grows by over a forward cell and falls by over a backward, their medians")
-    missing = len(analysis.ranks) - len(ranks)
+    missing = len(analysis.rank_results) - len(ranks)
     if missing:
-        notes.append(f"{missing} of {len(analysis.ranks)} ranks did not record it")
+        notes.append(f"{missing} of {len(analysis.rank_results)} ranks did not record it")
     return notes

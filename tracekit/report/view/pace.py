@@ -67,10 +67,10 @@ def slowest_rank(times: Mapping[int, float]) -> int | None:
 
 def pace(analysis: Analysis) -> Pace:
     """Return the pace of the steps that every rank has; a trace without step marks is one step."""
-    spans = {one.rank: {step.step: step.budget.span_ns for step in one.per_step} for one in analysis.ranks}
+    spans = {one.rank: {step.step: step.budget.span_ns for step in one.per_step} for one in analysis.rank_results}
     taken = [ns for ns, _ in analysis.step_times.values()]
     if not taken:
-        ran = [one for one in analysis.ranks if one.whole.budget.span_ns]
+        ran = [one for one in analysis.rank_results if one.whole.budget.span_ns]
         spans = {one.rank: {None: one.whole.budget.span_ns} for one in ran}
         taken = [max((of[None] for of in spans.values()), default=0)]
     steps = list(analysis.step_times) or [None]
@@ -96,6 +96,6 @@ def _in_most_steps(
 
 def _between(analysis: Analysis) -> float:
     """Return the time between two steps; 0 where there is one, or where they overlap."""
-    pairs = [(one, len(one.per_step) - 1) for one in analysis.ranks if len(one.per_step) > 1]
+    pairs = [(one, len(one.per_step) - 1) for one in analysis.rank_results if len(one.per_step) > 1]
     outside = sum(one.whole.budget.span_ns - sum(step.budget.span_ns for step in one.per_step) for one, _ in pairs)
     return max(0.0, outside / sum(gaps for _, gaps in pairs)) if pairs else 0.0

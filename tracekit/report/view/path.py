@@ -63,7 +63,7 @@ def path_view(analysis: Analysis) -> PathView | None:
     longest = shown.sort("ns", descending=True).head(LONGEST).sort("start_ns")
     where = f" of step {step}, the longest of {len(spans)}" if len(spans) > 1 else ""
     over = f" {counted(len(spans), 'step')}" if len(spans) > 1 else ""
-    whole = ", from the first rank's start to the last one's end" if len(analysis.ranks) > 1 else ""
+    whole = ", from the first rank's start to the last one's end" if len(analysis.rank_results) > 1 else ""
     covered = percent(int(longest["ns"].sum()), span)
     totals = path.totals()
     ranks = {f"rank {key}" if key.isdigit() else key: ns for key, ns in totals["by_rank"].items()}

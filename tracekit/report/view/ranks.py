@@ -69,7 +69,7 @@ class Steps(msgspec.Struct, frozen=True):
 
 def bubble_rows(analysis: Analysis) -> tuple[BubbleRow, ...]:
     """Return why each rank was idle, the largest bubble first; empty where nothing was."""
-    ran = [one for one in analysis.ranks if one.whole.budget.span_ns]
+    ran = [one for one in analysis.rank_results if one.whole.budget.span_ns]
     phased = bool(analysis.total.label_ns.get("pp_comm"))
     rows = [_bubble(one, phased=phased) for one in ran]
     if not any(row.idle_ns or row.wait_ns or row.idle_ns is None for row in rows):

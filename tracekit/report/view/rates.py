@@ -124,7 +124,7 @@ def _notes(rates: RunRates) -> tuple[str, ...]:
 
 
 def _below_peak(analysis: Analysis, rates: RunRates) -> str | None:
-    shorter, steps = below_peak_ns(rates.products), sum(len(one.per_step) for one in analysis.ranks)
+    shorter, steps = below_peak_ns(rates.products), sum(len(one.per_step) for one in analysis.rank_results)
     if shorter is None or not steps:
         return None
     said = f"products would take {ms(shorter / steps)} less per rank and step at the GPUs' peak"
@@ -154,7 +154,7 @@ def _experts(rates: RunRates) -> tuple[ExpertRow, ...]:
 
 def _expert_notes(analysis: Analysis, rates: RunRates) -> tuple[str, ...]:
     """Return where experts are least even, and what that costs at most, a step."""
-    cost, steps = rates.expert_cost, max((len(one.per_step) for one in analysis.ranks), default=0)
+    cost, steps = rates.expert_cost, max((len(one.per_step) for one in analysis.rank_results), default=0)
     if cost is None or not steps or rates.expert_layers.is_empty():
         return ()
     worst = rates.expert_layers.sort("expert_over_mean", descending=True).row(0, named=True)

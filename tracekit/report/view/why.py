@@ -61,21 +61,21 @@ def instead_view(analysis: Analysis) -> Instead | None:
     """Return what the host did instead, over all ranks; None where it hardly launches late."""
     span = analysis.total.budget.span_ns
     total: dict[tuple[str, str | None, str | None], int] = {}
-    for one in analysis.ranks:
+    for one in analysis.rank_results:
         for row in one.instead:
             key = (row["instead"], row["what"], row["line"])
             total[key] = total.get(key, 0) + row["ns"]
     bound = sum(total.values())
     if not analysis.total.idle_known or bound < LOUD * span or not bound:
         return None
-    ranks = max(1, len(analysis.ranks))
+    ranks = max(1, len(analysis.rank_results))
     named = sorted(((k, ns) for k, ns in total.items() if k[1] or k[0] == "python"), key=lambda item: -item[1])
     rows = tuple(
         InsteadRow(ns / ranks, ns / bound, kind.replace("_", " "), (what or "")[:60], line or "")
         for (kind, what, line), ns in named[:TOP]
         if ns >= WORTH_A_ROW * bound
     )
-    inside = sum(one.inside_launch_ns for one in analysis.ranks) / ranks
+    inside = sum(one.inside_launch_ns for one in analysis.rank_results) / ranks
     said = f"launch-bound idle is {percent(bound, span)} of the span; inside the launch call itself: {ms(inside)}"
     return Instead(rows, f"{said} per rank")
 
@@ -85,7 +85,7 @@ def hiding_view(analysis: Analysis) -> Hiding | None:
     found = analysis.hiding
     if found is None or found.extra_ns is None:
         return None
-    ranks = max(1, len(analysis.ranks))
+    ranks = max(1, len(analysis.rank_results))
     rows = tuple(
         HidingRow(row["label"], row["kernels"], row["slowdown"] - 1, row["extra_ns"] / ranks)
         for row in found.to_dict()["by_label"]

@@ -82,7 +82,7 @@ class ReloadView(msgspec.Struct, frozen=True):
 
 def kernels(analysis: Analysis, asked: str | None) -> tuple[Kernel, ...]:
     """Return the kernels that took longest in a step, as a mean over ranks."""
-    steps = max(1, sum(len(one.per_step) for one in analysis.ranks))
+    steps = max(1, sum(len(one.per_step) for one in analysis.rank_results))
     span = max(1.0, analysis.total.budget.span_ns / steps)
     table = analysis.tables["kernels"].sort("ns", descending=True).head(MOST_KERNELS)
     why = reasons(analysis)

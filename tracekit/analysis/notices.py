@@ -1,0 +1,160 @@
+"""Notices about a whole run: doubtful clocks, unknown waits, unlabelled work, weak evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.text import percent, ranks_named
+from tracekit.align.clocks import Clocks
+from tracekit.analysis.measured import Measured, RankResult
+from tracekit.analysis.tables import RankTables
+from tracekit.errors import Notice
+from tracekit.metrics.waits import has_unknown_wait, has_unseen_messages, may_be_message
+from tracekit.store.sources import EARLIEST_DATE_NS
+
+if TYPE_CHECKING:
+    from tracekit.compare import ScheduleComparison
+
+MIN_UNLABELLED_SHARE_TO_WARN = 0.01
+"""Share of a rank's span."""
+MIN_WEAK_SHARE_TO_WARN = 0.01
+"""Share of GPU time whose labels rest on weak evidence."""
+MIN_OUTSIDE_TO_BOUND_RATIO = 2.0
+"""Share of time outside cells over the lower bound of the bubble, from which the bound needs an explanation."""
+PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
+"""Codes of notices that do not concern a run without training, which has no pipeline."""
+ROWS_AT_ONCE = 1 << 18
+"""Operations that are looked at together, to bound the memory for it."""
+
+
+def without_known_peers(notices: Sequence[Notice], operations: pl.DataFrame) -> list[Notice]:
+    """Return the notices; without those about unknown peers if all peers are known by now.
+
+    >>> read = [Notice("peers-in-communicator", "peers are numbered within their communicator")]
+    >>> without_known_peers(read, pl.DataFrame({"p2p": ["send:1"]}))
+    []
+    >>> len(without_known_peers(read, pl.DataFrame({"p2p": "?"})))
+    1
+    """
+    if not any(notice.code == "peers-in-communicator" for notice in notices):
+        return list(notices)
+    if operations["p2p"].cast(pl.String).str.contains("?", literal=True).any():
+        return list(notices)
+    return [notice for notice in notices if notice.code != "peers-in-communicator"]
+
+
+def without_pipeline_notices(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+    """Return the notices without those of ``PIPELINE_NOTICES``."""
+    return tuple(notice for notice in notices if notice.code not in PIPELINE_NOTICES)
+
+
+def clock_notices(ranks: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
+    """Return notices of ranks that were recorded so far from the others in time that they may be of another run.
+
+    Clocks of machines differ, and are aligned; but a run that was recorded again a minute later has the same operations
+    and would be aligned as well. Times that are no dates tell nothing.
+    """
+    spans: dict[int, tuple[Any, Any]] = {
+        rank.source.rank: (rank.steps["start_ns"].min(), rank.steps["end_ns"].max()) for rank in ranks
+    }
+    longest_ns = max((end - start for start, end in spans.values() if start is not None), default=0)
+    first_rank = min(spans, default=0)
+    notices = []
+    for rank, offset_ns in clocks.table.select("rank", "offset_ns").drop_nulls().rows():
+        start_ns = spans[rank][0] or 0
+        if abs(offset_ns) > longest_ns and start_ns > EARLIEST_DATE_NS:
+            direction = "after" if offset_ns > 0 else "before"
+            text = (
+                f"rank {rank} was recorded {abs(offset_ns) / 1e9:,.1f} s {direction} rank {first_rank}: "
+                "if they belong to one run, their clocks differ by that much; if not, name the files of one run"
+            )
+            notices.append(Notice("clocks-apart", text))
+    return notices
+
+
+def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[Notice]:
+    """Return notices of messages whose waiting could not be separated from their transfer."""
+    effect = "waiting inside them is not known and the bubble fraction is a lower bound"
+    messages_by_rank: Counter[int] = Counter()
+    peers_of_unknown = [pl.Series(dtype=pl.String)]
+    for some in operations.select("rank", "label", "what", "p2p", "wait_ns", "open").iter_slices(ROWS_AT_ONCE):
+        numbers, counts = np.unique(some["rank"].to_numpy()[may_be_message(some)], return_counts=True)
+        messages_by_rank.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        peers_of_unknown.append(some["p2p"].filter(pl.Series(has_unknown_wait(some))).cast(pl.String))
+    notices = []
+    unseen = [
+        rank.source.rank
+        for rank in ranks
+        if has_unseen_messages(rank.messages_issued, messages_by_rank[rank.source.rank])
+    ]
+    if unseen:
+        text = f"{ranks_named(unseen)}: the host sends and receives, but no kernel is known to do so"
+        notices.append(Notice("wait-unknown", f"{text}: {effect}; name the kernels in a rules file (--rules)"))
+    peers = pl.concat(peers_of_unknown)
+    if len(peers):
+        count = f"{len(peers)} of {messages_by_rank.total()} sends and receives"
+        reason, remedy = _why_wait_unknown(peers)
+        notices.append(Notice("wait-unknown", f"{count} {reason}: {effect}; {remedy}"))
+    return notices
+
+
+def _why_wait_unknown(peers: pl.Series) -> tuple[str, str]:
+    """Return why waits are unknown, and what to record, from the messages' peers (``send:1``, ``recv:?`` or null)."""
+    if peers.null_count() == len(peers):
+        return "name neither what they carry nor their peer", "record operators, or the peers"
+    if peers.str.contains("?", literal=True).fill_null(True).all():
+        return "do not name their peer", "record the peers"
+    return "have no peer in these traces", "give all ranks of the pipeline"
+
+
+def unlabelled_notices(results: Sequence[RankResult]) -> list[Notice]:
+    """Return a notice of ranks with much work that no rule labels."""
+    shares = {
+        result.rank: result.whole.label_ns.get("other", 0) / result.whole.budget.span_ns
+        for result in results
+        if result.whole.budget.span_ns
+    }
+    above = [rank for rank, share in shares.items() if share > MIN_UNLABELLED_SHARE_TO_WARN]
+    if not above:
+        return []
+    worst = max(above, key=lambda rank: shares[rank])
+    others = (
+        f"; above {percent(MIN_UNLABELLED_SHARE_TO_WARN, digits=0)} on {len(above)} ranks" if len(above) > 1 else ""
+    )
+    text = (
+        f"no rule knows what {percent(shares[worst])} of rank {worst}'s span is (label other{others}): "
+        "it counts as compute; name it in a rules file (--rules), see --explain other"
+    )
+    return [Notice("unlabelled", text)]
+
+
+def weak_label_notices(results: Sequence[RankResult]) -> list[Notice]:
+    """Return a notice if much GPU time is labelled only by the work that ran around it."""
+    share = Measured.total(result.whole for result in results).weak_share
+    if share is None or share <= MIN_WEAK_SHARE_TO_WARN:
+        return []
+    text = (
+        f"{percent(share)} of GPU time is labelled by weak evidence (what ran around it): record operators and shapes"
+    )
+    return [Notice("weak-labels", f"{text}, or name it in a rules file (--rules); --explain says which rule decided")]
+
+
+def bound_notices(results: Sequence[RankResult], comparison: ScheduleComparison | None) -> list[Notice]:
+    """Return a notice if the lower bound of the bubble is far below the share of time outside pipeline cells."""
+    total = Measured.total(result.whole for result in results)
+    bound = total.bubble_fraction
+    if comparison is None or not comparison.exact or not total.lower_bound or bound is None:
+        return []
+    outside = comparison.head.measured_bubble
+    if outside <= MIN_OUTSIDE_TO_BOUND_RATIO * bound:
+        return []
+    text = (
+        f"the bubble's bound of {percent(bound)} counts idle time and known waits alone: ranks of the pipeline were in "
+        f"no cell for {percent(outside)} of its time"
+    )
+    return [Notice("bubble-bound-low", f"{text}; record the peers of messages to know how much of that is bubble")]

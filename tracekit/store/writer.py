@@ -1,0 +1,194 @@
+"""Writing of a store: its folder, and its manifest while ranks are added.
+
+A store that replaces another is built in a folder beside it, which is renamed when the store is complete. A new store
+is written in place, so that an interruption leaves the ranks done so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tracekit._util.files import exchange_folders, lock_temporary, remove_abandoned, temporary_prefix
+from tracekit._util.os_errors import write_error
+from tracekit._util.workers import ItemResult
+from tracekit.errors import Notice, OutputError
+from tracekit.parsers.refs import SourceRef
+from tracekit.store.files import Entry, is_store, open_store, read_entry, write_manifest
+
+MANIFEST_INTERVAL_S = 5.0
+"""Seconds between two updates of the manifest while ranks are added: at most this much work is lost to a kill."""
+
+
+@contextlib.contextmanager
+def store_folder(target: Path, *, resume: bool) -> Iterator[Path]:
+    """Yield the folder to write ranks into: *target* itself, or one beside it if a store there is to be replaced."""
+    if is_store(target) and not resume:
+        with replace_store(target) as folder:
+            yield folder
+        return
+    check_target(target)
+    existed = target.exists()
+    target.mkdir(exist_ok=True)
+    try:
+        yield target
+    finally:
+        if not is_store(target) or not open_store(target).entries:  # no rank was written: leave things as they were
+            shutil.rmtree(target, ignore_errors=True)
+            if existed:
+                target.mkdir()
+
+
+@contextlib.contextmanager
+def replace_store(path: str | Path) -> Iterator[Path]:
+    """Yield a folder beside *path* to build a store in; rename it to *path* if the block succeeds.
+
+    A store at *path* is replaced; any other folder or file there is an error.
+    """
+    target = Path(path)
+    check_target(target)
+    remove_abandoned(target)
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(target), dir=target.parent))
+    except OSError as error:
+        raise write_error(error, target) from error
+    try:
+        with lock_temporary(temporary):
+            yield temporary
+            temporary.chmod(0o755)
+        _move_to_target(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_target(target: Path) -> None:
+    """Raise if no store can be written at *target*."""
+    if not target.parent.is_dir():
+        raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
+    if target.is_file():
+        raise OutputError(f"{target}: is a file; a store is a folder", hint="choose another place")
+    if target.is_dir() and not is_store(target) and any(target.iterdir()):
+        raise OutputError(f"{target}: holds other files and is not a store", hint="name a new or an empty folder")
+
+
+def _move_to_target(temporary: Path, target: Path) -> None:
+    """Rename the folder of a complete store to *target*; a store that is there goes away."""
+    try:
+        if not target.exists():
+            temporary.rename(target)
+            return
+        if exchange_folders(temporary, target):  # the caller removes the temporary folder, now the old store
+            return
+        # Without an atomic exchange: move the old store aside, and back again if the new one cannot be moved in.
+        aside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent))
+        try:
+            target.rename(aside / "store")
+            temporary.rename(target)
+        except OSError:
+            if (aside / "store").exists() and not target.exists():
+                (aside / "store").rename(target)
+            raise
+        finally:
+            if target.exists():
+                shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be replaced: {error.strerror}", hint="choose another place") from error
+
+
+@dataclass
+class StoreWriter:
+    """The manifest of a store while ranks are added, as a context manager.
+
+    The manifest is written at the start, every few seconds, and however the block ends.
+    """
+
+    folder: Path
+    labelled_by: str
+    notices: list[Notice]
+    entries: dict[int, Entry] = field(default_factory=dict)
+    unchanged: list[SourceRef] = field(default_factory=list)
+    """Sources that were in the store already and have not changed since."""
+    complete: bool = False
+    written_s: float = 0.0
+    """Time of the last write of the manifest, on the monotonic clock."""
+
+    def __enter__(self) -> StoreWriter:
+        self.write()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.write()
+        for abandoned in self.folder.glob(".rank=*"):  # of workers that were killed
+            shutil.rmtree(abandoned, ignore_errors=True)
+
+    @property
+    def unchanged_results(self) -> list[ItemResult[SourceRef, list[Entry]]]:
+        """The unchanged sources as results without a value, to be counted among the successful ones."""
+        return [ItemResult(0, ref, value=[]) for ref in self.unchanged]
+
+    @property
+    def resumed_notices(self) -> tuple[Notice, ...]:
+        """Notices for the caller alone, which are not written into the store."""
+        if not self.unchanged:
+            return ()
+        text = f"{len(self.unchanged)} traces were in the store already and have not changed"
+        return (Notice("resumed", text),)
+
+    def resume(self, refs: Sequence[SourceRef], key: Callable[[SourceRef], str]) -> list[SourceRef]:
+        """Take over the ranks of sources that have not changed; return the sources that must be read.
+
+        Ranks of changed sources are removed. Ranks of sources that are not among *refs* stay.
+
+        Args:
+            refs: The sources of the store.
+            key: Returns the key that a source's ranks would get now.
+
+        """
+        entries_on_disk = [(folder, read_entry(folder)) for folder in self.folder.glob("rank=*")]
+        ranks_by_key: dict[str, dict[int, Entry]] = {}
+        for _, entry in entries_on_disk:
+            if entry is not None and entry.key is not None:
+                ranks_by_key.setdefault(entry.key, {})[entry.rank] = entry
+        pending = []
+        for ref in refs:
+            entries = ranks_by_key.get(key(ref), {})
+            # A report with several ranks is complete only if all of them were written.
+            if entries and all(rank in entries for entry in entries.values() for rank in entry.together):
+                self.unchanged.append(ref)
+                self.entries.update(entries)
+            else:
+                pending.append(ref)
+        pending_paths, pending_ranks = {ref.path for ref in pending}, {ref.rank for ref in pending}
+        for folder, entry in entries_on_disk:
+            if entry is None:
+                outdated = True
+            else:
+                from_pending = entry.source.path in pending_paths or entry.rank in pending_ranks
+                outdated = entry.rank not in self.entries and from_pending
+            if outdated:
+                shutil.rmtree(folder, ignore_errors=True)
+            elif entry is not None:
+                self.entries.setdefault(entry.rank, entry)
+        return pending
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Add ranks that were written."""
+        self.entries.update((entry.rank, entry) for entry in entries)
+        if time.monotonic() - self.written_s > MANIFEST_INTERVAL_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write the manifest."""
+        write_manifest(
+            self.folder,
+            self.entries.values(),
+            labelled_by=self.labelled_by,
+            complete=self.complete,
+            notices=self.notices,
+        )
+        self.written_s = time.monotonic()
