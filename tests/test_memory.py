@@ -18,7 +18,7 @@ from tracekit.metrics.memory import Peak, RankMemory
 from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.scalars import scalars
-from tracekit.report.terminal.whatif import render_what_if
+from tracekit.report.terminal.schedule import render_what_if
 from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tests.kept import analysis_of
 from tracekit.cli import make_app
 from tracekit.errors import TracekitError
-from tracekit.report.tables import figures
+from tracekit.report.data_tables import figures
 from tracekit.report.terminal.analysis import render
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from msgspec import structs
 from tracekit import analyze
 from tracekit.errors import OptionError
 from tracekit.report.view import view_of
-from tracekit.report.view.pipeline import which
+from tracekit.report.view.pipeline import describe_choice
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
@@ -64,4 +64,4 @@ def test_pipelines_that_tie_are_alike(analysis):
     comparison = analysis.schedule
     same = [structs.replace(step, pipeline=replace(step.pipeline, ranks=ranks)) for step, ranks in
             ((comparison.head, comparison.head.pipeline.ranks), (comparison.head, (0, 2)))]  # fmt: skip
-    assert which(structs.replace(comparison, all=tuple(same))).endswith(" (of 0 and 1), both alike")
+    assert describe_choice(structs.replace(comparison, all=tuple(same))).endswith(" (of 0 and 1), both alike")

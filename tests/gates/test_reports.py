@@ -10,11 +10,11 @@ from markdown_it import MarkdownIt
 
 from tracekit.diffs import Side, diff, from_analysis
 from tracekit.gates import gate
-from tracekit.report.ci import github as gate_github
+from tracekit.report.ci import formats as gate_github
 from tracekit.report.html import diff as diff_html
-from tracekit.report.markdown import diff as diff_markdown
-from tracekit.report.markdown import gate as gate_markdown
-from tracekit.report.terminal import diff as diff_terminal
+from tracekit.report.markdown import changes as diff_markdown
+from tracekit.report.markdown import changes as gate_markdown
+from tracekit.report.terminal import changes as diff_terminal
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def sides(make, scaled):
 def test_at_most_ten_annotations(sides):
     result = gate(sides[1], sides[0]).to_dict()
     result["checks"] = result["checks"][:1] * 30
-    lines = gate_github.commands(result)
+    lines = gate_github.github_annotations(result)
     assert len(lines) == 10
     assert lines[-1] == "::notice title=tracekit gate::and 21 more in the summary"
 
 
 def test_annotations_cannot_be_broken_by_what_they_say():
-    line = gate_github.commands({"verdict": "error", "error": "a\nb%0A::", "checks": [], "waivers": []})[0]
+    line = gate_github.github_annotations({"verdict": "error", "error": "a\nb%0A::", "checks": [], "waivers": []})[0]
     assert "\n" not in line
     assert line.endswith("a%0Ab%250A::")
 
@@ -46,7 +46,7 @@ def test_markdown_shows_before_and_after_and_what_moved(make, scaled):
     slow = [{**cells[0], "ns": 1_500_000}]
     before = Side((from_analysis(old, name="old", cells=cells),), {})
     after = Side((from_analysis(new, name="new", cells=slow),), {})
-    text = gate_markdown.render(gate(after, before).to_dict())
+    text = gate_markdown.render_gate(gate(after, before).to_dict())
     assert "| ❌ regressed | step_ms | 100.0 ms | 110.0 ms | +10.0 % |" in text
     assert "| gemm&lt;a\\|b&gt;, forward | 20.000 ms | 30.000 ms | +10.000 ms (+50.0 %) |" in text
     assert "| rank 0, 0F3 | 1.000 ms | 1.500 ms | +0.500 ms (+50.0 %) |" in text
@@ -59,8 +59,8 @@ def test_names_in_a_pull_request_call_nobody_and_link_nowhere(make, scaled):
     new["kernels"][0]["ns"] = 30_000_000
     sides = [Side((from_analysis(document, name=f"`{name}`"),), {}) for document in (old, new)]
     for text in (
-        gate_markdown.render(gate(sides[1], sides[0]).to_dict()),
-        diff_markdown.render(diff(*sides).to_dict()),
+        gate_markdown.render_gate(gate(sides[1], sides[0]).to_dict()),
+        diff_markdown.render_diff(diff(*sides).to_dict()),
     ):
         read = MarkdownIt("commonmark").enable("table").render(text)
         assert "everyone" in read
@@ -100,7 +100,7 @@ def test_a_saved_analysis_says_what_it_cannot_show(sides):
 
 def test_renderings_hold_the_same_facts(sides):
     got = diff(sides[0], sides[1]).to_dict()
-    page, text = diff_html.render(got), diff_markdown.render(got)
+    page, text = diff_html.render(got), diff_markdown.render_diff(got)
     for part in ("step_ms", "100.0 ms", "110.0 ms", "pp_comm", "rank 1"):
         assert part in page
         assert part in text
@@ -110,7 +110,7 @@ def test_renderings_hold_the_same_facts(sides):
 
     for width in (60, 160):
         console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-        diff_terminal.show(got, console)
+        diff_terminal.show_diff(got, console)
         said = console.export_text()
         assert "tep 100.0 ms → 110.0 ms (+10.0 %): slower" in said
         assert max(map(len, said.splitlines())) <= width
@@ -133,7 +133,7 @@ def test_diff_command(command, save, scaled, tmp_path):
 def test_every_rendering_says_first_what_became_of_the_step(sides):
     got = diff(sides[0], sides[1]).to_dict()
     said = "Typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
-    page, text = diff_html.render(got).replace("\N{NO-BREAK SPACE}", " "), diff_markdown.render(got)
+    page, text = diff_html.render(got).replace("\N{NO-BREAK SPACE}", " "), diff_markdown.render_diff(got)
     assert text.splitlines()[2] == f"**{said}**"
     assert page.index(said) < page.index("<table")
     assert "Content-Security-Policy" in page

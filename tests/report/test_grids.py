@@ -14,9 +14,10 @@ from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.markdown.analysis import render_markdown
 from tracekit.report.terminal.analysis import render
-from tracekit.report.view import grids, view_of
+from tracekit.report.view import tables as grids
+from tracekit.report.view import view_of
 from tracekit.report.view.pipeline import WhatIfRow
-from tracekit.report.view.why import instead_view
+from tracekit.report.view.ranks import host_activity_view
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +106,7 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
             (("aten::mm", span - little), ("aten::add", little))]  # fmt: skip
     first = structs.replace(analysis.rank_results[0], instead=tuple(rows))
     others = tuple(structs.replace(one, instead=()) for one in analysis.rank_results[1:])
-    found = instead_view(replace(analysis, rank_results=(first, *others)))
+    found = host_activity_view(replace(analysis, rank_results=(first, *others)))
     assert [row.what for row in found.rows] == ["aten::mm", "aten::add"][: 1 + shown]
 
 

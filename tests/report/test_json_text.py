@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.report.json import render_json
+from tracekit.report.write import render_json
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,7 @@ from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.fleet import histogram
-from tracekit.report.view import view_of
-from tracekit.report.view.notices import few_alike
+from tracekit.report.view import shorten_notices, view_of
 from tracekit.run.analyze import analyze
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
@@ -168,8 +167,8 @@ def test_a_thousand_ranks_stay_readable(small):
 
 def test_failures_are_all_listed_and_others_shortened():
     failures = [Notice("rank-failed", f"rank {n}") for n in range(8)]
-    assert few_alike(failures) == failures
-    mixed = few_alike([*(Notice("a", str(n)) for n in range(6)), Notice("b", "x"), Notice("a", "7")])
+    assert shorten_notices(failures) == failures
+    mixed = shorten_notices([*(Notice("a", str(n)) for n in range(6)), Notice("b", "x"), Notice("a", "7")])
     assert [note.message for note in mixed] == ["0", "1", "2", "3", "4", "2 more like this", "x"]
 
 

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from tracekit.errors import OptionError
-from tracekit.report.spreadsheet import EXACT, LONGEST_TEXT, plain, sheets
+from tracekit.report.data_tables import MAX_CELL_LENGTH, MAX_EXACT_INTEGER, as_cells, sheets
 from tracekit.report.write import check_output, write
 from tracekit.run.analyze import analyze
 
@@ -33,13 +33,19 @@ def test_a_sheet_per_table(analysis, tmp_path):
 
 def test_cells_hold_what_tables_do():
     rows = {
-        "at": [EXACT + 1],
-        "ns": [EXACT],
+        "at": [MAX_EXACT_INTEGER + 1],
+        "ns": [MAX_EXACT_INTEGER],
         "name": ["=1+1"],
-        "long": ["x" * (LONGEST_TEXT + 5)],
+        "long": ["x" * (MAX_CELL_LENGTH + 5)],
         "share": [float("nan")],
     }
-    assert plain(pl.DataFrame(rows)).row(0) == (str(EXACT + 1), EXACT, "=1+1", "x" * LONGEST_TEXT, None)
+    assert as_cells(pl.DataFrame(rows)).row(0) == (
+        str(MAX_EXACT_INTEGER + 1),
+        MAX_EXACT_INTEGER,
+        "=1+1",
+        "x" * MAX_CELL_LENGTH,
+        None,
+    )
 
 
 def test_what_is_missing_is_one_line(monkeypatch, tmp_path):

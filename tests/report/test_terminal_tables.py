@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.report.names import short_kernel
-from tracekit.report.terminal.by import by_rows
+from tracekit.report.terminal.schedule import render_what_if
 from tracekit.report.terminal.screen import Screen
+from tracekit.report.terminal.sections import by_rows
 from tracekit.report.terminal.table import LEAST_NAME, WHOLE_NAME, Lines, command_line, fitted, note
-from tracekit.report.terminal.whatif import render_what_if
-from tracekit.report.view.by import ByRow, ByView
+from tracekit.report.view.breakdown import ByRow, ByView
 from tracekit.report.view.pipeline import WhatIfRow
 
 pytestmark = pytest.mark.slow

@@ -113,7 +113,7 @@ def run(
             write(analysis, path, plot=plot)
             print_line(f"wrote {path}", err=True)
     if json:
-        from tracekit.report.json import render_json
+        from tracekit.report.write import render_json
 
         sys.stdout.writelines(render_json(analysis))
     else:

@@ -27,7 +27,7 @@ def run(
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
     from tracekit.diffs import diff
     from tracekit.report.ci.write import DIFF, check_outputs, to_json, write_all
-    from tracekit.report.terminal.diff import show
+    from tracekit.report.terminal.changes import show_diff
     from tracekit.report.terminal.screen import Screen
 
     paths = output or []
@@ -39,4 +39,4 @@ def run(
     if json:
         typer.echo(to_json(result), nl=False)
     else:
-        show(result, Screen(highlight=True))
+        show_diff(result, Screen(highlight=True))

@@ -151,7 +151,7 @@ def _judge(candidates: Sequence[str], bases: Sequence[str], require: Sequence[st
 def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
     """Write the result to the files and print it; *quiet* prints no text."""
     from tracekit.report.ci.write import GATE, github, to_json, write_all
-    from tracekit.report.terminal.gate import show
+    from tracekit.report.terminal.changes import show_gate
     from tracekit.report.terminal.screen import Screen
 
     write_all(result, paths, GATE)
@@ -160,7 +160,7 @@ def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: boo
     if json:
         typer.echo(to_json(result), nl=False)
     elif not quiet:
-        show(result, Screen(highlight=True))
+        show_gate(result, Screen(highlight=True))
     for line in github(result):
         print_line(line, err=json)
 

@@ -21,7 +21,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Answer SQL over the tables of a store; nothing is written, and nothing outside the store is read."""
-    from tracekit.report.rows import check_rows, rows_text, write_rows
+    from tracekit.report.data_tables import check_rows, rows_text, write_rows
     from tracekit.run.query import query
 
     if output is not None:

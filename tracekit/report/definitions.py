@@ -1,4 +1,4 @@
-"""How each number is defined: the same words in every report."""
+"""Definitions of the numbers, in the same words in every report."""
 
 from __future__ import annotations
 

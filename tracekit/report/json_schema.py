@@ -1,7 +1,7 @@
-"""JSON Schema of everything ``--json`` prints, made from the lists of ``tracekit.schema``.
+"""JSON Schemas of everything that ``--json`` prints.
 
-A key that stands in a schema keeps its name and meaning within its format's number; new keys may be added at any time.
-Null means not known, or not there; a number is never a stand-in for it.
+A key keeps its name and meaning as long as the number of its format stays the same; new keys may be added at any time.
+Null means unknown or absent; no number stands for it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _list(of: Schema) -> Schema:
-    return {"type": "array", "items": of}
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
 
 
 def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
     return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
 
 
-def _by_name(names: Sequence[str], of: Schema) -> Schema:
-    """An object whose keys are among *names*."""
-    return {"type": "object", "propertyNames": {"enum": list(names)}, "additionalProperties": of}
+def _by_name(names: Sequence[str], values: Schema) -> Schema:
+    """Return the schema of an object whose keys are among *names*."""
+    return {"type": "object", "propertyNames": {"enum": list(names)}, "additionalProperties": values}
 
 
 def _measured() -> dict[str, Schema]:
-    """What is said of a rank, a step, or all ranks together."""
+    """Return the keys of a rank, a step, or all ranks together."""
     return {
         "span_ns": INT,
         "budget_ns": _object(
@@ -59,12 +59,7 @@ def _measured() -> dict[str, Schema]:
         "blocking_ns": _by_name(EXPOSABLE, _or_null(INT)),
         "exposed_because_ns": _by_name(EXPOSABLE, _by_name(EXPOSURE_CAUSES, INT)),
         "bubble": _object(
-            {
-                "idle_ns": _or_null(INT),
-                "wait_ns": _or_null(INT),
-                "fraction": _or_null(NUMBER),
-                "lower_bound": BOOL,
-            }
+            {"idle_ns": _or_null(INT), "wait_ns": _or_null(INT), "fraction": _or_null(NUMBER), "lower_bound": BOOL}
         ),
     }
 
@@ -137,7 +132,7 @@ def _warnings() -> Schema:
 
 
 def _by() -> Schema:
-    """The step in rows: all rows add up to ``total_ns``; null where nothing has a place."""
+    """Return the schema of ``--by``; the rows add up to ``total_ns`` and are null if no event has a place."""
     row = _object(
         {
             "name": TEXT,
@@ -172,7 +167,7 @@ def _by() -> Schema:
 
 
 def analysis() -> Schema:
-    """The schema of ``tracekit analyze --json``."""
+    """Return the schema of ``tracekit analyze --json``."""
     rank = _object({"rank": INT, "steps": _list(INT), **_measured(), "per_step": _list(_object(_measured()))})
     source = _object({"paths": _list(TEXT), "reader": TEXT, "ranks": _list(INT), "world_size": _or_null(INT)})
     return _object(
@@ -202,7 +197,7 @@ def analysis() -> Schema:
 
 
 def schedule() -> Schema:
-    """The schema of ``tracekit schedule --json``."""
+    """Return the schema of ``tracekit schedule --json``."""
     return _object(
         {
             "format": {"const": "tracekit.schedule/1"},
@@ -223,7 +218,7 @@ def schedule() -> Schema:
 
 
 def diff() -> Schema:
-    """The schema of ``tracekit diff --json``."""
+    """Return the schema of ``tracekit diff --json``."""
     return _object(
         {
             "tracekit": TEXT,
@@ -238,7 +233,7 @@ def diff() -> Schema:
 
 
 def gate() -> Schema:
-    """The schema of ``tracekit gate --json``."""
+    """Return the schema of ``tracekit gate --json``."""
     verdicts = ["pass", "regressed", "inconclusive"]
     check = _object({"metric": TEXT, "verdict": {"enum": [*verdicts, "improved", "waived", "unusable"]}})
     return _object(
@@ -253,7 +248,7 @@ def gate() -> Schema:
 
 
 def doctor() -> Schema:
-    """The schema of ``tracekit doctor --json``."""
+    """Return the schema of ``tracekit doctor --json``."""
     return _object(
         {
             "format": {"const": "tracekit.doctor/1"},
@@ -285,16 +280,16 @@ def json_schema(name: str) -> Schema:
     >>> json_schema("analysis")["title"]
     'tracekit.analysis/1'
     """
-    made = SCHEMAS[name]()
-    return {"$schema": DRAFT, "title": made["properties"]["format"]["const"], **made}
+    schema = SCHEMAS[name]()
+    return {"$schema": DRAFT, "title": schema["properties"]["format"]["const"], **schema}
 
 
 def write_schemas(folder: str | Path) -> None:
-    """Write every schema into *folder*, a file per format."""
+    """Write every schema into *folder*, one file per format."""
     for name in SCHEMAS:
-        made = json_schema(name)
-        file = Path(folder) / f"{made['title'].replace('/', '-')}.json"
-        file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        schema = json_schema(name)
+        file = Path(folder) / f"{schema['title'].replace('/', '-')}.json"
+        file.write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

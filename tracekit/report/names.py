@@ -1,18 +1,18 @@
-"""Kernels as people call them."""
+"""Short names of kernels."""
 
 from __future__ import annotations
 
 import re
 
-_SPACES = re.compile(r"\b(?:at::native|at|c10|cutlass|std|cuda|thrust)::|\(anonymous namespace\)::")
-"""What says where code lives, not what it does."""
+_NAMESPACES = re.compile(r"\b(?:at::native|at|c10|cutlass|std|cuda|thrust)::|\(anonymous namespace\)::")
+"""Name spaces, which say nothing about what a kernel does."""
 _NCCL = re.compile("^ncclDevKernel_")
 _LAMBDAS = re.compile(r"::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\) const)?")
-"""Functions without a name, numbered by the compiler."""
+"""Lambda functions, which the compiler numbers."""
 
 
 def short_kernel(name: str) -> str:
-    """Return a kernel's name without its return type, name spaces and parameters: what tells it apart stays.
+    """Return the name of a kernel without return type, name spaces and parameters.
 
     >>> short_kernel("void at::native::elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int)")
     'elementwise_kernel<4, CUDAFunctor_add<BFloat16>>'
@@ -21,18 +21,19 @@ def short_kernel(name: str) -> str:
     >>> short_kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"), short_kernel("0F3")
     ('nccl SendRecv', '0F3')
     """
-    bare = _LAMBDAS.sub("", _SPACES.sub("", _NCCL.sub("nccl ", name.removeprefix("void "))))
+    bare = _LAMBDAS.sub("", _NAMESPACES.sub("", _NCCL.sub("nccl ", name.removeprefix("void "))))
     return _without_parameters(bare) or name
 
 
 def _without_parameters(name: str) -> str:
-    """Cut the last pair of brackets that nothing but the name's end follows."""
+    """Return the name without the pair of brackets at its end, unless they hold a remark."""
     if not name.endswith(")"):
         return name
     depth = 0
-    for at in range(len(name) - 1, -1, -1):
-        depth += (name[at] == ")") - (name[at] == "(")
+    for i in range(len(name) - 1, -1, -1):
+        depth += (name[i] == ")") - (name[i] == "(")
         if depth == 0:
-            called = at and (name[at - 1].isalnum() or name[at - 1] in "_>")  # else it is a remark, not parameters
-            return name[:at] if called else name
+            # Parameters follow the name directly; a remark follows a space.
+            is_call = i > 0 and (name[i - 1].isalnum() or name[i - 1] in "_>")
+            return name[:i] if is_call else name
     return name

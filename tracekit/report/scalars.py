@@ -1,4 +1,4 @@
-"""A run as a few named numbers, for dashboards: what trackers log, JSON lines, Prometheus' text."""
+"""A run as named numbers for dashboards: experiment trackers, JSON lines, Prometheus."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PREFIX = "tracekit"
 
 
 def scalars(analysis: Analysis, *, prefix: str = PREFIX) -> dict[str, float]:
-    """Return the gate's metrics of a run, one number each: the middle of its steps; what is not known is left out.
+    """Return the metrics of the gate for a run: the pseudo-median over its steps; unknown metrics are left out.
 
     >>> from tracekit import analyze
-    >>> found = scalars(analyze("sample_traces/reload", schedule="none"))
-    >>> sorted(name for name in found if "overlap" in name)[:2]
+    >>> values = scalars(analyze("sample_traces/reload", schedule="none"))
+    >>> sorted(name for name in values if "overlap" in name)[:2]
     ['tracekit/overlap.broadcast', 'tracekit/overlap.communication']
     """
     run = from_analysis(analysis.to_dict(), name="run")
@@ -26,7 +26,7 @@ def scalars(analysis: Analysis, *, prefix: str = PREFIX) -> dict[str, float]:
 
 
 def json_line(values: Mapping[str, float]) -> str:
-    """Return figures as one line of JSON.
+    """Return the values as one line of JSON.
 
     >>> json_line({"tracekit/step_ms": 12.5})
     '{"tracekit/step_ms": 12.5}'
@@ -35,7 +35,7 @@ def json_line(values: Mapping[str, float]) -> str:
 
 
 def prometheus(values: Mapping[str, float]) -> str:
-    """Return figures as Prometheus reads them: the part behind a metric's first dot is its label.
+    """Return the values in the text format of Prometheus; the part after the first dot of a name becomes a label.
 
     >>> print(prometheus({"tracekit/step_ms": 12.5, "tracekit/overlap.ep_dispatch": 0.9}))
     # TYPE tracekit_overlap gauge
@@ -44,13 +44,13 @@ def prometheus(values: Mapping[str, float]) -> str:
     tracekit_step_ms 12.5
     """
     lines: list[str] = []
-    typed: set[str] = set()
+    families: set[str] = set()
     for name, value in sorted(values.items()):
-        family, _, key = name.partition(".")
-        plain = re.sub(r"[^a-zA-Z0-9_]", "_", family)
-        if plain not in typed:
-            typed.add(plain)
-            lines.append(f"# TYPE {plain} gauge")
-        of = "" if not key else '{of="' + re.sub(r'["\\\n]', "_", key) + '"}'
-        lines.append(f"{plain}{of} {value!r}")
+        family, _, label = name.partition(".")
+        family = re.sub(r"[^a-zA-Z0-9_]", "_", family)
+        if family not in families:
+            families.add(family)
+            lines.append(f"# TYPE {family} gauge")
+        labels = '{of="' + re.sub(r'["\\\n]', "_", label) + '"}' if label else ""
+        lines.append(f"{family}{labels} {value!r}")
     return "\n".join(lines)

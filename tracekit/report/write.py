@@ -1,18 +1,20 @@
-"""Where results are written: the format follows from the file's extension."""
+"""Files of an analysis; the extension of the path says which format."""
 
 from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 
 from tracekit._util.files import atomic_write, check_output_path
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
-from tracekit.report.json import render_json
-from tracekit.report.tables import figures
+from tracekit.report.data_tables import check_spreadsheet, figures, write_spreadsheet
+
+Writer = Callable[[Analysis, Path], None]
 
 
 def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = None) -> None:
@@ -27,70 +29,69 @@ def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = N
         writer(analysis, part)
 
 
-def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Callable[[Analysis, Path], None]:
-    """Return the writer for a path's extension, before any work is done: the extension, the plot and the folder."""
+def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Writer:
+    """Return the writer for a path; raise an error if its extension, the plot or the folder cannot be used."""
     suffix = Path(path).suffix.lower()
-    if suffix not in WRITERS and suffix not in PICTURES:
-        known = [*WRITERS, *PICTURES]
-        what = f"cannot write {suffix}" if suffix else "has no extension"
-        raise OptionError(f"{path}: {what}", hint=f"use {', '.join(known[:-1])} or {known[-1]}")
+    *first, last = (*WRITERS, *PICTURES)
+    if suffix not in (*first, last):
+        problem = f"cannot write {suffix}" if suffix else "has no extension"
+        raise OptionError(f"{path}: {problem}", hint=f"use {', '.join(first)} or {last}")
     check_output_path(path)
     if suffix == ".xlsx":
-        from tracekit.report.spreadsheet import check_spreadsheet
-
         check_spreadsheet(path)
-    return WRITERS[suffix] if suffix in WRITERS else _picture(plot)
+    return WRITERS[suffix] if suffix in WRITERS else _picture_writer(plot)
 
 
-def _text(module: str, name: str) -> Callable[[Analysis, Path], None]:
-    def writer(analysis: Analysis, path: Path) -> None:
+def render_json(analysis: Analysis) -> Iterator[str]:
+    """Return the JSON document (``format: tracekit.analysis/1``) in pieces, with one newline at its end."""
+    return chain(analysis.json_pieces(), "\n")
+
+
+def _text_writer(module: str, name: str) -> Writer:
+    """Return a writer that calls a function of a module, which is imported only then."""
+
+    def write_text(analysis: Analysis, path: Path) -> None:
         render: Callable[[Analysis], str] = getattr(importlib.import_module(module), name)
         path.write_text(render(analysis), encoding="utf-8")
 
-    return writer
+    return write_text
 
 
-def _picture(plot: str | None) -> Callable[[Analysis, Path], None]:
+def _picture_writer(plot: str | None) -> Writer:
     if plot is not None:
         from tracekit.report.plot import check_plot
 
         check_plot(plot)
 
-    def writer(analysis: Analysis, path: Path) -> None:
+    def write_picture(analysis: Analysis, path: Path) -> None:
         from tracekit.report.plot import draw, save
 
         save(draw(analysis, plot), path)
 
-    return writer
+    return write_picture
 
 
-def _json(analysis: Analysis, path: Path) -> None:
+def _write_json(analysis: Analysis, path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(render_json(analysis))
 
 
-def _parquet(analysis: Analysis, path: Path) -> None:
-    buffer = io.BytesIO()  # polars tells a full disk by an error of its own: let Python write
+def _write_parquet(analysis: Analysis, path: Path) -> None:
+    buffer = io.BytesIO()  # polars reports a full disk by an error of its own, Python by OSError
     figures(analysis).write_parquet(buffer)
     path.write_bytes(buffer.getvalue())
 
 
-def _csv(analysis: Analysis, path: Path) -> None:
+def _write_csv(analysis: Analysis, path: Path) -> None:
     path.write_text(figures(analysis).write_csv(), encoding="utf-8")
 
 
-def _xlsx(analysis: Analysis, path: Path) -> None:
-    from tracekit.report.spreadsheet import write_spreadsheet
-
-    write_spreadsheet(analysis, path)
-
-
-WRITERS: dict[str, Callable[[Analysis, Path], None]] = {
-    ".html": _text("tracekit.report.html.page", "render_html"),
-    ".json": _json,
-    ".md": _text("tracekit.report.markdown.analysis", "render_markdown"),
-    ".parquet": _parquet,
-    ".csv": _csv,
-    ".xlsx": _xlsx,
+WRITERS: dict[str, Writer] = {
+    ".html": _text_writer("tracekit.report.html.page", "render_html"),
+    ".json": _write_json,
+    ".md": _text_writer("tracekit.report.markdown.analysis", "render_markdown"),
+    ".parquet": _write_parquet,
+    ".csv": _write_csv,
+    ".xlsx": write_spreadsheet,
 }
 PICTURES = (".png", ".svg", ".pdf")

@@ -1,1 +1,1 @@
-"""Verdicts for continuous integration: words, JUnit, GitHub."""
+"""Results of ``gate`` and ``diff`` for continuous integration: wording, JUnit, GitHub Actions, files."""

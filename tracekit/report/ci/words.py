@@ -1,22 +1,24 @@
-"""How the gate's and the diff's numbers are written, the same in every report."""
+"""The wording of ``gate`` and ``diff``: numbers, names and sentences, the same in every output."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracekit._util.text import counted, signed, terminal
 from tracekit.report.names import short_kernel
 
-TYPICAL = "levels are of a typical step: the pseudo-median, which a single odd step cannot move; analyze prints means"
-MEANS = "labels, modules and kernels: means over ranks; ranks and cells: their own"
-MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
-ORDER = ("regressed", "inconclusive", "improved", "pass")
+TYPICAL_STEP_NOTE = (
+    "levels are of a typical step: the pseudo-median, which a single odd step cannot move; analyze prints means"
+)
+MEANS_NOTE = "labels, modules and kernels: means over ranks; ranks and cells: their own"
+VERDICT_MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
+VERDICT_ORDER = ("regressed", "inconclusive", "improved", "pass")
 Row = Mapping[str, Any]
 
 
 def value(number: float | None, unit: str) -> str:
-    """Write a level in its unit.
+    """Return a level in its unit.
 
     >>> value(12.345, "ms"), value(0.1234, "ratio"), value(None, "ms")
     ('12.35 ms', '12.3 %', '–')
@@ -29,7 +31,7 @@ def value(number: float | None, unit: str) -> str:
 
 
 def change(row: Row) -> str:
-    """Write a check's change: a share of the baseline for times, points for shares.
+    """Return the change of a check: relative to the baseline for times, in points for shares.
 
     >>> change({"unit": "ms", "change": 0.5, "change_relative": 0.05})
     '+5.0 %'
@@ -46,7 +48,7 @@ def change(row: Row) -> str:
 
 
 def milliseconds(row: Row) -> str:
-    """Write a table row's change in time.
+    """Return the change in time of a row.
 
     >>> milliseconds({"change_ms": 1.5, "change_relative": 0.1})
     '+1.500 ms (+10.0 %)'
@@ -56,10 +58,10 @@ def milliseconds(row: Row) -> str:
     return f"{text} ({signed(100 * share, 1)} %)" if share is not None and abs(share) < 10 else text
 
 
-def sure(row: Row) -> str:
-    """Write how sure a check is: the interval of its change, or of its level.
+def likely_range(row: Row) -> str:
+    """Return the confidence interval of a check's change, or of its level; empty if it has none.
 
-    >>> sure({"interval": [0.5, 1.0], "unit": "ms", "p": 0.001})
+    >>> likely_range({"interval": [0.5, 1.0], "unit": "ms", "p": 0.001})
     '+0.500 … +1.000 ms'
     """
     if not row["interval"]:
@@ -71,32 +73,65 @@ def sure(row: Row) -> str:
     return f"{signed(low, digits)} … {signed(high, digits)}" + (" ms" if row["unit"] == "ms" else "")
 
 
+def levels(row: Row) -> tuple[str, str]:
+    """Return the levels of a check before and after.
+
+    >>> levels({"before": None, "after": 12.345, "unit": "ms"})
+    ('–', '12.35 ms')
+    """
+    return value(row["before"], row["unit"]), value(row["after"], row["unit"])
+
+
+def times(row: Row) -> tuple[str, str]:
+    """Return the times of a row before and after.
+
+    >>> times({"before_ms": 0.25, "after_ms": 1.5})
+    ('0.250 ms', '1.500 ms')
+    """
+    return f"{row['before_ms']:.3f} ms", f"{row['after_ms']:.3f} ms"
+
+
+def exposed_and_overlap(row: Row) -> tuple[str, str]:
+    """Return how the exposed time and the overlap of a label changed."""
+    return (
+        arrow(row["exposed_ms_before"], row["exposed_ms_after"], "ms"),
+        arrow(row["overlap_before"], row["overlap_after"], "ratio"),
+    )
+
+
+def arrow(before: float | None, after: float | None, unit: str) -> str:
+    """Return two levels with an arrow between them; empty if both are unknown."""
+    return "" if before is None and after is None else f"{value(before, unit)} → {value(after, unit)}"
+
+
 def headline(result: Row) -> str:
-    """Say the outcome in one sentence.
+    """Return the outcome of a gate in one sentence.
 
     >>> headline({"verdict": "pass", "checks": [{"metric": "step_ms", "verdict": "pass", "waiver": None}]})
     'pass: 1 metric checked, none regressed'
     """
-    if result["verdict"] == "error":
+    verdict = result["verdict"]
+    if verdict == "error":
         return f"unusable input: {result['error']}"
-    checks = result["checks"]
-    waived = sum(1 for c in checks if c["waiver"])
-    after = f" ({waived} waived)" if waived else ""
-    if result["verdict"] == "inconclusive" and result["obstacles"]:
+    if verdict == "inconclusive" and result["obstacles"]:
         return f"inconclusive: not comparable: {'; '.join(result['obstacles'])}"
-    names = [c["metric"] for c in checks if c["verdict"] == result["verdict"] and not c["waiver"]]
-    if result["verdict"] == "pass":
-        return f"pass: {counted(len(checks), 'metric')} checked, none regressed{after}"
-    if result["verdict"] == "inconclusive" and names:
-        reasons = {c["reason"] for c in checks if c["metric"] in names}
+    checks = result["checks"]
+    waived = sum(1 for check in checks if check["waiver"])
+    waivers = f" ({waived} waived)" if waived else ""
+    if verdict == "pass":
+        return f"pass: {counted(len(checks), 'metric')} checked, none regressed{waivers}"
+    metrics = [check["metric"] for check in checks if check["verdict"] == verdict and not check["waiver"]]
+    if verdict == "inconclusive" and metrics:
+        reasons = {check["reason"] for check in checks if check["metric"] in metrics}
         if len(reasons) == 1:
             return f"inconclusive: {reasons.pop()}"
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"{result['verdict']}: {shown or 'nothing could be checked'}{after}"
+    more = f" and {len(metrics) - 4} more" if len(metrics) > 4 else ""
+    names = f"{', '.join(metrics[:4])}{more}"
+    return f"{verdict}: {names or 'nothing could be checked'}{waivers}"
 
 
 def story(result: Row) -> list[str]:
-    """Return what happened, each sentence with a capital.
+    """Return the sentences about what happened, each with a capital letter.
 
     >>> story({"story": ["rank 1's mlp forward grew by 9.1 ms"]})
     ["Rank 1's mlp forward grew by 9.1 ms"]
@@ -104,60 +139,117 @@ def story(result: Row) -> list[str]:
     return [f"{line[:1].upper()}{line[1:]}" for line in result.get("story") or ()]
 
 
-def typical(result: Row) -> bool:
-    """Return whether levels are typical steps of several, and not the only step there is.
+def compared_runs(result: Row) -> str:
+    """Return the names of the runs that a diff compares, with their steps.
 
-    >>> typical({"before": {"runs": [{"steps": 1}]}, "after": {"runs": [{"steps": 8}]}}), typical({})
-    (True, False)
+    >>> compared_runs({"before": {"runs": [{"name": "a", "steps": 8}]}, "after": {"runs": [{"name": "b", "steps": 1}]}})
+    'before: a (8 steps) · after: b (1 step)'
+    """
+    sides = []
+    for side in ("before", "after"):
+        runs = result[side]["runs"]
+        names = ", ".join(f"{run['name']} ({counted(run['steps'], 'step')})" for run in runs[:3])
+        sides.append(f"{side}: {names}{' …' if len(runs) > 3 else ''}")
+    return " · ".join(sides)
+
+
+def step_sentence(result: Row) -> str:
+    """Return a sentence about the change of the step time.
+
+    >>> step_sentence({"metrics": []})
+    'Step time cannot be compared'
+    """
+    step = next((row for row in result["metrics"] if row["metric"] == "step_ms"), None)
+    if step is None or step["change"] is None:
+        return "Step time cannot be compared"
+    outcomes = {"regressed": "slower", "improved": "faster", "inconclusive": step["reason"]}
+    outcome = outcomes.get(step["verdict"], "no clear change")
+    subject = "Typical step" if has_typical_steps(result) else "Step"
+    before, after = levels(step)
+    return f"{subject} {before} → {after} ({change(step)}): {outcome}"
+
+
+def has_typical_steps(result: Row) -> bool:
+    """Return whether some run has several steps, so that levels are those of a typical step.
+
+    >>> has_typical_steps({"before": {"runs": [{"steps": 1}]}, "after": {"runs": [{"steps": 8}]}})
+    True
     """
     return any(run["steps"] > 1 for side in ("before", "after") for run in (result.get(side) or {}).get("runs") or ())
 
 
-def telling(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows whose change can be read: what rounds to nothing says nothing. All, where none can.
+def visible_changes(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows whose change does not round to zero; all rows if there is none.
 
-    >>> [row["change_ms"] for row in telling([{"change_ms": 0.2}, {"change_ms": -0.0001}])]
+    >>> [row["change_ms"] for row in visible_changes([{"change_ms": 0.2}, {"change_ms": -0.0001}])]
     [0.2]
     """
     return [row for row in rows if round(row["change_ms"], 3)] or list(rows)
 
 
-def said_once(reasons: Sequence[str]) -> list[str]:
-    """Return the reasons of a table's rows; one that stands above is not said again.
+def without_repeats(reasons: Sequence[str]) -> list[str]:
+    """Return the reasons of a table's rows; a reason equal to the one above becomes "as above".
 
-    >>> said_once(["too few steps", "too few steps", "", "breaks step_ms < +3%"])
+    >>> without_repeats(["too few steps", "too few steps", "", "breaks step_ms < +3%"])
     ['too few steps', 'as above', '', 'breaks step_ms < +3%']
     """
-    above = ("", *reasons)
-    return ["as above" if reason and reason == above[at] else reason for at, reason in enumerate(reasons)]
+    pairs = zip(("", *reasons), reasons, strict=False)
+    return ["as above" if reason and reason == above else reason for above, reason in pairs]
+
+
+def reason(check: Row) -> str:
+    """Return why a check has its verdict; for a waived check, the waiver."""
+    waiver = check["waiver"]
+    return f"waived until {waiver['until']}: {waiver['reason']}" if waiver else str(check["reason"])
 
 
 def explain(row: Row) -> str:
-    """Say why a check has its verdict, in one line.
+    """Return the levels, the change and the reason of a check in one line.
 
     >>> explain({"metric": "step_ms", "unit": "ms", "before": 10.0, "after": 11.0, "change": 1.0, "p": 0.001,
     ...     "change_relative": 0.1, "reason": "breaks step_ms < +3%", "interval": None, "floor": 0.3})
     'step_ms 10.00 ms → 11.00 ms (+10.0 %): breaks step_ms < +3%'
     """
-    text = f"{row['metric']} {value(row['before'], row['unit'])} → {value(row['after'], row['unit'])} ({change(row)})"
-    if row["before"] is None:
-        text = f"{row['metric']} {value(row['after'], row['unit'])}"
-    return f"{text}: {row['reason']}" if row["reason"] else text
+    before, after = levels(row)
+    levels_text = after if row["before"] is None else f"{before} → {after} ({change(row)})"
+    reason_text = f": {row['reason']}" if row["reason"] else ""
+    return f"{row['metric']} {levels_text}{reason_text}"
 
 
-def named(row: Row) -> str:
-    """Name a kernel's, module's or cell's row.
+def row_name(row: Row) -> str:
+    """Return the name of a row of kernels, modules or cells.
 
-    >>> named({"rank": 1, "op": "F", "stage": 0, "microbatch": 3}), named({"module": "mlp", "label": "wgrad"})
+    >>> row_name({"rank": 1, "op": "F", "stage": 0, "microbatch": 3}), row_name({"module": "mlp", "label": "wgrad"})
     ('rank 1, 0F3', 'mlp, wgrad')
     """
     if "op" in row:
-        cell = f"{row.get('stage')}{row['op'] if row['op'] != 'FB' else 'F'}{row.get('microbatch')}"
+        cell = f"{row.get('stage')}{row['op']}{row.get('microbatch')}"
         if row["op"] == "FB":
-            cell = f"({cell};{row.get('b_stage')}B{row.get('b_microbatch')})"
+            cell = f"({row.get('stage')}F{row.get('microbatch')};{row.get('b_stage')}B{row.get('b_microbatch')})"
         return f"rank {row['rank']}, {cell}"
-    first = short_kernel(row["name"]) if row.get("name") else row.get("module")
-    return ", ".join(terminal(part) for part in (first, row.get("label")) if part)
+    name = short_kernel(row["name"]) if row.get("name") else row.get("module")
+    return ", ".join(terminal(part) for part in (name, row.get("label")) if part)
+
+
+def rank_name(row: Row) -> str:
+    """Return the name of a rank, with the part of its budget that moved most.
+
+    >>> rank_name({"rank": 1, "most": "idle_ms", "most_ms": 1.5})
+    'rank 1 (idle)'
+    """
+    if not row["most"]:
+        return f"rank {row['rank']}"
+    part = row["most"].replace("exposed_ms.", "exposed ").replace("_ms", "")
+    return f"rank {row['rank']} ({part})"
+
+
+ROW_NAMES: dict[str, Callable[[Row], str]] = {
+    "modules": row_name,
+    "ranks": rank_name,
+    "kernels": row_name,
+    "cells": row_name,
+}
+"""The tables of a diff after that of labels, and the function that names their rows."""
 
 
 def _digits(number: float) -> int:

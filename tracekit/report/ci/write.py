@@ -1,4 +1,4 @@
-"""Where the gate's and the diff's answers go: files by extension, and what GitHub Actions reads."""
+"""Output of ``gate`` and ``diff``: files by extension, and the step summary of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from tracekit._util.files import atomic_write
 from tracekit._util.text import json_text
 from tracekit.errors import OptionError
-from tracekit.report.ci import github as gate_github
-from tracekit.report.ci import junit as gate_junit
+from tracekit.report.ci.formats import github_annotations, render_junit
 from tracekit.report.html import diff as diff_html
-from tracekit.report.markdown import diff as diff_markdown
-from tracekit.report.markdown import gate as gate_markdown
+from tracekit.report.markdown.changes import render_diff, render_gate
 
 Data = Mapping[str, Any]
+Writers = Mapping[str, Callable[[Data], str]]
+"""Functions that return the text of a file, by extension."""
 
 
 def to_json(result: Data) -> str:
@@ -25,20 +25,12 @@ def to_json(result: Data) -> str:
     return json_text(json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
-GATE: dict[str, Callable[[Data], str]] = {
-    ".json": to_json,
-    ".xml": gate_junit.render,
-    ".md": gate_markdown.render,
-}
-DIFF: dict[str, Callable[[Data], str]] = {
-    ".json": to_json,
-    ".md": diff_markdown.render,
-    ".html": diff_html.render,
-}
+GATE: Writers = {".json": to_json, ".xml": render_junit, ".md": render_gate}
+DIFF: Writers = {".json": to_json, ".md": render_diff, ".html": diff_html.render}
 
 
-def check_outputs(paths: Sequence[Path], writers: Mapping[str, Callable[[Data], str]]) -> None:
-    """Refuse what cannot be written before any work is done.
+def check_outputs(paths: Sequence[Path], writers: Writers) -> None:
+    """Raise an error for a path whose extension has no writer.
 
     >>> check_outputs([Path("gate.pdf")], GATE)
     Traceback (most recent call last):
@@ -46,13 +38,13 @@ def check_outputs(paths: Sequence[Path], writers: Mapping[str, Callable[[Data], 
     """
     for path in paths:
         if path.suffix.lower() not in writers:
-            known = list(writers)
-            what = f"cannot write {path.suffix}" if path.suffix else "has no extension"
-            raise OptionError(f"{path}: {what}", hint=f"use {', '.join(known[:-1])} or {known[-1]}")
+            *first, last = writers
+            problem = f"cannot write {path.suffix}" if path.suffix else "has no extension"
+            raise OptionError(f"{path}: {problem}", hint=f"use {', '.join(first)} or {last}")
 
 
-def write_all(result: Data, paths: Sequence[Path], writers: Mapping[str, Callable[[Data], str]]) -> None:
-    """Write every output, each whole or not at all."""
+def write_all(result: Data, paths: Sequence[Path], writers: Writers) -> None:
+    """Write every output file completely or not at all."""
     for path in paths:
         text = writers[path.suffix.lower()](result)
         with atomic_write(path) as part:
@@ -61,26 +53,23 @@ def write_all(result: Data, paths: Sequence[Path], writers: Mapping[str, Callabl
 
 def write_diff(result: Data, path: str | os.PathLike[str]) -> None:
     """Write a diff to *path*: .json, .md or .html."""
-    _write_one(result, Path(path), DIFF)
+    check_outputs([Path(path)], DIFF)
+    write_all(result, [Path(path)], DIFF)
 
 
 def write_gate(result: Data, path: str | os.PathLike[str]) -> None:
     """Write a verdict to *path*: .json, .xml or .md."""
-    _write_one(result, Path(path), GATE)
-
-
-def _write_one(result: Data, path: Path, writers: Mapping[str, Callable[[Data], str]]) -> None:
-    check_outputs([path], writers)
-    write_all(result, [path], writers)
+    check_outputs([Path(path)], GATE)
+    write_all(result, [Path(path)], GATE)
 
 
 def github(result: Data, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Append the step summary and return the annotations to print; nothing outside GitHub Actions."""
+    """Append to the step summary of GitHub Actions and return the annotations to print; empty elsewhere."""
     environment = os.environ if environment is None else environment
     if environment.get("GITHUB_ACTIONS", "").lower() in ("", "0", "false"):
         return []
     summary = environment.get("GITHUB_STEP_SUMMARY")
     if summary:
-        with Path(summary).open("a", encoding="utf-8") as file:  # other steps write there too
-            file.write(gate_markdown.render(result))
-    return gate_github.commands(result)
+        with Path(summary).open("a", encoding="utf-8") as file:  # other steps write to it as well
+            file.write(render_gate(result))
+    return github_annotations(result)

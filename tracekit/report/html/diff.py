@@ -7,9 +7,9 @@ from typing import Any
 
 from tracekit._util.text import capitalize
 from tracekit.report.ci import words
+from tracekit.report.ci.words import arrow, compared_runs, rank_name, step_sentence
 from tracekit.report.html.diff_timelines import diff_layouts, timelines_svg
 from tracekit.report.html.templates import asset, render_template
-from tracekit.report.markdown.diff import arrow, names, rank_name, sentence
 from tracekit.report.palette import CELL_COLOURS
 from tracekit.report.schedule.layout import OP_NAMES
 from tracekit.report.view.pipeline import Rung
@@ -21,10 +21,12 @@ MIN_CHANGE_SHARE = 0.02
 
 def render(result: Data) -> str:
     """Return the page of a diff's plain data."""
-    metrics = list(zip(result["metrics"], words.said_once([row["reason"] for row in result["metrics"]]), strict=True))
-    name: Callable[[Data], str] = words.named
+    metrics = list(
+        zip(result["metrics"], words.without_repeats([row["reason"] for row in result["metrics"]]), strict=True)
+    )
+    name: Callable[[Data], str] = words.row_name
     tables = [
-        (table, [(row_name(row), row) for row in words.telling(result[table])])
+        (table, [(row_name(row), row) for row in words.visible_changes(result[table])])
         for table, row_name in (("modules", name), ("ranks", rank_name), ("kernels", name), ("cells", name))
     ]
     layouts = diff_layouts(result.get("timelines"))
@@ -34,18 +36,18 @@ def render(result: Data) -> str:
         "diff.html.j2",
         css=asset("page.css") + asset("diff.css"),
         result=result,
-        names=names(result),
-        sentences=[sentence(result), *(f"{line}." for line in words.story(result))],
+        names=compared_runs(result),
+        sentences=[step_sentence(result), *(f"{line}." for line in words.story(result))],
         waterfall=waterfall,
         bars=diff_waterfall(waterfall) if waterfall else [],
         layouts=layouts,
         timelines=timelines_svg(layouts) if layouts else "",
         legend=[(OP_NAMES[op], CELL_COLOURS[op]) for op in OP_NAMES if op in ops],
         metrics=metrics,
-        typical=capitalize(words.TYPICAL) if words.typical(result) and metrics else "",
-        labels=words.telling(result["labels"]),
+        typical=capitalize(words.TYPICAL_STEP_NOTE) if words.has_typical_steps(result) and metrics else "",
+        labels=words.visible_changes(result["labels"]),
         tables=tables,
-        notes=[*([words.MEANS] if len(result["ranks"]) > 1 else []), *result["notes"]],
+        notes=[*([words.MEANS_NOTE] if len(result["ranks"]) > 1 else []), *result["notes"]],
         words=words,
         arrow=arrow,
     )

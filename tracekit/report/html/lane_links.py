@@ -9,8 +9,8 @@ import polars as pl
 
 from tracekit.analysis import Analysis
 from tracekit.report.names import short_kernel
+from tracekit.report.view.kernels import Kernel
 from tracekit.report.view.path import PathView
-from tracekit.report.view.work import Kernel
 
 Moment = tuple[float, float]
 """Start and end, in ms from the step's start on the rank's own clock."""

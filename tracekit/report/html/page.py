@@ -16,8 +16,9 @@ from tracekit.report.html.lane_links import explaining_rows, kernel_moments, pat
 from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.schedules import schedule_data
 from tracekit.report.html.templates import asset, render_template
-from tracekit.report.view import View, grids, view_of
-from tracekit.report.view.grid import Grid
+from tracekit.report.table import Table
+from tracekit.report.view import View, view_of
+from tracekit.report.view import tables as grids
 
 MAX_DIFFERENT_RANKS = 20
 """Ranks that differ from those they should be like which are listed."""
@@ -70,7 +71,7 @@ def _choice_name(choices: Sequence[Mapping[str, Any]]) -> str:
     return "Step" if len(pipelines) < 2 else "Pipeline" if len(steps) < 2 else "Pipeline and step"
 
 
-def _shared_tables(view: View) -> dict[str, Grid | None]:
+def _shared_tables(view: View) -> dict[str, Table | None]:
     """Return the tables that the page shares with the other reports."""
     return {
         "hiding": grids.hiding(view),

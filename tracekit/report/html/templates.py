@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from tracekit._util import text
 from tracekit.report.names import short_kernel
 from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.view.pipeline import paired
+from tracekit.report.view.pipeline import has_overlapped_pairs
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -41,7 +41,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "ms": text.ms, "percent": text.percent, "signed": text.signed_ms, "count": text.counted,
         "at_least": text.at_least, "sentence": text.capitalize, "whole": text.keep_units_together,
-        "number": format_mean_count, "code": markup_code, "short": short_kernel, "paired": paired,
+        "number": format_mean_count, "code": markup_code, "short": short_kernel, "paired": has_overlapped_pairs,
     }  # fmt: skip
     environment.globals["colours"] = LABEL_COLOURS
     return environment

@@ -1,4 +1,4 @@
-"""The analysis as Markdown: the answer, and the tables a reviewer asks for next. Reads well in a pull request."""
+"""The analysis as Markdown: the answer, and the tables a reviewer asks for next."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from msgspec.structs import replace
 
 from tracekit._util.text import at_least, counted, listing, markdown, ms, percent, signed_ms
 from tracekit.analysis import Analysis
-from tracekit.report.markdown.grid import grid_section
-from tracekit.report.markdown.table import Code, folded, long_table, table
+from tracekit.report.markdown.table import bullets, folded, render_table, simple_table
 from tracekit.report.names import short_kernel
-from tracekit.report.view import View, grids, view_of
+from tracekit.report.table import Column, Table
+from tracekit.report.view import View, tables, view_of
 from tracekit.report.view.budget import NOT_RECORDED
 
-MOST_TEXT = 160
-"""Letters of a kernel's name."""
+MAX_NAME_LENGTH = 160
+"""Characters of a kernel's name."""
+_NOT_EXPOSED = ("compute", "idle", NOT_RECORDED)
+"""Parts of a budget that are not exposed labels."""
 
 
 def render_markdown(analysis: Analysis) -> str:
@@ -27,7 +29,7 @@ def render_markdown(analysis: Analysis) -> str:
     ## tracekit: reload, 4 ranks
     """
     view = view_of(analysis)
-    return "\n\n".join(part for part in (section(view) for section in SECTIONS) if part) + "\n"
+    return "\n\n".join(filter(None, (section(view) for section in SECTIONS))) + "\n"
 
 
 def _title(view: View) -> str:
@@ -39,142 +41,140 @@ def _answer(view: View) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Escape text, and keep the words to type as code."""
+    """Return escaped text in which the words between backticks stay code."""
     return re.sub(r"\\`([^`]*)\\`", r"`\1`", markdown(text))
 
 
 def _next(view: View) -> str:
-    """What to do."""
-    lines = [_with_code(one.text) for one in view.advice]
-    return "**What to do next**\n\n" + "\n".join(f"{n}. {line}" for n, line in enumerate(lines, 1)) if lines else ""
-
-
-_NO_LABEL = ("compute", "idle", NOT_RECORDED)
-"""Parts of a budget that are not exposed labels."""
+    lines = [f"{number}. {_with_code(advice.text)}" for number, advice in enumerate(view.advice, 1)]
+    return "**What to do next**\n\n" + "\n".join(lines) if lines else ""
 
 
 def _budget(view: View) -> str:
-    bars = [view.budget.mean, *view.budget.bars]
     if not view.has_gpu:
         return ""
+    bars = [view.budget.mean, *view.budget.bars]
     parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
-    parts.sort(key=lambda name: (name in _NO_LABEL[1:], name != "compute"))
-    head = ["", "span", *(name if name in _NO_LABEL else f"exposed {name}" for name in parts)]
-    head += ["bubble"] if view.pipelined else []
+    parts.sort(key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute"))
+    heads = ["", "span", *(name if name in _NOT_EXPOSED else f"exposed {name}" for name in parts)]
     rows = []
-    for bar in bars if len(bars) > 2 else bars[1:]:
+    for bar in bars if len(view.budget.bars) > 1 else view.budget.bars:
         share = {part.name: part.share for part in bar.parts}
-        last = [at_least(percent(bar.bubble), bar.lower_bound)] if view.pipelined else []
-        rows.append([bar.name, ms(bar.span_ns), *(percent(share.get(name)) for name in parts), *last])
-    said = f"Shares of {'each' if len(view.analysis.rank_results) > 1 else 'the'} rank's span."
-    return f"### Where the step{'s' if view.steps else ''} went\n\n{said}\n\n" + long_table(
-        head, rows, right=range(1, len(head))
-    )
+        rows.append([bar.name, ms(bar.span_ns), *(percent(share.get(name)) for name in parts)])
+        if view.pipelined:
+            rows[-1].append(at_least(percent(bar.bubble), bar.lower_bound))
+    heads += ["bubble"] if view.pipelined else []
+    steps, ranks = "steps" if view.steps else "step", "each" if len(view.analysis.rank_results) > 1 else "the"
+    table = simple_table(heads, rows, words=1, fold=True)
+    return f"### Where the {steps} went\n\nShares of {ranks} rank's span.\n\n{table}"
 
 
 def _overlap(view: View) -> str:
-    matrix = view.matrix
-    if matrix is None:
+    if view.matrix is None:
         return ""
-    head = ["", "time per rank", "hidden", *(f"by {column}" for column in matrix.columns)]
-    rows = [
-        [row.label, ms(row.ns), percent(1 - row.exposed), *(percent(share) for share in row.cells)]
-        for row in matrix.rows
-    ]
+    columns = (
+        Column(""),
+        Column("time per rank", "ms"),
+        Column("hidden", "share"),
+        *(Column(f"by {label}", "share") for label in view.matrix.columns),
+    )
+    rows = tuple((row.label, row.ns, 1 - row.exposed, *row.cells) for row in view.matrix.rows)
     over = ", over all ranks," if len(view.analysis.rank_results) > 1 else ""
-    said = f"Share of each row's own time{over} that compute covers; kernels that run at once count each."
-    return f"### What hides what\n\n{said}\n\n" + long_table(head, rows, right=range(1, len(head)))
+    meaning = f"Share of each row's own time{over} that compute covers; kernels that run at once count each."
+    return f"### What hides what\n\n{meaning}\n\n{render_table(Table(columns, rows))}"
 
 
 def _gap(view: View) -> str:
-    found = view.schedule
-    if found is None:
+    schedule = view.schedule
+    if schedule is None:
         return ""
-    outside = {side.name: percent(side.outside_cells) for side in (found.measured, found.ideal)}
-    rows = [
-        [
-            rung.name,
-            ms(rung.ns) if rung.kind == "total" else signed_ms(rung.ns),
-            "" if rung.kind == "total" else percent(rung.share),
-            outside.get(rung.name, ""),
+    sides = (schedule.ideal, schedule.measured)
+    outside = {side.name: percent(side.outside_cells) for side in sides}
+    if schedule.gap:
+        rows = [
+            (rung.name, ms(rung.ns), "", outside[rung.name])
+            if rung.kind == "total"
+            else (rung.name, signed_ms(rung.ns), percent(rung.share), "")
+            for rung in schedule.gap
         ]
-        for rung in found.gap or ()
-    ] or [[side.name, ms(side.makespan_ns), "", outside[side.name]] for side in (found.ideal, found.measured)]
-    head = ("", "time", "share of the gap", "outside cells")
-    return f"### From the ideal to the run ({markdown(found.name)})\n\n" + table(head, rows, right=(1, 2, 3))
+    else:
+        rows = [(side.name, ms(side.makespan_ns), "", outside[side.name]) for side in sides]
+    table = simple_table(("", "time", "share of the gap", "outside cells"), rows, words=1)
+    return f"### From the ideal to the run ({markdown(schedule.name)})\n\n{table}"
 
 
 def _reload(view: View) -> str:
-    return "### Weight reload\n\n" + table(("", ""), view.reload.facts) if view.reload is not None else ""
+    if view.reload is None:
+        return ""
+    return f"### Weight reload\n\n{simple_table(('', ''), view.reload.facts, words=2)}"
 
 
 def _memory(view: View) -> str:
-    found = view.memory
-    if found is None:
+    memory = view.memory
+    if memory is None:
         return ""
-    more = ("before", "a chunk", "chunks") if found.pipelined else ()
-    cells = [
-        [f"rank {row.rank}", row.peak, row.reserved, *row.phases, *((row.base, row.chunk, row.chunks) if more else ())]
-        for row in found.rows
-    ]
-    heads = ("GB", "peak", "reserved", *found.phases, *more)
-    return "### Memory\n\n" + long_table(heads, cells, right=tuple(range(1, len(heads))))
+    rows = [(f"rank {row.rank}", *memory.cells(row)) for row in memory.rows]
+    return f"### Memory\n\n{simple_table(('GB', *memory.columns), rows, words=1, fold=True)}"
 
 
 def _by(view: View) -> str:
     if view.by is None:
         return ""
-    named, _, unit = view.by.title.partition(" (")
-    found = grids.by(view)
-    if found is None:
-        return f"### {markdown(named)}\n\n" + "\n".join(f"- {markdown(line)}" for line in view.by.notes)
-    return grid_section(named, replace(found, notes=(unit.rstrip(")"), *found.notes)))
+    title, _, meaning = view.by.title.partition(" (")
+    table = view.by.table
+    if table is None:
+        return f"### {markdown(title)}\n\n{bullets(view.by.notes)}"
+    return _section(title, replace(table, notes=(meaning.removesuffix(")"), *table.notes)))
 
 
 def _experts(view: View) -> str:
-    return grid_section("Experts", grids.experts(view))
+    return _section("Experts", tables.experts(view))
 
 
 def _copies(view: View) -> str:
-    return grid_section("Copies", grids.copies(view))
+    return _section("Copies", tables.copies(view))
+
+
+def _section(title: str, table: Table | None) -> str:
+    return "" if table is None else f"### {markdown(title)}\n\n{render_table(table)}"
 
 
 def _stragglers(view: View) -> str:
     if not view.stragglers:
         return ""
-    cells = [[f"rank {row.rank}", row.label, ms(row.caused_ns), row.operations] for row in view.stragglers]
-    said = "The rank that starts an operation last, and the others' waiting in it, summed over ranks."
-    head = ("", "in", "others waited", "operations")
-    return f"### Whom the others wait for\n\n{said}\n\n" + long_table(head, cells, right=(2, 3))
+    columns = (Column(""), Column("in"), Column("others waited", "ms"), Column("operations", "figure"))
+    rows = tuple((f"rank {row.rank}", row.label, row.caused_ns, row.operations) for row in view.stragglers)
+    meaning = "The rank that starts an operation last, and the others' waiting in it, summed over ranks."
+    return f"### Whom the others wait for\n\n{meaning}\n\n{render_table(Table(columns, rows))}"
 
 
 def _kernels(view: View) -> str:
     if not view.kernels:
         return ""
-    cells = [
-        [
-            Code(_short(short_kernel(row.name))),
-            row.label,
-            row.module or "",
-            f"{row.count:,.1f}".removesuffix(".0"),
-            ms(row.ns, 2),
-        ]
+    columns = (
+        Column("kernel", "code"),
+        Column("label"),
+        Column("module"),
+        Column("per step", "figure"),
+        Column("time per step", "ms", digits=2),
+    )
+    rows = tuple(
+        (_shorten(short_kernel(row.name)), row.label, row.module, f"{row.count:,.1f}".removesuffix(".0"), row.ns)
         for row in view.kernels
-    ]
-    inside = table(("kernel", "label", "module", "per step", "time per step"), cells, right=(3, 4))
+    )
     over = ", averaged over ranks" if len(view.analysis.rank_results) > 1 else ""
-    return folded(f"The {len(view.kernels)} longest kernels{over}", inside)
+    return folded(f"The {len(view.kernels)} longest kernels{over}", render_table(Table(columns, rows), fold=False))
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= MOST_TEXT else name[: MOST_TEXT - 1] + "…"
+def _shorten(name: str) -> str:
+    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def _warnings(view: View) -> str:
     if not view.warnings:
         return ""
-    lines = "\n".join(f"- {markdown(note.code)}: {markdown(note.message)}" for note in view.analysis.notices)
-    return folded(counted(len(view.analysis.notices), "warning"), lines)
+    notices = view.analysis.notices
+    return folded(counted(len(notices), "warning"), bullets(f"{notice.code}: {notice.message}" for notice in notices))
 
 
 def _source(view: View) -> str:
@@ -185,6 +185,19 @@ def _source(view: View) -> str:
 
 
 SECTIONS: tuple[Callable[[View], str], ...] = (
-    _title, _answer, _next, _budget, _overlap, _gap, _by, _experts, _memory, _copies, _reload, _stragglers, _kernels,
-    _warnings, _source,
-)  # fmt: skip
+    _title,
+    _answer,
+    _next,
+    _budget,
+    _overlap,
+    _gap,
+    _by,
+    _experts,
+    _memory,
+    _copies,
+    _reload,
+    _stragglers,
+    _kernels,
+    _warnings,
+    _source,
+)

@@ -1,49 +1,70 @@
-"""Tables and folds in Markdown; everything in a cell is text unless it says it is code."""
+"""Tables, lists and folds in Markdown; all text is escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import msgspec
+from tracekit._util.text import capitalize, counted, markdown, markdown_code
+from tracekit.report.table import Column, Table, Value
 
-from tracekit._util.text import counted, markdown, markdown_code
-
-MOST_ROWS = 16
-"""Rows of a table that stay in sight; the rest is folded away."""
-
-
-class Code(msgspec.Struct, frozen=True):
-    """A cell to be shown as code."""
-
-    text: str
+MAX_VISIBLE_ROWS = 16
+"""Rows of a table that are visible; the rest is folded."""
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
-    r"""Return a Markdown table; the columns in *right* are numbers.
+def render_table(table: Table, *, fold: bool = True) -> str:
+    r"""Return a table as Markdown with its notes; if *fold*, rows after the first are folded.
 
-    >>> print(table(("a", "b"), [("x|y", "1")], right=(1,)))
+    >>> print(render_table(Table((Column("a"), Column("b", "count")), (("x|y", 1),), ("from the trace",))))
     | a | b |
     | --- | ---: |
     | x\|y | 1 |
+    <BLANKLINE>
+    From the trace.
     """
-    rule = ["---:" if i in right else "---" for i in range(len(head))]
-    lines = [[*head], rule, *([_cell(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    visible = table.rows[:MAX_VISIBLE_ROWS] if fold else table.rows
+    parts = [_lines(table, visible)]
+    rest = table.rows[len(visible) :]
+    if rest:
+        parts.append(folded(counted(len(rest), "more row"), _lines(table, rest)))
+    parts += [markdown(f"{capitalize(remark)}.") for remark in table.remarks()]
+    return "\n\n".join(parts)
 
 
-def _cell(value: object) -> str:
-    return markdown_code(value.text) if isinstance(value, Code) else markdown(value)
+def simple_table(
+    heads: Sequence[str], rows: Iterable[Sequence[Value]], *, words: int, last_words: int = 0, fold: bool = False
+) -> str:
+    """Return a table of text that is formatted already.
+
+    Args:
+        heads: Headings.
+        rows: Cells.
+        words: Columns at the beginning that are words; the others are numbers, aligned to the right.
+        last_words: Columns at the end that are words.
+        fold: Whether rows after the first are folded.
+    """
+    first_last_word = len(heads) - last_words
+    kinds = ["word" if i < words or i >= first_last_word else "figure" for i in range(len(heads))]
+    columns = tuple(Column(head, kind) for head, kind in zip(heads, kinds, strict=True))
+    return render_table(Table(columns, tuple(map(tuple, rows))), fold=fold)
 
 
-def long_table(head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
-    """Return a table of which the first rows are in sight."""
-    shown = table(head, rows[:MOST_ROWS], right=right)
-    if len(rows) <= MOST_ROWS:
-        return shown
-    rest = table(head, rows[MOST_ROWS:], right=right)
-    return f"{shown}\n\n{folded(counted(len(rows) - MOST_ROWS, 'more row'), rest)}"
+def _lines(table: Table, rows: Iterable[Sequence[Value]]) -> str:
+    heads = [column.name for column in table.columns]
+    rule = ["---" if column.words else "---:" for column in table.columns]
+    cells = [[_cell(column, value) for column, value in zip(table.columns, row, strict=True)] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells))
+
+
+def _cell(column: Column, value: Value) -> str:
+    text = column.shown(value)
+    return markdown_code(text) if column.kind == "code" else markdown(text)
+
+
+def bullets(lines: Iterable[object]) -> str:
+    """Return a list; empty if there are no lines."""
+    return "\n".join(f"- {markdown(line)}" for line in lines)
 
 
 def folded(summary: str, inside: str) -> str:
-    """Return what is shown only when asked for."""
+    """Return a part that is shown only on a click."""
     return f"<details><summary>{summary}</summary>\n\n{inside}\n\n</details>"

@@ -1,4 +1,4 @@
-"""A diagnosis as people read it: on the terminal, at 80 columns, or as JSON."""
+"""The diagnosis of ``doctor`` in the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tracekit.doctor.recording import RECIPES, Finding
 from tracekit.report.terminal.screen import Screen
 
 TOOLS = {"kineto": "PyTorch profiler", "nsight": "Nsight Systems"}
-PHASES = {"M": "metadata", "s": "flow starts", "f": "flow ends", "i": "instants", "python": "Python frames"}
+SKIPPED_KINDS = {"M": "metadata", "s": "flow starts", "f": "flow ends", "i": "instants", "python": "Python frames"}
+MAX_GROUPS = 8
 _MARKS = {"blocks": ("✗", "bold red"), "limits": ("!", "bold yellow"), "note": ("·", "dim")}
 
 
@@ -26,11 +27,11 @@ def show(diagnosis: Diagnosis, console: Console | None = None) -> None:
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
-    """Return what was found, what is missing, and how to record better."""
-    parts: list[RenderableType] = [Text("Found", style="bold"), Padding(_found(diagnosis), (0, 0, 1, 2))]
+    """Return what the files contain, what is missing, and how to record better."""
+    parts: list[RenderableType] = [Text("Found", style="bold"), Padding(_contents(diagnosis), (0, 0, 1, 2))]
     if not diagnosis.findings:
-        whole = Text("Nothing is missing: every answer can be had from these traces.", style="bold green")
-        return Group(*parts, whole, *_extras(diagnosis))
+        complete = Text("Nothing is missing: every answer can be had from these traces.", style="bold green")
+        return Group(*parts, complete, *_extras(diagnosis))
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
     parts += [Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2)) for finding in diagnosis.findings]
@@ -42,67 +43,65 @@ def render(diagnosis: Diagnosis) -> RenderableType:
 
 def _extras(diagnosis: Diagnosis) -> list[RenderableType]:
     """Return what could be recorded beyond what most answers need."""
-    found = diagnosis.to_dict()["extras"]
-    if not found:
+    extras = diagnosis.to_dict()["extras"]
+    if not extras:
         return []
-    told = Table.grid(padding=(0, 1))
-    for one in found:
-        told.add_row(Text("+", style="dim"), Text(f"{one['adds']}\n{one['how']}", style="dim"))
-    return [Text(""), Text("Could be recorded too", style="bold"), Padding(told, (0, 0, 0, 2))]
+    lines = Table.grid(padding=(0, 1))
+    for extra in extras:
+        lines.add_row(Text("+", style="dim"), Text(f"{extra['adds']}\n{extra['how']}", style="dim"))
+    return [Text(""), Text("Could be recorded too", style="bold"), Padding(lines, (0, 0, 0, 2))]
 
 
 def _answers(diagnosis: Diagnosis) -> list[RenderableType]:
-    """Return what an Nsight recording answers as it is, and what exporting it again would add."""
+    """Return what an Nsight recording answers as it is, and what another export of it would add."""
     facts = diagnosis.to_dict()
     if not facts["answers"]:
         return []
     lines = Text("\n".join(f"✓ {answer}" for answer in facts["answers"]))
     parts: list[RenderableType] = [Text("Answered as it is", style="bold"), Padding(lines, (0, 0, 1, 2))]
-    if more := facts["export_again"]:
-        told = Text(f"{more['option']}: {more['gives']}\n")
-        told.append(terminal(more["command"]), style="cyan")
-        parts += [Text("One option more at the export, without a new run", style="bold"), Padding(told, (0, 0, 1, 2))]
+    if export := facts["export_again"]:
+        advice = Text(f"{export['option']}: {export['gives']}\n")
+        advice.append(terminal(export["command"]), style="cyan")
+        parts += [Text("One option more at the export, without a new run", style="bold"), Padding(advice, (0, 0, 1, 2))]
     return parts
 
 
-def _found(diagnosis: Diagnosis) -> Table:
-    facts = diagnosis.to_dict()
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="dim", no_wrap=True)
-    rows.add_column(overflow="fold")
-    for name, value in _rows(diagnosis, facts):
+def _contents(diagnosis: Diagnosis) -> Table:
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="dim", no_wrap=True)
+    lines.add_column(overflow="fold")
+    for name, value in _facts(diagnosis, diagnosis.to_dict()):
         if value:
-            rows.add_row(name, Text(terminal(value)))
-    return rows
+            lines.add_row(name, Text(terminal(value)))
+    return lines
 
 
-def _rows(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    versions = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts["versions"].items())
-    size = facts["world_size"]
-    came = sorted({fact.source.rank_from for fact in diagnosis.facts})
-    per_rank = [f"{fact.streams}" for fact in diagnosis.facts]
+def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yield name and value of each fact about the files; the value is empty if it is not known."""
+    rank_sources = listing(sorted({fact.source.rank_from for fact in diagnosis.facts}))
+    world_size = f"world size {facts['world_size'] or 'unknown'}"
+    groups, shown_groups = facts["groups"], facts["groups"][:MAX_GROUPS]
+    more_groups = f"; +{len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
     yield "tool", TOOLS.get(facts["reader"], facts["reader"])
-    yield "versions", versions
-    known = f"world size {size}" if size else "world size unknown"
-    yield "ranks", f"{format_ranges(facts['ranks'])} (rank from {listing(came)}; {known})"
+    yield "versions", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts["versions"].items())
+    yield "ranks", f"{format_ranges(facts['ranks'])} (rank from {rank_sources}; {world_size})"
     yield "steps", format_ranges(facts["steps"])
     yield "span", f"{facts['span_ns'] / 1e6:,.1f} ms"
     yield "GPUs", ", ".join(facts["devices"])
-    yield "streams", f"{listing(per_rank, most=16)} (by rank)"
-    yield "groups", "; ".join(_group(group) for group in facts["groups"][:8]) + _more(len(facts["groups"]) - 8)
+    yield "streams", f"{listing((str(fact.streams) for fact in diagnosis.facts), most=16)} (by rank)"
+    yield "groups", "; ".join(_group(group) for group in shown_groups) + more_groups
     yield "events", ", ".join(f"{count:,} {kind}" for kind, count in facts["counts"].items())
-    yield "left out", ", ".join(f"{count:,} {PHASES.get(kind, kind)}" for kind, count in facts["skipped"].items())
+    yield (
+        "left out",
+        ", ".join(f"{count:,} {SKIPPED_KINDS.get(kind, kind)}" for kind, count in facts["skipped"].items()),
+    )
     for notice in diagnosis.notices:
         yield "note", notice.message
 
 
 def _group(group: dict[str, Any]) -> str:
-    described = group["description"] or "no description"
-    return f"{group['name']} “{described}”" + (f" [{format_ranges(group['ranks'])}]" if group["ranks"] else "")
-
-
-def _more(count: int) -> str:
-    return f"; +{count} more" if count > 0 else ""
+    ranks = f" [{format_ranges(group['ranks'])}]" if group["ranks"] else ""
+    return f"{group['name']} “{group['description'] or 'no description'}”{ranks}"
 
 
 def _finding(finding: Finding, total: int) -> Table:

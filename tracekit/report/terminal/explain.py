@@ -1,4 +1,4 @@
-"""Why an event got its label, in words; for a whole label, what carries it."""
+"""The explanation of an event's label, and the largest kernels of a label."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from tracekit.classify import classify, explain, load_rules
 from tracekit.errors import OptionError
 from tracekit.schema import LABELS, RankEvents
 
-MOST = 12
+MAX_KERNELS = 12
 
 
 def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = None) -> str:
-    """Explain one rank's event: *selector* is an event's id, part of a kernel's name, or a label.
+    """Return the explanation of one event of a rank.
 
-    Of a label its largest kernels are listed, and the longest event is explained.
+    Args:
+        rank: The events of the rank.
+        selector: The id of an event, part of a kernel's name, or a label. Of a label the largest kernels are listed,
+            and the longest event is explained.
+        rules: A file of further rules.
 
     >>> from tracekit.run.load import load
     >>> print(explain_text(load("sample_traces/reload", ranks=[0]).rank(0), "broadcast").splitlines()[0])
     broadcast: 8 events, 103.131 ms on rank 0
     """
-    book = load_rules(rules) if rules is not None else None
+    rule_book = load_rules(rules) if rules is not None else None
     if selector not in LABELS:
-        return explain(rank.events, int(selector) if selector.isdecimal() else selector, book).render()
-    labelled = classify(rank.events, rules=book)
+        return explain(rank.events, int(selector) if selector.isdecimal() else selector, rule_book).render()
+    labelled = classify(rank.events, rules=rule_book)
     rows = labelled.filter(pl.col("label") == selector).with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
     if rows.is_empty():
         raise OptionError(
@@ -41,6 +45,6 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
     )
     lines = [
         f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or '-':28} {terminal(row['name'][:90])}"
-        for row in kernels.head(MOST).iter_rows(named=True)
+        for row in kernels.head(MAX_KERNELS).iter_rows(named=True)
     ]
-    return "\n".join([head, *lines, "", explain(rank.events, longest, book).render()])
+    return "\n".join([head, *lines, "", explain(rank.events, longest, rule_book).render()])

@@ -7,99 +7,122 @@ from rich.text import Text
 
 from tracekit._util.text import counted, percent
 from tracekit.analysis.spread import Figure, Spread, by_rank
-from tracekit.report.terminal.table import note, table
+from tracekit.report.table import Column, Table
+from tracekit.report.terminal.table import Note, render_table
 from tracekit.report.view import View
 
-SHOWN = 8
-"""Ranks that differ with a line of their own."""
+MAX_DIFFERENT_RANKS = 8
+"""Ranks that differ and have a line of their own."""
+MIN_WIDTH_FOR_PERCENTILES = 100
 NAMES = {"compute": "compute", "communication": "exposed comm", "bubble": "bubble", "idle": "idle", "span_ns": "span"}
 BARS = " ▁▂▃▄▅▆▇█"
 SHADES = "·░▒▓█"
-"""From the least bubble to the most, without colour."""
+"""Characters of the heat map from the least to the most, readable without colour."""
+LEAST_COLOUR, MOST_COLOUR = (0x56, 0xB4, 0xE9), (0xD5, 0x5E, 0x00)
+"""Blue and vermilion, which colour-blind readers can tell apart."""
 
 
 def many_ranks(view: View, width: int) -> RenderableType | None:
-    """Draw the section, for runs of many ranks."""
-    found = view.fleet
-    if found is None:
+    """Draw the section; None for a run of few ranks."""
+    if view.fleet is None:
         return None
-    parts: list[RenderableType] = [_figures(found, width), _different(found)]
-    return Group(*parts, *_heat(found, width))
+    parts = [_distributions(view.fleet, width), _different_ranks(view.fleet, width), _heat_map(view.fleet, width)]
+    return Group(*(part for part in parts if part is not None))
 
 
-def _figures(found: Spread, width: int) -> RenderableType:
-    wide = width >= 100
-    inner = ("5 % below", "median", "95 % below") if wide else ("median",)
-    made = table("", "least", "rank", *inner, "most", "rank", "ranks by bin", left=("", "ranks by bin"))
-    for one in found.figures:
-        middle = (one.low, one.median, one.high) if wide else (one.median,)
-        row = [value(one.name, x) for x in (one.least, *middle, one.most)]
-        ends = ("–", "–") if row[0] == row[-1] else (str(one.least_rank), str(one.most_rank))
-        made.add_row(NAMES[one.name], row[0], ends[0], *row[1:], ends[1], histogram(one))
-    return made
+def _distributions(fleet: Spread, width: int) -> RenderableType | None:
+    columns = (
+        Column(""),
+        Column("least", "figure"),
+        Column("rank", "figure"),
+        Column("5 % below", "figure"),
+        Column("median", "figure"),
+        Column("95 % below", "figure"),
+        Column("most", "figure"),
+        Column("rank", "figure"),
+        Column("ranks by bin"),
+    )
+    rows = []
+    for figure in fleet.figures:
+        values = (figure.least, figure.low, figure.median, figure.high, figure.most)
+        least, low, median, high, most = (value(figure.name, number) for number in values)
+        ends = ("–", "–") if least == most else (str(figure.least_rank), str(figure.most_rank))
+        if width < MIN_WIDTH_FOR_PERCENTILES:
+            low = high = ""  # a column that is empty in every row is left out
+        bars = Text(histogram(figure))
+        rows.append((NAMES[figure.name], least, ends[0], low, median, high, most, ends[1], bars))
+    return render_table(Table(columns, tuple(rows)), width)
 
 
-def value(name: str, figure: float) -> str:
+def value(name: str, number: float) -> str:
     """Return a figure as text: shares in per cent, spans in milliseconds.
 
     >>> value("bubble", 0.25), value("span_ns", 2_000_000)
     ('25.0 %', '2.0 ms')
     """
-    return f"{figure / 1e6:,.1f} ms" if name == "span_ns" else percent(figure)
+    return f"{number / 1e6:,.1f} ms" if name == "span_ns" else percent(number)
 
 
-def histogram(one: Figure) -> str:
+def histogram(figure: Figure) -> str:
     """Return the bins as one line of bars; a bin with any rank in it is never blank."""
-    top = max(one.counts)
-    return "".join(BARS[0 if not count else max(1, round(count / top * (len(BARS) - 1)))] for count in one.counts)
+    fullest, highest_bar = max(figure.counts), len(BARS) - 1
+    return "".join(BARS[max(1, round(count / fullest * highest_bar)) if count else 0] for count in figure.counts)
 
 
-def _different(found: Spread) -> RenderableType:
-    if not found.different:
-        return note("no rank differs from those it should be like")
-    made = table("ranks that differ", "figure", "is", "median", "of", left=("ranks that differ", "figure", "of"))
-    for one in found.different[:SHOWN]:
-        made.add_row(
-            f"rank {one.rank}",
-            NAMES[one.figure],
-            value(one.figure, one.value),
-            value(one.figure, one.median),
-            one.like,
-        )
-    more = len(found.different) - SHOWN
-    return (
-        Group(made, note(f"{counted(more, 'more rank')} {'differs' if more == 1 else 'differ'}")) if more > 0 else made
+def _different_ranks(fleet: Spread, width: int) -> RenderableType | None:
+    if not fleet.different:
+        return Note("no rank differs from those it should be like")
+    columns = (
+        Column("ranks that differ"),
+        Column("figure"),
+        Column("is", "figure"),
+        Column("median", "figure"),
+        Column("of"),
     )
+    rows = tuple(
+        (
+            f"rank {different.rank}",
+            NAMES[different.figure],
+            value(different.figure, different.value),
+            value(different.figure, different.median),
+            different.like,
+        )
+        for different in fleet.different[:MAX_DIFFERENT_RANKS]
+    )
+    more = len(fleet.different) - MAX_DIFFERENT_RANKS
+    notes = (f"{counted(more, 'more rank')} {'differs' if more == 1 else 'differ'}",) if more > 0 else ()
+    return render_table(Table(columns, rows, notes), width)
 
 
-def _heat(found: Spread, width: int) -> list[RenderableType]:
-    """One character a rank, darker with more bubble or idle time; broad meshes in bands."""
-    figures = by_rank(found)
-    shown = found.heat
-    if shown is None:
-        return []
-    lines = Text()
-    names = max(len(name) for name in found.mesh.rows)
-    room = max(16, (width - names - 4) // 8 * 8)
-    for start in range(0, found.mesh.width, room):
-        last = min(start + room, found.mesh.width) - 1
-        bands = f"{found.mesh.column}s {start}–{last}" if found.mesh.column == "replica" else ""
-        lines.append(f"  {'':{names}}  {bands}\n" if bands else "", style="dim")
-        for name, ranks in zip(found.mesh.rows, found.mesh.cells, strict=True):
-            lines.append(f"  {name:{names}}  ", style="dim")
-            for rank in ranks[start : start + room]:
-                lines.append(*((" ", "") if rank is None else _shade(figures[rank][shown.name], shown)))
-            lines.append("\n")
-    ends = f"{SHADES[0]} {percent(shown.least)} to {SHADES[-1]} {percent(shown.most)}"
-    lines.append(f"  {shown.name} of each rank, {ends}; blank: no trace; ?: not known", style="dim")
-    return [lines]
+def _heat_map(fleet: Spread, width: int) -> RenderableType | None:
+    """Draw one character per rank, darker with more bubble or idle time; a wide mesh continues below."""
+    figure, mesh = fleet.heat, fleet.mesh
+    if figure is None:
+        return None
+    figures, text = by_rank(fleet), Text()
+    name_length = max(len(name) for name in mesh.rows)
+    band_length = max(16, (width - name_length - 4) // 8 * 8)
+    for start in range(0, mesh.width, band_length):
+        last = min(start + band_length, mesh.width) - 1
+        if mesh.column == "replica":
+            text.append(f"  {'':{name_length}}  {mesh.column}s {start}–{last}\n", style="dim")
+        for name, ranks in zip(mesh.rows, mesh.cells, strict=True):
+            text.append(f"  {name:{name_length}}  ", style="dim")
+            for rank in ranks[start : start + band_length]:
+                if rank is None:
+                    text.append(" ")
+                else:
+                    text.append(*_shade(figures[rank][figure.name], figure))
+            text.append("\n")
+    ends = f"{SHADES[0]} {percent(figure.least)} to {SHADES[-1]} {percent(figure.most)}"
+    return text.append(f"  {figure.name} of each rank, {ends}; blank: no trace; ?: not known", style="dim")
 
 
 def _shade(share: float | None, figure: Figure) -> tuple[str, str]:
+    """Return the character and the colour of a share."""
     if share is None:
         return "?", "dim"
-    far = figure.shade(share)
-    # From blue to vermilion, which colour-blind readers can tell apart.
-    low, high = (0x56, 0xB4, 0xE9), (0xD5, 0x5E, 0x00)
-    colour = "".join(f"{round(a + (b - a) * far):02x}" for a, b in zip(low, high, strict=True))
-    return SHADES[round(far * (len(SHADES) - 1))], f"#{colour}"
+    heat = figure.shade(share)
+    mixed = (round(low + (high - low) * heat) for low, high in zip(LEAST_COLOUR, MOST_COLOUR, strict=True))
+    colour = "".join(f"{component:02x}" for component in mixed)
+    return SHADES[round(heat * (len(SHADES) - 1))], f"#{colour}"

@@ -9,7 +9,7 @@ from rich.text import Text
 from tracekit.compare import StepComparison
 from tracekit.report.palette import CELL_COLOURS
 from tracekit.report.schedule.layout import OP_NAMES, layout_pipeline
-from tracekit.report.terminal.table import note
+from tracekit.report.terminal.table import Note
 
 MAX_RANKS = 8
 """Ranks to draw; of more, the first and the last half of so many."""
@@ -33,7 +33,7 @@ def gantt(held: StepComparison, width: int) -> RenderableType:
             chart.append_text(_line(layout.cells.filter(rank=rank), end_ns, columns))
             chart.append("\n")
     chart.rstrip()
-    return Group(chart, note(_legend(set(layouts["measured"].cells["op"]))))
+    return Group(chart, Note(_legend(set(layouts["measured"].cells["op"]))))
 
 
 def _legend(ops: set[str]) -> str:

@@ -1,104 +1,180 @@
-"""The run against its ideal schedule, in the terminal: both sides, the gap by cause, a text Gantt, what if."""
+"""The run compared with its ideal schedule, in the terminal: makespans, the gap by cause, a text Gantt, what-ifs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tracekit._util.text import bare_ms, counted, percent
+from tracekit._util.text import bare_ms, counted, percent, signed
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.table import Column, Table
 from tracekit.report.terminal.gantt import gantt
-from tracekit.report.terminal.table import MANY, SHOWN, note, table
-from tracekit.report.terminal.whatif import render_what_if
+from tracekit.report.terminal.table import (
+    MAX_RANKS_LISTED,
+    WORST_RANKS_SHOWN,
+    Note,
+    new_table,
+    render_table,
+    shown_headings,
+)
 from tracekit.report.view import View
-from tracekit.report.view.pipeline import PhaseRow, Rung, ScheduleView, paired
+from tracekit.report.view.memory import gb_range
+from tracekit.report.view.pipeline import PhaseRow, Rung, ScheduleView, WhatIfRow, has_overlapped_pairs
 from tracekit.schema import PHASES
+
+MAX_ALTERNATIVES = 6
+"""Schedules shown; the JSON has all."""
 
 
 def render_schedule(view: View, width: int) -> RenderableType | None:
-    """Draw the whole section."""
-    found, held = view.schedule, view.analysis.schedule
-    if found is None or held is None:
+    """Draw the whole section; None if no schedule was recognised."""
+    schedule, comparison = view.schedule, view.analysis.schedule
+    if schedule is None or comparison is None:
         return None
-    parts: list[RenderableType | None] = [
-        _headline(found),
-        _sides(found),
-        _waterfall(found, width),
-        note(view.rates.below_peak) if view.rates is not None and view.rates.below_peak else None,
-        gantt(held.head, width),
-        _phases(found.phases),
-        render_what_if(found.alternatives, width),
+    parts = [
+        _headline(schedule),
+        _makespans(schedule),
+        _waterfall(schedule, width),
+        Note(view.rates.below_peak) if view.rates is not None and view.rates.below_peak else None,
+        gantt(comparison.head, width),
+        _phases(schedule.phases, width),
+        render_what_if(schedule.alternatives, width),
     ]
     return Group(*(part for part in parts if part is not None))
 
 
-def _headline(found: ScheduleView) -> RenderableType:
-    chunks = f" × {found.virtual} chunks" if found.virtual > 1 else ""
-    size = f" · {counted(found.pp, 'rank')}{chunks} · {counted(found.microbatches, 'micro-batch')} · "
-    line = Text.assemble((found.name, "bold"), size)
-    line.append(
-        "order exactly the schedule's" if found.exact else f"nearest; {counted(found.distance, 'unit')} elsewhere"
-    )
-    if found.which:
-        line.append(f" · {found.which}")
-    for difference in found.differences[:3]:
+def _headline(schedule: ScheduleView) -> RenderableType:
+    chunks = f" × {schedule.virtual} chunks" if schedule.virtual > 1 else ""
+    order = f"nearest; {counted(schedule.distance, 'unit')} elsewhere"
+    facts = [
+        f"{counted(schedule.pp, 'rank')}{chunks}",
+        counted(schedule.microbatches, "micro-batch"),
+        "order exactly the schedule's" if schedule.exact else order,
+    ]
+    if schedule.which:
+        facts.append(schedule.which)
+    line = Text.assemble((schedule.name, "bold"), *(f" · {fact}" for fact in facts))
+    for difference in schedule.differences[:3]:
         line.append(f"\n{difference}", style="dim")
     return Padding(line, (0, 0, 0, 2), expand=False)
 
 
-def _sides(found: ScheduleView) -> RenderableType:
-    heads = ("", "makespan ms", "outside cells", *(f"{phase} ms" for phase in PHASES), "peak")
-    made = table(*heads, left=("",))
-    made.columns[0].no_wrap = True
-    for side in (found.measured, found.ideal):
+def _makespans(schedule: ScheduleView) -> RenderableType:
+    """Show makespan, time outside cells and peak activations: measured, ideal, and of each rank."""
+    headings = ("", "makespan ms", "outside cells", *(f"{phase} ms" for phase in PHASES), "peak")
+    table = new_table(headings, left=[heading == "" for heading in headings])
+    table.columns[0].no_wrap = True
+    for side in (schedule.measured, schedule.ideal):
         phases = [bare_ms(side.phase_ns[phase]) for phase in PHASES]
-        made.add_row(side.name, bare_ms(side.makespan_ns), percent(side.outside_cells), *phases, "")
-    ranks = found.by_rank
-    if len(ranks) > MANY:
-        ranks = tuple(sorted(ranks, key=lambda one: -sum(one.phase_ns.values()))[:SHOWN])
-    for one in ranks:
-        phases = [bare_ms(one.phase_ns[phase]) for phase in PHASES]
-        made.add_row(f"  rank {one.rank}", "", percent(one.outside_cells), *phases, str(one.peak_activations))
-    said = "outside cells: share of ranks × makespan in no cell; phases: ms in no cell per rank; peak: chunks held"
-    return Group(made, note(said))
+        table.add_row(side.name, bare_ms(side.makespan_ns), percent(side.outside_cells), *phases, "")
+    ranks = schedule.by_rank
+    if len(ranks) > MAX_RANKS_LISTED:
+        ranks = tuple(sorted(ranks, key=lambda rank: -sum(rank.phase_ns.values()))[:WORST_RANKS_SHOWN])
+    for rank in ranks:
+        phases = [bare_ms(rank.phase_ns[phase]) for phase in PHASES]
+        table.add_row(f"  rank {rank.rank}", "", percent(rank.outside_cells), *phases, str(rank.peak_activations))
+    note = "outside cells: share of ranks × makespan in no cell; phases: ms in no cell per rank; peak: chunks held"
+    return Group(table, Note(note))
 
 
-def _waterfall(found: ScheduleView, width: int) -> RenderableType:
-    if found.gap is None:
-        return note("ranks are missing: the gap cannot be split by cause")
-    measured = found.measured.makespan_ns
-    room = max(10, min(40, width - 64))
-    top = max(measured, found.ideal.makespan_ns, 1)
-    made = table("gap", "ms", "of makespan", "", left=("gap", ""))
-    for rung in found.gap:
+def _waterfall(schedule: ScheduleView, width: int) -> RenderableType:
+    """Draw the way from the ideal to the measured makespan, a bar for each cause of the gap."""
+    if schedule.gap is None:
+        return Note("ranks are missing: the gap cannot be split by cause")
+    measured_ns = schedule.measured.makespan_ns
+    length = max(10, min(40, width - 64))
+    longest_ns = max(measured_ns, schedule.ideal.makespan_ns, 1)
+    table = new_table(("gap", "ms", "of makespan", ""), left=(True, False, False, True))
+    for rung in schedule.gap:
         sign = {"more": "+ ", "less": "− "}.get(rung.kind, "")
-        share = "" if rung.name == "measured" else percent(abs(rung.ns), measured)
-        made.add_row(f"{sign}{rung.name}", bare_ms(abs(rung.ns)), share, _bar(rung, top, room))
-    return made
+        share = "" if rung.name == "measured" else percent(abs(rung.ns), measured_ns)
+        table.add_row(f"{sign}{rung.name}", bare_ms(abs(rung.ns)), share, _bar(rung, longest_ns, length))
+    return table
 
 
-def _bar(rung: Rung, top: int, room: int) -> Text:
-    left, right = round(rung.low_ns / top * room), round(rung.high_ns / top * room)
-    least = 1 if rung.high_ns > rung.low_ns else 0
-    left = min(left, room - least)
-    return Text(" " * left + "█" * max(right - left, least), style=LABEL_COLOURS["pp_comm"])
+def _bar(rung: Rung, longest_ns: int, length: int) -> Text:
+    """Draw a bar of the waterfall; a bar of any time is at least one character long."""
+    start, end = round(rung.low_ns / longest_ns * length), round(rung.high_ns / longest_ns * length)
+    shortest = 1 if rung.high_ns > rung.low_ns else 0
+    start = min(start, length - shortest)
+    return Text(" " * start + "█" * max(end - start, shortest), style=LABEL_COLOURS["pp_comm"])
 
 
-def unnamed(view: View, width: int) -> RenderableType | None:
-    """Show what a rank that overlaps micro-batches hid by phase, where no schedule could be named."""
-    return _phases(view.phases)
+def unnamed_schedule(view: View, width: int) -> RenderableType | None:
+    """Show the hidden shares by phase of a run whose schedule was not recognised."""
+    return _phases(view.phases, width)
 
 
-def _phases(rows: Sequence[PhaseRow]) -> RenderableType | None:
-    """Show what was hidden by phase, where there is more than pipeline transfers."""
+def _phases(rows: Sequence[PhaseRow], width: int) -> RenderableType | None:
+    """Show the shares of each label that compute hides, by phase."""
     if not rows:
         return None
-    heads = [*PHASES, *(["inside FB"] if paired(rows) else [])]
-    made = table("hidden by phase", *heads, left=("hidden by phase",))
-    for row in rows:
-        made.add_row(row.name, *(percent(share) for share in row.shares[: len(heads)]))
-    said = "shares of each label's time that compute ran beside; the overlapped schedule's ideal is all of it"
-    return Group(made, note(said))
+    phases = [*PHASES, *(["inside FB"] if has_overlapped_pairs(rows) else [])]
+    columns = (Column("hidden by phase"), *(Column(phase, "share") for phase in phases))
+    cells = tuple((row.name, *row.shares[: len(phases)]) for row in rows)
+    note = "shares of each label's time that compute ran beside; the overlapped schedule's ideal is all of it"
+    return render_table(Table(columns, cells, (note,)), width)
+
+
+def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | None:
+    """Show predictions for other schedules, the best first, with their assumptions below; None if there are none."""
+    if not rows:
+        return None
+    schedules = [row for row in rows if row.change == "schedule"]
+    shown = schedules[:MAX_ALTERNATIVES] + [row for row in schedules[MAX_ALTERNATIVES:] if row.ran]
+    columns = (
+        Column("what if", "name"),
+        Column("predicted ms", "figure"),
+        Column("between ms", "figure"),
+        Column("ideal ms", "figure", 1),
+        Column("saves ms", "figure"),
+        Column("outside cells", "figure", 3),
+        Column("peak", "figure", 2),
+    )
+    cells = tuple(_what_if_cells(row) for row in (*shown, *(row for row in rows if row.change != "schedule")))
+    table = Table(columns, cells)
+    return render_table(table, width, notes=_what_if_notes(shown, shown_headings(table, width)))
+
+
+def _what_if_cells(row: WhatIfRow) -> tuple[Text | str, ...]:
+    def milliseconds(ns: int | None) -> str:
+        return "" if ns is None else bare_ms(ns, 1)
+
+    saves = "" if row.saves_ns is None or row.ran else signed(row.saves_ns / 1e6)
+    return (
+        row.title,
+        milliseconds(row.predicted_ns),
+        "" if row.ran or row.range_ns is None else " – ".join(map(milliseconds, row.range_ns)),
+        milliseconds(row.ideal_ns),
+        Text(saves, style="dim" if row.slower else ""),
+        "" if row.outside_cells is None else percent(row.outside_cells),
+        "" if row.peak_activations is None else f"{row.peak_activations:g}",
+    )
+
+
+def _what_if_notes(rows: Sequence[WhatIfRow], headings: Collection[str]) -> list[str]:
+    """Return the meaning of the columns that are shown, then the assumptions and unknowns of the rows, each once."""
+    meanings = ["saves: against this run as measured (− would be slower)", "× n: chunks per rank"]
+    if "peak" in headings:
+        meanings.append("peak: micro-batches held")
+    if "ideal ms" in headings:
+        meanings.append("ideal: free messages, balanced stages")
+    notes = ["; ".join(meanings)]
+    needs = [
+        f"{row.title} {gb_range(*row.peak_bytes)}{' does not fit' if row.fits is False else ''}"
+        for row in rows
+        if row.peak_bytes is not None
+    ]
+    if needs:
+        notes.append(f"memory of the fullest rank, GB: {', '.join(needs)}")
+    predicted = [row for row in rows if not row.ran]
+    assumptions = dict.fromkeys(text for row in predicted for text in row.rests_on)
+    if assumptions:
+        notes.append("rests on: " + "; ".join(assumptions))
+    unknowns = dict.fromkeys(text for row in predicted for text in row.unknown)
+    if unknowns:
+        notes.append("not known: " + "; ".join(unknowns))
+    return notes

@@ -1,4 +1,4 @@
-"""Where reports are printed: a terminal, a pipe or a file."""
+"""The console that reports are printed on: a terminal, a pipe or a file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.segment import Segment
 
 from tracekit._util.text import terminal_lines
 
-LEAST_WIDTH = 76
-"""What the tables need: in a narrower terminal lines wrap, and no number or name is cut off."""
+MIN_WIDTH = 76
+"""Columns that the tables need: in a narrower terminal lines wrap, and no number or name is cut off."""
 
-_COMMAND = re.compile(r"(?m)^(\s*)::")
-"""What a runner of jobs takes for a command of ours: a name of a trace may wrap to such a line."""
+_WORKFLOW_COMMAND = re.compile(r"(?m)^(\s*)::")
+"""Beginning of a line that GitHub Actions would take for a command; a name in a trace could wrap to such a line."""
 
 
 class Screen(Console):
-    r"""Standard output. A reader that leaves early is the caller's to judge, and is no error of ours.
+    r"""Standard output.
 
-    Text is text: no name of a trace is read as markup, and no control character in one reaches the terminal.
+    Text is printed as it is: nothing in a name of a trace is read as markup, and control characters become visible.
 
     >>> Screen(width=40).width, Screen(width=120).width
     (76, 120)
@@ -32,24 +32,26 @@ class Screen(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
-        wide, high = self.size
-        self.size = ConsoleDimensions(max(wide, LEAST_WIDTH), high)  # asked once, and not again for every table
-        self._runs_commands = bool(os.environ.get("GITHUB_ACTIONS"))
+        width, height = self.size
+        self.size = ConsoleDimensions(max(width, MIN_WIDTH), height)  # asked once instead of for every table
+        self._in_github_actions = bool(os.environ.get("GITHUB_ACTIONS"))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Return what to print, piece by piece."""
-        fresh = True  # at the start of a line
+        at_line_start = True
         for segment in super().render(renderable, options):
             text, style, control = segment
-            if control or (text.isprintable() and not self._runs_commands):
+            if control or (text.isprintable() and not self._in_github_actions):
                 yield segment
                 continue
             shown = terminal_lines(text)
-            if self._runs_commands:
-                shown = _COMMAND.sub(r"\1: :", shown if fresh else f"x{shown}")[0 if fresh else 1 :]
-                fresh = not text.rpartition("\n")[2].strip() and (fresh or "\n" in text)
+            if self._in_github_actions:
+                # A piece that continues a line gets a character before it, so that ^ matches only at real line starts.
+                before = "" if at_line_start else "x"
+                shown = _WORKFLOW_COMMAND.sub(r"\1: :", before + shown).removeprefix(before)
+                at_line_start = not text.rpartition("\n")[2].strip() and (at_line_start or "\n" in text)
             yield Segment(shown, style)
 
     def on_broken_pipe(self) -> None:
-        """Pass it on: a gate whose output nobody read to the end has its verdict all the same."""
+        """Raise the error again: the caller decides what a reader that leaves early means."""
         raise BrokenPipeError

@@ -1,121 +1,32 @@
-"""Tables in the house style: no box, numbers to the right, remarks below."""
+"""Tables in the terminal: no box, numbers to the right, notes below."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.segment import Segment
-from rich.style import Style
-from rich.table import Column, Table
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from tracekit._util.text import shorten_distinct, terminal, wrap_text
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.table import Column, Table, Value
 
-MANY = 12
-"""Ranks above which only the worst, the median and the best are listed."""
-SHOWN = 5
-LEAST_NAME = 24
-"""Letters a name keeps, however narrow the terminal …"""
-WHOLE_NAME = 36
-"""… and how many it keeps as long as there are columns to spare."""
-
-
-class Lines(Table):
-    """A table that writes its lines itself where each cell fits on one: rich measures and wraps every cell anew.
-
-    What it writes is what rich would. It has no box, and cells are plain text.
-    """
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        shown = 1 if self.show_header else 0
-        columns = [[column.header, *column.cells][1 - shown :] for column in self.columns]
-        widths = [max((_width(cell) for cell in cells), default=0) for cells in columns]
-        gaps = [self.padding[1]] * (len(columns) - 1) + [0]
-        if not all(map(_simple, self.columns, columns)) or sum(widths) + sum(gaps) > options.max_width:
-            yield from super().__rich_console__(console, options)
-            return
-        for at, row in enumerate(zip(*columns, strict=True), -shown):
-            style = console.get_style(self.header_style if at < 0 else self.get_row_style(console, at))
-            for cell, column, width, gap in zip(row, self.columns, widths, gaps, strict=True):
-                room = " " * (width - _width(cell))
-                if isinstance(cell, Text):
-                    own = style + console.get_style(cell.style)
-                    text = [Segment(words, own + (inner or Style.null())) for words, inner, _ in cell.render(console)]
-                else:
-                    own, text = style, [Segment(str(cell), style)]
-                yield from [Segment(room, own), *text] if column.justify == "right" else [*text, Segment(room, own)]
-                yield Segment(" " * gap, style)
-            yield Segment.line()
-
-
-def _width(cell: object) -> int:
-    return cell_len(cell.plain if isinstance(cell, Text) else str(cell))
-
-
-def _simple(column: Column, cells: Sequence[object]) -> bool:
-    """Return whether all cells of a column are text on one line, and stand to one side."""
-    texts = [cell.plain if isinstance(cell, Text) else cell for cell in cells]
-    known = all(isinstance(text, str) and text.isprintable() for text in texts)
-    stripped = column.justify == "left" or not any(str(text).endswith(" ") for text in texts)
-    return known and stripped and column.justify in ("left", "right") and any(texts)
-
-
-def table(*columns: str, left: Sequence[str] = ()) -> Table:
-    """Return an empty table; the columns in *left* are words and may wrap."""
-    made = Lines(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
-    for name in columns:
-        whole = name not in left or name == "label"  # a label is one word, whatever its mark is made of
-        made.add_column(name, justify="left" if name in left else "right", no_wrap=whole)
-    return made
-
-
-def fitted(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Text | str]],
-    width: int,
-    *,
-    left: Sequence[str],
-    spare: Sequence[str | Sequence[str]] = (),
-    names: str | None = None,
-) -> Table:
-    """Return a filled table no broader than *width* if it can be, in which no two names are cut alike.
-
-    Columns in *spare* go first, in order; several that only say something together go together. Then the column *names*
-    is shortened, to what still tells its rows apart. A column that is empty in every row is never there.
-
-    >>> made = fitted(("name", "ms", "peak"), [("a" * 9, "1.0", "3")], 16, left=("name",), spare=("peak",))
-    >>> [column.header for column in made.columns]
-    ['name', 'ms']
-    >>> [column.header for column in fitted(("name", "ms", "peak"), [("a", "1.0", "")], 80, left=("name",)).columns]
-    ['name', 'ms']
-    """
-    broad = {name: max([len(name), *(len(row[at]) for row in rows)]) for at, name in enumerate(columns)}
-    least = broad | ({names: min(broad[names], WHOLE_NAME)} if names else {})
-    kept = [name for at, name in enumerate(columns) if not rows or any(len(row[at]) for row in rows)]
-    for group in spare:
-        if _breadth(kept, least) > width:
-            kept = [name for name in kept if name not in ([group] if isinstance(group, str) else group)]
-    made = table(*kept, left=left)
-    room = max(LEAST_NAME, width - _breadth(kept, broad | ({names: 0} if names else {})))
-    told = shorten_distinct((str(row[columns.index(names)]) for row in rows), most=room) if names else [""] * len(rows)
-    for column in made.columns:
-        column.no_wrap = column.no_wrap or column.header == names or _breadth(kept, broad) <= width
-    for row, short in zip(rows, told, strict=True):
-        cells = {name: short if name == names else cell for name, cell in zip(columns, row, strict=True)}
-        made.add_row(*(cells[name] for name in kept))
-    return made
-
-
-def _breadth(columns: Sequence[str], broad: Mapping[str, int]) -> int:
-    return sum(broad[name] + 2 for name in columns) - 2
+MAX_RANKS_LISTED = 12
+"""Up to this number of ranks, a table lists all of them …"""
+WORST_RANKS_SHOWN = 5
+"""… and of more ranks, this many."""
+MIN_NAME_LENGTH = 24
+"""Characters that a name keeps, however narrow the terminal is …"""
+MIN_NAME_LENGTH_WITH_ALL_COLUMNS = 36
+"""… and that it keeps as long as there are expendable columns to leave out."""
+GAP = 2
+"""Spaces between two columns."""
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A remark under a table: indented where it wraps too, numbers on one line with their units."""
+    """A remark under a table: every line is indented, and numbers stay with their units."""
 
     text: str
     style: str = "dim"
@@ -124,16 +35,104 @@ class Note(msgspec.Struct, frozen=True):
         yield Text(wrap_text(self.text, options.max_width, first="  ", rest="  "), style=self.style)
 
 
-def note(text: str, style: str = "dim") -> Note:
-    """Return a remark under a table."""
-    return Note(text, style)
+def render_table(
+    table: Table | None,
+    width: int,
+    *,
+    max_rows: int | None = None,
+    notes: Sequence[str] = (),
+    total_style: str = "",
+    row_styles: Mapping[int, str] | None = None,
+) -> RenderableType | None:
+    """Return a table and its notes, no wider than *width* if that is possible; None if there is no table.
+
+    Args:
+        table: The table.
+        width: Columns of the terminal.
+        max_rows: Rows that are shown at most.
+        notes: Further notes, after those of the table.
+        total_style: Style of the cells in rows that sum up others.
+        row_styles: Styles of whole rows, by their index.
+    """
+    if table is None:
+        return None
+    cells = _cells(table, total_style)[:max_rows]
+    shown = fitting_columns(table.columns, cells, width)
+    columns = [table.columns[i] for i in shown]
+    shown_cells = [[row[i] for i in shown] for row in cells]
+    widths = _column_widths(columns, shown_cells)
+    fits = _total_width(widths) <= width
+    for i, column in enumerate(columns):
+        if column.kind == "name":
+            room = max(MIN_NAME_LENGTH, width - _total_width([*widths[:i], 0, *widths[i + 1 :]]))
+            names = shorten_distinct((str(row[i]) for row in shown_cells), most=room)
+            shown_cells = [[*row[:i], Text(name), *row[i + 1 :]] for row, name in zip(shown_cells, names, strict=True)]
+    lines = new_table([column.heading for column in columns], left=[column.words for column in columns])
+    for column, line_column in zip(columns, lines.columns, strict=True):
+        line_column.no_wrap = fits or line_column.no_wrap or column.kind == "name"
+    for i, row in enumerate(shown_cells):
+        lines.add_row(*row, style=(row_styles or {}).get(i))
+    remarks = table.remarks([column.heading for column in columns])
+    return Group(lines, *(Note(text) for text in (*remarks, *notes)))
+
+
+def new_table(headings: Sequence[str], *, left: Sequence[bool]) -> RichTable:
+    """Return an empty table; columns that are aligned to the left hold words, which may wrap."""
+    table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_edge=False, header_style="dim")
+    for heading, is_left in zip(headings, left, strict=True):
+        # A label is one word, but its coloured mark is separated by a space.
+        table.add_column(heading, justify="left" if is_left else "right", no_wrap=not is_left or heading == "label")
+    return table
+
+
+def fitting_columns(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int) -> list[int]:
+    """Return the indices of the columns to show in a terminal of *width* columns.
+
+    Columns that are empty in every row are left out. While the rest is too wide, so are the expendable ones, those with
+    the highest number first and those with the same number together.
+    """
+    widths = _column_widths(columns, cells)
+    for i, column in enumerate(columns):
+        if column.kind == "name":
+            widths[i] = min(widths[i], MIN_NAME_LENGTH_WITH_ALL_COLUMNS)
+    shown = [i for i in range(len(columns)) if not cells or any(len(row[i]) for row in cells)]
+    for level in sorted({column.expendable for column in columns} - {0}, reverse=True):
+        if _total_width([widths[i] for i in shown]) > width:
+            shown = [i for i in shown if columns[i].expendable != level]
+    return shown
+
+
+def shown_headings(table: Table, width: int) -> list[str]:
+    """Return the headings of the columns that ``render_table`` shows."""
+    return [table.columns[i].heading for i in fitting_columns(table.columns, _cells(table), width)]
+
+
+def _column_widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> list[int]:
+    return [max([len(column.heading), *(len(row[i]) for row in cells)]) for i, column in enumerate(columns)]
+
+
+def _total_width(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _cells(table: Table, total_style: str = "") -> list[list[Text]]:
+    return [
+        [
+            _cell(column, value, total_style if i in table.totals else "")
+            for column, value in zip(table.columns, row, strict=True)
+        ]
+        for i, row in enumerate(table.rows)
+    ]
+
+
+def _cell(column: Column, value: Value, style: str) -> Text:
+    if isinstance(value, Text):
+        return value
+    if column.kind == "label" and isinstance(value, str):
+        return Text.assemble(("■ ", LABEL_COLOURS.get(value, "")), value)
+    return Text(terminal(column.bare(value)), style=style)
 
 
 def command_line(words: str) -> Text:
     """Return a command to copy: on one line, however long it is."""
     return Text(f"     {terminal(words)}", style="cyan", no_wrap=True, overflow="ignore")
-
-
-def label_name(label: str) -> Text:
-    """Return a label with its colour."""
-    return Text.assemble(("■ ", LABEL_COLOURS.get(label, "")), label)

@@ -1,4 +1,4 @@
-"""One line per recording, for those who watch."""
+"""The line that ``watch`` prints for each recording."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from tracekit.report.view.pace import pace
 from tracekit.run.watch import Recording
 
 
-def run_of(landed: Recording) -> Run | None:
-    """Return the recording as the gate sees it; None where it could not be analysed."""
-    if landed.analysis is None or not landed.analysis.total.budget.span_ns:
+def run_of(recording: Recording) -> Run | None:
+    """Return the recording as a run for the gate; None if it could not be analysed or has no GPU events."""
+    if recording.analysis is None or not recording.analysis.total.budget.span_ns:
         return None
-    return from_analysis(landed.analysis.to_dict(), name=landed.name)
+    return from_analysis(recording.analysis.to_dict(), name=recording.name)
 
 
-def line(landed: Recording, *, first: Run | None = None) -> str:
-    """Return what became of a recording, and whether it is slower than the *first* one beyond noise."""
-    name = terminal(landed.name)
-    if landed.analysis is None:
-        return f"{name}: {landed.error}"
-    total = landed.analysis.total
-    span = total.budget.span_ns
-    if not span:
+def line(recording: Recording, *, first: Run | None = None) -> str:
+    """Return the step time and budget of a recording, and whether it is slower than the *first* one."""
+    name = terminal(recording.name)
+    if recording.analysis is None:
+        return f"{name}: {recording.error}"
+    total = recording.analysis.total
+    budget = total.budget
+    if not budget.span_ns:
         return f"{name}: no GPU events"
-    found = pace(landed.analysis)
-    exposed = sum(total.budget.exposed_ns.values())
+    step_pace = pace(recording.analysis)
     parts = [
-        f"step {ms(found.ns)} ({counted(found.steps, 'step')})",
-        f"compute {percent(total.budget.compute_ns, span)}",
+        f"step {ms(step_pace.ns)} ({counted(step_pace.steps, 'step')})",
+        f"compute {percent(budget.compute_ns, budget.span_ns)}",
+        f"exposed {percent(sum(budget.exposed_ns.values()), budget.span_ns)}",
     ]
-    parts += [f"exposed {percent(exposed, span)}"]
     if total.idle_known:
-        parts.append(f"idle {percent(total.budget.idle_ns, span)}")
-    return f"{name}: {', '.join(parts)}{_mark(landed, first)}"
+        parts.append(f"idle {percent(budget.idle_ns, budget.span_ns)}")
+    return f"{name}: {', '.join(parts)}{_regression_mark(recording, first)}"
 
 
-def _mark(landed: Recording, first: Run | None) -> str:
-    run = run_of(landed)
+def _regression_mark(recording: Recording, first: Run | None) -> str:
+    """Return a mark with the worst metric if the gate finds the recording slower than *first*; else nothing."""
+    run = run_of(recording)
     if first is None or run is None or run.name == first.name:
         return ""
     result = gate(Side((run,), {}), Side((first,), {}))

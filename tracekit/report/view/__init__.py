@@ -4,50 +4,50 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from tracekit._util.text import capitalize, counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import MANY_RANKS, spread
+from tracekit.errors import Notice
 from tracekit.report.advice import advice, asked
 from tracekit.report.definitions import DEFINITIONS, SCHEDULE_DEFINITIONS
 from tracekit.report.view.answer import Advice, answer
-from tracekit.report.view.budget import beside, budget_view, label_rows, matrix_of
-from tracekit.report.view.by import by_view
+from tracekit.report.view.breakdown import by_view
+from tracekit.report.view.budget import beside, budget_view, hiding_table, label_rows, matrix_of
+from tracekit.report.view.copies import copies, reload_view
 from tracekit.report.view.memory import memory_view
 from tracekit.report.view.model import View
-from tracekit.report.view.notices import few_alike
 from tracekit.report.view.path import path_view
 from tracekit.report.view.pipeline import schedule_view, unnamed_phases
-from tracekit.report.view.ranks import MOST_BUBBLES, bubble_rows, clock_note, steps_view, stragglers
+from tracekit.report.view.ranks import MAX_BUBBLES, bubble_rows, clock_note, host_activity_view, steps_view, stragglers
 from tracekit.report.view.rates import rates_view
-from tracekit.report.view.why import hiding_view, instead_view
-from tracekit.report.view.work import copies, reload_view
 
-__all__ = ["View", "view_of"]
+__all__ = ["View", "shorten_notices", "view_of"]
 
-_BUILT: WeakKeyDictionary[Analysis, View] = WeakKeyDictionary()
+MAX_NOTICES_OF_A_KIND = 5
+"""Warnings of one kind that are shown one by one."""
+_VIEWS: WeakKeyDictionary[Analysis, View] = WeakKeyDictionary()
 
 
 def view_of(analysis: Analysis) -> View:
-    """Return what every report of *analysis* shows; built once for each analysis.
+    """Return the content of every report of *analysis*; built once for each analysis.
 
     >>> from tracekit import analyze
     >>> view = view_of(analyze("sample_traces/reload", schedule="none"))
     >>> view.title, view.ranks, view.steps_named
     ('tracekit: reload, 4 ranks', '4 ranks', 'step 2')
     """
-    known = _BUILT.get(analysis)
-    if known is None:
-        known = _BUILT[analysis] = _build(analysis)
-    return known
+    if analysis not in _VIEWS:
+        _VIEWS[analysis] = _build(analysis)
+    return _VIEWS[analysis]
 
 
 def _build(analysis: Analysis) -> View:
-    pipeline, path = analysis.total.pipeline, asked(analysis)
-    labels, late, held = label_rows(analysis), stragglers(analysis), schedule_view(analysis)
-    todo = tuple(Advice(capitalize(line), _command(line, path)) for line in advice(analysis))
-    bubbles = bubble_rows(analysis)
+    path, labels = asked(analysis), label_rows(analysis)
+    waited_for, schedule, bubbles = stragglers(analysis), schedule_view(analysis), bubble_rows(analysis)
+    next_steps = tuple(Advice(capitalize(line), _command(line, path)) for line in advice(analysis))
     return View(
         title=_title(analysis, path),
         ranks=_ranks(analysis),
@@ -57,33 +57,55 @@ def _build(analysis: Analysis) -> View:
         paths=tuple(analysis.paths or (source.path for source in analysis.sources)),
         asked=path,
         has_gpu=bool(analysis.total.budget.span_ns),
-        pipelined=pipeline,
-        answer=answer(analysis, labels=labels, schedule=held, stragglers=late, advice=todo, pipeline=pipeline),
-        advice=todo,
+        pipelined=analysis.total.pipeline,
+        answer=answer(analysis, labels=labels, schedule=schedule, stragglers=waited_for, advice=next_steps),
+        advice=next_steps,
         budget=budget_view(analysis),
         labels=labels,
         matrix=matrix_of(analysis),
         beside=beside(analysis),
-        bubbles=bubbles[:MOST_BUBBLES],
-        more_bubbles=max(0, len(bubbles) - MOST_BUBBLES),
-        schedule=held,
+        bubbles=bubbles[:MAX_BUBBLES],
+        more_bubbles=max(0, len(bubbles) - MAX_BUBBLES),
+        schedule=schedule,
         phases=unnamed_phases(analysis),
         critical=path_view(analysis),
         by=by_view(analysis),
         rates=rates_view(analysis),
-        instead=instead_view(analysis),
-        hiding=hiding_view(analysis),
+        instead=host_activity_view(analysis),
+        hiding=hiding_table(analysis),
         memory=memory_view(analysis),
-        stragglers=late,
+        stragglers=waited_for,
         clock_note=clock_note(analysis),
         steps=steps_view(analysis),
         copies=copies(analysis),
         reload=reload_view(analysis),
         fleet=spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None,
-        warnings=tuple(few_alike(analysis.notices)),
-        definitions=(*DEFINITIONS, *SCHEDULE_DEFINITIONS) if held is not None else DEFINITIONS,
+        warnings=tuple(shorten_notices(analysis.notices)),
+        definitions=DEFINITIONS if schedule is None else (*DEFINITIONS, *SCHEDULE_DEFINITIONS),
         analysis=analysis,
     )
+
+
+def shorten_notices(notices: Sequence[Notice]) -> list[Notice]:
+    """Return the first notices of each kind and how many more there are; failed ranks are all listed.
+
+    >>> [note.message for note in shorten_notices([Notice("cut", f"rank {n} ends early") for n in range(7)])][-2:]
+    ['rank 4 ends early', '2 more like this']
+    """
+    shown: list[Notice] = []
+    count_of: dict[str, int] = {}
+    for notice in notices:
+        count_of[notice.code] = count_of.get(notice.code, 0) + 1
+        if count_of[notice.code] <= MAX_NOTICES_OF_A_KIND or notice.code == "rank-failed":
+            shown.append(notice)
+    shortened = []
+    last_of_kind = {notice.code: i for i, notice in enumerate(shown)}
+    for i, notice in enumerate(shown):
+        shortened.append(notice)
+        more = count_of[notice.code] - MAX_NOTICES_OF_A_KIND
+        if more > 0 and i == last_of_kind[notice.code] and notice.code != "rank-failed":
+            shortened.append(Notice(notice.code, f"{more} more like this"))
+    return shortened
 
 
 def _title(analysis: Analysis, path: str | None) -> str:
@@ -100,22 +122,22 @@ def _ranks(analysis: Analysis) -> str:
 
 
 def _steps_named(analysis: Analysis) -> str:
-    steps = sorted({step for one in analysis.rank_results for step in one.steps})
+    steps = sorted({step for rank in analysis.rank_results for step in rank.steps})
     if not steps:
         return "no step marks"
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}"
 
 
 def _command(line: str, path: str | None) -> str | None:
-    """Return the whole command a line of advice names in backticks, to copy.
+    """Return the whole command that a line of advice names in backticks; None if it names none.
 
     >>> _command("`--what-if` ranks the schedules", "runs/a b")
     "tracekit analyze 'runs/a b' --what-if"
     >>> _command("record again (`tracekit doctor` says how)", "runs/a")
     'tracekit doctor runs/a'
     """
-    named = re.search("`(tracekit [a-z]+|--[^`]+)`", line)
-    if named is None or path is None:
+    match = re.search("`(tracekit [a-z]+|--[^`]+)`", line)
+    if match is None or path is None:
         return None
-    words, where = named[1], shlex.quote(path)
-    return f"{words} {where}" if words.startswith("tracekit") else f"tracekit analyze {where} {words}"
+    words, quoted_path = match[1], shlex.quote(path)
+    return f"{words} {quoted_path}" if words.startswith("tracekit") else f"tracekit analyze {quoted_path} {words}"

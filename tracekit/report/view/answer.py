@@ -1,6 +1,6 @@
-"""The answer in five lines: where the step went, what was exposed and why, the schedule, the waiting, what to do.
+"""The answer in up to five lines: time, exposed communication, schedule, waiting, and the next thing to do.
 
-A line that would say nothing is left out.
+Each line collects its facts first and then writes one sentence. A line that would say nothing is left out.
 """
 
 from __future__ import annotations
@@ -19,31 +19,35 @@ from tracekit.report.view.pipeline import ScheduleView
 from tracekit.report.view.ranks import Straggler
 from tracekit.schema import LABEL_WORDS
 
-WORTH_SAYING = 0.01
-"""Share of the span from which an exposed label is named."""
-APART = 0.05
-"""Share of the span from which the time between steps is worth a word: no step's own time holds it."""
-AS_LATE = 0.1
-"""Ranks that cause nearly as much waiting as the first, up to this share less, are named with it …"""
-MOST_LATE = 2
-"""… where they are no more than these: else none stands out."""
-_NO_SCHEDULE = ("order-unknown", "schedule-other", "step-cut", "ranks-unknown", "pipeline-size-unknown")
-"""Notices that say why a pipeline has no schedule."""
+MIN_SHARE_TO_REPORT = 0.01
+"""Share of the span from which exposed, waiting or unlabelled time is reported."""
+MIN_BETWEEN_STEPS_SHARE = 0.05
+"""Share of the span from which the time between steps is reported: it belongs to no step."""
+MAX_EXPOSED_LABELS = 2
+"""Exposed labels that are named."""
+NEARLY_AS_LATE_SHARE = 0.1
+"""Ranks whose caused waiting is at most this share below the first rank's count as equally late …"""
+MAX_LATE_RANKS = 2
+"""… and are named if there are at most this many of them."""
+_NO_SCHEDULE_CODES = ("order-unknown", "schedule-other", "step-cut", "ranks-unknown", "pipeline-size-unknown")
+"""Notices that say why the schedule of a pipeline is not named."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line of the answer: what it is about, what it says, and the section that says more."""
+    """One line of the answer."""
 
     topic: str
     text: str
     target: str
+    """Section of the page with the details."""
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One thing to do next, and the whole command to copy where there is one."""
+    """One thing to do next."""
 
     text: str
     command: str | None = None
+    """The whole command to copy, if there is one."""
 
 
 def answer(
@@ -53,127 +57,149 @@ def answer(
     schedule: ScheduleView | None,
     stragglers: Sequence[Straggler],
     advice: Sequence[Advice],
-    pipeline: bool,
 ) -> tuple[Line, ...]:
     """Return the lines, the most important first."""
+    next_lines = [Line("Next", first.text, "next") for first in advice[:1]]
     if not analysis.total.budget.span_ns:
-        said = [Line("Time", "There are no GPU events in these traces.", "warnings")]
-    else:
-        found = pace(analysis)
-        said = [
-            _spent(analysis, found),
-            *_exposed(analysis, labels, pipeline=pipeline, steps=found.steps),
-            *_schedule(analysis, schedule),
-            *_reload(analysis),
-            *_waited(analysis, stragglers),
-        ]
-    return (*said, *(Line("Next", one.text, "next") for one in advice[:1]))
+        return (Line("Time", "There are no GPU events in these traces.", "warnings"), *next_lines)
+    step_pace = pace(analysis)
+    lines = (
+        _time_line(analysis, step_pace),
+        _exposed_line(analysis, labels, step_pace.steps),
+        _schedule_line(analysis, schedule),
+        _reload_line(analysis),
+        _waits_line(analysis, stragglers),
+    )
+    return (*(line for line in lines if line is not None), *next_lines)
 
 
-def elsewhere(analysis: Analysis, rank: int | None) -> str:
-    """Return which pipeline a rank is in, where another one is shown; else nothing.
+def _time_line(analysis: Analysis, step_pace: Pace) -> Line:
+    """Return the line about the time of a step and its parts."""
+    total, span_ns = analysis.total, analysis.total.budget.span_ns
+    all_between_ns = step_pace.between_ns * (step_pace.steps - 1)
+    report_between = all_between_ns > MIN_BETWEEN_STEPS_SHARE * span_ns / max(1, step_pace.ranks)
+    remarks = [step_pace.compared(), _other_pipeline(analysis, step_pace.slowest)]
+    if step_pace.steps > 1:
+        remarks.append(f"mean of {counted(step_pace.steps, 'step')}")
+    if report_between:
+        remarks.append(f"{ms(step_pace.between_ns)} pass between two")
+    remark = "; ".join(filter(None, remarks))
 
-    A story that names a rank which its picture does not show has to say where that rank is to be seen.
-    """
-    found = analysis.schedule
-    if found is None or rank is None or rank in found.head.pipeline.ranks:
-        return ""
-    number = next((at for at, ranks in enumerate(found.pipelines) if rank in ranks), None)
-    return "" if number is None else f"in pipeline {number}: `--pipeline {number}` shows it"
-
-
-def _spent(analysis: Analysis, found: Pace) -> Line:
-    total, span = analysis.total, analysis.total.budget.span_ns
-    marked = any(one.steps for one in analysis.rank_results)
-    apart = found.between_ns * (found.steps - 1) > APART * span / max(1, found.ranks)
-    about = [said for said in (found.compared(), elsewhere(analysis, found.slowest)) if said]
-    about += [f"mean of {counted(found.steps, 'step')}"] if found.steps > 1 else []
-    about += [f"{ms(found.between_ns)} pass between two"] if apart else []
-    lead = f"{'A step takes' if marked else 'The trace spans'} {ms(found.ns)}"
-    lead += f" ({'; '.join(about)})" if about else ""
-    text = f"{lead}: {join_with_and(_parts(analysis))}{', the time between steps included' if apart else ''}"
-    other = total.label_ns.get("other", 0)
-    if other > WORTH_SAYING * span:
-        text += f"; {percent(other, span)} of the span is work that no rule knows (other), counted as compute"
-    return Line("Time", f"{text}.", "budget")
+    subject = "A step takes" if any(rank.steps for rank in analysis.rank_results) else "The trace spans"
+    time = f"{ms(step_pace.ns)} ({remark})" if remark else ms(step_pace.ns)
+    included = ", the time between steps included" if report_between else ""
+    other_ns = total.label_ns.get("other", 0)
+    unlabelled = ""
+    if other_ns > MIN_SHARE_TO_REPORT * span_ns:
+        unlabelled = (
+            f"; {percent(other_ns, span_ns)} of the span is work that no rule knows (other), counted as compute"
+        )
+    return Line("Time", f"{subject} {time}: {join_with_and(_budget_parts(analysis))}{included}{unlabelled}.", "budget")
 
 
-def _parts(analysis: Analysis) -> list[str]:
-    """Return what the span is made of, without what is not there."""
-    total, span = analysis.total, analysis.total.budget.span_ns
-    kinds = {kind_of(label) for label, ns in total.budget.exposed_ns.items() if ns}
-    what = {"communication": "communication", "copy": "copies"}
-    exposed = " or ".join(word for kind, word in what.items() if kind in kinds)
-    parts = [(total.budget.compute_ns, "compute"), (sum(total.budget.exposed_ns.values()), f"exposed {exposed}")]
-    said = [f"{percent(ns, span)} {name}" for ns, name in parts if ns]
-    said += ["idle not known"] if not total.idle_known else []
-    said += [f"{percent(total.budget.idle_ns, span)} idle"] if total.idle_known else []
-    lost = total.budget.unrecorded_ns
-    return [*said, *([f"{percent(lost, span)} not recorded"] if lost else [])]
+def _budget_parts(analysis: Analysis) -> list[str]:
+    """Return the parts of the span in words, without those that take no time."""
+    total, budget = analysis.total, analysis.total.budget
+    exposed_kinds = {kind_of(label) for label, ns in budget.exposed_ns.items() if ns}
+    names = {"communication": "communication", "copy": "copies"}
+    exposed = " or ".join(name for kind, name in names.items() if kind in exposed_kinds)
+    parts = [(budget.compute_ns, "compute"), (sum(budget.exposed_ns.values()), f"exposed {exposed}")]
+    texts = [f"{percent(ns, budget.span_ns)} {name}" for ns, name in parts if ns]
+    texts.append(f"{percent(budget.idle_ns, budget.span_ns)} idle" if total.idle_known else "idle not known")
+    if budget.unrecorded_ns:
+        texts.append(f"{percent(budget.unrecorded_ns, budget.span_ns)} not recorded")
+    return texts
 
 
-def _exposed(analysis: Analysis, labels: Sequence[LabelRow], *, pipeline: bool, steps: int) -> list[Line]:
+def _exposed_line(analysis: Analysis, labels: Sequence[LabelRow], steps: int) -> Line | None:
+    """Return the line about the labels that are exposed longest, and the bubble of a pipeline."""
     total = analysis.total
-    worst = sorted((row for row in labels if row.exposed_share > WORTH_SAYING), key=lambda row: -row.exposed_ns)
-    said = [f"{LABEL_WORDS.get(row.label, row.label)} ({row.label}) {_cost(row, steps)}" for row in worst[:2]]
-    text = "; ".join(said)
-    if pipeline and total.bubble_fraction is not None:
+    exposed = [row for row in labels if row.exposed_share > MIN_SHARE_TO_REPORT]
+    longest = sorted(exposed, key=lambda row: -row.exposed_ns)[:MAX_EXPOSED_LABELS]
+    sentences = []
+    if longest:
+        costs = "; ".join(_exposed_label(row, steps) for row in longest)
+        sentences.append(f"{costs[:1].upper()}{costs[1:]}.")
+    if total.pipeline and total.bubble_fraction is not None:
         bubble = at_least(percent(total.bubble_fraction), total.lower_bound)
-        text += f"{'. ' if text else ''}Bubble (idle and exposed pipeline waiting): {bubble} of the span"
-    return [Line("Exposed", f"{text[:1].upper()}{text[1:]}.", "overlap")] if text else []
+        sentences.append(f"Bubble (idle and exposed pipeline waiting): {bubble} of the span.")
+    return Line("Exposed", " ".join(sentences), "overlap") if sentences else None
 
 
-def _cost(row: LabelRow, steps: int) -> str:
-    """Return what one exposed label costs, and why as far as that is known."""
-    said = f"{ms(row.exposed_ns / steps)} per rank{' and step' * (steps > 1)}, {percent(row.exposed_share)} of the span"
-    for cause, share in row.causes(most=1):
-        said += f", {percent(share, digits=0)} of that because {BECAUSE[cause]}"
-    return said
+def _exposed_label(row: LabelRow, steps: int) -> str:
+    """Return the exposed time of one label, and its main cause if it is known."""
+    name = f"{LABEL_WORDS.get(row.label, row.label)} ({row.label})"
+    per = "per rank and step" if steps > 1 else "per rank"
+    cost = f"{name} {ms(row.exposed_ns / steps)} {per}, {percent(row.exposed_share)} of the span"
+    main_cause = row.causes(most=1)
+    if not main_cause:
+        return cost
+    cause, share = main_cause[0]
+    return f"{cost}, {percent(share, digits=0)} of that because {BECAUSE[cause]}"
 
 
-def _schedule(analysis: Analysis, found: ScheduleView | None) -> list[Line]:
-    if found is None:
-        why = [note.message for note in analysis.notices if note.code in _NO_SCHEDULE]
-        return [Line("Schedule", f"Not named: {why[0]}.", "warnings")] if why else []
-    measured, ideal = found.measured.makespan_ns, found.ideal.makespan_ns
-    text = f"{found.name}{'' if found.exact else ', nearly'} ({found.sizes})"
-    text += f": {ms(measured)} where its ideal takes {ms(ideal)}"
-    causes = [rung for rung in found.gap or () if rung.kind == "more" and rung.name != "unexplained"]
-    if measured > ideal and causes:
-        worst = max(causes, key=lambda rung: rung.ns)
-        text += f"; {of_the_gap(worst.ns, measured - ideal, 'between them', worst.name)}"
-    return [Line("Schedule", f"{text}.", "schedule")]
+def _schedule_line(analysis: Analysis, schedule: ScheduleView | None) -> Line | None:
+    """Return the line about the schedule and its ideal, or about why it is not named."""
+    if schedule is None:
+        reasons = [note.message for note in analysis.notices if note.code in _NO_SCHEDULE_CODES]
+        return Line("Schedule", f"Not named: {reasons[0]}.", "warnings") if reasons else None
+    measured_ns, ideal_ns = schedule.measured.makespan_ns, schedule.ideal.makespan_ns
+    name = schedule.name if schedule.exact else f"{schedule.name}, nearly"
+    makespans = f"{name} ({schedule.sizes}): {ms(measured_ns)} where its ideal takes {ms(ideal_ns)}"
+    causes = [rung for rung in schedule.gap or () if rung.kind == "more" and rung.name != "unexplained"]
+    if measured_ns <= ideal_ns or not causes:
+        return Line("Schedule", f"{makespans}.", "schedule")
+    worst = max(causes, key=lambda rung: rung.ns)
+    gap = of_the_gap(worst.ns, measured_ns - ideal_ns, "between them", worst.name)
+    return Line("Schedule", f"{makespans}; {gap}.", "schedule")
 
 
-def _reload(analysis: Analysis) -> list[Line]:
-    found = analysis.reload
-    if found is None:
-        return []
-    took = f"The weight update takes {ms(found.measured_ns)} for {counted(found.buckets, 'bucket')}"
-    took += f" in {counted(found.rounds, 'round')}"
-    if found.ideal_ns is not None:
-        took += f"; with two buffers, no waiting and the same times it would take {ms(found.ideal_ns)}"
-    return [Line("Reload", f"{took}.", "reload")]
+def _reload_line(analysis: Analysis) -> Line | None:
+    """Return the line about a weight update."""
+    reload = analysis.reload
+    if reload is None:
+        return None
+    buckets, rounds = counted(reload.buckets, "bucket"), counted(reload.rounds, "round")
+    measured = f"The weight update takes {ms(reload.measured_ns)} for {buckets} in {rounds}"
+    if reload.ideal_ns is None:
+        return Line("Reload", f"{measured}.", "reload")
+    ideal = f"with two buffers, no waiting and the same times it would take {ms(reload.ideal_ns)}"
+    return Line("Reload", f"{measured}; {ideal}.", "reload")
 
 
-def _waited(analysis: Analysis, stragglers: Sequence[Straggler]) -> list[Line]:
-    """Name whom the ranks wait for, where they wait long."""
+def _waits_line(analysis: Analysis, stragglers: Sequence[Straggler]) -> Line | None:
+    """Return the line about the label with the longest waits, and the ranks that are waited for."""
     total = analysis.total
-    waits = {label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)}
-    label = max(waits, key=lambda name: waits[name], default=None)
-    if label is None or waits[label] < WORTH_SAYING * total.budget.span_ns:
-        return []
-    said = f"{percent(waits[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
-    late = [one for one in stragglers if one.label == label]
-    alike = [one for one in late if one.caused_ns >= (1 - AS_LATE) * late[0].caused_ns]
-    named = [
-        f"rank {one.rank} ({ms(one.caused_ns)} in {counted(one.operations, 'operation')}"
-        + (f"; {where})" if (where := elsewhere(analysis, one.rank)) else ")")
-        for one in alike
-    ]
-    if 0 < len(named) <= MOST_LATE:
-        said += f"; the others wait longest for {join_with_and(named)}"
-    elif named:
-        most, least = ms(late[0].caused_ns), ms(late[len(named) - 1].caused_ns)
-        said += f"; {len(named)} ranks are waited for alike ({least} to {most} each)"
-    return [Line("Waits", f"{said}.", "stragglers")]
+    waits_ns = {label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)}
+    label = max(waits_ns, key=lambda name: waits_ns[name], default=None)
+    if label is None or waits_ns[label] < MIN_SHARE_TO_REPORT * total.budget.span_ns:
+        return None
+    waiting = f"{percent(waits_ns[label], total.label_ns[label])} of the time in {label} is waiting for another rank"
+    late = [row for row in stragglers if row.label == label]
+    latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
+    if not latest:
+        return Line("Waits", f"{waiting}.", "stragglers")
+    if len(latest) <= MAX_LATE_RANKS:
+        names = join_with_and(_late_rank(analysis, row) for row in latest)
+        return Line("Waits", f"{waiting}; the others wait longest for {names}.", "stragglers")
+    shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
+    alike = f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each)"
+    return Line("Waits", f"{waiting}; {alike}.", "stragglers")
+
+
+def _late_rank(analysis: Analysis, row: Straggler) -> str:
+    cost = f"{ms(row.caused_ns)} in {counted(row.operations, 'operation')}"
+    pipeline = _other_pipeline(analysis, row.rank)
+    return f"rank {row.rank} ({cost}; {pipeline})" if pipeline else f"rank {row.rank} ({cost})"
+
+
+def _other_pipeline(analysis: Analysis, rank: int | None) -> str:
+    """Return the pipeline of a rank and the option that shows it; empty if that pipeline is shown already.
+
+    A rank that the answer names but the schedule does not show must be found somewhere.
+    """
+    schedule = analysis.schedule
+    if schedule is None or rank is None or rank in schedule.head.pipeline.ranks:
+        return ""
+    number = next((i for i, ranks in enumerate(schedule.pipelines) if rank in ranks), None)
+    return "" if number is None else f"in pipeline {number}: `--pipeline {number}` shows it"

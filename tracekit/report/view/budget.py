@@ -1,28 +1,32 @@
-"""Where the step went: bars, labels, what hides what."""
+"""The time budget: bars per rank, labels, the compute that hides communication, and the cost of hiding."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import polars as pl
 
+from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis, Measured, RankResult
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
+from tracekit.report.table import Column, Table, make_table
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
-MOST_RANKS = 64
-"""Ranks that all have a bar of their own …"""
-FEW_RANKS = 16
-"""… and how many of more ranks have one."""
+MAX_RANKS_WITH_BARS = 64
+"""Up to this number of ranks, every rank has a bar …"""
+BARS_OF_LARGE_RUNS = 16
+"""… and of more ranks, this many have one."""
 NOT_RECORDED = "not recorded"
-"""The part of a budget in which lost work may have run."""
-LOUD = 0.01
-"""Share of the span above which work whose label is unknown stands out."""
-WORTH_A_COLUMN = 0.005
-"""Share of some label's time from which compute that hides it has a column: less is shown as nothing."""
-MOST_BESIDE = 6
+"""Name of the part of a budget in which lost events may have run."""
+MIN_LOUD_SHARE = 0.01
+"""Share of the span above which work without a known label is highlighted."""
+MIN_COLUMN_SHARE = 0.005
+"""Share of some label's time from which a compute label that hides it has a column; less would be shown as 0 %."""
+MAX_BESIDE = 6
 """Compute labels named beside one label."""
+MIN_HIDING_ROW_SHARE = 0.005
+"""Share of the whole cost of hiding from which a label has a row."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -33,7 +37,7 @@ class Part(msgspec.Struct, frozen=True):
     """``compute``, ``communication``, ``copy``, ``idle`` or ``unrecorded``."""
     ns: float
     share: float
-    """Of the span."""
+    """Share of the span."""
     colour: str
 
 
@@ -55,7 +59,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class BudgetView(msgspec.Struct, frozen=True):
-    """Where the step went on every rank shown, and on average."""
+    """The budgets of the ranks shown, and their mean over all ranks."""
 
     bars: tuple[Bar, ...]
     mean: Bar
@@ -74,52 +78,56 @@ class LabelRow(msgspec.Struct, frozen=True):
     colour: str
     ns: float
     share: float
-    """Of the span."""
+    """Share of the span."""
     count: int
     """Events on all ranks."""
     hidden: float | None
-    """Share of its own time that compute hides; None of compute itself."""
+    """Share of its own time that compute hides; None for compute itself."""
     exposed_ns: float
     exposed_share: float
-    """Of the span."""
+    """Share of the span."""
     wait_ns: float | None
     loud: bool = False
-    """Work of no known label that is more than a hundredth of the span."""
+    """Whether this is work without a known label that takes more than ``MIN_LOUD_SHARE`` of the span."""
     because_ns: Mapping[str, float] = {}
     """Exposed time by cause (``schema.EXPOSURE_CAUSES``), where causes are known."""
     blocking_ns: float | None = None
     """Exposed time whose removal shortens the step, where it is known."""
 
     def causes(self, *, most: int = 2, least: float = 0.05) -> list[tuple[str, float]]:
-        """Return the largest causes of exposure and their shares of the exposed time."""
-        whole = sum(self.because_ns.values())
+        """Return the *most* largest causes of exposure with their shares of the exposed time, if at least *least*."""
+        exposed_ns = sum(self.because_ns.values())
         largest = sorted(self.because_ns.items(), key=lambda item: -item[1])[:most]
-        return [(cause, ns / whole) for cause, ns in largest if ns >= least * whole]
+        return [(cause, ns / exposed_ns) for cause, ns in largest if ns >= least * exposed_ns]
 
 
 class MatrixRow(msgspec.Struct, frozen=True):
-    """What hides one label: shares of the label's own time, in the order of the matrix's columns."""
+    """The compute that hides one label, as shares of the label's own time."""
 
     label: str
     ns: float
+    """Per rank."""
     cells: tuple[float, ...]
+    """In the order of the matrix's columns."""
     exposed: float
 
 
 class Matrix(msgspec.Struct, frozen=True):
-    """What hides what."""
+    """Communication and copy labels by the compute labels that hide them."""
 
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
 
 
 class Beside(msgspec.Struct, frozen=True):
-    """What ran beside one label in one pass: compute label and module, and their share of the label's time."""
+    """The compute that ran beside one label in one pass."""
 
     label: str
     pass_: str | None
     ns: float
+    """Time of the label per rank."""
     parts: tuple[tuple[str, float], ...]
+    """Module and compute label, and their share of the label's time."""
 
 
 def kind_of(label: str) -> str:
@@ -132,43 +140,51 @@ def kind_of(label: str) -> str:
 
 
 def budget_view(analysis: Analysis) -> BudgetView:
-    """Return a bar for every rank of a small run; of a large one for a few, from the least compute to the most."""
-    shown = _shown(analysis)
-    total = analysis.total
-    exposed = [(f"exposed {label}", LABEL_COLOURS[label]) for label, ns in total.budget.exposed_ns.items() if ns]
-    ran = [("compute", COMPUTE_COLOUR)] if total.budget.compute_ns else []
-    idle = [("idle", IDLE_COLOUR)] if total.idle_known else []
-    lost = [(NOT_RECORDED, UNRECORDED_COLOUR)] if total.budget.unrecorded_ns else []
+    """Return one bar per rank; in a large run for some ranks, evenly spread from the least compute to the most."""
+    ranks = _ranks_with_bars(analysis.rank_results)
+    mean = bar_of("mean", analysis.total, of=len(analysis.rank_results))
+    legend = [
+        (part.name if part.kind not in ("communication", "copy") else f"exposed {part.name}", part.colour)
+        for part in mean.parts
+        if part.ns or part.kind == "idle"
+    ]
     return BudgetView(
-        bars=tuple(bar_of(f"rank {one.rank}", one.whole, rank=one.rank) for one in shown),
-        mean=bar_of("mean", total, of=len(analysis.rank_results)),
-        hidden_ranks=len(analysis.rank_results) - len(shown),
-        legend=(*ran, *exposed, *idle, *lost),
+        bars=tuple(bar_of(f"rank {rank.rank}", rank.whole, rank=rank.rank) for rank in ranks),
+        mean=mean,
+        hidden_ranks=len(analysis.rank_results) - len(ranks),
+        legend=tuple(legend),
     )
 
 
-def _shown(analysis: Analysis) -> list[RankResult]:
-    ranks = list(analysis.rank_results)
-    if len(ranks) <= MOST_RANKS:
+def _ranks_with_bars(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    if len(ranks) <= MAX_RANKS_WITH_BARS:
         return ranks
-    ordered = sorted(ranks, key=lambda one: one.whole.budget.compute_ns / max(1, one.whole.budget.span_ns))
-    return [ordered[round(at * (len(ranks) - 1) / (FEW_RANKS - 1))] for at in range(FEW_RANKS)]
+    by_compute = sorted(ranks, key=lambda rank: rank.whole.budget.compute_ns / max(1, rank.whole.budget.span_ns))
+    last = len(ranks) - 1
+    return [by_compute[round(i * last / (BARS_OF_LARGE_RUNS - 1))] for i in range(BARS_OF_LARGE_RUNS)]
 
 
 def bar_of(name: str, whole: Measured, *, rank: int | None = None, of: int = 1) -> Bar:
-    """Return a budget as a bar; of a sum over ranks, times are the mean of so many."""
-    span = max(1, whole.budget.span_ns)
-    parts = [("compute", "compute", whole.budget.compute_ns, COMPUTE_COLOUR)]
-    parts += [(label, kind_of(label), ns, LABEL_COLOURS[label]) for label, ns in whole.budget.exposed_ns.items() if ns]
+    """Return a budget as a bar.
+
+    Args:
+        name: Name of the bar.
+        whole: Measurements of a rank, or their sum over *of* ranks, whose mean is then shown.
+        rank: Number of the rank, if it is one.
+        of: Number of ranks in the sum.
+    """
+    budget, span_ns, ranks = whole.budget, max(1, whole.budget.span_ns), max(1, of)
+    parts = [("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
+    parts += [(label, kind_of(label), ns, LABEL_COLOURS[label]) for label, ns in budget.exposed_ns.items() if ns]
     if whole.idle_known:
-        parts.append(("idle", "idle", whole.budget.idle_ns, IDLE_COLOUR))
-    if whole.budget.unrecorded_ns:
-        parts.append((NOT_RECORDED, "unrecorded", whole.budget.unrecorded_ns, UNRECORDED_COLOUR))
+        parts.append(("idle", "idle", budget.idle_ns, IDLE_COLOUR))
+    if budget.unrecorded_ns:
+        parts.append((NOT_RECORDED, "unrecorded", budget.unrecorded_ns, UNRECORDED_COLOUR))
     return Bar(
         name=name,
         rank=rank,
-        span_ns=whole.budget.span_ns / max(1, of),
-        parts=tuple(Part(part, kind, ns / max(1, of), ns / span, colour) for part, kind, ns, colour in parts),
+        span_ns=budget.span_ns / ranks,
+        parts=tuple(Part(part, kind, ns / ranks, ns / span_ns, colour) for part, kind, ns, colour in parts),
         idle_known=whole.idle_known,
         bubble=whole.bubble_fraction,
         lower_bound=whole.lower_bound,
@@ -176,81 +192,115 @@ def bar_of(name: str, whole: Measured, *, rank: int | None = None, of: int = 1) 
 
 
 def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
-    """Return what ran, label by label, in the order of the label list."""
+    """Return the labels that ran, in the order of the label list."""
     total, ranks = analysis.total, max(1, len(analysis.rank_results))
-    span = max(1, total.budget.span_ns)
+    span_ns = max(1, total.budget.span_ns)
+
+    def per_rank(ns: int | None) -> float | None:
+        return None if ns is None else ns / ranks
+
     rows = []
     for label in LABELS:
-        ns = total.label_ns.get(label, 0)
+        ns, exposed_ns = total.label_ns.get(label, 0), total.budget.exposed_ns.get(label, 0)
         if not ns:
             continue
-        exposed, wait = total.budget.exposed_ns.get(label, 0), total.wait_ns.get(label)
         rows.append(
             LabelRow(
                 label=label,
                 kind=kind_of(label),
                 colour=LABEL_COLOURS[label],
                 ns=ns / ranks,
-                share=ns / span,
+                share=ns / span_ns,
                 count=total.label_count.get(label, 0),
                 hidden=None if kind_of(label) == "compute" else total.overlap.get(label),
-                exposed_ns=exposed / ranks,
-                exposed_share=exposed / span,
-                wait_ns=None if wait is None else wait / ranks,
-                loud=label == "other" and ns > LOUD * span,
-                blocking_ns=None if (blocks := total.blocking_ns.get(label)) is None else blocks / ranks,
-                because_ns={cause: each / ranks for cause, each in total.because_ns.get(label, {}).items() if each},
+                exposed_ns=exposed_ns / ranks,
+                exposed_share=exposed_ns / span_ns,
+                wait_ns=per_rank(total.wait_ns.get(label)),
+                loud=label == "other" and ns > MIN_LOUD_SHARE * span_ns,
+                blocking_ns=per_rank(total.blocking_ns.get(label)),
+                because_ns={
+                    cause: cause_ns / ranks for cause, cause_ns in total.because_ns.get(label, {}).items() if cause_ns
+                },
             )
         )
     return tuple(rows)
 
 
 def matrix_of(analysis: Analysis) -> Matrix | None:
-    """Return what hides what, over all ranks; None where there is nothing to hide."""
+    """Return which compute hides which label, over all ranks; None if there is nothing to hide."""
     total = analysis.total
-    rows = {label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)}
-    if not rows:
+    hidden_by_label = {label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)}
+    if not hidden_by_label:
         return None
     columns = tuple(
         column
         for column in LABELS
-        if any(by.get(column, 0) >= WORTH_A_COLUMN * total.label_ns[label] for label, by in rows.items())
+        if any(by.get(column, 0) >= MIN_COLUMN_SHARE * total.label_ns[label] for label, by in hidden_by_label.items())
     )
-    return Matrix(
-        columns,
-        tuple(
-            MatrixRow(
-                label,
-                total.label_ns[label] / max(1, len(analysis.rank_results)),
-                tuple(by.get(column, 0) / total.label_ns[label] for column in columns),
-                1 - (total.overlap.get(label) or 0.0),
-            )
-            for label, by in rows.items()
-        ),
+    rows = tuple(
+        MatrixRow(
+            label=label,
+            ns=total.label_ns[label] / max(1, len(analysis.rank_results)),
+            cells=tuple(by.get(column, 0) / total.label_ns[label] for column in columns),
+            exposed=1 - (total.overlap.get(label) or 0.0),
+        )
+        for label, by in hidden_by_label.items()
     )
+    return Matrix(columns, rows)
 
 
 def beside(analysis: Analysis) -> tuple[Beside, ...]:
-    """Return what ran beside each label and pass: the compute label and module, the largest first.
+    """Return which compute (label and module) ran beside each label in each pass, the largest first.
 
     >>> from tracekit import analyze
     >>> [(name, round(share, 3)) for name, share in beside(analyze("sample_traces/1f1b"))[0].parts]
     [('attention forward', 0.013)]
     """
-    found = analysis.tables["hidden"].filter("detail", pl.col("step").is_null())
+    # One row per rank, label, pass and hiding compute. ``of_ns`` is the label's whole time on that rank and repeats in
+    # each of its rows, so it is summed once per rank. Compute beside less than 1 % of the label's time is left out.
+    hidden = analysis.tables["hidden"].filter("detail", pl.col("step").is_null())
     keys = ["label", "pass"]
-    times = found.unique(["rank", *keys]).group_by(keys).agg(pl.col("of_ns").sum())
+    label_times = hidden.unique(["rank", *keys]).group_by(keys).agg(pl.col("of_ns").sum())
     sums = (
-        found.group_by(*keys, "by", "by_module", maintain_order=True)
+        hidden.group_by(*keys, "by", "by_module", maintain_order=True)
         .agg(pl.col("ns").sum())
-        .join(times, on=keys, nulls_equal=True, maintain_order="left")
+        .join(label_times, on=keys, nulls_equal=True, maintain_order="left")
         .filter(pl.col("ns") > 0, pl.col("ns") * 100 >= pl.col("of_ns"))
     )
     rows = []
     for part in sums.partition_by(keys, maintain_order=True):
-        top = part.sort("ns", descending=True).head(MOST_BESIDE).rows(named=True)
-        parts = tuple((" ".join(filter(None, (r["by_module"], r["by"]))), r["ns"] / r["of_ns"]) for r in top)
-        rows.append(
-            Beside(top[0]["label"], top[0]["pass"], top[0]["of_ns"] / max(1, len(analysis.rank_results)), parts)
+        largest = part.sort("ns", descending=True).head(MAX_BESIDE).rows(named=True)
+        first = largest[0]
+        parts = tuple(
+            (" ".join(filter(None, (row["by_module"], row["by"]))), row["ns"] / row["of_ns"]) for row in largest
         )
+        rows.append(Beside(first["label"], first["pass"], first["of_ns"] / max(1, len(analysis.rank_results)), parts))
     return tuple(rows)
+
+
+def hiding_table(analysis: Analysis) -> Table | None:
+    """Return how much slower compute ran beside communication; None if no kernel ran both beside it and alone."""
+    hiding = analysis.hiding
+    if hiding is None or hiding.extra_ns is None:
+        return None
+    columns = (
+        Column("label", "label"),
+        Column("kernels", "count"),
+        Column("slower by", "share"),
+        Column("extra per rank", "ms"),
+    )
+    ranks = max(1, len(analysis.rank_results))
+    rows = [
+        (row["label"], row["kernels"], row["slowdown"] - 1, row["extra_ns"] / ranks)
+        for row in hiding.to_dict()["by_label"]
+        if abs(row["extra_ns"]) >= MIN_HIDING_ROW_SHARE * hiding.extra_ns
+    ]
+    saved, cost = ms(hiding.saved_ns / ranks), ms(hiding.extra_ns / ranks)
+    if hiding.net_ns is None:
+        balance = f"per rank hiding saved {saved} and cost at least {cost}"
+    else:
+        balance = f"per rank hiding saved {saved} and cost {cost}: a net gain of {ms(hiding.net_ns / ranks)}"
+    compared = (
+        f"compared with the same kernel and shape alone: {percent(hiding.compared)} of the time beside communication"
+    )
+    return make_table(columns, rows, notes=(f"{balance}; {compared}",))

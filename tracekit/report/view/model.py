@@ -1,6 +1,6 @@
-"""What every report shows, typed: numbers and words, never how they look. ``view_of`` builds it once from an analysis.
+"""The content of every report, typed: numbers and words without their looks. ``view_of`` builds it from an analysis.
 
-Times are nanoseconds, shares are of what the field's name or docstring says, unknown is None. ``per rank`` figures are
+Times are nanoseconds, shares are 0 to 1 of what the field's docstring says, None is unknown. Figures *per rank* are
 means over ranks.
 """
 
@@ -12,21 +12,22 @@ from functools import cached_property
 from tracekit.analysis import Analysis
 from tracekit.analysis.spread import Spread
 from tracekit.errors import Notice
+from tracekit.report.table import Table
 from tracekit.report.view.answer import Advice, Line
+from tracekit.report.view.breakdown import ByView
 from tracekit.report.view.budget import Beside, BudgetView, LabelRow, Matrix
-from tracekit.report.view.by import ByView
+from tracekit.report.view.copies import Copies, ReloadView
+from tracekit.report.view.kernels import Kernel, kernels
 from tracekit.report.view.memory import MemoryView
 from tracekit.report.view.path import PathView
 from tracekit.report.view.pipeline import PhaseRow, ScheduleView
-from tracekit.report.view.ranks import BubbleRow, Steps, Straggler
+from tracekit.report.view.ranks import BubbleRow, HostActivity, Steps, Straggler
 from tracekit.report.view.rates import RatesView
-from tracekit.report.view.why import Hiding, Instead
-from tracekit.report.view.work import Copies, Kernel, ReloadView, kernels
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Everything a report shows, in the order it is read."""
+    """The content of a report, in the order it is read."""
 
     title: str
     ranks: str
@@ -36,10 +37,10 @@ class View:
     reader: str
     paths: tuple[str, ...]
     asked: str | None
-    """The input again, short: one path, or the folder that holds them all."""
+    """The input as one path: the only one, or the folder of all; None if there is none."""
     has_gpu: bool
     pipelined: bool
-    """A run without a pipeline has no bubble: it has idle."""
+    """Whether the run has a pipeline; without one it has idle time and no bubble."""
     answer: tuple[Line, ...]
     advice: tuple[Advice, ...]
     budget: BudgetView
@@ -50,16 +51,16 @@ class View:
     more_bubbles: int
     schedule: ScheduleView | None
     phases: tuple[PhaseRow, ...]
-    """What a rank that overlaps micro-batches hid in each phase, where no schedule could be named."""
+    """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not recognised."""
     critical: PathView | None
-    """The critical path, where it was asked for."""
+    """The critical path, if it was asked for."""
     by: ByView | None
-    """The step by layer, module, annotation or shape, where that was asked for."""
+    """The step by layer, module, annotation or shape, if it was asked for."""
     rates: RatesView | None
-    instead: Instead | None
-    """What the host did while the GPU waited for its next launch."""
-    hiding: Hiding | None
-    """What hiding communication costs the compute beside it."""
+    instead: HostActivity | None
+    """Activities of the host while the GPU waited for its next launch."""
+    hiding: Table | None
+    """Slowdown of compute that runs beside communication."""
     memory: MemoryView | None
     stragglers: tuple[Straggler, ...]
     clock_note: str
@@ -67,15 +68,15 @@ class View:
     copies: Copies | None
     reload: ReloadView | None
     fleet: Spread | None
-    """How figures are spread over many ranks."""
+    """Distribution of figures over ranks, for a run of many ranks."""
     warnings: tuple[Notice, ...]
     definitions: tuple[tuple[str, str], ...]
     analysis: Analysis
-    """The result itself, for what draws timelines."""
+    """The result itself, for timelines and counts."""
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The longest kernels, and why they have their labels."""
+        """The longest kernels, and the evidence for their labels."""
         return kernels(self.analysis, self.asked)
 
     @property

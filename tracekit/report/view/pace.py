@@ -1,33 +1,33 @@
-"""How long a step takes, and whether one rank sets the pace: named only where it is slower than noise."""
+"""The time of a step, and the rank that is slower than the others by more than noise, if there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 
-ALIKE = 0.01
-"""Share by which times of ranks or pipelines may differ and still be called alike: less than this is noise."""
+NOISE_SHARE = 0.01
+"""Share by which the times of ranks or pipelines may differ and still count as equal."""
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """A step's time on whichever rank took longest, the mean over steps, and how the ranks compare."""
+    """The time of a step on the rank that takes longest, as a mean over steps, and a comparison of the ranks."""
 
     ns: float
     steps: int
     ranks: int
     slowest: int | None
-    """The rank that is slower than every other beyond noise, in most steps; None where none is."""
+    """The rank that is slower than every other by more than noise, in most steps; None if there is none."""
     spread: float
-    """How much less the fastest rank takes than the slowest, as a share of the slowest's time."""
+    """Difference between the slowest and the fastest rank, as a share of the slowest rank's time."""
     between_ns: float = 0.0
-    """Time from one step's end to the next one's start, the mean over ranks and steps."""
+    """Time from the end of a step to the start of the next, as a mean over ranks and steps."""
 
     def compared(self) -> str:
-        """Return how the ranks compare, in a few words; nothing of one rank.
+        """Return a comparison of the ranks in a few words; empty if there is one rank.
 
         >>> Pace(5.0, 1, 4, 2, 0.08).compared(), Pace(5.0, 1, 4, None, 0.004).compared()
         ('rank 2, the slowest of 4', '4 ranks alike, within 0.4 %')
@@ -38,64 +38,64 @@ class Pace(msgspec.Struct, frozen=True):
             return ""
         if self.slowest is not None:
             return f"rank {self.slowest}, the slowest of {self.ranks}"
-        if self.spread <= ALIKE:
+        if self.spread <= NOISE_SHARE:
             return f"{counted(self.ranks, 'rank')} alike, within {percent(max(self.spread, 0.001))}"
         return f"the longest of {counted(self.ranks, 'rank')}, the shortest {percent(self.spread)} less"
 
 
 def beyond_noise(longest: float, second: float) -> bool:
-    """Return whether the longest of some times is longer than the second by more than noise.
+    """Return whether the longest of some times exceeds the second longest by more than noise.
 
     >>> beyond_noise(100, 98), beyond_noise(100, 99.5)
     (True, False)
     """
-    return longest - second > ALIKE * longest
+    return longest - second > NOISE_SHARE * longest
 
 
 def slowest_rank(times: Mapping[int, float]) -> int | None:
-    """Return the rank that takes longer than every other by more than noise; None where none does.
+    """Return the rank that takes longer than every other by more than noise; None if there is none.
 
     >>> slowest_rank({0: 100, 1: 90}), slowest_rank({0: 100, 1: 99.5}), slowest_rank({0: 100})
     (0, None, None)
     """
     if len(times) < 2:
         return None
-    rank = max(times, key=lambda one: times[one])
-    second = max(ns for other, ns in times.items() if other != rank)
-    return rank if beyond_noise(times[rank], second) else None
+    longest = max(times, key=lambda rank: times[rank])
+    second_ns = max(ns for rank, ns in times.items() if rank != longest)
+    return longest if beyond_noise(times[longest], second_ns) else None
 
 
 def pace(analysis: Analysis) -> Pace:
-    """Return the pace of the steps that every rank has; a trace without step marks is one step."""
-    spans = {one.rank: {step.step: step.budget.span_ns for step in one.per_step} for one in analysis.rank_results}
-    taken = [ns for ns, _ in analysis.step_times.values()]
-    if not taken:
-        ran = [one for one in analysis.rank_results if one.whole.budget.span_ns]
-        spans = {one.rank: {None: one.whole.budget.span_ns} for one in ran}
-        taken = [max((of[None] for of in spans.values()), default=0)]
-    steps = list(analysis.step_times) or [None]
-    means = {rank: sum(of[step] for step in steps) / len(steps) for rank, of in spans.items()}
-    most = max(means.values(), default=0.0)
+    """Return the pace of the steps that every rank has; a trace without step marks counts as one step."""
+    spans = {rank.rank: {step.step: step.budget.span_ns for step in rank.per_step} for rank in analysis.rank_results}
+    step_times = [ns for ns, _ in analysis.step_times.values()]
+    steps: list[int | None] = list(analysis.step_times)
+    if not steps:
+        with_events = [rank for rank in analysis.rank_results if rank.whole.budget.span_ns]
+        spans = {rank.rank: {None: rank.whole.budget.span_ns} for rank in with_events}
+        step_times, steps = [max((span_of[None] for span_of in spans.values()), default=0)], [None]
+    means = {rank: sum(span_of[step] for step in steps) / len(steps) for rank, span_of in spans.items()}
+    longest_mean = max(means.values(), default=0.0)
     return Pace(
-        ns=sum(taken) / len(taken),
+        ns=sum(step_times) / len(step_times),
         steps=len(steps),
         ranks=len(spans),
-        slowest=_in_most_steps(spans, steps, slowest_rank(means)),
-        spread=1 - min(means.values()) / most if most else 0.0,
-        between_ns=_between(analysis),
+        slowest=_if_slowest_in_most_steps(slowest_rank(means), spans, steps),
+        spread=1 - min(means.values()) / longest_mean if longest_mean else 0.0,
+        between_ns=_time_between_steps(analysis),
     )
 
 
-def _in_most_steps(
-    spans: Mapping[int, Mapping[int | None, int]], steps: list[int | None], rank: int | None
+def _if_slowest_in_most_steps(
+    rank: int | None, spans: Mapping[int, Mapping[int | None, int]], steps: Sequence[int | None]
 ) -> int | None:
-    """Return the rank where it is the slowest of most steps by itself: one odd step makes no rank slow."""
-    alone = [slowest_rank({one: of[step] for one, of in spans.items()}) for step in steps]
-    return rank if rank is not None and 2 * alone.count(rank) > len(steps) else None
+    """Return the rank if it is the slowest of more than half the steps: one odd step does not make a rank slow."""
+    slowest = [slowest_rank({rank: span_of[step] for rank, span_of in spans.items()}) for step in steps]
+    return rank if rank is not None and 2 * slowest.count(rank) > len(steps) else None
 
 
-def _between(analysis: Analysis) -> float:
-    """Return the time between two steps; 0 where there is one, or where they overlap."""
-    pairs = [(one, len(one.per_step) - 1) for one in analysis.rank_results if len(one.per_step) > 1]
-    outside = sum(one.whole.budget.span_ns - sum(step.budget.span_ns for step in one.per_step) for one, _ in pairs)
-    return max(0.0, outside / sum(gaps for _, gaps in pairs)) if pairs else 0.0
+def _time_between_steps(analysis: Analysis) -> float:
+    """Return the mean time between two steps; 0 if there is one step, or if steps overlap."""
+    ranks = [rank for rank in analysis.rank_results if len(rank.per_step) > 1]
+    outside_ns = sum(rank.whole.budget.span_ns - sum(step.budget.span_ns for step in rank.per_step) for rank in ranks)
+    return max(0.0, outside_ns / sum(len(rank.per_step) - 1 for rank in ranks)) if ranks else 0.0

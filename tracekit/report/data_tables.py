@@ -1,0 +1,189 @@
+"""Tables of data rather than of text: all figures in one long table, a spreadsheet, and the rows of a query.
+
+Spreadsheets are written by polars and XlsxWriter (extra ``xlsx``). Every text in them stays text: a kernel whose name
+begins with an equals sign is no formula, and an address is no link.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+from collections.abc import Callable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit._util.files import atomic_write, check_output_path
+from tracekit._util.text import UNKNOWN, counted, terminal
+from tracekit.analysis import Analysis, Measured
+from tracekit.errors import OptionError
+
+FIGURES = pl.Schema(
+    {
+        "rank": pl.Int32(),  # null: all ranks
+        "step": pl.Int64(),  # null: the whole window
+        "figure": pl.String(),
+        "label": pl.String(),
+        "by": pl.String(),  # for figure "hidden": the compute label that hides
+        "value": pl.Float64(),
+        "unit": pl.String(),  # ns, count or share
+    }
+)
+ROW_FORMATS = (".csv", ".json", ".parquet")
+"""Files that the rows of a query can be written to."""
+MAX_SHEET_ROWS = (1 << 20) - 1
+"""Rows of a sheet below its heading, a limit of the format."""
+MAX_SHEET_NAME_LENGTH = 31
+MAX_CELL_LENGTH = (1 << 15) - 1
+"""Characters of a cell, a limit of the format."""
+MAX_EXACT_INTEGER = 1 << 53
+"""A cell's number is a 64-bit float: larger integers would lose their last digits, so they are written as text."""
+
+
+def figures(analysis: Analysis) -> pl.DataFrame:
+    """Return every figure of the analysis, one per row (``FIGURES``).
+
+    >>> from tracekit.run.analyze import analyze
+    >>> table = figures(analyze("sample_traces/reload", schedule="none"))
+    >>> table.filter(rank=0, figure="span")["value"].to_list()
+    [104587652.0]
+    """
+    rows: list[tuple[object, ...]] = [(None, None, *row) for row in _figures_of(analysis.total)]
+    for rank in analysis.rank_results:
+        rows += [(rank.rank, None, *row) for row in _figures_of(rank.whole)]
+        if len(rank.per_step) > 1:
+            rows += [(rank.rank, step.step, *row) for step in rank.per_step for row in _figures_of(step)]
+    return pl.DataFrame(rows, schema=FIGURES, orient="row")
+
+
+def _figures_of(measured: Measured) -> Iterator[tuple[str, str | None, str | None, float | None, str]]:
+    """Yield figure, label, hiding label, value and unit."""
+    budget = measured.budget
+    yield "span", None, None, budget.span_ns, "ns"
+    yield "budget", "compute", None, budget.compute_ns, "ns"
+    for label, ns in budget.exposed_ns.items():
+        yield "budget", label, None, ns, "ns"
+    yield "budget", "idle", None, budget.idle_ns if measured.idle_known else None, "ns"
+    if budget.unrecorded_ns:
+        yield "budget", "not recorded", None, budget.unrecorded_ns, "ns"
+    for label, ns in measured.label_ns.items():
+        yield "time", label, None, ns, "ns"
+    for label, count in measured.label_count.items():
+        yield "count", label, None, count, "count"
+    for label, share in measured.overlap.items():
+        yield "overlap", label, None, share, "share"
+    for label, hidden_ns in measured.hidden_by_ns.items():
+        for by, ns in hidden_ns.items():
+            yield "hidden", label, by, ns, "ns"
+    for label, wait_ns in measured.wait_ns.items():
+        yield "wait", label, None, wait_ns, "ns"
+    yield "bubble", None, None, measured.bubble_fraction, "share"
+    yield "exposed wait", "pp_comm", None, measured.bubble.wait_ns, "ns"
+
+
+def check_spreadsheet(path: str | PathLike[str]) -> None:
+    """Raise an error if the package that writes spreadsheets is not installed."""
+    if importlib.util.find_spec("xlsxwriter") is None:
+        raise OptionError(f"{path}: spreadsheets need XlsxWriter", hint="pip install 'tracekit-ml[xlsx]'")
+
+
+def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
+    """Return the tables of a spreadsheet by the name of their sheet, the most important first.
+
+    >>> from tracekit.run.analyze import analyze
+    >>> list(sheets(analyze("sample_traces/reload", schedule="none")))[:3]
+    ['figures', 'steps', 'budget']
+    """
+    rates, by = analysis.rates, analysis.by
+    tables = {"figures": figures(analysis)}
+    if by is not None:
+        tables[f"by {by.kind}"] = by.rows
+    tables |= analysis.tables
+    if rates is not None:
+        tables |= {"products": rates.products, "communication": rates.communication, "experts": rates.experts}
+    warnings = [(notice.code, notice.message) for notice in analysis.notices]
+    tables["warnings"] = pl.DataFrame(warnings, schema={"code": pl.String, "message": pl.String}, orient="row")
+    return {name[:MAX_SHEET_NAME_LENGTH]: table for name, table in tables.items() if table.width}
+
+
+def write_spreadsheet(analysis: Analysis, path: Path) -> None:
+    """Write every table of *analysis* to *path*, a sheet for each."""
+    workbook: Any = importlib.import_module("xlsxwriter").Workbook
+    options = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False, "in_memory": True}
+    # Written through memory: XlsxWriter reports a full disk by an error of its own, Python by OSError.
+    buffer = io.BytesIO()
+    with workbook(buffer, options) as book:
+        for name, table in sheets(analysis).items():
+            as_cells(table).write_excel(book, worksheet=name, freeze_panes=(1, 0), table_style="Table Style Light 1")
+    path.write_bytes(buffer.getvalue())
+
+
+def as_cells(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a table as a sheet can hold it: text cut to the length of a cell; lists and large integers as text.
+
+    >>> as_cells(pl.DataFrame({"ranks": [[0, 1]], "at": [1 << 60]})).rows()
+    [('0, 1', '1152921504606846976')]
+    """
+    return table.head(MAX_SHEET_ROWS).select(_cells(table, name, dtype) for name, dtype in table.schema.items())
+
+
+def _cells(table: pl.DataFrame, name: str, dtype: pl.DataType) -> pl.Expr:
+    column = pl.col(name)
+    if isinstance(dtype, pl.List):
+        return column.cast(pl.List(pl.String)).list.join(", ").str.slice(0, MAX_CELL_LENGTH)
+    if dtype.is_integer():
+        largest = table[name].abs().max()
+        return column.cast(pl.String) if isinstance(largest, int) and largest > MAX_EXACT_INTEGER else column
+    if dtype.is_float():
+        return pl.when(column.is_finite()).then(column).alias(name)
+    if dtype == pl.Boolean:
+        return column
+    return column.cast(pl.String).str.slice(0, MAX_CELL_LENGTH)
+
+
+def rows_text(rows: pl.DataFrame, *, most: int) -> str:
+    """Return the first *most* rows of a frame as text in columns.
+
+    >>> print(rows_text(pl.DataFrame({"rank": [0, 1], "label": ["forward", None]}), most=1))
+    rank  label
+       0  forward
+    1 row more
+    """
+    values = rows.head(most).iter_rows()
+    cells = [rows.columns, *([UNKNOWN if value is None else terminal(value) for value in row] for row in values)]
+    widths = [max(len(line[i]) for line in cells) for i in range(rows.width)]
+    is_number = [dtype.is_numeric() for dtype in rows.dtypes]
+    lines = []
+    for line in cells:
+        padded = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, is_number, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    if len(rows) > most:
+        lines.append(f"{counted(len(rows) - most, 'row')} more")
+    return "\n".join(lines)
+
+
+def check_rows(path: Path) -> None:
+    """Raise an error for a file that rows cannot be written to."""
+    if path.suffix.lower() not in ROW_FORMATS:
+        extension = path.suffix or "a file without extension"
+        raise OptionError(f"{path}: cannot write {extension}", hint=f"use {', '.join(ROW_FORMATS)}")
+    check_output_path(path)
+
+
+def write_rows(rows: pl.DataFrame, path: Path) -> None:
+    """Write rows to a .csv, .json or .parquet file, completely or not at all."""
+    writers: dict[str, Callable[[io.BytesIO], object]] = {
+        ".csv": rows.write_csv,
+        ".json": rows.write_json,
+        ".parquet": rows.write_parquet,
+    }
+    buffer = io.BytesIO()
+    writers[path.suffix.lower()](buffer)
+    with atomic_write(path) as part:
+        part.write_bytes(buffer.getvalue())

@@ -1,0 +1,137 @@
+"""The table type of every report, and the text of its cells.
+
+A section of a report is a function that returns a ``Table``: columns that say what they hold, and rows of plain values.
+Terminal, page and Markdown each render it with one function. The terminal writes units into the headings and leaves out
+expendable columns if it is narrow; the page and Markdown write units into the cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from tracekit._util.text import UNKNOWN, bare_ms, ms, percent
+
+Value = Any
+"""A string, a number or None (unknown); in the terminal also a ``rich.text.Text``, which is printed as it is."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column of a table.
+
+    >>> waited = Column("waited", "ms")
+    >>> waited.heading, waited.bare(1_500_000), waited.shown(1_500_000)
+    ('waited ms', '1.500', '1.5 ms')
+    """
+
+    name: str
+    kind: str = "word"
+    """What the values are: ``word``; ``name`` (a word that a narrow terminal may shorten); ``label``; ``code`` (a word
+    that Markdown shows as code); ``rank``; ``count``; ``ms`` (values are nanoseconds); ``MB`` (values are bytes);
+    ``share`` (0 to 1); ``rate`` (a number with one digit); ``figure`` (a number that is text already)."""
+    expendable: int = 0
+    """A narrow terminal leaves out the columns with the highest number first; those with 0 always stay."""
+    note: str = ""
+    """The meaning of the column, where its name does not say it; columns with the same note share it."""
+    terminal_heading: str = ""
+    """Heading in the terminal, where it is not the name with the unit."""
+    digits: int = 1
+    """Digits of a time that is shown with its unit."""
+
+    @property
+    def heading(self) -> str:
+        """The heading for cells without units."""
+        unit = self.kind if self.kind in ("ms", "MB") else ""
+        return self.terminal_heading or f"{self.name} {unit}".strip()
+
+    @property
+    def words(self) -> bool:
+        """Whether the column is text, which is aligned to the left."""
+        return self.kind in ("word", "name", "label", "code")
+
+    def bare(self, value: Value) -> str:
+        """Return the text of a cell whose unit is in the heading."""
+        if value is None:
+            return "" if self.words else UNKNOWN
+        return _FORMATS.get(self.kind, str)(value)
+
+    def shown(self, value: Value) -> str:
+        """Return the text of a cell with its unit."""
+        if self.kind == "ms":
+            return ms(value, self.digits)
+        return f"{self.bare(value)} MB" if self.kind == "MB" and value is not None else self.bare(value)
+
+
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "count": "{:,.0f}".format,
+    "ms": bare_ms,
+    "MB": lambda value: f"{value / 1e6:,.1f}",
+    "share": percent,
+    "rate": "{:,.1f}".format,
+}
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Columns, rows of values in their order, and notes below."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    notes: tuple[str, ...] = ()
+    totals: frozenset[int] = frozenset()
+    """Indices of the rows that sum up others."""
+
+    def remarks(self, headings: Collection[str] | None = None) -> tuple[str, ...]:
+        """Return the notes below the table, first what its columns mean.
+
+        Args:
+            headings: The headings that are shown, if some columns are left out; their notes are left out as well.
+
+        >>> Table((Column("bus", note="of links"), Column("a", note="b")), (), ("and more",)).remarks(["bus"])
+        ('bus: of links', 'and more')
+        """
+        names_of_note: dict[str, list[str]] = {}
+        for column in self.columns:
+            if column.note and (headings is None or column.heading in headings):
+                names_of_note.setdefault(column.note, []).append(column.name)
+        meanings = "; ".join(f"{', '.join(names)}: {note}" for note, names in names_of_note.items())
+        return (meanings, *self.notes) if meanings else self.notes
+
+
+def make_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Value]], *, notes: Sequence[str] = (), totals: Iterable[int] = ()
+) -> Table | None:
+    """Return a table without the columns in which every value is unknown or empty; None if there are no rows.
+
+    The first column always stays. All times get as many digits as the longest of them needs for three figures.
+
+    >>> make_table([Column("rank", "rank"), Column("of link", "share")], [[0, None], [1, None]]).columns[1:]
+    ()
+    """
+    all_rows = [tuple(row) for row in rows]
+    if not all_rows:
+        return None
+    informative = [
+        i
+        for i, column in enumerate(columns)
+        if i == 0 or any(column.bare(row[i]) not in ("", UNKNOWN) for row in all_rows)
+    ]
+    digits = time_digits(row[i] for i, column in enumerate(columns) if column.kind == "ms" for row in all_rows)
+    return Table(
+        tuple(replace(columns[i], digits=digits) for i in informative),
+        tuple(tuple(row[i] for i in informative) for row in all_rows),
+        tuple(notes),
+        frozenset(totals),
+    )
+
+
+def time_digits(times_ns: Iterable[float | None]) -> int:
+    """Return the digits of milliseconds that give the longest time three figures: 1 to 3.
+
+    >>> [time_digits([ns, 110_000, None]) for ns in (999_000, 1_000_000, 9_990_000, 10_000_000)]
+    [3, 2, 2, 1]
+    """
+    longest_ms = max((abs(ns) for ns in times_ns if ns is not None), default=0) / 1e6
+    return 1 if longest_ms >= 10 or not longest_ms else 2 if longest_ms >= 1 else 3
