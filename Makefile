@@ -1,13 +1,14 @@
 # On a machine with only Python >= 3.11:
 #   make demo    install, analyse a sample, show the result
 #   make test    install what tests need, check style, types and imports, run every test
+#   make coverage  every test with line and branch coverage of the package; fails below fail_under in pyproject.toml
 #   make quick   style and the fast tests, while you write
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test quick lint format clean fuzz fuzz-checked faults mutants docs
+.PHONY: demo test quick lint format clean coverage fuzz fuzz-checked faults mutants docs
 
 # Compiled loops are built again when their sources change.
 $(VENV)/.installed: pyproject.toml setup.py build_backend.py $(wildcard tracekit/_loops/*.py tracekit/_loops/*.pxd)
@@ -39,6 +40,14 @@ test: lint
 quick: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m "not slow"
+
+$(VENV)/.installed-coverage: $(VENV)/.installed-dev pyproject.toml
+	$(BIN)/python -m pip install --quiet --group coverage
+	touch $@
+
+# The whole suite with coverage; the compiled loops are omitted, because coverage cannot trace compiled code.
+coverage: $(VENV)/.installed-coverage
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered
 
 # Inputs nobody wrote, for SECONDS; each follows from SEED and its number. What fails is kept in tests/fuzz/found.
 SECONDS ?= 3600

@@ -1,4 +1,4 @@
-"""How long labelling takes beside parsing: a real trace, repeated, read and labelled in one run.
+"""Time of labelling compared with parsing: a real trace, repeated, read and labelled in one run.
 
     python benchmarks/classify.py                      # 812 MB of the sample
     python benchmarks/classify.py --megabytes 400 --trace my.pt.trace.json.gz

@@ -1,4 +1,4 @@
-"""Time and memory of an export: a large trace made by repeating a real one, measured in a process of its own.
+"""Time and memory of an export of a large trace (a real one, repeated), measured in its own process.
 
 python benchmarks/export.py --megabytes 1000
 """

@@ -1,4 +1,4 @@
-"""A run of many ranks: pipelines of four (1F1B) side by side, as many as are asked for.
+"""Synthetic run of many ranks: independent 1F1B pipelines of four ranks each.
 
 Ranks of one stage have the same events; each file says its own rank, peers and process groups, so that operations match
 as in a real run.

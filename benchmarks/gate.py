@@ -1,4 +1,4 @@
-"""How often the gate is wrong: false alarms between equal runs, and slowdowns of 5 % that it misses.
+"""Error rates of the gate: false alarms between equal runs, and missed slowdowns of 5 %.
 
     python benchmarks/gate.py [--pairs 4000]
 
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tracekit.diffs.floors import calibrate
-from tracekit.diffs.samples import Run
+from tracekit.diffs.noise_thresholds import calibrate
+from tracekit.diffs.run_samples import Run
 from tracekit.diffs.verdict import judge
 
 DATA = Path(__file__).parent / "data" / "steps.json"

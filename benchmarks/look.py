@@ -1,4 +1,4 @@
-"""What a look costs: help, a small trace for the second time, the demo's page; CPU time of whole processes.
+"""CPU time of short commands: help, a small trace for the second time, the page of the demo.
 
     python benchmarks/look.py [--repeat 5]
 

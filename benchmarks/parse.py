@@ -1,4 +1,4 @@
-"""Measure how fast a PyTorch trace becomes a table, beside what else there is, in one run.
+"""Throughput of reading a PyTorch trace into a table, compared with other libraries in one run.
 
     python benchmarks/parse.py                                  # tracekit and json.loads
     python -m venv /tmp/hta && /tmp/hta/bin/pip install traceinsight

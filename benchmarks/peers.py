@@ -1,4 +1,4 @@
-"""Time and memory of tracekit beside other tools on the same trace, each in a process of its own.
+"""Time and memory of tracekit and of other tools on the same trace, each in its own process.
 
     python -m venv /tmp/hta && /tmp/hta/bin/pip install traceinsight
     python -m venv /tmp/peers && /tmp/peers/bin/pip install nsys-ai perfetto

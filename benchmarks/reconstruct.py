@@ -1,4 +1,4 @@
-"""How long reconstruction takes at scale: from labelled events to the gap by cause.
+"""Time of reconstruction at scale: from labelled events to the gap by cause.
 
     python benchmarks/reconstruct.py [--ranks 64] [--cells 2000]
 

@@ -1,4 +1,4 @@
-"""What the recorder costs outside the steps it records: the time of one ``step()`` call.
+"""Cost of the recorder outside the recorded steps: the time of one ``step()`` call.
 
     python benchmarks/recorder.py
 

@@ -1,4 +1,4 @@
-"""How long schedules take to generate, simulate and draw.
+"""Time to generate, simulate and draw schedules.
 
 python benchmarks/schedules.py
 """

@@ -1,4 +1,4 @@
-"""How near ``--what-if`` comes: one model recorded under several schedules, each predicted from every other.
+"""Accuracy of ``--what-if``: one model recorded under several schedules, each predicted from every other.
 
     python benchmarks/whatif.py RECORDINGS…
 

@@ -1,4 +1,4 @@
-"""The whole command beside its reading: processor seconds and peak memory of ``analyze`` and ``ingest`` over ``load``.
+"""CPU seconds and peak memory of ``analyze`` and ``ingest`` relative to ``load``.
 
     python benchmarks/whole.py [--trace TRACE] [--megabytes 250 812] [--repeat 3] [--only analyze]
 

@@ -1,4 +1,4 @@
-"""``python -m docsite FOLDER``: write what the site is built from, with its settings beside it."""
+"""Command ``python -m docsite FOLDER``: write the sources and settings of the site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python reference: every public name with its signature, what it returns and an example that the tests run."""
+"""Python reference: every public name with its signature, result and tested example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put the site's pages into one folder, with links that hold there.
+"""Assembly of the site's pages in one folder, with links that work there.
 
 A page of ``docs/`` keeps its place. Pages that live elsewhere in the repository (the README, say) get one, and links to
 them follow. What is in the repository and not on the site is linked where the repository is shown.

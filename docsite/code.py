@@ -1,4 +1,4 @@
-"""What the source says beside names: docstrings as Markdown, trailing comments, strings under fields."""
+"""Documentation extracted from source code: docstrings as Markdown, trailing comments, strings under fields."""
 
 from __future__ import annotations
 

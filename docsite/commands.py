@@ -1,4 +1,4 @@
-"""Every command and option, as the command line's own help has them."""
+"""Reference of commands and options, from the command line's own help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every key of the JSON that commands print, from the JSON Schemas."""
+"""Reference of the JSON keys that commands print, from the JSON Schemas."""
 
 from __future__ import annotations
 

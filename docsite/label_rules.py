@@ -1,4 +1,4 @@
-"""Every built-in rule, in the order it is tried."""
+"""Reference of the built-in label rules, in the order they are tried."""
 
 from __future__ import annotations
 

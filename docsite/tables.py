@@ -1,4 +1,4 @@
-"""Every table's columns: those of the schema with the comments beside them, those of an analysis by name."""
+"""Reference of table columns: of the schema with their comments, of an analysis by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GitHub runs says what the package says: versions, least permissions, pinned actions."""
+"""Workflows of GitHub against pyproject.toml: versions, systems, least permissions, pinned actions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,16 @@ def test_no_script_is_made_of_words_from_outside(file):
 def test_the_matrix_has_every_python_that_the_package_names():
     matrix = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
     named = [c.rpartition(" ")[2] for c in ABOUT["project"]["classifiers"] if re.search(r":: 3\.\d+$", c)]
-    assert set(named) <= set(matrix)
+    assert set(named) == set(matrix)
+
+
+def test_the_matrix_has_every_system_that_the_package_names():
+    matrix = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]
+    on = True  # YAML 1.1 reads the key "on" as true
+    runners = [*matrix[on], *(entry[on] for entry in matrix["include"])]
+    tested = {"MacOS" if runner.startswith("macos") else "POSIX :: Linux" for runner in runners}
+    prefix = "Operating System :: "
+    assert {c.removeprefix(prefix) for c in ABOUT["project"]["classifiers"] if c.startswith(prefix)} == tested
 
 
 def test_oldest_names_every_dependency():

@@ -12,8 +12,7 @@ from rich.console import Console
 
 import tracekit
 from tracekit.doctor.diagnose import diagnose, examine
-from tracekit.doctor.extras import extras
-from tracekit.doctor.recording import LACKS, RECIPES, findings
+from tracekit.doctor.findings import FINDING_RULES, RECIPES, find_extras, find_problems
 from tracekit.errors import InputError, Notice
 from tracekit.report.terminal.doctor import render
 from tracekit.schema import EVENTS, RankEvents
@@ -35,7 +34,7 @@ def found(part, **columns):
     worse = RankEvents(
         part.events.with_columns(**columns).cast(dict(EVENTS)), structs.replace(part.source, world_size=None)
     )
-    return {finding.code for finding in findings([examine(worse)])}
+    return {finding.code for finding in find_problems([examine(worse)])}
 
 
 def test_a_full_recording_lacks_nothing(samples):
@@ -74,16 +73,16 @@ def test_each_lack_is_found_when_its_evidence_is_taken_away(part):
 def test_groups_without_names_or_descriptions(part):
     bare = structs.replace(part.source, groups=())
     nameless = RankEvents(part.events.with_columns(group=None).cast(dict(EVENTS)), bare)
-    assert {f.code for f in findings([examine(nameless)])} == {"no-groups", "missing-ranks"}
+    assert {f.code for f in find_problems([examine(nameless)])} == {"no-groups", "missing-ranks"}
     groups = tuple(structs.replace(group, description=None) for group in part.source.groups)
     undescribed = part.events.with_columns(group_desc=pl.lit("undefined")).cast(dict(EVENTS))
     worse = RankEvents(undescribed, structs.replace(part.source, groups=groups, world_size=None))
-    assert {f.code for f in findings([examine(worse)])} == {"no-group-descriptions"}
+    assert {f.code for f in find_problems([examine(worse)])} == {"no-group-descriptions"}
 
 
 def test_what_readers_noticed_is_a_finding(part):
     cut = structs.replace(part.source, notices=(Notice("truncated", "the file ends early"),), world_size=None)
-    (finding,) = findings([examine(RankEvents(part.events, cut))])
+    (finding,) = find_problems([examine(RankEvents(part.events, cut))])
     assert (finding.code, finding.problem, finding.ranks) == ("truncated", "the file ends early", (0,))
 
 
@@ -156,7 +155,7 @@ def test_json_is_json(samples):
 
 
 def test_every_lack_says_what_to_do():
-    for lack in LACKS:
+    for lack in FINDING_RULES:
         assert lack.severity in ("blocks", "limits", "note")
         assert lack.fixes
         assert lack.rules_out or lack.severity == "note"
@@ -209,5 +208,5 @@ def test_totals_and_peaks_that_nobody_knows(samples):
     part = tracekit.load(samples / "memory", ranks=[0]).rank(0)
     old = replace(part, memory=part.memory.with_columns(allocated=pl.lit(None, pl.Int64)))
     odd = replace(part, source=structs.replace(part.source, devices=("Abacus",)))
-    assert [one.code for one in extras([examine(old)])] == ["memory-totals"]
-    assert [one.code for one in extras([examine(odd)])] == ["peaks"]
+    assert [one.code for one in find_extras([examine(old)])] == ["memory-totals"]
+    assert [one.code for one in find_extras([examine(odd)])] == ["peaks"]

@@ -11,7 +11,7 @@ import typer.testing
 
 from tracekit.classify import Rule, RuleBook, builtin_rules, classify
 from tracekit.cli import doctor, make_app
-from tracekit.parsers import probe
+from tracekit.parsers import file_type as probe
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
 from tracekit.run.load import load

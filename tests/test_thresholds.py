@@ -1,4 +1,4 @@
-"""Thresholds of several rooms, each held from both sides: a little less is one answer, a little more the other."""
+"""Thresholds of several packages, each tested on both sides: slightly less, and slightly more."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pytest
 from msgspec.structs import replace
 
 from tests.classify.conftest import Program
+from tests.mutants.__main__ import constant_value, read_chosen
 from tracekit.align import pairs
 from tracekit.analysis.measured import Measured
 from tracekit.analysis.notices import bound_notices
 from tracekit.classify import classify
 from tracekit.compare import compare_steps as lines
 from tracekit.diffs import stats, verdict
-from tracekit.diffs.floors import PRIOR_DF, Noise, prior
 from tracekit.diffs.metrics import resolve
+from tracekit.diffs.noise_thresholds import PRIOR_DEGREES_OF_FREEDOM, Noise, prior_deviation
 from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import MIN_STRONG_CONFIDENCE, weak_ns
@@ -110,16 +111,16 @@ def runs(*centres):
     ("after", "sure"), [((102.0, 104.0, 106.0), False), ((104.0, 106.0, 108.0), True)], ids=["may be chance", "is not"]
 )
 def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
-    """STRICTER: what the runs' own spread leaves to chance counts 7.5-fold before it is held against alpha."""
+    """BETWEEN_RUNS_P_FACTOR: a p-value from the spread between runs counts 7.5-fold against alpha."""
     before = runs(99.0, 101.0, 103.0)
     case = verdict._Case(verdict.Check(resolve("step_ms")), before, runs(*after), floor=1.0, noise=None)
-    deviation = prior(case.floor, case.doubt)
-    spread = stats.between_runs(runs(*after), before, prior=deviation, prior_df=PRIOR_DF, calibrated=False)
-    chance = spread.tail(case.shift)
-    agreed = verdict._agreement(case, 0.075)
+    deviation = prior_deviation(case.floor, case.uncertainty)
+    spread = stats.between_runs(runs(*after), before, prior=deviation, prior_df=PRIOR_DEGREES_OF_FREEDOM)
+    chance = spread.p_not_above(case.tested_change)
+    result = verdict._test(case, 0.075)
     assert chance < 0.075
-    assert agreed.worse >= min(1.0, 7.5 * chance)
-    assert (agreed.worse <= 0.075) is sure
+    assert result.p_worse >= min(1.0, 7.5 * chance)
+    assert (result.p_worse <= 0.075) is sure
 
 
 def windows_of(*places):
@@ -171,6 +172,16 @@ def test_rates_are_given_where_all_but_a_hundredth_of_the_products_is_counted(un
 
 
 def test_what_was_known_beforehand_counts_like_four_runs():
-    """PRIOR_DF: two runs' worth of noise 1 with four of noise 2."""
+    """PRIOR_DEGREES_OF_FREEDOM: two runs' worth of noise 1 with four of noise 2."""
     pooled = Noise(1.0, 2).with_prior(2.0)
     assert (pooled.df, pooled.deviation**2) == (6, pytest.approx((2 * 1 + 4 * 4) / 6))
+
+
+def test_every_threshold_of_the_mutation_tests_exists():
+    missing = []
+    for constant in (constant for entry in read_chosen()["threshold"] for constant in entry["constants"]):
+        try:
+            constant_value(*constant.split(":"))
+        except LookupError as error:
+            missing.append(error.args[0])
+    assert not missing, "renamed? write the new names into tests/mutants/chosen.toml:\n" + "\n".join(missing)

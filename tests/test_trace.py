@@ -18,7 +18,7 @@ import tracekit
 from tests.reference import read
 from tests.stores import write_store
 from tracekit.errors import InputError
-from tracekit.parsers.refs import SourceRef
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.run.driver import worker_count
 from tracekit.schema import EVENTS
 

@@ -28,7 +28,7 @@ Path = str | os.PathLike[str]
 
 
 class MeasuredRun(msgspec.Struct, frozen=True):
-    """One analysed run: metrics by name."""
+    """An analysed run, with its metrics by name."""
 
     run: Run
 
@@ -52,11 +52,11 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         from tracekit.diffs import Side
         from tracekit.gates import gate
 
-        _assert(gate(Side((self.run,), {}), require=requirements))
+        _assert_passed(gate(Side((self.run,), {}), require=requirements))
 
 
 class Tracekit:
-    """What the ``tracekit`` fixture gives."""
+    """Value of the ``tracekit`` fixture."""
 
     def analyze(self, *paths: Path) -> MeasuredRun:
         """Analyse one run: a trace, a folder, a store or a saved analysis."""
@@ -74,16 +74,17 @@ class Tracekit:
         from tracekit.gates import gate, load_config
 
         result = gate(candidate, baseline, require=require, config=load_config())
-        _assert(result)
+        _assert_passed(result)
         return result
 
 
-def _assert(result: GateResult) -> None:
+def _assert_passed(result: GateResult) -> None:
+    """Fail the test if *result* regressed, skip it if it is inconclusive, as the settings say."""
     from tracekit.report.ci import words as gate_words
 
-    said = result.to_dict()
-    lines = [gate_words.explain(c) for c in said["checks"] if c["verdict"] == result.verdict and not c["waiver"]]
-    text = "\n".join([gate_words.headline(said), *(f"  {line}" for line in lines)])
+    document = result.to_dict()
+    lines = [gate_words.explain(c) for c in document["checks"] if c["verdict"] == result.verdict and not c["waiver"]]
+    text = "\n".join([gate_words.headline(document), *(f"  {line}" for line in lines)])
     if result.verdict == "regressed" or (result.verdict == "inconclusive" and result.config.inconclusive == "fail"):
         pytest.fail(text, pytrace=False)
     if result.verdict == "inconclusive" and result.config.inconclusive != "pass":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tracekit.agents.server import TOOLS, make_server
-from tracekit.agents.tools import MOST_ROWS, Tools
+from tracekit.agents.tools import MAX_ROWS, Tools
 from tracekit.errors import InputError, OptionError
 
 pytestmark = pytest.mark.slow
@@ -67,8 +67,8 @@ def test_tables_are_read_in_pages():
     tools = Tools([SAMPLES])
     handle = tools.analyze("reload", schedule="none")["handle"]
     page = tools.table(handle, "timeline")
-    assert len(page["rows"]) == MOST_ROWS
-    assert page["next_offset"] == MOST_ROWS
+    assert len(page["rows"]) == MAX_ROWS
+    assert page["next_offset"] == MAX_ROWS
     last = tools.table(handle, "timeline", offset=page["of"] - 1)
     assert (len(last["rows"]), last["next_offset"]) == (1, None)
 

@@ -15,7 +15,7 @@ from tracekit.align.pairs import differences
 from tracekit.classify import classify
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import operations
-from tracekit.parsers.refs import SourceRef
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.store.reading import read_ref
 from tracekit.store.sources import find
 

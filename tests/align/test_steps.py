@@ -8,7 +8,7 @@ import pytest
 from tracekit.align.steps import assign_parts, number_steps, parse_steps, select_steps, step_times
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import rank_tables
-from tracekit.diffs.samples import from_analysis
+from tracekit.diffs.run_samples import from_analysis
 from tracekit.errors import OptionError
 from tracekit.report.view.pace import pace
 from tracekit.run.load import load

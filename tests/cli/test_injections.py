@@ -143,7 +143,7 @@ def test_a_fault_of_ours_has_its_own_exit_code(run, runs, monkeypatch):
     code, _, err = run("analyze", runs[0])
     assert code == 70
     assert re.fullmatch(r"error: a fault in tracekit: KeyError: 'x\\ny' \(tracekit\.\S+, line \d+\); .*\n", err)
-    monkeypatch.setattr("tracekit.diffs.samples.analyze", fail, raising=False)
+    monkeypatch.setattr("tracekit.diffs.run_samples.analyze", fail, raising=False)
     monkeypatch.setattr("tracekit.cli.gate._judge", fail)
     assert run("gate", runs[0], "--baseline", runs[0])[0] == 70
 

@@ -1,4 +1,4 @@
-"""The small statistics, held against scipy and brute force."""
+"""Statistics of the gate against scipy and brute force."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_large_samples_agree_with_scipy():
 
 @given(st.floats(0.001, 0.999), st.integers(1, 200))
 def test_student_agrees_with_scipy(probability, df):
-    assert stats.student(probability, df) == pytest.approx(scipy_stats.t.ppf(probability, df), rel=1e-6, abs=1e-8)
+    assert stats.student_quantile(probability, df) == pytest.approx(
+        scipy_stats.t.ppf(probability, df), rel=1e-6, abs=1e-8
+    )
 
 
 @given(st.floats(-20, 20), st.integers(1, 200))
@@ -65,8 +67,8 @@ def test_holm_rejects_what_stepping_down_rejects(ps):
     adjusted = stats.holm(ps)
     for level in (0.01, 0.05, 0.3):
         order, rejected = sorted(range(len(ps)), key=lambda i: ps[i]), set()
-        for at, i in enumerate(order):
-            if ps[i] * (len(ps) - at) > level:
+        for smaller, i in enumerate(order):
+            if ps[i] * (len(ps) - smaller) > level:
                 break
             rejected.add(i)
         assert {i for i, p in enumerate(adjusted) if p <= level} == rejected
@@ -93,4 +95,4 @@ def test_runs_that_differ_make_the_gate_less_sure():
     near = stats.between_runs([[5.0], [5.1]], [[4.0], [4.1]], prior=0.1, prior_df=4)
     far = stats.between_runs([[4.0], [6.1]], [[3.0], [5.1]], prior=0.1, prior_df=4)
     assert near.value == pytest.approx(far.value)
-    assert near.tail() < 0.01 < far.tail()
+    assert near.p_not_above() < 0.01 < far.p_not_above()

@@ -1,8 +1,8 @@
-"""Makes one change to the package in the process that runs the tests; the files stay as they are.
+"""Pytest plugin that applies one mutant in the process that runs the tests; no file is changed.
 
-``pytest -p tests.mutants.plugin`` reads which threshold to move from ``TRACEKIT_MUTANT``. It is moved where it is used,
-not where it is named: a test that says ``LIMIT + 1`` must notice all the same. Rules are data: they are changed on
-their way in.
+``pytest -p tests.mutants.plugin`` reads the threshold to move from ``TRACEKIT_MUTANT``. The value is replaced where the
+constant is used and not where it is defined, so that a test written with ``LIMIT + 1`` must notice too. Rules are data:
+they are changed when they are read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ BOUND = re.compile(r"(?<=[<>]= )\d+")
 """The number of a rule's bound, as in ``bytes = "<= 4096"``."""
 
 
-def moved(source, name, to):
-    """Return *source* with every use of a name replaced; its own value stays.
+def replace_uses(source, name, to):
+    """Return *source* with every use of a name replaced; its definition stays.
 
-    >>> moved("A = 3\\ndef f(x):\\n    return x > A\\n", "A", "4")
+    >>> replace_uses("A = 3\\ndef f(x):\\n    return x > A\\n", "A", "4")
     'A = 3\\ndef f(x):\\n    return x > 4\\n'
     """
     lines = source.encode().split(b"\n")
@@ -41,7 +41,7 @@ def moved(source, name, to):
 class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname):
         path = self.get_filename(fullname)
-        return self.source_to_code(moved(self.get_data(path).decode(), CHANGE["name"], CHANGE["to"]), path)
+        return self.source_to_code(replace_uses(self.get_data(path).decode(), CHANGE["name"], CHANGE["to"]), path)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -53,20 +53,20 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def without(text, name):
+def without_rule(text, name):
     """Return a pack of rules without the one of that name."""
     head, *rules = re.split(r"(?m)^(?=\[\[rule\]\])", text)
     return head + "".join(rule for rule in rules if f'name = "{name}"' not in rule.split("\n\n")[0])
 
 
-def nth_bound(text, at, to):
-    """Return a pack of rules with its bound number *at* moved.
+def move_bound(text, index, to):
+    """Return a pack of rules with its bound number *index* moved.
 
-    >>> nth_bound('a = "<= 10"\\nb = ">= 20"', 1, "25")
+    >>> move_bound('a = "<= 10"\\nb = ">= 20"', 1, "25")
     'a = "<= 10"\\nb = ">= 25"'
     """
-    found = list(BOUND.finditer(text))[at]
-    return text[: found.start()] + to + text[found.end() :]
+    match = list(BOUND.finditer(text))[index]
+    return text[: match.start()] + to + text[match.end() :]
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def rules_changed(change):
         packs = read()
         text = packs[change["pack"]]
         drop = change["kind"] == "rule"
-        text = without(text, change["name"]) if drop else nth_bound(text, change["at"], change["to"])
+        text = without_rule(text, change["name"]) if drop else move_bound(text, change["index"], change["to"])
         return packs | {change["pack"]: text}
 
     read, rules.shipped_packs = rules.shipped_packs, changed

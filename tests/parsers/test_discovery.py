@@ -11,7 +11,7 @@ import pytest
 
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers.discovery import discover
-from tracekit.parsers.refs import rank_in_name
+from tracekit.parsers.source_refs import rank_in_name
 
 EVENT = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "pid": 0, "tid": 7}
 

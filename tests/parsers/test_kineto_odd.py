@@ -10,7 +10,7 @@ import tracekit
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 from tracekit.parsers.kineto.table import LATEST_NS, UNTIMED_CPU
-from tracekit.parsers.ranks import MOST_RANKS
+from tracekit.parsers.ranks import MAX_RANKS
 from tracekit.schema import DAMAGED, UNTIMED
 
 pytestmark = pytest.mark.slow
@@ -156,7 +156,7 @@ def test_odd_shapes_are_no_shapes(write, case):
     assert found.total.budget.span_ns == 30_000
 
 
-@pytest.mark.parametrize("rank", [3 * 10**9, 1 << 62, MOST_RANKS, -1, [3], "x"])
+@pytest.mark.parametrize("rank", [3 * 10**9, 1 << 62, MAX_RANKS, -1, [3], "x"])
 def test_a_rank_that_none_can_be_is_left_out_and_named(write, rank):
     path = write(TWO, distributedInfo={"rank": rank, "world_size": 4})
     found = tracekit.analyze(path)
@@ -164,7 +164,7 @@ def test_a_rank_that_none_can_be_is_left_out_and_named(write, rank):
     assert any(notice.code == "odd-rank" for notice in found.notices)
 
 
-@pytest.mark.parametrize("size", [10**9, 1 << 62, MOST_RANKS])
+@pytest.mark.parametrize("size", [10**9, 1 << 62, MAX_RANKS])
 def test_a_world_that_none_can_be_is_left_out_and_named(write, size):
     found = tracekit.analyze(write(TWO, distributedInfo={"rank": 0, "world_size": size}))
     assert found.world_size is None
@@ -172,7 +172,7 @@ def test_a_world_that_none_can_be_is_left_out_and_named(write, size):
 
 
 def test_a_large_world_is_counted_and_not_listed(write):
-    found = tracekit.analyze(write(TWO, distributedInfo={"rank": 0, "world_size": MOST_RANKS - 1}))
+    found = tracekit.analyze(write(TWO, distributedInfo={"rank": 0, "world_size": MAX_RANKS - 1}))
     (said,) = [notice.message for notice in found.notices if notice.code == "missing-ranks"]
     assert said == "9999998 of 9999999 ranks are not here: 1, 2, 3, 4, +9999994 more"
 

@@ -13,8 +13,8 @@ import pytest
 import tracekit
 from tracekit.errors import OptionError
 from tracekit.record import handler, lightning_callback, profiler, transformers_callback
-from tracekit.record.gather import packed, unpacked
-from tracekit.record.recorder import WARM_UP, _running
+from tracekit.record.gather import pack_tables, unpack_tables
+from tracekit.record.recorder import WARM_UP_STEPS, _running
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +70,9 @@ def test_only_the_asked_steps_are_recorded(torch, tmp_path):
             recorder.step()
     [made] = FakeProfile.made
     assert begun == [0, 0, 1, 1, 1, 1, 1, 1]  # from the step before the first: its warm-up
-    assert made.when(made.step_num) == ({"wait": 0, "warmup": WARM_UP, "active": 2, "repeat": 1}, 0)
-    assert made.step_num == 3 - WARM_UP  # the trace numbers its steps as the training does
-    assert (made.steps, made.running) == (WARM_UP + 2, False)
+    assert made.when(made.step_num) == ({"wait": 0, "warmup": WARM_UP_STEPS, "active": 2, "repeat": 1}, 0)
+    assert made.step_num == 3 - WARM_UP_STEPS  # the trace numbers its steps as the training does
+    assert (made.steps, made.running) == (WARM_UP_STEPS + 2, False)
     assert made.options == {"record_shapes": True, "with_stack": False, "profile_memory": False}
     assert (tmp_path / "t" / "rank0.pt.trace.json.gz").exists()
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["rank0.pt.trace.json.gz"]
@@ -134,8 +134,8 @@ def test_a_rank_that_never_comes_is_named(torch, tmp_path, capsys):
 
 
 def test_tables_travel_as_bytes():
-    data = packed(SAMPLES / "reload" / "rank2.pt.trace.json.gz")
-    assert unpacked(data).source.rank == 2
+    data = pack_tables(SAMPLES / "reload" / "rank2.pt.trace.json.gz")
+    assert unpack_tables(data).source.rank == 2
 
 
 def test_without_a_gpu_it_says_so(torch, tmp_path, capsys):

@@ -29,12 +29,12 @@ def make_server(folders: Sequence[str | Path]) -> Any:
     tools = Tools(folders)
     server = module.MCPServer("tracekit", version=__version__, instructions=INSTRUCTIONS)
     for name in TOOLS:
-        server.tool(name=name)(_guarded(getattr(tools, name), errors.ToolError))
+        server.tool(name=name)(_with_tool_errors(getattr(tools, name), errors.ToolError))
     return server
 
 
-def _guarded(function: Callable[..., Any], tool_error: type[Exception]) -> Callable[..., Any]:
-    """Turn our errors into one line that an agent reads."""
+def _with_tool_errors(function: Callable[..., Any], tool_error: type[Exception]) -> Callable[..., Any]:
+    """Return *function* with errors of tracekit raised as the SDK's tool error, which an agent reads as one line."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What an agent can ask, as plain functions: answers small enough for a context, with handles to read on."""
+"""Tools for agents as plain functions: answers short enough for a context, with handles to read further rows."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from typing import Any
 from tracekit.analysis import Analysis
 from tracekit.errors import InputError, OptionError
 
-MOST_ROWS = 50
-"""Rows of a table in one answer."""
-MOST_TEXT = 8_000
-"""Characters of an explanation in one answer."""
-KEPT = 8
-"""Analyses kept for reading on, the latest."""
+MAX_ROWS = 50  # of a table in one answer
+MAX_TEXT_CHARACTERS = 8_000  # of an explanation in one answer
+MAX_ANALYSES_KEPT = 8  # the latest are kept, so that their tables can be read
 
 
 class Tools:
-    """The tools over some folders; nothing outside them is read, and nothing is written."""
+    """Tools over the traces in some folders; nothing outside them is read, and nothing is written."""
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
         self._roots = [Path(folder).resolve() for folder in folders]
         for root in self._roots:
             if not root.is_dir():
                 raise OptionError(f"{root}: there is no such folder", hint="name folders that hold traces")
-        self._kept: OrderedDict[str, Analysis] = OrderedDict()
+        self._analyses: OrderedDict[str, Analysis] = OrderedDict()
 
     def analyze(self, path: str, schedule: str = "auto", steps: str | None = None) -> dict[str, Any]:
         """Where the step of the run at *path* went: the answer in a few lines, the key figures, and a handle."""
@@ -35,28 +32,30 @@ class Tools:
 
         analysis = self._analysis(path, schedule=schedule, steps=steps)
         view = view_of(analysis)
-        handle = f"run{len(self._kept)}:{Path(path).name}"
+        handle = f"run{len(self._analyses)}:{Path(path).name}"
         self._keep(handle, analysis)
         return {
             "handle": handle,
             "answer": [f"{line.topic}: {line.text}" for line in view.answer],
             "figures": {name.partition("/")[2]: round(value, 4) for name, value in scalars(analysis).items()},
-            "schedule": None if analysis.schedule is None else _schedule(analysis.schedule.to_dict()),
+            "schedule": None if analysis.schedule is None else _schedule_summary(analysis.schedule.to_dict()),
             "tables": {name: len(table) for name, table in analysis.tables.items()},
-            "warnings": [notice.message for notice in analysis.notices][:MOST_ROWS],
+            "warnings": [notice.message for notice in analysis.notices][:MAX_ROWS],
         }
 
     def table(self, handle: str, name: str, offset: int = 0, rank: int | None = None) -> dict[str, Any]:
         """Rows of one table of an analysis made before, from *offset* on; ``next_offset`` is where more begin."""
-        analysis = self._kept.get(handle)
+        analysis = self._analyses.get(handle)
         if analysis is None:
-            raise InputError(f"there is no analysis {handle}", hint=f"handles: {', '.join(self._kept) or 'none yet'}")
+            raise InputError(
+                f"there is no analysis {handle}", hint=f"handles: {', '.join(self._analyses) or 'none yet'}"
+            )
         if name not in analysis.tables:
             raise InputError(f"there is no table {name}", hint=f"tables: {', '.join(analysis.tables)}")
         rows = analysis.tables[name]
         if rank is not None and "rank" in rows.columns:
             rows = rows.filter(rank=rank)
-        end = max(0, offset) + MOST_ROWS
+        end = max(0, offset) + MAX_ROWS
         return {
             "rows": rows[max(0, offset) : end].to_dicts(),
             "of": len(rows),
@@ -66,12 +65,12 @@ class Tools:
     def what_if(self, path: str) -> dict[str, Any]:
         """What other schedules and changes would give the run at *path*."""
         analysis = self._analysis(path, what_if=True)
-        held = analysis.schedule
-        if held is None:
+        schedule = analysis.schedule
+        if schedule is None:
             return {"what_if": [], "why_not": [notice.message for notice in analysis.notices]}
         return {
-            "measured_ns": held.to_dict()["measured"]["makespan_ns"],
-            "what_if": held.to_dict()["what_if"][:MOST_ROWS],
+            "measured_ns": schedule.to_dict()["measured"]["makespan_ns"],
+            "what_if": schedule.to_dict()["what_if"][:MAX_ROWS],
         }
 
     def explain(self, path: str, event: str, rank: int | None = None) -> str:
@@ -80,30 +79,31 @@ class Tools:
         from tracekit.run.load import load
 
         trace = load(self._inside(path), ranks=None if rank is None else [rank])
-        return explain_text(trace.parts[0], event)[:MOST_TEXT]
+        return explain_text(trace.parts[0], event)[:MAX_TEXT_CHARACTERS]
 
     def diff(self, before: str, after: str) -> dict[str, Any]:
         """What changed from the run *before* to the run *after*, the largest change first."""
         from tracekit.diffs import diff
 
         changes = diff(self._inside(before), self._inside(after)).to_dict()
-        return {key: value[:MOST_ROWS] if isinstance(value, list) else value for key, value in changes.items()}
+        return {key: value[:MAX_ROWS] if isinstance(value, list) else value for key, value in changes.items()}
 
     def doctor(self, path: str) -> dict[str, Any]:
         """What the traces at *path* hold and lack, and how to record better."""
         from tracekit.doctor import diagnose
 
-        found = diagnose(self._inside(path)).to_dict()
-        return {key: found[key] for key in ("reader", "ranks", "world_size", "steps", "counts", "findings", "warnings")}
+        document = diagnose(self._inside(path)).to_dict()
+        return {
+            key: document[key] for key in ("reader", "ranks", "world_size", "steps", "counts", "findings", "warnings")
+        }
 
     def schedule(self, name: str, pp: int, microbatches: int, virtual: int | None = None) -> dict[str, Any]:
         """The ideal schedule *name*: its makespan and idle share at unit times, and its order per rank."""
         from tracekit.schedules import generate, simulate
 
-        made = generate(name, pp=pp, microbatches=microbatches, virtual=virtual)
-        done = simulate(made).to_dict()
-        kept = ("name", "pp", "microbatches", "virtual", "makespan", "bubble_fraction", "peak_activations")
-        return {**{key: done[key] for key in kept if key in done}, "ranks": done["ranks"][:MOST_ROWS]}
+        document = simulate(generate(name, pp=pp, microbatches=microbatches, virtual=virtual)).to_dict()
+        keys = ("name", "pp", "microbatches", "virtual", "makespan", "bubble_fraction", "peak_activations")
+        return {**{key: document[key] for key in keys if key in document}, "ranks": document["ranks"][:MAX_ROWS]}
 
     def _analysis(self, path: str, **options: Any) -> Analysis:
         from tracekit.run.analyze import analyze
@@ -111,21 +111,21 @@ class Tools:
         return analyze(self._inside(path), workers=1, **options)
 
     def _keep(self, handle: str, analysis: Analysis) -> None:
-        self._kept[handle] = analysis
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        self._analyses[handle] = analysis
+        while len(self._analyses) > MAX_ANALYSES_KEPT:
+            self._analyses.popitem(last=False)
 
     def _inside(self, path: str) -> str:
-        """Return *path* if it lies in one of the folders; links are followed before that is decided."""
-        asked = Path(path)
+        """Return the resolved *path* if it lies in one of the folders; links are followed first."""
+        requested = Path(path)
         for root in self._roots:
-            found = (asked if asked.is_absolute() else root / asked).resolve()
-            if found.is_relative_to(root) and found.exists():
-                return str(found)
+            resolved = (requested if requested.is_absolute() else root / requested).resolve()
+            if resolved.is_relative_to(root) and resolved.exists():
+                return str(resolved)
         roots = ", ".join(map(str, self._roots))
         raise InputError(f"{path}: not in the folders this server may read", hint=f"give a path under {roots}")
 
 
-def _schedule(held: dict[str, Any]) -> dict[str, Any]:
-    kept = ("name", "pp", "microbatches", "virtual", "exact", "measured", "ideal", "gap_ns")
-    return {key: held[key] for key in kept if key in held}
+def _schedule_summary(schedule: dict[str, Any]) -> dict[str, Any]:
+    keys = ("name", "pp", "microbatches", "virtual", "exact", "measured", "ideal", "gap_ns")
+    return {key: schedule[key] for key in keys if key in schedule}

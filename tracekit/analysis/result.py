@@ -25,7 +25,7 @@ from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.overlap_cost import OverlapCost
 from tracekit.metrics.reload import Reload
-from tracekit.parsers.ranks import unknown_rank
+from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.schema import Source
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class BaseAnalysis(ABC):
         for result in self.rank_results:
             if result.rank == rank:
                 return result
-        raise unknown_rank([rank], (result.rank for result in self.rank_results))
+        raise unknown_rank_error([rank], (result.rank for result in self.rank_results))
 
     def to_json(self, *, indent: int | None = 1) -> str:
         """Return ``to_dict`` as text."""

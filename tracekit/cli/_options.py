@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tracekit.errors import OptionError
-from tracekit.parsers.ranks import MOST_RANKS
+from tracekit.parsers.ranks import MAX_RANKS
 
 NSYS_VARIABLE = "TRACEKIT_NSYS"
 
@@ -27,7 +27,7 @@ def parse_ranks(text: str | None) -> tuple[int, ...] | None:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise OptionError(f"--ranks {text}: {part.strip()!r} is not a rank", hint="write 0,2 or 0-7")
-        if int(last or first) >= MOST_RANKS:
+        if int(last or first) >= MAX_RANKS:
             raise OptionError(f"--ranks {text}: {last or first} is more than any run has", hint="write 0,2 or 0-7")
         ranks.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(ranks))

@@ -11,7 +11,7 @@ import typer
 from tracekit.cli._console import note_partial_store, print_line
 from tracekit.cli._options import Dask, Nsys, Paths, Rank, Ranks, Resume, Rules, Strict, Workers, parse_ranks
 from tracekit.errors import OptionError
-from tracekit.parsers.ranks import unknown_rank
+from tracekit.parsers.ranks import unknown_rank_error
 
 
 def run(
@@ -147,5 +147,5 @@ def _explain(
     parts = (part for ref in refs for part in read_ref(ref) if ranks is None or part.source.rank in ranks)
     part = next(parts, None)
     if part is None:
-        raise unknown_rank(ranks or (), ())
+        raise unknown_rank_error(ranks or (), ())
     typer.echo(explain_text(part, selector, rules=rules))

@@ -183,12 +183,12 @@ def _error_result(error: TracekitError) -> dict[str, Any]:
 
 def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrate: bool) -> None:
     from tracekit.diffs import read_side
-    from tracekit.gates.baseline import update
+    from tracekit.gates.baseline import write_baseline
 
     if len(bases) != 1 or not bases[0].endswith(".json"):
         raise OptionError("which baseline file should be written?", hint="give --baseline FILE.json")
     side = read_side(candidates, what="candidate")
-    noise = update(bases[0], side.runs, calibrated=calibrate)
+    noise = write_baseline(bases[0], side.runs, calibrated=calibrate)
     steps = sum(run.steps for run in side.runs)
     contents = ", ".join(
         (counted(len(side.runs), "run"), counted(steps, "step"), f"noise of {counted(len(noise), 'metric')}")

@@ -1,7 +1,8 @@
-"""The little statistics the gate needs, in numpy alone.
+"""Statistics of the gate, in numpy alone.
 
-Steps are compared by ranks, because step times have long tails. Neighbouring steps resemble each other, so the rank
-test is weakened by their correlation; runs differ by more than their steps do, so several runs are judged as runs.
+Steps are compared with a rank test, because step times have long tails. Neighbouring steps resemble each other, so the
+p-value of the rank test is weakened by their correlation. Runs differ by more than their steps do, so where there are
+several runs, the spread between runs is used as well.
 """
 
 from __future__ import annotations
@@ -17,40 +18,49 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 _NORMAL = NormalDist()
+MAX_VALUES_FOR_PAIRS = 400  # the number of pairs grows with the square; a plain median of more values is precise enough
+MAX_PRODUCT_FOR_EXACT_TEST = 2500  # n * m up to which the exact distribution of U is computed
+CORRELATION_PRIOR_STEPS = 16.0  # steps per run at which a measured correlation counts half
+MAX_CORRELATION = 0.9
 
 
 def pseudomedian(values: Sequence[float] | Floats) -> float:
-    """Median of all pairwise means: as robust as one needs, and nearly as sharp as the mean (Hodges and Lehmann).
+    """Return the median of all pairwise means (Hodges-Lehmann): robust, and nearly as precise as the mean.
 
     >>> pseudomedian([1.0, 2.0, 3.0, 100.0])
     2.75
     """
     x = np.asarray(values, float)
-    if len(x) > 400:  # pairs grow with the square; a median of so many is sharp enough
+    if len(x) > MAX_VALUES_FOR_PAIRS:
         return float(np.median(x))
-    i, j = np.triu_indices(len(x))
+    i, j = np.triu_indices(len(x))  # every pair once, each value with itself included
     return float(np.median((x[i] + x[j]) / 2))
 
 
 @lru_cache(maxsize=256)
-def _counts(n: int, m: int) -> tuple[int, ...]:
-    """Return in how many of the orders of n and m values without ties U takes each value 0…n*m."""
-    counts = np.zeros(n * m + 1, dtype=object)
-    counts[0] = 1
-    # The Gaussian binomial (n+m over n), multiplied and divided factor by factor.
+def _orders_by_u(n: int, m: int) -> tuple[int, ...]:
+    """Return, for each U from 0 to n*m, how many orders of n and m distinct values have that Mann-Whitney U.
+
+    The counts are the coefficients of the Gaussian binomial, the product over k = 1…n of
+    (1 - q^(m+k)) / (1 - q^k), multiplied out factor by factor as polynomials in q.
+    """
+    coefficients = np.zeros(n * m + 1, dtype=object)  # Python integers: the counts exceed 64 bits
+    coefficients[0] = 1
     for k in range(1, n + 1):
-        up = counts.copy()
-        up[m + k :] -= counts[: len(counts) - m - k] if m + k < len(counts) else 0
-        for at in range(k, len(up)):
-            up[at] += up[at - k]
-        counts = up
-    return tuple(int(c) for c in counts)
+        product = coefficients.copy()
+        # Multiply by (1 - q^(m+k)): subtract the polynomial shifted by m + k.
+        product[m + k :] -= coefficients[: len(coefficients) - m - k] if m + k < len(coefficients) else 0
+        # Divide by (1 - q^k): a running sum with stride k.
+        for power in range(k, len(product)):
+            product[power] += product[power - k]
+        coefficients = product
+    return tuple(int(count) for count in coefficients)
 
 
 def rank_test(worse: Sequence[float] | Floats, better: Sequence[float] | Floats) -> float:
-    """One-sided Mann-Whitney p: how likely equal samples look this much as if *worse* held the larger values.
+    """Return the one-sided Mann-Whitney p-value of "the values of *worse* are larger than those of *better*".
 
-    Exact for small samples without ties, the normal approximation with ties and continuity corrected otherwise.
+    Exact for small samples without ties; otherwise the normal approximation with tie and continuity correction.
 
     >>> rank_test([5.0, 6.0, 7.0], [1.0, 2.0, 3.0])
     0.05
@@ -59,28 +69,21 @@ def rank_test(worse: Sequence[float] | Floats, better: Sequence[float] | Floats)
     n, m = len(x), len(y)
     if not n or not m:
         return 1.0
-    both = np.concatenate([x, y])
-    order, tied = _midranks(both)
-    u = float(order[:n].sum() - n * (n + 1) / 2)
-    if not tied and n * m <= 2500:
-        counts = _counts(n, m)
-        return min(1.0, sum(counts[math.ceil(u) :]) / math.comb(n + m, n))
-    _, sizes = np.unique(both, return_counts=True)
+    # Equal values share the mean of the ranks they occupy; cumsum(tie_sizes) is the last rank of each group of ties.
+    _, tie_group, tie_sizes = np.unique(np.concatenate([x, y]), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(tie_sizes) - (tie_sizes - 1) / 2)[tie_group]
+    u = float(ranks[:n].sum() - n * (n + 1) / 2)
     total = n + m
-    spread = n * m / 12 * ((total + 1) - float((sizes**3 - sizes).sum()) / (total * (total - 1)))
-    if spread <= 0:
+    if len(tie_sizes) == total and n * m <= MAX_PRODUCT_FOR_EXACT_TEST:
+        return min(1.0, sum(_orders_by_u(n, m)[math.ceil(u) :]) / math.comb(total, n))
+    variance = n * m / 12 * ((total + 1) - float((tie_sizes**3 - tie_sizes).sum()) / (total * (total - 1)))
+    if variance <= 0:
         return 1.0
-    return _NORMAL.cdf(-(u - n * m / 2 - 0.5) / math.sqrt(spread))
-
-
-def _midranks(values: Floats) -> tuple[Floats, bool]:
-    unique, inverse, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(sizes)
-    return (last - (sizes - 1) / 2)[inverse], len(unique) < len(values)
+    return _NORMAL.cdf(-(u - n * m / 2 - 0.5) / math.sqrt(variance))
 
 
 def smallest_p(n: int, m: int) -> float:
-    """Return the smallest p the rank test can give with so many values: what the sample allows.
+    """Return the smallest p-value the rank test can give for samples of *n* and *m* values.
 
     >>> round(smallest_p(8, 8), 6)
     7.8e-05
@@ -89,53 +92,55 @@ def smallest_p(n: int, m: int) -> float:
 
 
 def correlation(runs: Sequence[Sequence[float] | Floats]) -> float:
-    """Lag-1 correlation of neighbouring steps inside runs, drawn towards 0 where few steps tell it.
+    """Return the lag-1 correlation of neighbouring steps inside runs, shrunk towards 0 for short runs.
 
-    Eight steps a run count a third: a drift that both sides share (clocks that settle after the start) looks like
-    correlation too, and a gate that believed it fully would miss one slowdown in ten.
+    With eight steps per run it counts a third. A drift that both sides share (GPU clocks that settle after the start)
+    looks like correlation too, and a gate that used it unshrunk would miss one slowdown in ten.
 
     >>> round(correlation([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]]), 2)
     0.21
     """
-    top = bottom = 0.0
+    covariance = variance = 0.0  # both times the number of values, which cancels
     for run in runs:
-        d = np.asarray(run, float)
-        d = d - d.mean() if len(d) else d
-        top += float((d[1:] * d[:-1]).sum())
-        bottom += float((d * d).sum())
+        deviations = np.asarray(run, float)
+        deviations = deviations - deviations.mean() if len(deviations) else deviations
+        covariance += float((deviations[1:] * deviations[:-1]).sum())
+        variance += float((deviations * deviations).sum())
     steps = float(np.mean([len(run) for run in runs])) if len(runs) else 0.0
-    return top / bottom * steps / (steps + 16) if bottom > 0 else 0.0
+    return covariance / variance * steps / (steps + CORRELATION_PRIOR_STEPS) if variance > 0 else 0.0
 
 
-def deviation(runs: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of steps inside their runs, all runs pooled.
+def within_run_deviation(runs: Sequence[Sequence[float]]) -> float:
+    """Return the standard deviation of steps around the mean of their run, pooled over runs.
 
-    >>> deviation([[1.0, 3.0], [11.0, 13.0]])
+    >>> within_run_deviation([[1.0, 3.0], [11.0, 13.0]])
     1.4142135623730951
     """
-    squares = sum(float(np.square(np.asarray(r, float) - np.mean(r)).sum()) for r in runs)
-    return math.sqrt(squares / max(sum(len(r) - 1 for r in runs), 1))
+    squares = sum(float(np.square(np.asarray(run, float) - np.mean(run)).sum()) for run in runs)
+    return math.sqrt(squares / max(sum(len(run) - 1 for run in runs), 1))
 
 
 def weaken(p: float, rho: float) -> float:
-    """Return *p* for steps of which each repeats part of the last: as if there were (1 - rho)/(1 + rho) as many.
+    """Return the p-value *p* corrected for a step-to-step correlation *rho*.
+
+    Correlated steps carry less information: n of them count as n * (1 - rho) / (1 + rho) independent ones.
 
     >>> weaken(0.001, 0.0)
     0.001
     >>> round(weaken(0.001, 0.5), 3)
     0.037
     """
-    rho = min(max(rho, 0.0), 0.9)
+    rho = min(max(rho, 0.0), MAX_CORRELATION)
     if rho == 0 or not 0 < p < 0.5:
         return p
     return _NORMAL.cdf(_NORMAL.inv_cdf(p) * math.sqrt((1 - rho) / (1 + rho)))
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A change (or a level), its standard error, and how many values stand behind the error.
+    """A change (or a level), its standard error, and the degrees of freedom of that error.
 
     >>> e = Estimate(3.0, 1.0, 4)
-    >>> [round(v, 2) for v in e.interval(0.95)], round(e.tail(), 3)
+    >>> [round(v, 2) for v in e.interval(0.95)], round(e.p_not_above(), 3)
     ([0.22, 5.78], 0.02)
     """
 
@@ -144,39 +149,41 @@ class Estimate(msgspec.Struct, frozen=True):
     df: float
 
     def interval(self, level: float) -> tuple[float, float]:
-        """Return the two-sided interval at *level*."""
-        half = student(0.5 + level / 2, self.df) * self.error
-        return self.value - half, self.value + half
+        """Return the two-sided confidence interval at *level* (0 to 1)."""
+        half_width = student_quantile(0.5 + level / 2, self.df) * self.error
+        return self.value - half_width, self.value + half_width
 
-    def tail(self, above: float = 0.0) -> float:
-        """One-sided p that the true value is not above *above*."""
+    def p_not_above(self, threshold: float = 0.0) -> float:
+        """Return the one-sided p-value of "the true value is not above *threshold*"."""
         if self.error == 0:
-            return 0.0 if self.value > above else 1.0
-        t = (self.value - above) / self.error
+            return 0.0 if self.value > threshold else 1.0
+        t = (self.value - threshold) / self.error
         return 1 - student_cdf(t, self.df)
 
 
 def bootstrap(
     candidate: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]] = (), *, draws: int = 500
 ) -> Estimate:
-    """Change of centre, candidate − baseline, with its error from resampled blocks of neighbouring steps.
+    """Estimate the change of centre, candidate minus baseline, with its error from resampled blocks of steps.
 
-    Read with Student's t: a plain bootstrap of five values is too sure of itself. Without a baseline, the level.
+    The error is used with Student's t, because a plain bootstrap of five values underestimates it. Without a baseline
+    the estimate is the candidate's level.
 
     >>> e = bootstrap([[11.0, 12.0, 11.5, 12.5, 11.2]], [[1.0, 2.0, 1.5, 2.5, 1.2]])
     >>> round(e.value, 3), 0.1 < e.error < 0.6, e.df
     (10.0, True, 8)
     """
-    seed = np.random.default_rng(20240229)  # the same input gives the same verdict
-    spread, df = 0.0, 0
-    for side in (candidate, baseline):
-        for run in side:
-            n = len(run)
-            drawn = _resampled_means(np.asarray(run, float), seed, draws)
-            spread += float(drawn.var()) * n / max(n - 1, 1) / len(side) ** 2
-            df += n - 1
+    generator = np.random.default_rng(20240229)  # a fixed seed: the same input gives the same verdict
+    variance, df = 0.0, 0
+    for runs in (candidate, baseline):
+        for run in runs:
+            steps = len(run)
+            means = _resampled_means(np.asarray(run, float), generator, draws)
+            # n / (n - 1) removes the bias of a bootstrap variance; a side's centre is the mean over its runs.
+            variance += float(means.var()) * steps / max(steps - 1, 1) / len(runs) ** 2
+            df += steps - 1
     value = centre(candidate) - (centre(baseline) if baseline else 0.0)
-    return Estimate(value, math.sqrt(spread), max(df, 1))
+    return Estimate(value, math.sqrt(variance), max(df, 1))
 
 
 def between_runs(
@@ -187,51 +194,61 @@ def between_runs(
     prior_df: float,
     calibrated: bool = False,
 ) -> Estimate:
-    """Change of centre with its error from how runs differ, where there are several.
+    """Estimate the change of centre, with its error from the spread between runs.
 
-    Few runs tell little about their spread, so what was known before (*prior*, a standard deviation worth *prior_df*
-    runs) is pooled with what they show. If it was *calibrated* on the baseline's runs, these do not count again.
+    Args:
+        candidate: Step values of each run after the change.
+        baseline: Step values of each run before the change.
+        prior: Standard deviation between runs assumed beforehand; few runs alone say little about it.
+        prior_df: Degrees of freedom that *prior* counts for when it is pooled with the spread of these runs.
+        calibrated: Whether *prior* was measured on the baseline's runs, which then must not count a second time.
 
     >>> e = between_runs([[5.0], [5.2]], [[4.0], [4.2]], prior=0.1, prior_df=4)
     >>> round(e.value, 2), round(e.error, 3), e.df
     (1.0, 0.115, 6)
     """
-    sides = [[pseudomedian(r) for r in side] for side in (candidate, baseline)]
-    shown = sides[:1] if calibrated else sides
-    squares = sum(float(((np.array(s) - np.mean(s)) ** 2).sum()) for s in shown)
-    df = sum(len(s) - 1 for s in shown) + prior_df
+    centres = [[pseudomedian(run) for run in runs] for runs in (candidate, baseline)]
+    pooled = centres[:1] if calibrated else centres
+    squares = sum(float(((np.array(side) - np.mean(side)) ** 2).sum()) for side in pooled)
+    df = sum(len(side) - 1 for side in pooled) + prior_df
     deviation = math.sqrt((squares + prior_df * prior**2) / df)
-    error = deviation * math.sqrt(sum(1 / len(s) for s in sides))
-    return Estimate(float(np.mean(sides[0]) - np.mean(sides[1])), error, df)
+    error = deviation * math.sqrt(sum(1 / len(side) for side in centres))
+    return Estimate(float(np.mean(centres[0]) - np.mean(centres[1])), error, df)
 
 
 def centre(runs: Sequence[Sequence[float]]) -> float:
-    """Mean over runs of each run's pseudo-median: every run counts once, however many steps it has.
+    """Return the mean over runs of each run's pseudo-median: every run counts once, however many steps it has.
 
     >>> centre([[1.0, 1.0, 1.0], [3.0]])
     2.0
     """
-    return float(np.mean([pseudomedian(r) for r in runs]))
+    return float(np.mean([pseudomedian(run) for run in runs]))
 
 
-def _resampled_means(x: Floats, seed: np.random.Generator, draws: int) -> Floats:
-    block = max(1, round(len(x) ** (1 / 3)))
-    starts = seed.integers(0, len(x), (draws, -(-len(x) // block)))
-    at = ((starts[:, :, None] + np.arange(block)) % len(x)).reshape(draws, -1)[:, : len(x)]
-    return np.asarray(x[at].mean(axis=1), float)
+def _resampled_means(values: Floats, generator: np.random.Generator, draws: int) -> Floats:
+    """Return *draws* means of resampled *values*, drawn in blocks so that neighbours stay together.
+
+    A block has about the cube root of the number of values, the usual choice for a block bootstrap. Blocks wrap around
+    at the end, and the last block of a draw is cut so that each draw has as many values as the sample.
+    """
+    block = max(1, round(len(values) ** (1 / 3)))
+    starts = generator.integers(0, len(values), (draws, -(-len(values) // block)))
+    # (draw, block, offset inside the block) flattened to one row of value indices per draw.
+    indices = ((starts[:, :, None] + np.arange(block)) % len(values)).reshape(draws, -1)[:, : len(values)]
+    return np.asarray(values[indices].mean(axis=1), float)
 
 
 @lru_cache(maxsize=256)
-def student(probability: float, df: float) -> float:
-    """Quantile of Student's t, by bisection on its distribution function.
+def student_quantile(probability: float, df: float) -> float:
+    """Return the quantile of Student's t distribution, by bisection on its distribution function.
 
-    >>> round(student(0.975, 4), 3)
+    >>> round(student_quantile(0.975, 4), 3)
     2.776
     """
     if probability == 0.5:
         return 0.0
     if probability < 0.5:
-        return -student(1 - probability, df)
+        return -student_quantile(1 - probability, df)
     low, high = 0.0, 2.0
     while student_cdf(high, df) < probability and high < 1e9:
         low, high = high, high * 2
@@ -242,47 +259,53 @@ def student(probability: float, df: float) -> float:
 
 
 def student_cdf(t: float, df: float) -> float:
-    """Distribution function of Student's t.
+    """Return the distribution function of Student's t.
 
     >>> round(student_cdf(2.776, 4), 4)
     0.975
     """
     square = t * t
-    # Two forms of the same: each keeps its digits where the other loses them.
-    near = square < df
-    tail = (1 - _beta(square / (df + square), 0.5, df / 2) if near else _beta(df / (df + square), df / 2, 0.5)) / 2
-    return 1 - tail if t > 0 else tail
+    # Both forms are equal; each is numerically precise where the other loses digits.
+    if square < df:
+        two_tails = 1 - _beta(square / (df + square), 0.5, df / 2)
+    else:
+        two_tails = _beta(df / (df + square), df / 2, 0.5)
+    return 1 - two_tails / 2 if t > 0 else two_tails / 2
 
 
 def _beta(x: float, a: float, b: float) -> float:
-    """Regularised incomplete beta function, by its continued fraction (Lentz)."""
+    """Return the regularised incomplete beta function I_x(a, b), by its continued fraction.
+
+    The fraction is evaluated with the modified Lentz method; ``c`` and ``d`` are its names for the two running ratios,
+    and ``tiny`` replaces a zero denominator.
+    """
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):
+    if x > (a + 1) / (a + b + 2):  # the fraction converges fast only below this point; use the symmetry above it
         return 1 - _beta(1 - x, b, a)
     front = math.exp(a * math.log(x) + b * math.log1p(-x) - (math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b))) / a
     tiny, c, d = 1e-300, 1.0, 1 / max(1 - (a + b) * x / (a + 1), 1e-300)
-    h = d
+    fraction = d
     for m in range(1, 300):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         for term in (even, odd):
             d = 1 / (1 + term * d or tiny)
             c = 1 + term / c or tiny
-            h *= d * c
+            fraction *= d * c
         if abs(d * c - 1) < 1e-14:
             break
-    return front * h
+    return front * fraction
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Adjust p-values for their number (Holm): the chance of any false one stays under the level.
+    """Return *ps* adjusted for their number (Holm): the chance of any false positive stays below the level.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
     adjusted, largest = [1.0] * len(ps), 0.0
-    for at, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        largest = max(largest, min(1.0, ps[i] * (len(ps) - at)))
+    for smaller, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        largest = max(largest, min(1.0, ps[i] * (len(ps) - smaller)))
         adjusted[i] = largest
     return adjusted

@@ -1,7 +1,7 @@
-"""A verdict for each metric.
+"""Verdict on each metric.
 
-Regressed takes two things at once: an effect past the floor, and samples that agree. What cannot be known is
-inconclusive and says why.
+A metric regressed if its change is larger than the noise floor and, at the same time, statistically significant. What
+cannot be decided is inconclusive, with a reason.
 """
 
 from __future__ import annotations
@@ -15,29 +15,38 @@ from msgspec.structs import replace
 
 from tracekit._util.text import counted
 from tracekit.diffs import stats
-from tracekit.diffs.floors import PRIOR_DF, Noise, doubt, floor_of, label_time, prior
-from tracekit.diffs.limits import Requirement
-from tracekit.diffs.metrics import Metric, resolve
-from tracekit.diffs.samples import SETS, Run
+from tracekit.diffs.metrics import Metric, Requirement, resolve
+from tracekit.diffs.noise_thresholds import (
+    PRIOR_DEGREES_OF_FREEDOM,
+    Noise,
+    label_ms_per_step,
+    noise_floor,
+    prior_deviation,
+    single_run_uncertainty,
+)
+from tracekit.diffs.run_samples import LABEL_SETS, Run
 
 Outcome = Literal["pass", "improved", "regressed", "inconclusive"]
-WHOLE = ("step_ms", "compute_ms")
-"""What answers for the whole step, and for all of the GPU's own work in it."""
-_ONE_RUN = "one run per side may wait this much longer by chance: add runs, or --calibrate"
-STRICTER = 7.5
-"""Between runs 1 % is asked where between steps 7.5 % is: a calibrated floor is no more than their noise."""
+WHOLE_STEP_METRICS = ("step_ms", "compute_ms")
+"""Metrics of the whole step and of all GPU work in it; corrected for multiple tests apart from the many labels."""
+_SINGLE_RUN_REASON = "one run per side may wait this much longer by chance: add runs, or --calibrate"
+BETWEEN_RUNS_P_FACTOR = 7.5
+"""Factor on p-values from the spread between runs: 1 % is required there where 7.5 % is required between steps, because
+a calibrated floor is no larger than that spread."""
+MIN_RUNS_OF_RUN_METRIC = 3
+"""Fewest runs on each side to compare a metric that has one value per run."""
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """How sure a verdict must be."""
+    """Significance level, fewest steps and noise floors of a verdict."""
 
-    alpha: float = 0.075  # chance of a false alarm before the floors: of the whole step, and of all its parts
+    alpha: float = 0.075  # false-alarm probability before floors: of the whole step, and of all its parts together
     min_steps: int = 5  # with fewer steps than this on either side nothing is decided
     floors: Mapping[str, str | float] | None = None  # by metric or pattern: "3%" or a number in its unit
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What was asked of one metric, and the answer."""
+    """Verdict on one metric, with the numbers it rests on. Pairs are (baseline, candidate)."""
 
     metric: Metric
     verdict: Outcome = "pass"
@@ -46,8 +55,8 @@ class Check(msgspec.Struct, frozen=True):
     before: float | None = None
     after: float | None = None
     floor: float | None = None
-    interval: tuple[float, float] | None = None  # of the change; of the level where a limit was asked for
-    p: float | None = None  # that it got worse, adjusted for the number of metrics
+    interval: tuple[float, float] | None = None  # confidence interval of the change; for a limit, of the level
+    p: float | None = None  # p-value of "it got worse", adjusted for the number of metrics
     method: str | None = None
     steps: tuple[int, int] = (0, 0)
     runs: tuple[int, int] = (0, 0)
@@ -59,7 +68,7 @@ class Check(msgspec.Struct, frozen=True):
         return None if self.before is None or self.after is None else self.after - self.before
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data for JSON."""
         change = self.change
         return {
             "metric": self.metric.name,
@@ -83,34 +92,46 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class _Case(msgspec.Struct, frozen=True):
-    """One metric's samples on both sides, run by run, turned so that larger is worse."""
+    """Samples of one metric on both sides, run by run, with what is needed to judge them."""
 
     check: Check
     before: list[list[float]]
     after: list[list[float]]
     floor: float
     noise: Noise | None
-    doubt: float = 0.0  # how far apart equal runs may lie where no noise was calibrated
+    uncertainty: float = 0.0  # result of ``single_run_uncertainty``, 0 where noise was calibrated
 
     @property
     def sign(self) -> int:
-        """+1 where growing is worse."""
-        asked = self.check.requirement
-        return (1 if asked.worse == "up" else -1) if asked else (-1 if self.check.metric.better == "up" else 1)
+        """Return +1 if an increase is worse, else -1."""
+        requirement = self.check.requirement
+        if requirement:
+            return 1 if requirement.worse == "up" else -1
+        return -1 if self.check.metric.better == "up" else 1
 
     @property
     def limit(self) -> float:
-        """The change beyond which it counts, as a worsening (negative: an improvement was demanded)."""
-        asked = self.check.requirement
-        if asked is None:
+        """Largest worsening that is accepted; negative if the requirement demands an improvement."""
+        requirement = self.check.requirement
+        if requirement is None:
             return self.floor
-        amount = asked.limit * (self.check.before or 0.0) if asked.kind == "relative" else asked.limit
-        return self.sign * amount
+        relative = requirement.kind == "relative"
+        return self.sign * (requirement.limit * (self.check.before or 0.0) if relative else requirement.limit)
 
     @property
-    def shift(self) -> float:
-        """What the samples must be shown to exceed: no change, or the improvement that was demanded."""
+    def tested_change(self) -> float:
+        """Worsening that must be significantly exceeded: 0, or the demanded improvement (negative)."""
         return min(self.limit, 0.0)
+
+    @property
+    def worsening(self) -> float:
+        """Change turned so that positive is worse."""
+        return self.sign * (self.check.change or 0.0)
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether one run per side cannot tell the change from the difference of equal runs."""
+        return sum(self.check.runs) == 2 and abs(self.worsening) <= self.uncertainty
 
 
 def judge(
@@ -122,7 +143,15 @@ def judge(
     noise: Mapping[str, Noise] | None = None,
     obstacle: str = "",
 ) -> list[Check]:
-    """Return one check per metric; *obstacle* says why they cannot be compared at all.
+    """Return one check per metric.
+
+    Args:
+        candidate: Runs after the change.
+        baseline: Runs before the change.
+        requirements: What to check; without any, the default metrics against their noise floors.
+        rules: Significance level, fewest steps and floors.
+        noise: Calibrated noise by metric name.
+        obstacle: Reason why the sides cannot be compared at all; every comparison is then inconclusive.
 
     >>> base = Run("base", {"step_ms": (100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1)})
     >>> slow = Run("slow", {"step_ms": tuple(1.06 * v for v in base.samples["step_ms"])})
@@ -131,227 +160,229 @@ def judge(
     >>> [(c.metric.name, c.verdict) for c in judge([base], [base])]
     [('step_ms', 'pass')]
     """
-    asked: list[tuple[Metric, Requirement | None]] = [(r.metric, r) for r in requirements]
-    asked = asked or [(m, None) for m in default_metrics(candidate, baseline, rules)]
-    cases = [_case(m, r, (candidate, baseline), rules, (noise or {}).get(m.name)) for m, r in asked]
-    settled = [_settle(case, rules, obstacle) for case in cases]
-    waiting = [i for i, check in enumerate(settled) if check is None]
-    families = _families([cases[i].check.metric.name for i in waiting], named=bool(requirements))
-    agreed = [_agreement(cases[i], rules.alpha / families.count(f)) for i, f in zip(waiting, families, strict=True)]
-    worse = _corrected([a.worse for a in agreed], families)
-    better = _corrected([a.better for a in agreed], families)
-    for at, i in enumerate(waiting):
-        settled[i] = _decide(cases[i], agreed[at], worse[at], better[at], rules)
-    return [check for check in settled if check is not None]
+    requested: list[tuple[Metric, Requirement | None]] = [(item.metric, item) for item in requirements]
+    requested = requested or [(metric, None) for metric in default_metrics(candidate, baseline, rules)]
+    cases = [
+        _make_case(metric, requirement, (candidate, baseline), rules, (noise or {}).get(metric.name))
+        for metric, requirement in requested
+    ]
+    checks = {i: check for i, case in enumerate(cases) if (check := _check_without_test(case, rules, obstacle))}
+    # The rest is tested. Each group is corrected for its own number of tests, so that the many labels do not make the
+    # test of the whole step less sensitive.
+    tested = [i for i in range(len(cases)) if i not in checks]
+    whole_step = [i for i in tested if not requirements and cases[i].check.metric.name in WHOLE_STEP_METRICS]
+    parts = [i for i in tested if i not in whole_step]
+    for group in (whole_step, parts):
+        tests = [_test(cases[i], rules.alpha / len(group)) for i in group]
+        worse_ps = stats.holm([test.p_worse for test in tests])
+        better_ps = stats.holm([test.p_better for test in tests])
+        for i, test, p_worse, p_better in zip(group, tests, worse_ps, better_ps, strict=True):
+            checks[i] = _decide(cases[i], test, p_worse, p_better, rules)
+    return [checks[i] for i in range(len(cases))]
 
 
 def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Rules) -> list[Metric]:
-    """Return what is checked when nothing is named: the default families, where a change could pass its floor."""
+    """Return the metrics checked without requirements: the default families, where a change can exceed its floor."""
+
+    def all_values(metric: Metric) -> tuple[str, tuple[tuple[float, ...], ...]]:
+        return metric.family.name, tuple(run.values(metric) for run in (*candidate, *baseline))
+
     metrics = []
-    for name in dict.fromkeys(n for run in (*baseline, *candidate) for n in run.samples):
+    for name in dict.fromkeys(name for run in (*baseline, *candidate) for name in run.samples):
         metric = resolve(name, known=[name])
-        if metric.key in metric.family.details:
+        if not metric.family.default or metric.key in metric.family.details:
             continue
-        if metric.family.default and (metric.key is None or _matters(metric, candidate, baseline, rules)):
+        if metric.key is None or _can_exceed_floor(metric, candidate, baseline, rules):
             metrics.append(metric)
-    labels = [m for m in metrics if m.key not in SETS]
-    seen = {(m.family.name, _all_values(m, candidate, baseline)) for m in labels}
-    # A set of one label is that label: asking twice only costs certainty.
-    sets = [m for m in metrics if m.key in SETS and (m.family.name, _all_values(m, candidate, baseline)) not in seen]
-    return sorted([*labels, *sets], key=lambda m: m.name != "step_ms")
+    labels = [metric for metric in metrics if metric.key not in LABEL_SETS]
+    # A set with the values of a single label is the same metric twice: it would only weaken the correction.
+    label_values = {all_values(metric) for metric in labels}
+    sets = [metric for metric in metrics if metric.key in LABEL_SETS and all_values(metric) not in label_values]
+    return sorted([*labels, *sets], key=lambda metric: metric.name != "step_ms")
 
 
-def _all_values(metric: Metric, *sides: Sequence[Run]) -> tuple[tuple[float, ...], ...]:
-    return tuple(run.values(metric) for side in sides for run in side)
-
-
-def _matters(metric: Metric, candidate: Sequence[Run], baseline: Sequence[Run], rules: Rules) -> bool:
-    sides = [[v for r in side if (v := r.values(metric))] for side in (baseline, candidate)]
+def _can_exceed_floor(metric: Metric, candidate: Sequence[Run], baseline: Sequence[Run], rules: Rules) -> bool:
+    before, after = ([values for run in side if (values := run.values(metric))] for side in (baseline, candidate))
     if metric.unit == "ratio":
-        # A share needs both sides; and a label too short to cost a floor's worth of step cannot fail.
-        return (
-            all(sides)
-            and floor_of(metric, 0.0, baseline, rules.floors) < 1.0
-            and label_time(metric.key or "", baseline) > 0
-        )
-    before, after = (stats.centre(side) if side else 0.0 for side in sides)
-    return max(before, after) > floor_of(metric, before, baseline, rules.floors)
+        # A share must be known on both sides, and its label must run long enough to cost the floor's part of the step.
+        has_room = noise_floor(metric, 0.0, baseline, rules.floors) < 1.0
+        return bool(before and after) and has_room and label_ms_per_step(metric.key or "", baseline) > 0
+    old, new = (stats.centre(runs) if runs else 0.0 for runs in (before, after))
+    return max(old, new) > noise_floor(metric, old, baseline, rules.floors)
 
 
-def _case(
+def _make_case(
     metric: Metric,
-    asked: Requirement | None,
+    requirement: Requirement | None,
     sides: tuple[Sequence[Run], Sequence[Run]],
     rules: Rules,
     noise: Noise | None,
 ) -> _Case:
-    """One metric's samples, its floor and its noise, ready to be judged; *sides* are the candidate and the baseline."""
+    """Collect the samples, the floor and the noise of one metric; *sides* are (candidate, baseline)."""
     candidate, baseline = sides
     before, after = _samples(metric, baseline, candidate)
-    old, new = (stats.centre(side) if side else None for side in (before, after))
-    limited = asked is not None and asked.kind == "limit"
-    reference = new if limited or old is None else old
+    old, new = (stats.centre(runs) if runs else None for runs in (before, after))
+    is_limit = requirement is not None and requirement.kind == "limit"
+    reference = new if is_limit or old is None else old
     runs = (len(before), len(after))
-    floor = floor_of(metric, reference or 0.0, candidate if limited else baseline, rules.floors)
-    floor, noise = _with_noise(metric, floor, noise, runs)
+    floor = noise_floor(metric, reference or 0.0, candidate if is_limit else baseline, rules.floors)
+    if noise and metric.nature == "work":
+        noise = noise.with_prior(prior_deviation(floor))
+    if noise and all(runs):
+        floor = max(floor, noise.floor(runs))
     steps = (sum(map(len, before)), sum(map(len, after)))
-    check = Check(metric, requirement=asked, before=old, after=new, floor=floor, steps=steps, runs=runs)
-    unsure = 0.0 if noise or limited else doubt(metric, (baseline, candidate))
-    return _Case(check, before, after, floor, noise, unsure)
+    check = Check(metric, requirement=requirement, before=old, after=new, floor=floor, steps=steps, runs=runs)
+    uncertainty = 0.0 if noise or is_limit else single_run_uncertainty(metric, (baseline, candidate))
+    return _Case(check, before, after, floor, noise, uncertainty)
 
 
 def _samples(
     metric: Metric, baseline: Sequence[Run], candidate: Sequence[Run]
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Return the samples before and after, run by run; runs without the metric are left out."""
-    before, after = ([list(v) for r in side if (v := r.values(metric))] for side in (baseline, candidate))
+
+    def zeros(runs: Sequence[Run]) -> list[list[float]]:
+        return [[0.0] * runs[0].steps] if runs and runs[0].steps else []
+
+    before, after = ([list(values) for run in side if (values := run.values(metric))] for side in (baseline, candidate))
     if metric.unit == "ms" and not metric.once_a_run:  # a label that one side never ran took no time there
-        before = before or (_zeros(baseline) if after else [])
-        after = after or (_zeros(candidate) if before else [])
+        before = before or (zeros(baseline) if after else [])
+        after = after or (zeros(candidate) if before else [])
     return before, after
 
 
-def _zeros(side: Sequence[Run]) -> list[list[float]]:
-    """Return zero for every step of the first run, as the only run; nothing where no steps are known."""
-    return [[0.0] * side[0].steps] if side and side[0].steps else []
-
-
-def _with_noise(metric: Metric, floor: float, noise: Noise | None, runs: tuple[int, int]) -> tuple[float, Noise | None]:
-    """Return the floor, raised to that of the calibrated noise, and the noise, steadied by its prior for work."""
-    if noise and metric.nature == "work":
-        noise = noise.with_prior(prior(floor))
-    if noise and all(runs):
-        floor = max(floor, noise.floor(runs))
-    return floor, noise
-
-
-def _settle(case: _Case, rules: Rules, obstacle: str) -> Check | None:
-    """Decide what needs no comparison: limits on the candidate alone, and what cannot be compared."""
-    check, asked = case.check, case.check.requirement
+def _check_without_test(case: _Case, rules: Rules, obstacle: str) -> Check | None:
+    """Return the check if it needs no comparison of samples: a limit on the candidate alone, or nothing to compare."""
+    check, requirement = case.check, case.check.requirement
     if check.after is None:
         return replace(check, verdict="inconclusive", reason="the candidate has no such metric")
-    if asked and asked.kind == "limit":
-        return _limit(case, asked, rules)
+    if requirement and requirement.kind == "limit":
+        return _check_limit(case, requirement, rules)
     if obstacle:
         return replace(check, verdict="inconclusive", reason=obstacle)
     if check.before is None:
         return replace(check, verdict="inconclusive", reason="the baseline has no such metric")
-    what = "runs" if check.metric.once_a_run else "steps"
-    need = 3 if check.metric.once_a_run else rules.min_steps
-    if min(check.steps) < need:
-        side = f"{check.steps[0]} before, {check.steps[1]} after"
-        return replace(check, verdict="inconclusive", reason=f"too few {what}: {side}; at least {need} are needed")
+    unit, needed = ("runs", MIN_RUNS_OF_RUN_METRIC) if check.metric.once_a_run else ("steps", rules.min_steps)
+    if min(check.steps) < needed:
+        counts = f"{check.steps[0]} before, {check.steps[1]} after"
+        return replace(check, verdict="inconclusive", reason=f"too few {unit}: {counts}; at least {needed} are needed")
     return None
 
 
-def _limit(case: _Case, asked: Requirement, rules: Rules) -> Check:
-    """Return the verdict on the candidate's own steps against a number."""
+def _check_limit(case: _Case, requirement: Requirement, rules: Rules) -> Check:
+    """Return the verdict on the candidate's own steps against a limit."""
     check, value = case.check, case.check.after or 0.0
-    over = case.sign * (value - asked.limit)
+    holds = requirement.holds(value)
     if check.steps[1] < rules.min_steps:
-        # Too few steps to know their noise: only a distance beyond the floor decides.
+        # Too few steps to know their noise: only a distance larger than the floor decides.
         few = f"only {counted(check.steps[1], 'step')}"
-        if abs(over) <= case.floor:
+        if abs(value - requirement.limit) <= case.floor:
             return replace(check, verdict="inconclusive", reason=f"{few}, and the limit is within the noise floor")
-        ok = asked.holds(value)
-        return replace(check, verdict="pass" if ok else "regressed", reason=f"{few}, but beyond the noise floor",
-                       method="floor")  # fmt: skip
-    estimate = stats.bootstrap([[case.sign * v for v in run] for run in case.after])
-    ends = sorted(case.sign * end for end in estimate.interval(1 - rules.alpha))
-    check = replace(check, interval=(ends[0], ends[1]), method="bootstrap", p=estimate.tail(case.sign * asked.limit))
-    if asked.holds(value):
+        verdict: Outcome = "pass" if holds else "regressed"
+        return replace(check, verdict=verdict, reason=f"{few}, but beyond the noise floor", method="floor")
+    estimate = stats.bootstrap(_signed(case.after, case.sign))
+    p = estimate.p_not_above(case.sign * requirement.limit)
+    check = replace(check, interval=_signed_interval(estimate, 1 - rules.alpha, case.sign), method="bootstrap", p=p)
+    if holds:
         return replace(check, verdict="pass")
-    if (check.p or 0.0) <= rules.alpha:
-        return replace(check, verdict="regressed", reason=f"the limit is {asked.op} {asked.limit:g}")
+    if p <= rules.alpha:
+        return replace(check, verdict="regressed", reason=f"the limit is {requirement.op} {requirement.limit:g}")
     return replace(check, verdict="inconclusive", reason="past the limit, but the limit is within its noise")
 
 
-class _Agreement(msgspec.Struct, frozen=True):
-    """How the samples speak for a change, before correction: p of worse, p of better, the interval of the change."""
+def _signed(runs: Sequence[Sequence[float]], sign: int) -> list[list[float]]:
+    """Return the samples turned so that larger is worse."""
+    return [[sign * value for value in run] for run in runs]
 
-    worse: float
-    better: float
-    interval: tuple[float, float]
+
+def _signed_interval(estimate: stats.Estimate, level: float, sign: int) -> tuple[float, float]:
+    """Return the confidence interval turned back to the metric's own direction."""
+    low, high = sorted(sign * end for end in estimate.interval(level))
+    return low, high
+
+
+class _Test(msgspec.Struct, frozen=True):
+    """Result of the statistical test of one metric, before correction for the number of metrics."""
+
+    p_worse: float
+    p_better: float
+    interval: tuple[float, float]  # confidence interval of the change
     method: str
 
 
-def _agreement(case: _Case, level: float) -> _Agreement:
-    after = [[case.sign * v for v in run] for run in case.after]
-    before = [[case.sign * v for v in run] for run in case.before]
+def _test(case: _Case, alpha: float) -> _Test:
+    """Test whether a metric got worse or better; *alpha* is the significance level of this one test.
+
+    Steps are compared with a rank test, or with a bootstrap where there are too few steps for the rank test to reach
+    *alpha*. Where there are several runs or calibrated noise, the difference must also be significant given the spread
+    between runs, because the steps of one run resemble each other.
+    """
+    after, before = _signed(case.after, case.sign), _signed(case.before, case.sign)
     estimate = stats.bootstrap(after, before)
-    flat_after, flat_before = ([v for run in side for v in run] for side in (after, before))
-    moved = [v + case.shift for v in flat_before]
-    if stats.smallest_p(len(flat_after), len(flat_before)) <= level:
-        rho = stats.correlation([*after, *before])
-        worse = stats.weaken(stats.rank_test(flat_after, moved), rho)
-        better = stats.weaken(stats.rank_test(flat_before, flat_after), rho)
+    after_steps, before_steps = ([value for run in runs for value in run] for runs in (after, before))
+    if stats.smallest_p(len(after_steps), len(before_steps)) <= alpha:
         method = "rank test"
+        correlation = stats.correlation([*after, *before])
+        shifted = [value + case.tested_change for value in before_steps]
+        p_worse = stats.weaken(stats.rank_test(after_steps, shifted), correlation)
+        p_better = stats.weaken(stats.rank_test(before_steps, after_steps), correlation)
     else:
-        worse, better, method = estimate.tail(case.shift), replace(estimate, value=-estimate.value).tail(), "bootstrap"
+        method = "bootstrap"
+        p_worse = estimate.p_not_above(case.tested_change)
+        p_better = replace(estimate, value=-estimate.value).p_not_above()
     if case.noise or len(after) + len(before) > 2:
-        deviation = case.noise.deviation if case.noise else prior(case.floor, case.doubt)
-        df = float(case.noise.df) if case.noise else PRIOR_DF
+        deviation = case.noise.deviation if case.noise else prior_deviation(case.floor, case.uncertainty)
+        df = float(case.noise.df) if case.noise else PRIOR_DEGREES_OF_FREEDOM
         spread = stats.between_runs(after, before, prior=deviation, prior_df=df, calibrated=case.noise is not None)
-        # Steps of one run resemble each other: the runs themselves must agree too.
-        worse = max(worse, min(1.0, STRICTER * spread.tail(case.shift)))
-        better = max(better, min(1.0, STRICTER * replace(spread, value=-spread.value).tail()))
-        estimate, method = max(estimate, spread, key=lambda e: e.error), f"{method}, over runs"
-    ends = sorted(case.sign * end for end in estimate.interval(1 - 2 * level))
-    return _Agreement(worse, better, (ends[0], ends[1]), method)
+        p_worse_runs = spread.p_not_above(case.tested_change)
+        p_better_runs = replace(spread, value=-spread.value).p_not_above()
+        p_worse = max(p_worse, min(1.0, BETWEEN_RUNS_P_FACTOR * p_worse_runs))
+        p_better = max(p_better, min(1.0, BETWEEN_RUNS_P_FACTOR * p_better_runs))
+        estimate, method = max(estimate, spread, key=lambda candidate: candidate.error), f"{method}, over runs"
+    return _Test(p_worse, p_better, _signed_interval(estimate, 1 - 2 * alpha, case.sign), method)
 
 
-def _decide(case: _Case, agreed: _Agreement, p_worse: float, p_better: float, rules: Rules) -> Check:
-    check = replace(case.check, interval=agreed.interval, p=p_worse, method=agreed.method)
-    worse, asked = case.sign * (check.change or 0.0), check.requirement
-    past = worse > case.limit if asked is None else not asked.holds(_asked_change(check, asked))
-    alike = sum(check.runs) == 2 and abs(worse) <= case.doubt
-    if past:
-        return _past(case, check, agreed, rules, alike=alike)
-    if -worse > case.floor and p_better <= rules.alpha and not alike:
+def _decide(case: _Case, test: _Test, p_worse: float, p_better: float, rules: Rules) -> Check:
+    """Return the verdict from the test and its corrected p-values."""
+    check = replace(case.check, interval=test.interval, p=p_worse, method=test.method)
+    requirement = check.requirement
+    if requirement is None:
+        exceeded = case.worsening > case.limit
+    else:
+        exceeded = not requirement.holds(_required_change(check, requirement))
+    if exceeded:
+        return _decide_exceeded(case, check, test, rules)
+    if -case.worsening > case.floor and p_better <= rules.alpha and not case.may_be_chance:
         return replace(check, verdict="improved")
     return check
 
 
-def _past(case: _Case, check: Check, agreed: _Agreement, rules: Rules, *, alike: bool) -> Check:
-    """Judge a change past its limit: regressed, unless it may be noise."""
-    worse = case.sign * (check.change or 0.0)
-    if check.requirement and case.noise and abs(worse) <= case.noise.floor(check.runs):
+def _decide_exceeded(case: _Case, check: Check, test: _Test, rules: Rules) -> Check:
+    """Return the verdict on a change beyond its limit: regressed, unless it may be noise."""
+    if check.requirement and case.noise and abs(case.worsening) <= case.noise.floor(check.runs):
         return replace(check, verdict="inconclusive", reason="past the limit, but within the calibrated noise")
     if check.p is not None and check.p <= rules.alpha:
-        if alike:
-            return replace(check, verdict="inconclusive", reason=_ONE_RUN)
-        return replace(check, verdict="regressed", reason=_because(case))
-    if agreed.worse <= 2 * rules.alpha and worse > 2 * case.floor:
+        if case.may_be_chance:
+            return replace(check, verdict="inconclusive", reason=_SINGLE_RUN_REASON)
+        return replace(check, verdict="regressed", reason=_regression_reason(case))
+    if test.p_worse <= 2 * rules.alpha and case.worsening > 2 * case.floor:
         return replace(check, verdict="inconclusive", reason="looks worse, but may be noise: record more")
     return replace(check, reason="past the floor, but it may be noise")
 
 
-def _asked_change(check: Check, asked: Requirement) -> float:
+def _required_change(check: Check, requirement: Requirement) -> float:
+    """Return the change in the unit of the requirement: the metric's, or a share of the baseline."""
     change = check.change or 0.0
-    if asked.kind != "relative":
+    if requirement.kind != "relative":
         return change
     if check.before:
         return change / check.before
     return math.copysign(math.inf, change) if change else 0.0
 
 
-def _because(case: _Case) -> str:
-    asked, unit = case.check.requirement, case.check.metric.unit
-    if asked:
-        return f"breaks {asked.text}"
+def _regression_reason(case: _Case) -> str:
+    requirement, unit = case.check.requirement, case.check.metric.unit
+    if requirement:
+        return f"breaks {requirement.text}"
     floor = f"{100 * case.floor:.1f} points" if unit == "ratio" else f"{case.floor:.3g} {unit}"
     return f"worse by more than {floor}"
-
-
-def _families(metrics: Sequence[str], *, named: bool) -> list[int]:
-    """Return which metrics are corrected together: the step as a whole is not blunted by many labels."""
-    return [int(not named and name in WHOLE) for name in metrics]
-
-
-def _corrected(ps: Sequence[float], families: Sequence[int]) -> list[float]:
-    result = list(ps)
-    for family in set(families):
-        members = [i for i, f in enumerate(families) if f == family]
-        for i, p in zip(members, stats.holm([ps[i] for i in members]), strict=True):
-            result[i] = p
-    return result

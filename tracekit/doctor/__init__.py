@@ -1,4 +1,4 @@
-"""What a trace holds, what it lacks, and how to record better."""
+"""Diagnosis of recordings: what they contain, what they lack, and how to record better."""
 
 from __future__ import annotations
 

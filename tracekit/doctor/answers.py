@@ -1,7 +1,7 @@
-"""What an Nsight recording answers as it is, and what one option more at its export would add.
+"""Answers that an Nsight recording can give, and what exporting its report again would add.
 
-Most people record without operators and export with defaults. Threads, kernel names and NCCL's own calls still tell
-most of it, and the report on disk holds more than its export: no new run is needed for that.
+Most people record without operators and export with defaults. Threads, kernel names and NCCL's calls still give most
+answers, and the report on disk contains more than its export, so that no new run is needed.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from pathlib import PurePath
 
 import msgspec
 
-from tracekit.doctor.recording import RankFacts
+from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts
 
-OPTION = "--include-blobs=true"
+EXPORT_OPTION = "--include-blobs=true"
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer, and when a rank's events can give it."""
+    """An answer, and the condition under which a rank's events can give it."""
 
-    what: str
-    holds: Callable[[RankFacts], bool]
+    text: str
+    available: Callable[[RankFacts], bool]
 
 
-class Again(msgspec.Struct, frozen=True):
-    """One option more at the export: what it would give, and the command."""
+class Reexport(msgspec.Struct, frozen=True):
+    """Another export of the same report: its option, what it adds, and the command."""
 
     option: str
     gives: str
     command: str
 
 
-def _launched(fact: RankFacts) -> bool:
-    return fact.gpu_events > 0 and fact.launched >= 0.8 * fact.gpu_events
+def _has_launches(fact: RankFacts) -> bool:
+    return fact.gpu_events > 0 and fact.launched >= MIN_LAUNCHED_SHARE * fact.gpu_events
 
 
 ANSWERS = (
     Answer("where GPU time went: compute, exposed communication and copies, idle", lambda f: f.gpu_events > 0),
     Answer(
         "forward, dgrad, wgrad and optimizer: by operators and autograd's numbers",
-        lambda f: _launched(f) and f.with_sequence > 0,
+        lambda f: _has_launches(f) and f.with_sequence > 0,
     ),
     Answer(
         "forward, dgrad, wgrad and optimizer: by launching threads, kernel names and sums of gradients",
-        lambda f: _launched(f) and f.with_sequence == 0,
+        lambda f: _has_launches(f) and f.with_sequence == 0,
     ),
-    Answer("pipeline cells, schedule and ideal", lambda f: _launched(f) and f.messages > 0),
+    Answer("pipeline cells, schedule and ideal", lambda f: _has_launches(f) and f.messages > 0),
     Answer(
         "waits and the bubble: both sides of each message, by the recorded peers",
         lambda f: f.messages > 0 and f.peers > 0,
@@ -57,18 +57,20 @@ ANSWERS = (
     Answer("steps, by marks", lambda f: bool(f.steps)),
     Answer("steps, by the optimizer at their end", lambda f: f.gpu_events > 0 and not f.steps),
 )
-"""In the order they are told; a new answer is an entry."""
+"""Answers in the order they are reported."""
 
 
-def answers(facts: Sequence[RankFacts]) -> list[str]:
-    """Return what can be answered for every one of the ranks."""
-    return [answer.what for answer in ANSWERS if facts and all(answer.holds(fact) for fact in facts)]
+def available_answers(facts: Sequence[RankFacts]) -> list[str]:
+    """Return the answers that are available for every rank."""
+    return [answer.text for answer in ANSWERS if facts and all(answer.available(fact) for fact in facts)]
 
 
-def again(facts: Sequence[RankFacts]) -> Again | None:
-    """Return what exporting the same report again would add; None where nothing."""
+def suggest_reexport(facts: Sequence[RankFacts]) -> Reexport | None:
+    """Return the export that would add the communicators of NCCL calls; None if it would add nothing."""
     lacking = [
-        f for f in facts if f.source.reader == "nsight" and f.collectives > 0 and f.nccl_calls > 0 and not f.groups
+        fact
+        for fact in facts
+        if fact.source.reader == "nsight" and fact.collectives > 0 and fact.nccl_calls > 0 and not fact.groups
     ]
     if not lacking:
         return None
@@ -77,4 +79,4 @@ def again(facts: Sequence[RankFacts]) -> Again | None:
     gives = "communicators, sizes and peers of NCCL calls: groups told apart, waits of collectives, bandwidths"
     if len(lacking) > 1:
         gives += f" (on each of {len(lacking)} ranks)"
-    return Again(OPTION, gives, f"nsys export --type=sqlite {OPTION} --force-overwrite=true {report}")
+    return Reexport(EXPORT_OPTION, gives, f"nsys export --type=sqlite {EXPORT_OPTION} --force-overwrite=true {report}")

@@ -1,6 +1,6 @@
-"""What a trace holds, what it lacks, which answers that rules out, and the call that would record them.
+"""Diagnosis of recordings: contents, findings and how to record better, as plain data.
 
-Everything here is data; ``tracekit.report.terminal.doctor`` draws it.
+``tracekit.report.terminal.doctor`` prints it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from msgspec.structs import asdict
 
 from tracekit._util.html import html_table
 from tracekit._util.text import json_text
-from tracekit.doctor.answers import again, answers
-from tracekit.doctor.extras import extras
-from tracekit.doctor.recording import Finding, RankFacts, findings
+from tracekit.doctor.answers import available_answers, suggest_reexport
+from tracekit.doctor.findings import Finding, RankFacts, find_extras, find_problems
 from tracekit.errors import Notice
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
-from tracekit.parsers.refs import SourceRef
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.run.options import file_rank_option
 from tracekit.schema import GPU_KINDS, RankEvents
@@ -32,15 +31,15 @@ from tracekit.store.sources import Paths
 
 FORMAT = "tracekit.doctor/1"
 
-_COLLECTIVE = r"(?i)nccl|rccl"
+_NCCL_KERNEL = r"(?i)nccl|rccl"
 _GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Findings over all ranks, and what to do about them.
+    """Facts and findings over all ranks.
 
-    >>> found = diagnose("sample_traces/1f1b-noshapes")
-    >>> found.findings[0].severity, found.to_dict()["format"]
+    >>> diagnosis = diagnose("sample_traces/1f1b-noshapes")
+    >>> diagnosis.findings[0].severity, diagnosis.to_dict()["format"]
     ('limits', 'tracekit.doctor/1')
     """
 
@@ -51,42 +50,46 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     @property
     def reader(self) -> str:
-        """The tool that recorded: ``kineto`` or ``nsight``."""
+        """Tool that recorded the run: ``kineto`` or ``nsight``."""
         return self.facts[0].source.reader
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the run, where a file says."""
+        """Number of ranks in the run; None if no file states it."""
         return max((fact.source.world_size or 0 for fact in self.facts), default=0) or None
 
     def counts(self) -> dict[str, int]:
-        """Events by kind, over all ranks."""
+        """Return the number of events by kind, over all ranks."""
         total: Counter[str] = Counter()
         for fact in self.facts:
             total.update(fact.counts)
         return dict(total.most_common())
 
     def groups(self) -> list[dict[str, Any]]:
-        """Process groups, each once: from the headers, else from the events."""
-        known: dict[tuple[str, tuple[int, ...]], str | None] = {}
+        """Return the process groups, each once: from the files' headers, else from the events."""
+        descriptions: dict[tuple[str, tuple[int, ...]], str | None] = {}
         for fact in self.facts:
             for group in fact.source.groups:
-                known[group.name, group.ranks] = group.description
-            named = {name for name, _ in known}
+                descriptions[group.name, group.ranks] = group.description
+            in_headers = {name for name, _ in descriptions}
             for name, description in fact.groups.items():
-                if name not in named:
-                    known[name, ()] = description
-        return [{"name": n, "description": d, "ranks": list(r)} for (n, r), d in sorted(known.items())]
+                if name not in in_headers:
+                    descriptions[name, ()] = description
+        return [
+            {"name": name, "description": description, "ranks": list(ranks)}
+            for (name, ranks), description in sorted(descriptions.items())
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON (``format: "tracekit.doctor/1"``)."""
+        reexport = suggest_reexport(self.facts)
         starts = [fact.start_ns for fact in self.facts if fact.start_ns is not None]
         ends = [fact.end_ns for fact in self.facts if fact.end_ns is not None]
         return {
             "format": FORMAT,
             "paths": list(self.paths),
             "reader": self.reader,
-            "versions": _merged(fact.source.versions for fact in self.facts),
+            "versions": _merge_versions(fact.source.versions for fact in self.facts),
             "ranks": [fact.source.rank for fact in self.facts],
             "world_size": self.world_size,
             "devices": sorted({name for fact in self.facts for name in fact.source.devices}),
@@ -94,11 +97,11 @@ class Diagnosis(msgspec.Struct, frozen=True):
             "span_ns": max(ends) - min(starts) if starts else 0,
             "groups": self.groups(),
             "counts": self.counts(),
-            "skipped": _total(fact.source.skipped for fact in self.facts),
+            "skipped": _sum_counts(fact.source.skipped for fact in self.facts),
             "by_rank": [_rank_dict(fact) for fact in self.facts],
-            "answers": answers(self.facts) if self.reader == "nsight" else None,
-            "export_again": None if (more := again(self.facts)) is None else asdict(more),
-            "extras": [{"code": one.code, "adds": one.adds, "how": one.how} for one in extras(self.facts)],
+            "answers": available_answers(self.facts) if self.reader == "nsight" else None,
+            "export_again": None if reexport is None else asdict(reexport),
+            "extras": [{"code": extra.code, "adds": extra.adds, "how": extra.how} for extra in find_extras(self.facts)],
             "findings": [asdict(finding) for finding in self.findings],
             "warnings": [asdict(notice) for notice in self.notices],
         }
@@ -122,7 +125,7 @@ def diagnose(
     workers: int | None = None,
     rank: int | None = None,
 ) -> Diagnosis:
-    """Examine the traces at *paths*. A file that cannot be read is a finding, unless none can.
+    """Examine the traces at *paths*. A file that cannot be read is a finding, unless none can be read.
 
     *file_rank* is the rank of a single file that does not name it; *rank* is its deprecated name.
 
@@ -130,31 +133,30 @@ def diagnose(
     ['no-shapes']
     """
     refs, notices = find_sources(paths, ranks=ranks, rank=file_rank_option(file_rank, rank))
-    done = map_sources(partial(_examine_ref, ranks=ranks), refs, workers=workers, progress="examining")
-    failed = [one for one in done if one.error is not None]
-    if len(failed) == len(done):
-        raise_failures(done)
-    facts = [fact for one in done if one.error is None for fact in one.unwrap()]
+    results = map_sources(partial(_examine_ref, ranks=ranks), refs, workers=workers, progress="examining")
+    failed = [result for result in results if result.error is not None]
+    if len(failed) == len(results):
+        raise_failures(results)
+    facts = [fact for result in results if result.error is None for fact in result.unwrap()]
     facts.sort(key=lambda fact: fact.source.rank)
     check_run([(fact.source, fact.start_ns, fact.end_ns) for fact in facts], ranks=ranks, failed=bool(failed))
-    unreadable = [(one.item.path, one.error.message) for one in failed if one.error is not None]
-    asked = None if ranks is None else tuple(ranks)
+    unreadable = [(result.item.path, result.error.message) for result in failed if result.error is not None]
     return Diagnosis(
         paths=tuple(ref.path for ref in refs),
         facts=tuple(facts),
-        findings=tuple(findings(facts, unreadable=unreadable, ranks=asked)),
+        findings=tuple(find_problems(facts, unreadable=unreadable, ranks=None if ranks is None else tuple(ranks))),
         notices=notices,
     )
 
 
 def examine(part: RankEvents) -> RankFacts:
-    """Return what one rank's events say about how it was recorded."""
+    """Return the facts about how one rank was recorded."""
     events = part.events
     kind = pl.col("kind").cast(pl.String)
     gpu = events.lazy().filter(kind.is_in(GPU_KINDS))
     launches = events.lazy().filter(kind.is_in(["runtime", "driver"]))
-    known = launches.select("pid", "correlation").drop_nulls("correlation").unique("correlation")
-    one = events.lazy().select(
+    launched_ids = launches.select("pid", "correlation").drop_nulls("correlation").unique("correlation")
+    all_events = events.lazy().select(
         start=pl.col("start_ns").min(),
         end=pl.col("end_ns").max(),
         cpu_ops=(kind == "cpu_op").sum(),
@@ -166,8 +168,9 @@ def examine(part: RankEvents) -> RankFacts:
         streams=pl.struct("device", "stream").n_unique(),
         in_graphs=(pl.col("graph").is_not_null() & (pl.col("graph") > 0)).sum(),
     )
-    launched = gpu.join(known, on="correlation", how="semi").select(pl.len())
-    total, busy, joined = (frame.row(0, named=True) for frame in pl.collect_all([one, on_gpu, launched]))
+    launched = gpu.join(launched_ids, on="correlation", how="semi").select(pl.len())
+    # One pass over the events for all three.
+    total, gpu_total, joined = (frame.row(0, named=True) for frame in pl.collect_all([all_events, on_gpu, launched]))
     recording = check_completeness(find_api_calls(events), add_launch_times(events))
     return RankFacts(
         source=part.source,
@@ -177,18 +180,18 @@ def examine(part: RankEvents) -> RankFacts:
         end_ns=total["end"],
         steps=tuple(events["step"].drop_nulls().unique().sort().to_list()),
         devices=tuple(gpu.select("device").collect()["device"].drop_nulls().unique().sort().to_list()),
-        streams=busy["streams"],
-        gpu_events=busy["events"],
+        streams=gpu_total["streams"],
+        gpu_events=gpu_total["events"],
         launched=joined["len"],
-        in_graphs=busy["in_graphs"],
-        graph_launches=_named(launches, _GRAPH_LAUNCH),
+        in_graphs=gpu_total["in_graphs"],
+        graph_launches=_count_named(launches, _GRAPH_LAUNCH),
         cpu_ops=total["cpu_ops"],
         with_shapes=total["with_shapes"],
         with_sequence=total["with_sequence"],
-        collectives=_named(gpu, _COLLECTIVE),
-        groups=_groups(events),
-        **_allocations(part.memory),
-        **_nccl_calls(events),
+        collectives=_count_named(gpu, _NCCL_KERNEL),
+        groups=_group_descriptions(events),
+        **_count_allocations(part.memory),
+        **_count_nccl_calls(events),
     )
 
 
@@ -196,30 +199,30 @@ def _examine_ref(ref: SourceRef, *, ranks: Collection[int] | None) -> list[RankF
     return [examine(part) for part in read_ref(ref) if ranks is None or part.source.rank in ranks]
 
 
-def _named(rows: pl.LazyFrame, pattern: str) -> int:
-    """Count rows by name; the pattern is tried once for each distinct name."""
+def _count_named(rows: pl.LazyFrame, pattern: str) -> int:
+    """Return how many rows have a name that matches; the pattern is tried once per distinct name."""
     names = rows.group_by("name").len().with_columns(pl.col("name").cast(pl.String))
     return int(names.filter(pl.col("name").str.contains(pattern)).select(pl.col("len").sum()).collect().item())
 
 
-def _allocations(memory: pl.DataFrame) -> dict[str, int]:
+def _count_allocations(memory: pl.DataFrame) -> dict[str, int]:
     on_gpu = memory.filter(pl.col("device_type") != 0)
     return {"allocations": len(on_gpu), "with_totals": on_gpu["allocated"].count()}
 
 
-def _nccl_calls(events: pl.DataFrame) -> dict[str, int]:
-    """Count the calls of NCCL's own, the sends and receives among them, and those that say to whom."""
+def _count_nccl_calls(events: pl.DataFrame) -> dict[str, int]:
+    """Return the number of NCCL calls, of sends and receives among them, and of those with a recorded peer."""
     domain, collective = (pl.col(name).cast(pl.String) for name in ("domain", "collective"))
     message = collective.is_in(["send", "recv"]) & (pl.col("kind").cast(pl.String) == "cpu_op")
-    asked = events.lazy().select(
+    counts = events.lazy().select(
         nccl_calls=(domain == "NCCL").sum(),
         messages=message.sum(),
         peers=(message & pl.col("peer").is_not_null()).sum(),
     )
-    return asked.collect().row(0, named=True)
+    return counts.collect().row(0, named=True)
 
 
-def _groups(events: pl.DataFrame) -> dict[str, str | None]:
+def _group_descriptions(events: pl.DataFrame) -> dict[str, str | None]:
     rows = events.lazy().filter(pl.col("group").is_not_null()).select("group", "group_desc").unique()
     text = rows.with_columns(pl.all().cast(pl.String)).sort("group", "group_desc", nulls_last=False).collect()
     return dict(text.iter_rows())
@@ -240,16 +243,16 @@ def _rank_dict(fact: RankFacts) -> dict[str, Any]:
     }
 
 
-def _merged(mappings: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Join mappings; values that differ between ranks are all shown."""
+def _merge_versions(mappings: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the versions over all ranks; values that differ are joined."""
     values: dict[str, set[str]] = {}
     for mapping in mappings:
         for key, value in mapping.items():
             values.setdefault(key, set()).add(value)
-    return {key: " / ".join(sorted(several)) for key, several in sorted(values.items())}
+    return {key: " / ".join(sorted(versions)) for key, versions in sorted(values.items())}
 
 
-def _total(mappings: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sum_counts(mappings: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for mapping in mappings:
         total.update(mapping)

@@ -1,4 +1,4 @@
-"""Limits, baselines and verdicts, standing on ``tracekit.diffs``: a regression stops, noise does not.
+"""Gate on performance regressions: limits, baselines and one verdict, based on ``tracekit.diffs``.
 
 >>> from tracekit.gates import gate
 >>> result = gate("sample_traces/reload", require=["step_ms < 10", "overlap.broadcast > 0.5"])
@@ -7,6 +7,6 @@
 """
 
 from tracekit.gates.config import Config, Waiver, load_config
-from tracekit.gates.outcome import GateResult, gate
+from tracekit.gates.run_gate import GateResult, gate
 
 __all__ = ["Config", "GateResult", "Waiver", "gate", "load_config"]

@@ -1,4 +1,4 @@
-"""What the project says about its gate: ``[tool.tracekit.gate]`` in pyproject.toml, or ``[gate]`` in tracekit.toml."""
+"""Settings of the gate: ``[tool.tracekit.gate]`` in pyproject.toml, or ``[gate]`` in tracekit.toml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Policy = Literal["pass", "fail"]
 
 
 class Waiver(msgspec.Struct, frozen=True):
-    """A regression that someone accepted, why, and until when."""
+    """An accepted regression, with its reason and last day."""
 
     metric: str  # a name or a pattern: "exposed_ms.*"
     reason: str
@@ -35,7 +35,7 @@ class Waiver(msgspec.Struct, frozen=True):
         return "active" if today <= self.until else "expired"
 
     def to_dict(self, today: date) -> dict[str, str]:
-        """Plain data, with its status today."""
+        """Return plain data, with the status on *today*."""
         return {
             "metric": self.metric,
             "reason": self.reason,
@@ -45,18 +45,18 @@ class Waiver(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The gate's settings. Every field can be written in the file under its own name.
+    """Settings of the gate. Every field can be written in the file under its own name.
 
     >>> Config(require=("step_ms < +3%",), inconclusive="pass").min_steps
     5
     """
 
     baseline: tuple[str, ...] = ()
-    """Where the baseline is when the command does not say: a file, or several."""
+    """Baseline files used when the command names none."""
     require: tuple[str, ...] = ()
     """Requirements checked when the command gives none."""
     alpha: float = Rules().alpha
-    """The chance of a false alarm before the floors: of the whole step, and of all its parts."""
+    """Probability of a false alarm before the floors: of the whole step, and of all its parts together."""
     min_steps: int = Rules().min_steps
     """With fewer steps than this on either side nothing is decided."""
     inconclusive: Policy | None = None
@@ -72,12 +72,12 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def rules(self) -> Rules:
-        """How sure a verdict must be."""
+        """Rules of the verdicts."""
         return Rules(self.alpha, self.min_steps, self.floors)
 
 
 def load_config(path: str | Path | None = None, *, start: Path | None = None) -> Config:
-    """Read the settings from *path*, or from the nearest file at or above *start*; none is not an error.
+    """Return the settings of *path*, or of the nearest file at or above *start*; the defaults if there is none.
 
     >>> load_config(start=Path("sample_traces")).inconclusive is None
     True
@@ -88,29 +88,31 @@ def load_config(path: str | Path | None = None, *, start: Path | None = None) ->
             raise OptionError(f"--config {file}: there is no such file")
         return _parse(_read(file), file)
     folder = (start or Path.cwd()).resolve()
-    for here in (folder, *folder.parents):
+    for parent in (folder, *folder.parents):
         for name in ("tracekit.toml", "pyproject.toml"):
-            file = here / name
+            file = parent / name
             if file.is_file() and (table := _read(file)) is not None:
                 return _parse(table, file)
-        if (here / ".git").exists():
+        if (parent / ".git").exists():  # settings above the repository belong to another project
             break
     return Config()
 
 
 def apply_waivers(checks: Sequence[Check], waivers: Iterable[Waiver], today: date) -> list[Check]:
-    """Mark the checks that an active waiver covers; their verdict stays, it no longer decides."""
-    active = [w for w in waivers if w.status(today) == "active"]
-    return [
-        replace(check, waiver=matches[0].to_dict(today))
-        if check.verdict in ("regressed", "inconclusive")
-        and (matches := [w for w in active if fnmatch.fnmatchcase(check.metric.name, w.metric)])
-        else check
-        for check in checks
-    ]
+    """Return the checks with their active waivers; a waived check keeps its verdict, but does not decide the gate."""
+    active = [waiver for waiver in waivers if waiver.status(today) == "active"]
+    result = []
+    for check in checks:
+        matching = [waiver for waiver in active if fnmatch.fnmatchcase(check.metric.name, waiver.metric)]
+        if matching and check.verdict in ("regressed", "inconclusive"):
+            result.append(replace(check, waiver=matching[0].to_dict(today)))
+        else:
+            result.append(check)
+    return result
 
 
 def _read(file: Path) -> dict[str, Any] | None:
+    """Return the gate's table of a TOML file; None if it has none."""
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -121,26 +123,29 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
-    known = [name for name in Config.__struct_fields__ if name != "path"]
+    settings = [name for name in Config.__struct_fields__ if name != "path"]
     values: dict[str, Any] = {"path": str(file)}
     for key, value in (table or {}).items():
-        if key not in known:
-            hint = did_you_mean(key, known, otherwise=f"one of {', '.join(known)}")
+        if key not in settings:
+            hint = did_you_mean(key, settings, otherwise=f"one of {', '.join(settings)}")
             raise OptionError(f"{file}: the gate has no setting {key}", hint=hint)
-        values[key] = _value(key, value, file)
+        values[key] = _check_value(key, value, file)
     return Config(**values)
 
 
-def _value(key: str, value: Any, file: Path) -> Any:
-    def need(ok: bool, what: str) -> None:
-        if not ok:
-            raise OptionError(f"{file}: {key} must be {what}, not {value!r}")
+def _check_value(key: str, value: Any, file: Path) -> Any:
+    """Return the value of a setting in its own type; raise OptionError if it is not valid."""
+
+    def need(valid: bool, expected: str) -> None:
+        if not valid:
+            raise OptionError(f"{file}: {key} must be {expected}, not {value!r}")
 
     if key in ("baseline", "require", "allow"):
         value = [value] if isinstance(value, str) else value
         need(isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of strings")
-        here = file.parent
-        return tuple(str(here / v) if key == "baseline" and "://" not in v else v for v in value)
+        if key == "baseline":  # relative to the file, unless it is an address
+            return tuple(item if "://" in item else str(file.parent / item) for item in value)
+        return tuple(value)
     if key == "alpha":
         need(isinstance(value, float) and 0 < value < 0.5, "a number between 0 and 0.5")
     elif key == "min_steps":
@@ -151,26 +156,23 @@ def _value(key: str, value: Any, file: Path) -> Any:
         need(isinstance(value, dict), "a table of metric = floor")
     elif key == "waivers":
         need(isinstance(value, list), "a list of tables")
-        return tuple(_waiver(w, file) for w in value)
+        return tuple(_parse_waiver(item, file) for item in value)
     return value
 
 
-def _waiver(table: Any, file: Path) -> Waiver:
-    given = table if isinstance(table, dict) else {}
-    missing = [k for k in ("metric", "reason", "until") if not given.get(k)]
+def _parse_waiver(table: Any, file: Path) -> Waiver:
+    entry = table if isinstance(table, dict) else {}
+    missing = [key for key in ("metric", "reason", "until") if not entry.get(key)]
     if missing:
         raise OptionError(f"{file}: a waiver lacks its {missing[0]}", hint="each needs metric, reason and until")
-    until = given["until"]
+    until = entry["until"]  # TOML has dates and times of its own; a string is accepted too
     try:
-        day = (
-            until.date()
-            if isinstance(until, datetime)
-            else until
-            if isinstance(until, date)
-            else date.fromisoformat(until)
-        )
+        if isinstance(until, datetime):
+            last_day = until.date()
+        else:
+            last_day = until if isinstance(until, date) else date.fromisoformat(until)
     except (TypeError, ValueError):
         raise OptionError(
-            f"{file}: waiver of {given['metric']}: until = {until!r} is not a date", hint="write 2026-12-31"
+            f"{file}: waiver of {entry['metric']}: until = {until!r} is not a date", hint="write 2026-12-31"
         ) from None
-    return Waiver(str(given["metric"]), str(given["reason"]), day)
+    return Waiver(str(entry["metric"]), str(entry["reason"]), last_day)

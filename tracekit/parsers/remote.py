@@ -1,4 +1,4 @@
-"""Traces behind a URL, through fsspec (the extra ``remote``): listed here, fetched by the worker that reads them."""
+"""Traces behind a URL, read through fsspec (the extra ``remote``) and copied by the worker that reads them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _FOLDER_SUFFIXES = (".parquetdir", ".arrowdir")
 
 
 class RemoteFile(msgspec.Struct, frozen=True):
-    """One file (or exported folder) behind a URL."""
+    """A file (or exported folder) behind a URL."""
 
     url: str
     bytes: int
 
 
-def expand(url: str, *, depth: int) -> list[RemoteFile]:
-    """List the files at *url*: itself, what its pattern matches, or what its folder holds."""
+def list_files(url: str, *, depth: int) -> list[RemoteFile]:
+    """Return the files at *url*: the file itself, the matches of a pattern, or the contents of a folder."""
     with _one_line_errors(url):
-        system, path = _system(url)
+        system, path = _file_system(url)
         if any(sign in path for sign in "*?["):
             listed = system.glob(path, detail=True)
         elif path.endswith(_FOLDER_SUFFIXES) or (not url.startswith("http") and system.isdir(path)):
@@ -35,38 +35,38 @@ def expand(url: str, *, depth: int) -> list[RemoteFile]:
             return [RemoteFile(url, int(info.get("size") or 0))]
         sizes: dict[str, int] = {}
         for name, info in sorted(listed.items()):
-            whole = _exported_folder(name) or name
-            sizes[whole] = sizes.get(whole, 0) + int(info.get("size") or 0)
+            source = _exported_folder(name) or name  # the files of an exported folder are one source
+            sizes[source] = sizes.get(source, 0) + int(info.get("size") or 0)
         if not sizes:
             raise InputError(f"{url}: holds nothing", hint="check the URL")
         return [RemoteFile(system.unstrip_protocol(name), size) for name, size in sizes.items()]
 
 
-def stamp(url: str) -> str:
-    """Return what changes when the file at *url* does: its size, and what the server says of its content and time."""
+def change_stamp(url: str) -> str:
+    """Return text that changes when the file at *url* does: its size, and the server's checksums and times."""
     with _one_line_errors(url):
-        system, path = _system(url)
+        system, path = _file_system(url)
         info = system.info(path)
-    return repr(sorted((key, str(info[key])) for key in _CHANGING if info.get(key) is not None))
+    return repr(sorted((key, str(info[key])) for key in _CHANGE_KEYS if info.get(key) is not None))
 
 
-_CHANGING = ("size", "etag", "ETag", "mtime", "LastModified", "last_modified", "updated", "md5Hash", "crc32c",
+_CHANGE_KEYS = ("size", "etag", "ETag", "mtime", "LastModified", "last_modified", "updated", "md5Hash", "crc32c",
              "blob_id", "Content-MD5", "Digest")  # fmt: skip
 
 
-def head(url: str, count: int) -> bytes:
+def read_head(url: str, count: int) -> bytes:
     """Return the first *count* bytes of the file at *url*."""
     with _one_line_errors(url):
-        system, path = _system(url)
+        system, path = _file_system(url)
         with system.open(path, "rb") as file:
             return bytes(file.read(count))
 
 
 @contextlib.contextmanager
-def fetched(path: str) -> Iterator[str]:
-    """Yield a local path with the content of *path*: itself if it is local, else a copy that lives this long.
+def fetch_to_local(path: str) -> Iterator[str]:
+    """Yield *path* if it is local, else a local copy, removed at the end of the context.
 
-    >>> with fetched("here.json") as local:
+    >>> with fetch_to_local("here.json") as local:
     ...     local
     'here.json'
     """
@@ -75,20 +75,21 @@ def fetched(path: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         with _one_line_errors(path):
-            system, remote_path = _system(path)
+            system, remote_path = _file_system(path)
             local = Path(folder) / remote_path.rstrip("/").rsplit("/", 1)[-1]
             system.get(remote_path, str(local), recursive=remote_path.endswith(_FOLDER_SUFFIXES))
         yield str(local)
 
 
 def _exported_folder(name: str) -> str | None:
+    """Return the exported folder that the file *name* belongs to, if any."""
     for suffix in _FOLDER_SUFFIXES:
         if f"{suffix}/" in name:
             return name[: name.index(f"{suffix}/") + len(suffix)]
     return None
 
 
-def _system(url: str) -> tuple[Any, str]:
+def _file_system(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tracekit._util.text import ranks_named
 from tracekit.errors import Notice, OptionError
-from tracekit.parsers.ranks import MOST_RANKS
+from tracekit.parsers.ranks import MAX_RANKS
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 
 _PATTERN_OF_KIND = {
@@ -143,7 +143,7 @@ def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Par
             f"layout {layout} has {world_size} ranks, the trace has rank {highest}",
             hint="its sizes multiply to the number of ranks",
         )
-    if world_size >= MOST_RANKS:
+    if world_size >= MAX_RANKS:
         raise OptionError(f"the layout has {world_size} ranks, more than any run", hint="write sizes such as pp=4,ep=2")
     with_trace = sorted({rank.rank for rank in ranks})
     pipelines, notices = [], []

@@ -1,13 +1,13 @@
-"""In the training loop: record what tracekit needs, and read the answer in the log.
+"""Recording inside the training loop: one trace per rank, and the answer in the log.
 
     with tracekit.profiler("traces", steps=(10, 3)) as recorder:
         for batch in data:
             train(batch)
             recorder.step()
 
-PyTorch is imported here and nowhere else, and only when a recorder is made.
+PyTorch is imported only by this package, and only when a recorder is created.
 
->>> handler("traces", rank=0, world_size=2).place.of(1).name
+>>> handler("traces", rank=0, world_size=2).process.file_of(1).name
 'rank1.pt.trace.json.gz'
 """
 

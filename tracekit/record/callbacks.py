@@ -1,4 +1,4 @@
-"""Callbacks for trainers that own the loop: each a few lines over the recorder."""
+"""Callbacks for trainers that own the training loop (Hugging Face, Lightning)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tracekit.errors import OptionError
 from tracekit.record.recorder import Recorder, profiler
 
 
-class _Loop:
-    """A recorder that enters with the training and leaves with it."""
+class _TrainingRecorder:
+    """Recorder that starts with the training and stops with it."""
 
     def __init__(self, folder: str | os.PathLike[str], options: dict[str, Any]) -> None:
         self._folder, self._options = folder, options
@@ -38,18 +38,18 @@ def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any
     ... except OptionError as error:  # where it is not installed
     ...     assert "transformers" in str(error)
     """
-    base = _base("TrainerCallback", ("transformers",), package="transformers")
-    loop = _Loop(folder, options)
+    base = _import_base_class("TrainerCallback", ("transformers",), package="transformers")
+    recorder = _TrainingRecorder(folder, options)
 
     class TracekitCallback(base):  # type: ignore[misc,valid-type]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            loop.begin()
+            recorder.begin()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            loop.step()
+            recorder.step()
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            loop.end()
+            recorder.end()
 
     return TracekitCallback()
 
@@ -62,27 +62,27 @@ def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
     ... except OptionError as error:  # where it is not installed
     ...     assert "lightning" in str(error)
     """
-    base = _base("Callback", ("lightning.pytorch", "pytorch_lightning"), package="lightning")
-    loop = _Loop(folder, options)
+    base = _import_base_class("Callback", ("lightning.pytorch", "pytorch_lightning"), package="lightning")
+    recorder = _TrainingRecorder(folder, options)
 
     class TracekitCallback(base):  # type: ignore[misc,valid-type]
         def on_train_start(self, *_: Any) -> None:
-            loop.begin()
+            recorder.begin()
 
         def on_train_batch_end(self, *_: Any) -> None:
-            loop.step()
+            recorder.step()
 
         def on_train_end(self, *_: Any) -> None:
-            loop.end()
+            recorder.end()
 
         def on_exception(self, *_: Any) -> None:
-            loop.end()
+            recorder.end()
 
     return TracekitCallback()
 
 
-def _base(name: str, modules: tuple[str, ...], *, package: str) -> Any:
-    """Return the class to derive from, out of the first module that is installed."""
+def _import_base_class(name: str, modules: tuple[str, ...], *, package: str) -> Any:
+    """Return the class *name* of the first module that is installed."""
     for module in modules:
         try:
             return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Ranks without a shared folder: each measures its own trace, rank 0 gathers the small tables."""
+"""Gathering of rank tables on rank 0, for ranks without a shared folder: each rank measures its own trace."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from pathlib import Path
 
 from tracekit.analysis.persistence import FILE, read_tables, write_tables
 from tracekit.analysis.tables import RankTables
-from tracekit.record.place import import_torch
+from tracekit.record.process_info import import_torch
 from tracekit.run.measure import Options
 from tracekit.store.sources import find
 
 
 def gather_tables(trace: Path | None) -> list[RankTables]:
-    """Return all ranks' tables on rank 0, nothing elsewhere; a rank without a *trace* sends none."""
-    group = import_torch().distributed
-    own = b"" if trace is None else packed(trace)
-    if not (group.is_available() and group.is_initialized()):
-        return [unpacked(own)] if own else []
-    here = group.get_rank() == 0
-    everyone: list[bytes] = [b""] * group.get_world_size()
-    group.gather_object(own, everyone if here else None, dst=0)
-    return [unpacked(each) for each in everyone if each] if here else []
+    """Return the tables of all ranks on rank 0, an empty list elsewhere; a rank without a *trace* sends none."""
+    distributed = import_torch().distributed
+    own = b"" if trace is None else pack_tables(trace)
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [unpack_tables(own)] if own else []
+    is_first = distributed.get_rank() == 0
+    packed: list[bytes] = [b""] * distributed.get_world_size()
+    distributed.gather_object(own, packed if is_first else None, dst=0)
+    return [unpack_tables(data) for data in packed if data] if is_first else []
 
 
-def packed(trace: Path) -> bytes:
-    """Measure a trace; return its tables as bytes that any rank can read."""
+def pack_tables(trace: Path) -> bytes:
+    """Measure a trace and return its tables as bytes."""
     tables = Options().source_tables(find(str(trace))[0][0])[0]
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         return write_tables(tables, Path(folder)).read_bytes()
 
 
-def unpacked(data: bytes) -> RankTables:
-    """Return the tables that ``packed`` made."""
+def unpack_tables(data: bytes) -> RankTables:
+    """Return the tables packed by ``pack_tables``."""
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         (Path(folder) / FILE).write_bytes(data)
         tables = read_tables(Path(folder))

@@ -1,4 +1,4 @@
-"""Names for process groups that a framework made without descriptions, so that a trace says what their traffic is."""
+"""Descriptions for process groups that a framework created without, so that a trace tells what their traffic is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from tracekit.errors import OptionError
 
-NAMELESS = ("", "undefined")
-"""What PyTorch answers for a group that was made without a description."""
+NO_DESCRIPTION = ("", "undefined")
+"""Values of PyTorch for a group that was created without a description."""
 
 
 def describe_groups(groups: Mapping[str, Any]) -> list[str]:
-    """Give each group its name as description, in PyTorch and so in the trace; return the names that were given.
+    """Set each group's description in PyTorch to its name; return the names that were set.
 
-    A group that has a description keeps it, and a group this rank is not in (None) is passed over.
+    A group that has a description keeps it. None, for a group that this rank is not in, is ignored.
 
     >>> class Group:
     ...     group_desc = "undefined"
@@ -26,7 +26,7 @@ def describe_groups(groups: Mapping[str, Any]) -> list[str]:
     >>> pipeline.group_desc
     'pp'
     """
-    given = []
+    described = []
     for name, group in groups.items():
         if group is None:
             continue
@@ -36,7 +36,7 @@ def describe_groups(groups: Mapping[str, Any]) -> list[str]:
                 f"groups[{name!r}] is a {type(group).__name__}, which cannot be described",
                 hint="give a torch.distributed process group, with PyTorch 2.4 or newer",
             )
-        if group.group_desc in NAMELESS:
+        if group.group_desc in NO_DESCRIPTION:
             describe(name)
-            given.append(name)
-    return given
+            described.append(name)
+    return described

@@ -1,6 +1,6 @@
-"""``handler``: what happens when a recording is ready: write it, wait for the other ranks, print the answer.
+"""Handler of a finished recording: write the trace, wait for the other ranks, print the answer.
 
-Training must not notice: a full disk, a rank that never comes or an analysis that fails is one line in the log.
+Training must not be disturbed: a full disk, a missing rank or a failed analysis is one line in the log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit._util.text import counted, listing, size
 from tracekit.errors import TracekitError
-from tracekit.record.place import SUFFIX, Place, find_place
+from tracekit.record.process_info import TRACE_SUFFIX, ProcessInfo, find_process_info
 
 if TYPE_CHECKING:
     from tracekit.analysis import Analysis
@@ -22,108 +22,114 @@ if TYPE_CHECKING:
 Log = Callable[[Mapping[str, float]], object]
 """Takes figures by name: ``wandb.log``, or ``lambda d: mlflow.log_metrics(d)``."""
 
-WAIT_S = 120.0
-"""How long rank 0 waits for the other ranks' files."""
-LOOK_EVERY_S = 0.5
+MAX_WAIT_S = 120.0
+"""Seconds that rank 0 waits for the files of the other ranks."""
+POLL_INTERVAL_S = 0.5
 
 
 class Handler:
-    """Writes a rank's trace; on rank 0 analyses the run once all ranks are there. Use it as ``on_trace_ready``.
+    """Writes the trace of a rank; on rank 0 analyses the run once all ranks have written. Use it as ``on_trace_ready``.
 
-    >>> handler("traces", rank=0, world_size=2).place.of(0).name
+    >>> handler("traces", rank=0, world_size=2).process.file_of(0).name
     'rank0.pt.trace.json.gz'
     """
 
     def __init__(
         self,
-        place: Place,
+        process: ProcessInfo,
         *,
         answer: bool = True,
         log: Log | None = None,
         most_bytes: int | None = None,
-        wait_s: float = WAIT_S,
+        wait_s: float = MAX_WAIT_S,
         background: bool = True,
         gather: bool = False,
     ) -> None:
-        self.place, self._gather = place, gather
+        self.process, self._gather = process, gather
         self._answer, self._log = answer, log
         self._most_bytes, self._wait_s, self._background = most_bytes, wait_s, background
         self._thread: threading.Thread | None = None
 
     def __call__(self, profiled: Any) -> None:
-        """Take a finished recording from PyTorch's profiler."""
+        """Handle a finished recording of PyTorch's profiler."""
         written = self._write(profiled)
         if self._gather:
             self._answer_gathered(written)
             return
-        if not written or self.place.rank != 0 or not (self._answer or self._log):
+        if not written or self.process.rank != 0 or not (self._answer or self._log):
             return
         if not self._background:
             self._answer_all()
             return
-        # Not a daemon: a training that ends right after its recorded steps still gets its answer.
+        # Not a daemon thread: a training that ends right after the recorded steps still prints its answer.
         self._thread = threading.Thread(target=self._answer_all, name="tracekit-answer")
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when the answer is printed."""
+        """Wait until the answer is printed."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def _write(self, profiled: Any) -> bool:
-        """Write the trace beside its place and move it there; say what became of it."""
-        place = self.place
-        part = place.file.with_name(f".{place.file.name.removesuffix(SUFFIX)}.{os.getpid()}{SUFFIX}")
+        """Write the trace under a temporary name and rename it; log the outcome and return whether it was written."""
+        process = self.process
+        part = process.file.with_name(f".{process.file.name.removesuffix(TRACE_SUFFIX)}.{os.getpid()}{TRACE_SUFFIX}")
         try:
-            place.folder.mkdir(parents=True, exist_ok=True)
+            process.folder.mkdir(parents=True, exist_ok=True)
             profiled.export_chrome_trace(str(part))
             written = part.stat().st_size
             if self._most_bytes is not None and written > self._most_bytes:
-                say(place, f"the trace of {size(written)} is larger than {size(self._most_bytes)} and was thrown away; "
-                    "record fewer steps, or raise most_mb")  # fmt: skip
+                too_large = f"the trace of {size(written)} is larger than {size(self._most_bytes)} and was thrown away"
+                log_line(process, f"{too_large}; record fewer steps, or raise most_mb")
                 return False
-            part.replace(place.file)
+            part.replace(process.file)
         except (OSError, RuntimeError) as error:
-            say(place, f"the trace could not be written: {error}")
+            log_line(process, f"the trace could not be written: {error}")
             return False
         finally:
             part.unlink(missing_ok=True)
-        say(place, f"wrote {place.file} ({size(written)})")
+        log_line(process, f"wrote {process.file} ({size(written)})")
         return True
 
     def _answer_all(self) -> None:
+        """Wait for the other ranks, analyse the run and report; a failure is logged."""
+        process = self.process
         try:
             missing = self._wait_for_ranks()
             if missing:
-                say(self.place, f"{counted(len(missing), 'rank')} of {self.place.world_size} wrote no trace into "
-                    f"{self.place.folder}: {listing(map(str, missing))}; the answer is without them")  # fmt: skip
+                ranks = f"{counted(len(missing), 'rank')} of {process.world_size}"
+                names = listing(map(str, missing))
+                log_line(process, f"{ranks} wrote no trace into {process.folder}: {names}; the answer is without them")
             from tracekit.run.analyze import analyze
 
-            present = [str(self.place.of(rank)) for rank in range(self.place.world_size) if rank not in missing]
+            present = [
+                str(self.process.file_of(rank)) for rank in range(self.process.world_size) if rank not in missing
+            ]
             self._report(analyze(present, workers=1))
-        except Exception as error:  # whatever it is, training goes on
-            self._no_answer(error)
+        except Exception as error:  # training must go on, whatever fails here
+            self._log_failure(error)
 
     def _answer_gathered(self, written: bool) -> None:
-        """Measure this rank's trace here and send the small tables to rank 0: no folder need be shared."""
+        """Measure this rank's trace, send its tables to rank 0, and report there; needs no shared folder."""
         from tracekit.analysis.combine import combine
         from tracekit.record.gather import gather_tables
 
         try:
-            tables = gather_tables(self.place.file if written else None)
+            tables = gather_tables(self.process.file if written else None)
             if tables and (self._answer or self._log):
-                self._report(combine(tables, paths=[str(self.place.folder)], schedule="auto"))
+                self._report(combine(tables, paths=[str(self.process.folder)], schedule="auto"))
         except Exception as error:
-            self._no_answer(error)
+            self._log_failure(error)
 
-    def _no_answer(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, TracekitError) else f"{type(error).__name__}: {error}"
-        say(self.place, f"no answer: {reason}")
+        log_line(self.process, f"no answer: {reason}")
 
     def _wait_for_ranks(self) -> list[int]:
-        until = time.monotonic() + self._wait_s
-        while (missing := self.place.missing()) and time.monotonic() < until:
-            time.sleep(LOOK_EVERY_S)
+        """Wait until all ranks have written; return those that have not after the longest wait."""
+        deadline = time.monotonic() + self._wait_s
+        while (missing := self.process.missing_ranks()) and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL_S)
         return missing
 
     def _report(self, analysis: Analysis) -> None:
@@ -132,8 +138,8 @@ class Handler:
 
         if self._answer:
             for line in view_of(analysis).answer:
-                say(self.place, f"{line.topic}: {line.text}")
-            say(self.place, f"more: tracekit analyze {self.place.folder} -o report.html")
+                log_line(self.process, f"{line.topic}: {line.text}")
+            log_line(self.process, f"more: tracekit analyze {self.process.folder} -o report.html")
         if self._log is not None:
             self._log(scalars(analysis))
 
@@ -145,23 +151,23 @@ def handler(
     rank: int | None = None,
     world_size: int | None = None,
     answer: bool = True,
-    wait_s: float = WAIT_S,
+    wait_s: float = MAX_WAIT_S,
     background: bool = True,
     gather: bool = False,
 ) -> Handler:
     """Return an ``on_trace_ready`` for your own ``torch.profiler.profile``: one file per rank, the answer on rank 0.
 
-    Rank 0 finds the others' files in *folder*, which all ranks share; with *gather* each rank measures its own trace
-    and sends the small tables through the process group instead: all ranks must then take part.
+    Rank 0 reads the other ranks' files in *folder*, which all ranks must share. With *gather*, each rank measures its
+    own trace and sends small tables through the process group instead; all ranks must then take part.
 
-    >>> handler("traces", rank=0, world_size=2).place.of(1).name
+    >>> handler("traces", rank=0, world_size=2).process.file_of(1).name
     'rank1.pt.trace.json.gz'
     """
-    place = find_place(folder, rank=rank, world_size=world_size)
-    return Handler(place, answer=answer, log=log, wait_s=wait_s, background=background, gather=gather)
+    process = find_process_info(folder, rank=rank, world_size=world_size)
+    return Handler(process, answer=answer, log=log, wait_s=wait_s, background=background, gather=gather)
 
 
-def say(place: Place, text: str) -> None:
-    """Print one line to the training's log."""
-    rank = f"[rank {place.rank}] " if place.world_size > 1 else ""
+def log_line(process: ProcessInfo, text: str) -> None:
+    """Print one line to the log of the training, its standard error."""
+    rank = f"[rank {process.rank}] " if process.world_size > 1 else ""
     print(f"tracekit: {rank}{text}", file=sys.stderr, flush=True)  # noqa: T201  # the training's log is its terminal

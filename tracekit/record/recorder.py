@@ -1,4 +1,7 @@
-"""``profiler``: PyTorch's profiler, set up as an analysis needs it, silent and free outside the steps it records."""
+"""Recorder of a few training steps: PyTorch's profiler with the settings that an analysis needs.
+
+Outside the recorded steps it costs nothing but a counter.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from typing import Any
 from tracekit._util.text import counted, size
 from tracekit.errors import OptionError
 from tracekit.record.groups import describe_groups
-from tracekit.record.handler import Handler, Log, say
-from tracekit.record.place import Place, find_place, import_torch
+from tracekit.record.handler import Handler, Log, log_line
+from tracekit.record.process_info import ProcessInfo, find_process_info, import_torch
 
-WARM_UP = 1
-"""Steps profiled and thrown away before the recorded ones: the profiler's own start is slow."""
-MOST_MB = 2_000
-"""A trace larger than this is thrown away unless asked for: it would fill disks and open nowhere."""
+WARM_UP_STEPS = 1
+"""Steps profiled and discarded before the recorded ones, because the start of the profiler is slow."""
+DEFAULT_MAX_MB = 2_000
+"""Default size limit of a trace: a larger one fills disks and no viewer opens it."""
 
 _running: list[object] = []  # PyTorch has one profiler per process
 
@@ -42,9 +45,9 @@ class Recorder:
         self._handler = handler
         self._first, self._count = steps
         self._options = {"record_shapes": shapes, "with_stack": stacks, "profile_memory": memory}
-        self._at = 0
+        self._step = 0
         self._profile: Any = None
-        self._inside_s = 0.0
+        self._started_s = 0.0
 
     def __enter__(self) -> Recorder:
         if _running:
@@ -57,58 +60,60 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _running.clear()
-        self._finish()  # an exception in training still leaves what was recorded
+        self._finish()  # also after an exception in training, so that the recorded steps are written
 
     def step(self) -> None:
-        """End a training step. Outside the recorded steps this counts, and does nothing else."""
-        self._at += 1
+        """Mark the end of a training step. Outside the recorded steps this only counts."""
+        self._step += 1
         if self._profile is not None:
             self._profile.step()
-            if self._at >= self._first + self._count:
+            if self._step >= self._first + self._count:
                 self._finish()
             return
         self._begin_if_due()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when rank 0 has printed the answer: for programs that end with ``os._exit``."""
+        """Wait until rank 0 has printed the answer, for programs that end with ``os._exit``."""
         self._handler.wait(timeout_s)
 
     def _begin_if_due(self) -> None:
-        if self._at == max(0, self._first - WARM_UP):
+        if self._step == max(0, self._first - WARM_UP_STEPS):
             self._begin()
 
     def _begin(self) -> None:
         torch = import_torch()
-        kinds = torch.profiler.ProfilerActivity
-        activities = [kinds.CPU]
+        activity = torch.profiler.ProfilerActivity
+        activities = [activity.CPU]
         if torch.cuda.is_available():
-            activities.append(kinds.CUDA)
+            activities.append(activity.CUDA)
         else:
-            say(self._handler.place, "no GPU is visible: the trace will hold CPU events alone")
-        warm = min(WARM_UP, self._first)
-        when = torch.profiler.schedule(wait=0, warmup=warm, active=self._count, repeat=1)
-        began = self._at
+            log_line(self._handler.process, "no GPU is visible: the trace will hold CPU events alone")
+        warm_up = min(WARM_UP_STEPS, self._first)
+        schedule = torch.profiler.schedule(wait=0, warmup=warm_up, active=self._count, repeat=1)
+        began = self._step
         self._profile = torch.profiler.profile(
             activities=activities,
-            schedule=lambda step: when(max(0, step - began)),
+            schedule=lambda step: schedule(max(0, step - began)),
             on_trace_ready=self._handler,
             **self._options,
         )
-        self._profile.step_num = began  # so that steps are called in the trace what the training calls them
-        self._inside_s = time.perf_counter()
+        self._profile.step_num = began  # so that the trace has the step numbers of the training
+        self._started_s = time.perf_counter()
         self._profile.start()
 
     def _finish(self) -> None:
         profile, self._profile = self._profile, None
         if profile is None:
             return
-        elapsed_s = time.perf_counter() - self._inside_s
+        elapsed_s = time.perf_counter() - self._started_s
         try:
             profile.stop()
-        except Exception as error:  # training goes on whatever the profiler meets
-            say(self._handler.place, f"recording failed: {type(error).__name__}: {error}")
+        except Exception as error:  # training must go on, whatever fails here
+            log_line(self._handler.process, f"recording failed: {type(error).__name__}: {error}")
             return
-        say(self._handler.place, f"recorded {counted(self._count, 'step')} in {elapsed_s:.1f} s, profiling included")
+        log_line(
+            self._handler.process, f"recorded {counted(self._count, 'step')} in {elapsed_s:.1f} s, profiling included"
+        )
 
 
 def profiler(
@@ -118,18 +123,27 @@ def profiler(
     shapes: bool = True,
     stacks: bool = False,
     memory: bool = False,
-    most_mb: int = MOST_MB,
+    most_mb: int = DEFAULT_MAX_MB,
     rank: int | None = None,
     world_size: int | None = None,
     answer: bool = True,
     log: Log | None = None,
     groups: Mapping[str, Any] | None = None,
 ) -> Recorder:
-    """Return a recorder of *steps* (which one first, counted from 0, and how many): one file per rank in *folder*.
+    """Return a recorder that writes one trace per rank to *folder*.
 
-    Shapes and process groups are recorded, Python stacks and memory only where asked. Rank 0 prints the answer once all
-    ranks' files are there (*answer*), and hands its figures to *log*, a callable that takes a dictionary of numbers.
-    *groups* names process groups that the framework made without a description: ``{"pp": group, "dp": group}``.
+    Args:
+        folder: Folder of the run, shared by all ranks.
+        steps: First step to record, counted from 0, and the number of steps.
+        shapes: Whether to record input shapes.
+        stacks: Whether to record Python stacks, which slow the run down.
+        memory: Whether to record allocations.
+        most_mb: Size limit of a trace in MB; a larger one is discarded.
+        rank: Rank of this process, by default that of torch.distributed or the launcher.
+        world_size: Number of ranks, by default likewise.
+        answer: Whether rank 0 prints the answer once all ranks have written.
+        log: Callable that takes the figures of the answer as a dictionary.
+        groups: Descriptions for process groups created without one: ``{"pp": group, "dp": group}``.
 
     >>> profiler("traces", steps=(10, 0))
     Traceback (most recent call last):
@@ -140,15 +154,15 @@ def profiler(
         raise OptionError(
             f"steps={steps}: there is nothing to record", hint="give the first step and how many, (10, 3)"
         )
-    place = find_place(folder, rank=rank, world_size=world_size)
-    _check_free(place)
+    process = find_process_info(folder, rank=rank, world_size=world_size)
+    _check_not_recorded(process)
     describe_groups(groups or {})
-    made = Handler(place, answer=answer, log=log, most_bytes=most_mb * 1_000_000)
-    return Recorder(made, steps=steps, shapes=shapes, stacks=stacks, memory=memory)
+    handler = Handler(process, answer=answer, log=log, most_bytes=most_mb * 1_000_000)
+    return Recorder(handler, steps=steps, shapes=shapes, stacks=stacks, memory=memory)
 
 
-def _check_free(place: Place) -> None:
-    """Refuse a folder in which another run's trace of this rank lies."""
-    if place.file.exists():
-        held = size(place.file.stat().st_size)
-        raise OptionError(f"{place.file} is there already ({held})", hint="name a new folder for this run")
+def _check_not_recorded(process: ProcessInfo) -> None:
+    """Raise OptionError if the folder has a trace of this rank, of another run."""
+    if process.file.exists():
+        bytes_text = size(process.file.stat().st_size)
+        raise OptionError(f"{process.file} is there already ({bytes_text})", hint="name a new folder for this run")

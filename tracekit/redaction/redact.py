@@ -11,7 +11,7 @@ from tracekit._util.files import atomic_write
 from tracekit._util.text import did_you_mean
 from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.parsers.discovery import discover
-from tracekit.parsers.refs import SourceRef
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.redaction.fields import KEEP_OPTIONS
 from tracekit.redaction.names import NameRedactor
 

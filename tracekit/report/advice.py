@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tracekit._util.text import ms, percent, ranks_named, signed_ms
 from tracekit.analysis import Analysis
 from tracekit.metrics.reload import Reload
-from tracekit.parsers.ranks import absent
+from tracekit.parsers.ranks import missing_ranks
 from tracekit.report.names import short_kernel
 from tracekit.report.remedies import BECAUSE, FIXES, main_cause
 from tracekit.schema import GAP_CAUSES, IDLE_CAUSES
@@ -58,7 +58,7 @@ def advice(analysis: Analysis) -> list[str]:
 
 def _missing(analysis: Analysis) -> str:
     """Ask for the ranks whose traces are not there, and for no other; where none is known to be, for messages."""
-    lost, named = absent([one.rank for one in analysis.rank_results], analysis.world_size or 0, most=_NAMED)
+    lost, named = missing_ranks([one.rank for one in analysis.rank_results], analysis.world_size or 0, most=_NAMED)
     if not lost:
         return "add the ranks that are missing, or record every message (`tracekit doctor` says how)"
     more = f" and {lost - len(named)} more" if lost > len(named) else ""

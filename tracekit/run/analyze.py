@@ -15,7 +15,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine import combine
 from tracekit.analysis.tables import RankTables
 from tracekit.errors import Notice, OptionError
-from tracekit.parsers.ranks import unknown_rank
+from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.run.driver import (
     MEASURE_BYTES_FOR_PROCESSES,
@@ -158,7 +158,7 @@ def _measure_trace(trace: Trace, options: Options, ranks: Collection[int] | None
     """Measure the ranks of a trace in memory."""
     parts = [part for part in trace.parts if ranks is None or part.source.rank in ranks]
     if absent := set(ranks or ()) - {part.source.rank for part in parts}:
-        raise unknown_rank(absent, trace.ranks)
+        raise unknown_rank_error(absent, trace.ranks)
     return MeasuredRanks(
         tables=[options.measure(part) for part in parts],
         paths=[part.source.path for part in parts],

@@ -15,8 +15,8 @@ from tracekit._util.machine import WORKER_BYTES, available_memory, cores
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import ItemResult, MapFunction, map_items
 from tracekit.errors import Notice
-from tracekit.parsers.ranks import unknown_rank
-from tracekit.parsers.refs import SourceRef
+from tracekit.parsers.ranks import unknown_rank_error
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import Source
 from tracekit.store.sources import Paths, check_one_run, check_strict, find, missing_notice
 
@@ -164,7 +164,7 @@ def check_run(
     present = {source.rank for source in sources}
     absent = set(ranks or ()) - present
     if not failed and (absent or not present):
-        raise unknown_rank(absent or ranks or (), present)
+        raise unknown_rank_error(absent or ranks or (), present)
     check_one_run(spans)
     missing = () if ranks is not None else missing_notice(sources)
     if strict:

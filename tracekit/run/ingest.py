@@ -22,7 +22,7 @@ from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify, load_rules
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
-from tracekit.parsers.refs import SourceRef
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.run.driver import MEASURE_BYTES_FOR_PROCESSES, check_run, find_sources, map_sources
 from tracekit.run.options import DamagePolicy, OnDamage, damage_policy, file_rank_option
 from tracekit.store.files import Entry, Store, labelled_by, open_store, rank_folder, write_rank
@@ -82,7 +82,7 @@ def content_key(ref: SourceRef, options: object = None) -> str:
     False
     """
     if "://" in ref.path:
-        location, stamp = ref.path, remote.stamp(ref.path)
+        location, stamp = ref.path, remote.change_stamp(ref.path)
     else:
         path = Path(ref.path).absolute()
         location = str(path)

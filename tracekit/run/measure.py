@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit.analysis.tables import RankTables, rank_tables
 from tracekit.errors import TracekitError
-from tracekit.parsers.refs import SourceRef
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store.files import open_store, rank_folder
 from tracekit.store.reading import read_ref

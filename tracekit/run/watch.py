@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tracekit.analysis import Analysis
 from tracekit.errors import InputError, TracekitError
-from tracekit.parsers.refs import rank_in_name
+from tracekit.parsers.source_refs import rank_in_name
 from tracekit.run.analyze import analyze
 
 SETTLED_S = 2.0

@@ -34,7 +34,7 @@ from tracekit._util.os_errors import read_error, write_error
 from tracekit._version import __version__
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST
-from tracekit.parsers.ranks import unknown_rank
+from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source
 from tracekit.store.checksums import CHECKSUM_KEY, file_checksum, matches_checksum, verify_document, with_checksum
 
@@ -140,7 +140,7 @@ class Store:
         try:
             return self._by_rank[rank]
         except KeyError:
-            raise unknown_rank([rank], self.ranks, where=str(self.path)) from None
+            raise unknown_rank_error([rank], self.ranks, where=str(self.path)) from None
 
     def intact(self, rank: int, name: str) -> bool:
         """Return whether a file of a rank exists and matches its checksum."""

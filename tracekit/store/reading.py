@@ -16,7 +16,7 @@ from tracekit._util.text import listing
 from tracekit._util.workers import ItemResult
 from tracekit.errors import Notice, OptionError, OutputError, RuleError, TracekitError
 from tracekit.parsers import remote
-from tracekit.parsers.refs import SourceRef
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import EVENTS, RankEvents, Source
 from tracekit.store.files import open_store
 
@@ -38,7 +38,7 @@ def read_ref(ref: SourceRef, *, stacks: bool = False, lenient: bool = True) -> l
     if ref.reader == "store":
         assert ref.rank is not None, "a store's sources name their rank"
         return [open_store(ref.path).rank(ref.rank)]
-    with remote.fetched(ref.path) as local:
+    with remote.fetch_to_local(ref.path) as local:
         parts = READERS[ref.reader](local, ref, stacks, lenient)
     return [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import discover
-from tracekit.parsers.ranks import absent
-from tracekit.parsers.refs import SourceRef, check_unmixed
+from tracekit.parsers.ranks import missing_ranks
+from tracekit.parsers.source_refs import SourceRef, check_single_run
 from tracekit.schema import RankEvents, Source
 from tracekit.store.files import open_store
 
@@ -44,7 +44,7 @@ def find(
             refs += _store_refs(ref)
         else:
             refs.append(ref)
-    check_unmixed(refs)
+    check_single_run(refs)
     if ranks is not None:
         refs = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"]
     return tuple(refs), tuple(notices)
@@ -72,7 +72,7 @@ def _store_notices(ref: SourceRef) -> list[Notice]:
 def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> None:
     """Raise if ranks are of different runs; a span is a rank's source, first and last time in ns."""
     sources = [source for source, _, _ in spans]
-    check_unmixed(
+    check_single_run(
         [SourceRef(source.path, source.reader, source.rank, source.rank_from, source.world_size) for source in sources]
     )
     paths_by_run = defaultdict(list)
@@ -114,7 +114,7 @@ def span(part: RankEvents) -> tuple[Source, int | None, int | None]:
 def missing_notice(sources: Sequence[Source]) -> tuple[Notice, ...]:
     """Return a notice of the run's ranks that are missing, if its world size is known."""
     size = max((source.world_size or 0 for source in sources), default=0)
-    count, first = absent({source.rank for source in sources}, size, most=4)
+    count, first = missing_ranks({source.rank for source in sources}, size, most=4)
     if not count:
         return ()
     more = [f"+{count - len(first)} more"] if count > len(first) else []

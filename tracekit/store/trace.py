@@ -12,7 +12,7 @@ import polars as pl
 from tracekit._util.html import html_table
 from tracekit._util.text import listing
 from tracekit.errors import Notice
-from tracekit.parsers.ranks import unknown_rank
+from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.schema import EVENTS, GPU_KINDS, MEMORY, RankEvents, Source
 from tracekit.store.sources import span
 
@@ -60,7 +60,7 @@ class Trace:
         for part in self.parts:
             if part.source.rank == rank:
                 return part
-        raise unknown_rank([rank], self.ranks)
+        raise unknown_rank_error([rank], self.ranks)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the events as a pandas table; repeated text stays categorical."""

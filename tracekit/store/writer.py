@@ -18,7 +18,7 @@ from tracekit._util.files import exchange_folders, lock_temporary, remove_abando
 from tracekit._util.os_errors import write_error
 from tracekit._util.workers import ItemResult
 from tracekit.errors import Notice, OutputError
-from tracekit.parsers.refs import SourceRef
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.store.files import Entry, is_store, open_store, read_entry, write_manifest
 
 MANIFEST_INTERVAL_S = 5.0

@@ -12,7 +12,7 @@ from typing import Any
 from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream
-from tracekit.parsers.ranks import rank_number
+from tracekit.parsers.ranks import valid_rank
 from tracekit.schema import ProcessGroup
 
 HEAD_LIMIT = 64 << 20
@@ -165,8 +165,8 @@ def parse_header(keys: Mapping[str, Any]) -> Header:
     shapes = keys.get("record_shapes")
     rank, world, base = info.get("rank"), info.get("world_size"), keys.get("baseTimeNanoseconds")
     return Header(
-        rank=rank_number(_integer(rank)),
-        world_size=rank_number(_integer(world)),
+        rank=valid_rank(_integer(rank)),
+        world_size=valid_rank(_integer(world)),
         base_ns=_base_time(base) or 0,
         devices=tuple(_text(d["name"]) for d in devices if isinstance(d, dict) and "name" in d)
         if isinstance(devices, list)
@@ -181,12 +181,12 @@ def parse_header(keys: Mapping[str, Any]) -> Header:
             *(
                 Notice(code, f"{key} is {_short(value)}, which {why}")
                 for code, key, value, number, why in (
-                    ("odd-rank", "rank", rank, rank_number(_integer(rank)), "is not a rank: it was left out"),
+                    ("odd-rank", "rank", rank, valid_rank(_integer(rank)), "is not a rank: it was left out"),
                     (
                         "odd-world-size",
                         "world_size",
                         world,
-                        rank_number(_integer(world)),
+                        valid_rank(_integer(world)),
                         "no run has: it was left out",
                     ),
                     ("no-base-time", "baseTimeNanoseconds", base, _base_time(base), "is not a time: it was left out"),
@@ -263,7 +263,7 @@ def _groups(config: Any) -> tuple[ProcessGroup, ...]:
 
 
 def _ranks(members: Any) -> list[int] | None:
-    are_ranks = isinstance(members, list) and all(type(r) is int and rank_number(r) is not None for r in members)
+    are_ranks = isinstance(members, list) and all(type(r) is int and valid_rank(r) is not None for r in members)
     return members if are_ranks else None
 
 

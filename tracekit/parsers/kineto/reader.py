@@ -14,7 +14,7 @@ from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.header import Header, find_events, parse_header, tail_events, tail_keys
 from tracekit.parsers.kineto.stream import Stream
-from tracekit.parsers.refs import rank_in_name
+from tracekit.parsers.source_refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
 from tracekit.schema import DAMAGED, UNTIMED, RankEvents, Source
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tracekit._util.text import format_ranges, listing, terminal
 from tracekit.doctor.diagnose import Diagnosis
-from tracekit.doctor.recording import RECIPES, Finding
+from tracekit.doctor.findings import RECIPES, Finding
 from tracekit.report.terminal.screen import Screen
 
 TOOLS = {"kineto": "PyTorch profiler", "nsight": "Nsight Systems"}

@@ -1,4 +1,4 @@
-"""Sources to read: what is known of one before it is read, and which of them can be ranks of one run."""
+"""References to sources before they are read, and the check that they are ranks of one run."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import msgspec
 from tracekit._util.text import listing
 from tracekit.errors import InputError
 
-DEPTH = 3
-"""How deep a folder is searched: RUN/HOST/RANK/trace.json is as deep as people nest."""
+MAX_FOLDER_DEPTH = 3
+"""Levels of folders that are searched: RUN/HOST/RANK/trace.json is the deepest usual layout."""
 
-_RANK_NAME = (
+_RANK_IN_NAME = (
     re.compile(r"(?<![a-z])rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE),
     re.compile(r"(?<![a-z])worker[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE),
 )
 
 
 class SourceRef(msgspec.Struct, frozen=True):
-    """One file (or exported folder, or store) to read, and the rank it seems to hold."""
+    """A file, exported folder or store to read, and its rank as far as known before reading."""
 
     path: str
     reader: str  # "kineto", "nsight" or "store"
-    rank: int | None = None  # None: only reading will tell
-    rank_from: str = "content"
+    rank: int | None = None  # None if only reading it can tell
+    rank_from: str = "content"  # "content", "name", "option" or "only file"
     world_size: int | None = None
     bytes: int = 0
 
     @property
     def name(self) -> str:
-        """The last part of the path, for messages.
+        """Last part of the path, for messages.
 
         >>> SourceRef("runs/a/rank0.json", "kineto").name
         'rank0.json'
@@ -43,30 +43,30 @@ class SourceRef(msgspec.Struct, frozen=True):
 
 
 def rank_in_name(path: str) -> int | None:
-    """Return the rank that a path's name gives: the file's own name first, then its folders.
+    """Return the rank in the file's name, else in the names of its folders; None if there is none.
 
     >>> [rank_in_name(n) for n in ("rank3.json", "rank-34.Jul.json.gz", "rank_2/t.json", "worker7_step.json", "t.json")]
     [3, 34, 2, 7, None]
     """
-    for part in reversed(path.replace("\\", "/").split("/")[-DEPTH:]):
-        for pattern in _RANK_NAME:
+    for part in reversed(path.replace("\\", "/").split("/")[-MAX_FOLDER_DEPTH:]):
+        for pattern in _RANK_IN_NAME:
             if numbers := pattern.findall(part):
                 return int(numbers[-1])
     return None
 
 
-def check_unmixed(refs: Sequence[SourceRef]) -> None:
-    """Refuse sources that cannot be ranks of one run: several files per rank, tools or world sizes."""
+def check_single_run(refs: Sequence[SourceRef]) -> None:
+    """Raise InputError if the sources cannot be ranks of one run: several files per rank, tools or world sizes."""
     by_rank: dict[int, list[str]] = defaultdict(list)
     for ref in refs:
         if ref.rank is not None:
             by_rank[ref.rank].append(ref.path)
-    for number, files in sorted(by_rank.items()):
+    for rank, files in sorted(by_rank.items()):
         if len(files) > 1:
-            if runs := _runs_of(refs):
-                raise _several_runs(runs)
+            if runs := _run_folders(refs):
+                raise _several_runs_error(runs)
             raise InputError(
-                f"rank {number} has {len(files)} files{file_listing(files)}",
+                f"rank {rank} has {len(files)} files{file_listing(files)}",
                 hint="name one file per rank, for instance with a glob",
             )
     _check_same({ref.path: ref.reader for ref in refs}, "different tools")
@@ -79,12 +79,12 @@ def check_unmixed(refs: Sequence[SourceRef]) -> None:
         )
 
 
-def _runs_of(refs: Sequence[SourceRef]) -> list[str]:
-    """Return the folders that each hold one run; nothing where folders do not tell runs apart.
+def _run_folders(refs: Sequence[SourceRef]) -> list[str]:
+    """Return the folders that each contain one run; empty if folders do not separate runs.
 
-    >>> _runs_of([SourceRef(f"runs/{name}/rank{n}.json", "kineto", n) for name in "ab" for n in (0, 1)])
+    >>> _run_folders([SourceRef(f"runs/{name}/rank{n}.json", "kineto", n) for name in "ab" for n in (0, 1)])
     ['runs/a', 'runs/b']
-    >>> _runs_of([SourceRef(f"runs/{name}.json", "kineto", 0) for name in "ab"])
+    >>> _run_folders([SourceRef(f"runs/{name}.json", "kineto", 0) for name in "ab"])
     []
     """
     paths = [ref.path.rstrip("/") for ref in refs]
@@ -93,15 +93,16 @@ def _runs_of(refs: Sequence[SourceRef]) -> list[str]:
     folders = [path.rpartition("/")[0] for path in paths]
     common = os.path.commonpath(folders)
     start = len(common) + 1 if common else 0
-    below = [folder[: start + len(folder[start:].partition("/")[0])] for folder in folders]
-    for groups in (below, folders):
-        held = {(group, ref.rank) for group, ref in zip(groups, refs, strict=True)}
-        if len(held) == len(refs) and len(set(groups)) > 1:
-            return sorted(set(groups))
+    # Runs are separated by the first folder below the common one (runs/a/host0/…), else by the files' own folders.
+    first_level = [folder[: start + len(folder[start:].partition("/")[0])] for folder in folders]
+    for run_folders in (first_level, folders):
+        ranks_of_runs = {(folder, ref.rank) for folder, ref in zip(run_folders, refs, strict=True)}
+        if len(ranks_of_runs) == len(refs) and len(set(run_folders)) > 1:
+            return sorted(set(run_folders))
     return []
 
 
-def _several_runs(runs: Sequence[str]) -> InputError:
+def _several_runs_error(runs: Sequence[str]) -> InputError:
     first, second = (shlex.quote(run) for run in runs[:2])
     return InputError(
         f"these look like {len(runs)} runs{file_listing(runs)}",
@@ -110,6 +111,7 @@ def _several_runs(runs: Sequence[str]) -> InputError:
 
 
 def _check_same(values: dict[str, object], what: str) -> None:
+    """Raise InputError if the values by path differ; *what* names the difference."""
     groups: dict[object, list[str]] = defaultdict(list)
     for path, value in sorted(values.items()):
         groups[value].append(path)
@@ -119,13 +121,13 @@ def _check_same(values: dict[str, object], what: str) -> None:
 
 
 def file_listing(paths: Iterable[str], *, most: int = 4) -> str:
-    """List paths for a message, their common folder said once.
+    """Return a list of paths for a message, with their common folder mentioned once.
 
     >>> file_listing(["runs/b/0.json", "runs/a/0.json"]), file_listing(["a.json"])
     (' in runs: a/0.json, b/0.json', ': a.json')
     """
-    every = sorted(paths)
-    folder = os.path.commonpath([path.rpartition("/")[0] for path in every]) if "/" in every[0] else ""
-    if not folder or any("://" in path for path in every):
-        return f": {listing(every, most=most)}"
-    return f" in {folder}: {listing([path[len(folder) :].lstrip('/') for path in every], most=most)}"
+    files = sorted(paths)
+    folder = os.path.commonpath([path.rpartition("/")[0] for path in files]) if "/" in files[0] else ""
+    if not folder or any("://" in path for path in files):
+        return f": {listing(files, most=most)}"
+    return f" in {folder}: {listing([path[len(folder) :].lstrip('/') for path in files], most=most)}"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tracekit.diffs.samples import Run
-from tracekit.diffs.story import story
+from tracekit.diffs.explanation import explain_change
+from tracekit.diffs.run_samples import Run
 
 MS = 1_000_000
 
@@ -36,9 +36,9 @@ def _run(name: str, forward_ms: tuple[int, int], mlp_ms: float) -> Run:
 def test_a_module_has_the_labels_number_only_where_it_is_its_change(mlp_grew_ms: float, said: str) -> None:
     # Rank 1's forward grows by 100 ms, rank 0's by none: 50 ms in the mean, of which the mlp's 45 are nine tenths.
     before, after = _run("a", (200, 200), 100), _run("b", (200, 300), 100 + mlp_grew_ms)
-    assert story([before], [after]) == [said]
+    assert explain_change([before], [after]) == [said]
 
 
 def test_where_every_rank_changed_the_number_is_the_most() -> None:
     before, after = _run("a", (200, 200), 100), _run("b", (280, 300), 100)
-    assert story([before], [after]) == ["on every rank forward grew by up to 100.0 ms"]
+    assert explain_change([before], [after]) == ["on every rank forward grew by up to 100.0 ms"]

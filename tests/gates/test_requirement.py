@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.diffs.metrics import names, resolve
+from tracekit.diffs.metrics import metric_names, resolve
 from tracekit.errors import OptionError
-from tracekit.gates.expr import parse
+from tracekit.gates.requirement import parse_requirement
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from tracekit.gates.expr import parse
     ],
 )
 def test_reads(text, kind, limit, worse):
-    got = parse(text)
+    got = parse_requirement(text)
     assert (got.kind, pytest.approx(got.limit), got.worse) == (kind, limit, worse)
 
 
@@ -51,7 +51,7 @@ def test_reads(text, kind, limit, worse):
 )
 def test_a_caret_stands_under_the_mistake(text, word, at):
     with pytest.raises(OptionError, match=word) as error:
-        parse(text)
+        parse_requirement(text)
     first, shown, caret = error.value.message.split("\n")
     assert first.startswith("--require: ")
     assert shown == f"  {text}"
@@ -60,24 +60,24 @@ def test_a_caret_stands_under_the_mistake(text, word, at):
 
 def test_unknown_metrics_name_the_nearest():
     with pytest.raises(OptionError, match=r"overlap\.ep_dispatch"):
-        parse("overlap.ep_dispach > 0.9")
+        parse_requirement("overlap.ep_dispach > 0.9")
     with pytest.raises(OptionError, match=r"label_ms\.wgrad"):
         resolve("wgrad")
 
 
 def test_every_listed_name_resolves_to_itself():
-    assert all(resolve(name).name == name for name in names())
-    assert len(set(names())) == len(names())
+    assert all(resolve(name).name == name for name in metric_names())
+    assert len(set(metric_names())) == len(metric_names())
 
 
 @given(st.text(max_size=30).filter(lambda text: "<" not in text and ">" not in text))
 def test_any_other_text_is_refused_with_a_caret(text):
     with pytest.raises(OptionError, match=r"\^$"):
-        parse(text)
+        parse_requirement(text)
 
 
 def test_holds_at_the_limit():
-    assert parse("step_ms <= 3").holds(3.0)
-    assert not parse("step_ms < 3").holds(3.0)
-    assert parse("overlap.copy >= 0.5").holds(0.5)
-    assert not parse("overlap.copy > 0.5").holds(0.5)
+    assert parse_requirement("step_ms <= 3").holds(3.0)
+    assert not parse_requirement("step_ms < 3").holds(3.0)
+    assert parse_requirement("overlap.copy >= 0.5").holds(0.5)
+    assert not parse_requirement("overlap.copy > 0.5").holds(0.5)

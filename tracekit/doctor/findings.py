@@ -1,6 +1,6 @@
-"""What a recording can lack: each lack with its cost in answers, and the words that would record it.
+"""Findings about a recording: what it lacks, which answers that rules out, and how to record it.
 
-Lacks are data. A new one is a new entry in ``LACKS`` and nothing else.
+Rules are data: a new finding is an entry in ``FINDING_RULES``, a new optional recording an entry in ``EXTRAS``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import msgspec
 from tracekit._util.notices import strip_rank
 from tracekit._util.text import listing
 from tracekit.errors import Notice
-from tracekit.parsers.ranks import absent
+from tracekit.metrics.peaks import PEAKS_VARIABLE, find_gpu
+from tracekit.parsers.ranks import missing_ranks
 from tracekit.schema import Source
 
 KINETO_CALL = """\
@@ -39,11 +40,13 @@ torch.cuda.profiler.stop()
 nsys profile --trace=cuda,nvtx --cuda-graph-trace=node \\
     --capture-range=cudaProfilerApi -o rank%q{RANK} python train.py
 nsys export --type=sqlite --include-blobs=true rank0.nsys-rep"""
+MIN_LAUNCHED_SHARE = 0.8
+"""Share of GPU events whose launch must be recorded for answers that need launches."""
 RECIPES = {"kineto": KINETO_CALL, "nsight": NSIGHT_CALL}
 
 
 class RankFacts(msgspec.Struct, frozen=True):
-    """What one rank's events say about how it was recorded."""
+    """Facts about how one rank was recorded, from its events."""
 
     source: Source
     counts: Mapping[str, int]  # events by kind
@@ -54,7 +57,7 @@ class RankFacts(msgspec.Struct, frozen=True):
     streams: int
     gpu_events: int
     launched: int  # GPU events whose launch is in the trace
-    in_graphs: int  # GPU events that a CUDA graph launched
+    in_graphs: int  # GPU events launched by a CUDA graph
     graph_launches: int
     cpu_ops: int
     with_shapes: int
@@ -62,15 +65,15 @@ class RankFacts(msgspec.Struct, frozen=True):
     collectives: int  # NCCL or RCCL kernels
     groups: Mapping[str, str | None] = {}  # name → description
     lost: tuple[Notice, ...] = ()  # launches without their GPU events
-    nccl_calls: int = 0  # calls of NCCL's own that were recorded
+    nccl_calls: int = 0  # recorded calls of the NCCL library
     messages: int = 0  # sends and receives among the calls
-    peers: int = 0  # of these, those that say to whom
-    allocations: int = 0  # of GPU memory, and frees
-    with_totals: int = 0  # of these, those that say what was held after them
+    peers: int = 0  # messages with a recorded peer
+    allocations: int = 0  # allocations and frees of GPU memory
+    with_totals: int = 0  # allocations with the total allocated after them
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing the trace lacks: what, on which ranks, which answers that rules out, and what would record it."""
+    """Something the recording lacks: what, on which ranks, which answers that rules out, and how to record it."""
 
     code: str
     severity: str  # "blocks": no answer without it; "limits": fewer or weaker answers; "note": good to know
@@ -80,25 +83,26 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str
 
 
-class Lack(msgspec.Struct, frozen=True):
-    """A kind of finding: when it holds for a rank, and what to say then, per tool."""
+class FindingRule(msgspec.Struct, frozen=True):
+    """A kind of finding: the condition on a rank, and the texts; ``fixes`` by recording tool."""
 
     code: str
     severity: str
-    holds: Callable[[RankFacts], bool]
+    applies: Callable[[RankFacts], bool]
     problem: str
     rules_out: tuple[str, ...]
     fixes: dict[str, str]
 
 
-def _undescribed(fact: RankFacts) -> bool:
-    described = {g.name: g.description for g in fact.source.groups} | dict(fact.groups)
-    several = [text for name, text in described.items() if text != "default_pg"]
-    return bool(fact.collectives and several) and all(text in (None, "", "undefined") for text in several)
+def _lacks_group_descriptions(fact: RankFacts) -> bool:
+    """Return whether collectives ran and no process group except the default one has a description."""
+    descriptions = {group.name: group.description for group in fact.source.groups} | dict(fact.groups)
+    own = [text for text in descriptions.values() if text != "default_pg"]
+    return bool(fact.collectives and own) and all(text in (None, "", "undefined") for text in own)
 
 
-LACKS = (
-    Lack(
+FINDING_RULES = (
+    FindingRule(
         "no-gpu-events",
         "blocks",
         lambda f: f.gpu_events == 0,
@@ -109,7 +113,7 @@ LACKS = (
             "nsight": "nsys profile --trace=cuda,nvtx",
         },
     ),
-    Lack(
+    FindingRule(
         "graphs-unseen",
         "blocks",
         lambda f: f.counts.get("graph", 0) > 0,
@@ -120,7 +124,7 @@ LACKS = (
             "nsight": "nsys profile --cuda-graph-trace=node",
         },
     ),
-    Lack(
+    FindingRule(
         "cuda-graphs",
         "limits",
         lambda f: f.gpu_events > 0 and not f.counts.get("graph", 0) and (f.in_graphs or f.graph_launches) > 0,
@@ -131,7 +135,7 @@ LACKS = (
             "nsight": "run the profiled steps without CUDA graphs",
         },
     ),
-    Lack(
+    FindingRule(
         "no-cpu-ops",
         "limits",
         lambda f: f.gpu_events > 0 and f.cpu_ops == 0 and f.source.reader == "kineto",
@@ -139,7 +143,7 @@ LACKS = (
         ("forward, dgrad and wgrad told apart by evidence", "modules", "pipeline cells"),
         {"kineto": "profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"},
     ),
-    Lack(
+    FindingRule(
         "no-nvtx",
         "limits",
         lambda f: f.gpu_events > 0 and f.source.reader == "nsight" and not (f.counts.get("annotation", 0) or f.cpu_ops),
@@ -147,7 +151,7 @@ LACKS = (
         ("forward, dgrad and wgrad told apart by evidence", "modules", "steps", "pipeline cells"),
         {"nsight": "nsys profile --trace=cuda,nvtx, with torch.autograd.profiler.emit_nvtx(record_shapes=True)"},
     ),
-    Lack(
+    FindingRule(
         "no-operators",
         "limits",
         lambda f: f.source.reader == "nsight" and f.gpu_events > 0 and f.with_sequence == 0 and f.nccl_calls > 0,
@@ -155,10 +159,14 @@ LACKS = (
         ("modules and layers", "rates from shapes", "dgrad and wgrad told apart by shape"),
         {"nsight": "with torch.autograd.profiler.emit_nvtx(record_shapes=True): around the steps"},
     ),
-    Lack(
+    FindingRule(
         "no-launches",
         "limits",
-        lambda f: f.gpu_events > 0 and not (f.in_graphs or f.graph_launches) and f.launched < 0.8 * f.gpu_events,
+        lambda f: (
+            f.gpu_events > 0
+            and not (f.in_graphs or f.graph_launches)
+            and f.launched < MIN_LAUNCHED_SHARE * f.gpu_events
+        ),
         "for more than a fifth of the GPU work the call that launched it was not recorded",
         ("labels by evidence for that work", "launch delay"),
         {
@@ -166,7 +174,7 @@ LACKS = (
             "nsight": "torch.cuda.synchronize() before torch.cuda.profiler.start()",
         },
     ),
-    Lack(
+    FindingRule(
         "no-shapes",
         "limits",
         lambda f: f.with_shapes == 0 and (f.cpu_ops > 0 if f.source.reader == "kineto" else f.with_sequence > 0),
@@ -178,7 +186,7 @@ LACKS = (
         ),
         {"kineto": "profile(record_shapes=True)", "nsight": "emit_nvtx(record_shapes=True)"},
     ),
-    Lack(
+    FindingRule(
         "no-autograd",
         "limits",
         lambda f: (
@@ -194,7 +202,7 @@ LACKS = (
             "nsight": "with torch.autograd.profiler.emit_nvtx(record_shapes=True): around the steps",
         },
     ),
-    Lack(
+    FindingRule(
         "no-steps",
         "limits",
         lambda f: f.gpu_events > 0 and not f.steps,
@@ -205,7 +213,7 @@ LACKS = (
             "nsight": 'with torch.cuda.nvtx.range(f"ProfilerStep#{step}"): around each step',
         },
     ),
-    Lack(
+    FindingRule(
         "no-groups",
         "limits",
         lambda f: f.collectives > 0 and not f.groups and not f.source.groups,
@@ -216,10 +224,10 @@ LACKS = (
             "nsight": "nsys export --type=sqlite --include-blobs=true: it names NCCL's communicators",
         },
     ),
-    Lack(
+    FindingRule(
         "no-group-descriptions",
         "limits",
-        _undescribed,
+        _lacks_group_descriptions,
         "process groups have no descriptions",
         ("expert, tensor and data traffic told apart by the group's name (its ranks and use decide)",),
         {
@@ -227,7 +235,7 @@ LACKS = (
             "nsight": "name the ranges around them",
         },
     ),
-    Lack(
+    FindingRule(
         "stacks-recorded",
         "note",
         lambda f: (f.source.skipped.get("python", 0) or f.counts.get("python", 0)) > 0,
@@ -238,36 +246,48 @@ LACKS = (
 )
 
 
-def findings(
+def find_problems(
     facts: Sequence[RankFacts],
     *,
     unreadable: Sequence[tuple[str, str]] = (),
     ranks: Sequence[int] | None = None,
 ) -> list[Finding]:
-    """Return what the ranks lack, the gravest first; a lack that several ranks share is one finding."""
-    unsorted = [*_unreadable(unreadable), *_missing(facts, ranks), *_damaged(facts), *_lost(facts), *_lacking(facts)]
+    """Return the findings over all ranks, the most severe first; a problem shared by several ranks is one finding.
+
+    Args:
+        facts: Facts about each rank that could be read.
+        unreadable: Path and message of each file that could not be read.
+        ranks: Ranks the user selected; other ranks are then not reported as missing.
+    """
+    findings = [
+        *_unreadable_files(unreadable),
+        *(_missing_ranks(facts) if ranks is None else ()),
+        *_reader_notices(facts),
+        *_lost_launches(facts),
+        *_apply_rules(facts),
+    ]
     order = {"blocks": 0, "limits": 1, "note": 2}
-    return sorted(unsorted, key=lambda finding: order[finding.severity])
+    return sorted(findings, key=lambda finding: order[finding.severity])
 
 
-def _lacking(facts: Sequence[RankFacts]) -> Iterable[Finding]:
-    for lack in LACKS:
-        having = [fact for fact in facts if lack.holds(fact)]
-        if having:
-            ranks = tuple(fact.source.rank for fact in having)
-            fix = lack.fixes.get(having[0].source.reader, "")
-            yield Finding(lack.code, lack.severity, lack.problem, ranks, lack.rules_out, fix)
+def _apply_rules(facts: Sequence[RankFacts]) -> Iterable[Finding]:
+    for rule in FINDING_RULES:
+        affected = [fact for fact in facts if rule.applies(fact)]
+        if affected:
+            ranks = tuple(fact.source.rank for fact in affected)
+            fix = rule.fixes.get(affected[0].source.reader, "")
+            yield Finding(rule.code, rule.severity, rule.problem, ranks, rule.rules_out, fix)
 
 
-MOST_LISTED = 1000
-"""Missing ranks that are named one by one; of more, only their number is told."""
+MAX_MISSING_RANKS_LISTED = 1000
+"""Missing ranks listed in a finding; of more, only the number is given."""
 
 
-def _missing(facts: Sequence[RankFacts], asked: Sequence[int] | None) -> Iterable[Finding]:
+def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[Finding]:
     size = max((fact.source.world_size or 0 for fact in facts), default=0)
-    have = {fact.source.rank for fact in facts}
-    count, first = absent(have, size, most=MOST_LISTED)
-    if count and asked is None:
+    present = {fact.source.rank for fact in facts}
+    count, first = missing_ranks(present, size, most=MAX_MISSING_RANKS_LISTED)
+    if count:
         yield Finding(
             "missing-ranks",
             "limits",
@@ -278,31 +298,32 @@ def _missing(facts: Sequence[RankFacts], asked: Sequence[int] | None) -> Iterabl
         )
 
 
-NOTICED = {
+NOTICE_REMEDIES = {
     "no-peers": (
         ("peers as recorded: order and time tell who spoke to whom",),
         "nsys export --type=sqlite --include-blobs=true",
     ),
     "no-clock": (("ranks aligned by the clock (matched collectives decide)",), "export with a newer nsys"),
 }
-"""What some notices of the readers cost, and what would help; all others are damage."""
-_SAID_ABOVE = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-ranges"))
+"""Answers ruled out and fix, by the code of a reader's notice; every other notice is about damage."""
+_COVERED_BY_RULES = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-ranges"))
 
 
-def _damaged(facts: Sequence[RankFacts]) -> Iterable[Finding]:
-    """Report what a reader noticed while it read: truncation, damage, lost events."""
-    about: dict[tuple[str, str], list[int]] = {}
+def _reader_notices(facts: Sequence[RankFacts]) -> Iterable[Finding]:
+    """Return findings from the notices of the readers: truncation, damage, lost events."""
+    ranks_by_notice: dict[tuple[str, str], list[int]] = {}
     for fact in facts:
         for notice in fact.source.notices:
-            if notice.code not in _SAID_ABOVE:
-                about.setdefault((notice.code, strip_rank(notice.message)), []).append(fact.source.rank)
+            if notice.code not in _COVERED_BY_RULES:
+                key = (notice.code, strip_rank(notice.message))
+                ranks_by_notice.setdefault(key, []).append(fact.source.rank)
     damage = (("whatever was in the lost part",), "record again, and let the export finish before the process ends")
-    for (code, message), ranks in about.items():
-        rules_out, fix = NOTICED.get(code, damage)
+    for (code, message), ranks in ranks_by_notice.items():
+        rules_out, fix = NOTICE_REMEDIES.get(code, damage)
         yield Finding(code, "limits", message, tuple(ranks), rules_out, fix)
 
 
-LOST: Mapping[str, tuple[str, tuple[str, ...], str]] = {
+LOST_LAUNCH_REMEDIES: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "gpu-events-lost": (
         "limits",
         ("idle time (a bound, or null)", "causes of the gap"),
@@ -313,21 +334,59 @@ LOST: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "graphs-unseen": ("blocks", ("idle time and the bubble",), "nsys profile --cuda-graph-trace=node"),
     "graph-nodes-missing": ("limits", ("idle time (a bound)",), "nsys profile --cuda-graph-trace=node"),
 }
-"""What launches without a GPU event cost, and what would help."""
+"""Severity, answers ruled out and fix, by the code of a notice about launches without a GPU event."""
 
 
-def _lost(facts: Sequence[RankFacts]) -> Iterable[Finding]:
-    """Report launches whose work is not in the file: one finding for each kind, in the first rank's numbers."""
-    about: dict[str, list[tuple[int, str]]] = {}
+def _lost_launches(facts: Sequence[RankFacts]) -> Iterable[Finding]:
+    """Return findings about launches whose GPU work is not in the file: one per kind, with the first rank's numbers."""
+    notices: dict[str, list[tuple[int, str]]] = {}  # by code: (rank, message)
     for fact in facts:
         for notice in fact.lost:
-            about.setdefault(notice.code, []).append((fact.source.rank, notice.message))
-    for code, messages in about.items():
-        severity, rules_out, fix = LOST[code]
+            notices.setdefault(notice.code, []).append((fact.source.rank, notice.message))
+    for code, messages in notices.items():
+        severity, rules_out, fix = LOST_LAUNCH_REMEDIES[code]
         yield Finding(code, severity, messages[0][1], tuple(rank for rank, _ in messages), rules_out, fix)
 
 
-def _unreadable(files: Sequence[tuple[str, str]]) -> Iterable[Finding]:
+def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[Finding]:
     for path, message in files:
         text = message if path in message else f"{path}: {message}"
         yield Finding("unreadable", "blocks", text, (), ("every answer about this rank",), "record this rank again")
+
+
+class Extra(msgspec.Struct, frozen=True):
+    """An optional recording: whether a rank lacks it, what it would add, and how to get it."""
+
+    code: str
+    lacks: Callable[[RankFacts], bool]
+    adds: str
+    how: str
+
+
+EXTRAS = (
+    Extra(
+        "memory",
+        lambda f: f.source.reader == "kineto" and f.gpu_events > 0 and f.allocations == 0,
+        "memory by phase and rank, GB a chunk, and which schedules would not fit",
+        "profile(profile_memory=True) or tracekit.profiler(…, memory=True): one event more per allocation, about a "
+        "fifth more of a trace",
+    ),
+    Extra(
+        "memory-totals",
+        lambda f: f.gpu_events > 0 and f.allocations > 0 and f.with_totals == 0,
+        "memory by phase and rank: allocations were recorded without their totals, as PyTorch did in 2021",
+        "record with a newer PyTorch",
+    ),
+    Extra(
+        "peaks",
+        lambda f: f.gpu_events > 0 and f.with_shapes > 0 and not any(map(find_gpu, f.source.devices)),
+        "share of the GPU's peak and model FLOP utilisation: this GPU's peak is not known",
+        f"name the GPU and its peaks in a file, and that file in {PEAKS_VARIABLE}",
+    ),
+)
+"""Optional recordings that no answer needs, in the order they are reported."""
+
+
+def find_extras(facts: Sequence[RankFacts]) -> list[Extra]:
+    """Return the optional recordings that some rank lacks."""
+    return [extra for extra in EXTRAS if any(map(extra.lacks, facts))]

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from tracekit.diffs.metrics import resolve
-from tracekit.diffs.samples import from_analysis
+from tracekit.diffs.run_samples import from_analysis
 from tracekit.diffs.verdict import Rules, default_metrics
 from tracekit.errors import InputError
 

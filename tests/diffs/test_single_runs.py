@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracekit.diffs.floors import doubt
 from tracekit.diffs.metrics import resolve
-from tracekit.diffs.samples import Run
+from tracekit.diffs.noise_thresholds import single_run_uncertainty
+from tracekit.diffs.run_samples import Run
 from tracekit.diffs.verdict import judge
 
 RESTLESS = (0.9, 1.1, 1.0, 0.85, 1.15, 1.05, 0.95, 1.0)
@@ -69,14 +69,14 @@ def test_the_gpus_own_work_is_judged_from_one_run():
 
 
 def test_an_asked_limit_is_no_surer_than_the_run():
-    from tracekit.gates.expr import parse
+    from tracekit.gates.requirement import parse_requirement
 
-    (check,) = judge([run(waits=52.0)], [run()], [parse("step_ms < +3%")])
+    (check,) = judge([run(waits=52.0)], [run()], [parse_requirement("step_ms < +3%")])
     assert check.verdict == "inconclusive"
 
 
 def test_three_calibrated_runs_do_not_blunt_the_gpus_own_work():
-    from tracekit.diffs.floors import calibrate
+    from tracekit.diffs.noise_thresholds import calibrate
 
     old = [run(compute=c) for c in (60.0, 60.3, 59.7)]  # alone, these would allow 14 deviations: 10 %
     checks = judge([run(compute=63.0)], old, noise=calibrate(old))
@@ -95,7 +95,7 @@ def test_three_calibrated_runs_do_not_blunt_the_gpus_own_work():
 )
 def test_how_much_is_doubted(metric, values, expected):
     side = [Run("", {metric: values})]
-    assert doubt(resolve(metric), (side, side)) == pytest.approx(expected)
+    assert single_run_uncertainty(resolve(metric), (side, side)) == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")

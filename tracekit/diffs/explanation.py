@@ -1,0 +1,219 @@
+"""Explanation of a change between two runs: a few sentences and one waterfall.
+
+The sentences name the rank whose work changed most, the label and module it changed in, and the ranks that wait for it.
+Where the work stayed the same, they name what became exposed or idle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tracekit._util.text import join_with_and, signed
+from tracekit.diffs.run_samples import Run
+from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
+
+MIN_STEP_SHARE_TO_EXPLAIN = 0.03
+"""Smallest change that is explained, as a share of the step: runs of the same code differ by this much."""
+MIN_SHARE_TO_CHANGE_TOGETHER = 0.5
+"""Smallest change of a rank, as a share of the largest change, to count as changing together with it."""
+MIN_MODULE_SHARE_TO_REPLACE_LABEL = 0.9
+"""Share of a label's change from which its module is named in front of it and carries its number."""
+MIN_MODULE_SHARE_TO_MENTION = 0.5
+"""Share of a label's change from which the module is mentioned after it."""
+
+Parts = Mapping[str, float]
+"""Milliseconds per step by part: ``step``, ``compute``, ``exposed pp_comm``, ``idle``, …, and ``label forward``, …"""
+
+
+class Waterfall(msgspec.Struct, frozen=True):
+    """Step time of one rank before and after, and the changes of its parts, which sum to the difference."""
+
+    rank: int
+    before_ms: float
+    after_ms: float
+    changes_ms: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        changes = [{"part": part, "change_ms": round(ms, 6)} for part, ms in self.changes_ms.items()]
+        times = {"before_ms": round(self.before_ms, 6), "after_ms": round(self.after_ms, 6)}
+        return {"rank": self.rank, **times, "changes": changes}
+
+
+def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | None:
+    """Return the waterfall of the rank that is slowest after the change; None if the sides have no rank in common."""
+    old, new = _parts_by_rank(before), _parts_by_rank(after)
+    common = sorted(set(old) & set(new))
+    if not common:
+        return None
+    rank = max(common, key=lambda candidate: new[candidate]["step"])
+    changes = {part: ms for part, ms in _changes(old[rank], new[rank]).items() if ms and _is_budget_part(part)}
+    largest_first = dict(sorted(changes.items(), key=lambda item: -abs(item[1])))
+    return Waterfall(rank, old[rank]["step"], new[rank]["step"], largest_first)
+
+
+def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
+    """Return at most three sentences about the change; empty if nothing changed by enough of the step.
+
+    >>> def rank(number, compute, wait):
+    ...     return {"rank": number, "steps": [1], "span_ns": 10**6 * (compute + wait), "label_ns": {"forward":
+    ...         10**6 * compute}, "budget_ns": {"compute": 10**6 * compute, "exposed": {"pp_comm": 10**6 * wait},
+    ...         "idle": 0}}
+    >>> runs = [Run(name, {}, {}, {}, {"ranks": ranks}) for name, ranks in
+    ...     (("a", [rank(0, 10, 0), rank(1, 10, 0)]), ("b", [rank(0, 10, 9), rank(1, 19, 0)]))]
+    >>> explain_change(runs[:1], runs[1:])
+    ["rank 1's forward grew by 9.0 ms", 'rank 0 waits for it in pp_comm (+9.0 ms)']
+    """
+    old, new = _parts_by_rank(before), _parts_by_rank(after)
+    changes = {rank: _changes(old[rank], new[rank]) for rank in sorted(set(old) & set(new))}
+    if not changes:
+        return []
+    min_ms = MIN_STEP_SHARE_TO_EXPLAIN * max(old[rank]["step"] for rank in changes)
+    most_changed = max(changes, key=lambda rank: abs(changes[rank].get("compute", 0.0)))
+    if abs(changes[most_changed].get("compute", 0.0)) < min_ms:
+        return _describe_exposed(changes, min_ms)
+    work = _describe_work(changes, most_changed, _most_changed_modules(before, after))
+    return [work, *_describe_waiting(changes, most_changed, min_ms)]
+
+
+def _describe_work(changes: Mapping[int, Parts], rank: int, modules: Mapping[str, tuple[str, float]]) -> str:
+    """Return the sentence about the work that changed, on one rank or on all together.
+
+    Args:
+        changes: Change of every part, by rank.
+        rank: The rank whose compute time changed most.
+        modules: Module whose time changed most and its change in milliseconds (mean over ranks), by label.
+    """
+    compute_ms = changes[rank]["compute"]
+    sign = 1 if compute_ms > 0 else -1
+    by_label = {label: changes[rank].get(f"label {label}", 0.0) for label in (*COMPUTE_LABELS, "other")}
+    label = max(by_label, key=lambda name: sign * by_label[name])
+    # The module's change is a mean over ranks, so it is compared with the label's mean change.
+    module, module_ms = modules.get(label, ("", 0.0))
+    label_mean_ms = sum(parts.get(f"label {label}", 0.0) for parts in changes.values()) / len(changes)
+    module_share = module_ms / label_mean_ms if module and label_mean_ms and sign * module_ms > 0 else 0.0
+    subject, detail = label, ""
+    if module_share >= MIN_MODULE_SHARE_TO_REPLACE_LABEL:
+        subject = f"{module} {label}"
+    elif module_share >= MIN_MODULE_SHARE_TO_MENTION:
+        detail = f", most of it in {module}"
+    verb = "grew" if sign > 0 else "shrank"
+    amount = _format_ms(by_label[label] or compute_ms)
+    min_together_ms = MIN_SHARE_TO_CHANGE_TOGETHER * abs(compute_ms)
+    if len(changes) == 1:
+        return f"{subject} {verb} by {amount}{detail}"
+    if all(sign * parts.get("compute", 0.0) >= min_together_ms for parts in changes.values()):
+        return f"on every rank {subject} {verb} by up to {amount}{detail}"
+    return f"rank {rank}'s {subject} {verb} by {amount}{detail}"
+
+
+def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -> list[str]:
+    """Return the sentence about the ranks that wait for rank *cause*; empty if its work did not grow or none waits."""
+    if changes[cause]["compute"] <= 0:
+        return []
+    waits: dict[tuple[str, int], float] = {}  # (label, rank): milliseconds
+    for rank, parts in changes.items():
+        exposed = {part.removeprefix("exposed "): ms for part, ms in parts.items() if part.startswith("exposed ")}
+        label = max(exposed, key=lambda name: exposed[name], default=None)
+        if rank != cause and label is not None and exposed[label] >= min_ms:
+            waits[label, rank] = exposed[label]
+    if not waits:
+        return []
+    label, _ = max(waits, key=lambda wait: waits[wait])
+    wait_ms = {rank: ms for (name, rank), ms in waits.items() if name == label}
+    verb = "for it in" if label in COMMUNICATION_LABELS else "beside it in"
+    longest = f"{signed(max(wait_ms.values()))} ms"
+    if len(wait_ms) == 1:
+        return [f"rank {min(wait_ms)} waits {verb} {label} ({longest})"]
+    return [f"{len(wait_ms)} ranks wait {verb} {label} (up to {longest})"]
+
+
+def _describe_exposed(changes: Mapping[int, Parts], min_ms: float) -> list[str]:
+    """Return the sentences about exposed or idle time that changed while the work stayed the same."""
+    candidates = [
+        (abs(ms), rank, part, ms)
+        for rank, parts in changes.items()
+        for part, ms in parts.items()
+        if _is_budget_part(part) and part != "compute"
+    ]
+    size_ms, rank, part, ms = max(candidates, default=(0.0, 0, "", 0.0))
+    if size_ms < min_ms:
+        return []
+    sign, verb = (1, "grew") if ms > 0 else (-1, "shrank")
+    owner = f"rank {rank}'s " if len(changes) > 1 else ""
+    sentences = [f"the work is the same; {owner}{'idle time' if part == 'idle' else part} {verb} by {_format_ms(ms)}"]
+    others = [other for other, parts in changes.items() if other != rank and sign * parts.get(part, 0.0) >= min_ms]
+    if len(others) == 1:
+        sentences.append(f"so did that of rank {others[0]}")
+    elif others:
+        sentences.append(f"so did those of ranks {join_with_and(map(str, others[:4]))}" + " …" * (len(others) > 4))
+    return sentences
+
+
+def _format_ms(ms: float) -> str:
+    return f"{abs(ms):,.1f} ms" if abs(ms) >= 0.1 else f"{abs(ms):.3f} ms"
+
+
+def _is_budget_part(part: str) -> bool:
+    """Return whether *part* belongs to the budget, whose parts sum to the step."""
+    return part != "step" and not part.startswith("label ")
+
+
+def _changes(old: Parts, new: Parts) -> dict[str, float]:
+    return {part: new.get(part, 0.0) - old.get(part, 0.0) for part in {**old, **new} if part != "step"}
+
+
+def _parts_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
+    """Return the parts of each rank's step, the mean over steps and runs."""
+    records: defaultdict[int, list[dict[str, float]]] = defaultdict(list)
+    for run in runs:
+        for entry in run.document["ranks"] if run.document else ():
+            if entry.get("per_step"):
+                records[int(entry["rank"])] += [_step_parts(step, 1e6) for step in entry["per_step"]]
+            else:  # one record covers all steps
+                steps = max(1, len(entry.get("steps") or ()))
+                records[int(entry["rank"])].append(_step_parts(entry, 1e6 * steps))
+    means: dict[int, dict[str, float]] = {}
+    for rank, rows in records.items():
+        parts = {part: None for row in rows for part in row}
+        means[rank] = {part: sum(row.get(part, 0.0) for row in rows) / len(rows) for part in parts}
+    return means
+
+
+def _step_parts(record: Mapping[str, Any], scale: float) -> dict[str, float]:
+    """Return the parts of one rank's record, each divided by *scale* (nanoseconds to milliseconds per step)."""
+    budget = record["budget_ns"]
+    exposed, not_recorded = budget["exposed"], budget.get("not_recorded") or 0
+    idle = budget["idle"]
+    if idle is None:  # unknown: the rest of the span
+        idle = record["span_ns"] - budget["compute"] - sum(exposed.values()) - not_recorded
+    parts = {"step": record["span_ns"], "compute": budget["compute"]}
+    parts |= {f"exposed {label}": ns for label, ns in exposed.items()} | {"idle": idle}
+    if not_recorded:
+        parts["not recorded"] = not_recorded
+    parts |= {f"label {label}": ns for label, ns in record["label_ns"].items()}
+    return {part: ns / scale for part, ns in parts.items()}
+
+
+def _most_changed_modules(before: Sequence[Run], after: Sequence[Run]) -> dict[str, tuple[str, float]]:
+    """Return, by label, the module whose time changed most, and its change in milliseconds per step."""
+    old, new = _module_ms(before), _module_ms(after)
+    largest: dict[str, tuple[str, float]] = {}
+    for module, label in {**old, **new}:
+        change_ms = new.get((module, label), 0.0) - old.get((module, label), 0.0)
+        if abs(change_ms) > abs(largest.get(label, ("", 0.0))[1]):
+            largest[label] = (module, change_ms)
+    return largest
+
+
+def _module_ms(runs: Sequence[Run]) -> dict[tuple[str, str], float]:
+    """Return milliseconds per step by (module, label), the mean over runs."""
+    total: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for run in runs:
+        for row in run.tables.get("modules") or ():
+            total[str(row["module"]), str(row["label"])] += row["ns"] / 1e6 / len(runs)
+    return total

@@ -1,0 +1,163 @@
+"""Loading of the runs to compare: traces and stores are analysed, saved analyses and baseline files are read.
+
+Each argument is one run. Trace files named one by one form one run if they lie in the same folder, as the ranks of a
+run do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from tracekit.analysis import Analysis
+from tracekit.analysis.persistence import read_document
+from tracekit.analysis.result import BaseAnalysis
+from tracekit.diffs.noise_thresholds import Noise
+from tracekit.diffs.run_samples import Run, from_analysis
+from tracekit.errors import InputError
+
+BASELINE_FORMAT = "tracekit.baseline/1"
+MAX_TIMELINE_CELLS = 3_000  # of one step; a larger pipeline is not drawn
+_FORMAT_KEY = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
+_FORMAT_SEARCH_BYTES = 1 << 18
+_CELL_KEYS = ["rank", "op", "stage", "microbatch", "b_stage", "b_microbatch"]
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One side of a comparison: its runs, and the noise calibrated in a baseline file.
+
+    >>> Side((Run("nightly", {"step_ms": (10.0, 10.2)}),), {}).runs[0].name
+    'nightly'
+    """
+
+    runs: tuple[Run, ...]
+    noise: dict[str, Noise]
+
+
+RunSource = str | os.PathLike[str] | BaseAnalysis
+Comparable = RunSource | Sequence[RunSource] | Side
+"""Input of a comparison: a path, an analysis (also one read back from JSON), several of them, or a ``Side``."""
+
+
+def side_of(source: Comparable, *, what: str) -> Side:
+    """Return *source* as one side of a comparison; *what* (candidate or baseline) is for the errors.
+
+    >>> from tracekit import analyze
+    >>> side_of(analyze("sample_traces/reload", schedule="none"), what="candidate").runs[0].steps
+    1
+    """
+    if isinstance(source, Side):
+        return source
+    sources: Sequence[RunSource] = [source] if isinstance(source, str | os.PathLike | BaseAnalysis) else source
+    paths = [os.fspath(item) for item in sources if not isinstance(item, BaseAnalysis)]
+    analysed = tuple(_run_from_analysis(item, name=what) for item in sources if isinstance(item, BaseAnalysis))
+    if analysed and not paths:
+        return Side(analysed, {})
+    read = read_side(paths, what=what)
+    return Side((*analysed, *read.runs), read.noise)
+
+
+def read_side(paths: Sequence[str | Path], *, what: str) -> Side:
+    """Read every run of one side from *paths*; *what* (candidate or baseline) is for the errors.
+
+    >>> read_side(["sample_traces/reload"], what="baseline").runs[0].facts["ranks"]
+    4
+    """
+    if not paths:
+        raise InputError(f"there is no {what}", hint=f"name a trace, a store or a saved analysis as the {what}")
+    runs: list[Run] = []
+    noise: dict[str, Noise] = {}
+    for run_paths in _group_by_run([str(path) for path in paths]):
+        saved_as = saved_format(run_paths[0]) if len(run_paths) == 1 else None
+        if saved_as is None:
+            runs.append(_analyze_run(run_paths))
+        elif saved_as == BASELINE_FORMAT:
+            baseline_runs, baseline_noise = load_baseline(read_document(run_paths[0]), name=run_paths[0])
+            runs += baseline_runs
+            noise |= baseline_noise
+        else:
+            runs.append(from_analysis(read_document(run_paths[0]), name=run_paths[0]))
+    return Side(tuple(runs), noise)
+
+
+def load_baseline(document: Mapping[str, Any], *, name: str) -> tuple[list[Run], dict[str, Noise]]:
+    """Return the runs and the noise of a baseline file, which ``gates.baseline`` writes."""
+    try:
+        facts, tables = document["facts"], document["tables"]
+        runs = []
+        for run in document["runs"]:
+            samples = {metric: tuple(map(float, values)) for metric, values in run["samples"].items()}
+            runs.append(Run(f"{name}:{run['name']}", samples, facts, tables))
+        noise = {
+            metric: Noise(float(entry["deviation"]), int(entry["runs"]) - 1)
+            for metric, entry in document["noise"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{name}: is not a complete baseline file ({error})", hint="write it again with --update-baseline"
+        ) from error
+    if not any(run.steps for run in runs):
+        raise InputError(f"{name}: the baseline is empty", hint="write it again with --update-baseline")
+    return runs, noise
+
+
+def saved_format(path: str) -> str | None:
+    """Return the ``format`` of a JSON file that tracekit wrote; None for a trace, a store or a folder."""
+    file = Path(path)
+    if "://" in path or not file.is_file() or not file.name.endswith((".json", ".json.gz")):
+        return None
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_FORMAT_SEARCH_BYTES)
+        head = zlib.decompressobj(31).decompress(raw, _FORMAT_SEARCH_BYTES) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, zlib.error):
+        return None  # the trace reader reports what is wrong with the file
+    match = _FORMAT_KEY.search(head)
+    return match[1].decode() if match else None
+
+
+def _group_by_run(paths: list[str]) -> list[list[str]]:
+    """Group trace files by their folder; every other path is a run of its own."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        file = Path(path)
+        is_trace_file = file.is_file() and saved_format(path) is None
+        groups.setdefault(f"in {file.resolve().parent}" if is_trace_file else path, []).append(path)
+    return list(groups.values())
+
+
+def _analyze_run(paths: list[str]) -> Run:
+    """Analyse a trace or a store."""
+    from tracekit.run.analyze import analyze
+
+    return _run_from_analysis(analyze(paths), name=paths[0] if len(paths) == 1 else str(Path(paths[0]).parent))
+
+
+def _run_from_analysis(analysis: BaseAnalysis, *, name: str) -> Run:
+    """Return the run of an analysis; one read back from JSON has no cells."""
+    if not isinstance(analysis, Analysis) or analysis.schedule is None:
+        return from_analysis(analysis.to_dict(), name=name)
+    cells, typical_step = analysis.schedule.cells, analysis.schedule.head.cells
+    timeline = _timeline(typical_step) if len(typical_step) <= MAX_TIMELINE_CELLS else []
+    return from_analysis(analysis.to_dict(), name=name, cells=_median_cells(cells), timeline=timeline)
+
+
+def _timeline(cells: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the cells of one step with their times counted from the start of the first."""
+    origin = pl.col("start_ns").min()
+    table = cells.with_columns(pl.col("start_ns", "end_ns") - origin).select(*_CELL_KEYS, "start_ns", "end_ns")
+    return table.sort("rank", "start_ns").to_dicts()
+
+
+def _median_cells(cells: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the median time of each pipeline cell over the steps, without keys that do not apply to it."""
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    table = cells.group_by(_CELL_KEYS).agg(ns=duration.median().cast(pl.Int64)).sort(_CELL_KEYS, nulls_last=True)
+    return [{key: value for key, value in row.items() if value is not None} for row in table.to_dicts()]

@@ -1,0 +1,171 @@
+"""The gate: a candidate is compared with a baseline and with limits, and gets one verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import date
+from os import PathLike
+from typing import Any, Literal
+
+import msgspec
+
+from tracekit._util.html import html_table
+from tracekit._util.text import json_text
+from tracekit._version import __version__
+from tracekit.diffs.changes import largest_changes, side_summary
+from tracekit.diffs.comparability import check_formats, find_obstacles
+from tracekit.diffs.explanation import explain_change
+from tracekit.diffs.load_runs import Comparable, Side, side_of
+from tracekit.diffs.metrics import Requirement
+from tracekit.diffs.noise_thresholds import Noise, calibrate
+from tracekit.diffs.verdict import Check, judge
+from tracekit.errors import InputError, OptionError
+from tracekit.gates.config import Config, apply_waivers
+from tracekit.gates.requirement import check_syntax, parse_requirement
+
+FORMAT = "tracekit.gate/1"
+EXIT_CODES = {"pass": 0, "regressed": 1, "inconclusive": 3}
+MIN_RUNS_TO_CALIBRATE = 5
+"""Baseline runs from which their own spread is used as the noise, where none was calibrated."""
+Verdict = Literal["pass", "regressed", "inconclusive"]
+
+
+class GateResult(msgspec.Struct, frozen=True):
+    """Verdict of one gate, with everything it rests on.
+
+    >>> from tracekit.diffs import Run
+    >>> slow = Side((Run("slow", {"step_ms": (20.0, 20.1, 19.9, 20.0, 20.2, 19.8)}),), {})
+    >>> result = gate(slow, require=["step_ms < 12"])
+    >>> result.verdict, result.exit_code
+    ('regressed', 1)
+    """
+
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    obstacles: tuple[str, ...]
+    candidate: Side
+    baseline: Side
+    config: Config
+    today: date
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command: 0 pass, 1 regressed, 3 inconclusive (unless the settings say otherwise)."""
+        if self.verdict == "inconclusive" and self.config.inconclusive:
+            return 0 if self.config.inconclusive == "pass" else 1
+        return EXIT_CODES[self.verdict]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data (``format: tracekit.gate/1``)."""
+        return {
+            "tracekit": __version__,
+            "format": FORMAT,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "obstacles": list(self.obstacles),
+            "checks": [check.to_dict() for check in self.checks],
+            "waivers": [waiver.to_dict(self.today) for waiver in self.config.waivers],
+            "before": {**side_summary(self.baseline), "calibrated": bool(self.baseline.noise)},
+            "after": {**side_summary(self.candidate), "calibrated": bool(self.candidate.noise)},
+            "story": explain_change(self.baseline.runs, self.candidate.runs),
+            "moved": largest_changes(self.baseline.runs, self.candidate.runs),
+            "settings": {
+                "alpha": self.config.alpha,
+                "min_steps": self.config.min_steps,
+                "inconclusive": self.config.inconclusive,
+                "allow": list(self.config.allow),
+                "file": self.config.path,
+            },
+        }
+
+    def to_json(self, *, indent: int | None = 1) -> str:
+        """Return ``to_dict`` as text."""
+        return json_text(json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the result to *path* in the format of its extension: .json, .xml (JUnit) or .md."""
+        from tracekit.report.ci.write import write_gate
+
+        write_gate(self.to_dict(), path)
+
+    def _repr_html_(self) -> str:
+        rows = [(check.metric.name, check.verdict, check.reason) for check in self.checks]
+        title = f"{self.verdict}: {len(self.checks)} checked"
+        return html_table(title, ("metric", "verdict", "why"), rows, notes=self.obstacles)
+
+
+def gate(
+    candidate: Comparable,
+    baseline: Comparable | None = None,
+    *,
+    require: Sequence[str] = (),
+    config: Config | None = None,
+    today: date | None = None,
+) -> GateResult:
+    """Return the verdict on *candidate* against *baseline*.
+
+    Args:
+        candidate: The path of a trace, a folder, a store, a saved analysis or a baseline file; an ``Analysis``; or
+            several runs in a list.
+        baseline: The same for the baseline. Limits such as ``bubble_fraction < 0.12`` need none.
+        require: Requirements; they replace those of *config*.
+        config: Settings of the project, as ``load_config`` reads them.
+        today: Date on which waivers are evaluated.
+
+    >>> from tracekit.diffs.run_samples import Run
+    >>> base = Side((Run("a", {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}),), {})
+    >>> gate(base, base, require=["step_ms < 12"]).verdict
+    'pass'
+    """
+    for text in require:
+        check_syntax(text)
+    after = side_of(candidate, what="candidate")
+    before = Side((), {}) if baseline is None else side_of(baseline, what="baseline")
+    config, today = config or Config(), today or date.today()
+    check_formats(after.runs, before.runs)
+    known = sorted({name for run in (*after.runs, *before.runs) for name in run.samples})
+    requirements = [parse_requirement(text, known=known) for text in (require or config.require)]
+    _check_ranks(requirements, after)
+    only_limits = bool(requirements) and all(requirement.kind == "limit" for requirement in requirements)
+    if not before.runs and not only_limits:
+        raise InputError("there is no baseline to compare with", hint="give --baseline, or only limits without a sign")
+    obstacles = find_obstacles(after.runs, before.runs, allow=config.allow) if before.runs else []
+    checks = judge(
+        after.runs,
+        before.runs,
+        requirements,
+        rules=config.rules,
+        noise=_noise(before),
+        obstacle="not comparable: " + "; ".join(obstacles) if obstacles else "",
+    )
+    checks = apply_waivers(checks, config.waivers, today)
+    return GateResult(_overall_verdict(checks), tuple(checks), tuple(obstacles), after, before, config, today)
+
+
+def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
+    """Raise OptionError for a rank that no run of the candidate has: its requirement could never be decided."""
+    documents = [run.document for run in candidate.runs if run.document]
+    ranks = {rank["rank"] for document in documents for rank in document["ranks"]}
+    for requirement in requirements:
+        metric = requirement.metric
+        if ranks and metric.rank is not None and metric.rank not in ranks:
+            raise OptionError(
+                f"{metric.name}: the candidate has no rank {metric.rank}",
+                hint=f"it has ranks {min(ranks)} to {max(ranks)}",
+            )
+
+
+def _overall_verdict(checks: Sequence[Check]) -> Verdict:
+    """Return the worst verdict of the checks without a waiver; without any check it is inconclusive."""
+    verdicts = {check.verdict for check in checks if check.waiver is None}
+    if "regressed" in verdicts:
+        return "regressed"
+    return "inconclusive" if "inconclusive" in verdicts or not checks else "pass"
+
+
+def _noise(baseline: Side) -> dict[str, Noise]:
+    """Return the calibrated noise of the baseline; without it, the spread of its own runs if there are enough."""
+    if baseline.noise or len(baseline.runs) < MIN_RUNS_TO_CALIBRATE:
+        return baseline.noise
+    return calibrate(baseline.runs)

@@ -1,0 +1,107 @@
+"""Detection of a file's type and rank from its first and last bytes, without parsing and whatever its name."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from typing import Any
+
+import msgspec
+
+from tracekit.parsers.ranks import valid_rank
+
+HEAD_BYTES = 1 << 18
+TAIL_BYTES = 1 << 16
+
+GZIP = b"\x1f\x8b"
+SQLITE = b"SQLite format 3\x00"
+ARROW = (b"\xff\xff\xff\xff", b"ARROW1")
+SIGNATURES = {SQLITE: "nsight", **dict.fromkeys(ARROW, "nsight")}
+"""Reader by the first bytes of a file; a file with none of them is checked for being a PyTorch trace."""
+
+NSIGHT_SUFFIXES = (".sqlite", ".parquetdir", ".arrowdir", ".arrow", ".nsys-rep")
+"""Nsight Systems exports, in the order of preference where a report was exported several times. sqlite comes first
+because a folder of many ranks usually has it for all of them; a .nsys-rep report must be exported before it is read."""
+
+_TRACE_KEYS = re.compile(
+    rb'"(?:traceEvents|schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|traceName)"\s*:'
+)
+_EVENT_KEYS = re.compile(rb'^\[\s*(?:\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s|cname)"\s*:|\])')
+_DISTRIBUTED_INFO = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
+_TRACEKIT_EXPORT = re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:')
+"""Mark of a file that tracekit exported for ui.perfetto.dev: its tracks repeat events, which would be counted twice."""
+
+
+class FileType(msgspec.Struct, frozen=True):
+    """Reader of a file, and its rank and world size if they are easy to find."""
+
+    reader: str | None  # "kineto" or "nsight"; None if the file is not a trace
+    rank: int | None = None
+    world_size: int | None = None
+    why: str = ""  # reason why the file is not a trace
+
+
+def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
+    """Return the type of a file from its first bytes, and from its last bytes where they can be read without inflating.
+
+    >>> detect_file_type(b'{"schemaVersion": 1, "distributedInfo": {"rank": 3, "world_size": 4}, "traceEvents": [')
+    FileType(reader='kineto', rank=3, world_size=4, why='')
+    >>> detect_file_type(b"SQLite format 3" + bytes(1)).reader
+    'nsight'
+    >>> detect_file_type(b'{"answer": 42}').why
+    'is JSON but not a trace: it has no "traceEvents"'
+    """
+    if not head:
+        return FileType(None, why="is empty")
+    if head.startswith(GZIP):
+        inflated = inflate(head)
+        if not inflated:
+            return FileType(None, why="is a damaged gzip file")
+        return _detect_json(inflated, b"")
+    reader = next((reader for first_bytes, reader in SIGNATURES.items() if head.startswith(first_bytes)), None)
+    return FileType(reader) if reader else _detect_json(head, tail)
+
+
+def inflate(head: bytes, limit: int = HEAD_BYTES) -> bytes:
+    """Return the first bytes of a gzip file whose beginning is *head*; empty if it is not one.
+
+    >>> import gzip
+    >>> inflate(gzip.compress(b"hello"))
+    b'hello'
+    """
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, limit)
+    except zlib.error:
+        return b""
+
+
+def _detect_json(head: bytes, tail: bytes) -> FileType:
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text[:1] not in (b"{", b"["):
+        return FileType(None, why="is not a trace: neither JSON nor an Nsight Systems export")
+    if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
+        return FileType(None, why='is JSON but not a trace: it has no "traceEvents"')
+    if _TRACEKIT_EXPORT.search(text[:4096]):
+        return FileType(None, why="was written by tracekit for ui.perfetto.dev; name the traces it was made from")
+    info = _distributed_info(head) or _distributed_info(tail)
+    return FileType("kineto", _integer(info.get("rank")), _integer(info.get("world_size")))
+
+
+def _distributed_info(raw: bytes) -> dict[str, Any]:
+    text = raw.decode("utf-8", "replace")
+    match = _DISTRIBUTED_INFO.search(text)
+    if not match:
+        return {}
+    try:
+        info, _ = json.JSONDecoder(strict=False).raw_decode(text, match.end())
+        return info if isinstance(info, dict) else {}
+    except (ValueError, RecursionError):
+        # The bytes end inside a long list of groups; rank and world size come before it.
+        part = text[match.end() : match.end() + 400].split("pg_config")[0]
+        pairs = re.findall(r'"(rank|world_size)"\s*:\s*(\d{1,9})\b', part)
+        return {key: int(value) for key, value in pairs}
+
+
+def _integer(value: object) -> int | None:
+    return valid_rank(value) if isinstance(value, int) and not isinstance(value, bool) else None
