@@ -71,10 +71,10 @@ def _class(name: str, cls: type, level: str) -> list[str]:
     error = issubclass(cls, BaseException)
     out = [] if error else [*_signature(short, cls), ""]
     out.append(markdown(cls.__dict__.get("__doc__")))
-    known = fields(cls) if dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) else []
-    if known:
+    declared = fields(cls) if dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) else []
+    if declared:
         out += ["", *table("field", "type", "meaning")]
-        out += [row(f"`{field}`", f"`{kind}`", markdown(said)) for field, kind, said in known]
+        out += [row(f"`{field}`", f"`{kind}`", markdown(text)) for field, kind, text in declared]
     for method, member in _members(cls):
         out += ["", f"{level}# {short}.{method}", ""]
         if callable(member):
@@ -84,7 +84,7 @@ def _class(name: str, cls: type, level: str) -> list[str]:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield a class's own public methods and properties that say what they are."""
+    """Yield the public methods and properties that a class itself defines."""
     for name, member in cls.__dict__.items():
         if name.startswith("_"):
             continue
@@ -105,11 +105,11 @@ def _signature(name: str, value: Any) -> list[str]:
         return []
     parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
     returns = signature.return_annotation
-    end = "" if inspect.isclass(value) or returns is signature.empty else f" -> {_word(returns)}"
-    words = list(_parameters(parameters))
-    line = f"{name}({', '.join(words)}){end}"
+    end = "" if inspect.isclass(value) or returns is signature.empty else f" -> {_annotation_text(returns)}"
+    parts = list(_parameters(parameters))
+    line = f"{name}({', '.join(parts)}){end}"
     if len(line) > 100:
-        line = f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){end}"
+        line = f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
     return ["```python", line, "```"]
 
 
@@ -121,15 +121,15 @@ def _parameters(parameters: list[inspect.Parameter]) -> Iterator[str]:
             yield "*"
         starred |= p.kind is p.VAR_POSITIONAL
         mark = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        word = f"{mark}{p.name}" + ("" if p.annotation is p.empty else f": {_word(p.annotation)}")
-        yield word if p.default is p.empty else f"{word} = {_default(p.default)}"
+        text = f"{mark}{p.name}" + ("" if p.annotation is p.empty else f": {_annotation_text(p.annotation)}")
+        yield text if p.default is p.empty else f"{text} = {_default(p.default)}"
 
 
 def _default(value: Any) -> str:
-    """Return a default as it may be shown: what only exists in memory is shown as dots."""
+    """Return the text of a default value; dots for an object without a readable repr."""
     shown = repr(value)
     return "…" if shown.startswith("<") else shown
 
 
-def _word(annotation: Any) -> str:
+def _annotation_text(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)

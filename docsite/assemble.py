@@ -1,7 +1,7 @@
 """Assembly of the site's pages in one folder, with links that work there.
 
-A page of ``docs/`` keeps its place. Pages that live elsewhere in the repository (the README, say) get one, and links to
-them follow. What is in the repository and not on the site is linked where the repository is shown.
+A page of ``docs/`` keeps its path. Pages from elsewhere in the repository (such as the README) get a path of their own,
+and links to them are rewritten. Links to other files of the repository lead to the repository's web address.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from docsite import api, commands, json_keys, label_rules, tables
@@ -25,7 +26,7 @@ MOVED: Mapping[str, str] = {
     "sample_traces/README.md": "samples.md",
     "benchmarks/README.md": "benchmarks.md",
 }
-"""Pages from outside ``docs/``, and where they stand on the site."""
+"""Pages from outside ``docs/``, and their paths on the site."""
 NOT_PAGES = frozenset({"SKILL.md"})
 """Files of ``docs/`` that are for programs."""
 ELSEWHERE: Mapping[str, str] = {"docs/schemas": "reference/json.md"}
@@ -37,7 +38,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "reference/label-rules.md": label_rules.page,
     "reference/tables.md": tables.page,
 }
-"""Pages made from the code."""
+"""Pages generated from the code."""
 
 
 def repository() -> str:
@@ -47,37 +48,37 @@ def repository() -> str:
 
 
 def sources() -> dict[str, Path]:
-    """Return the pages written by hand: place on the site, and file."""
+    """Return the handwritten pages: file by path on the site."""
     docs = ROOT / "docs"
     own = {file.relative_to(docs).as_posix(): file for file in sorted(docs.rglob("*.md")) if file.name not in NOT_PAGES}
-    return own | {place: ROOT / file for file, place in MOVED.items() if (ROOT / file).exists()}
+    return own | {page_path: ROOT / file for file, page_path in MOVED.items() if (ROOT / file).exists()}
 
 
 def assemble(folder: Path) -> list[str]:
-    """Write every page and picture to *folder*; return the pages' places."""
+    """Write every page and picture to *folder*; return the pages' paths."""
     pages = sources()
-    for place, file in pages.items():
+    for page_path, file in pages.items():
         text = file.read_text(encoding="utf-8")
-        _write(folder / place, rewrite(text, lambda target, place=place, file=file: _moved(target, file, place)))
-    for place, make in GENERATED.items():
-        _write(folder / place, make())
+        _write(folder / page_path, rewrite(text, partial(_site_link, file=file, page_path=page_path)))
+    for page_path, make in GENERATED.items():
+        _write(folder / page_path, make())
     for part in ("img", "schemas"):
         shutil.copytree(ROOT / "docs" / part, folder / part)
     return sorted([*pages, *GENERATED])
 
 
-def _moved(target: str, file: Path, place: str) -> str:
-    """Return link *target* of *file* as it must be on the page at *place*."""
+def _site_link(target: str, file: Path, page_path: str) -> str:
+    """Return link *target* of *file* as it must be on the page at *page_path*."""
     path, _, anchor = target.partition("#")
     if not path:
         return target
     inside = os.path.relpath((file.parent / path).resolve(), ROOT.resolve()).replace(os.sep, "/")
-    here = os.path.dirname(place) or "."  # noqa: PTH120 (a place on the site is no path of this machine)
-    found = MOVED.get(inside) or ELSEWHERE.get(inside)
-    if found is None and inside.startswith("docs/") and Path(inside).name not in NOT_PAGES:
-        found = inside.removeprefix("docs/")
-    if found is not None:
-        return os.path.relpath(found, here).replace(os.sep, "/") + (f"#{anchor}" if anchor else "")
+    page_folder = os.path.dirname(page_path) or "."  # noqa: PTH120 (a path on the site is no path of this machine)
+    linked_page = MOVED.get(inside) or ELSEWHERE.get(inside)
+    if linked_page is None and inside.startswith("docs/") and Path(inside).name not in NOT_PAGES:
+        linked_page = inside.removeprefix("docs/")
+    if linked_page is not None:
+        return os.path.relpath(linked_page, page_folder).replace(os.sep, "/") + (f"#{anchor}" if anchor else "")
     kind = "tree" if (ROOT / inside).is_dir() else "blob"
     return f"{repository()}/{kind}/main/{inside}"
 

@@ -12,14 +12,16 @@ from typing import Any
 
 
 def markdown(docstring: str | None) -> str:
-    r"""Return a docstring as Markdown, its examples as blocks of code.
+    r"""Return a docstring as Markdown: examples as code blocks, sections such as ``Args:`` as lists.
 
     >>> markdown("Sum.\n\n>>> 1 + 1\n2").splitlines()[2:]
     ['```pycon', '>>> 1 + 1', '2', '```']
+    >>> markdown("Add.\n\nArgs:\n    a: First\n        number.\n    b: Second.").splitlines()[2:]
+    ['**Args**', '', '- `a`: First number.', '- `b`: Second.']
     """
     out: list[str] = []
     fenced = False
-    for line in inspect.cleandoc(docstring or "").splitlines():
+    for line in _sections_as_lists(inspect.cleandoc(docstring or "").splitlines()):
         if line.startswith(">>>") and not fenced:
             out += ["```pycon"] if not out or out[-1] == "" else ["", "```pycon"]
             fenced = True
@@ -28,6 +30,28 @@ def markdown(docstring: str | None) -> str:
             fenced = False
         out.append(re.sub(r"``([^`]+)``", r"`\1`", line) if not fenced else line)
     return "\n".join([*out, "```"] if fenced else out)
+
+
+def _sections_as_lists(lines: list[str]) -> list[str]:
+    """Return the lines of a docstring with the sections ``Args:``, ``Returns:`` and ``Raises:`` as Markdown lists."""
+    out: list[str] = []
+    in_section = False
+    for line in lines:
+        heading = re.fullmatch(r"(Args|Returns|Raises):", line)
+        entry = re.fullmatch(r" {4}(\*{0,2}\w+): (.+)", line)
+        if heading:
+            in_section = True
+            out += [f"**{heading[1]}**", ""]
+        elif in_section and entry:
+            out.append(f"- `{entry[1]}`: {entry[2]}")
+        elif in_section and line.startswith("    ") and out[-1]:  # continues the entry above
+            out[-1] += f" {line.strip()}"
+        elif in_section and line.startswith("    "):
+            out.append(line.strip())
+        else:
+            in_section = in_section and not line
+            out.append(line)
+    return out
 
 
 def row(*cells: object) -> str:
@@ -61,12 +85,12 @@ def comments(module: Any, variable: str) -> dict[str, str]:
 
 def _keys(lines: list[str]) -> Iterator[tuple[str, str]]:
     for line in lines:
-        found = re.match(r'\s+"(\w+)":[^#]*(?:#\s*(.+))?$', line)
-        if found:
-            yield found[1], found[2] or ""
+        match = re.match(r'\s+"(\w+)":[^#]*(?:#\s*(.+))?$', line)
+        if match:
+            yield match[1], match[2] or ""
 
 
-def said_under(module: Any, variable: str) -> str:
+def docstring_under(module: Any, variable: str) -> str:
     """Return the string under an assignment in *module*; empty where there is none."""
     body = ast.parse(inspect.getsource(module)).body
     for node, after in pairwise(body):
@@ -77,7 +101,7 @@ def said_under(module: Any, variable: str) -> str:
 
 
 def fields(cls: type) -> list[tuple[str, str, str]]:
-    """Return the fields a class declares: name, type as written, and what stands under or beside it."""
+    """Return the fields a class declares: name, type as written, and the string under or the comment beside it."""
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()
     body = ast.parse(source).body[0]
@@ -86,10 +110,10 @@ def fields(cls: type) -> list[tuple[str, str, str]]:
     for node, after in zip(body.body, [*body.body[1:], None], strict=True):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":
             continue
-        said = ""
+        text = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            said = str(after.value.value)
+            text = str(after.value.value)
         elif "#" in lines[node.lineno - 1]:
-            said = lines[node.lineno - 1].partition("#")[2].strip()
-        out.append((node.target.id, ast.unparse(node.annotation), said))
+            text = lines[node.lineno - 1].partition("#")[2].strip()
+        out.append((node.target.id, ast.unparse(node.annotation), text))
     return out

@@ -29,19 +29,19 @@ def rewrite(text: str, moved: Callable[[str], str]) -> str:
     """
     out = []
     for line, is_prose in prose(text):
-        out.append(_each_link(line, moved) if is_prose else line)
+        out.append(_rewrite_links(line, moved) if is_prose else line)
     return "\n".join(out) + "\n"
 
 
-def _each_link(line: str, moved: Callable[[str], str]) -> str:
+def _rewrite_links(line: str, moved: Callable[[str], str]) -> str:
     spans = [match.span() for match in CODE.finditer(line)]
 
-    def one(match: re.Match[str]) -> str:
-        coded = any(start < match.start() < end for start, end in spans)
-        keep = coded or EXTERNAL.match(match[2]) or match[2].startswith("#")
+    def replace_link(match: re.Match[str]) -> str:
+        in_code = any(start < match.start() < end for start, end in spans)
+        keep = in_code or EXTERNAL.match(match[2]) or match[2].startswith("#")
         return match[0] if keep else match[1] + moved(match[2]) + match[3]
 
-    return LINK.sub(one, line)
+    return LINK.sub(replace_link, line)
 
 
 def targets(text: str) -> list[str]:
@@ -50,12 +50,12 @@ def targets(text: str) -> list[str]:
     >>> targets("![p](a.png) and [q](b.md#c)")
     ['a.png', 'b.md#c']
     """
-    found: list[str] = []
+    links: list[str] = []
     for line, is_prose in prose(text):
         if is_prose:
             plain = CODE.sub("", line)
-            found += [match[2] for match in LINK.finditer(plain)]
-    return found
+            links += [match[2] for match in LINK.finditer(plain)]
+    return links
 
 
 def anchors(text: str) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from docsite.code import comments, markdown, row, said_under, table
+from docsite.code import comments, docstring_under, markdown, row, table
 
 SCHEMA_TABLES = {
     "Events": ("EVENTS", "`trace.events`, `events.parquet` of a store"),
@@ -18,8 +18,8 @@ SCHEMA_TABLES = {
     "Labels": ("LABELLING", "the last columns of the same"),
     "Pipeline cells": ("CELLS", "the first columns of the table `cells` of an analysis"),
 }
-WORDS = Path(__file__).with_name("columns.toml")
-"""What the tables of an analysis hold, and what their columns mean: a name means the same in every table."""
+MEANINGS_FILE = Path(__file__).with_name("columns.toml")
+"""Contents of the tables of an analysis and meanings of their columns; a name means the same in every table."""
 
 
 def page() -> str:
@@ -33,16 +33,26 @@ def page() -> str:
         " stored once. Columns are never renamed or reordered.",
     ]
     for title, (variable, where) in SCHEMA_TABLES.items():
-        beside = comments(schema, variable)
-        said = markdown(said_under(schema, variable))
-        out += ["", f"## {title}", "", f"{said} Where: {where}.".strip(), "", *table("column", "type", "meaning")]
-        out += [row(f"`{name}`", _type(kind), beside.get(name, "")) for name, kind in getattr(schema, variable).items()]
+        column_comments = comments(schema, variable)
+        description = markdown(docstring_under(schema, variable))
+        out += [
+            "",
+            f"## {title}",
+            "",
+            f"{description} Where: {where}.".strip(),
+            "",
+            *table("column", "type", "meaning"),
+        ]
+        out += [
+            row(f"`{name}`", _type(kind), column_comments.get(name, ""))
+            for name, kind in getattr(schema, variable).items()
+        ]
     return "\n".join([*out, *_analysis()]) + "\n"
 
 
 def words() -> dict[str, Any]:
     """Return the meanings of an analysis' tables and columns."""
-    return tomllib.loads(WORDS.read_text(encoding="utf-8"))
+    return tomllib.loads(MEANINGS_FILE.read_text(encoding="utf-8"))
 
 
 def _analysis() -> list[str]:
@@ -61,7 +71,7 @@ def _analysis() -> list[str]:
 
 
 def _tables() -> Mapping[str, pl.DataFrame]:
-    """Return the tables of a small made-up run with a pipeline: it has every table there is."""
+    """Return the tables of a small synthetic run with a pipeline, which has every table."""
     from tracekit.run.analyze import analyze
     from tracekit.schedules import generate
     from tracekit.synthetic import Recipe, write_run
@@ -72,7 +82,7 @@ def _tables() -> Mapping[str, pl.DataFrame]:
 
 
 def meaning(known: dict[str, Any], name: str, column: str) -> str:
-    """Return what a column means: in this table, else in all."""
+    """Return the meaning of a column: in this table, else in all tables."""
     return str(known.get("in", {}).get(name, {}).get(column) or known["column"][column])
 
 
