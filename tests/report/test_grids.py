@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,8 +15,7 @@ from tracekit.report.html.lanes import lanes_data
 from tracekit.report.html.page import render_html
 from tracekit.report.markdown.analysis import render_markdown
 from tracekit.report.terminal.analysis import render
-from tracekit.report.view import tables as grids
-from tracekit.report.view import view_of
+from tracekit.report.view import tables, view_of
 from tracekit.report.view.pipeline import WhatIfRow
 from tracekit.report.view.ranks import host_activity_view
 
@@ -47,16 +47,16 @@ def text_of(analysis, width):
 def test_every_column_is_in_a_wide_terminal_and_on_the_page(run, table):
     name, options = SHARED[table]
     analysis = run(name, **options)
-    found = getattr(grids, table)(view_of(analysis))
+    found = getattr(tables, table)(view_of(analysis))
     page, text = render_html(analysis), text_of(analysis, 200)
-    heads = next(line for line in text.splitlines() if line.split()[: 1] == found.columns[0].head.split()[:1]
-                 and all(column.head in line for column in found.columns))  # fmt: skip
+    heads = next(line for line in text.splitlines() if line.split()[: 1] == found.columns[0].heading.split()[:1]
+                 and all(column.heading in line for column in found.columns))  # fmt: skip
     assert heads
     top = "".join(
         f'<th scope="col"{" class=" + chr(34) + "word" + chr(34) if column.words else ""}>{column.name}</th>'
         for column in found.columns
     )
-    assert top in page
+    assert top in re.sub(r">\s+<", "><", page)
 
 
 def test_copies_say_how_much_of_the_link_they_use_everywhere(run):
@@ -81,7 +81,7 @@ def test_experts_say_what_they_compute_everywhere(run):
 def test_rows_that_were_asked_for_are_in_the_markdown(run):
     by = run("layers", by="layer")
     table = render_markdown(by).split("### By layer")[1].split("\n###")[0]
-    rows = grids.by(view_of(by)).rows
+    rows = tables.by(view_of(by)).rows
     assert all(f"| {row[0]} |" in table for row in rows[:10])
     assert "every busy nanosecond in one row" in table
 
@@ -111,16 +111,13 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
 
 
 def test_an_operation_is_named_once(run):
-    assert view_of(run("reload")).rates.communication[0].name == "broadcast × 4 (1)"
+    assert view_of(run("reload")).rates.communication.rows[0][0] == "broadcast × 4 (1)"
 
 
 @pytest.mark.parametrize(("saves", "shown"), [(99, False), (101, True)])
 def test_what_saves_nothing_has_no_row(run, saves, shown):
     found = view_of(run("1f1b")).schedule
-    without = dict.fromkeys(WhatIfRow.__struct_fields__, None)
-    line = WhatIfRow(
-        **(without | {"name": "hide p2p", "change": "without", "saves_ns": saves, "rests_on": (), "unknown": ()})
-    )
+    line = WhatIfRow(change="without", name="hide p2p", saves_ns=saves)
     held = structs.replace(found, measured=structs.replace(found.measured, makespan_ns=100_000), what_if=(line,))
     assert bool(held.alternatives) is shown
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import io
 import types
 
+import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console, Group
-from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from tracekit.report.names import short_kernel
+from tracekit.report.table import Column, Table
 from tracekit.report.terminal.schedule import render_what_if
-from tracekit.report.terminal.screen import Screen
-from tracekit.report.terminal.sections import by_rows
-from tracekit.report.terminal.table import LEAST_NAME, WHOLE_NAME, Lines, command_line, fitted, note
-from tracekit.report.view.breakdown import ByRow, ByView
+from tracekit.report.terminal.sections import breakdown
+from tracekit.report.terminal.table import (
+    MIN_NAME_LENGTH,
+    MIN_NAME_LENGTH_WITH_ALL_COLUMNS,
+    Note,
+    command_line,
+    render_table,
+    shown_headings,
+)
+from tracekit.report.view.breakdown import by_view
 from tracekit.report.view.pipeline import WhatIfRow
 
 pytestmark = pytest.mark.slow
@@ -33,7 +37,7 @@ def printed(body, width):
 def test_a_remark_keeps_numbers_with_their_units():
     text = "host 15.6 %, takes 10.8 ms, rank 7 last"
     for width in range(14, 45):
-        lines = printed(note(text), width)
+        lines = printed(Note(text), width)
         assert max(map(len, lines)) <= width
         assert not any(line.lstrip().startswith(("%", "ms", "7")) for line in lines)
 
@@ -43,53 +47,72 @@ def test_a_command_to_copy_is_whole_on_one_line():
     assert printed(Group(command_line(words)), 80) == [f"     {words}"]
 
 
+def table_of(*cells, **expendable):
+    """A table of one row: a name, and columns a, b and c that may be left out."""
+    columns = (Column(name, "figure", expendable.get(name, 0)) for name in "abc")
+    return Table((Column("name", "name"), *columns), (cells,))
+
+
 def test_columns_go_in_order_until_a_table_fits():
-    heads = ("name", "a", "b", "c")
-    rows = [("long_name_of_a_row", "1", "2", "3")]
-    shown = {
-        width: [column.header for column in fitted(heads, rows, width, left=("name",), spare=("c", "a")).columns]
-        for width in (27, 26, 24, 23)
-    }
+    table = table_of("long_name_of_a_row", "1", "2", "3", c=2, a=1)
+    shown = {width: shown_headings(table, width) for width in (27, 26, 24, 23)}
     assert shown[27] == ["name", "a", "b", "c"]  # 18 + three columns of 1 and a gap of 2
     assert shown[26] == ["name", "a", "b"]
     assert shown[24] == ["name", "a", "b"]
     assert shown[23] == ["name", "b"]
 
 
+def test_a_column_that_is_empty_in_every_row_is_left_out():
+    assert shown_headings(table_of("a", "1", "", "3"), 80) == ["name", "a", "c"]
+
+
+def test_a_note_goes_with_its_column():
+    table = Table((Column("name", "name"), Column("peak", "figure", 1, note="chunks held")), (("n" * 20, "8"),))
+    assert any("peak: chunks held" in line for line in printed(render_table(table, 80), 80))
+    assert not any("chunks held" in line for line in printed(render_table(table, 24), 80))
+
+
 def test_names_are_shortened_apart_and_never_below_what_tells_them():
     names = ["kernel<" + "x" * 40 + f", {kind}>" for kind in ("add", "mul")]
-    lines = printed(fitted(("ms", "what"), [("1.0", name) for name in names], 40, left=("what",), names="what"), 40)
+    table = Table((Column("ms", "figure"), Column("what", "name")), tuple(("1.0", name) for name in names))
+    lines = printed(render_table(table, 40), 40)
     assert max(map(len, lines)) <= 40
     assert lines[1] != lines[2]
-    narrow = printed(fitted(("ms", "what"), [("1.0", name) for name in names], 8, left=("what",), names="what"), 80)
-    assert len(narrow[1].split(maxsplit=1)[1]) == LEAST_NAME
+    narrow = printed(render_table(table, 8), 80)
+    assert len(narrow[1].split(maxsplit=1)[1]) == MIN_NAME_LENGTH
 
 
 def test_columns_that_say_something_only_together_go_together():
-    heads, rows = ("name", "a", "b", "c"), [("long_name_of_a_row", "1", "2", "3")]
-    made = fitted(heads, rows, 26, left=("name",), spare=(("a", "b"), "c"))
-    assert [column.header for column in made.columns] == ["name", "c"]
+    assert shown_headings(table_of("long_name_of_a_row", "1", "2", "3", a=2, b=2, c=1), 26) == ["name", "c"]
 
 
 def test_names_stay_whole_as_long_as_there_are_columns_to_spare():
-    rows = [("n" * WHOLE_NAME, "1.0", "2.0")]
-    made = fitted(("name", "a", "b"), rows, WHOLE_NAME + 5, left=("name",), spare=("b", "a"), names="name")
-    assert [column.header for column in made.columns] == ["name", "a"]
-    rows = [("n" * (WHOLE_NAME + 9), "1.0", "2.0")]
-    made = fitted(("name", "a", "b"), rows, WHOLE_NAME + 10, left=("name",), spare=("b", "a"), names="name")
-    assert [column.header for column in made.columns] == ["name", "a", "b"]
+    length = MIN_NAME_LENGTH_WITH_ALL_COLUMNS
+    table = table_of("n" * length, "1.0", "2.0", "", b=2, a=1)
+    assert shown_headings(table, length + 5) == ["name", "a"]
+    table = table_of("n" * (length + 9), "1.0", "2.0", "", b=2, a=1)
+    assert shown_headings(table, length + 10) == ["name", "a", "b"]
+
+
+def test_cells_that_are_styled_already_are_printed_as_they_are():
+    table = Table((Column("label", "label"), Column("saves", "figure")), (("forward", Text("  1.0", style="dim")),))
+    assert printed(render_table(table, 80), 80)[1] == "■ forward    1.0"
 
 
 def row(name, **more):
-    known = {"change": "schedule", "predicted_ns": 1_000_000_000, "slower": False, "ran": False}
-    unknown = dict.fromkeys(WhatIfRow.__struct_fields__) | {"rests_on": (), "unknown": ()}
-    return WhatIfRow(**(unknown | known | {"name": name} | more))
+    return WhatIfRow(**({"change": "schedule", "name": name, "predicted_ns": 1_000_000_000} | more))
 
 
 def test_what_if_at_80_columns_names_every_schedule_and_its_prediction():
     rows = [
-        row("interleaved-overlap", virtual=2, range_ns=(900_000_000, 1_100_000_000), ideal_ns=8, outside_cells=0.5),
-        row("interleaved-zb", virtual=2, range_ns=(900_000_000, 1_100_000_000), saves_ns=-12_300_000, slower=True),
+        row(
+            "interleaved-overlap",
+            virtual=2,
+            predicted_range_ns=(900_000_000, 1_100_000_000),
+            ideal_ns=8,
+            outside_cells=0.5,
+        ),
+        row("interleaved-zb", virtual=2, predicted_range_ns=(900_000_000, 1_100_000_000), saves_ns=-12_300_000),
         row("interleaved", virtual=2, ran=True, saves_ns=0),
     ]
     text = printed(render_what_if(rows, 80), 80)
@@ -115,64 +138,23 @@ def test_a_kernel_is_called_by_what_tells_it_apart():
     assert short_kernel("nvjet_sm90_tst_128x256_NNN") == "nvjet_sm90_tst_128x256_NNN"
 
 
-def layer(name, **labels):
-    return ByRow(
-        name=name, evidence="annotation", ns=2e6, share=0.5, labels=tuple(labels.items()), communication_ns=0.0,
-        inclusive_ns=None, calls=None, tflop_s=None, share_of_peak=None, below_peak_ns=None, place=True,
-    )  # fmt: skip
+LAYER = {"evidence": "annotation", "ns": 2e6, "share": 0.5, "communication_ns": 0, "tflop_s": None, "stage": None,
+         "apart": False, "ranks": [0]}  # fmt: skip
 
 
 @pytest.mark.parametrize(("width", "split"), [(50, False), (80, True)])
 def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(width, split):
     labels = ("forward", "dgrad", "wgrad")
-    rows = (layer("layer 0", forward=1e6, dgrad=1e6), layer("layer 1", wgrad=2e6))
-    view = types.SimpleNamespace(by=ByView("layer", "By layer", rows, labels, (), rated=False))
-    text = "\n".join(printed(by_rows(view, width), width))
+    rows = [
+        {"name": "layer 0", **LAYER, "forward_ns": 1e6, "dgrad_ns": 1e6, "wgrad_ns": 0.0},
+        {"name": "layer 1", **LAYER, "forward_ns": 0.0, "dgrad_ns": 0.0, "wgrad_ns": 2e6},
+    ]
+    by = types.SimpleNamespace(
+        kind="layer", rows=pl.DataFrame(rows), placed=True, notes=(), steps=1, is_place=lambda name: True
+    )
+    view = types.SimpleNamespace(by=by_view(types.SimpleNamespace(by=by, ranks=[None])))
+    text = "\n".join(printed(breakdown(view, width), width))
     assert "layer 0" in text
     assert "layer 1" in text
     assert text.count("annotation") == 1  # under the table, not in every row
     assert [label in text for label in labels] == [split] * 3
-
-
-WORDS = st.text(st.sampled_from("ab 9.%■漢é\t\n\x1b"), max_size=8)
-STYLES = st.sampled_from(["", "red", "bold blue"])
-STYLED = st.builds(
-    lambda text, style, at: Text.assemble((text[:at], style), text[at:], style="dim" if at else ""),
-    WORDS,
-    STYLES,
-    st.integers(0, 4),
-)
-
-
-def signs(made, width):
-    """Every sign that is printed, with its style."""
-    console = Screen(width=width, force_terminal=True, color_system="truecolor")
-    segments = console.render(made, console.options.update(width=width))
-    return [(sign, str(style or Style.null())) for text, style, _ in segments for sign in text]
-
-
-@settings(deadline=None, max_examples=150)
-@given(
-    st.integers(1, 4).flatmap(
-        lambda n: st.tuples(
-            st.lists(WORDS, min_size=n, max_size=n),
-            st.lists(st.lists(WORDS | STYLED, min_size=n, max_size=n), max_size=4),
-            st.lists(st.booleans(), min_size=n, max_size=n),
-        )
-    ),
-    st.integers(3, 60),
-    st.booleans(),
-    st.sampled_from(["", "bold"]),
-)
-def test_lines_are_those_that_rich_would_write(cells, width, headed, style):
-    heads, rows, sides = cells
-    made = []
-    for kind in (Lines, Table):
-        one = kind(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
-        one.show_header = headed
-        for head, left in zip(heads, sides, strict=True):
-            one.add_column(head, justify="left" if left else "right", no_wrap=left)
-        for row in rows:
-            one.add_row(*row, style=style)
-        made.append(signs(one, width))
-    assert made[0] == made[1]

@@ -1,1 +1,1 @@
-"""What every room may use: files, HTML, the machine, native code, pools of workers, text."""
+"""Helpers that every package may use: files, text, worker processes, columns."""
