@@ -152,7 +152,7 @@ def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(widt
     by = types.SimpleNamespace(
         kind="layer", rows=pl.DataFrame(rows), placed=True, notes=(), steps=1, is_place=lambda name: True
     )
-    view = types.SimpleNamespace(by=by_view(types.SimpleNamespace(by=by, ranks=[None])))
+    view = types.SimpleNamespace(by=by_view(types.SimpleNamespace(by=by, rank_results=[None])))
     text = "\n".join(printed(breakdown(view, width), width))
     assert "layer 0" in text
     assert "layer 1" in text

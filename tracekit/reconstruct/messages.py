@@ -66,7 +66,7 @@ def _carried_ops(messages: pl.DataFrame, chunks: pl.DataFrame) -> pl.Series:
     work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)
     sends = messages.with_row_index("row").filter("send")
     for (step,), step_sends in sends.group_by("step", maintain_order=True):
-        step_work = work.filter(pl.col("step") == step)
+        step_work = work.filter(pl.col("step").eq_missing(pl.lit(step, pl.Int64)))
         op_of_chunk = ["B" if op == "I" else op for op in step_work["op"].to_list()]
         senders = find_senders(step_work, step_sends).tolist()
         for row, chunk in zip(step_sends["row"].to_list(), senders, strict=True):
