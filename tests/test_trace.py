@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import http.server
 import json
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import polars as pl
 import pyarrow as pa
@@ -18,6 +21,7 @@ import tracekit
 from tests.reference import read
 from tests.stores import write_store
 from tracekit.errors import InputError
+from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.run.driver import worker_count
 from tracekit.schema import EVENTS
@@ -129,6 +133,50 @@ def test_traces_are_read_over_http(samples, trace):
         server.shutdown()
     assert there.ranks == (0, 1)
     assert there.rank(1).events.equals(trace.rank(1).events)
+
+
+def test_a_redirect_to_another_host_is_followed_and_named(samples, trace, capsys):
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+
+    class Redirecting(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def send_head(self):
+            if self.headers["Host"].startswith("localhost"):
+                return super().send_head()
+            self.send_response(302)
+            self.send_header("Location", f"http://localhost:{self.server.server_port}{self.path}")
+            self.end_headers()
+            return None
+
+    handler = partial(Redirecting, directory=str(samples / "reload"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        there = tracekit.load(f"http://127.0.0.1:{server.server_port}/rank1.pt.trace.json.gz")
+        server.shutdown()
+    assert there.events.equals(trace.rank(1).events)
+    assert "127.0.0.1 redirects to localhost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "location", "refused"),
+    [
+        ("http://93.184.216.34/a", "http://127.0.0.1/a", True),
+        ("http://93.184.216.34/a", "http://169.254.169.254/latest/meta-data", True),
+        ("http://93.184.216.34/a", "http://[::1]/a", True),
+        ("http://93.184.216.34/a", "http://8.8.8.8/a", False),
+        ("http://10.0.0.7/a", "http://10.0.0.8/a", False),
+        ("http://93.184.216.34/a", "/b", False),
+    ],
+)
+def test_a_redirect_from_a_public_to_a_private_address_is_refused(source, location, refused):
+    yarl = pytest.importorskip("yarl")
+    response = SimpleNamespace(headers={"Location": location})
+    check = remote._check_redirect(None, None, SimpleNamespace(url=yarl.URL(source), response=response))
+    with pytest.raises(InputError, match="private address") if refused else contextlib.nullcontext():
+        asyncio.run(check)
 
 
 def test_a_rank_in_the_content_is_found_even_behind_the_events_of_a_gzip_file(tmp_path):

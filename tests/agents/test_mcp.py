@@ -63,6 +63,33 @@ def test_a_link_out_of_the_folder_is_outside(tmp_path):
         Tools([tmp_path]).doctor("link")
 
 
+def test_a_link_inside_a_folder_must_not_lead_out(tmp_path):
+    run = tmp_path / "folder/run"
+    run.mkdir(parents=True)
+    (run / "rank0.pt.trace.json.gz").symlink_to(SAMPLES / "reload/rank0.pt.trace.json.gz")
+    with pytest.raises(InputError, match="not in the folders"):
+        Tools([tmp_path / "folder"]).doctor("run")
+    assert Tools([tmp_path, SAMPLES.parent]).doctor(str(SAMPLES / "reload"))["ranks"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 10_000, "reload/" * 2_000, "~", "file:///etc", "http://127.0.0.1/x"])
+def test_an_odd_path_is_one_error_of_one_type(path):
+    with pytest.raises(InputError, match="not in the folders"):
+        Tools([SAMPLES]).doctor(path)
+
+
+def test_only_registered_schedules_are_taken(tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("first line of a private file")
+    for call in (
+        lambda: Tools([SAMPLES]).analyze("reload", schedule=str(secret)),
+        lambda: Tools([SAMPLES]).schedule(str(secret), pp=2, microbatches=2),
+    ):
+        with pytest.raises(OptionError) as error:
+            call()
+        assert "private" not in str(error.value)
+
+
 def test_tables_are_read_in_pages():
     tools = Tools([SAMPLES])
     handle = tools.analyze("reload", schedule="none")["handle"]

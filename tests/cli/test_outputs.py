@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
-from tracekit._util.files import atomic_write
-from tracekit.errors import OutputError
+import tracekit
+from tracekit._util.files import atomic_write, output_folder
+from tracekit.errors import InputError, OutputError
 from tracekit.report.write import PICTURES, WRITERS
 
 pytestmark = pytest.mark.slow
@@ -75,7 +77,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import tracekit
-from tracekit.errors import OutputError
+from tracekit.errors import InputError, OutputError
 from tracekit.report.perfetto.export import export
 from tracekit.report.write import write
 from tracekit import ingest
@@ -151,3 +153,33 @@ def test_export_says_what_it_wrote(samples, tmp_path):
     assert out.returncode == 0
     assert out.stdout.startswith(f"Wrote {tmp_path}/x.json: 2 ranks, ")
     assert (tmp_path / "x.json").read_bytes().endswith(b"]}\n")
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OutputError("x", hint="y")])
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_folder_keeps_nothing_of_an_output_that_failed(tmp_path, failure, existed):
+    target = tmp_path / "run"
+    if existed:
+        target.mkdir()
+        (target / "old.json").write_text("{}")
+
+    def write():
+        with output_folder(target):
+            (target / "rank0.json").write_text("{}")
+            raise failure
+
+    with pytest.raises((KeyboardInterrupt, OutputError)):
+        write()
+    assert [file.name for file in target.glob("*")] == (["old.json"] if existed else [])
+    assert target.exists() == existed
+
+
+def test_redacting_a_folder_with_a_damaged_trace_leaves_no_folder(samples, tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    shutil.copy(samples / "reload/rank0.pt.trace.json.gz", source)
+    whole = (samples / "reload/rank1.pt.trace.json.gz").read_bytes()
+    (source / "rank1.pt.trace.json.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError):
+        tracekit.redact(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from importlib.metadata import entry_points
 
 import pytest
@@ -57,6 +58,18 @@ def test_one_step_is_not_enough(samples):
     result = gate(one, one)
     assert (result.verdict, result.exit_code) == ("inconclusive", 3)
     assert "too few steps" in result.checks[0].reason
+
+
+@pytest.mark.parametrize("share", [0.86, 0.9, 0.93])
+def test_a_run_that_was_cut_is_inconclusive_also_against_limits(samples, tmp_path, share):
+    for file in sorted((samples / "1f1b").glob("rank*.gz")):
+        text = gzip.decompress(file.read_bytes())
+        cut = text[: int(len(text) * share)] if file.name.startswith("rank1") else text
+        (tmp_path / file.name).write_bytes(gzip.compress(cut, 1))
+    result = gate(tmp_path, samples / "1f1b", require=["step_ms < 1000", "step_ms < +50%"])
+    assert result.exit_code == 3
+    assert {check.verdict for check in result.checks} == {"inconclusive"}
+    assert all("was not read whole: " in check.reason for check in result.checks)
 
 
 def test_the_plugin(pytester, save):

@@ -50,6 +50,29 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the folder *path*, made if needed; if the block fails or is interrupted, what is new in it is removed.
+
+    Half of a run's ranks would look like a run.
+    """
+    target = Path(path)
+    existed = target.exists()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(error, target) from error
+    old = set(target.iterdir())
+    try:
+        yield target
+    except (Exception, KeyboardInterrupt):
+        for entry in set(target.iterdir()) - old:
+            entry.unlink()
+        if not existed:
+            target.rmdir()
+        raise
+
+
 def temporary_prefix(target: Path) -> str:
     """Return what the temporary names for *target* begin with."""
     return f".{target.name[:40]}.tracekit-"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tracekit.analysis import Analysis
 from tracekit.errors import InputError, OptionError
+from tracekit.schedules.registry import names as schedule_names
 
 MAX_ROWS = 50  # of a table in one answer
 MAX_TEXT_CHARACTERS = 8_000  # of an explanation in one answer
@@ -24,15 +27,16 @@ class Tools:
             if not root.is_dir():
                 raise OptionError(f"{root}: there is no such folder", hint="name folders that hold traces")
         self._analyses: OrderedDict[str, Analysis] = OrderedDict()
+        self._numbers = itertools.count()
 
     def analyze(self, path: str, schedule: str = "auto", steps: str | None = None) -> dict[str, Any]:
         """Where the step of the run at *path* went: the answer in a few lines, the key figures, and a handle."""
         from tracekit.report.scalars import scalars
         from tracekit.report.view import view_of
 
-        analysis = self._analysis(path, schedule=schedule, steps=steps)
+        analysis = self._analysis(path, schedule=_registered(schedule, "auto", "none"), steps=steps)
         view = view_of(analysis)
-        handle = f"run{len(self._analyses)}:{Path(path).name}"
+        handle = f"run{next(self._numbers)}:{Path(path).name}"
         self._keep(handle, analysis)
         return {
             "handle": handle,
@@ -101,7 +105,7 @@ class Tools:
         """The ideal schedule *name*: its makespan and idle share at unit times, and its order per rank."""
         from tracekit.schedules import generate, simulate
 
-        document = simulate(generate(name, pp=pp, microbatches=microbatches, virtual=virtual)).to_dict()
+        document = simulate(generate(_registered(name), pp=pp, microbatches=microbatches, virtual=virtual)).to_dict()
         keys = ("name", "pp", "microbatches", "virtual", "makespan", "bubble_fraction", "peak_activations")
         return {**{key: document[key] for key in keys if key in document}, "ranks": document["ranks"][:MAX_ROWS]}
 
@@ -116,14 +120,37 @@ class Tools:
             self._analyses.popitem(last=False)
 
     def _inside(self, path: str) -> str:
-        """Return the resolved *path* if it lies in one of the folders; links are followed first."""
-        requested = Path(path)
-        for root in self._roots:
-            resolved = (requested if requested.is_absolute() else root / requested).resolve()
-            if resolved.is_relative_to(root) and resolved.exists():
-                return str(resolved)
+        """Return the resolved *path* if it and all links in it lead into one of the folders."""
         roots = ", ".join(map(str, self._roots))
-        raise InputError(f"{path}: not in the folders this server may read", hint=f"give a path under {roots}")
+        outside = InputError(
+            f"{path[:200]!r}: not in the folders this server may read", hint=f"give a path under {roots}"
+        )
+        for root in self._roots:
+            try:
+                resolved = (root / path).resolve(strict=True)  # an absolute path replaces the root
+            except (OSError, ValueError):  # not there, a name too long, a NUL byte
+                continue
+            if resolved.is_relative_to(root):
+                if any(not link.resolve().is_relative_to(root) for link in _links_under(resolved)):
+                    raise outside
+                return str(resolved)
+        raise outside
+
+
+def _links_under(path: Path) -> Iterator[Path]:
+    """Yield the symbolic links in the folder *path*, at any depth."""
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            if (entry := Path(folder, name)).is_symlink():
+                yield entry
+
+
+def _registered(schedule: str, *others: str) -> str:
+    """Return the name of a schedule if it is registered or one of *others*; files of orders are not read for agents."""
+    names = (*others, *schedule_names())
+    if schedule not in names:
+        raise OptionError(f"there is no schedule {schedule[:40]!r}", hint=f"schedules: {', '.join(names)}")
+    return schedule
 
 
 def _schedule_summary(schedule: dict[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def run(
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="Compare even if this differs: world_size, schedule, shapes or gpu.", metavar="WHAT"),
+        typer.Option(help="Compare even if this differs: world_size, schedule, shapes, gpu or damage.", metavar="WHAT"),
     ] = None,
     config: Annotated[
         Path | None,

@@ -13,6 +13,7 @@ ASPECTS = {
     "schedule": ("schedule", "pp", "microbatches", "virtual"),
     "shapes": ("shapes",),
     "gpu": ("gpu",),
+    "damage": (),
 }
 """Facts compared, grouped by the names that the option ``allow`` accepts."""
 
@@ -52,7 +53,19 @@ def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: 
             reasons.append(f"model shapes differ: {_differing_shapes(before[key], after[key])}")
         else:
             reasons.append(f"{_FACT_NAMES[key]} differs: {before[key]} before, {after[key]} after")
-    return reasons
+    return [*reasons, *find_damage((*baseline, *candidate), allow=allow)]
+
+
+def find_damage(runs: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
+    """Return which of these runs were not read whole, one sentence each.
+
+    >>> find_damage([Run("a.json", {}, {"damage": ["truncated"]})])
+    ['a.json was not read whole: truncated']
+    """
+    if "damage" in allow:
+        return []
+    damage = {run.name: run.facts["damage"] for run in runs if run.facts.get("damage")}
+    return [f"{name} was not read whole: {', '.join(codes)}" for name, codes in damage.items()]
 
 
 def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:

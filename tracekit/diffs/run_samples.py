@@ -25,6 +25,12 @@ Rows = Sequence[Mapping[str, Any]]
 Record = Mapping[str, Any]
 """One rank and step of an analysis: ``span_ns``, ``budget_ns``, ``label_ns``, ``overlap``, ``bubble``."""
 
+DAMAGE_NOTICES = frozenset({
+    "bad-events", "bad-values", "damaged-rows", "damaged-table", "gpu-events-lost", "no-base-time", "no-events",
+    "partial-step", "rank-failed", "repeated-events", "step-cut", "store-incomplete", "truncated", "unnamed",
+})  # fmt: skip
+"""Notices of runs of which a part is lost: no verdict rests on them unless ``allow`` has ``damage``."""
+
 
 class Run(msgspec.Struct, frozen=True):
     """One run: its samples by metric name, its facts, and the tables that explain a change.
@@ -94,6 +100,7 @@ def comparability_facts(document: Mapping[str, Any]) -> dict[str, Any]:
         "world_size": source.get("world_size"),
         "ranks": len(document["ranks"]),
         "gpu": devices,
+        "damage": sorted({notice["code"] for notice in document.get("warnings") or ()} & DAMAGE_NOTICES) or None,
         "shapes": source.get("shapes") or None,
         "schedule": schedule.get("name"),
         **{key: schedule.get(key) for key in ("pp", "microbatches", "virtual")},

@@ -142,6 +142,7 @@ def judge(
     rules: Rules = Rules(),  # noqa: B008 - frozen
     noise: Mapping[str, Noise] | None = None,
     obstacle: str = "",
+    damage: str = "",
 ) -> list[Check]:
     """Return one check per metric.
 
@@ -152,6 +153,7 @@ def judge(
         rules: Significance level, fewest steps and floors.
         noise: Calibrated noise by metric name.
         obstacle: Reason why the sides cannot be compared at all; every comparison is then inconclusive.
+        damage: Reason why the figures themselves cannot be trusted; limits are then inconclusive too.
 
     >>> base = Run("base", {"step_ms": (100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1)})
     >>> slow = Run("slow", {"step_ms": tuple(1.06 * v for v in base.samples["step_ms"])})
@@ -166,7 +168,7 @@ def judge(
         _make_case(metric, requirement, (candidate, baseline), rules, (noise or {}).get(metric.name))
         for metric, requirement in requested
     ]
-    checks = {i: check for i, case in enumerate(cases) if (check := _check_without_test(case, rules, obstacle))}
+    checks = {i: check for i, case in enumerate(cases) if (check := _check_without_test(case, rules, obstacle, damage))}
     # The rest is tested. Each group is corrected for its own number of tests, so that the many labels do not make the
     # test of the whole step less sensitive.
     tested = [i for i in range(len(cases)) if i not in checks]
@@ -251,11 +253,11 @@ def _samples(
     return before, after
 
 
-def _check_without_test(case: _Case, rules: Rules, obstacle: str) -> Check | None:
+def _check_without_test(case: _Case, rules: Rules, obstacle: str, damage: str) -> Check | None:
     """Return the check if it needs no comparison of samples: a limit on the candidate alone, or nothing to compare."""
     check, requirement = case.check, case.check.requirement
-    if check.after is None:
-        return replace(check, verdict="inconclusive", reason="the candidate has no such metric")
+    if damage or check.after is None:
+        return replace(check, verdict="inconclusive", reason=damage or "the candidate has no such metric")
     if requirement and requirement.kind == "limit":
         return _check_limit(case, requirement, rules)
     if obstacle:

@@ -14,7 +14,7 @@ from tracekit._util.html import html_table
 from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs.changes import largest_changes, side_summary
-from tracekit.diffs.comparability import check_formats, find_obstacles
+from tracekit.diffs.comparability import check_formats, find_damage, find_obstacles
 from tracekit.diffs.explanation import explain_change
 from tracekit.diffs.load_runs import Comparable, Side, side_of
 from tracekit.diffs.metrics import Requirement
@@ -138,6 +138,7 @@ def gate(
         rules=config.rules,
         noise=_noise(before),
         obstacle="not comparable: " + "; ".join(obstacles) if obstacles else "",
+        damage="; ".join(find_damage((*before.runs, *after.runs), allow=config.allow)),
     )
     checks = apply_waivers(checks, config.waivers, today)
     return GateResult(_overall_verdict(checks), tuple(checks), tuple(obstacles), after, before, config, today)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,8 +99,38 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise InputError(
             f"{url}: reading URLs needs fsspec", hint="pip install 'tracekit-ml[remote]', or copy the files here"
         ) from None
-    system, path = url_to_fs(url)
+    options = {"get_client": _http_client} if url.startswith(("http://", "https://")) else {}
+    system, path = url_to_fs(url, **options)
     return system, str(path)
+
+
+async def _http_client(**options: Any) -> Any:
+    """Return fsspec's HTTP client, with a check of every redirect before it is followed."""
+    import aiohttp
+
+    redirects = aiohttp.TraceConfig()
+    redirects.on_request_redirect.append(_check_redirect)
+    return aiohttp.ClientSession(trace_configs=[redirects], **options)
+
+
+async def _check_redirect(session: Any, context: Any, redirect: Any) -> None:
+    """Refuse a redirect from a public to a private address; say on stderr if one leads to another host."""
+    source = redirect.url
+    target = source.join(type(source)(redirect.response.headers.get("Location", "")))
+    if target.host in (None, source.host):
+        return
+    if _is_private(target.host) and not _is_private(source.host):
+        raise InputError(f"{source}: redirects to the private address {target.host}", hint="name that URL yourself")
+    sys.stderr.write(f"tracekit: {source.host} redirects to {target.host}\n")
+
+
+def _is_private(host: str) -> bool:
+    """Return whether a host name or address leads to this machine or a private network; unknown names do not."""
+    try:
+        addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return any(not ipaddress.ip_address(str(address).partition("%")[0]).is_global for address in addresses)
 
 
 @contextlib.contextmanager

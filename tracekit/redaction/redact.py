@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit._util.files import atomic_write
+from tracekit._util.files import atomic_write, output_folder
 from tracekit._util.text import did_you_mean
 from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.parsers.discovery import discover
@@ -90,9 +90,9 @@ def redact_each(
         return
     if target.is_file():
         raise OutputError(f"{target}: is a file, and there are {len(refs)} traces", hint="name a folder")
-    target.mkdir(exist_ok=True)
-    for ref in refs:
-        yield _redact_file(ref, target / _output_name(ref), names, keep)
+    with output_folder(target):
+        for ref in refs:
+            yield _redact_file(ref, target / _output_name(ref), names, keep)
 
 
 def _redact_file(ref: SourceRef, target: Path, names: NameRedactor, keep: Collection[str]) -> Redacted:

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.files import atomic_write
+from tracekit._util.files import atomic_write, output_folder
 from tracekit.synthetic.emit import rank_events
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
@@ -218,8 +218,7 @@ def write_run(
     >>> [file.name for file in write_run(recipe, tempfile.mkdtemp())]
     ['rank0.pt.trace.json.gz', 'rank1.pt.trace.json.gz']
     """
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     write, ending = (write_nsys, "sqlite") if reader == "nsight" else (write_kineto, "pt.trace.json.gz")
     wanted = range(recipe.world_size) if ranks is None else ranks
-    return [write(recipe, rank, target / f"rank{rank}.{ending}") for rank in wanted]
+    with output_folder(folder) as target:
+        return [write(recipe, rank, target / f"rank{rank}.{ending}") for rank in wanted]
