@@ -157,6 +157,11 @@ def test_one_nameless_kernel_is_counted(damaged):
     assert "1 of 300 kernels have no name" in said["unnamed"]
 
 
+def test_names_that_are_not_utf8_are_lost_names(damaged):
+    broken = f"UPDATE StringIds SET value = CAST(x'ff' || CAST(value AS BLOB) AS TEXT) WHERE value LIKE '%{NCCL[:20]}%'"
+    assert "100 of 300 kernels have no name" in refused(damaged(broken))
+
+
 def test_nameless_calls_and_ranges_are_counted_too(tmp_path):
     report = program().range("step 1", 0, 3000, registered=True)
     report.strings = {text: i for text, i in report.strings.items() if text not in ("cudaLaunchKernel", "step 1")}

@@ -26,8 +26,9 @@ Record = Mapping[str, Any]
 """One rank and step of an analysis: ``span_ns``, ``budget_ns``, ``label_ns``, ``overlap``, ``bubble``."""
 
 DAMAGE_NOTICES = frozenset({
-    "bad-events", "bad-values", "damaged-rows", "damaged-table", "gpu-events-lost", "no-base-time", "no-events",
-    "partial-step", "rank-failed", "repeated-events", "step-cut", "store-incomplete", "truncated", "unnamed",
+    "bad-events", "bad-text", "bad-values", "damaged-rows", "damaged-table", "gpu-events-lost", "no-base-time",
+    "no-events", "partial-step", "rank-failed", "repeated-events", "step-cut", "store-incomplete",
+    "truncated", "unnamed",
 })  # fmt: skip
 """Notices of runs of which a part is lost: no verdict rests on them unless ``allow`` has ``damage``."""
 

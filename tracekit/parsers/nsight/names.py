@@ -64,7 +64,9 @@ class Strings:
     """The export's string table. Only strings that an event refers to become categories."""
 
     def __init__(self, export: Export) -> None:
-        self._table = read_table(export, "StringIds", ["id", "value"]).unique("id", keep="first")
+        strings = read_table(export, "StringIds", ["id", "value"]).unique("id", keep="first")
+        # A name with bytes that are not UTF-8 would be taken for another kernel: it counts as lost.
+        self._table = strings.filter(~pl.col("value").str.contains("\N{REPLACEMENT CHARACTER}", literal=True))
         self._file_name = export.path.name
         self._unnamed: dict[str, tuple[int, int]] = {}  # noun → events without a name, all events
 
@@ -110,7 +112,10 @@ class Strings:
     def notices(self) -> list[Notice]:
         """Return a notice for each kind of event that had ids without a string."""
         return [
-            Notice("unnamed", f"{self._file_name}: {unnamed:,} of {total:,} {noun} have no name: StringIds lacks it")
+            Notice(
+                "unnamed",
+                f"{self._file_name}: {unnamed:,} of {total:,} {noun} have no name in StringIds",
+            )
             for noun, (unnamed, total) in self._unnamed.items()
         ]
 
