@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.analysis import Analysis
+from tracekit.analysis.document import schedule_document
+from tracekit.compare import ScheduleComparison
+from tracekit.documents.coding import to_plain
 from tracekit.errors import InputError, OptionError
 
 MAX_ROWS = 50  # of a table in one answer
@@ -38,7 +41,7 @@ class Tools:
             "handle": handle,
             "answer": [f"{line.topic}: {line.text}" for line in view.answer],
             "figures": {name.partition("/")[2]: round(value, 4) for name, value in scalars(analysis).items()},
-            "schedule": None if analysis.schedule is None else _schedule_summary(analysis.schedule.to_dict()),
+            "schedule": None if analysis.schedule is None else _schedule_summary(analysis.schedule),
             "tables": {name: len(table) for name, table in analysis.tables.items()},
             "warnings": [notice.message for notice in analysis.notices][:MAX_ROWS],
         }
@@ -68,10 +71,8 @@ class Tools:
         schedule = analysis.schedule
         if schedule is None:
             return {"what_if": [], "why_not": [notice.message for notice in analysis.notices]}
-        return {
-            "measured_ns": schedule.to_dict()["measured"]["makespan_ns"],
-            "what_if": schedule.to_dict()["what_if"][:MAX_ROWS],
-        }
+        what_if = to_plain(schedule_document(schedule).what_if[:MAX_ROWS])
+        return {"measured_ns": schedule.head.measured_ns, "what_if": what_if}
 
     def explain(self, path: str, event: str, rank: int | None = None) -> str:
         """Why events of the run at *path* got their labels; *event* is a kernel's name, a label or an event's id."""
@@ -126,6 +127,7 @@ class Tools:
         raise InputError(f"{path}: not in the folders this server may read", hint=f"give a path under {roots}")
 
 
-def _schedule_summary(schedule: dict[str, Any]) -> dict[str, Any]:
+def _schedule_summary(comparison: ScheduleComparison) -> dict[str, Any]:
+    schedule = to_plain(schedule_document(comparison))
     keys = ("name", "pp", "microbatches", "virtual", "exact", "measured", "ideal", "gap_ns")
-    return {key: schedule[key] for key in keys if key in schedule}
+    return {key: schedule[key] for key in keys}

@@ -17,10 +17,11 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis import Analysis
-from tracekit.analysis.persistence import read_document
+from tracekit.analysis.persistence import read_analysis
 from tracekit.analysis.result import BaseAnalysis
 from tracekit.diffs.noise_thresholds import Noise
 from tracekit.diffs.run_samples import Run, from_analysis
+from tracekit.documents.coding import read_document
 from tracekit.errors import InputError
 
 BASELINE_FORMAT = "tracekit.baseline/1"
@@ -79,11 +80,11 @@ def read_side(paths: Sequence[str | Path], *, what: str) -> Side:
         if saved_as is None:
             runs.append(_analyze_run(run_paths))
         elif saved_as == BASELINE_FORMAT:
-            baseline_runs, baseline_noise = load_baseline(read_document(run_paths[0]), name=run_paths[0])
+            baseline_runs, baseline_noise = load_baseline(read_document(run_paths[0], dict, hint=""), name=run_paths[0])
             runs += baseline_runs
             noise |= baseline_noise
         else:
-            runs.append(from_analysis(read_document(run_paths[0]), name=run_paths[0]))
+            runs.append(from_analysis(read_analysis(run_paths[0]).to_dict(), name=run_paths[0]))
     return Side(tuple(runs), noise)
 
 

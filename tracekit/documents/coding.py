@@ -1,0 +1,109 @@
+"""Encoding and decoding of documents."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tracekit._util.text import json_text
+from tracekit.errors import InputError
+
+Document = TypeVar("Document")
+
+
+class _Header(msgspec.Struct):
+    """The keys that tell documents apart."""
+
+    format: str | None = None
+    tracekit: str | None = None
+
+
+def to_plain(document: Any) -> Any:
+    """Return a document as dictionaries and lists with text keys, equal to what reading its JSON gives.
+
+    >>> to_plain({"positions": {0: {"dp": 1}}})
+    {'positions': {'0': {'dp': 1}}}
+    """
+    return msgspec.to_builtins(document, str_keys=True, enc_hook=_to_python_number)
+
+
+def encode(document: Any, *, indent: int | None = 1) -> str:
+    r"""Return a document as JSON text; on one line if *indent* is None. A number that is not finite becomes null.
+
+    >>> encode({"name": "é\x9b", "p": float("nan")}, indent=None)
+    '{"name": "é\\u009b", "p": null}'
+    """
+    try:
+        data = msgspec.json.encode(document, enc_hook=_to_python_number)
+    except UnicodeEncodeError:  # a lone surrogate, as in a path that is not UTF-8, which json writes as an escape
+        data = json.dumps(to_plain(document), allow_nan=False).encode()
+    return json_text(msgspec.json.format(data, indent=indent or 0).decode())
+
+
+def decode(data: bytes, document_type: type[Document], path: str | PathLike[str], *, hint: str) -> Document:
+    """Return the document in *data*, checked; *path* and *hint* are for the error.
+
+    >>> decode(b'{"format": 3}', _Header, "run.json", hint="write it again")
+    Traceback (most recent call last):
+    tracekit.errors.InputError: run.json: $.format: expected str | null, got int (write it again)
+    """
+    try:
+        return msgspec.json.decode(data, type=document_type)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = _problem(data, document_type, error)
+    raise InputError(f"{path}: {problem}", hint=hint)
+
+
+def read_document(path: str | PathLike[str], document_type: type[Document], *, hint: str) -> Document:
+    """Return the document in a JSON file, gzipped or not."""
+    try:
+        data = Path(path).read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file", hint=hint) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: is not complete: {error}", hint=hint) from error
+    return decode(data, document_type, path, hint=hint)
+
+
+def problem_text(error: Exception) -> str:
+    """Return an error of ``msgspec`` with the place in front.
+
+    >>> problem_text(msgspec.ValidationError("Expected `int`, got `str` - at `$.ranks[0].span_ns`"))
+    '$.ranks[0].span_ns: expected int, got str'
+    """
+    message, _, place = str(error).replace("`", "").partition(" - at ")
+    return f"{place or '$'}: {message[:1].lower()}{message[1:]}"
+
+
+def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:
+    """Return what is wrong with *data*, and where."""
+    if not isinstance(error, msgspec.ValidationError):
+        position = re.search(r"\(byte (\d+)\)", str(error))
+        if position is None:
+            return f"is not complete JSON: {str(error).lower()}"
+        line = data.count(b"\n", 0, int(position[1])) + 1
+        name = re.match(rb"NaN|Infinity", data[int(position[1]) :])
+        what = f"{name[0].decode()} is not a number" if name else "not valid JSON"
+        return f"line {line}, byte {position[1]}: {what}"
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+    except msgspec.DecodeError:
+        return problem_text(error)
+    expected = next((field for field in msgspec.structs.fields(document_type) if field.name == "format"), None)
+    if expected is not None and header.format not in expected.type.__args__:
+        return f"its format is {header.format!r}, not {expected.type.__args__[0]}"
+    written_by = f" (written by tracekit {header.tracekit})" if header.tracekit else ""
+    return f"{problem_text(error)}{written_by}"
+
+
+def _to_python_number(value: Any) -> Any:
+    """Return a numpy scalar as the Python number, which JSON can hold."""
+    return value.item()
