@@ -266,14 +266,15 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     """Return step time and budget parts by rank and metric name, in milliseconds."""
     samples: dict[int, dict[str, list[tuple[float, ...]]]] = {}
     for run in runs:
-        for entry in run.document["ranks"] if run.document else ():
-            rank = int(entry["rank"])
-            exposed = (f"exposed_ms.{label}" for label in entry["budget_ns"]["exposed"])
+        for rank in run.ranks:
+            exposed = (f"exposed_ms.{label}" for label in rank.budget_ns.exposed)
             for name in ("step_ms", "compute_ms", "idle_ms", *exposed):
-                values = run.values(resolve(f"{name}@{rank}", known=[name]))
+                values = run.values(resolve(f"{name}@{rank.rank}", known=[name]))
                 if values:
-                    samples.setdefault(rank, {}).setdefault(name, []).append(values)
-    return {rank: {name: stats.centre(values) for name, values in by_name.items()} for rank, by_name in samples.items()}
+                    samples.setdefault(rank.rank, {}).setdefault(name, []).append(values)
+    return {
+        number: {name: stats.centre(values) for name, values in by_name.items()} for number, by_name in samples.items()
+    }
 
 
 def side_summary(side: Side) -> Row:

@@ -145,8 +145,7 @@ def gate(
 
 def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
     """Raise OptionError for a rank that no run of the candidate has: its requirement could never be decided."""
-    documents = [run.document for run in candidate.runs if run.document]
-    ranks = {rank["rank"] for document in documents for rank in document["ranks"]}
+    ranks = {rank.rank for run in candidate.runs for rank in run.ranks}
     for requirement in requirements:
         metric = requirement.metric
         if ranks and metric.rank is not None and metric.rank not in ranks:
