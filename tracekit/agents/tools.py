@@ -10,7 +10,7 @@ from typing import Any
 from tracekit.analysis import Analysis
 from tracekit.analysis.document import schedule_document
 from tracekit.compare import ScheduleComparison
-from tracekit.documents.coding import to_plain
+from tracekit.documents.coding import to_plain, to_plain_rows
 from tracekit.errors import InputError, OptionError
 
 MAX_ROWS = 50  # of a table in one answer
@@ -71,7 +71,7 @@ class Tools:
         schedule = analysis.schedule
         if schedule is None:
             return {"what_if": [], "why_not": [notice.message for notice in analysis.notices]}
-        what_if = to_plain(schedule_document(schedule).what_if[:MAX_ROWS])
+        what_if = to_plain_rows(schedule_document(schedule).what_if[:MAX_ROWS])
         return {"measured_ns": schedule.head.measured_ns, "what_if": what_if}
 
     def explain(self, path: str, event: str, rank: int | None = None) -> str:

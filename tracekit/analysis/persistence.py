@@ -34,7 +34,7 @@ from tracekit.analysis.result import BaseAnalysis, Tables
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
 from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule
-from tracekit.documents.coding import read_document, to_plain
+from tracekit.documents.coding import read_document, to_plain, to_plain_rows
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import Bubble
@@ -162,9 +162,9 @@ def _rank_result(rank: RankFigures) -> RankResult:
         steps=tuple(rank.steps),
         whole=_measured(rank),
         per_step=tuple(replace(_measured(step), step=step.step, partial=step.partial) for step in rank.per_step),
-        phases=tuple(to_plain(rank.phases)),
+        phases=tuple(to_plain_rows(rank.phases)),
         idle_causes=rank.idle_causes_ns or {},
-        instead=(*to_plain(rank.idle_host), *rest_rows),
+        instead=(*to_plain_rows(rank.idle_host), *rest_rows),
         inside_launch_ns=rank.inside_launch_ns,
     )
 

@@ -104,8 +104,7 @@ class BaseAnalysis(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document as plain data."""
-        plain: dict[str, Any] = to_plain(self.to_document())
-        return plain
+        return to_plain(self.to_document())
 
     @property
     def ranks(self) -> tuple[RankResult, ...]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import msgspec
 
 from tracekit._util.text import join_with_and, signed
 from tracekit.diffs.run_samples import Run
 from tracekit.documents.analysis import Figures
+from tracekit.documents.diff import PartChange, Waterfall
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 MIN_STEP_SHARE_TO_EXPLAIN = 0.03
@@ -30,21 +28,6 @@ Parts = Mapping[str, float]
 """Milliseconds per step by part: ``step``, ``compute``, ``exposed pp_comm``, ``idle``, …, and ``label forward``, …"""
 
 
-class Waterfall(msgspec.Struct, frozen=True):
-    """Step time of one rank before and after, and the changes of its parts, which sum to the difference."""
-
-    rank: int
-    before_ms: float
-    after_ms: float
-    changes_ms: Mapping[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        changes = [{"part": part, "change_ms": round(ms, 6)} for part, ms in self.changes_ms.items()]
-        times = {"before_ms": round(self.before_ms, 6), "after_ms": round(self.after_ms, 6)}
-        return {"rank": self.rank, **times, "changes": changes}
-
-
 def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | None:
     """Return the waterfall of the rank that is slowest after the change; None if the sides have no rank in common."""
     old, new = _parts_by_rank(before), _parts_by_rank(after)
@@ -53,8 +36,9 @@ def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | 
         return None
     rank = max(common, key=lambda candidate: new[candidate]["step"])
     changes = {part: ms for part, ms in _changes(old[rank], new[rank]).items() if ms and _is_budget_part(part)}
-    largest_first = dict(sorted(changes.items(), key=lambda item: -abs(item[1])))
-    return Waterfall(rank, old[rank]["step"], new[rank]["step"], largest_first)
+    largest_first = sorted(changes.items(), key=lambda item: -abs(item[1]))
+    rows = [PartChange(part, round(ms, 6)) for part, ms in largest_first]
+    return Waterfall(rank, round(old[rank]["step"], 6), round(new[rank]["step"], 6), rows)
 
 
 def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:

@@ -26,7 +26,7 @@ from tracekit.documents.analysis import (
     Rates,
     Schedule,
 )
-from tracekit.documents.coding import decode, to_plain
+from tracekit.documents.coding import decode, to_plain_rows
 from tracekit.errors import InputError
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
@@ -105,9 +105,9 @@ def comparability_facts(document: AnalysisDocument) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _tables(document: AnalysisDocument, cells: Rows, timeline: Rows) -> dict[str, list[Mapping[str, Any]]]:
+def _tables(document: AnalysisDocument, cells: Rows, timeline: Rows) -> dict[str, Any]:
     """Return the non-empty tables that ``changes`` and ``explanation`` compare."""
-    kernels = to_plain(document.kernels)
+    kernels = to_plain_rows(document.kernels)
     modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row["module"]]
     tables = {"kernels": kernels, "modules": modules, "cells": list(cells), "timeline": list(timeline)}
     return {name: rows for name, rows in tables.items() if rows}

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +26,19 @@ class _Header(msgspec.Struct):
     tracekit: str | None = None
 
 
-def to_plain(document: Any) -> Any:
+def to_plain(document: Any) -> dict[str, Any]:
     """Return a document as dictionaries and lists with text keys, equal to what reading its JSON gives.
 
     >>> to_plain({"positions": {0: {"dp": 1}}})
     {'positions': {'0': {'dp': 1}}}
     """
-    return msgspec.to_builtins(document, str_keys=True, enc_hook=_to_python_number)
+    plain: dict[str, Any] = msgspec.to_builtins(document, str_keys=True, enc_hook=_to_python_number)
+    return plain
+
+
+def to_plain_rows(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the rows of a list in a document as dictionaries."""
+    return [to_plain(row) for row in rows]
 
 
 def encode(document: Any, *, indent: int | None = 1) -> str:

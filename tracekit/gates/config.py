@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tracekit._util.text import did_you_mean
 from tracekit.diffs.verdict import Check, Rules
+from tracekit.documents.gate_result import WaiverStatus
 from tracekit.errors import OptionError
 
 Policy = Literal["pass", "fail"]
@@ -26,7 +27,7 @@ class Waiver(msgspec.Struct, frozen=True):
     reason: str
     until: date
 
-    def status(self, today: date) -> str:
+    def status(self, today: date) -> Literal["active", "expired"]:
         """Return ``active`` up to and on its last day, ``expired`` after it.
 
         >>> Waiver("step_ms", "new kernel", date(2026, 1, 31)).status(date(2026, 2, 1))
@@ -34,14 +35,9 @@ class Waiver(msgspec.Struct, frozen=True):
         """
         return "active" if today <= self.until else "expired"
 
-    def to_dict(self, today: date) -> dict[str, str]:
-        """Return plain data, with the status on *today*."""
-        return {
-            "metric": self.metric,
-            "reason": self.reason,
-            "until": self.until.isoformat(),
-            "status": self.status(today),
-        }
+    def to_document(self, today: date) -> WaiverStatus:
+        """Return it as a part of the gate's document, with its status on *today*."""
+        return WaiverStatus(self.metric, self.reason, self.until.isoformat(), self.status(today))
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -105,7 +101,7 @@ def apply_waivers(checks: Sequence[Check], waivers: Iterable[Waiver], today: dat
     for check in checks:
         matching = [waiver for waiver in active if fnmatch.fnmatchcase(check.metric.name, waiver.metric)]
         if matching and check.verdict in ("regressed", "inconclusive"):
-            result.append(replace(check, waiver=matching[0].to_dict(today)))
+            result.append(replace(check, waiver=matching[0].to_document(today)))
         else:
             result.append(check)
     return result
