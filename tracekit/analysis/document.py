@@ -76,7 +76,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         memory=None
         if analysis.memory is None
         else documents.Memory(analysis.memory.peak_bytes, [_memory(rank) for rank in analysis.memory.ranks]),
-        warnings=[documents.Notice(notice.code, notice.message) for notice in analysis.notices],
+        warnings=list(analysis.notices),
     )
 
 

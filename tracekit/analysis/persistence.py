@@ -107,7 +107,7 @@ class SavedAnalysis(BaseAnalysis):
             rank_results=tuple(_rank_result(rank) for rank in document.ranks),
             tables=Tables.of({name: pl.DataFrame(table, infer_schema_length=None) for name, table in rows.items()}),
             schedule=None if document.schedule is None else _saved_schedule(document.schedule),
-            notices=tuple(Notice(notice.code, notice.message) for notice in document.warnings),
+            notices=tuple(document.warnings),
             paths=tuple(document.source.paths),
         )
 

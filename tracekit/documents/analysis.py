@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from tracekit.errors import Notice
+
 FORMAT: Literal["tracekit.analysis/1"] = "tracekit.analysis/1"
 
 # ---- figures of ranks and steps
@@ -890,15 +892,6 @@ class Source(Struct, frozen=True):
     """Names of the GPUs."""
     shapes: list[str]
     """Input shapes of the model's matrix products."""
-
-
-class Notice(Struct, frozen=True):
-    """A notice: something that the analysis lacks, and why."""
-
-    code: str
-    """Word that never changes."""
-    message: str
-    """Text for people."""
 
 
 class AnalysisDocument(Struct, frozen=True, kw_only=True):

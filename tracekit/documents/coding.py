@@ -17,6 +17,7 @@ from tracekit._util.text import json_text
 from tracekit.errors import InputError
 
 Document = TypeVar("Document")
+_NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
 
 
 class _Header(msgspec.Struct):
@@ -62,10 +63,19 @@ def decode(data: bytes, document_type: type[Document], path: str | PathLike[str]
     tracekit.errors.InputError: run.json: $.format: expected str | null, got int (write it again)
     """
     try:
+        return _decode(data, document_type)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {_problem(data, document_type, error)}", hint=hint) from error
+
+
+def _decode(data: bytes, document_type: type[Document]) -> Document:
+    try:
         return msgspec.json.decode(data, type=document_type)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        problem = _problem(data, document_type, error)
-    raise InputError(f"{path}: {problem}", hint=hint)
+    except msgspec.DecodeError as error:
+        # ``encode`` writes lone surrogates of paths that are not UTF-8 as escapes, which msgspec does not read.
+        if isinstance(error, msgspec.ValidationError) or b"\\ud" not in data or _NOT_FINITE.search(data):
+            raise
+        return msgspec.convert(json.loads(data), document_type, str_keys=True)
 
 
 def read_document(path: str | PathLike[str], document_type: type[Document], *, hint: str) -> Document:
@@ -97,7 +107,7 @@ def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:
         if position is None:
             return f"is not complete JSON: {str(error).lower()}"
         line = data.count(b"\n", 0, int(position[1])) + 1
-        name = re.match(rb"NaN|Infinity", data[int(position[1]) :])
+        name = _NOT_FINITE.match(data, int(position[1]))
         what = f"{name[0].decode()} is not a number" if name else "not valid JSON"
         return f"line {line}, byte {position[1]}: {what}"
     try:

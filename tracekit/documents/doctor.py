@@ -7,20 +7,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tracekit.documents.analysis import Notice
+from tracekit.errors import Notice
+from tracekit.schema import ProcessGroup
 
 FORMAT: Literal["tracekit.doctor/1"] = "tracekit.doctor/1"
-
-
-class Group(Struct, frozen=True):
-    """A process group."""
-
-    name: str
-    """Its name."""
-    description: str | None
-    """Its description; null if not recorded."""
-    ranks: list[int]
-    """Its ranks; empty if not recorded."""
 
 
 class RankContents(Struct, frozen=True):
@@ -108,7 +98,7 @@ class DoctorDocument(Struct, frozen=True):
     """Marked steps."""
     span_ns: int
     """Time from the first to the last event."""
-    groups: list[Group]
+    groups: list[ProcessGroup]
     """Process groups."""
     counts: Mapping[str, int]
     """Events by kind."""

@@ -65,7 +65,7 @@ class GateResult(msgspec.Struct, frozen=True):
             exit_code=self.exit_code,
             obstacles=list(self.obstacles),
             checks=[check.to_document() for check in self.checks],
-            waivers=[waiver.to_document(self.today) for waiver in config.waivers],
+            waivers=[waiver.status(self.today) for waiver in config.waivers],
             before=side_summary(self.baseline, calibrated=bool(self.baseline.noise)),
             after=side_summary(self.candidate, calibrated=bool(self.candidate.noise)),
             story=explain_change(self.baseline.runs, self.candidate.runs),
