@@ -50,9 +50,10 @@ def encode(document: Any, *, indent: int | None = 1) -> str:
     """
     try:
         data = msgspec.json.encode(document, enc_hook=_to_python_number)
-    except UnicodeEncodeError:  # a lone surrogate, as in a path that is not UTF-8, which json writes as an escape
-        data = json.dumps(to_plain(document), allow_nan=False).encode()
-    return json_text(msgspec.json.format(data, indent=indent or 0).decode())
+        text = msgspec.json.format(data, indent=indent or 0).decode()
+    except UnicodeEncodeError:  # a lone surrogate, as in a path that is not UTF-8: ``json_text`` writes an escape
+        text = json.dumps(to_plain(document), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json_text(text)
 
 
 def decode(data: bytes, document_type: type[Document], path: str | PathLike[str], *, hint: str) -> Document:
