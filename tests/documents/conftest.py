@@ -34,7 +34,7 @@ def documents(tmp_path_factory):
     """By name, as in the site's list: some documents."""
     before, after = (read_side([str(SAMPLES / "steps" / name)], what="run") for name in ("a", "straggler"))
     store = tmp_path_factory.mktemp("documents") / "store"
-    ingest(SAMPLES / "reload", store, ranks=[0])
+    ingest(SAMPLES / "reload", store, ranks=[0, 1])
     texts = {"baseline": baseline.dump(before.runs).encode(), "store": (store / MANIFEST).read_bytes()}
     return {
         "analysis": list(analyses()),

@@ -133,7 +133,7 @@ def test_mutations_are_refused_by_the_type_and_by_the_schema(name, plain):
     mutations = [*of_wrong_type(data), *without_a_required_key(data, schema)]
     assert len(mutations) >= MUTATIONS
     for path, mutation in spread(mutations, MUTATIONS):
-        with pytest.raises(InputError, match=r"^x\.json: (\$|its format is)") as caught:
+        with pytest.raises(InputError, match=r"^x\.json: (\$|its format is|has no format)") as caught:
             decode(json.dumps(mutation).encode(), DOCUMENTS[name], "x.json", hint="write it again")
         assert "\n" not in str(caught.value)
         assert not validator.is_valid(mutation), path

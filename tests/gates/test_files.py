@@ -121,9 +121,9 @@ def test_settings_are_found(command, save, scaled, tmp_path, name, head):  # noq
         ("require = 3", "gate.require: expected array, got int"),
         (
             'waivers = [{ metric = "step_ms", until = 2030-01-01 }]',
-            "gate.waivers[0]: object missing required field",
+            "gate.waivers[0]: lacks the key reason",
         ),
-        ('waivers = [{ metric = "step_ms", reason = "x" }]', "gate.waivers[0]: object missing required field until"),
+        ('waivers = [{ metric = "step_ms", reason = "x" }]', "gate.waivers[0]: lacks the key until"),
         (
             'waivers = [{ metric = "step_ms", reason = "x", until = "soon" }]',
             "gate.waivers[0].until: invalid",

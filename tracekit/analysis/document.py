@@ -52,13 +52,13 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
             devices=sorted({name for source in analysis.sources for name in source.devices}),
             shapes=list(analysis.shapes),
         ),
-        ranks=[_rank(result) for result in analysis.rank_results],
+        ranks=[rank_document(result) for result in analysis.rank_results],
         total=documents.Figures(**_figures(analysis.total)),
         schedule=None if schedule is None else schedule_document(schedule),
         lanes=UNSET if schedule is not None or "lanes" not in tables else rows(tables["lanes"], documents.Lane),
         critical_path=UNSET if critical is None else rows(critical.segments, documents.PathSegment),
         critical_path_ns=UNSET if critical is None else _path_totals(critical),
-        by=UNSET if by is None else _by(by),
+        by=UNSET if by is None else by_document(by),
         hiding=None if analysis.hiding is None else _hiding(analysis.hiding),
         stragglers=rows(tables["stragglers"], documents.Straggler),
         clocks=documents.Clocks(
@@ -158,7 +158,8 @@ def _figures(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _rank(result: RankResult) -> documents.RankFigures:
+def rank_document(result: RankResult) -> documents.RankFigures:
+    """Return one of the ``ranks`` of the document."""
     named_rows = [row for row in result.instead if row["what"] or row["instead"] == "python"]
     idle_known = result.whole.idle_known
     return documents.RankFigures(
@@ -184,7 +185,8 @@ def _path_totals(critical: CriticalPath) -> documents.PathTotals:
     )
 
 
-def _by(by: By) -> documents.ByTable:
+def by_document(by: By) -> documents.ByTable:
+    """Return the ``by`` of the document."""
     placed_rows = rows(by.rows, documents.ByRow) if by.placed else None
     return documents.ByTable(by.kind, by.total_ns, by.steps, placed_rows, list(by.notes))
 

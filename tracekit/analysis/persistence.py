@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import struct
 import zipfile
 from collections import Counter
@@ -34,7 +33,8 @@ from tracekit.analysis.result import BaseAnalysis, Tables
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
 from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule
-from tracekit.documents.coding import read_document, to_plain, to_plain_rows
+from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
+from tracekit.documents.saved_analysis import FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bubbles import Bubble
@@ -197,7 +197,6 @@ def _measured(figures: Figures) -> Measured:
 # ---- a rank's tables: the zip file and its tables
 
 FILE = "tables.zip"
-TABLES_FORMAT = "tracekit.tables/2"
 _JSON_MEMBER = "tables.json"
 _TABLE_SUFFIX = ".arrows"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, struct.error, zipfile.BadZipFile, pl.exceptions.PolarsError)
@@ -384,10 +383,10 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     True
     """
     encoder = _Encoder()
-    document = {"format": TABLES_FORMAT, "tracekit": __version__, "tables": encoder.encode(tables, "")}
+    document = TablesDocument(FORMAT, __version__, encoder.encode(tables, ""))
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.
     with zipfile.ZipFile(folder / FILE, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), json.dumps(document))
+        archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), encode(document, indent=None))
         for name, frame in encoder.frames.items():
             buffer = io.BytesIO()
             frame.write_ipc_stream(buffer, compression="zstd")
@@ -441,13 +440,11 @@ def read_tables(folder: Path) -> StoredTables | None:
     file = folder / FILE
     try:
         with zipfile.ZipFile(file) as archive:
-            document = json.loads(archive.read(_JSON_MEMBER))
-            if document["format"] != TABLES_FORMAT or document["tracekit"] != __version__:
+            document = decode(archive.read(_JSON_MEMBER), TablesDocument, file, hint="analyze the store again")
+            if document.tracekit != __version__ or document.tables[_KIND] != RankTables.__name__:
                 return None
-            if document["tables"][_KIND] != RankTables.__name__:
-                return None
-            tables: StoredTables = _Decoder(TableFile(file, archive)).decode(document["tables"])
-    except _UNREADABLE:
+            tables: StoredTables = _Decoder(TableFile(file, archive)).decode(document.tables)
+    except (*_UNREADABLE, InputError):
         return None
     return tables
 

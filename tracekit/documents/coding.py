@@ -98,6 +98,8 @@ def problem_text(error: Exception) -> str:
     '$.ranks[0].span_ns: expected int, got str'
     """
     message, _, place = str(error).replace("`", "").partition(" - at ")
+    message = message.replace("Object missing required field", "lacks the key")
+    message = message.replace("Object contains unknown field", "unknown key")
     return f"{place or '$'}: {message[:1].lower()}{message[1:]}"
 
 
@@ -117,7 +119,8 @@ def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:
         return problem_text(error)
     expected = next((field for field in msgspec.structs.fields(document_type) if field.name == "format"), None)
     if expected is not None and header.format not in expected.type.__args__:
-        return f"its format is {header.format!r}, not {expected.type.__args__[0]}"
+        format_name = "has no format" if header.format is None else f"its format is {header.format!r}"
+        return f"{format_name}, not {expected.type.__args__[0]}"
     written_by = f" (written by tracekit {header.tracekit})" if header.tracekit else ""
     return f"{problem_text(error)}{written_by}"
 
