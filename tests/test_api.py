@@ -157,7 +157,7 @@ def test_results_are_frozen(run, saved):
         ('{"format": "tracekit.analysis/2"}', "its format is 'tracekit.analysis/2', not tracekit.analysis/1"),
         (
             '{"format": "tracekit.analysis/1", "tracekit": "0.0.1"}',
-            "$: lacks the key source (written by tracekit 0.0.1)",
+            "$: lacks the key source (written by tracekit 0.0.1",
         ),
         ('{"format": "tracekit.analysis/1", "clocks": 3}', "$.clocks: expected object, got int"),
     ],
