@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 import tracekit
 from tests.kept import analysis_of
+from tracekit.analysis.document import rank_document
 from tracekit.errors import InputError, OptionError
 from tracekit.report.plot import PLOTS
 from tracekit.report.write import WRITERS
@@ -118,8 +119,8 @@ def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
     back = tracekit.read_analysis(file)
     assert back.to_dict() == whole.to_dict()
     # What follows is computed again from the parts that were read, not copied from the file.
-    assert [rank.to_dict() for rank in back.rank_results] == [rank.to_dict() for rank in whole.rank_results]
-    assert back.total.to_dict() == whole.total.to_dict()
+    assert list(map(rank_document, back.rank_results)) == list(map(rank_document, whole.rank_results))
+    assert back.total.budget == whole.total.budget
     assert back.step_times == whole.step_times
     assert back._repr_html_() == whole._repr_html_()
     assert (back.world_size, back.notices) == (whole.world_size, whole.notices)
@@ -150,12 +151,15 @@ def test_results_are_frozen(run, saved):
     ("text", "said"),
     [
         ("{", "is not complete JSON"),
-        ("[1]", "holds no analysis"),
-        ('{"traceEvents": []}', "holds no analysis"),
+        ("[1]", "$: expected object, got array"),
+        ('{"traceEvents": []}', "has no format, not tracekit.analysis/1"),
         ('{"format": "tracekit.diff/1"}', "its format is 'tracekit.diff/1', not tracekit.analysis/1"),
         ('{"format": "tracekit.analysis/2"}', "its format is 'tracekit.analysis/2', not tracekit.analysis/1"),
-        ('{"format": "tracekit.analysis/1", "tracekit": "0.0.1"}', "this analysis (tracekit 0.0.1) lacks 'clocks'"),
-        ('{"format": "tracekit.analysis/1", "clocks": 3}', "is not as tracekit writes it"),
+        (
+            '{"format": "tracekit.analysis/1", "tracekit": "0.0.1"}',
+            "$: lacks the key source (written by tracekit 0.0.1",
+        ),
+        ('{"format": "tracekit.analysis/1", "clocks": 3}', "$.clocks: expected object, got int"),
     ],
 )
 def test_other_files_are_refused_in_one_line(tmp_path, text, said):
@@ -175,11 +179,11 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_key_of_a_later_version_is_kept(saved, tmp_path):
-    data = json.loads(saved.read_text()) | {"weather": "fine"}
+def test_a_key_of_a_later_version_is_skipped(saved, tmp_path):
+    data = json.loads(saved.read_text())
     file = tmp_path / "later.json"
-    file.write_text(json.dumps(data))
-    assert tracekit.read_analysis(file).to_dict()["weather"] == "fine"
+    file.write_text(json.dumps(data | {"weather": "fine"}))
+    assert tracekit.read_analysis(file).to_dict() == data
 
 
 @pytest.mark.slow

@@ -61,10 +61,10 @@ def test_a_chunk_holds_what_a_forward_cell_grew_by(run, truth):
 
 
 def test_without_a_named_schedule_no_chunk_is_told(samples):
-    (one,) = analyze(samples / "memory/rank0.pt.trace.json.gz", schedule="none").memory.ranks
-    found = one.to_dict()
-    assert one.measured.peak_bytes == 1527521280
-    assert (found["chunk_bytes"], found["chunks"], found["base_bytes"], found["ideal_chunks"]) == (None,) * 4
+    memory = analyze(samples / "memory/rank0.pt.trace.json.gz", schedule="none").to_document().memory
+    (rank,) = memory.ranks
+    assert rank.peak_bytes == 1527521280
+    assert (rank.chunk_bytes, rank.chunks, rank.base_bytes, rank.ideal_chunks) == (None,) * 4
 
 
 def test_the_json_says_so(run):

@@ -12,7 +12,9 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
+from tracekit.analysis.document import schedule_document
 from tracekit.classify import classify
+from tracekit.documents.coding import to_plain
 from tracekit.run.load import load
 
 pytestmark = pytest.mark.slow
@@ -86,7 +88,7 @@ def test_gemms_are_told_apart_on_every_rank(folder):
 def test_the_schedule_and_every_order_come_back(folder):
     known, held = truth(folder), analysis(folder).schedule
     assert held is not None
-    found = held.to_dict()
+    found = to_plain(schedule_document(held))
     assert (found["name"], found["pp"], found["microbatches"]) == (
         known["schedule"],
         known["pp"],

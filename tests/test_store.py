@@ -9,6 +9,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
@@ -78,7 +79,7 @@ def test_the_dataset_is_plain_hive_partitioned_parquet(store, ranks):
     assert every.height == sum(r.events.height for r in ranks)
     assert sorted(every["rank"].unique()) == [0, 1]
     metadata = pl.read_parquet_metadata(store.path / "rank=1/events.parquet")
-    assert Source.from_dict(json.loads(metadata["tracekit.source"])) == ranks[1].source
+    assert msgspec.json.decode(metadata["tracekit.source"], type=Source) == ranks[1].source
 
 
 COLUMN_VALUES = {
@@ -235,10 +236,10 @@ def test_a_folder_without_or_with_another_manifest_is_no_store(tmp_path, store):
         open_store(tmp_path)
     manifest = json.loads((store.path / MANIFEST).read_text())
     (store.path / MANIFEST).write_text(json.dumps(manifest | {"format": "tracekit.store/9"}))
-    with pytest.raises(InputError, match=r"format tracekit\.store/9"):
+    with pytest.raises(InputError, match=r"its format is 'tracekit\.store/9', not tracekit\.store/2"):
         open_store(store.path)
     (store.path / MANIFEST).write_text('{"format": "tracekit.store/2"')
-    with pytest.raises(InputError, match="is damaged"):
+    with pytest.raises(InputError, match="is not complete JSON"):
         open_store(store.path)
 
 
@@ -274,7 +275,7 @@ def test_a_flipped_bit_in_what_lists_the_files_is_found(store):
         if at in blank:
             continue
         manifest.write_bytes(flipped(raw, place / 87))
-        with pytest.raises(InputError, match=r"is damaged|of format"):
+        with pytest.raises(InputError, match=f"{MANIFEST}: "):
             open_store(store.path)
     assert read_entry(entry.parent) is not None
     entry.write_bytes(one.replace(b'"rows": ', b'"rows": 1'))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -303,21 +302,6 @@ class Source(msgspec.Struct, frozen=True):
     counts: Mapping[str, int] = {}  # events by kind
     skipped: Mapping[str, int] = {}  # what the file held and the table does not
     notices: tuple[Notice, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON and Parquet metadata."""
-        data: dict[str, Any] = msgspec.to_builtins(self)
-        return data
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Source:
-        """Return the source that ``to_dict`` described.
-
-        >>> source = Source("a.json", "kineto", 0, "name", groups=(ProcessGroup("1", None, (0, 1)),))
-        >>> Source.from_dict(source.to_dict()) == source
-        True
-        """
-        return msgspec.convert(data, cls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from tracekit.analysis.by.modules import MIN_INNER_TIME_SHARE, module_layers
 from tracekit.analysis.by.places import MIN_STACK_TO_NAME_RATIO, places
 from tracekit.analysis.by.repeated import MAX_KERNELS_PER_OPERATOR, MIN_FORWARD_SHARE, repeated_layers
 from tracekit.analysis.by.rows import MIN_STACK_TO_RULE_RATIO
+from tracekit.analysis.document import by_document
 from tracekit.classify import classify
 from tracekit.errors import OptionError
 from tracekit.run.analyze import analyze
@@ -118,8 +119,8 @@ def test_the_slow_shape_is_on_top():
 
 def test_nothing_to_go_by_is_one_line_and_no_rows():
     by = analysis_of(SAMPLES / "reload", by="layer", schedule="none").by
-    assert by.to_dict()["rows"] is None
-    assert by.to_dict()["total_ns"] > 0
+    assert by_document(by).rows is None
+    assert by_document(by).total_ns > 0
     assert "with_stack=True" in by.notes[0]
 
 
@@ -250,7 +251,7 @@ def test_a_graph_launches_all_layers_at_one_moment(corpus):
 @pytest.mark.parametrize("kind", ["layer", "module", "annotation", "shape"])
 def test_a_trace_without_gpu_work(corpus, kind):
     by = analyze(corpus / "hta" / "rank_not_found.json.gz", by=kind, schedule="none").by
-    assert (by.total_ns, by.to_dict()["rows"], len(by.notes)) == (0, None, 1)
+    assert (by.total_ns, by_document(by).rows, len(by.notes)) == (0, None, 1)
 
 
 def test_thresholds_are_what_they_are():

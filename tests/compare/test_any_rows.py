@@ -7,7 +7,9 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from tracekit.analysis.document import schedule_document
 from tracekit.compare import compare_pipelines
+from tracekit.documents.coding import to_plain
 from tracekit.reconstruct import rank_pipeline
 from tracekit.schema import LABELLED, Source, conform
 
@@ -49,6 +51,6 @@ def test_there_is_an_answer_or_a_reason(ranks, what_if):
     if comparison is None:
         assert notices
     else:
-        comparison.to_dict()
+        to_plain(schedule_document(comparison))
         for step in comparison.all:
             assert step.gap_ns is None or sum(step.gap_ns.values()) == step.measured_ns - step.ideal_ns

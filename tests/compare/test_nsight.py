@@ -9,6 +9,8 @@ from contextlib import closing
 import pytest
 
 from tracekit import analyze
+from tracekit.analysis.document import schedule_document
+from tracekit.documents.coding import to_plain
 from tracekit.schedules import generate
 
 pytestmark = pytest.mark.slow
@@ -48,7 +50,7 @@ def without_payloads(recorded, tmp_path_factory):
 @pytest.mark.parametrize("fixture", ["with_payloads", "without_payloads"])
 def test_the_schedule_is_1f1b_in_both_steps(request, fixture):
     comparison = request.getfixturevalue(fixture).schedule
-    data = comparison.to_dict()
+    data = to_plain(schedule_document(comparison))
     assert (data["name"], data["pp"], data["microbatches"], data["virtual"]) == ("1f1b", 4, 8, 1)
     assert data["exact"]
     assert data["ranks"] == generate("1f1b", pp=4, microbatches=8).orders()
@@ -79,7 +81,7 @@ def test_the_bubble_of_the_plain_recording_is_about_half(samples):
     analysis = analyze(samples / "nsys-meg-1f1b")
     assert not analysis.total.lower_bound
     assert analysis.total.bubble_fraction == pytest.approx(0.5, abs=0.03)
-    assert analysis.schedule.to_dict()["exact"]
+    assert analysis.schedule.exact
 
 
 def test_a_bound_far_below_the_pipelines_own_table_says_so(samples, monkeypatch):

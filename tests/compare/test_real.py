@@ -7,10 +7,12 @@ import json
 import polars as pl
 import pytest
 
+from tracekit.analysis.document import schedule_document
 from tracekit.classify import classify
 from tracekit.compare import compare_pipelines
 from tracekit.compare.predict.layer_split import layers_per_stage
 from tracekit.compare.predict.predictor import fit_predictor
+from tracekit.documents.coding import to_plain
 from tracekit.reconstruct import rank_pipeline
 from tracekit.run.load import load
 from tracekit.schedules import generate
@@ -26,7 +28,7 @@ def codes(notices):
 def test_1f1b_is_named_and_its_gap_is_slow_transfers(compare_sample, bare):
     comparison, _ = compare_sample("1f1b", bare=bare)
     plan = generate("1f1b", pp=4, microbatches=8)
-    data = comparison.to_dict()
+    data = to_plain(schedule_document(comparison))
     assert (data["name"], data["pp"], data["microbatches"], data["virtual"]) == ("1f1b", 4, 8, 1)
     assert data["exact"]
     assert data["ranks"] == plan.orders()
@@ -72,7 +74,7 @@ def test_nsight_1f1b_without_peers_is_named_by_its_pattern(compare_sample, bare)
     assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == ("1f1b", 4, 8, True)
     assert comparison.head.orders() == generate("1f1b", pp=4, microbatches=8).orders()
     assert "stages-from-pattern" in codes(notices) or "peers-unknown" not in codes(notices)
-    assert comparison.to_dict()["confidence"] <= 0.95
+    assert to_plain(schedule_document(comparison))["confidence"] <= 0.95
 
 
 @pytest.mark.parametrize("bare", [False, True])
@@ -144,7 +146,9 @@ def test_without_sequence_numbers_order_alone_ties_pairs_and_says_so(samples):
         ranks.append(rank_pipeline(labelled, trace.rank(rank).source))
     comparison, notices = compare_pipelines(ranks)
     assert (comparison.name, comparison.exact) == ("1f1b", True)
-    assert comparison.to_dict()["confidence"] == pytest.approx(0.85)  # its messages have recorded peers
+    assert to_plain(schedule_document(comparison))["confidence"] == pytest.approx(
+        0.85
+    )  # its messages have recorded peers
     assert [n.code for n in notices].count("no-sequence-numbers") == 1
 
 
@@ -191,7 +195,9 @@ def test_both_profilers_show_the_same_schedule_cells_and_labels(compare_sample, 
     torch, _ = compare_sample("1f1b")
     nsys, _ = compare_sample("nsys-1f1b", pattern="*.sqlite")
     same = ("name", "pp", "microbatches", "virtual", "ranks", "exact", "differences", "fb_run_apart")
-    assert {k: torch.to_dict()[k] for k in same} == {k: nsys.to_dict()[k] for k in same}
+    assert {k: to_plain(schedule_document(torch))[k] for k in same} == {
+        k: to_plain(schedule_document(nsys))[k] for k in same
+    }
     names = ("rank", "op", "stage", "microbatch")
     assert sorted(torch.cells.select(names).rows()) == sorted(nsys.cells.select(names).rows())
     assert torch.cells.height == 4 * 8 * 2

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from tracekit.align.pairs import ACKNOWLEDGED_NS
+from tracekit.analysis.document import schedule_document
+from tracekit.documents.coding import to_plain
 from tracekit.schedules import Times, generate, names
 from tracekit.schedules.registry import describe
 from tracekit.synthetic import Recipe
@@ -48,7 +50,7 @@ def test_weight_gradients_in_a_second_engine_run_are_tied_exactly(compare_recipe
 def test_annotations_give_certainty(compare_recipe):
     comparison, _ = compare_recipe(recipe("interleaved-overlap", annotations=True))
     assert comparison.head.pipeline.stages_from == "annotations"
-    assert comparison.to_dict()["confidence"] == 1.0
+    assert to_plain(schedule_document(comparison))["confidence"] == 1.0
 
 
 PLAN = generate("1f1b", pp=4, microbatches=8)

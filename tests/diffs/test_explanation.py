@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tracekit.diffs.explanation import explain_change
 from tracekit.diffs.run_samples import Run
+from tracekit.documents.analysis import Bubble, Budget, RankFigures
 
 MS = 1_000_000
 
 
 def _run(name: str, forward_ms: tuple[int, int], mlp_ms: float) -> Run:
     """Two ranks that compute nothing but forward; the mlp's part of it is a mean over them."""
-    ranks: list[dict[str, Any]] = [
-        {"rank": rank, "steps": [1], "span_ns": 1000 * MS, "label_ns": {"forward": ms * MS},
-         "budget_ns": {"compute": ms * MS, "exposed": {}, "idle": (1000 - ms) * MS}}
+    ranks = tuple(
+        RankFigures(
+            rank=rank, steps=[1], span_ns=1000 * MS, label_ns={"forward": ms * MS}, set_ns={}, label_count={},
+            weak_ns=0, weak_share=None, overlap={}, hidden_ns={}, wait_ns={}, blocking_ns={}, exposed_because_ns={},
+            budget_ns=Budget(ms * MS, {}, (1000 - ms) * MS), bubble=Bubble(0, 0, None, lower_bound=False), phases=[],
+            idle_host_ns=None, idle_host=[], inside_launch_ns=0, idle_causes_ns=None, per_step=[],
+        )
         for rank, ms in enumerate(forward_ms)
-    ]  # fmt: skip
+    )  # fmt: skip
     tables = {"modules": [{"module": "mlp", "label": "forward", "ns": mlp_ms * MS}]}
-    return Run(name, {}, {}, tables, {"ranks": ranks})
+    return Run(name, {}, {}, tables, ranks)
 
 
 @pytest.mark.parametrize(

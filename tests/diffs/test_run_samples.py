@@ -22,7 +22,7 @@ def test_two_ranks_counted_by_hand(make):
     }
     other["label_ns"] = {"pp_comm": 5_000_000}
     other["set_ns"] = {"communication": 5_000_000}
-    other["bubble"] = {"idle_ns": 3_000_000, "wait_ns": 1_000_000, "fraction": 4 / 12}
+    other["bubble"] = {"idle_ns": 3_000_000, "wait_ns": 1_000_000, "fraction": 4 / 12, "lower_bound": False}
     data["ranks"][1]["per_step"] = [other]
     got = {name: values[0] for name, values in from_analysis(data, name="x").samples.items()}
     assert got["step_ms"] == 12.0  # the slowest rank
@@ -64,7 +64,7 @@ def test_only_steps_that_every_rank_has(make):
 def test_an_analysis_without_steps_is_one_sample(make):
     data = make([10.0, 10.0])
     for rank in data["ranks"]:
-        del rank["per_step"]
+        rank["per_step"] = []
         rank["span_ns"] = 20_000_000
     assert from_analysis(data, name="x").samples["step_ms"] == (10.0,)
 
@@ -74,7 +74,7 @@ def test_unknown_idle_is_left_out(make):
     for rank in data["ranks"]:
         for step in rank["per_step"]:
             step["budget_ns"]["idle"] = None
-            step["bubble"] = {"idle_ns": None, "wait_ns": None, "fraction": None}
+            step["bubble"] |= {"idle_ns": None, "wait_ns": None, "fraction": None}
     samples = from_analysis(data, name="x").samples
     assert "step_ms" in samples
     assert not {"idle_ms", "idle_fraction", "bubble_fraction", "wait_ms"} & samples.keys()
@@ -89,10 +89,11 @@ def test_the_gap_of_a_schedule(make):
 
 def test_the_gap_of_every_step(make):
     data = make()
+    pipeline = data["schedule"]["pipelines"][0] | {"ideal_ns": 8_000_000}
     data["schedule"]["pipelines"] = [
-        {"step": 2, "measured_ns": 9_000_000, "ideal_ns": 8_000_000, "gap_ns": {"p2p": 1_000_000}},
-        {"step": 2, "measured_ns": 9_500_000, "ideal_ns": 8_000_000, "gap_ns": {"p2p": 1_500_000}},
-        {"step": 3, "measured_ns": 9_200_000, "ideal_ns": 8_000_000, "gap_ns": None},
+        pipeline | {"step": 2, "measured_ns": 9_000_000, "gap_ns": {"p2p": 1_000_000}},
+        pipeline | {"step": 2, "measured_ns": 9_500_000, "gap_ns": {"p2p": 1_500_000}},
+        pipeline | {"step": 3, "measured_ns": 9_200_000, "gap_ns": None},
     ]
     samples = from_analysis(data, name="x").samples
     assert samples["makespan_ms"] == (9.5, 9.2)  # the slower pipeline of each step
@@ -106,11 +107,9 @@ def test_a_damaged_analysis_is_refused(make, damage):
 
 
 @pytest.mark.parametrize(("least", "there"), [(False, True), (True, False)])
-def test_a_lower_bound_of_the_bubble_is_no_sample(least, there):
+def test_a_lower_bound_of_the_bubble_is_no_sample(make, least, there):
     """It could break a limit and never keep one: gate calls the limit inconclusive, diff shows no change."""
-    bubble = {"idle_ns": 10, "wait_ns": None if least else 0, "fraction": 0.1, "lower_bound": least}
-    budget = {"compute": 90, "exposed": {}, "idle": 10}
-    step = {"span_ns": 100, "budget_ns": budget, "label_ns": {}, "overlap": {}, "bubble": bubble}
-    rank = {"rank": 0, "steps": [2], **step, "per_step": [{"step": 2, **step}]}
-    run = from_analysis({"format": "tracekit.analysis/1", "source": {}, "ranks": [rank]}, name="demo")
-    assert ("bubble_fraction" in run.samples) is there
+    data = make([10.0])
+    for rank in data["ranks"]:
+        rank["per_step"][0]["bubble"] |= {"wait_ns": None if least else 0, "lower_bound": least}
+    assert ("bubble_fraction" in from_analysis(data, name="demo").samples) is there

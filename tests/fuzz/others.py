@@ -8,6 +8,7 @@ import sqlite3
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import polars as pl
 
 from tests.stores import write_store
@@ -105,7 +106,7 @@ def check_nsight(raw: bytes, folder: Path) -> None:
     for part in parts:
         assert part.events.schema == EVENTS
         assert (part.events["end_ns"] >= part.events["start_ns"]).all()
-        json.dumps(part.source.to_dict()).encode("utf-8")
+        msgspec.json.encode(part.source)
 
 
 @cache

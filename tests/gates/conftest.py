@@ -27,9 +27,15 @@ def one_step(step, span_ms, *, compute=0.6, pp=0.25, hidden=0.2, scale=1.0):
         "label_ns": {"forward": round(work * scale / 3), "backward": round(work * 2 / 3), "pp_comm": ran},
         "set_ns": {"compute": work, "communication": ran, "copy": 0},
         "label_count": {"forward": 10, "backward": 20, "pp_comm": 4},
+        "weak_ns": 0,
+        "weak_share": 0.0,
         "overlap": {"communication": hidden, "copy": None, "pp_comm": hidden},
         "hidden_ns": {"pp_comm": {"forward": ran - exposed}},
-        "bubble": {"idle_ns": idle, "wait_ns": 0, "fraction": idle / span},
+        "wait_ns": {"pp_comm": 0},
+        "blocking_ns": {"pp_comm": None},
+        "exposed_because_ns": {},
+        "bubble": {"idle_ns": idle, "wait_ns": 0, "fraction": idle / span, "lower_bound": False},
+        "partial": False,
     }
 
 
@@ -48,20 +54,36 @@ def document(
     steps = [one_step(2 + i, ms, **step) for i, ms in enumerate(spans)]
     rows = []
     for rank in range(ranks):
-        whole = {k: v for k, v in steps[0].items() if k != "step"}
+        whole = {k: v for k, v in steps[0].items() if k not in ("step", "partial")}
         whole["hidden_ns"] = {"pp_comm": {"forward": sum(s["hidden_ns"]["pp_comm"]["forward"] for s in steps)}}
-        rows.append({"rank": rank, "steps": [s["step"] for s in steps], **whole, "per_step": steps})
+        idle = {"phases": [], "idle_host_ns": None, "idle_host": [], "inside_launch_ns": 0, "idle_causes_ns": None}
+        rows.append({"rank": rank, "steps": [s["step"] for s in steps], **whole, **idle, "per_step": steps})
+    makespans = {"measured_ns": 90_000_000, "ideal_ns": 80_000_000}
+    gap_ns = {"imbalance": 4_000_000, "p2p": 5_000_000, "unexplained": 1_000_000}
     return {
         "tracekit": "0.1.0",
         "format": "tracekit.analysis/1",
         "source": {"paths": ["x"], "reader": reader, "ranks": list(range(ranks)), "world_size": world_size,
                    "devices": [gpu], "shapes": list(shapes)},
         "ranks": rows,
-        "schedule": {"name": schedule, "pp": ranks, "microbatches": 8, "virtual": 1, "exact": True,
-                     "measured": {"makespan_ns": 90_000_000, "bubble_fraction": 0.2},
-                     "ideal": {"makespan_ns": 80_000_000, "bubble_fraction": 0.1},
-                     "gap_ns": {"imbalance": 4_000_000, "p2p": 5_000_000, "unexplained": 1_000_000}},
+        "total": whole,
+        "schedule": {"name": schedule, "pp": ranks, "microbatches": 8, "virtual": 1, "exact": True, "ranks": [],
+                     "measured": {"makespan_ns": 90_000_000, "outside_cells": 0.2},
+                     "ideal": {"makespan_ns": 80_000_000, "outside_cells": 0.1},
+                     "gap_ns": gap_ns, "distance": 0, "differences": [], "fb_run_apart": 0, "step": 2,
+                     "pipeline_ranks": list(range(ranks)), "stages_from": "messages", "confidence": 1.0, "by_rank": [],
+                     "factors": {"stage": {}, "spread": 0.0, "slow_cells": []}, "lanes": [], "positions": {},
+                     "what_if": [],
+                     "pipelines": [{"ranks": list(range(ranks)), "step": 2, "name": schedule, "exact": True,
+                                    **makespans, "gap_ns": gap_ns}]},
+        "hiding": None,
+        "stragglers": [],
+        "clocks": {"residual_ns": None, "worst_ns": None, "ranks": []},
         "kernels": [{"name": "gemm<a|b>", "label": "forward", "module": "mlp", "count": 10, "ns": 20_000_000}],
+        "copies": [],
+        "reload": None,
+        "rates": None,
+        "memory": None,
         "warnings": [],
     }  # fmt: skip
 

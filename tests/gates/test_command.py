@@ -202,7 +202,7 @@ def test_unusable_input_is_one_line_and_exit_2(command, save, tmp_path, words, s
     save("nsight.json", reader="nsight")
     (tmp_path / "empty.json").write_text("")
     (tmp_path / "norun.json").write_text(
-        '{"format": "tracekit.baseline/1", "facts": {}, "tables": {}, "runs": [], "noise": {}}'
+        '{"format": "tracekit.baseline/1", "facts": {}, "tables": {}, "runs": [], "noise": {}, "tracekit": "0.1.0"}'
     )
     (tmp_path / "cut.json").write_text('{"format": "tracekit.analysis/1", "ranks": [')
     (tmp_path / "other.json").write_text('{"format": "tracekit.schedule/1"}')

@@ -34,7 +34,7 @@ def costs(labelled, alone, beside, *, cover=1.0, **more):
 def test_the_slow_down_and_the_net_gain(labelled):
     result = combine_overlap_costs([costs(labelled, [100] * 3, [120] * 4)] * 2, saved_ns=960)
     assert result.costs.rows() == [("forward", 8, 960, 800, 960)]
-    assert result.to_dict()["by_label"][0]["slowdown"] == pytest.approx(1.2)
+    assert result.by_label["slowdown"][0] == pytest.approx(1.2)
     assert (result.extra_ns, result.net_ns, result.compared) == (160, 800, 1.0)
 
 

@@ -84,7 +84,7 @@ def test_the_figures_are_those_one_counts(tmp_path, case):
     raw, *expected = FIGURES[case]
     (tmp_path / "rank0.json").write_text(raw, encoding="utf-8")
     found = tracekit.analyze(tmp_path / "rank0.json", schedule="none")
-    spent = found.total.to_dict()["budget_ns"]
+    spent = found.to_dict()["total"]["budget_ns"]
     figures = [found.total.budget.span_ns, spent["compute"], spent["exposed"].get("comm", 0), spent["idle"]]
     assert figures == [1000 * figure for figure in expected]
     assert SAID.get(case, "no-steps") in {notice.code for notice in found.notices} or "step" in case

@@ -37,7 +37,7 @@ def test_environment_command_line_and_output_reach_nothing(path):
     report.add("PROCESSES", globalPid=packed(100), pid=100, name="SECRET-process")
     report.add("ProcessStreams", globalPid=packed(100), contentId=report.string("SECRET-output"))
     rank = only(report, path)
-    assert "SECRET" not in str(rank.source.to_dict())
+    assert "SECRET" not in str(rank.source)
     for write in (pl.DataFrame.write_ipc, pl.DataFrame.write_parquet):
         stored = io.BytesIO()
         write(rank.events, stored, compression="uncompressed")

@@ -65,7 +65,7 @@ def test_what_better_kernels_could_give_stands_under_the_gap(look, runs):
     page = look(path)
     said = page.locator("#below-peak").inner_text().replace("\xa0", " ")
     assert said.startswith("Kernels below peak: products would take ")
-    shorter = analysis.rates.to_dict()["below_peak_ns"] / sum(len(one.per_step) for one in analysis.rank_results)
+    shorter = analysis.to_document().rates.below_peak_ns / sum(len(one.per_step) for one in analysis.rank_results)
     assert f"{shorter / 1e6:.1f} ms less per rank and step" in said
     console = Console(file=io.StringIO(), width=200, highlight=False)
     render(analysis, console)

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.analysis import Analysis
+from tracekit.analysis.document import schedule_document
+from tracekit.compare import ScheduleComparison
+from tracekit.documents.coding import to_plain, to_plain_rows
 from tracekit.errors import InputError, OptionError
 from tracekit.schedules.registry import names as schedule_names
 
@@ -42,7 +45,7 @@ class Tools:
             "handle": handle,
             "answer": [f"{line.topic}: {line.text}" for line in view.answer],
             "figures": {name.partition("/")[2]: round(value, 4) for name, value in scalars(analysis).items()},
-            "schedule": None if analysis.schedule is None else _schedule_summary(analysis.schedule.to_dict()),
+            "schedule": None if analysis.schedule is None else _schedule_summary(analysis.schedule),
             "tables": {name: len(table) for name, table in analysis.tables.items()},
             "warnings": [notice.message for notice in analysis.notices][:MAX_ROWS],
         }
@@ -72,10 +75,8 @@ class Tools:
         schedule = analysis.schedule
         if schedule is None:
             return {"what_if": [], "why_not": [notice.message for notice in analysis.notices]}
-        return {
-            "measured_ns": schedule.to_dict()["measured"]["makespan_ns"],
-            "what_if": schedule.to_dict()["what_if"][:MAX_ROWS],
-        }
+        what_if = to_plain_rows(schedule_document(schedule).what_if[:MAX_ROWS])
+        return {"measured_ns": schedule.head.measured_ns, "what_if": what_if}
 
     def explain(self, path: str, event: str, rank: int | None = None) -> str:
         """Why events of the run at *path* got their labels; *event* is a kernel's name, a label or an event's id."""
@@ -153,6 +154,7 @@ def _registered(schedule: str, *others: str) -> str:
     return schedule
 
 
-def _schedule_summary(schedule: dict[str, Any]) -> dict[str, Any]:
+def _schedule_summary(comparison: ScheduleComparison) -> dict[str, Any]:
+    schedule = to_plain(schedule_document(comparison))
     keys = ("name", "pp", "microbatches", "virtual", "exact", "measured", "ideal", "gap_ns")
-    return {key: schedule[key] for key in keys if key in schedule}
+    return {key: schedule[key] for key in keys}

@@ -13,11 +13,6 @@ from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import EXPOSABLE_LABELS
 from tracekit.metrics.overlap import ratio
 
-MAX_HOST_ROWS_IN_JSON = 5
-"""Rows of a rank's launch-bound idle time in the JSON, the longest."""
-_SETS = ("compute", "communication", "copy")
-"""Sets of labels whose time is in ``label_ns`` too."""
-
 
 class Measured(msgspec.Struct, frozen=True, eq=False):
     """The figures of one rank's window, of one step on one rank, or of all ranks together."""
@@ -73,64 +68,6 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
         share = self.bubble_fraction
         return "–" if share is None else f"{'≥ ' if self.lower_bound else ''}{percent(share)}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        idle = self.budget.idle_ns if self.idle_known else None
-        unrecorded = {"not_recorded": self.budget.unrecorded_ns} if self.budget.unrecorded_ns else {}
-        return {
-            "span_ns": self.budget.span_ns,
-            "budget_ns": {
-                "compute": self.budget.compute_ns,
-                "exposed": dict(self.budget.exposed_ns),
-                "idle": idle,
-                **unrecorded,
-            },
-            "label_ns": {name: ns for name, ns in self.label_ns.items() if name not in _SETS},
-            "set_ns": {name: ns for name, ns in self.label_ns.items() if name in _SETS},
-            "label_count": dict(self.label_count),
-            "weak_ns": self.weak_ns,
-            "weak_share": self.weak_share,
-            "overlap": self.overlap,
-            "hidden_ns": {label: dict(by) for label, by in self.hidden_by_ns.items()},
-            "wait_ns": dict(self.wait_ns),
-            "blocking_ns": dict(self.blocking_ns),
-            "exposed_because_ns": {label: dict(causes) for label, causes in self.because_ns.items()},
-            "bubble": {
-                "idle_ns": idle,
-                "wait_ns": self.bubble.wait_ns,
-                "fraction": self.bubble_fraction,
-                "lower_bound": self.lower_bound,
-            },
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Measured:
-        """Return the figures whose ``to_dict`` gave *data*."""
-        budget, bubble, span = data["budget_ns"], data["bubble"], data["span_ns"]
-        idle, fraction = budget["idle"], bubble["fraction"]
-        label_ns = {**data["label_ns"], **data["set_ns"]}
-        # If the whole wait is unknown, its lower bound follows from the fraction: (idle + bound) / span.
-        bound = 0
-        if bubble["wait_ns"] is None and fraction is not None:
-            bound = round(fraction * span) - (idle or 0)
-        return cls(
-            budget=Budget(span, budget["compute"], budget["exposed"], idle or 0, budget.get("not_recorded", 0)),
-            label_ns=label_ns,
-            label_count=data["label_count"],
-            hidden_ns={name: round((share or 0) * label_ns.get(name, 0)) for name, share in data["overlap"].items()},
-            hidden_by_ns=data["hidden_ns"],
-            wait_ns=data["wait_ns"],
-            bubble=Bubble(span, idle or 0, bubble["wait_ns"], bound),
-            because_ns=data["exposed_because_ns"],
-            blocking_ns=data["blocking_ns"],
-            weak_ns=data["weak_ns"],
-            idle_known=idle is not None,
-            lower_bound=bubble["lower_bound"],
-            pipeline=fraction is not None or idle is None or not span,
-            step=data.get("step"),
-            partial=data.get("partial", False),
-        )
-
     @classmethod
     def total(cls, parts: Iterable[Measured]) -> Measured:
         """Return the sum over ranks: times are added, ratios are of the sums."""
@@ -178,38 +115,6 @@ class RankResult(msgspec.Struct, frozen=True, eq=False):
         """Launch-bound idle time in ns by kind of host activity; None if the trace does not show the host."""
         total = _sum({row["instead"]: row["ns"]} for row in self.instead)
         return total if total or not self.idle_causes.get("launch_bound") else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        named_rows = [dict(row) for row in self.instead if row["what"] or row["instead"] == "python"]
-        return {
-            "rank": self.rank,
-            "steps": list(self.steps),
-            **self.whole.to_dict(),
-            "phases": [dict(phase) for phase in self.phases],
-            "idle_host_ns": self.idle_host_ns if self.whole.idle_known else None,
-            "idle_host": named_rows[:MAX_HOST_ROWS_IN_JSON],
-            "inside_launch_ns": self.inside_launch_ns,
-            "idle_causes_ns": dict(self.idle_causes) if self.whole.idle_known else None,
-            "per_step": [{"step": scope.step, "partial": scope.partial, **scope.to_dict()} for scope in self.per_step],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RankResult:
-        """Return the rank whose ``to_dict`` gave *data*; host activity beyond the longest rows has no detail."""
-        rows = list(data["idle_host"])
-        detailed_ns = _sum({row["instead"]: row["ns"]} for row in rows)
-        rest_ns = {kind: ns - detailed_ns.get(kind, 0) for kind, ns in (data["idle_host_ns"] or {}).items()}
-        return cls(
-            rank=data["rank"],
-            steps=tuple(data["steps"]),
-            whole=Measured.from_dict(data),
-            per_step=tuple(Measured.from_dict(step) for step in data["per_step"]),
-            phases=tuple(data["phases"]),
-            idle_causes=data["idle_causes_ns"] or {},
-            instead=(*rows, *({"instead": kind, "what": None, "ns": ns} for kind, ns in rest_ns.items() if ns)),
-            inside_launch_ns=data["inside_launch_ns"],
-        )
 
 
 def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from tracekit.align.clocks import Clocks
 from tracekit.compare.what_if import TWO_STAGES_PER_RANK, WhatIf
@@ -30,24 +30,6 @@ class HeldMemory(msgspec.Struct, frozen=True):
     ideal_chunks: int | None = None
     """Most chunks that the schedule holds on this rank at once; None without a recognised schedule."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        measured, chunks = self.measured, self.measured.chunks
-        return {
-            "rank": self.rank,
-            "device": measured.device,
-            "capacity_bytes": self.capacity_bytes,
-            "peak_bytes": measured.peak_bytes,
-            "reserved_bytes": measured.reserved_bytes,
-            "first_bytes": measured.first_bytes,
-            "by_phase": {phase: asdict(peak) for phase, peak in measured.by_phase.items()},
-            "base_bytes": None if chunks is None else chunks.base_bytes,
-            "chunk_bytes": None if chunks is None or chunks.low is None else [chunks.low, chunks.high],
-            "chunks": None if chunks is None else chunks.peak_chunks,
-            "ideal_chunks": self.ideal_chunks,
-            "line": {name: measured.line[name].to_list() for name in MEMORY_CURVE.names()},
-        }
-
 
 class RunMemory(msgspec.Struct, frozen=True):
     """Memory that the allocators of all ranks held. Times are the hosts', because memory is allocated at launch."""
@@ -58,10 +40,6 @@ class RunMemory(msgspec.Struct, frozen=True):
     def peak_bytes(self) -> int:
         """Largest peak of any rank."""
         return max(rank.measured.peak_bytes for rank in self.ranks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {"peak_bytes": self.peak_bytes, "ranks": [rank.to_dict() for rank in self.ranks]}
 
     def table(self, clocks: Clocks) -> pl.DataFrame:
         """Return ``MEMORY_LINE``: memory of every rank over time, on the common clock."""

@@ -11,14 +11,11 @@ memory.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import gzip
 import io
-import json
 import struct
 import zipfile
-import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -28,15 +25,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit._version import __version__
-from tracekit.analysis.measured import RankResult
-from tracekit.analysis.result import FORMAT as ANALYSIS_FORMAT
+from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import BaseAnalysis, Tables
 from tracekit.analysis.tables import Measures, RankTables
 from tracekit.compare import WhatIf
+from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule
+from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
+from tracekit.documents.saved_analysis import FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
+from tracekit.metrics.bubbles import Bubble
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.chunk_memory import ChunkMemory
 from tracekit.metrics.memory import Peak, RankMemory
@@ -48,6 +49,7 @@ from tracekit.schema import ProcessGroup, Source
 
 _JSON_TABLES = ("stragglers", "kernels", "copies", "lanes", "critical_path")
 """Keys of the JSON object whose values are rows of a table."""
+ANALYZE_AGAIN = "write it again with analyze -o FILE.json"
 
 
 class SavedSchedule(msgspec.Struct, frozen=True, eq=False):
@@ -72,24 +74,6 @@ class SavedSchedule(msgspec.Struct, frozen=True, eq=False):
     """Parts of measured − ideal; None if the causes are not known."""
     what_if: tuple[WhatIf, ...]
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SavedSchedule:
-        """Return the schedule of the ``schedule`` object of an analysis."""
-        return cls(
-            **{key: data[key] for key in ("name", "pp", "microbatches", "virtual", "exact", "gap_ns")},
-            orders=tuple(tuple(order) for order in data["ranks"]),
-            measured_ns=data["measured"]["makespan_ns"],
-            ideal_ns=data["ideal"]["makespan_ns"],
-            what_if=tuple(_what_if(line) for line in data["what_if"]),
-        )
-
-
-def _what_if(line: Mapping[str, Any]) -> WhatIf:
-    """Return one prediction; keys that only a later version has are left out."""
-    fields: dict[str, Any] = {name: line[name] for name in WhatIf.__struct_fields__ if name in line}
-    fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return WhatIf(**fields)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SavedAnalysis(BaseAnalysis):
@@ -106,7 +90,7 @@ class SavedAnalysis(BaseAnalysis):
     0.0
     """
 
-    document: Mapping[str, Any]
+    document: AnalysisDocument
     rank_results: tuple[RankResult, ...]
     tables: Mapping[str, pl.DataFrame]
     schedule: SavedSchedule | None
@@ -114,28 +98,27 @@ class SavedAnalysis(BaseAnalysis):
     paths: tuple[str, ...]
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SavedAnalysis:
-        """Return the analysis whose ``to_dict`` gave *data*; a missing key raises ``KeyError``."""
-        rows = {name: data[name] for name in _JSON_TABLES if name in data} | {"clocks": data["clocks"]["ranks"]}
-        tables = {name: pl.DataFrame(table_rows, infer_schema_length=None) for name, table_rows in rows.items()}
+    def of(cls, document: AnalysisDocument) -> SavedAnalysis:
+        """Return the analysis that a document describes."""
+        plain = to_plain(document)
+        rows = {name: plain[name] for name in _JSON_TABLES if name in plain} | {"clocks": plain["clocks"]["ranks"]}
         return cls(
-            document=data,
-            rank_results=tuple(RankResult.from_dict(rank) for rank in data["ranks"]),
-            tables=Tables.of(tables),
-            schedule=None if data["schedule"] is None else SavedSchedule.from_dict(data["schedule"]),
-            notices=tuple(Notice(note["code"], note["message"]) for note in data["warnings"]),
-            paths=tuple(data["source"]["paths"]),
+            document=document,
+            rank_results=tuple(_rank_result(rank) for rank in document.ranks),
+            tables=Tables.of({name: pl.DataFrame(table, infer_schema_length=None) for name, table in rows.items()}),
+            schedule=None if document.schedule is None else _saved_schedule(document.schedule),
+            notices=tuple(document.warnings),
+            paths=tuple(document.source.paths),
         )
 
     @property
     def world_size(self) -> int | None:
         """Number of ranks in the run, as far as the files showed."""
-        size: int | None = self.document["source"]["world_size"]
-        return size
+        return self.document.source.world_size
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object as it was read, with any keys that only a later version knows."""
-        return copy.deepcopy(dict(self.document))
+    def to_document(self) -> AnalysisDocument:
+        """Return the JSON document as it was read, without keys that only a later version knows."""
+        return self.document
 
 
 def read_analysis(path: str | PathLike[str]) -> SavedAnalysis:
@@ -150,38 +133,70 @@ def read_analysis(path: str | PathLike[str]) -> SavedAnalysis:
     >>> saved.schedule.name, saved.to_dict() == run.to_dict()
     ('1f1b', True)
     """
-    document = read_document(path)
-    file_format, version = document.get("format"), document.get("tracekit")
-    if file_format != ANALYSIS_FORMAT:
-        problem = f"its format is {file_format!r}, not {ANALYSIS_FORMAT}" if file_format else "holds no analysis"
-        raise InputError(f"{path}: {problem}", hint="write it with analyze -o FILE.json")
-    try:
-        return SavedAnalysis.from_dict(document)
-    except (KeyError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
-        problem = f"lacks {error}" if isinstance(error, KeyError) else "is not as tracekit writes it"
-        raise InputError(
-            f"{path}: this analysis (tracekit {version}) {problem}", hint="analyze the traces again"
-        ) from error
+    return SavedAnalysis.of(read_document(path, AnalysisDocument, hint=ANALYZE_AGAIN))
 
 
-def read_document(path: str | PathLike[str]) -> dict[str, Any]:
-    """Return the object in a JSON file, gzipped or not."""
-    try:
-        raw = Path(path).read_bytes()
-        document = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file", hint="write it with analyze -o FILE.json") from error
-    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
-        raise InputError(f"{path}: is not complete JSON: {error}", hint="write it again") from error
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: holds no analysis", hint="write it with analyze -o FILE.json")
-    return document
+def _saved_schedule(schedule: Schedule) -> SavedSchedule:
+    return SavedSchedule(
+        name=schedule.name,
+        pp=schedule.pp,
+        microbatches=schedule.microbatches,
+        virtual=schedule.virtual,
+        exact=schedule.exact,
+        orders=tuple(map(tuple, schedule.ranks)),
+        measured_ns=schedule.measured.makespan_ns,
+        ideal_ns=schedule.ideal.makespan_ns,
+        gap_ns=schedule.gap_ns,
+        what_if=msgspec.convert(schedule.what_if, tuple[WhatIf, ...], from_attributes=True),
+    )
+
+
+def _rank_result(rank: RankFigures) -> RankResult:
+    """Return the result of one rank; host activity beyond the longest rows has no detail."""
+    rest_ns = Counter(rank.idle_host_ns or {})
+    for activity in rank.idle_host:
+        rest_ns[activity.instead] -= activity.ns
+    rest_rows = ({"instead": kind, "what": None, "ns": ns} for kind, ns in rest_ns.items() if ns)
+    return RankResult(
+        rank=rank.rank,
+        steps=tuple(rank.steps),
+        whole=_measured(rank),
+        per_step=tuple(replace(_measured(step), step=step.step, partial=step.partial) for step in rank.per_step),
+        phases=tuple(to_plain_rows(rank.phases)),
+        idle_causes=rank.idle_causes_ns or {},
+        instead=(*to_plain_rows(rank.idle_host), *rest_rows),
+        inside_launch_ns=rank.inside_launch_ns,
+    )
+
+
+def _measured(figures: Figures) -> Measured:
+    """Return the figures of a rank or a step."""
+    budget, bubble, span_ns = figures.budget_ns, figures.bubble, figures.span_ns
+    label_ns = {**figures.label_ns, **figures.set_ns}
+    # If the whole wait is unknown, its lower bound follows from the fraction: (idle + bound) / span.
+    bound_ns = 0
+    if bubble.wait_ns is None and bubble.fraction is not None:
+        bound_ns = round(bubble.fraction * span_ns) - (budget.idle or 0)
+    return Measured(
+        budget=Budget(span_ns, budget.compute, budget.exposed, budget.idle or 0, budget.not_recorded or 0),
+        label_ns=label_ns,
+        label_count=figures.label_count,
+        hidden_ns={name: round((share or 0) * label_ns.get(name, 0)) for name, share in figures.overlap.items()},
+        hidden_by_ns=figures.hidden_ns,
+        wait_ns=figures.wait_ns,
+        bubble=Bubble(span_ns, budget.idle or 0, bubble.wait_ns, bound_ns),
+        because_ns=figures.exposed_because_ns,
+        blocking_ns=figures.blocking_ns,
+        weak_ns=figures.weak_ns,
+        idle_known=budget.idle is not None,
+        lower_bound=bubble.lower_bound,
+        pipeline=bubble.fraction is not None or budget.idle is None or not span_ns,
+    )
 
 
 # ---- a rank's tables: the zip file and its tables
 
 FILE = "tables.zip"
-TABLES_FORMAT = "tracekit.tables/2"
 _JSON_MEMBER = "tables.json"
 _TABLE_SUFFIX = ".arrows"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, struct.error, zipfile.BadZipFile, pl.exceptions.PolarsError)
@@ -368,10 +383,10 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     True
     """
     encoder = _Encoder()
-    document = {"format": TABLES_FORMAT, "tracekit": __version__, "tables": encoder.encode(tables, "")}
+    document = TablesDocument(FORMAT, __version__, encoder.encode(tables, ""))
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.
     with zipfile.ZipFile(folder / FILE, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), json.dumps(document))
+        archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), encode(document, indent=None))
         for name, frame in encoder.frames.items():
             buffer = io.BytesIO()
             frame.write_ipc_stream(buffer, compression="zstd")
@@ -425,13 +440,11 @@ def read_tables(folder: Path) -> StoredTables | None:
     file = folder / FILE
     try:
         with zipfile.ZipFile(file) as archive:
-            document = json.loads(archive.read(_JSON_MEMBER))
-            if document["format"] != TABLES_FORMAT or document["tracekit"] != __version__:
+            document = decode(archive.read(_JSON_MEMBER), TablesDocument, file, hint="analyze the store again")
+            if document.tracekit != __version__ or document.tables[_KIND] != RankTables.__name__:
                 return None
-            if document["tables"][_KIND] != RankTables.__name__:
-                return None
-            tables: StoredTables = _Decoder(TableFile(file, archive)).decode(document["tables"])
-    except _UNREADABLE:
+            tables: StoredTables = _Decoder(TableFile(file, archive)).decode(document.tables)
+    except (*_UNREADABLE, InputError):
         return None
     return tables
 

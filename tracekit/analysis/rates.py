@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -12,10 +11,6 @@ from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.expert_balance import EXPERT_WORK, ExpertCost, expert_cost, measure_expert_balance
 from tracekit.metrics.rates import PRODUCTS, Rates
 
-MAX_PRODUCTS_IN_JSON = 40
-"""Kinds of matrix products in the JSON, those with the most time."""
-MAX_EXPERT_LAYERS_IN_JSON = 256
-"""Rows of expert layers in the JSON, the most uneven first."""
 _PRODUCT_KEYS = ["label", "module", "op", "shapes", "dtype"]
 
 
@@ -35,26 +30,6 @@ class RunRates(msgspec.Struct, frozen=True, eq=False):
     def by(self, column: str) -> pl.DataFrame:
         """Return the rates of products by ``label``, ``module``, ``shapes``, ``op`` or ``dtype``."""
         return rated(_sum_products(self.products, [column]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        total = self.total
-        return {
-            "flop": total.flop or None,
-            "model_flop": total.model_flop or None,
-            "product_ns": total.product_ns,
-            "uncounted_ns": total.uncounted_ns,
-            "tflop_s": total.tflop_s,
-            "utilisation": total.utilisation,
-            "below_peak_ns": below_peak_ns(self.products),
-            "by_label": self.by("label").to_dicts(),
-            "by_module": self.by("module").to_dicts(),
-            "products": self.products.head(MAX_PRODUCTS_IN_JSON).to_dicts(),
-            "communication": self.communication.to_dicts(),
-            "experts": self.experts.to_dicts(),
-            "expert_layers": self.expert_layers.head(MAX_EXPERT_LAYERS_IN_JSON).to_dicts(),
-            "expert_cost": None if self.expert_cost is None else self.expert_cost.to_dict(),
-        }
 
 
 def run_rates(

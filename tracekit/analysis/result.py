@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import polars as pl
 
-from tracekit._util.text import counted, json_text, ms, percent
-from tracekit._version import __version__
+from tracekit._util.text import counted, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.align.steps import step_times
 from tracekit.analysis.measured import Measured, RankResult
+from tracekit.documents.analysis import AnalysisDocument
+from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.overlap_cost import OverlapCost
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from tracekit.compare import ScheduleComparison
     from tracekit.critical_path.path import CriticalPath
 
-FORMAT = "tracekit.analysis/1"
-MAX_KERNELS_IN_JSON = 200
-"""Kernels in the JSON, those with the most time; the table holds all."""
 MAX_RANKS_IN_NOTEBOOK = 64
 """Ranks in a notebook's table."""
 
@@ -102,8 +99,12 @@ class BaseAnalysis(ABC):
     tables: Mapping[str, pl.DataFrame]
 
     @abstractmethod
+    def to_document(self) -> AnalysisDocument:
+        """Return the JSON document (``format: tracekit.analysis/1``)."""
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""
+        """Return the document as plain data."""
+        return to_plain(self.to_document())
 
     @property
     def ranks(self) -> tuple[RankResult, ...]:
@@ -134,8 +135,8 @@ class BaseAnalysis(ABC):
         raise unknown_rank_error([rank], (result.rank for result in self.rank_results))
 
     def to_json(self, *, indent: int | None = 1) -> str:
-        """Return ``to_dict`` as text."""
-        return json_text(json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False))
+        """Return the document as JSON text."""
+        return encode(self.to_document(), indent=indent)
 
     @overload
     def to_pandas(self) -> dict[str, pd.DataFrame]: ...
@@ -221,63 +222,11 @@ class Analysis(BaseAnalysis):
         """Number of ranks in the run, as far as the files show."""
         return max((source.world_size for source in self.sources if source.world_size is not None), default=None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object (``format: tracekit.analysis/1``) as plain data."""
-        return self._document(list)
+    def to_document(self) -> AnalysisDocument:
+        """Return the JSON document (``format: tracekit.analysis/1``)."""
+        from tracekit.analysis.document import build_document
 
-    def json_pieces(self) -> Iterator[str]:
-        """Yield the text of ``to_json`` in pieces, so that the text of many ranks is never in memory as a whole.
-
-        The long lists of the document are iterators; each becomes a list when the encoder reaches it.
-        """
-        encoder = json.JSONEncoder(indent=1, ensure_ascii=False, allow_nan=False, default=list)
-        return map(json_text, encoder.iterencode(self._document(iter)))
-
-    def _document(self, rows: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
-        """Return the JSON object; *rows* (``list`` or ``iter``) is applied to its longest lists."""
-        readers = sorted({source.reader for source in self.sources})
-        return {
-            "tracekit": __version__,
-            "format": FORMAT,
-            "source": {
-                "paths": list(self.paths) or [source.path for source in self.sources],
-                "reader": "+".join(readers),
-                "ranks": [result.rank for result in self.rank_results],
-                "world_size": self.world_size,
-                "devices": sorted({name for source in self.sources for name in source.devices}),
-                "shapes": list(self.shapes),
-            },
-            "ranks": rows(result.to_dict() for result in self.rank_results),
-            "total": self.total.to_dict(),
-            "schedule": self.schedule.to_dict(rows) if self.schedule is not None else None,
-            **self._lanes_without_schedule(rows),
-            **(self.critical.to_dict() if self.critical is not None else {}),
-            **({"by": self.by.to_dict()} if self.by is not None else {}),
-            "hiding": self.hiding.to_dict() if self.hiding is not None else None,
-            "stragglers": self.tables["stragglers"].to_dicts(),
-            "clocks": {
-                "residual_ns": self.clocks.residual_ns,
-                "worst_ns": self.clocks.worst_ns,
-                "ranks": self.clocks.table.to_dicts(),
-            },
-            "kernels": self._largest_kernels(),
-            "copies": self.tables["copies"].drop("step").to_dicts(),
-            "reload": self.reload.to_dict() if self.reload is not None else None,
-            "rates": self.rates.to_dict() if self.rates is not None else None,
-            "memory": self.memory.to_dict() if self.memory is not None else None,
-            "warnings": [{"code": notice.code, "message": notice.message} for notice in self.notices],
-        }
-
-    def _lanes_without_schedule(self, rows: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
-        """Return the JSON of the lanes if there is no schedule, whose JSON would hold them."""
-        if self.schedule is not None or "lanes" not in self.tables:
-            return {}
-        return {"lanes": rows(self.tables["lanes"].iter_rows(named=True))}
-
-    def _largest_kernels(self) -> list[dict[str, Any]]:
-        """Return the kernels with the most time, per step, averaged over ranks."""
-        largest = self.tables["kernels"].head(MAX_KERNELS_IN_JSON)
-        return largest.with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64)).to_dicts()
+        return build_document(self)
 
     @property
     def plot(self) -> Plots:

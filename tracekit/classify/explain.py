@@ -15,7 +15,8 @@ from tracekit.classify.classify_events import decide
 from tracekit.classify.evidence import Evidence
 from tracekit.classify.fused_kernels import fused_operators
 from tracekit.classify.rule_matching import meets
-from tracekit.classify.rules import COMPARISON, Condition, Rule, RuleBook
+from tracekit.classify.rules import COMPARISON, Rule, RuleBook
+from tracekit.documents.rules_file import Condition
 from tracekit.errors import OptionError
 from tracekit.schema import LABELS
 

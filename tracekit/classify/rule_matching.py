@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify.rules import COMPARISON, Condition, NamedKind, RuleBook
+from tracekit.classify.rules import COMPARISON, NamedKind, RuleBook
+from tracekit.documents.rules_file import Condition
 
 Column = CategoryColumn | Bools | Ints
 Columns = Mapping[str, Column]

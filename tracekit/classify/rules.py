@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from tracekit._util.patterns import LinearPattern
 from tracekit._util.text import did_you_mean
+from tracekit.documents.coding import problem_text
+from tracekit.documents.rules_file import Condition, RulesDocument, RuleTable
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
 
@@ -39,37 +42,24 @@ COLUMNS = (*TEXT_COLUMNS, *NUMBER_COLUMNS, *FLAG_COLUMNS)
 _COLUMN_TYPES = {**dict.fromkeys(TEXT_COLUMNS, "text"), **dict.fromkeys(NUMBER_COLUMNS, "number"),
           **dict.fromkeys(FLAG_COLUMNS, "flag")}  # fmt: skip
 
-Condition = str | bool | int | tuple[str, ...]
-
-
 COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\d+)")
 """Condition on a number such as ``>= 1024``."""
-DEFAULT_CONFIDENCE = 0.9
-_RULE_KEYS = ("name", "label", "when", "unless", "pass", "module", "confidence", "tier")
 _SEE_DOCS = "see docs/rules.md"
 
 
-class Rule(msgspec.Struct, frozen=True):
+class Rule(RuleTable, frozen=True):
     """One rule: the label of events that meet all conditions of ``when`` and none of ``unless``.
 
     >>> Rule("mine", label="forward", when={"name": "my_kernel"}).confidence
     0.9
     """
 
-    name: str
-    label: str
-    when: Mapping[str, Condition] = msgspec.field(default_factory=dict)
-    unless: Mapping[str, Condition] = msgspec.field(default_factory=dict)
-    passes: str | None = None  # "forward" or "backward"; None leaves it to the label and the evidence
-    module: str | None = None
-    confidence: float = DEFAULT_CONFIDENCE
-    tier: str = "name"
     pack: str = "python"
+    """Family of rules to which it belongs."""
 
     def __post_init__(self) -> None:
-        problem = _rule_problem(self)
-        if problem:
-            raise RuleError(f"rule {self.name!r}: {problem}", hint=_SEE_DOCS)
+        if problem := _find_problem(self):
+            raise RuleError(f"rule {self.name!r}: {problem.message}", hint=_SEE_DOCS)
 
 
 class NamedKind(msgspec.Struct, frozen=True):
@@ -134,15 +124,21 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
         raise RuleError(f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML") from None
     except RecursionError:
         raise RuleError(f"{source}: tables are nested too deeply", hint="this is not a rules file") from None
-    file = _RulesFile(text, source, pack, shipped)
-    for key in data:
-        if key not in ("rule", "group", "module"):
-            hint = "a rules file holds [[rule]], [[group]] and [[module]]"
-            raise file.error(key, 0, key, f"unknown table {key!r}", hint)
+    try:
+        document = msgspec.convert(data, RulesDocument)
+    except msgspec.ValidationError as error:
+        place, _, message = problem_text(error).partition(": ")
+        # $.rule[1].when[...]: table, its index and key; a missing or unknown key is named at the end of the message
+        match = re.match(r"\$\.?(\w*)(?:\[(\d+)\])?\.?(\w*)", place)
+        table, index, key = match.groups() if match else ("", None, "")
+        last_word = message.rpartition(" ")[2]
+        line = _find_line(text, table or last_word, int(index or 0), key or last_word)
+        raise RuleError(f"{source}:{line}: {table or 'a rules file'}: {message}", hint=_SEE_DOCS) from None
+    reader = _Reader(text, source, shipped)
     return RuleBook(
-        tuple(_parse_rule(table) for table in _tables(file, data, "rule")),
-        tuple(_parse_kind(table, "kind") for table in _tables(file, data, "group")),
-        tuple(_parse_kind(table, "name") for table in _tables(file, data, "module")),
+        tuple(reader.rule(table, index, pack) for index, table in enumerate(document.rule)),
+        tuple(reader.kind("group", index, table.kind, table.when) for index, table in enumerate(document.group)),
+        tuple(reader.kind("module", index, table.name, table.when) for index, table in enumerate(document.module)),
     )
 
 
@@ -171,19 +167,34 @@ def builtin_rules() -> RuleBook:
     return RuleBook(tuple(rules), groups, tuple(kind for book in books for kind in book.modules))
 
 
-def _rule_problem(rule: Rule) -> str | None:
+class _Problem(NamedTuple):
+    """A mistake in a rule: the key it is in, or the inner table and the key in it."""
+
+    message: str
+    key: str
+    hint: str = _SEE_DOCS
+    inside: str = ""
+
+
+def _find_problem(rule: RuleTable) -> _Problem | None:
     """Return the first mistake in a rule; None if there is none."""
-    if rule.label not in LABELS:
-        return f"unknown label {rule.label!r}"
-    if rule.passes is not None and rule.passes not in PASSES:
-        return f"unknown pass {rule.passes!r}"
-    if rule.tier not in TIERS:
-        return f"unknown tier {rule.tier!r}"
+    words = (("label", rule.label, LABELS), ("pass", rule.passes, PASSES), ("tier", rule.tier, TIERS))
+    for key, word, choices in words:
+        if word is not None and word not in choices:
+            hint = did_you_mean(word, choices, otherwise=f"one of {', '.join(choices)}")
+            return _Problem(f"unknown {key} {word!r}", key, hint)
     if not 0 <= rule.confidence <= 1:
-        return f"confidence {rule.confidence} is not between 0 and 1"
-    conditions = (*rule.when.items(), *rule.unless.items())
-    problems = (_condition_problem(column, condition) for column, condition in conditions)
-    return next((problem for problem in problems if problem), None)
+        return _Problem("confidence is a number from 0 to 1", "confidence", "leave it out for 0.9")
+    return _find_condition_problem("when", rule.when) or _find_condition_problem("unless", rule.unless)
+
+
+def _find_condition_problem(key: str, conditions: Mapping[str, Condition]) -> _Problem | None:
+    """Return the first mistake in the conditions of the inner table *key*."""
+    for column, condition in conditions.items():
+        if problem := _condition_problem(column, condition):
+            hint = _SEE_DOCS if column in COLUMNS else did_you_mean(column, COLUMNS, otherwise=_SEE_DOCS)
+            return _Problem(problem, column, hint, inside=key)
+    return None
 
 
 def _condition_problem(column: str, condition: object) -> str | None:
@@ -218,116 +229,51 @@ def _is_number_condition(condition: object) -> bool:
     return isinstance(condition, int) and not isinstance(condition, bool)
 
 
-def _choices_hint(word: str, choices: Sequence[str]) -> str:
-    """Return the hint for a word that is none of the *choices*: the nearest one, or all of them."""
-    return did_you_mean(word, choices, otherwise=f"one of {', '.join(choices)}")
-
-
-class _RulesFile(msgspec.Struct, frozen=True):
-    """A rules file. It finds the line of a mistake, which the TOML reader does not keep."""
+class _Reader(msgspec.Struct, frozen=True):
+    """Turns the tables of a rules file into rules; an error names the line, which the TOML reader does not keep."""
 
     text: str
     source: str
-    pack: str
     shipped: bool
 
-    def error(self, table: str, index: int, key: str, message: str, hint: str, *, inside: str = "") -> RuleError:
-        """Return the error about a key of the table with this name and index, or of its inner table *inside*."""
-        return RuleError(f"{self.source}:{self._find_line(table, index, key, inside)}: {message}", hint=hint)
+    def rule(self, table: RuleTable, index: int, pack: str) -> Rule:
+        """Return the rule in a table."""
+        table = replace(table, when=self._conditions(table.when), unless=self._conditions(table.unless))
+        needs_when = _Problem("rule needs a when table with at least one condition", "when")
+        self._check("rule", index, _find_problem(table) if table.when else needs_when)
+        return Rule(**asdict(table), pack=pack)
 
-    def _find_line(self, table: str, index: int, key: str, inside: str) -> int:
-        """Return the line of a table's own *key*, or of *key* in its inner table *inside*; else of the table's head."""
-        lines = self.text.splitlines()
-        heads = [i for i, line in enumerate(lines) if re.match(rf"\s*\[\[?\s*{re.escape(table)}\s*\]\]?", line)]
-        start = heads[index] if index < len(heads) else 0
-        stop = next((i for i in range(start + 1, len(lines)) if re.match(r"\s*\[\[", lines[i])), len(lines))
-        outer_key = re.escape(inside or key)
-        outer = rf"^\s*[\"']?{outer_key}[\"']?\s*[=.]|^\s*\[{re.escape(table)}\.{outer_key}\]"
-        first = next((i for i in range(start, stop) if re.search(outer, lines[i])), start)
-        if not inside:
-            return first + 1
-        inner = re.compile(rf"(^|[\s{{,.])[\"']?{re.escape(key)}[\"']?\s*=")
-        return next((i + 1 for i in range(first, stop) if inner.search(lines[i])), first + 1)
+    def kind(self, table: str, index: int, value: str, when: Mapping[str, Condition]) -> NamedKind:
+        """Return the kind of a group, or the module, in a table."""
+        conditions = self._conditions(when)
+        self._check(table, index, _find_condition_problem("when", conditions))
+        return NamedKind(value, conditions)
 
+    def _conditions(self, conditions: Mapping[str, Condition]) -> dict[str, Condition]:
+        """Return the conditions with the patterns of users on an engine whose time is linear."""
+        return {
+            column: LinearPattern(condition)
+            if isinstance(condition, str) and _COLUMN_TYPES.get(column) == "text" and not self.shipped
+            else condition
+            for column, condition in conditions.items()
+        }
 
-class _Table(msgspec.Struct, frozen=True):
-    """One [[rule]], [[group]] or [[module]] of a rules file."""
-
-    file: _RulesFile
-    name: str  # "rule", "group" or "module"
-    index: int
-    values: Mapping[str, Any]
-
-    def error(self, key: str, message: str, hint: str, *, inside: str = "") -> RuleError:
-        """Return the error about one key of this table."""
-        return self.file.error(self.name, self.index, key, message, hint, inside=inside)
-
-
-def _tables(file: _RulesFile, data: Mapping[str, Any], name: str) -> list[_Table]:
-    """Return the tables of one name."""
-    tables = data.get(name, [])
-    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-        raise file.error(name, 0, name, f"{name} must be written [[{name}]]", "two brackets: a list of tables")
-    return [_Table(file, name, index, values) for index, values in enumerate(tables)]
-
-
-def _parse_rule(table: _Table) -> Rule:
-    """Return the rule in a table."""
-    values = table.values
-    for key in values:
-        if key not in _RULE_KEYS:
-            raise table.error(key, f"unknown key {key!r}", _choices_hint(key, _RULE_KEYS))
-    for key in ("name", "label"):
-        if not isinstance(values.get(key), str):
-            raise table.error(key, f"rule needs a {key} (text)", _SEE_DOCS)
-    label = values["label"]
-    if label not in LABELS:
-        raise table.error("label", f"unknown label {label!r}", _choices_hint(label, LABELS))
-    when, unless = (_parse_conditions(table, key) for key in ("when", "unless"))
-    if not when:
-        raise table.error("when", "rule needs a when table with at least one condition", _SEE_DOCS)
-    for key, choices in (("pass", PASSES), ("tier", TIERS)):
-        if key in values and values[key] not in choices:
-            raise table.error(key, f"unknown {key} {values[key]!r}", f"one of {', '.join(choices)}")
-    confidence = values.get("confidence", DEFAULT_CONFIDENCE)
-    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
-        raise table.error("confidence", "confidence is a number from 0 to 1", "leave it out for 0.9")
-    return Rule(
-        name=values["name"],
-        label=label,
-        when=when,
-        unless=unless,
-        passes=values.get("pass"),
-        module=values.get("module"),
-        confidence=float(confidence),
-        tier=values.get("tier", "name"),
-        pack=table.file.pack,
-    )
-
-
-def _parse_kind(table: _Table, value_key: str) -> NamedKind:
-    """Return the kind of a group, or the module, in a table; *value_key* is the key of its name."""
-    for key in table.values:
-        if key not in (value_key, "when"):
-            raise table.error(key, f"unknown key {key!r}", f"a {table.name} has {value_key} and when")
-    if not isinstance(table.values.get(value_key), str):
-        raise table.error(value_key, f"{table.name} needs a {value_key} (text)", _SEE_DOCS)
-    return NamedKind(table.values[value_key], _parse_conditions(table, "when"))
-
-
-def _parse_conditions(table: _Table, key: str) -> dict[str, Condition]:
-    """Return the conditions in the inner table *key*: column and what it must be."""
-    values = table.values.get(key, {})
-    if not isinstance(values, Mapping):
-        raise table.error(key, f"{key} is a table of conditions", 'write when = { name = "regex" }')
-    conditions: dict[str, Condition] = {}
-    for column, value in values.items():
-        condition = tuple(value) if isinstance(value, list) else value
-        if isinstance(condition, str) and _COLUMN_TYPES.get(column) == "text" and not table.file.shipped:
-            condition = LinearPattern(condition)
-        problem = _condition_problem(column, condition)
+    def _check(self, table: str, index: int, problem: _Problem | None) -> None:
         if problem:
-            hint = _SEE_DOCS if column in COLUMNS else _choices_hint(column, COLUMNS)
-            raise table.error(column, problem, hint, inside=key)
-        conditions[column] = condition
-    return conditions
+            line = _find_line(self.text, table, index, problem.key, problem.inside)
+            raise RuleError(f"{self.source}:{line}: {problem.message}", hint=problem.hint)
+
+
+def _find_line(text: str, table: str, index: int, key: str, inside: str = "") -> int:
+    """Return the line of a table's own *key*, or of *key* in its inner table *inside*; else of the table's head."""
+    lines = text.splitlines()
+    heads = [i for i, line in enumerate(lines) if re.match(rf"\s*\[\[?\s*{re.escape(table)}\s*\]\]?", line)]
+    start = heads[index] if index < len(heads) else 0
+    stop = next((i for i in range(start + 1, len(lines)) if re.match(r"\s*\[\[", lines[i])), len(lines))
+    outer_key = re.escape(inside or key)
+    outer = rf"^\s*[\"']?{outer_key}[\"']?\s*[=.]|^\s*\[{re.escape(table)}\.{outer_key}\]"
+    first = next((i for i in range(start, stop) if re.search(outer, lines[i])), start)
+    if not inside:
+        return first + 1
+    inner = re.compile(rf"(^|[\s{{,.])[\"']?{re.escape(key)}[\"']?\s*=")
+    return next((i + 1 for i in range(first, stop) if inner.search(lines[i])), first + 1)

@@ -115,7 +115,7 @@ def run(
     if json:
         from tracekit.report.write import render_json
 
-        sys.stdout.writelines(render_json(analysis))
+        sys.stdout.write(render_json(analysis))
     else:
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen

@@ -168,17 +168,20 @@ def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: boo
 def _error_result(error: TracekitError) -> dict[str, Any]:
     """Return the result of a gate whose input cannot be used."""
     from tracekit._version import __version__
+    from tracekit.documents.coding import to_plain
+    from tracekit.documents.gate_result import FORMAT, GateDocument
 
-    return {
-        "tracekit": __version__,
-        "format": "tracekit.gate/1",
-        "verdict": "error",
-        "exit_code": error.exit_code,
-        "error": str(error),
-        "obstacles": [],
-        "checks": [],
-        "waivers": [],
-    }
+    document = GateDocument(
+        tracekit=__version__,
+        format=FORMAT,
+        verdict="error",
+        exit_code=error.exit_code,
+        error=str(error),
+        obstacles=[],
+        checks=[],
+        waivers=[],
+    )
+    return to_plain(document)
 
 
 def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrate: bool) -> None:

@@ -71,9 +71,9 @@ def run(
         write_schedule(simulated, path, lanes=lanes, block_times=blocks)
         print_line(f"Wrote {path}", err=True)
     if as_json:
-        import json
+        from tracekit.documents.coding import encode
 
-        typer.echo(json.dumps(simulated.to_dict()))
+        typer.echo(encode(simulated.to_document(), indent=None))
     elif not output:
         _print_schedule(simulated)
 
@@ -138,9 +138,12 @@ def _print_list(as_json: bool) -> None:
 
     entries = [describe(name) for name in names()]
     if as_json:
-        import json
+        import msgspec
 
-        typer.echo(json.dumps([entry.to_dict() for entry in entries]))
+        from tracekit.documents.coding import encode
+        from tracekit.documents.schedule import ScheduleEntry
+
+        typer.echo(encode(msgspec.convert(entries, list[ScheduleEntry], from_attributes=True), indent=None))
         return
     from tracekit.report.schedule.text import list_text
     from tracekit.report.terminal.screen import Screen

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import polars as pl
-from msgspec.structs import asdict
 
 from tracekit._util.arrays import Ints
 from tracekit._util.html import html_table
@@ -71,18 +70,6 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
         """Return the ops of each rank of the pipeline in the notation; none for a rank without a trace."""
         orders = self.pipeline.orders()
         return [[str(op) for op in orders.get(position, [])] for position in range(len(self.pipeline.ranks))]
-
-    def summary(self) -> dict[str, Any]:
-        """Return the main figures as plain data."""
-        return {
-            "ranks": list(self.pipeline.ranks),
-            "step": self.pipeline.step,
-            "name": self.match.schedule.name,
-            "exact": self.match.exact,
-            "measured_ns": self.measured_ns,
-            "ideal_ns": self.ideal_ns,
-            "gap_ns": None if self.gap_ns is None else dict(self.gap_ns),
-        }
 
     def measure_imbalance(self) -> dict[str, Any]:
         """Return measures of how unequal stages and cells were.
@@ -200,37 +187,3 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
             ("measured", f"{head.measured_ns / 1e6:,.1f} ms"),
         ]
         return html_table(repr(self)[1:-1], ("from the ideal to the run", "time"), rows)
-
-    def to_dict(self, rows: Callable[[Iterable[Any]], Any] = list) -> dict[str, Any]:
-        """Return the ``schedule`` object of an analysis as plain data; *rows* makes lists of its longest parts."""
-        head, match = self.head, self.head.match
-        confidence: Any = head.cells["confidence"].min()
-        return {
-            "name": self.name,
-            "pp": self.pp,
-            "microbatches": self.microbatches,
-            "virtual": self.virtual,
-            "ranks": head.orders(),
-            "measured": {"makespan_ns": head.measured_ns, "outside_cells": head.measured_bubble},
-            "ideal": {"makespan_ns": head.ideal_ns, "outside_cells": head.ideal_bubble},
-            "gap_ns": None if head.gap_ns is None else dict(head.gap_ns),
-            "exact": match.exact,
-            "distance": match.distance,
-            "differences": [asdict(difference) for difference in match.differences],
-            "fb_run_apart": match.blocks_run_apart,
-            "step": head.pipeline.step,
-            "pipeline_ranks": list(head.pipeline.ranks),
-            "stages_from": head.pipeline.stages_from,
-            "confidence": None if confidence is None else round(float(confidence), 3),
-            "by_rank": [msgspec.to_builtins(bubble) for bubble in head.bubbles],
-            "factors": {name: _with_text_keys(value) for name, value in self.factors.items()},
-            "lanes": rows(self.lanes.iter_rows(named=True)),
-            "positions": {str(rank): dict(positions) for rank, positions in self.positions.items()},
-            "what_if": [row.to_dict() for row in self.what_if],
-            "pipelines": [comparison.summary() for comparison in self.all],
-        }
-
-
-def _with_text_keys(value: Any) -> Any:
-    """Return a mapping with its keys as text, as in JSON, so that saved data are equal; other values unchanged."""
-    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value

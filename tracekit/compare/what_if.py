@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import polars as pl
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from tracekit._util.text import percent
 from tracekit.compare.gap import StepReplays
@@ -68,11 +68,6 @@ class WhatIf(msgspec.Struct, frozen=True):
     def slower(self) -> bool:
         """Whether it would take longer than the run did."""
         return self.saves_ns is not None and self.saves_ns < 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        fields = asdict(self) | {"slower": self.slower}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
 def too_large_to_search(pp: int, microbatches: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -126,15 +126,6 @@ class CriticalPath:
             rows = self.pieces.group_by(key.alias("key")).agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
             totals[f"by_{column}"] = dict(rows.sort("ns", "key", descending=[True, False]).iter_rows())
         return totals
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        columns = ("step", "rank", "kind", "what", "label", "cause", "stage", "peer", "start_ns", "end_ns")
-        steps = self.segments.group_by("step").agg(ns=pl.col("end_ns").max() - pl.col("start_ns").min())
-        return {
-            "critical_path": self.segments.select(columns).to_dicts(),
-            "critical_path_ns": {"total": int(steps["ns"].sum()), **self.totals(), "slack": self.slack.to_dicts()},
-        }
 
 
 def _main_causes(part: PathTables, waited: pl.DataFrame) -> pl.DataFrame:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import polars as pl
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
 
 from tracekit._util.html import html_table
-from tracekit._util.text import counted, json_text
+from tracekit._util.text import counted
 from tracekit._version import __version__
 from tracekit.diffs import stats
 from tracekit.diffs.comparability import check_formats, find_obstacles
@@ -22,17 +24,33 @@ from tracekit.diffs.load_runs import Comparable, Side, side_of
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.run_samples import Run
 from tracekit.diffs.verdict import judge
+from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.diff import (
+    FORMAT,
+    CellChange,
+    ComparedRun,
+    CountedChange,
+    DiffDocument,
+    KernelChange,
+    LabelChange,
+    LargestChanges,
+    MetricChange,
+    ModuleChange,
+    RankChange,
+    TimeChange,
+    TimelineCell,
+    Timelines,
+)
+from tracekit.documents.diff import Side as SideSummary
+from tracekit.documents.gate_result import CheckResult
 from tracekit.schema import LABELS
 
-FORMAT = "tracekit.diff/1"
 _VERDICT_ORDER = ("regressed", "improved", "inconclusive", "pass")
 Row = dict[str, Any]
 Key = tuple[Any, ...]
-_TABLE_KEYS: dict[str, tuple[str, ...]] = {
-    "kernels": ("name", "label"),
-    "modules": ("module", "label"),
-    "cells": ("rank", "op", "stage", "microbatch", "b_stage", "b_microbatch"),
-}
+Change = TypeVar("Change", bound=TimeChange)
+_ROW_TYPES: dict[str, type[CountedChange]] = {"kernels": KernelChange, "modules": ModuleChange, "cells": CellChange}
+"""Rows of the tables whose times are compared."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,43 +65,44 @@ class Diff:
 
     before: Side
     after: Side
-    changes: Mapping[str, Any]
-    """All changes as plain data, the result of ``to_dict``."""
+    document: DiffDocument
+    """All changes; ``to_dict`` returns them as plain data."""
 
     @property
     def story(self) -> tuple[str, ...]:
         """Sentences that explain the change, the largest change first."""
-        return tuple(self.changes["story"])
+        return tuple(self.document.story)
 
     @property
     def obstacles(self) -> tuple[str, ...]:
         """Reasons why the sides should not be compared; empty if they can be."""
-        return tuple(self.changes["obstacles"])
+        return tuple(self.document.obstacles)
 
     @cached_property
     def tables(self) -> dict[str, pl.DataFrame]:
         """Changes by metric, label, rank, kernel, module and cell, the largest first."""
-        names = ("metrics", "labels", "ranks", *_TABLE_KEYS)
-        return {name: pl.DataFrame(self.changes[name], infer_schema_length=None) for name in names}
+        plain = self.to_dict()
+        names = ("metrics", "labels", "ranks", *_ROW_TYPES)
+        return {name: pl.DataFrame(plain[name], infer_schema_length=None) for name in names}
 
     def to_dict(self) -> Row:
         """Return the JSON object (``format: tracekit.diff/1``) as plain data."""
-        return dict(self.changes)
+        return to_plain(self.document)
 
     def to_json(self, *, indent: int | None = 1) -> str:
-        """Return ``to_dict`` as text."""
-        return json_text(json.dumps(self.changes, indent=indent, ensure_ascii=False, allow_nan=False))
+        """Return the changes as JSON text."""
+        return encode(self.document, indent=indent)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the changes to *path* in the format of its extension: .json, .md or .html."""
         from tracekit.report.ci.write import write_diff
 
-        write_diff(self.changes, path)
+        write_diff(self.to_dict(), path)
 
     def _repr_html_(self) -> str:
         rows = [
-            (row["metric"], *(_format_level(row[key]) for key in ("before", "after", "change")), row["verdict"])
-            for row in self.changes["metrics"]
+            (row.metric, *map(_format_level, (row.before, row.after, row.change)), row.verdict)
+            for row in self.document.metrics
         ]
         notes = [*(f"not comparable: {reason}" for reason in self.obstacles), *self.story]
         return html_table(f"Diff: {self._title}", ("metric", "before", "after", "change", "verdict"), rows, notes=notes)
@@ -101,16 +120,16 @@ class Diff:
         """Step time with its verdict, and how many metrics have each verdict."""
         if self.obstacles:
             return f"not comparable: {self.obstacles[0]}"
-        metrics = self.changes["metrics"]
-        counts = Counter(row["verdict"] for row in metrics)
+        metrics = self.document.metrics
+        counts: Counter[str] = Counter(row.verdict for row in metrics)
         parts = [f"{counts[verdict]} {verdict}" for verdict in _VERDICT_ORDER if verdict != "pass" and counts[verdict]]
         summary = ", ".join(parts) + f" of {counted(len(metrics), 'metric')}" if parts else "no change beyond noise"
-        step = next((row for row in metrics if row["metric"] == "step_ms" and row["change"] is not None), None)
+        step = next((row for row in metrics if row.metric == "step_ms" and row.change is not None), None)
         if step is None:
             return summary
-        relative = "" if step["change_relative"] is None else f" ({100 * step['change_relative']:+.1f} %)"
-        levels = f"{_format_level(step['before'])} → {_format_level(step['after'])} ms{relative}"
-        return f"step {levels}, {step['verdict']}; {summary}"
+        relative = "" if step.change_relative is None else f" ({100 * step.change_relative:+.1f} %)"
+        levels = f"{_format_level(step.before)} → {_format_level(step.after)} ms{relative}"
+        return f"step {levels}, {step.verdict}; {summary}"
 
 
 def _format_level(value: float | None) -> str:
@@ -130,37 +149,39 @@ def diff(before: Comparable, after: Comparable) -> Diff:
     """
     old, new = side_of(before, what="first run"), side_of(after, what="second run")
     check_formats(new.runs, old.runs)
-    waterfall = build_waterfall(old.runs, new.runs)
-    changes = {
-        "tracekit": __version__,
-        "format": FORMAT,
-        "before": side_summary(old),
-        "after": side_summary(new),
-        "obstacles": find_obstacles(new.runs, old.runs),
-        "story": explain_change(old.runs, new.runs),
-        "waterfall": None if waterfall is None else waterfall.to_dict(),
-        "timelines": _timelines(old.runs, new.runs),
-        "metrics": _metric_rows(old, new),
-        "labels": _label_rows(old.runs, new.runs),
-        "ranks": _rank_rows(old.runs, new.runs),
-        **largest_changes(old.runs, new.runs, max_rows=100),
-    }
-    return Diff(old, new, changes)
+    document = DiffDocument(
+        tracekit=__version__,
+        format=FORMAT,
+        before=side_summary(old),
+        after=side_summary(new),
+        obstacles=find_obstacles(new.runs, old.runs),
+        story=explain_change(old.runs, new.runs),
+        waterfall=build_waterfall(old.runs, new.runs),
+        timelines=_timelines(old.runs, new.runs),
+        metrics=_metric_rows(old, new),
+        labels=_label_rows(old.runs, new.runs),
+        ranks=_rank_rows(old.runs, new.runs),
+        **asdict(largest_changes(old.runs, new.runs, max_rows=100)),
+    )
+    return Diff(old, new, document)
 
 
-def _timelines(before: Sequence[Run], after: Sequence[Run]) -> Row | None:
+def _timelines(before: Sequence[Run], after: Sequence[Run]) -> Timelines | None:
     """Return the pipeline cells of one step of both sides, to be drawn on one axis; None if a side has none."""
     old, new = (
-        next((run.tables["timeline"] for run in side if run.tables.get("timeline")), None) for side in (before, after)
+        next((run.tables["timeline"] for run in side if "timeline" in run.tables), ()) for side in (before, after)
     )
-    return None if old is None or new is None else {"before": old, "after": new}
+    if not old or not new:
+        return None
+    return Timelines([TimelineCell(**cell) for cell in old], [TimelineCell(**cell) for cell in new])
 
 
-def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10) -> Row:
+def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10) -> LargestChanges:
     """Return the kernels, modules and cells whose time changed most, and notes on what could not be compared."""
-    changes: Row = {}
+    changes: dict[str, Any] = {}
     notes = []
-    for table, keys in _TABLE_KEYS.items():
+    for table, row_type in _ROW_TYPES.items():
+        keys = _key_fields(row_type)
         old, new = _mean_times(before, table, keys), _mean_times(after, table, keys)
         if not old or not new:
             missing = "on both sides" if not old and not new else "before" if not old else "after"
@@ -174,8 +195,13 @@ def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: in
             left_out = len(old.keys() | new.keys()) - len(common)
             notes += [f"{left_out} cells are on one side only and are left out"] if left_out else []
             old, new = ({key: side[key] for key in side if key in common} for side in (old, new))
-        changes[table] = _change_rows(old, new, keys)[:max_rows]
-    return {**changes, "notes": notes}
+        changes[table] = _change_rows(old, new, row_type)[:max_rows]
+    return LargestChanges(**changes, notes=notes)
+
+
+def _key_fields(row_type: type[CountedChange]) -> tuple[str, ...]:
+    """Return the fields by which rows of this type are told apart: all but the times and counts."""
+    return tuple(name for name in row_type.__struct_fields__ if name not in CountedChange.__struct_fields__)
 
 
 def _mean_times(runs: Sequence[Run], table: str, keys: tuple[str, ...]) -> dict[Key, tuple[float, float]]:
@@ -191,19 +217,20 @@ def _mean_times(runs: Sequence[Run], table: str, keys: tuple[str, ...]) -> dict[
 
 
 def _change_rows(
-    old: Mapping[Key, tuple[float, float]], new: Mapping[Key, tuple[float, float]], keys: tuple[str, ...]
-) -> list[Row]:
+    old: Mapping[Key, tuple[float, float]], new: Mapping[Key, tuple[float, float]], row_type: type[CountedChange]
+) -> list[CountedChange]:
     """Return one row per key whose time changed, the largest change first."""
     rows = []
     for key in {**old, **new}:
         (old_ms, old_count), (new_ms, new_count) = old.get(key, (0.0, 0.0)), new.get(key, (0.0, 0.0))
-        named = {name: value for name, value in zip(keys, key, strict=True) if value is not None}
+        named = {name: value for name, value in zip(_key_fields(row_type), key, strict=True) if value is not None}
         counts = {"count_before": round(old_count, 3), "count_after": round(new_count, 3)}
-        rows.append({**named, **_change(old_ms, new_ms), **counts})
-    return _sort_by_change([row for row in rows if row["change_ms"]])
+        rows.append(row_type(**named, **_change(old_ms, new_ms), **counts))
+    return _sort_by_change([row for row in rows if row.change_ms])
 
 
-def _change(old_ms: float, new_ms: float) -> Row:
+def _change(old_ms: float, new_ms: float) -> dict[str, Any]:
+    """Return the fields of ``TimeChange``."""
     return {
         "before_ms": round(old_ms, 6),
         "after_ms": round(new_ms, 6),
@@ -212,44 +239,44 @@ def _change(old_ms: float, new_ms: float) -> Row:
     }
 
 
-def _sort_by_change(rows: list[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: -abs(row["change_ms"]))
+def _sort_by_change(rows: list[Change]) -> list[Change]:
+    return sorted(rows, key=lambda row: -abs(row.change_ms))
 
 
-def _metric_rows(before: Side, after: Side) -> list[Row]:
+def _metric_rows(before: Side, after: Side) -> list[MetricChange]:
     """Return every default metric with the gate's verdict; regressions first, then by change over noise floor."""
 
-    def order(row: Row) -> tuple[int, float]:
-        floors = abs(row["change"] or 0.0) / row["floor"] if row["floor"] else 0.0
-        return _VERDICT_ORDER.index(row["verdict"]), -floors
+    def order(check: CheckResult) -> tuple[int, float]:
+        floors = abs(check.change or 0.0) / check.floor if check.floor else 0.0
+        return _VERDICT_ORDER.index(check.verdict), -floors
 
-    rows = sorted((check.to_dict() for check in judge(after.runs, before.runs, noise=before.noise)), key=order)
-    keys = ("metric", "unit", "better", "verdict", "reason", "before", "after", "change", "change_relative", "interval")
-    return [{key: row[key] for key in keys} for row in rows]
+    checks = sorted((check.to_document() for check in judge(after.runs, before.runs, noise=before.noise)), key=order)
+    return msgspec.convert(checks, list[MetricChange], from_attributes=True)
 
 
-def _label_rows(before: Sequence[Run], after: Sequence[Run]) -> list[Row]:
+def _label_rows(before: Sequence[Run], after: Sequence[Run]) -> list[LabelChange]:
     """Return time, exposed time and overlap of every label that ran on either side."""
 
-    def value(runs: Sequence[Run], name: str) -> float | None:
+    def level(runs: Sequence[Run], name: str) -> float | None:
         values = [run.samples[name] for run in runs if run.samples.get(name)]
         return stats.centre(values) if values else None
 
     rows = []
     for label in LABELS:
-        old_ms, new_ms = (value(side, f"label_ms.{label}") for side in (before, after))
+        old_ms, new_ms = (level(side, f"label_ms.{label}") for side in (before, after))
         if not old_ms and not new_ms:
             continue
-        row: Row = {"label": label, **_change(old_ms or 0.0, new_ms or 0.0)}
-        for family in ("exposed_ms", "overlap"):
-            for when, side in (("before", before), ("after", after)):
-                level = value(side, f"{family}.{label}")
-                row[f"{family}_{when}"] = None if level is None else round(level, 6)
-        rows.append(row)
+        levels = {
+            f"{family}_{when}": level(side, f"{family}.{label}")
+            for family in ("exposed_ms", "overlap")
+            for when, side in (("before", before), ("after", after))
+        }
+        rounded: dict[str, Any] = {name: None if value is None else round(value, 6) for name, value in levels.items()}
+        rows.append(LabelChange(label, **_change(old_ms or 0.0, new_ms or 0.0), **rounded))
     return _sort_by_change(rows)
 
 
-def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[Row]:
+def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[RankChange]:
     """Return the step time of each rank, and the part of its budget that changed most."""
     old_ranks, new_ranks = _budget_by_rank(before), _budget_by_rank(after)
     rows = []
@@ -258,7 +285,7 @@ def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[Row]:
         parts = {part: new.get(part, 0.0) - old.get(part, 0.0) for part in {**old, **new} if part != "step_ms"}
         largest = max(parts, key=lambda part: abs(parts[part]), default=None)
         largest_ms = round(parts[largest], 6) if largest else None
-        rows.append({"rank": rank, **_change(old["step_ms"], new["step_ms"]), "most": largest, "most_ms": largest_ms})
+        rows.append(RankChange(rank, **_change(old["step_ms"], new["step_ms"]), most=largest, most_ms=largest_ms))
     return _sort_by_change(rows)
 
 
@@ -266,19 +293,18 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     """Return step time and budget parts by rank and metric name, in milliseconds."""
     samples: dict[int, dict[str, list[tuple[float, ...]]]] = {}
     for run in runs:
-        for entry in run.document["ranks"] if run.document else ():
-            rank = int(entry["rank"])
-            exposed = (f"exposed_ms.{label}" for label in entry["budget_ns"]["exposed"])
+        for rank in run.ranks:
+            exposed = (f"exposed_ms.{label}" for label in rank.budget_ns.exposed)
             for name in ("step_ms", "compute_ms", "idle_ms", *exposed):
-                values = run.values(resolve(f"{name}@{rank}", known=[name]))
+                values = run.values(resolve(f"{name}@{rank.rank}", known=[name]))
                 if values:
-                    samples.setdefault(rank, {}).setdefault(name, []).append(values)
-    return {rank: {name: stats.centre(values) for name, values in by_name.items()} for rank, by_name in samples.items()}
-
-
-def side_summary(side: Side) -> Row:
-    """Return the runs and facts of a side as plain data."""
+                    samples.setdefault(rank.rank, {}).setdefault(name, []).append(values)
     return {
-        "runs": [{"name": run.name, "steps": run.steps} for run in side.runs],
-        "facts": dict(side.runs[0].facts) if side.runs else {},
+        number: {name: stats.centre(values) for name, values in by_name.items()} for number, by_name in samples.items()
     }
+
+
+def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> SideSummary:
+    """Return the runs and facts of a side."""
+    runs = [ComparedRun(run.name, run.steps) for run in side.runs]
+    return SideSummary(runs=runs, facts=side.runs[0].facts if side.runs else {}, calibrated=calibrated)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import msgspec
 
 from tracekit._util.text import join_with_and, signed
 from tracekit.diffs.run_samples import Run
+from tracekit.documents.analysis import Figures
+from tracekit.documents.diff import PartChange, Waterfall
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 MIN_STEP_SHARE_TO_EXPLAIN = 0.03
@@ -29,21 +28,6 @@ Parts = Mapping[str, float]
 """Milliseconds per step by part: ``step``, ``compute``, ``exposed pp_comm``, ``idle``, …, and ``label forward``, …"""
 
 
-class Waterfall(msgspec.Struct, frozen=True):
-    """Step time of one rank before and after, and the changes of its parts, which sum to the difference."""
-
-    rank: int
-    before_ms: float
-    after_ms: float
-    changes_ms: Mapping[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        changes = [{"part": part, "change_ms": round(ms, 6)} for part, ms in self.changes_ms.items()]
-        times = {"before_ms": round(self.before_ms, 6), "after_ms": round(self.after_ms, 6)}
-        return {"rank": self.rank, **times, "changes": changes}
-
-
 def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | None:
     """Return the waterfall of the rank that is slowest after the change; None if the sides have no rank in common."""
     old, new = _parts_by_rank(before), _parts_by_rank(after)
@@ -52,21 +36,20 @@ def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | 
         return None
     rank = max(common, key=lambda candidate: new[candidate]["step"])
     changes = {part: ms for part, ms in _changes(old[rank], new[rank]).items() if ms and _is_budget_part(part)}
-    largest_first = dict(sorted(changes.items(), key=lambda item: -abs(item[1])))
-    return Waterfall(rank, old[rank]["step"], new[rank]["step"], largest_first)
+    largest_first = sorted(changes.items(), key=lambda item: -abs(item[1]))
+    rows = [PartChange(part, round(ms, 6)) for part, ms in largest_first]
+    return Waterfall(rank, round(old[rank]["step"], 6), round(new[rank]["step"], 6), rows)
 
 
 def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     """Return at most three sentences about the change; empty if nothing changed by enough of the step.
 
-    >>> def rank(number, compute, wait):
-    ...     return {"rank": number, "steps": [1], "span_ns": 10**6 * (compute + wait), "label_ns": {"forward":
-    ...         10**6 * compute}, "budget_ns": {"compute": 10**6 * compute, "exposed": {"pp_comm": 10**6 * wait},
-    ...         "idle": 0}}
-    >>> runs = [Run(name, {}, {}, {}, {"ranks": ranks}) for name, ranks in
-    ...     (("a", [rank(0, 10, 0), rank(1, 10, 0)]), ("b", [rank(0, 10, 9), rank(1, 19, 0)]))]
+    >>> from tracekit import analyze
+    >>> from tracekit.diffs.run_samples import from_analysis
+    >>> runs = [from_analysis(analyze(f"sample_traces/steps/{name}").to_document(), name=name)
+    ...     for name in ("a", "straggler")]
     >>> explain_change(runs[:1], runs[1:])
-    ["rank 1's forward grew by 9.0 ms", 'rank 0 waits for it in pp_comm (+9.0 ms)']
+    ["rank 1's mlp forward grew by 11.1 ms", 'rank 0 waits for it in pp_comm (+11.0 ms)']
     """
     old, new = _parts_by_rank(before), _parts_by_rank(after)
     changes = {rank: _changes(old[rank], new[rank]) for rank in sorted(set(old) & set(new))}
@@ -171,31 +154,29 @@ def _parts_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     """Return the parts of each rank's step, the mean over steps and runs."""
     records: defaultdict[int, list[dict[str, float]]] = defaultdict(list)
     for run in runs:
-        for entry in run.document["ranks"] if run.document else ():
-            if entry.get("per_step"):
-                records[int(entry["rank"])] += [_step_parts(step, 1e6) for step in entry["per_step"]]
-            else:  # one record covers all steps
-                steps = max(1, len(entry.get("steps") or ()))
-                records[int(entry["rank"])].append(_step_parts(entry, 1e6 * steps))
+        for rank in run.ranks:
+            # Without figures of each step, one record covers all steps.
+            records[rank.rank] += [_step_parts(step, 1e6) for step in rank.per_step] or [
+                _step_parts(rank, 1e6 * max(1, len(rank.steps)))
+            ]
     means: dict[int, dict[str, float]] = {}
-    for rank, rows in records.items():
+    for number, rows in records.items():
         parts = {part: None for row in rows for part in row}
-        means[rank] = {part: sum(row.get(part, 0.0) for row in rows) / len(rows) for part in parts}
+        means[number] = {part: sum(row.get(part, 0.0) for row in rows) / len(rows) for part in parts}
     return means
 
 
-def _step_parts(record: Mapping[str, Any], scale: float) -> dict[str, float]:
-    """Return the parts of one rank's record, each divided by *scale* (nanoseconds to milliseconds per step)."""
-    budget = record["budget_ns"]
-    exposed, not_recorded = budget["exposed"], budget.get("not_recorded") or 0
-    idle = budget["idle"]
+def _step_parts(figures: Figures, scale: float) -> dict[str, float]:
+    """Return the parts of one rank's figures, each divided by *scale* (nanoseconds to milliseconds per step)."""
+    budget, not_recorded = figures.budget_ns, figures.budget_ns.not_recorded or 0
+    idle = budget.idle
     if idle is None:  # unknown: the rest of the span
-        idle = record["span_ns"] - budget["compute"] - sum(exposed.values()) - not_recorded
-    parts = {"step": record["span_ns"], "compute": budget["compute"]}
-    parts |= {f"exposed {label}": ns for label, ns in exposed.items()} | {"idle": idle}
+        idle = figures.span_ns - budget.compute - sum(budget.exposed.values()) - not_recorded
+    parts = {"step": figures.span_ns, "compute": budget.compute}
+    parts |= {f"exposed {label}": ns for label, ns in budget.exposed.items()} | {"idle": idle}
     if not_recorded:
         parts["not recorded"] = not_recorded
-    parts |= {f"label {label}": ns for label, ns in record["label_ns"].items()}
+    parts |= {f"label {label}": ns for label, ns in figures.label_ns.items()}
     return {part: ns / scale for part, ns in parts.items()}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis import Analysis
-from tracekit.analysis.persistence import read_document
 from tracekit.analysis.result import BaseAnalysis
 from tracekit.diffs.noise_thresholds import Noise
 from tracekit.diffs.run_samples import Run, from_analysis
+from tracekit.documents.analysis import AnalysisDocument
+from tracekit.documents.baseline import FORMAT as BASELINE_FORMAT
+from tracekit.documents.baseline import BaselineDocument
+from tracekit.documents.coding import read_document, to_plain
 from tracekit.errors import InputError
 
-BASELINE_FORMAT = "tracekit.baseline/1"
 MAX_TIMELINE_CELLS = 3_000  # of one step; a larger pipeline is not drawn
 _FORMAT_KEY = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
 _FORMAT_SEARCH_BYTES = 1 << 18
@@ -79,33 +81,27 @@ def read_side(paths: Sequence[str | Path], *, what: str) -> Side:
         if saved_as is None:
             runs.append(_analyze_run(run_paths))
         elif saved_as == BASELINE_FORMAT:
-            baseline_runs, baseline_noise = load_baseline(read_document(run_paths[0]), name=run_paths[0])
+            baseline_runs, baseline_noise = read_baseline(run_paths[0])
             runs += baseline_runs
             noise |= baseline_noise
         else:
-            runs.append(from_analysis(read_document(run_paths[0]), name=run_paths[0]))
+            document = read_document(run_paths[0], AnalysisDocument, hint="analyze the traces again")
+            runs.append(from_analysis(document, name=run_paths[0]))
     return Side(tuple(runs), noise)
 
 
-def load_baseline(document: Mapping[str, Any], *, name: str) -> tuple[list[Run], dict[str, Noise]]:
+def read_baseline(path: str) -> tuple[list[Run], dict[str, Noise]]:
     """Return the runs and the noise of a baseline file, which ``gates.baseline`` writes."""
-    try:
-        facts, tables = document["facts"], document["tables"]
-        runs = []
-        for run in document["runs"]:
-            samples = {metric: tuple(map(float, values)) for metric, values in run["samples"].items()}
-            runs.append(Run(f"{name}:{run['name']}", samples, facts, tables))
-        noise = {
-            metric: Noise(float(entry["deviation"]), int(entry["runs"]) - 1)
-            for metric, entry in document["noise"].items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{name}: is not a complete baseline file ({error})", hint="write it again with --update-baseline"
-        ) from error
+    hint = "write it again with --update-baseline"
+    document = read_document(path, BaselineDocument, hint=hint)
+    tables = to_plain(document.tables)
+    runs = [
+        Run(f"{path}:{run.name}", {name: tuple(row) for name, row in run.samples.items()}, document.facts, tables)
+        for run in document.runs
+    ]
     if not any(run.steps for run in runs):
-        raise InputError(f"{name}: the baseline is empty", hint="write it again with --update-baseline")
-    return runs, noise
+        raise InputError(f"{path}: the baseline is empty", hint=hint)
+    return runs, {metric: Noise(entry.deviation, entry.runs - 1) for metric, entry in document.noise.items()}
 
 
 def saved_format(path: str) -> str | None:
@@ -143,10 +139,10 @@ def _analyze_run(paths: list[str]) -> Run:
 def _run_from_analysis(analysis: BaseAnalysis, *, name: str) -> Run:
     """Return the run of an analysis; one read back from JSON has no cells."""
     if not isinstance(analysis, Analysis) or analysis.schedule is None:
-        return from_analysis(analysis.to_dict(), name=name)
+        return from_analysis(analysis.to_document(), name=name)
     cells, typical_step = analysis.schedule.cells, analysis.schedule.head.cells
     timeline = _timeline(typical_step) if len(typical_step) <= MAX_TIMELINE_CELLS else []
-    return from_analysis(analysis.to_dict(), name=name, cells=_median_cells(cells), timeline=timeline)
+    return from_analysis(analysis.to_document(), name=name, cells=_median_cells(cells), timeline=timeline)
 
 
 def _timeline(cells: pl.DataFrame) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from tracekit.diffs.noise_thresholds import (
     single_run_uncertainty,
 )
 from tracekit.diffs.run_samples import LABEL_SETS, Run
+from tracekit.documents.gate_result import CheckResult, Counts, WaiverStatus
 
 Outcome = Literal["pass", "improved", "regressed", "inconclusive"]
 WHOLE_STEP_METRICS = ("step_ms", "compute_ms")
@@ -60,35 +61,35 @@ class Check(msgspec.Struct, frozen=True):
     method: str | None = None
     steps: tuple[int, int] = (0, 0)
     runs: tuple[int, int] = (0, 0)
-    waiver: Mapping[str, str] | None = None
+    waiver: WaiverStatus | None = None
 
     @property
     def change(self) -> float | None:
         """After minus before, in the metric's unit."""
         return None if self.before is None or self.after is None else self.after - self.before
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+    def to_document(self) -> CheckResult:
+        """Return it as a part of the gate's document."""
         change = self.change
-        return {
-            "metric": self.metric.name,
-            "unit": self.metric.unit,
-            "better": self.metric.better,
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "requirement": self.requirement.text if self.requirement else None,
-            "before": self.before,
-            "after": self.after,
-            "change": change,
-            "change_relative": change / self.before if change is not None and self.before else None,
-            "floor": self.floor,
-            "interval": list(self.interval) if self.interval else None,
-            "p": self.p,
-            "method": self.method,
-            "steps": {"before": self.steps[0], "after": self.steps[1]},
-            "runs": {"before": self.runs[0], "after": self.runs[1]},
-            "waiver": dict(self.waiver) if self.waiver else None,
-        }
+        return CheckResult(
+            metric=self.metric.name,
+            unit=self.metric.unit,
+            better=self.metric.better,
+            verdict=self.verdict,
+            reason=self.reason,
+            requirement=self.requirement.text if self.requirement else None,
+            before=self.before,
+            after=self.after,
+            change=change,
+            change_relative=change / self.before if change is not None and self.before else None,
+            floor=self.floor,
+            interval=list(self.interval) if self.interval else None,
+            p=self.p,
+            method=self.method,
+            steps=Counts(*self.steps),
+            runs=Counts(*self.runs),
+            waiver=self.waiver,
+        )
 
 
 class _Case(msgspec.Struct, frozen=True):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
@@ -13,12 +12,12 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from msgspec.structs import asdict
 
 from tracekit._util.html import html_table
-from tracekit._util.text import json_text
 from tracekit.doctor.answers import available_answers, suggest_reexport
 from tracekit.doctor.findings import Finding, RankFacts, find_extras, find_problems
+from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.doctor import FORMAT, DoctorDocument
 from tracekit.errors import Notice
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
@@ -28,8 +27,6 @@ from tracekit.run.options import file_rank_option
 from tracekit.schema import GPU_KINDS, RankEvents
 from tracekit.store.reading import raise_failures, read_ref
 from tracekit.store.sources import Paths
-
-FORMAT = "tracekit.doctor/1"
 
 _NCCL_KERNEL = r"(?i)nccl|rccl"
 _GRAPH_LAUNCH = r"(?i)^(cuda|cu|hip)GraphLaunch"
@@ -80,14 +77,13 @@ class Diagnosis(msgspec.Struct, frozen=True):
             for (name, ranks), description in sorted(descriptions.items())
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON (``format: "tracekit.doctor/1"``)."""
-        reexport = suggest_reexport(self.facts)
+    def to_document(self) -> DoctorDocument:
+        """Return the JSON document (``format: tracekit.doctor/1``)."""
         starts = [fact.start_ns for fact in self.facts if fact.start_ns is not None]
         ends = [fact.end_ns for fact in self.facts if fact.end_ns is not None]
-        return {
+        fields = {
             "format": FORMAT,
-            "paths": list(self.paths),
+            "paths": self.paths,
             "reader": self.reader,
             "versions": _merge_versions(fact.source.versions for fact in self.facts),
             "ranks": [fact.source.rank for fact in self.facts],
@@ -100,15 +96,20 @@ class Diagnosis(msgspec.Struct, frozen=True):
             "skipped": _sum_counts(fact.source.skipped for fact in self.facts),
             "by_rank": [_rank_dict(fact) for fact in self.facts],
             "answers": available_answers(self.facts) if self.reader == "nsight" else None,
-            "export_again": None if reexport is None else asdict(reexport),
-            "extras": [{"code": extra.code, "adds": extra.adds, "how": extra.how} for extra in find_extras(self.facts)],
-            "findings": [asdict(finding) for finding in self.findings],
-            "warnings": [asdict(notice) for notice in self.notices],
+            "export_again": suggest_reexport(self.facts),
+            "extras": find_extras(self.facts),
+            "findings": self.findings,
+            "warnings": self.notices,
         }
+        return msgspec.convert(fields, DoctorDocument, from_attributes=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document as plain data."""
+        return to_plain(self.to_document())
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Return ``to_dict`` as text."""
-        return json_text(json.dumps(self.to_dict(), indent=indent, ensure_ascii=False))
+        """Return the document as JSON text."""
+        return encode(self.to_document(), indent=indent)
 
     def _repr_html_(self) -> str:
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]

@@ -6,7 +6,8 @@
 ('regressed', 1)
 """
 
-from tracekit.gates.config import Config, Waiver, load_config
+from tracekit.documents.gate_config import Waiver
+from tracekit.gates.config import Config, load_config
 from tracekit.gates.run_gate import GateResult, gate
 
 __all__ = ["Config", "GateResult", "Waiver", "gate", "load_config"]

@@ -6,21 +6,24 @@ difference between two baselines.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tracekit._util.files import atomic_write
-from tracekit._util.text import counted, json_text
+from tracekit._util.text import counted
 from tracekit._version import __version__
 from tracekit.diffs import stats
 from tracekit.diffs.comparability import check_formats, find_obstacles
-from tracekit.diffs.load_runs import BASELINE_FORMAT, load_baseline
+from tracekit.diffs.load_runs import read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.run_samples import Run
+from tracekit.documents.baseline import FORMAT, BaselineDocument, NoiseEntry, RunSamples, Tables
+from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import InputError, OptionError
 
 MIN_RUNS_TO_CALIBRATE = 3
@@ -46,15 +49,29 @@ def dump(runs: Sequence[Run], noise: Mapping[str, Noise] | None = None) -> str:
      "tracekit": "..."
     }
     """
-    lines = ["{", f' "facts": {_json(runs[0].facts)},', f' "format": {_json(BASELINE_FORMAT)},']
-    noise_rows = {
-        metric: _json({"deviation": _round_number(entry.deviation), "runs": entry.df + 1})
-        for metric, entry in sorted((noise or {}).items())
+    document = _build_document(runs, noise or {})
+    sections = {
+        "facts": _on_one_line(document.facts),
+        "format": _on_one_line(document.format),
+        "noise": _on_lines("{}", [_member(*item) for item in sorted(document.noise.items())], indent=1),
+        "runs": _on_lines("[]", [_format_run(run) for run in document.runs], indent=1),
+        "tables": _on_lines("{}", [_format_table(*item) for item in to_plain(document.tables).items()], indent=1),
+        "tracekit": _on_one_line(document.tracekit),
     }
-    tables = {name: _format_table(rows) for name, rows in sorted(runs[0].tables.items()) if name != "timeline"}
-    lines += [f' "noise": {_format_object(noise_rows)},', ' "runs": [']
-    lines += [",\n".join(_format_run(run) for run in runs), " ],", f' "tables": {_format_object(tables)},']
-    return "\n".join([*lines, f' "tracekit": {_json(__version__)}', "}"])
+    return _on_lines("{}", [f'"{key}": {text}' for key, text in sections.items()], indent=0)
+
+
+def _build_document(runs: Sequence[Run], noise: Mapping[str, Noise]) -> BaselineDocument:
+    """Return the document, with rounded numbers and as many steps and rows as are kept."""
+    tables = {name: _round(rows[:MAX_ROWS_KEPT]) for name, rows in runs[0].tables.items() if name != "timeline"}
+    return BaselineDocument(
+        facts=runs[0].facts,
+        format=FORMAT,
+        noise={metric: NoiseEntry(_round(entry.deviation), entry.df + 1) for metric, entry in noise.items()},
+        runs=[RunSamples(run.name, {name: _thinned(values) for name, values in run.samples.items()}) for run in runs],
+        tables=msgspec.convert(tables, Tables),
+        tracekit=__version__,
+    )
 
 
 def write_baseline(
@@ -98,48 +115,49 @@ def _read_noise(path: str | os.PathLike[str]) -> dict[str, Noise]:
     if not file.exists():
         return {}
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_baseline(str(path))[1]
+    except InputError as error:
         raise InputError(f"{path}: exists and is not a baseline file", hint="name another, or remove it") from error
-    if not isinstance(document, dict) or document.get("format") != BASELINE_FORMAT:
-        raise InputError(f"{path}: exists and is not a baseline file", hint="name another, or remove it")
-    return load_baseline(document, name=str(path))[1]
 
 
-def _format_object(members: Mapping[str, str]) -> str:
-    """Return a JSON object with one member per line, or ``{}``; the values are JSON already."""
-    if not members:
-        return "{}"
-    return "{\n" + ",\n".join(f"  {_json(key)}: {value}" for key, value in members.items()) + "\n }"
+def _on_lines(brackets: str, parts: Sequence[str], *, indent: int) -> str:
+    """Return a JSON object or list with one part per line; the parts are JSON already."""
+    if not parts:
+        return brackets
+    space = " " * indent
+    return f"{brackets[0]}\n" + ",\n".join(f"{space} {part}" for part in parts) + f"\n{space}{brackets[1]}"
 
 
-def _format_run(run: Run) -> str:
-    rows = []
-    for metric, values in sorted(run.samples.items()):
-        stride = max(1, -(-len(values) // MAX_STEPS_KEPT))  # every n-th step of a very long run
-        rows.append(f"    {_json(metric)}: {_json([_round_number(value) for value in values[::stride]])}")
-    return f'  {{"name": {_json(run.name)},\n   "samples": {{\n' + ",\n".join(rows) + "\n   }}"
+def _member(key: str, value: Any) -> str:
+    return f"{_on_one_line(key)}: {_on_one_line(value)}"
 
 
-def _format_table(rows: Any) -> str:
-    if isinstance(rows, list):
-        return "[" + ",".join("\n   " + _json(_round_numbers(row)) for row in rows[:MAX_ROWS_KEPT]) + "\n  ]"
-    return _json(_round_numbers(rows))
+def _format_run(run: RunSamples) -> str:
+    samples = _on_lines("{}", [_member(*item) for item in sorted(run.samples.items())], indent=3)
+    return f'{{"name": {_on_one_line(run.name)},\n   "samples": {samples}}}'
 
 
-def _round_numbers(value: Any) -> Any:
+def _format_table(name: str, rows: Sequence[Any]) -> str:
+    return f"{_on_one_line(name)}: {_on_lines('[]', [_on_one_line(row) for row in rows], indent=2)}"
+
+
+def _thinned(values: Sequence[float]) -> list[float]:
+    """Return every n-th step of a very long run, rounded."""
+    rounded: list[float] = _round(values[:: max(1, -(-len(values) // MAX_STEPS_KEPT))])
+    return rounded
+
+
+def _round(value: Any) -> Any:
+    """Return numbers with five significant digits, whole ones as int; also those in rows."""
     if isinstance(value, Mapping):
-        return {key: _round_numbers(item) for key, item in value.items()}
-    return _round_number(value) if isinstance(value, float) else value
-
-
-def _round_number(value: float) -> float | int:
-    """Return five significant digits; a whole number as an int."""
-    if not math.isfinite(value) or value == 0:
-        return 0
-    short = float(f"{value:.5g}")
+        return {key: _round(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_round(item) for item in value]
+    if not isinstance(value, float):
+        return value
+    short = float(f"{value:.5g}") if math.isfinite(value) else 0.0
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def _json(value: Any) -> str:
-    return json_text(json.dumps(value, ensure_ascii=False, sort_keys=True))
+def _on_one_line(value: Any) -> str:
+    return encode(dict(sorted(value.items())) if isinstance(value, Mapping) else value, indent=None)

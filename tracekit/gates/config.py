@@ -5,68 +5,30 @@ from __future__ import annotations
 import fnmatch
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from tracekit._util.text import did_you_mean
 from tracekit.diffs.verdict import Check, Rules
+from tracekit.documents.coding import problem_text
+from tracekit.documents.gate_config import GateSettings, Waiver
 from tracekit.errors import OptionError
 
-Policy = Literal["pass", "fail"]
+_LISTS = ("baseline", "require", "allow")
+"""Settings that are lists of strings."""
 
 
-class Waiver(msgspec.Struct, frozen=True):
-    """An accepted regression, with its reason and last day."""
-
-    metric: str  # a name or a pattern: "exposed_ms.*"
-    reason: str
-    until: date
-
-    def status(self, today: date) -> str:
-        """Return ``active`` up to and on its last day, ``expired`` after it.
-
-        >>> Waiver("step_ms", "new kernel", date(2026, 1, 31)).status(date(2026, 2, 1))
-        'expired'
-        """
-        return "active" if today <= self.until else "expired"
-
-    def to_dict(self, today: date) -> dict[str, str]:
-        """Return plain data, with the status on *today*."""
-        return {
-            "metric": self.metric,
-            "reason": self.reason,
-            "until": self.until.isoformat(),
-            "status": self.status(today),
-        }
-
-
-class Config(msgspec.Struct, frozen=True):
-    """Settings of the gate. Every field can be written in the file under its own name.
+class Config(GateSettings, frozen=True):
+    """Settings of the gate, and the file they came from.
 
     >>> Config(require=("step_ms < +3%",), inconclusive="pass").min_steps
     5
     """
 
-    baseline: tuple[str, ...] = ()
-    """Baseline files used when the command names none."""
-    require: tuple[str, ...] = ()
-    """Requirements checked when the command gives none."""
-    alpha: float = Rules().alpha
-    """Probability of a false alarm before the floors: of the whole step, and of all its parts together."""
-    min_steps: int = Rules().min_steps
-    """With fewer steps than this on either side nothing is decided."""
-    inconclusive: Policy | None = None
-    """Exit with 0 or 1 instead of 3 when nothing regressed but something could not be decided."""
-    floors: Mapping[str, str | float] = {}
-    """Smallest change that counts, by metric or pattern: ``"3%"``, or a number in the metric's unit."""
-    allow: tuple[str, ...] = ()
-    """Differences that do not stop a comparison: world_size, schedule, shapes, gpu."""
-    waivers: tuple[Waiver, ...] = ()
-    """Accepted regressions, each with a reason and a last day."""
     path: str | None = None
     """The file this came from."""
 
@@ -100,12 +62,12 @@ def load_config(path: str | Path | None = None, *, start: Path | None = None) ->
 
 def apply_waivers(checks: Sequence[Check], waivers: Iterable[Waiver], today: date) -> list[Check]:
     """Return the checks with their active waivers; a waived check keeps its verdict, but does not decide the gate."""
-    active = [waiver for waiver in waivers if waiver.status(today) == "active"]
+    active = [waiver for waiver in waivers if waiver.status(today).status == "active"]
     result = []
     for check in checks:
         matching = [waiver for waiver in active if fnmatch.fnmatchcase(check.metric.name, waiver.metric)]
         if matching and check.verdict in ("regressed", "inconclusive"):
-            result.append(replace(check, waiver=matching[0].to_dict(today)))
+            result.append(replace(check, waiver=matching[0].status(today)))
         else:
             result.append(check)
     return result
@@ -123,56 +85,17 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
-    settings = [name for name in Config.__struct_fields__ if name != "path"]
-    values: dict[str, Any] = {"path": str(file)}
-    for key, value in (table or {}).items():
-        if key not in settings:
-            hint = did_you_mean(key, settings, otherwise=f"one of {', '.join(settings)}")
+    """Return the settings in a table, in which one string may stand for a list of strings."""
+    names = GateSettings.__struct_fields__
+    for key in table or {}:
+        if key not in names:
+            hint = did_you_mean(key, names, otherwise=f"one of {', '.join(names)}")
             raise OptionError(f"{file}: the gate has no setting {key}", hint=hint)
-        values[key] = _check_value(key, value, file)
-    return Config(**values)
-
-
-def _check_value(key: str, value: Any, file: Path) -> Any:
-    """Return the value of a setting in its own type; raise OptionError if it is not valid."""
-
-    def need(valid: bool, expected: str) -> None:
-        if not valid:
-            raise OptionError(f"{file}: {key} must be {expected}, not {value!r}")
-
-    if key in ("baseline", "require", "allow"):
-        value = [value] if isinstance(value, str) else value
-        need(isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of strings")
-        if key == "baseline":  # relative to the file, unless it is an address
-            return tuple(item if "://" in item else str(file.parent / item) for item in value)
-        return tuple(value)
-    if key == "alpha":
-        need(isinstance(value, float) and 0 < value < 0.5, "a number between 0 and 0.5")
-    elif key == "min_steps":
-        need(type(value) is int and value >= 3, "a whole number of at least 3")
-    elif key == "inconclusive":
-        need(value in ("pass", "fail"), '"pass" or "fail"')
-    elif key == "floors":
-        need(isinstance(value, dict), "a table of metric = floor")
-    elif key == "waivers":
-        need(isinstance(value, list), "a list of tables")
-        return tuple(_parse_waiver(item, file) for item in value)
-    return value
-
-
-def _parse_waiver(table: Any, file: Path) -> Waiver:
-    entry = table if isinstance(table, dict) else {}
-    missing = [key for key in ("metric", "reason", "until") if not entry.get(key)]
-    if missing:
-        raise OptionError(f"{file}: a waiver lacks its {missing[0]}", hint="each needs metric, reason and until")
-    until = entry["until"]  # TOML has dates and times of its own; a string is accepted too
+    lists = {key: [value] for key, value in (table or {}).items() if key in _LISTS and isinstance(value, str)}
     try:
-        if isinstance(until, datetime):
-            last_day = until.date()
-        else:
-            last_day = until if isinstance(until, date) else date.fromisoformat(until)
-    except (TypeError, ValueError):
-        raise OptionError(
-            f"{file}: waiver of {entry['metric']}: until = {until!r} is not a date", hint="write 2026-12-31"
-        ) from None
-    return Waiver(str(entry["metric"]), str(entry["reason"]), last_day)
+        settings = msgspec.convert({**(table or {}), **lists}, GateSettings)
+    except msgspec.ValidationError as error:
+        raise OptionError(f"{file}: {problem_text(error).replace('$', 'gate', 1)}", hint="see docs/gate.md") from error
+    # Paths are relative to the file, unless they are addresses.
+    baseline = tuple(item if "://" in item else str(file.parent / item) for item in settings.baseline)
+    return Config(**asdict(settings) | {"baseline": baseline, "path": str(file)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import date
 from os import PathLike
@@ -11,7 +10,6 @@ from typing import Any, Literal
 import msgspec
 
 from tracekit._util.html import html_table
-from tracekit._util.text import json_text
 from tracekit._version import __version__
 from tracekit.diffs.changes import largest_changes, side_summary
 from tracekit.diffs.comparability import check_formats, find_damage, find_obstacles
@@ -20,11 +18,12 @@ from tracekit.diffs.load_runs import Comparable, Side, side_of
 from tracekit.diffs.metrics import Requirement
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.verdict import Check, judge
+from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.gate_result import FORMAT, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
 from tracekit.gates.config import Config, apply_waivers
 from tracekit.gates.requirement import check_syntax, parse_requirement
 
-FORMAT = "tracekit.gate/1"
 EXIT_CODES = {"pass": 0, "regressed": 1, "inconclusive": 3}
 MIN_RUNS_TO_CALIBRATE = 5
 """Baseline runs from which their own spread is used as the noise, where none was calibrated."""
@@ -56,32 +55,31 @@ class GateResult(msgspec.Struct, frozen=True):
             return 0 if self.config.inconclusive == "pass" else 1
         return EXIT_CODES[self.verdict]
 
+    def to_document(self) -> GateDocument:
+        """Return the JSON document (``format: tracekit.gate/1``)."""
+        config = self.config
+        return GateDocument(
+            tracekit=__version__,
+            format=FORMAT,
+            verdict=self.verdict,
+            exit_code=self.exit_code,
+            obstacles=list(self.obstacles),
+            checks=[check.to_document() for check in self.checks],
+            waivers=[waiver.status(self.today) for waiver in config.waivers],
+            before=side_summary(self.baseline, calibrated=bool(self.baseline.noise)),
+            after=side_summary(self.candidate, calibrated=bool(self.candidate.noise)),
+            story=explain_change(self.baseline.runs, self.candidate.runs),
+            moved=largest_changes(self.baseline.runs, self.candidate.runs),
+            settings=Settings(config.alpha, config.min_steps, config.inconclusive, list(config.allow), config.path),
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data (``format: tracekit.gate/1``)."""
-        return {
-            "tracekit": __version__,
-            "format": FORMAT,
-            "verdict": self.verdict,
-            "exit_code": self.exit_code,
-            "obstacles": list(self.obstacles),
-            "checks": [check.to_dict() for check in self.checks],
-            "waivers": [waiver.to_dict(self.today) for waiver in self.config.waivers],
-            "before": {**side_summary(self.baseline), "calibrated": bool(self.baseline.noise)},
-            "after": {**side_summary(self.candidate), "calibrated": bool(self.candidate.noise)},
-            "story": explain_change(self.baseline.runs, self.candidate.runs),
-            "moved": largest_changes(self.baseline.runs, self.candidate.runs),
-            "settings": {
-                "alpha": self.config.alpha,
-                "min_steps": self.config.min_steps,
-                "inconclusive": self.config.inconclusive,
-                "allow": list(self.config.allow),
-                "file": self.config.path,
-            },
-        }
+        """Return the document as plain data."""
+        return to_plain(self.to_document())
 
     def to_json(self, *, indent: int | None = 1) -> str:
-        """Return ``to_dict`` as text."""
-        return json_text(json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False))
+        """Return the document as JSON text."""
+        return encode(self.to_document(), indent=indent)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to *path* in the format of its extension: .json, .xml (JUnit) or .md."""
@@ -146,8 +144,7 @@ def gate(
 
 def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
     """Raise OptionError for a rank that no run of the candidate has: its requirement could never be decided."""
-    documents = [run.document for run in candidate.runs if run.document]
-    ranks = {rank["rank"] for document in documents for rank in document["ranks"]}
+    ranks = {rank.rank for run in candidate.runs for rank in run.ranks}
     for requirement in requirements:
         metric = requirement.metric
         if ranks and metric.rank is not None and metric.rank not in ranks:

@@ -8,12 +8,9 @@ bounds hold for it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 import polars as pl
-from msgspec.structs import asdict
 
 from tracekit.intervals import union
 from tracekit.schema import conform
@@ -59,10 +56,6 @@ class ExpertCost(msgspec.Struct, frozen=True):
     """Wait in combines that follow longer expert work, summed over ranks."""
     step_ns: int
     """Loss of the step: of each exchange, the longest exposed wait of a rank."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self)
 
 
 def measure_expert_balance(operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:

@@ -7,7 +7,6 @@ input shapes, alone. Groups whose times alone vary much are left out: difference
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -114,19 +113,13 @@ class OverlapCost(msgspec.Struct, frozen=True, eq=False):
             return None
         return self.saved_ns - round(self.extra_ns / self.compared)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+    @property
+    def by_label(self) -> pl.DataFrame:
+        """Compared labels with ``slowdown`` (time beside communication / alone) and ``extra_ns``, costliest first."""
         compared = self.costs.filter(pl.col("beside_ns") > 0)
-        by_label = compared.with_columns(
+        return compared.with_columns(
             slowdown=pl.col("beside_ns") / pl.col("alone_ns"), extra_ns=pl.col("beside_ns") - pl.col("alone_ns")
-        )
-        return {
-            "saved_ns": self.saved_ns,
-            "extra_ns": self.extra_ns,
-            "net_ns": self.net_ns,
-            "compared": self.compared,
-            "by_label": by_label.sort("extra_ns", descending=True).to_dicts(),
-        }
+        ).sort("extra_ns", descending=True)
 
 
 def combine_overlap_costs(costs: Iterable[pl.DataFrame], saved_ns: int) -> OverlapCost | None:

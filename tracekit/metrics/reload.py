@@ -53,20 +53,6 @@ class Reload:
     measured_ns: int
     ideal_ns: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {
-            "rounds": self.rounds,
-            "buckets": self.buckets,
-            "owners": self.owners,
-            "sources": list(self.sources),
-            "lanes": self.lanes.to_dicts(),
-            "hidden": self.hidden.to_dicts(),
-            "time_ns": {"H2D": self.h2d_ns, "BROADCAST": self.broadcast_ns, "RELOAD": self.reload_ns},
-            "measured_ns": self.measured_ns,
-            "ideal_ns": self.ideal_ns,
-        }
-
 
 def two_buffer_ideal(rounds: int, owners: int, h2d: int, broadcast: int, reload: int) -> int | None:
     """Return the ideal total time of a reload; None where the closed form does not hold (reload > h2d + broadcast).

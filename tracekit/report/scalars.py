@@ -21,7 +21,7 @@ def scalars(analysis: Analysis, *, prefix: str = PREFIX) -> dict[str, float]:
     >>> sorted(name for name in values if "overlap" in name)[:2]
     ['tracekit/overlap.broadcast', 'tracekit/overlap.communication']
     """
-    run = from_analysis(analysis.to_dict(), name="run")
+    run = from_analysis(analysis.to_document(), name="run")
     return {f"{prefix}/{name}": pseudomedian(values) for name, values in sorted(run.samples.items()) if values}
 
 

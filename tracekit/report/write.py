@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
@@ -42,9 +41,9 @@ def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Write
     return WRITERS[suffix] if suffix in WRITERS else _picture_writer(plot)
 
 
-def render_json(analysis: Analysis) -> Iterator[str]:
-    """Return the JSON document (``format: tracekit.analysis/1``) in pieces, with one newline at its end."""
-    return chain(analysis.json_pieces(), "\n")
+def render_json(analysis: Analysis) -> str:
+    """Return the JSON document (``format: tracekit.analysis/1``), with one newline at its end."""
+    return analysis.to_json() + "\n"
 
 
 def _text_writer(module: str, name: str) -> Writer:
@@ -71,11 +70,6 @@ def _picture_writer(plot: str | None) -> Writer:
     return write_picture
 
 
-def _write_json(analysis: Analysis, path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(render_json(analysis))
-
-
 def _write_parquet(analysis: Analysis, path: Path) -> None:
     buffer = io.BytesIO()  # polars reports a full disk by an error of its own, Python by OSError
     figures(analysis).write_parquet(buffer)
@@ -88,7 +82,7 @@ def _write_csv(analysis: Analysis, path: Path) -> None:
 
 WRITERS: dict[str, Writer] = {
     ".html": _text_writer("tracekit.report.html.page", "render_html"),
-    ".json": _write_json,
+    ".json": _text_writer("tracekit.report.write", "render_json"),
     ".md": _text_writer("tracekit.report.markdown.analysis", "render_markdown"),
     ".parquet": _write_parquet,
     ".csv": _write_csv,

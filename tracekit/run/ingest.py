@@ -20,12 +20,13 @@ from tracekit._util.machine import give_back_memory
 from tracekit.analysis.persistence import write_tables
 from tracekit.analysis.tables import rank_tables
 from tracekit.classify import classify, load_rules
+from tracekit.documents.store_manifest import Entry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.run.driver import MEASURE_BYTES_FOR_PROCESSES, check_run, find_sources, map_sources
 from tracekit.run.options import DamagePolicy, OnDamage, damage_policy, file_rank_option
-from tracekit.store.files import Entry, Store, labelled_by, open_store, rank_folder, write_rank
+from tracekit.store.files import Store, labelled_by, open_store, rank_folder, write_rank
 from tracekit.store.reading import failure_notices, read_ref
 from tracekit.store.sources import Paths
 from tracekit.store.writer import StoreWriter, store_folder

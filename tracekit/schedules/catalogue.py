@@ -55,10 +55,6 @@ class Entry(msgspec.Struct, frozen=True):
     searched: bool = False
     """Whether its order is searched for the given times, so that its sizes do not determine it."""
 
-    def to_dict(self) -> dict[str, str]:
-        """Return the entry as plain data, for ``tracekit schedule --list --json``."""
-        return {key: getattr(self, key) for key in ("name", "summary", "source", "constraint")}
-
 
 _GROUP_CONSTRAINT = (
     "needs micro-batches that divide into equal groups of about pp, or a group G with pp ≤ G ≤ microbatches "

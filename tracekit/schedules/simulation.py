@@ -14,6 +14,8 @@ import polars as pl
 
 from tracekit._util.html import html_table
 from tracekit._util.text import percent
+from tracekit.documents.coding import to_plain
+from tracekit.documents.schedule import FORMAT, Cell, RankIdle, ScheduleDocument
 from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS
 from tracekit.schedules.schedule import Schedule
@@ -186,27 +188,31 @@ class Simulation:
 
         write_schedule(self, path)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data: the JSON of ``tracekit schedule --json``, format tracekit.schedule/1."""
+    def to_document(self) -> ScheduleDocument:
+        """Return the JSON document (``format: tracekit.schedule/1``)."""
         plan = self.schedule
-        return {
-            "format": "tracekit.schedule/1",
-            "name": plan.name,
-            "pp": plan.pp,
-            "microbatches": plan.microbatches,
-            "virtual": plan.virtual,
-            "group": plan.group,
-            "time": self.times.scalars(),
-            "ranks": plan.orders(),
-            "cells": self.cells.to_dicts(),
-            "makespan": self.makespan,
-            "bubble": self.bubble,
-            "bubble_fraction": self.bubble_fraction,
-            "bubble_rate_zb": self.bubble_rate_zb,
-            "bubble_over_work": self.bubble_over_work,
-            "peak_activations": self.peak_activations,
-            "idle_by_phase": self.idle_by_phase.to_dicts(),
-        }
+        return ScheduleDocument(
+            format=FORMAT,
+            name=plan.name,
+            pp=plan.pp,
+            microbatches=plan.microbatches,
+            virtual=plan.virtual,
+            group=plan.group,
+            time=self.times.scalars(),
+            ranks=plan.orders(),
+            cells=[Cell(**cell) for cell in self.cells.iter_rows(named=True)],
+            makespan=self.makespan,
+            bubble=self.bubble,
+            bubble_fraction=self.bubble_fraction,
+            bubble_rate_zb=self.bubble_rate_zb,
+            bubble_over_work=self.bubble_over_work,
+            peak_activations=self.peak_activations,
+            idle_by_phase=[RankIdle(*row) for row in self.idle_by_phase.iter_rows()],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document as plain data."""
+        return to_plain(self.to_document())
 
     def _rank_rows(self) -> list[tuple[int, int]]:
         """Return first row and end of each rank's ops."""

@@ -18,6 +18,8 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.documents.coding import to_plain
+from tracekit.documents.schedule import FORMAT, Cell, ScheduleDocument
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules.times import parse_times
 
@@ -98,18 +100,22 @@ class WeightReload:
 
         write_schedule(self, path)
 
+    def to_document(self) -> ScheduleDocument:
+        """Return the JSON document (``format: tracekit.schedule/1``)."""
+        return ScheduleDocument(
+            format=FORMAT,
+            name=self.name,
+            devices=self.ranks,
+            rounds=self.rounds,
+            time=asdict(self.times),
+            ranks=self.orders(),
+            cells=[Cell(**cell) for cell in self.cells.iter_rows(named=True)],
+            makespan=self.makespan,
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data: the JSON of ``tracekit schedule weight-reload --json``."""
-        return {
-            "format": "tracekit.schedule/1",
-            "name": self.name,
-            "devices": self.ranks,
-            "rounds": self.rounds,
-            "time": asdict(self.times),
-            "ranks": self.orders(),
-            "cells": self.cells.to_dicts(),
-            "makespan": self.makespan,
-        }
+        """Return the document as plain data."""
+        return to_plain(self.to_document())
 
 
 def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> WeightReload:

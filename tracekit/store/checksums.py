@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tracekit.documents.coding import to_plain
+
 CHECKSUM_KEY = "digest"
 """Key of a document's checksum, computed over all its other keys."""
 
@@ -37,15 +39,16 @@ def _cached_checksum(file: Path, *_: int) -> str:
     return file_checksum(file)
 
 
-def with_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with its checksum added.
+def with_checksum(document: Any) -> dict[str, Any]:
+    """Return a document as plain data with its checksum added.
 
     >>> verify_document(with_checksum({"ranks": [1, 2]}))
     >>> verify_document(with_checksum({"ranks": [1, 2]}) | {"ranks": [1, 3]})
     Traceback (most recent call last):
     ValueError: its content is not what was written
     """
-    return {**document, CHECKSUM_KEY: _document_checksum(document)}
+    content = to_plain(document)
+    return {**content, CHECKSUM_KEY: _document_checksum(content)}
 
 
 def verify_document(document: Mapping[str, Any]) -> None:

@@ -15,61 +15,34 @@ manifest does not list does not exist. ``tracekit.store.writer`` writes the mani
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import polars as pl
 from msgspec.structs import replace
 
 from tracekit._util.files import atomic_write
 from tracekit._util.os_errors import read_error, write_error
 from tracekit._version import __version__
+from tracekit.documents.coding import Document, decode, encode
+from tracekit.documents.store_manifest import FORMAT, Entry, StoreManifest
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.ranks import unknown_rank_error
 from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source
-from tracekit.store.checksums import CHECKSUM_KEY, file_checksum, matches_checksum, verify_document, with_checksum
+from tracekit.store.checksums import file_checksum, matches_checksum, verify_document, with_checksum
 
-FORMAT = "tracekit.store/2"
 MANIFEST = STORE_MANIFEST
 SOURCE_KEY = "tracekit.source"
 ENTRY = "entry.json"
 ZSTD_LEVEL = 1
 """Compression of the Parquet files: 12 % less CPU time than zstd's default level 3, for files 13 % larger."""
 _INGEST_AGAIN = "ingest the traces again"
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """One rank of a store."""
-
-    rank: int
-    rows: int
-    labelled_rows: int | None
-    """Rows of the labelled events; None if they were not written."""
-    start_ns: int | None
-    """Start of its first event; None without events."""
-    end_ns: int | None
-    source: Source
-    key: str | None = None
-    """Digest of the trace's path, size and time and of the options it was read with: equal keys mean equal content."""
-    together: tuple[int, ...] = ()
-    """All ranks that the same trace holds."""
-    digests: Mapping[str, str] = {}
-    """Checksum of each of its files, by file name."""
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Entry:
-        """Return the entry that ``msgspec.to_builtins`` turned into *data*."""
-        source, together = Source.from_dict(data["source"]), tuple(data.get("together", ()))
-        return cls(**{**data, "source": source, "together": together})
 
 
 @dataclass(frozen=True)
@@ -203,22 +176,25 @@ def open_store(path: str | Path) -> Store:
 def _read_manifest(root: Path, *_: int) -> Store:
     """Return the store at *root*. Cached by the manifest's inode, time and size, because every rank opens its store."""
     try:
-        manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise InputError(
-                f"{root}: is a store of format {manifest['format']}, this version reads {FORMAT}",
-                hint=_INGEST_AGAIN,
-            )
-        verify_document(manifest)
-        entries = tuple(Entry.from_dict(entry) for entry in manifest["ranks"])
-        notices = tuple(Notice(**notice) for notice in manifest.get("notices", ()))
+        manifest = _read_checked(root / MANIFEST, StoreManifest)
     except FileNotFoundError:
         raise InputError(
             f"{root}: is not a store: it has no {MANIFEST}", hint="make one with: tracekit ingest"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{root / MANIFEST}: is damaged: {error}", hint=_INGEST_AGAIN) from error
-    return Store(root, entries, manifest.get("labelled_by"), bool(manifest.get("complete", True)), notices)
+    return Store(root, manifest.ranks, manifest.labelled_by, manifest.complete, manifest.notices)
+
+
+def _read_checked(file: Path, document_type: type[Document]) -> Document:
+    """Return a document after verifying its checksum."""
+    try:
+        data = file.read_bytes()
+        document = decode(data, document_type, file, hint=_INGEST_AGAIN)
+        verify_document(decode(data, dict, file, hint=_INGEST_AGAIN))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: is damaged: {error}", hint=_INGEST_AGAIN) from error
+    return document
 
 
 def write_rank(
@@ -244,7 +220,7 @@ def write_rank(
     number = rank.source.rank
     target = rank_folder(folder, number)
     temporary = Path(tempfile.mkdtemp(prefix=f".rank={number}.", dir=folder))
-    metadata = {SOURCE_KEY: json.dumps(rank.source.to_dict())}
+    metadata = {SOURCE_KEY: encode(rank.source, indent=None)}
     entry = Entry(
         rank=number,
         rows=rank.events.height,
@@ -264,8 +240,7 @@ def write_rank(
         if beside is not None:
             beside(temporary)
         entry = replace(entry, digests={file.name: file_checksum(file) for file in sorted(temporary.iterdir())})
-        entry_json = json.dumps(with_checksum(msgspec.to_builtins(entry)), indent=1)
-        (temporary / ENTRY).write_text(entry_json, encoding="utf-8")
+        (temporary / ENTRY).write_text(encode(with_checksum(entry)), encoding="utf-8")
         temporary.chmod(0o755)
         if not _move_to_target(temporary, target, key):
             raise InputError(f"rank {number} was found twice", hint="name one trace per rank")
@@ -296,10 +271,8 @@ def _move_to_target(temporary: Path, target: Path, key: str | None) -> bool:
 def read_entry(folder: Path) -> Entry | None:
     """Read the entry in a rank's folder; None if it is missing or damaged."""
     try:
-        data = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
-        verify_document(data)
-        return Entry.from_dict({key: value for key, value in data.items() if key != CHECKSUM_KEY})
-    except (OSError, ValueError, KeyError, TypeError):
+        return _read_checked(folder / ENTRY, Entry)
+    except (FileNotFoundError, InputError):
         return None
 
 
@@ -327,17 +300,17 @@ def write_manifest(
     notices: Sequence[Notice] = (),
 ) -> None:
     """Write the manifest, which makes *folder* a store."""
-    sorted_entries = sorted(entries, key=lambda entry: entry.rank)
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "tracekit": __version__,
-        "labelled_by": labelled_by,
-        "complete": complete,
-        "notices": [msgspec.to_builtins(notice) for notice in notices],
-        "ranks": [msgspec.to_builtins(entry) for entry in sorted_entries],
-    }
+    ranks = tuple(sorted(entries, key=lambda entry: entry.rank))
+    manifest = StoreManifest(
+        format=FORMAT,
+        tracekit=__version__,
+        labelled_by=labelled_by,
+        complete=complete,
+        notices=tuple(notices),
+        ranks=ranks,
+    )
     with atomic_write(folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(with_checksum(document), indent=1), encoding="utf-8")
+        temporary.write_text(encode(with_checksum(manifest)), encoding="utf-8")
 
 
 def _root(path: Path) -> Path:

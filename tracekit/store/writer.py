@@ -17,9 +17,10 @@ from pathlib import Path
 from tracekit._util.files import exchange_folders, lock_temporary, remove_abandoned, temporary_prefix
 from tracekit._util.os_errors import write_error
 from tracekit._util.workers import ItemResult
+from tracekit.documents.store_manifest import Entry
 from tracekit.errors import Notice, OutputError
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.store.files import Entry, is_store, open_store, read_entry, write_manifest
+from tracekit.store.files import is_store, open_store, read_entry, write_manifest
 
 MANIFEST_INTERVAL_S = 5.0
 """Seconds between two updates of the manifest while ranks are added: at most this much work is lost to a kill."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -40,16 +39,6 @@ class By(msgspec.Struct, frozen=True, eq=False):
     def is_place(name: str) -> bool:
         """Return whether a row of this name is a place."""
         return name not in LAST
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {
-            "by": self.kind,
-            "total_ns": self.total_ns,
-            "steps": self.steps,
-            "rows": self.rows.to_dicts() if self.placed else None,
-            "notes": list(self.notes),
-        }
 
 
 def combined(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tracekit._util.files import atomic_write
-from tracekit._util.text import json_text
+from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
 from tracekit.report.ci.formats import github_annotations, render_junit
 from tracekit.report.html import diff as diff_html
@@ -22,7 +21,7 @@ Writers = Mapping[str, Callable[[Data], str]]
 
 def to_json(result: Data) -> str:
     """Return plain data as JSON text."""
-    return json_text(json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
+    return encode(result) + "\n"
 
 
 GATE: Writers = {".json": to_json, ".xml": render_junit, ".md": render_gate}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit._util.files import atomic_write
+from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
 from tracekit.schedules.files import write_orders
 from tracekit.schedules.weight_reload import WeightReload
@@ -92,4 +93,4 @@ def _text(simulation: Simulation | WeightReload, extension: str) -> str:
         from tracekit.report.schedule.trace import schedule_trace
 
         return json.dumps(schedule_trace(simulation), ensure_ascii=False)  # Perfetto does not decode escapes
-    return json.dumps(simulation.to_dict())
+    return encode(simulation.to_document(), indent=None)

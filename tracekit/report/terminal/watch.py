@@ -13,7 +13,7 @@ def run_of(recording: Recording) -> Run | None:
     """Return the recording as a run for the gate; None if it could not be analysed or has no GPU events."""
     if recording.analysis is None or not recording.analysis.total.budget.span_ns:
         return None
-    return from_analysis(recording.analysis.to_dict(), name=recording.name)
+    return from_analysis(recording.analysis.to_document(), name=recording.name)
 
 
 def line(recording: Recording, *, first: Run | None = None) -> str:

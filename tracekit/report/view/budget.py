@@ -292,7 +292,7 @@ def hiding_table(analysis: Analysis) -> Table | None:
     ranks = max(1, len(analysis.rank_results))
     rows = [
         (row["label"], row["kernels"], row["slowdown"] - 1, row["extra_ns"] / ranks)
-        for row in hiding.to_dict()["by_label"]
+        for row in hiding.by_label.iter_rows(named=True)
         if abs(row["extra_ns"]) >= MIN_HIDING_ROW_SHARE * hiding.extra_ns
     ]
     saved, cost = ms(hiding.saved_ns / ranks), ms(hiding.extra_ns / ranks)

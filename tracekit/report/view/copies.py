@@ -115,5 +115,5 @@ def reload_view(analysis: Analysis) -> ReloadView | None:
         ("reload hidden under broadcast", percent(hidden)),  # type: ignore[arg-type]
         ("H2D hidden under other work", percent(ahead)),  # type: ignore[arg-type]
     )
-    lanes = tuple(reload.to_dict()["lanes"])
+    lanes = tuple(reload.lanes.to_dicts())
     return ReloadView(facts, lanes[:MAX_ROWS], max(0, len(lanes) - MAX_ROWS))

@@ -1,0 +1,55 @@
+"""One document of each kind, made from the samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docsite.json_keys import DOCUMENTS
+from tests.kept import analysis_of
+from tracekit.diffs import diff, read_side
+from tracekit.doctor import diagnose
+from tracekit.documents.coding import decode, to_plain
+from tracekit.gates import baseline, gate
+from tracekit.run.ingest import ingest
+from tracekit.schedules import generate, simulate, weight_reload
+from tracekit.store.files import MANIFEST
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+RUNS = ("1f1b", "memory", "reload", "rates", "router", "compile", "1f1b-noshapes", "steps/a", "nsys-1f1b", "dualpipe")
+
+
+def analyses():
+    """Yield the documents of all samples, with everything that can be asked for."""
+    for name in RUNS:
+        yield analysis_of(SAMPLES / name).to_document()
+    yield analysis_of(SAMPLES / "1f1b", what_if=True, critical_path=True).to_document()
+    for by in ("layer", "module", "annotation", "shape"):
+        yield analysis_of(SAMPLES / "1f1b", by=by).to_document()
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory):
+    """By name, as in the site's list: some documents."""
+    before, after = (read_side([str(SAMPLES / "steps" / name)], what="run") for name in ("a", "straggler"))
+    store = tmp_path_factory.mktemp("documents") / "store"
+    ingest(SAMPLES / "reload", store, ranks=[0, 1])
+    texts = {"baseline": baseline.dump(before.runs).encode(), "store": (store / MANIFEST).read_bytes()}
+    return {
+        "analysis": list(analyses()),
+        "schedule": [
+            *(simulate(generate(name, pp=4, microbatches=8)).to_document() for name in ("zb-v", "dualpipe")),
+            weight_reload(2, 2).to_document(),
+        ],
+        "diff": [diff(before, after).document],
+        "gate": [gate(after, before).to_document()],
+        "doctor": [diagnose(SAMPLES / name).to_document() for name in ("1f1b-noshapes", "nsys-1f1b")],
+        **{name: [decode(text, DOCUMENTS[name], name, hint="")] for name, text in texts.items()},
+    }
+
+
+@pytest.fixture(scope="session")
+def plain(documents):
+    """The same as plain data."""
+    return {name: [to_plain(document) for document in of_name] for name, of_name in documents.items()}

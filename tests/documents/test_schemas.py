@@ -1,0 +1,173 @@
+"""Every document fits its published schema and its type; neither accepts what is not one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from jsonschema import Draft202012Validator
+
+from docsite.json_keys import DOCUMENTS, json_schema
+from tracekit.documents.coding import decode, encode
+from tracekit.errors import InputError
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+NAMES = tuple(DOCUMENTS)
+MUTATIONS = 110
+"""Mutations of each document."""
+WITH_MOST_KEYS = {"analysis": 10, "doctor": 1}
+"""Index of the document of a kind that has the most keys; otherwise the first."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_published_file_is_the_codes(name):
+    schema = json_schema(name)
+    Draft202012Validator.check_schema(schema)
+    published = ROOT / "docs" / "schemas" / f"{schema['title'].replace('/', '-')}.json"
+    assert json.loads(published.read_text()) == json.loads(json.dumps(schema)), "write it again: see CONTRIBUTING"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_documents_of_samples_fit_and_are_read_back(name, documents, plain):
+    validator = Draft202012Validator(json_schema(name))
+    for document, data in zip(documents[name], plain[name], strict=True):
+        text = encode(document)
+        validator.validate(json.loads(text))
+        assert decode(text.encode(), DOCUMENTS[name], name, hint="") == document
+        assert json.loads(text) == json.loads(json.dumps(data))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_in_a_document_is_finite(name, plain):
+    """``encode`` would write null for another: a figure that is not known must be null on purpose."""
+    for data in plain[name]:
+        numbers = [(path, value) for path, value in values(data) if isinstance(value, float)]
+        assert [path for path, value in numbers if not math.isfinite(value)] == []
+
+
+def values(data, path=()):
+    """Yield the path and value of everything in plain data."""
+    yield path, data
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list | tuple) else ()
+    for key, item in items:
+        yield from values(item, (*path, key))
+
+
+def shortened(data):
+    """The document with at most six rows in each list, so that checking it is quick."""
+    if isinstance(data, dict):
+        return {key: shortened(item) for key, item in data.items()}
+    return [shortened(item) for item in data[:6]] if isinstance(data, list | tuple) else data
+
+
+def changed(data, path, change):
+    """A copy of *data* in which *change* was applied to the container and key at the end of *path*."""
+    result = copy.deepcopy(data)
+    container = result
+    for key in path[:-1]:
+        container = container[key]
+    change(container, path[-1])
+    return result
+
+
+def put(value):
+    return lambda container, key: container.__setitem__(key, value)
+
+
+def drop(container, key):
+    del container[key]
+
+
+def spread(items, count):
+    """At most *count* of the items, evenly spread."""
+    return [items[i * len(items) // count] for i in range(min(count, len(items)))]
+
+
+def of_wrong_type(data):
+    """Yield copies in which one value has a wrong type: a list for a scalar, a number for a list or an object."""
+    for path, value in values(data):
+        if path:
+            yield path, changed(data, path, put(3 if isinstance(value, dict | list) else [True]))
+
+
+def without_a_required_key(data, schema):
+    """Yield copies that lack one key that the schema requires."""
+    for path, value in values(data):
+        if isinstance(value, dict):
+            for key in required(schema, path):
+                yield (*path, key), changed(data, (*path, key), drop)
+
+
+def required(schema, path):
+    """The keys that the schema requires of the object at *path*."""
+    nodes = [schema]
+    for key in (*path, None):
+        nodes = [choice for node in nodes for choice in choices(schema, node)]
+        if key is None:
+            return [key for node in nodes for key in node.get("required", ())]
+        inner = []
+        for node in nodes:
+            inner += [node["properties"][key]] if key in node.get("properties", {}) else []
+            inner += [node[word] for word in ("items", "additionalProperties") if isinstance(node.get(word), dict)]
+        nodes = inner
+    return []
+
+
+def choices(schema, node):
+    if "$ref" in node:
+        return choices(schema, schema["$defs"][node["$ref"].rpartition("/")[2]])
+    return [choice for part in node["anyOf"] for choice in choices(schema, part)] if "anyOf" in node else [node]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mutations_are_refused_by_the_type_and_by_the_schema(name, plain):
+    data, schema = shortened(plain[name][WITH_MOST_KEYS.get(name, 0)]), json_schema(name)
+    validator = Draft202012Validator(schema)
+    validator.validate(data)
+    mutations = [*of_wrong_type(data), *without_a_required_key(data, schema)]
+    assert len(mutations) >= MUTATIONS
+    for path, mutation in spread(mutations, MUTATIONS):
+        with pytest.raises(InputError, match=r"^x\.json: (\$|its format is|has no format)") as caught:
+            decode(json.dumps(mutation).encode(), DOCUMENTS[name], "x.json", hint="write it again")
+        assert "\n" not in str(caught.value)
+        assert not validator.is_valid(mutation), path
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_that_are_not_finite_are_refused(name, word, plain):
+    data = shortened(plain[name][0])
+    numbers = [path for path, value in values(data) if isinstance(value, int | float) and not isinstance(value, bool)]
+    for path in spread(numbers, 20):
+        text = json.dumps(changed(data, path, put("@@")), indent=1).replace('"@@"', word)
+        with pytest.raises(InputError, match=r"^x\.json: (line \d+, byte \d+: (NaN|Infinity) is not a number|\$.*: )"):
+            decode(text.encode(), DOCUMENTS[name], "x.json", hint="write it again")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_of_later_versions_are_skipped(name, documents):
+    document = documents[name][0]
+    later = json.loads(encode(document)) | {"weather": {"rain": [1, 2]}}
+    assert decode(json.dumps(later).encode(), DOCUMENTS[name], "x.json", hint="") == document
+
+
+def test_a_name_that_is_not_utf8_is_read_back():
+    text = encode({"format": "\udcff", "p": 1.5})
+    assert decode(text.encode(), dict, "x.json", hint="") == {"format": "\udcff", "p": 1.5}
+
+
+def test_the_error_names_file_place_types_and_next_step(plain):
+    data = plain["analysis"][0]
+    data = changed(data, ("ranks", 0, "span_ns"), put("long"))
+    with pytest.raises(InputError) as caught:
+        decode(msgspec.json.encode(data), DOCUMENTS["analysis"], "run.json", hint="analyze the traces again")
+    version = data["tracekit"]
+    assert str(caught.value).startswith(
+        f"run.json: $.ranks[0].span_ns: expected int, got str (written by tracekit {version})"
+    )

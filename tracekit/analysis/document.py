@@ -1,0 +1,249 @@
+"""The JSON document of an analysis (``documents.analysis``), built from its results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import polars as pl
+from msgspec import UNSET
+
+from tracekit._version import __version__
+from tracekit.analysis.rates import below_peak_ns
+from tracekit.documents import analysis as documents
+
+if TYPE_CHECKING:
+    from tracekit.analysis.by import By
+    from tracekit.analysis.measured import Measured, RankResult
+    from tracekit.analysis.memory import HeldMemory
+    from tracekit.analysis.rates import RunRates
+    from tracekit.analysis.result import Analysis
+    from tracekit.compare import ScheduleComparison
+    from tracekit.critical_path.path import CriticalPath
+    from tracekit.metrics.overlap_cost import OverlapCost
+    from tracekit.metrics.reload import Reload
+
+MAX_KERNELS = 200
+"""Kernels in the document, those with the most time; the table holds all."""
+MAX_HOST_ROWS = 5
+"""Rows of a rank's launch-bound idle time, the longest."""
+MAX_PRODUCTS = 40
+"""Kinds of matrix products, those with the most time."""
+MAX_EXPERT_LAYERS = 256
+"""Rows of expert layers, the most uneven first."""
+LABEL_SETS = ("compute", "communication", "copy")
+"""Sets of labels whose time is in ``Measured.label_ns`` too."""
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+def build_document(analysis: Analysis) -> documents.AnalysisDocument:
+    """Return the document of an analysis."""
+    critical, by, schedule, tables = analysis.critical, analysis.by, analysis.schedule, analysis.tables
+    largest_kernels = tables["kernels"].head(MAX_KERNELS)
+    return documents.AnalysisDocument(
+        tracekit=__version__,
+        format=documents.FORMAT,
+        source=documents.Source(
+            paths=list(analysis.paths) or [source.path for source in analysis.sources],
+            reader="+".join(sorted({source.reader for source in analysis.sources})),
+            ranks=[result.rank for result in analysis.rank_results],
+            world_size=analysis.world_size,
+            devices=sorted({name for source in analysis.sources for name in source.devices}),
+            shapes=list(analysis.shapes),
+        ),
+        ranks=[rank_document(result) for result in analysis.rank_results],
+        total=documents.Figures(**_figures(analysis.total)),
+        schedule=None if schedule is None else schedule_document(schedule),
+        lanes=UNSET if schedule is not None or "lanes" not in tables else rows(tables["lanes"], documents.Lane),
+        critical_path=UNSET if critical is None else rows(critical.segments, documents.PathSegment),
+        critical_path_ns=UNSET if critical is None else _path_totals(critical),
+        by=UNSET if by is None else by_document(by),
+        hiding=None if analysis.hiding is None else _hiding(analysis.hiding),
+        stragglers=rows(tables["stragglers"], documents.Straggler),
+        clocks=documents.Clocks(
+            residual_ns=analysis.clocks.residual_ns,
+            worst_ns=analysis.clocks.worst_ns,
+            ranks=rows(analysis.clocks.table, documents.RankClock),
+        ),
+        kernels=rows(
+            largest_kernels.with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64)),
+            documents.Kernel,
+        ),
+        copies=rows(tables["copies"], documents.Copy),
+        reload=None if analysis.reload is None else _reload(analysis.reload),
+        rates=None if analysis.rates is None else _rates(analysis.rates),
+        memory=None
+        if analysis.memory is None
+        else documents.Memory(analysis.memory.peak_bytes, [_memory(rank) for rank in analysis.memory.ranks]),
+        warnings=list(analysis.notices),
+    )
+
+
+def rows(frame: pl.DataFrame, row_type: type[Row]) -> list[Row]:
+    """Return the rows of a table; columns that the type does not have are left out."""
+    field_of_key = dict(zip(row_type.__struct_encode_fields__, row_type.__struct_fields__, strict=True))
+    columns = [pl.col(key).alias(name) for key, name in field_of_key.items() if key in frame.columns]
+    return [row_type(**row) for row in frame.select(columns).iter_rows(named=True)]
+
+
+def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
+    """Return the ``schedule`` of the document."""
+    head, match = comparison.head, comparison.head.match
+    confidence: Any = head.cells["confidence"].min()
+    return documents.Schedule(
+        name=comparison.name,
+        pp=comparison.pp,
+        microbatches=comparison.microbatches,
+        virtual=comparison.virtual,
+        ranks=head.orders(),
+        measured=documents.Makespan(head.measured_ns, head.measured_bubble),
+        ideal=documents.Makespan(head.ideal_ns, head.ideal_bubble),
+        gap_ns=head.gap_ns,
+        exact=match.exact,
+        distance=match.distance,
+        differences=_convert(match.differences, list[documents.Difference]),
+        fb_run_apart=match.blocks_run_apart,
+        step=head.pipeline.step,
+        pipeline_ranks=list(head.pipeline.ranks),
+        stages_from=head.pipeline.stages_from,
+        confidence=None if confidence is None else round(float(confidence), 3),
+        by_rank=_convert(head.bubbles, list[documents.RankBubble]),
+        factors=_convert(comparison.factors, documents.Factors),
+        lanes=rows(comparison.lanes, documents.Lane),
+        positions=comparison.positions,
+        what_if=_convert(comparison.what_if, list[documents.WhatIf]),
+        pipelines=[
+            documents.PipelineStep(
+                ranks=list(step.pipeline.ranks),
+                step=step.pipeline.step,
+                name=step.match.schedule.name,
+                exact=step.match.exact,
+                measured_ns=step.measured_ns,
+                ideal_ns=step.ideal_ns,
+                gap_ns=step.gap_ns,
+            )
+            for step in comparison.all
+        ],
+    )
+
+
+def _convert(value: Any, document_type: type[Any]) -> Any:
+    """Return a result as the document whose fields are attributes of the same names."""
+    return msgspec.convert(value, document_type, from_attributes=True)
+
+
+def _figures(measured: Measured) -> dict[str, Any]:
+    """Return the fields of ``documents.Figures``."""
+    budget = measured.budget
+    idle_ns = budget.idle_ns if measured.idle_known else None
+    return {
+        "span_ns": budget.span_ns,
+        "budget_ns": documents.Budget(
+            budget.compute_ns, budget.exposed_ns, idle_ns, not_recorded=budget.unrecorded_ns or UNSET
+        ),
+        "label_ns": {name: ns for name, ns in measured.label_ns.items() if name not in LABEL_SETS},
+        "set_ns": {name: ns for name, ns in measured.label_ns.items() if name in LABEL_SETS},
+        "label_count": measured.label_count,
+        "weak_ns": measured.weak_ns,
+        "weak_share": measured.weak_share,
+        "overlap": measured.overlap,
+        "hidden_ns": measured.hidden_by_ns,
+        "wait_ns": measured.wait_ns,
+        "blocking_ns": measured.blocking_ns,
+        "exposed_because_ns": measured.because_ns,
+        "bubble": documents.Bubble(
+            idle_ns, measured.bubble.wait_ns, measured.bubble_fraction, lower_bound=measured.lower_bound
+        ),
+    }
+
+
+def rank_document(result: RankResult) -> documents.RankFigures:
+    """Return one of the ``ranks`` of the document."""
+    named_rows = [row for row in result.instead if row["what"] or row["instead"] == "python"]
+    idle_known = result.whole.idle_known
+    return documents.RankFigures(
+        rank=result.rank,
+        steps=list(result.steps),
+        **_figures(result.whole),
+        phases=[documents.Phase(**phase) for phase in result.phases],
+        idle_host_ns=result.idle_host_ns if idle_known else None,
+        idle_host=[documents.HostActivity(**row) for row in named_rows[:MAX_HOST_ROWS]],
+        inside_launch_ns=result.inside_launch_ns,
+        idle_causes_ns=result.idle_causes if idle_known else None,
+        per_step=[
+            documents.StepFigures(step=scope.step, partial=scope.partial, **_figures(scope))
+            for scope in result.per_step
+        ],
+    )
+
+
+def _path_totals(critical: CriticalPath) -> documents.PathTotals:
+    steps = critical.segments.group_by("step").agg(ns=pl.col("end_ns").max() - pl.col("start_ns").min())
+    return documents.PathTotals(
+        total=int(steps["ns"].sum()), **critical.totals(), slack=rows(critical.slack, documents.Slack)
+    )
+
+
+def by_document(by: By) -> documents.ByTable:
+    """Return the ``by`` of the document."""
+    placed_rows = rows(by.rows, documents.ByRow) if by.placed else None
+    return documents.ByTable(by.kind, by.total_ns, by.steps, placed_rows, list(by.notes))
+
+
+def _hiding(hiding: OverlapCost) -> documents.Hiding:
+    by_label = rows(hiding.by_label, documents.LabelSlowdown)
+    return documents.Hiding(hiding.saved_ns, hiding.extra_ns, hiding.net_ns, hiding.compared, by_label)
+
+
+def _reload(reload: Reload) -> documents.Reload:
+    return documents.Reload(
+        rounds=reload.rounds,
+        buckets=reload.buckets,
+        owners=reload.owners,
+        sources=list(reload.sources),
+        lanes=rows(reload.lanes, documents.ReloadLane),
+        hidden=rows(reload.hidden, documents.ReloadHidden),
+        time_ns={"H2D": reload.h2d_ns, "BROADCAST": reload.broadcast_ns, "RELOAD": reload.reload_ns},
+        measured_ns=reload.measured_ns,
+        ideal_ns=reload.ideal_ns,
+    )
+
+
+def _rates(rates: RunRates) -> documents.Rates:
+    total = rates.total
+    return documents.Rates(
+        flop=total.flop or None,
+        model_flop=total.model_flop or None,
+        product_ns=total.product_ns,
+        uncounted_ns=total.uncounted_ns,
+        tflop_s=total.tflop_s,
+        utilisation=total.utilisation,
+        below_peak_ns=below_peak_ns(rates.products),
+        by_label=rows(rates.by("label"), documents.LabelRate),
+        by_module=rows(rates.by("module"), documents.ModuleRate),
+        products=rows(rates.products.head(MAX_PRODUCTS), documents.ProductRate),
+        communication=rows(rates.communication, documents.Bandwidth),
+        experts=rows(rates.experts, documents.ExpertLoad),
+        expert_layers=rows(rates.expert_layers.head(MAX_EXPERT_LAYERS), documents.ExpertLayer),
+        expert_cost=None if rates.expert_cost is None else _convert(rates.expert_cost, documents.ExpertCost),
+    )
+
+
+def _memory(held: HeldMemory) -> documents.RankMemory:
+    measured, chunks = held.measured, held.measured.chunks
+    bounds = None if chunks is None or chunks.low is None or chunks.high is None else [chunks.low, chunks.high]
+    return documents.RankMemory(
+        rank=held.rank,
+        device=measured.device,
+        capacity_bytes=held.capacity_bytes,
+        peak_bytes=measured.peak_bytes,
+        reserved_bytes=measured.reserved_bytes,
+        first_bytes=measured.first_bytes,
+        by_phase=_convert(measured.by_phase, dict[str, documents.Peak]),
+        base_bytes=None if chunks is None else chunks.base_bytes,
+        chunk_bytes=bounds,
+        chunks=None if chunks is None else chunks.peak_chunks,
+        ideal_chunks=held.ideal_chunks,
+        line=documents.MemoryLine(**measured.line.to_dict(as_series=False)),
+    )

@@ -1,0 +1,937 @@
+"""The analysis of a run: ``tracekit analyze --json`` and ``-o FILE.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from tracekit.errors import Notice
+
+FORMAT: Literal["tracekit.analysis/1"] = "tracekit.analysis/1"
+
+# ---- figures of ranks and steps
+
+
+class Budget(Struct, frozen=True):
+    """Parts of a span, which sum to it."""
+
+    compute: int
+    """Time in which any compute runs."""
+    exposed: Mapping[str, int]
+    """By communication and copy label: its time in which no compute runs."""
+    idle: int | None
+    """Time in which nothing runs; null if work is missing in the recording."""
+    not_recorded: int | UnsetType = UNSET
+    """Time for which the recording lacks events."""
+
+
+class Bubble(Struct, frozen=True):
+    """Pipeline bubble."""
+
+    idle_ns: int | None
+    """Idle time; null if work is missing in the recording."""
+    wait_ns: int | None
+    """Exposed wait of pipeline messages; null if the wait of any message is unknown."""
+    fraction: float | None
+    """(Idle time + exposed wait) / span; null without a pipeline."""
+    lower_bound: bool
+    """Whether the fraction is a lower bound, because some waiting could not be measured."""
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """Figures of a rank, of one of its steps, or of all ranks together (then times are sums over ranks)."""
+
+    span_ns: int
+    """Time from the first to the last GPU event."""
+    budget_ns: Budget
+    """Where the span went."""
+    label_ns: Mapping[str, int]
+    """By label: time in which any of its events runs."""
+    set_ns: Mapping[str, int]
+    """The same for the sets compute, communication and copy."""
+    label_count: Mapping[str, int]
+    """By label: number of events."""
+    weak_ns: int
+    """Time whose label rests on weak evidence."""
+    weak_share: float | None
+    """The same as a share of the busy time."""
+    overlap: Mapping[str, float | None]
+    """By communication and copy label, and set: share of its time that compute hides; null if it never ran."""
+    hidden_ns: Mapping[str, Mapping[str, int]]
+    """By communication and copy label: hidden time by the label of the compute that hides it."""
+    wait_ns: Mapping[str, int | None]
+    """By communication label: time spent waiting for peers; null if unknown."""
+    blocking_ns: Mapping[str, int | None]
+    """By exposed label: part of its exposed time on the critical path; null if unknown."""
+    exposed_because_ns: Mapping[str, Mapping[str, int]]
+    """By exposed label: exposed time by cause; the causes sum to it."""
+    bubble: Bubble
+    """Pipeline bubble."""
+
+
+class StepFigures(Figures, frozen=True):
+    """Figures of one step on one rank. Its own keys come first, because they are not keyword-only."""
+
+    step: int | None
+    """Number of the step; null without steps."""
+    partial: bool
+    """Whether this is a first or last step that looks cut off."""
+
+
+class Phase(Struct, frozen=True):
+    """Warm-up, steady state or cool-down of one step on one rank."""
+
+    step: int | None
+    """Number of the step."""
+    phase: str
+    """Name of the phase."""
+    span_ns: int
+    """Length of the phase."""
+    compute_ns: int
+    """Time in which any compute runs."""
+    idle_ns: int | None
+    """Time in which nothing runs; null if work is missing in the recording."""
+    wait_ns: int | None
+    """Exposed wait of pipeline messages; null if unknown."""
+
+
+class HostActivity(Struct, frozen=True):
+    """Activity of the host while the GPU was idle because nothing was launched."""
+
+    instead: str
+    """Kind of activity."""
+    what: str | None
+    """Name of the call or range; null if unknown."""
+    line: str | None
+    """Line of the program; null if unknown."""
+    ns: int
+    """Idle time."""
+    count: int
+    """Number of idle gaps."""
+
+
+class _RankKeys(Figures, frozen=True):
+    """The keys of a rank that come before its figures."""
+
+    rank: int
+    """Number of the rank."""
+    steps: list[int]
+    """Numbers of the selected steps."""
+
+
+class RankFigures(_RankKeys, frozen=True, kw_only=True):
+    """Figures of one rank over the selected steps and the time between them."""
+
+    phases: list[Phase]
+    """Phases of each step, in a run with a pipeline."""
+    idle_host_ns: Mapping[str, int] | None
+    """Launch-bound idle time by kind of host activity; null if the recording does not show the host."""
+    idle_host: list[HostActivity]
+    """The longest of them, with the calls."""
+    inside_launch_ns: int
+    """Idle time inside the launch call of the work that ended it."""
+    idle_causes_ns: Mapping[str, int] | None
+    """Idle time by cause; null if work is missing in the recording."""
+    per_step: list[StepFigures]
+    """Figures of each step."""
+
+
+# ---- the schedule
+
+
+class Makespan(Struct, frozen=True):
+    """Length of the pipeline's step."""
+
+    makespan_ns: int
+    """From the start of the first cell to the end of the last."""
+    outside_cells: float
+    """Share of ranks × makespan in no pipeline cell."""
+
+
+class Difference(Struct, frozen=True):
+    """A position at which a rank's order differs from the schedule's."""
+
+    rank: int
+    """Index of the rank in the pipeline."""
+    position: int
+    """Index in the rank's order."""
+    measured: list[str]
+    """Operations that ran."""
+    expected: list[str]
+    """Operations of the schedule."""
+
+
+class RankBubble(Struct, frozen=True):
+    """Idle time of one rank in the pipeline."""
+
+    rank: int
+    """Number of the rank."""
+    measured_ns: Mapping[str, int]
+    """Idle time by phase."""
+    ideal_ns: Mapping[str, int]
+    """Idle time of the ideal by phase."""
+    peak_activations: int
+    """Most chunks whose activations it held at once."""
+
+
+class SlowCell(Struct, frozen=True):
+    """A pipeline cell that took much longer than its like."""
+
+    rank: int
+    """Number of the rank."""
+    op: str
+    """Kind of operation."""
+    stage: int
+    """Pipeline stage."""
+    microbatch: int
+    """Micro-batch."""
+    factor: float
+    """Its work over the median of its operation and stage."""
+
+
+class Factors(Struct, frozen=True):
+    """Imbalance of stages and cells."""
+
+    stage: Mapping[int, float]
+    """By stage: its work over that of the mean stage."""
+    spread: float
+    """Median distance of a cell's work from the median of its operation and stage, as a share of it."""
+    slow_cells: list[SlowCell]
+    """The slowest cells."""
+
+
+class Lane(Struct, frozen=True):
+    """Time of one label in one phase of a rank's step."""
+
+    rank: int
+    """Number of the rank."""
+    step: int | None
+    """Number of the step."""
+    phase: str
+    """Phase of the pipeline; FB: inside the overlapped blocks alone."""
+    span_ns: int
+    """Length of the phase on this rank."""
+    lane: str
+    """computation, communication or offload."""
+    label: str
+    """Label."""
+    passes: str | None = field(name="pass")
+    """forward, backward or null."""
+    total_ns: int
+    """Time of the label."""
+    hidden_ns: int
+    """Part of it under compute."""
+    beside_wgrad_ns: int
+    """Part of it under weight gradients."""
+    beside_other_pass_ns: int
+    """Part of it under compute of the other pass, so of another micro-batch."""
+
+
+class WhatIf(Struct, frozen=True):
+    """A change of the run with its predicted makespan."""
+
+    change: str
+    """schedule, without, layout, microbatches or chunks."""
+    name: str
+    """Name of the schedule, or of what is left out."""
+    virtual: int | None
+    """Chunks per rank."""
+    ideal_ns: int | None
+    """Makespan with free messages and balanced stages."""
+    predicted_ns: int | None
+    """Makespan simulated with this run's messages and machine; null if it cannot be predicted."""
+    predicted_range_ns: list[int] | None
+    """Bounds of the prediction."""
+    saves_ns: int | None
+    """Measured minus predicted makespan."""
+    outside_cells: float | None
+    """Share of ranks × predicted makespan in no cell."""
+    peak_activations: float | None
+    """Most activations that a rank holds, in micro-batches of all its layers."""
+    least_activations: float | None
+    """The same if an input gradient already frees the activation."""
+    peak_bytes: list[int | None] | None
+    """Bounds of the largest memory of a rank."""
+    fits: bool | None
+    """Whether that fits into the GPU's memory; null if unknown."""
+    ran: bool
+    """Whether this is the run's own schedule: measured, not predicted."""
+    microbatches: int | None
+    """Number of micro-batches."""
+    layout: str | None
+    """Value for Megatron-Core's --pipeline-model-parallel-layout."""
+    rests_on: list[str]
+    """Assumptions of the prediction."""
+    unknown: list[str]
+    """What could not be taken into account."""
+    slower: bool
+    """Whether it would take longer than the run did."""
+
+
+class PipelineStep(Struct, frozen=True):
+    """One pipeline in one step."""
+
+    ranks: list[int]
+    """Ranks of the pipeline."""
+    step: int | None
+    """Number of the step."""
+    name: str
+    """Name of the schedule."""
+    exact: bool
+    """Whether the order is exactly the schedule's."""
+    measured_ns: int
+    """Measured makespan."""
+    ideal_ns: int
+    """Ideal makespan."""
+    gap_ns: Mapping[str, int] | None
+    """Measured minus ideal makespan by cause; null if it cannot be split."""
+
+
+class Schedule(Struct, frozen=True):
+    """The run's pipeline compared with its ideal. Figures are those of the median step of the slowest pipeline."""
+
+    name: str
+    """Name of the schedule that ran."""
+    pp: int
+    """Ranks in the pipeline."""
+    microbatches: int
+    """Micro-batches per step."""
+    virtual: int
+    """Chunks per rank."""
+    ranks: list[list[str]]
+    """Order of each rank, in operations such as 0F3."""
+    measured: Makespan
+    """The run."""
+    ideal: Makespan
+    """The ideal, simulated from the durations of the run's own cells."""
+    gap_ns: Mapping[str, int] | None
+    """Measured minus ideal makespan by cause; null if it cannot be split."""
+    exact: bool
+    """Whether the order is exactly the schedule's."""
+    distance: int
+    """Operations by which the order differs from the schedule's."""
+    differences: list[Difference]
+    """Where it differs."""
+    fb_run_apart: int
+    """Overlapped blocks whose forward and backward ran one after the other."""
+    step: int | None
+    """The step that the figures describe."""
+    pipeline_ranks: list[int]
+    """Ranks of the pipeline that the figures describe."""
+    stages_from: str
+    """Evidence from which the stages of ranks are known."""
+    confidence: float | None
+    """Lowest confidence of a cell, 0 to 1."""
+    by_rank: list[RankBubble]
+    """Idle time of each rank."""
+    factors: Factors
+    """Imbalance of stages and cells."""
+    lanes: list[Lane]
+    """Time by phase and label."""
+    positions: Mapping[int, Mapping[str, int]]
+    """By rank: its position in each kind of process group."""
+    what_if: list[WhatIf]
+    """Predicted changes, with --what-if."""
+    pipelines: list[PipelineStep]
+    """All pipelines and steps."""
+
+
+# ---- the critical path and --by
+
+
+class PathSegment(Struct, frozen=True):
+    """A segment of the critical path."""
+
+    step: int | None
+    """Number of the step."""
+    rank: int
+    """Rank on which it lies."""
+    kind: str
+    """cell, kernel, copy, collective, message, launch, host or unknown."""
+    what: str | None
+    """Name of the work."""
+    label: str | None
+    """Label of the work."""
+    cause: str | None
+    """Cause of exposure, if it was exposed."""
+    stage: int | None
+    """Pipeline stage."""
+    peer: int | None
+    """The other rank of a message."""
+    start_ns: int
+    """Start on the common clock."""
+    end_ns: int
+    """End."""
+
+
+class Slack(Struct, frozen=True):
+    """Slack of one rank in one step."""
+
+    step: int | None
+    """Number of the step."""
+    rank: int
+    """Number of the rank."""
+    path_ns: int
+    """Its time on the critical path."""
+    slack_ns: int | None
+    """Time that its work could be later without delaying the step; null if unknown."""
+    operations: int
+    """Matched operations from which that follows."""
+
+
+class PathTotals(Struct, frozen=True):
+    """Time of the critical path; each mapping sums to the total."""
+
+    total: int
+    """Length of the path over all steps."""
+    by_label: Mapping[str, int]
+    """By label, or by kind where work has none."""
+    by_rank: Mapping[str, int]
+    """By rank."""
+    by_stage: Mapping[str, int]
+    """By pipeline stage, or by kind where work has none."""
+    by_kind: Mapping[str, int]
+    """By kind of work."""
+    by_cause: Mapping[str, int]
+    """By cause of exposure, or by kind where work was not exposed."""
+    slack: list[Slack]
+    """Slack of every rank."""
+
+
+class ByRow(Struct, frozen=True, kw_only=True):
+    """Busy time of one layer, module, annotation or shape."""
+
+    name: str
+    """Name of the row."""
+    stage: int | None
+    """Pipeline stage."""
+    layer: int | None
+    """Number of the layer."""
+    path: str | None
+    """Path of modules or annotations."""
+    ranks: list[int]
+    """Ranks that ran it."""
+    evidence: str | None
+    """Evidence from which it is known."""
+    count: int
+    """Number of events."""
+    ns: int
+    """Busy time that belongs to this row alone; the rows sum to total_ns."""
+    compute_ns: int
+    """Compute."""
+    communication_ns: int
+    """Communication without compute beside it."""
+    copy_ns: int
+    """Copies without compute or communication beside them."""
+    forward_ns: int | UnsetType = UNSET
+    """Time of the label, present if it ran anywhere."""
+    dgrad_ns: int | UnsetType = UNSET
+    """As forward_ns."""
+    wgrad_ns: int | UnsetType = UNSET
+    """As forward_ns."""
+    backward_ns: int | UnsetType = UNSET
+    """As forward_ns."""
+    recompute_ns: int | UnsetType = UNSET
+    """As forward_ns."""
+    optimizer_ns: int | UnsetType = UNSET
+    """As forward_ns."""
+    other_ns: int | UnsetType = UNSET
+    """As forward_ns."""
+    calls: int | None
+    """Calls of matrix products."""
+    flop: int | None
+    """FLOP of matrix products with known shapes."""
+    tflop_s: float | None
+    """FLOP over the products' time."""
+    share_of_peak: float | None
+    """Share of the GPU's peak rate."""
+    below_peak_ns: int | None
+    """Time beyond that at the peak rate."""
+    inclusive_ns: int | UnsetType | None = UNSET
+    """Time with all that is inside; for modules and annotations."""
+    share: float | None
+    """Share of total_ns."""
+    apart: bool
+    """Whether ranks of different stages have rows of their own."""
+
+
+class ByTable(Struct, frozen=True):
+    """Busy time of all GPUs by layer, module, annotation or shape. Sums over ranks and steps."""
+
+    by: str
+    """Kind of the rows: layer, module, annotation or shape."""
+    total_ns: int
+    """Busy time of all GPUs."""
+    steps: int
+    """Number of steps."""
+    rows: list[ByRow] | None
+    """The rows; null if no event has a place."""
+    notes: list[str]
+    """Notes on the rows."""
+
+
+# ---- overlap, waits, clocks, kernels, copies, weight updates
+
+
+class LabelSlowdown(Struct, frozen=True):
+    """Slowdown of one compute label beside communication."""
+
+    label: str
+    """Compute label."""
+    kernels: int
+    """Compared kernels."""
+    beside_ns: int
+    """Their time beside communication."""
+    alone_ns: int
+    """Their time at the median of the same kernels alone."""
+    all_ns: int
+    """Time of all kernels beside communication."""
+    slowdown: float
+    """beside_ns / alone_ns."""
+    extra_ns: int
+    """beside_ns − alone_ns."""
+
+
+class Hiding(Struct, frozen=True):
+    """Time that hiding communication saved, and time that it cost. Sums over ranks."""
+
+    saved_ns: int
+    """Communication that ran under compute."""
+    extra_ns: int | None
+    """Time by which compared kernels took longer than alone; null if none was compared."""
+    net_ns: int | None
+    """Saved time minus extra time; null if too little was compared."""
+    compared: float | None
+    """Share of the kernel time beside communication that was compared."""
+    by_label: list[LabelSlowdown]
+    """By compute label, costliest first."""
+
+
+class Straggler(Struct, frozen=True):
+    """A rank that others wait for, in one label."""
+
+    rank: int
+    """Number of the rank."""
+    label: str
+    """Communication label."""
+    caused_ns: int
+    """Time that others waited for it."""
+    operations: int
+    """Operations in which it was last."""
+
+
+class RankClock(Struct, frozen=True):
+    """Clock of one rank."""
+
+    rank: int
+    """Number of the rank."""
+    offset_ns: int | None
+    """To be subtracted from its times to read the first rank's clock; null if nothing ties it to the others."""
+    drift_ppm: float | None
+    """Parts per million by which it runs faster than the first rank's clock."""
+    uncertainty_ns: int | None
+    """Bound of the offset's error."""
+    matches: int
+    """Matched operations."""
+    residual_ns: int | None
+    """Median distance from the first to the last end of its matches."""
+
+
+class Clocks(Struct, frozen=True):
+    """Alignment of clocks across ranks."""
+
+    residual_ns: int | None
+    """Median distance from the first to the last end of a matched operation; null without matches."""
+    worst_ns: int | None
+    """The largest such distance."""
+    ranks: list[RankClock]
+    """Clock of each rank."""
+
+
+class Kernel(Struct, frozen=True):
+    """Kernels of one name, label and module, per step, averaged over ranks."""
+
+    name: str
+    """Name of the kernel."""
+    label: str
+    """Label."""
+    module: str | None
+    """Module."""
+    count: float
+    """Number of launches."""
+    ns: int
+    """Sum of durations."""
+
+
+class Copy(Struct, frozen=True):
+    """Copies of one label on one rank."""
+
+    rank: int
+    """Number of the rank."""
+    label: str
+    """Label."""
+    count: int
+    """Number of copies."""
+    bytes: int | None
+    """Bytes; null if not recorded."""
+    ns: int
+    """Time in which any of them runs."""
+    bandwidth_gb_s: float | None
+    """Bytes / time."""
+    link_gb_s: float | None
+    """Bandwidth of the link to the host, one way."""
+    of_link: float | None
+    """Bandwidth / link."""
+    hidden_ns: int
+    """Time under compute."""
+    hidden: float | None
+    """The same as a share of the time."""
+    stall_ns: int
+    """Exposed time."""
+    stalls: int
+    """Number of separate stalls."""
+
+
+class ReloadLane(Struct, frozen=True):
+    """One lane of a weight update on one rank."""
+
+    rank: int
+    """Number of the rank."""
+    lane: str
+    """h2d, stage, broadcast or reload."""
+    count: int
+    """Operations."""
+    bytes: int | None
+    """Bytes; null if not recorded."""
+    ns: int
+    """Time in which any of them runs."""
+    bandwidth_gb_s: float | None
+    """Bytes / time."""
+
+
+class ReloadHidden(Struct, frozen=True):
+    """Overlap in a weight update on one rank."""
+
+    rank: int
+    """Number of the rank."""
+    reload_under_broadcast: float | None
+    """Share of the reload's time under broadcasts."""
+    h2d_under_others: float | None
+    """Share of the host-to-device copies' time under other work."""
+
+
+class Reload(Struct, frozen=True):
+    """A weight update."""
+
+    rounds: int
+    """Rounds."""
+    buckets: int
+    """Buckets."""
+    owners: int
+    """Ranks that broadcast."""
+    sources: list[int | None]
+    """Rank that broadcast each bucket."""
+    lanes: list[ReloadLane]
+    """Operations by rank and lane."""
+    hidden: list[ReloadHidden]
+    """Overlap by rank."""
+    time_ns: Mapping[str, int]
+    """Median time of H2D, BROADCAST and RELOAD."""
+    measured_ns: int
+    """Time from the first copy to the last reload."""
+    ideal_ns: int | None
+    """The same with two buffers and these times; null if there is no closed form."""
+
+
+# ---- rates
+
+
+class Rate(Struct, frozen=True, kw_only=True):
+    """Rate of matrix products."""
+
+    calls: int
+    """Calls."""
+    ns: int
+    """Time of their kernels."""
+    flop: int | None
+    """FLOP; null if unknown."""
+    at_peak_ns: float | None
+    """Time at the GPU's peak rate."""
+    tflop_s: float | None
+    """FLOP / time."""
+    share_of_peak: float | None
+    """Share of the peak rate."""
+
+
+class LabelRate(Rate, frozen=True):
+    """Rate of one label."""
+
+    label: str
+    """Label."""
+
+
+class ModuleRate(Rate, frozen=True):
+    """Rate of one module."""
+
+    module: str | None
+    """Module."""
+
+
+class ProductRate(Rate, frozen=True):
+    """Rate of one kind of matrix product."""
+
+    label: str
+    """Label."""
+    module: str | None
+    """Module."""
+    op: str | None
+    """Operator."""
+    shapes: str | None
+    """Shapes of its inputs."""
+    dtype: str | None
+    """Data type."""
+
+
+class Bandwidth(Struct, frozen=True):
+    """Bandwidth of operations of one label, kind, group and size."""
+
+    label: str
+    """Label."""
+    what: str
+    """The collective, or p2p."""
+    group: str | None
+    """Process group."""
+    ranks: int | None
+    """Members of the group."""
+    where: str | None
+    """in node, across nodes, or null if unknown."""
+    size: str
+    """Range of bytes per operation."""
+    count: int
+    """Operations."""
+    bytes: int
+    """Bytes of all of them."""
+    transfer_ns: int
+    """Sum over operations of the shortest member."""
+    wait_ns: int | None
+    """Sum over members and operations."""
+    algorithm_gb_s: float | None
+    """Bytes / transfer time."""
+    bus_gb_s: float | None
+    """Bus bandwidth."""
+    share_of_link: float | None
+    """Bus bandwidth / peak of the link."""
+
+
+class ExpertLoad(Struct, frozen=True):
+    """Load of the experts of one rank."""
+
+    rank: int
+    """Number of the rank."""
+    group: str | None
+    """Expert-parallel group."""
+    exchanges: int
+    """Dispatches of the forward."""
+    received: int | None
+    """Bytes received."""
+    over_mean: float | None
+    """Received / mean of the group."""
+    largest: int
+    """Exchanges in which this rank received most."""
+    wait_ns: int | None
+    """Its wait for other ranks in those exchanges."""
+
+
+class ExpertLayer(Struct, frozen=True):
+    """Load of one rank in one exchange."""
+
+    exchange: int
+    """Number of the dispatch in the forward of a step."""
+    group: str | None
+    """Expert-parallel group."""
+    rank: int
+    """Number of the rank."""
+    received: int | None
+    """Bytes over all steps."""
+    received_over_mean: float | None
+    """Received / mean of the group."""
+    expert_ns: int | None
+    """Compute between dispatch and combine."""
+    expert_over_mean: float | None
+    """The same over the mean of the group."""
+    wait_ns: int | None
+    """Wait in the combine that others' longer work explains."""
+    exposed_ns: int | None
+    """Part of it that no compute hides."""
+
+
+class ExpertCost(Struct, frozen=True):
+    """Upper bounds of the cost of uneven experts, over all steps."""
+
+    exchanges: int
+    """Dispatches that were matched and have a combine."""
+    transfer_ns: int | None
+    """Time by which dispatches would be shorter if every rank received the mean."""
+    wait_ns: int
+    """Wait in combines that follow longer expert work."""
+    step_ns: int
+    """Loss of the step."""
+
+
+class Rates(Struct, frozen=True):
+    """Rates of matrix products and communication. Sums over ranks."""
+
+    flop: int | None
+    """FLOP of all products, recomputation included; null if unknown."""
+    model_flop: int | None
+    """FLOP without recomputation."""
+    product_ns: int
+    """Time of products."""
+    uncounted_ns: int
+    """Part of it whose FLOP are unknown."""
+    tflop_s: float | None
+    """FLOP / time of products; null if too much is uncounted."""
+    utilisation: float | None
+    """Model FLOP utilisation; null if too much is uncounted."""
+    below_peak_ns: int | None
+    """Time beyond that at the peak rate."""
+    by_label: list[LabelRate]
+    """Products by label."""
+    by_module: list[ModuleRate]
+    """Products by module."""
+    products: list[ProductRate]
+    """Products by label, module, operator, shapes and type, those with the most time."""
+    communication: list[Bandwidth]
+    """Bandwidth of communication."""
+    experts: list[ExpertLoad]
+    """Load of experts by rank."""
+    expert_layers: list[ExpertLayer]
+    """Load of experts by exchange, the most uneven first."""
+    expert_cost: ExpertCost | None
+    """Cost of uneven experts; null if no dispatch and combine were matched."""
+
+
+# ---- memory
+
+
+class Peak(Struct, frozen=True):
+    """Bounds of the largest memory."""
+
+    at_least: int
+    """Lower bound in bytes."""
+    at_most: int
+    """Upper bound in bytes."""
+
+
+class MemoryLine(Struct, frozen=True):
+    """Memory over time."""
+
+    at_ns: list[int]
+    """Times."""
+    allocated: list[int]
+    """Bytes allocated."""
+    reserved: list[int | None]
+    """Bytes reserved."""
+
+
+class RankMemory(Struct, frozen=True):
+    """Memory of one rank's allocator."""
+
+    rank: int
+    """Number of the rank."""
+    device: int
+    """Number of the GPU."""
+    capacity_bytes: int | None
+    """Memory of the GPU."""
+    peak_bytes: int
+    """Largest allocated memory."""
+    reserved_bytes: int | None
+    """Largest reserved memory."""
+    first_bytes: int
+    """Memory at the first event."""
+    by_phase: Mapping[str, Peak]
+    """Largest memory by phase."""
+    base_bytes: int | None
+    """Memory without activations of chunks."""
+    chunk_bytes: list[int] | None
+    """Bounds of the memory of one chunk's activations."""
+    chunks: int | None
+    """Most chunks whose activations it held at once."""
+    ideal_chunks: int | None
+    """The same in the schedule."""
+    line: MemoryLine
+    """Memory over time."""
+
+
+class Memory(Struct, frozen=True):
+    """Memory that the ranks' allocators held."""
+
+    peak_bytes: int
+    """Largest peak of any rank."""
+    ranks: list[RankMemory]
+    """Memory of each rank."""
+
+
+# ---- the document
+
+
+class Source(Struct, frozen=True):
+    """Origin of the events."""
+
+    paths: list[str]
+    """Paths as given."""
+    reader: str
+    """kineto or nsight; both joined by + if traces are mixed."""
+    ranks: list[int]
+    """Numbers of the ranks."""
+    world_size: int | None
+    """Ranks of the run, as far as the files show."""
+    devices: list[str]
+    """Names of the GPUs."""
+    shapes: list[str]
+    """Input shapes of the model's matrix products."""
+
+
+class AnalysisDocument(Struct, frozen=True, kw_only=True):
+    """Where the step's time went on every rank."""
+
+    tracekit: str
+    """Version that wrote it."""
+    format: Literal["tracekit.analysis/1"]
+    """Name and number of the format."""
+    source: Source
+    """Origin of the events."""
+    ranks: list[RankFigures]
+    """Figures of each rank."""
+    total: Figures
+    """Figures of all ranks together: times are sums, shares are ratios of these sums."""
+    schedule: Schedule | None
+    """The pipeline compared with its ideal; null without one."""
+    lanes: list[Lane] | UnsetType = UNSET
+    """Time by phase and label, if there is no schedule that holds them."""
+    critical_path: list[PathSegment] | UnsetType = UNSET
+    """Segments of the critical path, with --critical-path."""
+    critical_path_ns: PathTotals | UnsetType = UNSET
+    """Totals of the critical path, with --critical-path."""
+    by: ByTable | UnsetType = UNSET
+    """Busy time by layer, module, annotation or shape, with --by."""
+    hiding: Hiding | None
+    """Time that hiding communication saved and cost; null if no compute ran beside communication."""
+    stragglers: list[Straggler]
+    """Ranks that others wait for."""
+    clocks: Clocks
+    """Alignment of clocks."""
+    kernels: list[Kernel]
+    """Kernels with the most time."""
+    copies: list[Copy]
+    """Copies by rank and label."""
+    reload: Reload | None
+    """The weight update; null without one."""
+    rates: Rates | None
+    """Rates of matrix products and communication."""
+    memory: Memory | None
+    """Memory of the allocators; null if it was not recorded."""
+    warnings: list[Notice]
+    """Notices."""

@@ -1,0 +1,101 @@
+"""Baseline file of the gate: the samples of one or more runs, small enough to be kept in git."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+FORMAT: Literal["tracekit.baseline/1"] = "tracekit.baseline/1"
+
+
+class RunSamples(Struct, frozen=True):
+    """Samples of one run."""
+
+    name: str
+    """Path from which it was read."""
+    samples: Mapping[str, list[float]]
+    """By metric: one value per step, or one per run."""
+
+
+class NoiseEntry(Struct, frozen=True):
+    """Noise of one metric between runs of the same code."""
+
+    deviation: Annotated[float, Meta(ge=0)]
+    """Standard deviation between runs."""
+    runs: Annotated[int, Meta(ge=2)]
+    """Number of runs from which it was measured."""
+
+
+class KernelTime(Struct, frozen=True):
+    """Kernels of one name, label and module, per step."""
+
+    name: str
+    """Name of the kernel."""
+    label: str
+    """Label."""
+    ns: int
+    """Sum of durations."""
+    count: int | float | None = None
+    """Number of launches."""
+    module: str | None = None
+    """Module."""
+
+
+class ModuleTime(Struct, frozen=True):
+    """Time of one module and label, per step."""
+
+    module: str
+    """Module."""
+    label: str
+    """Label."""
+    ns: int
+    """Sum of durations."""
+
+
+class CellTime(Struct, frozen=True):
+    """Median time of one pipeline cell."""
+
+    rank: int
+    """Number of the rank."""
+    op: str
+    """Kind of operation."""
+    ns: int
+    """Median over steps."""
+    stage: int | UnsetType = UNSET
+    """Pipeline stage."""
+    microbatch: int | UnsetType = UNSET
+    """Micro-batch."""
+    b_stage: int | UnsetType = UNSET
+    """Stage of the backward of an overlapped block."""
+    b_microbatch: int | UnsetType = UNSET
+    """Micro-batch of the backward of an overlapped block."""
+
+
+class Tables(Struct, frozen=True):
+    """Tables that explain a change, of the first run."""
+
+    cells: list[CellTime] | UnsetType = UNSET
+    """Pipeline cells."""
+    kernels: list[KernelTime] | UnsetType = UNSET
+    """Kernels with the most time."""
+    modules: list[ModuleTime] | UnsetType = UNSET
+    """Modules."""
+
+
+class BaselineDocument(Struct, frozen=True):
+    """Runs that a candidate is compared with. Keys are sorted."""
+
+    facts: Mapping[str, str | int | list[str]]
+    """Facts that must agree before runs can be compared, such as world_size and schedule."""
+    format: Literal["tracekit.baseline/1"]
+    """Name and number of the format."""
+    noise: Mapping[str, NoiseEntry]
+    """By metric: calibrated noise."""
+    runs: list[RunSamples]
+    """The runs."""
+    tables: Tables
+    """Tables that explain a change."""
+    tracekit: str
+    """Version that wrote it."""

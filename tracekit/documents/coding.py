@@ -1,0 +1,130 @@
+"""Encoding and decoding of documents."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tracekit._util.text import json_text
+from tracekit.errors import InputError
+
+Document = TypeVar("Document")
+_NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
+
+
+class _Header(msgspec.Struct):
+    """The keys that tell documents apart."""
+
+    format: str | None = None
+    tracekit: str | None = None
+
+
+def to_plain(document: Any) -> dict[str, Any]:
+    """Return a document as dictionaries and lists with text keys, equal to what reading its JSON gives.
+
+    >>> to_plain({"positions": {0: {"dp": 1}}})
+    {'positions': {'0': {'dp': 1}}}
+    """
+    plain: dict[str, Any] = msgspec.to_builtins(document, str_keys=True, enc_hook=_to_python_number)
+    return plain
+
+
+def to_plain_rows(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the rows of a list in a document as dictionaries."""
+    return [to_plain(row) for row in rows]
+
+
+def encode(document: Any, *, indent: int | None = 1) -> str:
+    r"""Return a document as JSON text; on one line if *indent* is None. A number that is not finite becomes null.
+
+    >>> encode({"name": "é\x9b", "p": float("nan")}, indent=None)
+    '{"name": "é\\u009b", "p": null}'
+    """
+    try:
+        data = msgspec.json.encode(document, enc_hook=_to_python_number)
+        text = msgspec.json.format(data, indent=indent or 0).decode()
+    except UnicodeEncodeError:  # a lone surrogate, as in a path that is not UTF-8: ``json_text`` writes an escape
+        text = json.dumps(to_plain(document), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json_text(text)
+
+
+def decode(data: bytes, document_type: type[Document], path: str | PathLike[str], *, hint: str) -> Document:
+    """Return the document in *data*, checked; *path* and *hint* are for the error.
+
+    >>> decode(b'{"format": 3}', _Header, "run.json", hint="write it again")
+    Traceback (most recent call last):
+    tracekit.errors.InputError: run.json: $.format: expected str | null, got int (write it again)
+    """
+    try:
+        return _decode(data, document_type)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {_problem(data, document_type, error)}", hint=hint) from error
+
+
+def _decode(data: bytes, document_type: type[Document]) -> Document:
+    try:
+        return msgspec.json.decode(data, type=document_type)
+    except msgspec.DecodeError as error:
+        # ``encode`` writes lone surrogates of paths that are not UTF-8 as escapes, which msgspec does not read.
+        if isinstance(error, msgspec.ValidationError) or b"\\ud" not in data or _NOT_FINITE.search(data):
+            raise
+        return msgspec.convert(json.loads(data), document_type, str_keys=True)
+
+
+def read_document(path: str | PathLike[str], document_type: type[Document], *, hint: str) -> Document:
+    """Return the document in a JSON file, gzipped or not."""
+    try:
+        data = Path(path).read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file", hint=hint) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: is not complete: {error}", hint=hint) from error
+    return decode(data, document_type, path, hint=hint)
+
+
+def problem_text(error: Exception) -> str:
+    """Return an error of ``msgspec`` with the place in front.
+
+    >>> problem_text(msgspec.ValidationError("Expected `int`, got `str` - at `$.ranks[0].span_ns`"))
+    '$.ranks[0].span_ns: expected int, got str'
+    """
+    message, _, place = str(error).replace("`", "").partition(" - at ")
+    message = message.replace("Object missing required field", "lacks the key")
+    message = message.replace("Object contains unknown field", "unknown key")
+    return f"{place or '$'}: {message[:1].lower()}{message[1:]}"
+
+
+def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:
+    """Return what is wrong with *data*, and where."""
+    if not isinstance(error, msgspec.ValidationError):
+        position = re.search(r"\(byte (\d+)\)", str(error))
+        if position is None:
+            return f"is not complete JSON: {str(error).lower()}"
+        line = data.count(b"\n", 0, int(position[1])) + 1
+        name = _NOT_FINITE.match(data, int(position[1]))
+        what = f"{name[0].decode()} is not a number" if name else "not valid JSON"
+        return f"line {line}, byte {position[1]}: {what}"
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+    except msgspec.DecodeError:
+        return problem_text(error)
+    expected = next((field for field in msgspec.structs.fields(document_type) if field.name == "format"), None)
+    if expected is not None and header.format not in expected.type.__args__:
+        format_name = "has no format" if header.format is None else f"its format is {header.format!r}"
+        return f"{format_name}, not {expected.type.__args__[0]}"
+    written_by = f" (written by tracekit {header.tracekit})" if header.tracekit else ""
+    return f"{problem_text(error)}{written_by}"
+
+
+def _to_python_number(value: Any) -> Any:
+    """Return a numpy scalar as the Python number, which JSON can hold."""
+    return value.item()

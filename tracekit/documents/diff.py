@@ -1,0 +1,237 @@
+"""Changes between two runs: ``tracekit diff --json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+FORMAT: Literal["tracekit.diff/1"] = "tracekit.diff/1"
+Verdict = Literal["pass", "improved", "regressed", "inconclusive"]
+
+
+class ComparedRun(Struct, frozen=True):
+    """One run."""
+
+    name: str
+    """Its path."""
+    steps: int
+    """Measured steps."""
+
+
+class Side(Struct, frozen=True, kw_only=True):
+    """One side of a comparison."""
+
+    runs: list[ComparedRun]
+    """Its runs."""
+    facts: Mapping[str, str | int | list[str]]
+    """Facts that must agree before runs can be compared, such as world_size and schedule."""
+    calibrated: bool | UnsetType = UNSET
+    """Of the gate: whether its noise was measured between runs."""
+
+
+class PartChange(Struct, frozen=True):
+    """Change of one part of a rank's step."""
+
+    part: str
+    """compute, idle, or exposed with a label."""
+    change_ms: float
+    """After minus before."""
+
+
+class Waterfall(Struct, frozen=True):
+    """Step time of the rank that is slowest after the change, and the changes of its parts, which sum to the change."""
+
+    rank: int
+    """Number of the rank."""
+    before_ms: float
+    """Step time before."""
+    after_ms: float
+    """Step time after."""
+    changes: list[PartChange]
+    """Changes, largest first."""
+
+
+class TimelineCell(Struct, frozen=True):
+    """One pipeline cell of one step."""
+
+    rank: int
+    """Number of the rank."""
+    op: str
+    """Kind of operation."""
+    stage: int | None
+    """Pipeline stage."""
+    microbatch: int | None
+    """Micro-batch."""
+    b_stage: int | None
+    """Stage of the backward of an overlapped block."""
+    b_microbatch: int | None
+    """Micro-batch of the backward of an overlapped block."""
+    start_ns: int
+    """Start, from the start of the first cell."""
+    end_ns: int
+    """End."""
+
+
+class Timelines(Struct, frozen=True):
+    """Pipeline cells of one step of both sides."""
+
+    before: list[TimelineCell]
+    """First side."""
+    after: list[TimelineCell]
+    """Second side."""
+
+
+class MetricChange(Struct, frozen=True):
+    """Change of one metric with the gate's verdict."""
+
+    metric: str
+    """Name of the metric."""
+    unit: str
+    """Its unit."""
+    better: Literal["down", "up", "none"]
+    """Direction that is better."""
+    verdict: Verdict
+    """Verdict."""
+    reason: str
+    """Why."""
+    before: float | None
+    """Level before."""
+    after: float | None
+    """Level after."""
+    change: float | None
+    """After minus before."""
+    change_relative: float | None
+    """Change / before."""
+    interval: list[float] | None
+    """Confidence interval of the change."""
+
+
+class TimeChange(Struct, frozen=True, kw_only=True):
+    """Change of a time per step."""
+
+    before_ms: float
+    """Time before."""
+    after_ms: float
+    """Time after."""
+    change_ms: float
+    """After minus before."""
+    change_relative: float | None
+    """Change / before; null if there was none before."""
+
+
+class CountedChange(TimeChange, frozen=True, kw_only=True):
+    """Change of the time of countable work."""
+
+    count_before: float
+    """Number before."""
+    count_after: float
+    """Number after."""
+
+
+class _LabelKey(TimeChange, frozen=True):
+    label: str
+    """Label."""
+
+
+class LabelChange(_LabelKey, frozen=True, kw_only=True):
+    """Change of one label."""
+
+    exposed_ms_before: float | None
+    """Exposed time before."""
+    exposed_ms_after: float | None
+    """Exposed time after."""
+    overlap_before: float | None
+    """Share hidden under compute before."""
+    overlap_after: float | None
+    """Share hidden under compute after."""
+
+
+class _RankKey(TimeChange, frozen=True):
+    rank: int
+    """Number of the rank."""
+
+
+class RankChange(_RankKey, frozen=True, kw_only=True):
+    """Change of one rank's step."""
+
+    most: str | None
+    """Part of its budget that changed most, as the name of a metric."""
+    most_ms: float | None
+    """Change of that part."""
+
+
+class KernelChange(CountedChange, frozen=True):
+    """Change of one kernel."""
+
+    name: str
+    """Name of the kernel."""
+    label: str
+    """Label."""
+
+
+class ModuleChange(CountedChange, frozen=True):
+    """Change of one module and label."""
+
+    module: str
+    """Module."""
+    label: str
+    """Label."""
+
+
+class CellChange(CountedChange, frozen=True):
+    """Change of one pipeline cell."""
+
+    rank: int
+    """Number of the rank."""
+    op: str
+    """Kind of operation."""
+    stage: int | UnsetType = UNSET
+    """Pipeline stage."""
+    microbatch: int | UnsetType = UNSET
+    """Micro-batch."""
+    b_stage: int | UnsetType = UNSET
+    """Stage of the backward of an overlapped block."""
+    b_microbatch: int | UnsetType = UNSET
+    """Micro-batch of the backward of an overlapped block."""
+
+
+class LargestChanges(Struct, frozen=True, kw_only=True):
+    """Kernels, modules and cells whose time changed most."""
+
+    kernels: list[KernelChange]
+    """Kernels."""
+    modules: list[ModuleChange]
+    """Modules."""
+    cells: list[CellChange]
+    """Pipeline cells."""
+    notes: list[str]
+    """What could not be compared."""
+
+
+class DiffDocument(LargestChanges, frozen=True):
+    """What changed from one run to another. Its own keys come before those of the largest changes."""
+
+    tracekit: str
+    """Version that wrote it."""
+    format: Literal["tracekit.diff/1"]
+    """Name and number of the format."""
+    before: Side
+    """First side."""
+    after: Side
+    """Second side."""
+    obstacles: list[str]
+    """Reasons why the sides should not be compared."""
+    story: list[str]
+    """Sentences that explain the change."""
+    waterfall: Waterfall | None
+    """Step time of the slowest rank, part by part; null if the sides have no rank in common."""
+    timelines: Timelines | None
+    """Pipeline cells of both sides; null if a side has none."""
+    metrics: list[MetricChange]
+    """Changes of metrics, regressions first."""
+    labels: list[LabelChange]
+    """Changes of labels, largest first."""
+    ranks: list[RankChange]
+    """Changes of ranks, largest first."""

@@ -1,0 +1,118 @@
+"""Verdict of the gate: ``tracekit gate --json``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from tracekit.documents.diff import LargestChanges, Side, Verdict
+
+FORMAT: Literal["tracekit.gate/1"] = "tracekit.gate/1"
+
+
+class Counts(Struct, frozen=True):
+    """Numbers of both sides."""
+
+    before: int
+    """Baseline."""
+    after: int
+    """Candidate."""
+
+
+class WaiverStatus(Struct, frozen=True):
+    """An accepted regression."""
+
+    metric: str
+    """Name or pattern of metrics."""
+    reason: str
+    """Why it is accepted."""
+    until: str
+    """Its last day."""
+    status: Literal["active", "expired"]
+    """Whether it still holds."""
+
+
+class CheckResult(Struct, frozen=True):
+    """Verdict on one metric, with the numbers it rests on."""
+
+    metric: str
+    """Name of the metric."""
+    unit: str
+    """Its unit."""
+    better: Literal["down", "up", "none"]
+    """Direction that is better."""
+    verdict: Verdict
+    """Verdict."""
+    reason: str
+    """Why."""
+    requirement: str | None
+    """The requirement that was checked; null for a default metric."""
+    before: float | None
+    """Level of the baseline."""
+    after: float | None
+    """Level of the candidate."""
+    change: float | None
+    """After minus before."""
+    change_relative: float | None
+    """Change / before."""
+    floor: float | None
+    """Smallest change that counts."""
+    interval: list[float] | None
+    """Confidence interval of the change; for a limit, of the level."""
+    p: float | None
+    """p-value of a change for the worse, adjusted for the number of metrics."""
+    method: str | None
+    """Statistical test."""
+    steps: Counts
+    """Steps."""
+    runs: Counts
+    """Runs."""
+    waiver: WaiverStatus | None
+    """The waiver that applies."""
+
+
+class Settings(Struct, frozen=True):
+    """Settings that were used."""
+
+    alpha: float
+    """Probability of a false alarm."""
+    min_steps: int
+    """Fewest steps that decide."""
+    inconclusive: Literal["pass", "fail"] | None
+    """Exit code policy of an inconclusive verdict."""
+    allow: list[str]
+    """Differences that do not stop a comparison."""
+    file: str | None
+    """The file they came from."""
+
+
+class GateDocument(Struct, frozen=True, kw_only=True):
+    """Verdict on a candidate. If the input could not be used, ``error`` says why and the last keys are absent."""
+
+    tracekit: str
+    """Version that wrote it."""
+    format: Literal["tracekit.gate/1"]
+    """Name and number of the format."""
+    verdict: Literal["pass", "regressed", "inconclusive", "error"]
+    """The verdict."""
+    exit_code: int
+    """Exit code of the command."""
+    error: str | UnsetType = UNSET
+    """Why the input could not be used."""
+    obstacles: list[str]
+    """Reasons why the sides should not be compared."""
+    checks: list[CheckResult]
+    """Verdict on each metric."""
+    waivers: list[WaiverStatus]
+    """All waivers of the settings."""
+    before: Side | UnsetType = UNSET
+    """The baseline."""
+    after: Side | UnsetType = UNSET
+    """The candidate."""
+    story: list[str] | UnsetType = UNSET
+    """Sentences that explain the change."""
+    moved: LargestChanges | UnsetType = UNSET
+    """Kernels, modules and cells whose time changed most."""
+    settings: Settings | UnsetType = UNSET
+    """Settings that were used."""

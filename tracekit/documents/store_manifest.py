@@ -1,0 +1,53 @@
+"""Manifest of a store: ``tracekit-store.json``, and the entry of each rank in ``entry.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from tracekit.errors import Notice
+from tracekit.schema import Source
+
+FORMAT: Literal["tracekit.store/2"] = "tracekit.store/2"
+
+
+class Entry(Struct, frozen=True):
+    """One rank of a store."""
+
+    rank: int
+    """Number of the rank."""
+    rows: int
+    """Rows of the events."""
+    labelled_rows: int | None
+    """Rows of the labelled events; None if they were not written."""
+    start_ns: int | None
+    """Start of its first event; None without events."""
+    end_ns: int | None
+    """End of its last event."""
+    source: Source
+    """Origin of its events."""
+    key: str | None = None
+    """Digest of the trace's path, size and time and of the options it was read with: equal keys mean equal content."""
+    together: tuple[int, ...] = ()
+    """All ranks that the same trace holds."""
+    digests: Mapping[str, str] = {}
+    """Checksum of each of its files, by file name."""
+
+
+class StoreManifest(Struct, frozen=True, kw_only=True):
+    """Ranks of a store and how they were labelled. The key ``digest`` holds a checksum of all other keys."""
+
+    format: Literal["tracekit.store/2"]
+    """Name and number of the format."""
+    tracekit: str
+    """Version that wrote it."""
+    labelled_by: str | None = None
+    """Version and rules that labelled it; null if labels were not written."""
+    complete: bool = True
+    """False while it is written, and if writing was interrupted."""
+    notices: tuple[Notice, ...] = ()
+    """Notices from when it was written."""
+    ranks: tuple[Entry, ...]
+    """The ranks, ascending."""
