@@ -300,7 +300,8 @@ def _uncertainty(
     neighbours: dict[int, list[tuple[int, int]]] = {}
     for link in bounds:
         used = link.offset_ns if link.drift else settings[link.high].offset_ns - settings[link.low].offset_ns
-        reach = min(max(link.most_ns - used, used - link.least_ns, 0), NO_BOUND_NS)
+        reach = max(link.most_ns - used, used - link.least_ns, 0)
+        reach = reach if reach < NO_BOUND_NS // 2 else NO_BOUND_NS  # a bound that does not exist, less the offset
         between[link.low, link.high] = reach
         neighbours.setdefault(link.low, []).append((reach, link.high))
         neighbours.setdefault(link.high, []).append((reach, link.low))
@@ -312,7 +313,7 @@ def _uncertainty(
             if rank not in uncertainty:
                 uncertainty[rank] = total
                 for reach, other in neighbours[rank]:
-                    heapq.heappush(queue, (total + reach, other))
+                    heapq.heappush(queue, (min(total + reach, NO_BOUND_NS), other))
     return between, uncertainty
 
 
