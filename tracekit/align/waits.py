@@ -86,7 +86,8 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """Return ``STRAGGLERS``: by rank and label, the waiting in operations at which the rank arrived last.
 
     Another rank is a candidate if it may have been last instead in more than half of that waiting: it arrived before
-    the last one by less than the clocks of the two may be off.
+    the last one by less than the clocks of the two may be off. For the first rank of each label those are candidates,
+    too, that may have caused as much, if all waits are off by what the clocks may be.
 
     Args:
         members: Matched operations with their waits (``with_waits``).
@@ -97,30 +98,38 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         return STRAGGLERS.to_frame()
     rank, last = members["rank"].to_numpy(), members["last"].to_numpy()
     start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
+    uncertainty = clocks.uncertainty_between(rank, rank[last])
+    wait = np.where(rank == rank[last], 0, members["wait_ns"].to_numpy())
     table = pl.DataFrame(
         {
             "match": members["match"],
             "label": members["label"].cast(pl.String),
             "rank": rank[last],
             "candidate": rank,
-            "may_be_last": start[last] - start <= clocks.uncertainty_between(rank, rank[last]),
-            "wait_ns": np.where(rank == rank[last], 0, members["wait_ns"].to_numpy()),
+            "may_be_last": start[last] - start <= uncertainty,
+            "wait_ns": wait,
+            "off_ns": np.minimum(uncertainty, members["end_ns"].to_numpy() - members["start_ns"].to_numpy()),
         }
     )
     # Waiting in each operation, repeated on its members.
     table = table.with_columns(in_match_ns=pl.col("wait_ns").sum().over("match")).filter(pl.col("in_match_ns") > 0)
     key = ["rank", "label"]
     by_rank = table.group_by(key).agg(
-        caused_ns=pl.col("wait_ns").sum(), operations=pl.col("match").n_unique().cast(pl.Int64)
+        pl.col("off_ns").sum(), caused_ns=pl.col("wait_ns").sum(), operations=pl.col("match").n_unique().cast(pl.Int64)
     )
-    candidates = (
+    by_rank = by_rank.sort("caused_ns", *key, descending=[True, False, False])
+    instead = (
         table.filter("may_be_last")
         .group_by(*key, "candidate")
         .agg(possible_ns=pl.col("in_match_ns").sum())
         .join(by_rank, on=key)
         .filter((pl.col("candidate") == pl.col("rank")) | (2 * pl.col("possible_ns") > pl.col("caused_ns")))
-        .group_by(key)
-        .agg(candidates=pl.col("candidate").sort())
     )
-    joined = by_rank.join(candidates, on=key, how="left").with_columns(uncertain=pl.col("candidates").list.len() > 1)
-    return conform(joined.sort("caused_ns", *key, descending=[True, False, False]), STRAGGLERS)
+    first = by_rank.unique("label", keep="first", maintain_order=True)
+    as_much = first.join(by_rank, on="label", suffix="_other").filter(
+        pl.col("caused_ns_other") + pl.col("off_ns_other") >= pl.col("caused_ns") - pl.col("off_ns")
+    )
+    candidates = pl.concat([instead.select(*key, "candidate"), as_much.select(*key, candidate="rank_other")])
+    candidates = candidates.group_by(key).agg(candidates=pl.col("candidate").unique().sort())
+    joined = by_rank.join(candidates, on=key, how="left", maintain_order="left")
+    return conform(joined.with_columns(uncertain=pl.col("candidates").list.len() > 1), STRAGGLERS)
